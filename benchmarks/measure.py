@@ -1,0 +1,93 @@
+"""Timing side by side: contenders take turns, each round all of them, and medians over the rounds count.
+
+Machines are shared and drift; what one round compares was measured within the same moments, so
+ratios and differences are taken round by round before the median.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def alternate(
+    contenders: dict[str, Callable[[], Any]], rounds: int = 15, span: float = 0.01, most: int = 2000
+) -> dict[str, list[float]]:
+    """Seconds per call of each contender in each round; the slowest rank counts.
+
+    Args:
+        span: seconds that one contender's turn should last about.
+        most: calls in a turn at most.
+    """
+    world = MPI.COMM_WORLD
+    calls = {}
+    for name, call in contenders.items():
+        for _ in range(3):
+            call()
+        once = max(_turn(call, 3), 1e-9)
+        calls[name] = world.bcast(max(1, min(most, int(span / once))))
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for i in range(rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            mine = _turn(contenders[name], calls[name])
+            times[name].append(world.allreduce(mine, MPI.MAX))
+    return times
+
+
+def _turn(call: Callable[[], Any], n: int) -> float:
+    MPI.COMM_WORLD.Barrier()
+    start = time.perf_counter()
+    for _ in range(n):
+        call()
+    return (time.perf_counter() - start) / n
+
+
+def median(times: list[float]) -> float:
+    """Median in microseconds."""
+    return statistics.median(times) * 1e6
+
+
+def difference(a: list[float], b: list[float]) -> float:
+    """Median of a - b, round by round, in microseconds."""
+    return statistics.median(x - y for x, y in zip(a, b, strict=True)) * 1e6
+
+
+def ratio(a: list[float], b: list[float]) -> float:
+    """Median of a / b, round by round."""
+    return statistics.median(x / y for x, y in zip(a, b, strict=True))
+
+
+def machine() -> str:
+    """One line that says where figures come from."""
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    )
+    library = MPI.Get_library_version().split(",")[0].replace("\t", " ").splitlines()[0].strip("\0 ")
+    return f"{model}, {len(__import__('os').sched_getaffinity(0))} cores, {library}, Python {platform.python_version()}"
+
+
+def save(name: str, text: str, rows: list[dict[str, Any]]) -> None:
+    """Keep a table for people and the same figures for programs under results/."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.txt").write_text(f"{date.today()}  {machine()}\n\n{text}\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "date": str(date.today()), "rows": rows}, indent=1))
+
+
+def size_name(nbytes: int) -> str:
+    """8 B, 64 KiB, 1 MiB."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"

@@ -1,0 +1,259 @@
+"""What hpcomm adds to raw mpi4py, and how torch's gloo compares: 2 ranks, 8 B to 64 MiB.
+
+    hpcomm run -n 2 python benchmarks/overhead.py [--save] [--no-gloo] [--quick]
+
+The same array lives on in all contenders; raw mpi4py always works on numpy arrays. "checks off" is a
+communicator made with check="off", "hpcomm" the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from measure import alternate, difference, machine, median, ratio, save, size_name
+from mpi4py import MPI
+
+import hpcomm
+
+SIZES = [8, 64, 1 << 10, 8 << 10, 64 << 10, 512 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--save", action="store_true", help="keep tables and plot under benchmarks/results")
+    parser.add_argument("--no-gloo", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    arguments = parser.parse_args()
+    world = MPI.COMM_WORLD
+    if world.size != 2:
+        sys.exit("this benchmark compares two ranks: hpcomm run -n 2 python benchmarks/overhead.py")
+    import torch
+
+    torch.set_num_threads(1)
+    gloo = None if arguments.no_gloo else start_gloo()
+    rounds = 7 if arguments.quick else 21
+    sizes = SIZES[::3] if arguments.quick else SIZES
+    comms = {"hpcomm": hpcomm.world, "off": hpcomm.world.dup(check="off")}
+    text, rows = [machine()], []
+    for pattern, make in PATTERNS.items():
+        title = (
+            f"\n{pattern}: microseconds a call (median of {rounds} alternated rounds); in brackets what is added to raw, "
+            "from 64 KiB on as a ratio\n"
+            f"{'':>8} {'raw':>10} {'checks off':>20} {'hpcomm':>20} {'hpcomm torch':>20} {'gloo':>12} {'gloo/hpcomm':>12}"
+        )
+        say(title)
+        text.append(title)
+        for nbytes in sizes:
+            contenders = make(nbytes, comms, gloo)
+            times = alternate(contenders, rounds, span=0.01 if nbytes < 1 << 20 else 0.03)
+            line, row = report(nbytes, times)
+            say(line)
+            text.append(line)
+            rows.append({"pattern": pattern, "bytes": nbytes} | row)
+    for title, part in (("plans", plans), ("objects", objects)):
+        lines, found = part(comms["hpcomm"], rounds)
+        say("\n".join(lines))
+        text += lines
+        rows += [{"pattern": title} | row for row in found]
+    if arguments.save and world.rank == 0:
+        library = "mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"
+        save(f"overhead_{library}", "\n".join(text), rows)
+        plot(rows, f"overhead_{library}")
+
+
+def say(text: str) -> None:
+    if MPI.COMM_WORLD.rank == 0:
+        print(text, flush=True)
+
+
+def start_gloo() -> Any:
+    import torch.distributed as dist
+
+    world = MPI.COMM_WORLD
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = world.bcast(probe.getsockname()[1])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=world.rank, world_size=world.size)
+    return dist
+
+
+Contenders = dict[str, Callable[[], Any]]
+
+
+def arrays(nbytes: int) -> tuple[Any, Any, Any]:
+    import torch
+
+    n = nbytes // 4
+    return np.ones(n, np.float32), np.ones(n, np.float32), torch.ones(n)
+
+
+def all_reduce_in_place(nbytes: int, comms: dict[str, Any], gloo: Any) -> Contenders:
+    x, _, t = arrays(nbytes)
+    raw, on, off = MPI.COMM_WORLD, comms["hpcomm"], comms["off"]
+    x[:] = 0  # sums stay finite however often they are repeated
+    t.zero_()
+    contenders: Contenders = {
+        "raw": lambda: raw.Allreduce(MPI.IN_PLACE, x),
+        "off": lambda: off.all_reduce(x, out=x),
+        "hpcomm": lambda: on.all_reduce(x, out=x),
+        "torch": lambda: on.all_reduce(t, out=t),
+    }
+    if gloo:
+        contenders["gloo"] = lambda: gloo.all_reduce(t)
+    return contenders
+
+
+def all_reduce_to_out(nbytes: int, comms: dict[str, Any], gloo: Any) -> Contenders:
+    x, y, t = arrays(nbytes)
+    u = t.clone()
+    raw, on, off = MPI.COMM_WORLD, comms["hpcomm"], comms["off"]
+    return {
+        "raw": lambda: raw.Allreduce(x, y),
+        "off": lambda: off.all_reduce(x, out=y),
+        "hpcomm": lambda: on.all_reduce(x, out=y),
+        "torch": lambda: on.all_reduce(t, out=u),
+    }
+
+
+def broadcast(nbytes: int, comms: dict[str, Any], gloo: Any) -> Contenders:
+    x, _, t = arrays(nbytes)
+    raw, on, off = MPI.COMM_WORLD, comms["hpcomm"], comms["off"]
+
+    def both(call: Callable[[int], Any]) -> Callable[[], Any]:
+        """Root 0 then root 1, so that no rank runs ahead."""
+        return lambda: (call(0), call(1))
+
+    contenders: Contenders = {
+        "raw": both(lambda root: raw.Bcast(x, root)),
+        "off": both(lambda root: off.broadcast(x, root, out=x)),
+        "hpcomm": both(lambda root: on.broadcast(x, root, out=x)),
+        "torch": both(lambda root: on.broadcast(t, root, out=t)),
+    }
+    if gloo:
+        contenders["gloo"] = both(lambda root: gloo.broadcast(t, root))
+    return contenders
+
+
+def ping_pong(nbytes: int, comms: dict[str, Any], gloo: Any) -> Contenders:
+    x, y, t = arrays(nbytes)
+    u = t.clone()
+    raw, on, off = MPI.COMM_WORLD, comms["hpcomm"], comms["off"]
+    other = 1 - raw.rank
+
+    def swing(send: Callable[[], Any], recv: Callable[[], Any]) -> Callable[[], Any]:
+        return (lambda: (send(), recv())) if raw.rank == 0 else (lambda: (recv(), send()))
+
+    contenders: Contenders = {
+        "raw": swing(lambda: raw.Send(x, other), lambda: raw.Recv(y, other)),
+        "off": swing(lambda: off.send(x, other), lambda: off.recv(y, other)),
+        "hpcomm": swing(lambda: on.send(x, other), lambda: on.recv(y, other)),
+        "torch": swing(lambda: on.send(t, other), lambda: on.recv(u, other)),
+    }
+    if gloo:
+        contenders["gloo"] = swing(lambda: gloo.send(t, other), lambda: gloo.recv(u, other))
+    return contenders
+
+
+PATTERNS = {
+    "all_reduce in place": all_reduce_in_place,
+    "all_reduce into out": all_reduce_to_out,
+    "broadcast from either root": broadcast,
+    "ping-pong, there and back": ping_pong,
+}
+
+
+def report(nbytes: int, times: dict[str, list[float]]) -> tuple[str, dict[str, Any]]:
+    row: dict[str, Any] = {name: round(median(t), 3) for name, t in times.items()}
+    cells = [f"{size_name(nbytes):>8} {row['raw']:10.2f}"]
+    for name in ("off", "hpcomm", "torch"):
+        added, times_raw = difference(times[name], times["raw"]), ratio(times[name], times["raw"])
+        row[f"{name}_added_us"], row[f"{name}_ratio"] = round(added, 3), round(times_raw, 4)
+        cells.append(f"{row[name]:10.2f} ({added:+6.2f})" if nbytes < 64 << 10 else f"{row[name]:10.1f} ({times_raw:6.3f})")
+    if "gloo" in times:
+        cells.append(f"{row['gloo']:12.1f} {ratio(times['gloo'], times['hpcomm']):11.1f}x")
+    return "  ".join(cells), row
+
+
+def plans(comm: Any, rounds: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """A plan against MPI's own Start and Wait."""
+    lines = ["\nplans of all_reduce in place: Start and Wait, microseconds", f"{'':>8} {'raw':>10} {'plan':>10} {'added':>8}"]
+    rows = []
+    for nbytes in (8, 1 << 10, 64 << 10):
+        x = np.zeros(nbytes // 4, np.float32)
+        raw = MPI.COMM_WORLD.Allreduce_init(MPI.IN_PLACE, x)
+        plan = comm.plan("all_reduce", x, out=x)
+        times = alternate(
+            {"raw": lambda raw=raw: (raw.Start(), raw.Wait()), "plan": lambda plan=plan: (plan.start(), plan.wait())},
+            2 * rounds,
+        )
+        added = difference(times["plan"], times["raw"])
+        lines.append(f"{size_name(nbytes):>8} {median(times['raw']):10.2f} {median(times['plan']):10.2f} {added:+8.2f}")
+        rows.append({"bytes": nbytes, "raw": median(times["raw"]), "plan": median(times["plan"]), "added_us": added})
+        plan.close()
+        raw.Free()
+    return lines, rows
+
+
+def objects(comm: Any, rounds: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """An object that holds 1 MiB, there and back, against mpi4py's lowercase calls."""
+    import torch
+
+    world = MPI.COMM_WORLD
+    other = 1 - world.rank
+    lines = ["\nobjects holding 1 MiB, there and back, microseconds", f"{'':>8} {'mpi4py':>10} {'hpcomm':>10} {'ratio':>8}"]
+    rows = []
+    for name, array in (("numpy", np.ones(1 << 17)), ("torch", torch.ones(1 << 17, dtype=torch.float64))):
+        obj = {"step": 1, "data": array}
+
+        def raw(obj: Any = obj) -> None:
+            if world.rank == 0:
+                world.send(obj, other)
+                world.recv(source=other)
+            else:
+                world.send(world.recv(source=other), other)
+
+        def ours(obj: Any = obj) -> None:
+            if world.rank == 0:
+                comm.send_object(obj, other)
+                comm.recv_object(other)
+            else:
+                comm.send_object(comm.recv_object(other), other)
+
+        times = alternate({"raw": raw, "hpcomm": ours}, rounds, span=0.03)
+        faster = ratio(times["raw"], times["hpcomm"])
+        lines.append(f"{name:>8} {median(times['raw']):10.1f} {median(times['hpcomm']):10.1f} {faster:7.1f}x")
+        rows.append({"kind": name, "raw": median(times["raw"]), "hpcomm": median(times["hpcomm"]), "faster": faster})
+    return lines, rows
+
+
+def plot(rows: list[dict[str, Any]], name: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from measure import RESULTS
+
+    figure, axes = plt.subplots(1, len(PATTERNS), figsize=(4.2 * len(PATTERNS), 3.8), sharey=True)
+    for axis, pattern in zip(axes, PATTERNS, strict=True):
+        here = [row for row in rows if row["pattern"] == pattern]
+        for contender, style in (("raw", "k-"), ("hpcomm", "o-"), ("torch", "s--"), ("gloo", "^-")):
+            points = [(row["bytes"], row[contender]) for row in here if contender in row]
+            if points:
+                axis.loglog(*zip(*points, strict=True), style, label={"raw": "raw mpi4py", "torch": "hpcomm, torch"}.get(contender, contender), markersize=4)
+        axis.set_title(pattern)
+        axis.set_xlabel("bytes")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("microseconds a call")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(RESULTS / f"{name}.png", dpi=110)
+
+
+main()

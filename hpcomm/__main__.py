@@ -1,0 +1,63 @@
+"""`hpcomm COMMAND ...`, also `python -m hpcomm COMMAND ...`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from .errors import ConfigError, HpcommError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+# name: (module whose main(words) returns the exit status, what it does)
+COMMANDS = {
+    "run": ("hpcomm.launch", "start a job of ranks under the MPI at hand"),
+    "doctor": ("hpcomm.doctor", "examine MPI, launcher, shared memory and environment of this machine"),
+}
+MISUSED = 2  # exit status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out a command line (default: sys.argv) and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if words else MISUSED
+    if words[0] == "--version":
+        from . import __version__
+
+        print(f"hpcomm {__version__}")
+        return 0
+    try:
+        return _dispatch(words[0], words[1:])
+    except HpcommError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return MISUSED
+
+
+def _dispatch(name: str, words: list[str]) -> int:
+    if name not in COMMANDS:
+        raise ConfigError(f"hpcomm has no command {name!r}.", hint=_suggestion(name))
+    status: int = import_module(COMMANDS[name][0]).main(words)
+    return status
+
+
+def _suggestion(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = [f"hpcomm {known}" for known in get_close_matches(name, COMMANDS)]
+    return " or ".join([*close, "hpcomm --help"])
+
+
+def _usage() -> str:
+    lines = [f"  {name:10s}{what}" for name, (_, what) in COMMANDS.items()]
+    more = ["  --version", "", "hpcomm COMMAND --help says more."]
+    return "\n".join(["usage: hpcomm COMMAND ...", "", *lines, *more])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

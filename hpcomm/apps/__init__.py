@@ -1,0 +1,11 @@
+"""Programs to run and to read: `python -m hpcomm run -n 4 python -m hpcomm.apps.NAME`.
+
+allreduce_demo  every kind of array, every dtype, every operator, checked; then the price next to mpi4py
+p2p_ring        a token and arrays around a ring of ranks
+softmax_demo    a softmax and a norm of a vector that no rank holds whole
+stats_demo      mean, variance, quantiles and histogram of a table whose rows are spread over the ranks
+groups_demo     ranks in smaller circles: who is where
+pingpong        latency and bandwidth between two ranks
+
+Each leaves with a status other than 0 when a result was wrong.
+"""

@@ -1,0 +1,130 @@
+"""The arrays at hand: every kind this Python has, its dtypes, its layouts, and values to fill them with.
+
+A Kind makes an array of given values and reads one back as plain numpy, without hpcomm.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DTYPES", "Kind", "family", "kinds_at_hand", "values", "wide"]
+
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+DTYPES = ["bool", *INTEGERS, *FLOATS, "complex64", "complex128"]
+
+# name: (shape of the memory, the view of it that is handed over). Views are (4, 6), () or (0, 6).
+LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Any], Any]]] = {
+    "contiguous": ((4, 6), lambda memory: memory),
+    "strided": ((4, 12), lambda memory: memory[:, ::2]),
+    "transposed": ((6, 4), lambda memory: memory.T),
+    "negative stride": ((4, 6), lambda memory: memory[:, ::-1]),
+    "0-d": ((), lambda memory: memory),
+    "empty": ((0, 6), lambda memory: memory),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of array: what it can hold, how it can lie, how to make and how to read it."""
+
+    name: str
+    dtypes: dict[str, Any]  # hpcomm's name of the dtype -> the library's own
+    layouts: tuple[str, ...]
+    make: Callable[[Any, str, NDArray[Any]], Any]  # (own dtype, layout, values) -> array
+    read: Callable[[Any], NDArray[Any]]  # array -> bool, int64, uint64, float64 or complex128
+
+
+def family(dtype: str) -> str:
+    """b, i, u, f or c, as numpy calls the kinds of its dtypes."""
+    return "f" if dtype == "bfloat16" else np.dtype(dtype).kind
+
+
+def values(rank: int, dtype: str, layout: str) -> NDArray[Any]:
+    """Rank's input, without hpcomm: small numbers that every dtype of the family holds exactly."""
+    memory, view = LAYOUTS[layout]
+    letter = family(dtype)
+    low = 0 if letter in ("b", "u") else -2
+    whole = np.random.default_rng(rank).integers(low, 4, view(np.empty(memory)).shape)
+    if letter == "b":
+        return np.asarray(whole % 2 == 1)
+    if letter == "c":
+        return np.asarray(whole / 4 + 0.5j)
+    return np.asarray(whole / 4 if letter == "f" else whole)
+
+
+def wide(values: NDArray[Any]) -> NDArray[Any]:
+    """The values in the widest type of their family, in which the definition is computed."""
+    if values.dtype.kind in "biu":
+        return values if values.dtype.kind == "b" else values.astype(values.dtype.kind + "8")
+    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+
+
+def kinds_at_hand(with_torch: bool = True) -> list[Kind]:
+    """numpy and Python's own buffers always; torch and bfloat16 where they are installed."""
+    found = [_numpy(), _array_array(), _bytearray()]
+    if with_torch and find_spec("torch"):
+        found.insert(1, _torch())
+    return found
+
+
+def _numpy() -> Kind:
+    dtypes: dict[str, Any] = {name: np.dtype(name) for name in DTYPES if name != "bfloat16"}
+    if find_spec("ml_dtypes"):
+        import ml_dtypes
+
+        dtypes["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+
+    def make(dtype: Any, layout: str, values: NDArray[Any]) -> NDArray[Any]:
+        shape, view = LAYOUTS[layout]
+        x: NDArray[Any] = view(np.empty(shape, dtype))
+        x[...] = values.astype(dtype)
+        return x
+
+    return Kind("numpy", dtypes, tuple(LAYOUTS), make, wide)
+
+
+def _torch() -> Kind:
+    import torch
+
+    dtypes = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
+    layouts = tuple(name for name in LAYOUTS if name != "negative stride")  # torch has none
+
+    def make(dtype: Any, layout: str, values: NDArray[Any]) -> Any:
+        shape, view = LAYOUTS[layout]
+        x = view(torch.empty(shape, dtype=dtype))
+        x.copy_(torch.from_numpy(np.asarray(values)))
+        return x
+
+    def read(x: Any) -> NDArray[Any]:
+        if x.is_floating_point():
+            x = x.to(torch.float64)  # numpy has no bfloat16
+        return wide(x.numpy())
+
+    return Kind("torch", dtypes, layouts, make, read)
+
+
+def _array_array() -> Kind:
+    codes = {np.dtype(code).name: code for code in "bBhHiIqQfd"}
+
+    def make(code: str, layout: str, values: NDArray[Any]) -> array.array[Any]:
+        return array.array(code, values.astype(code).ravel().tolist())
+
+    return Kind("array.array", codes, ("contiguous", "empty"), make, lambda x: wide(np.array(x)))
+
+
+def _bytearray() -> Kind:
+    def make(dtype: None, layout: str, values: NDArray[Any]) -> bytearray:
+        return bytearray(values.astype(np.uint8).tobytes())
+
+    def read(x: bytearray) -> NDArray[Any]:
+        return wide(np.frombuffer(x, np.uint8))
+
+    return Kind("bytearray", {"uint8": None}, ("contiguous", "empty"), make, read)

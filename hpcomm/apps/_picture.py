@@ -1,0 +1,51 @@
+"""The apps' pictures, for which matplotlib is needed."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["draw_histogram", "draw_pingpong", "require_matplotlib"]
+
+
+def require_matplotlib(parser: argparse.ArgumentParser) -> None:
+    """End the program with a sentence, before it starts, when there is nothing to draw with."""
+    if not find_spec("matplotlib"):
+        parser.error("a picture needs matplotlib: pip install matplotlib")
+
+
+def draw_histogram(edges: NDArray[Any], counts: NDArray[Any], name: str, path: str) -> None:
+    """The histogram, with a colour for each rank's share of it."""
+    figure, axes = _subplots(1)
+    for rank, mine in enumerate(counts):
+        below = counts[:rank].sum(axis=0)
+        axes.bar(edges[:-1], mine, np.diff(edges), below, align="edge", label=f"rank {rank}")
+    axes.set(xlabel=name, ylabel="rows", title="Every rank counted its own rows")
+    axes.legend()
+    figure.savefig(path)
+
+
+def draw_pingpong(rows: list[list[float]], path: str) -> None:
+    """Latency and bandwidth over the size of the message, as a picture."""
+    nbytes, one_way, both = np.array(rows).T
+    figure, (left, right) = _subplots(2)
+    left.loglog(nbytes, one_way * 1e6, "o-")
+    left.set(xlabel="bytes", ylabel="µs", title="one-way latency")
+    right.loglog(nbytes, nbytes / one_way / 1e9, "o-", label="one way")
+    right.loglog(nbytes, 2 * nbytes / both / 1e9, "s--", label="both ways at once")
+    right.set(xlabel="bytes", ylabel="GB/s", title="bandwidth")
+    right.legend()
+    figure.savefig(path)
+
+
+def _subplots(columns: int) -> Any:
+    import matplotlib as mpl
+
+    mpl.use("Agg")  # a file is drawn, no window opened
+    from matplotlib import pyplot as plt
+
+    return plt.subplots(1, columns, figsize=(4.5 * columns, 3.5), layout="constrained")

@@ -1,0 +1,61 @@
+"""What the apps print: tables, progress of what lasts longer, and the verdict at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+
+from hpcomm import Communicator
+
+__all__ = ["Progress", "table", "verdict"]
+
+_PATIENCE_S = 2.0  # between two lines of progress, and before the first
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Lay rows out under header: the first column to the left, the others to the right."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in cells
+    ]
+    return "\n".join([lines[0].rstrip(), rule, *(line.rstrip() for line in lines[1:])])
+
+
+class Progress:
+    """Says on rank 0's stderr how far a loop of `total` steps has come; silent while it is quick."""
+
+    def __init__(self, comm: Communicator, what: str, total: int) -> None:
+        self._speaks = comm.rank == 0
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._spoke = time.monotonic()
+
+    def step(self) -> None:
+        """Count one step; say so when the last word is two seconds old."""
+        self._done += 1
+        if self._speaks and time.monotonic() - self._spoke > _PATIENCE_S:
+            print(f"  {self._what}: {self._done} of {self._total}", file=sys.stderr, flush=True)
+            self._spoke = time.monotonic()
+
+
+def verdict(comm: Communicator, wrong: Sequence[str], right: str) -> int:
+    """Print what went wrong on any rank, or `right`; return the exit status, the same on every rank.
+
+    The ranks compare notes through raw mpi4py, so that a fault of hpcomm's cannot hide itself.
+    """
+    everyone = comm.mpi.allgather(list(wrong))
+    if comm.rank == 0:
+        for rank, lines in enumerate(everyone):
+            for line in lines[:5]:
+                print(f"WRONG on rank {rank}: {line}")
+            if len(lines) > 5:
+                print(f"WRONG on rank {rank}: and {len(lines) - 5} more")
+        if not any(everyone):
+            print(right)
+        sys.stdout.flush()
+    return int(any(everyone))

@@ -1,0 +1,115 @@
+"""all_reduce of everything at hand, checked against its definition; then its price next to raw mpi4py.
+
+    python -m hpcomm run -n 4 python -m hpcomm.apps.allreduce_demo
+
+Every rank can compute every rank's input, so each one works out the result alone, in one process and in
+the widest type of the family, and compares. Blocking, in place and in the background go by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import hpcomm
+from hpcomm import Communicator
+from hpcomm.apps._arrays import DTYPES, Kind, kinds_at_hand, values
+from hpcomm.apps._definition import OPS, definition, fault, operators
+from hpcomm.apps._report import Progress, table, verdict
+
+SIZES = [8, 64, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]
+
+
+def all_reduce(comm: Communicator, x: Any, op: Any, way: int) -> Any:
+    """The same reduction as a blocking call, in place, or in the background."""
+    if way == 0:
+        return comm.all_reduce(x, op)
+    if way == 1:
+        return comm.all_reduce(x, op, out=x)
+    return comm.all_reduce(x, op, async_op=True).wait()
+
+
+def check(comm: Communicator, kind: Kind, dtype: str) -> Iterator[str]:
+    """Yield "" for every check passed, a sentence for every one failed."""
+    cases = [(layout, op) for layout in kind.layouts for op in operators(dtype)]
+    for turn, (layout, op) in enumerate(cases):
+        inputs = np.stack([values(rank, dtype, layout) for rank in range(comm.size)])
+        x = kind.make(kind.dtypes[dtype], layout, inputs[comm.rank])
+        result = all_reduce(comm, x, OPS[op][0], turn % 3)
+        wrong = fault(kind.read(result), definition(op, inputs, dtype), dtype, comm.size)
+        if type(result) is not type(x) or kind.read(result).shape != kind.read(x).shape:
+            wrong = f"gave a {type(result).__name__} of another shape or kind"
+        yield f"all_reduce({op!r}) of a {layout} {kind.name} {dtype}: {wrong}" if wrong else ""
+
+
+def check_everything(comm: Communicator, kinds: list[Kind]) -> tuple[int, list[str]]:
+    """Check every kind x dtype and print the table; return how many checks, and what was wrong."""
+    dtypes = [dtype for dtype in DTYPES if any(dtype in kind.dtypes for kind in kinds)]
+    progress = Progress(comm, "kinds of array x dtypes checked", len(dtypes) * len(kinds))
+    total, rows = 0, []
+    wrong: list[str] = []
+    for dtype in dtypes:
+        cells = []
+        for kind in kinds:
+            found = list(check(comm, kind, dtype)) if dtype in kind.dtypes else []
+            cells.append(f"{found.count('')} of {len(found)}" if found else "-")
+            wrong += [sentence for sentence in found if sentence]
+            total += len(found)
+            progress.step()
+        rows.append([dtype, *cells])
+    if comm.rank == 0:
+        print(f"all_reduce on {comm.size} ranks: checks passed, by dtype and kind of array\n")
+        print(table(["dtype", *(kind.name for kind in kinds)], rows), flush=True)
+    return total, wrong
+
+
+def seconds(comm: Communicator, call: Callable[[], Any], repeats: int) -> float:
+    """Time of one call, all ranks starting together."""
+    comm.barrier()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def price(comm: Communicator, nbytes: int) -> list[str]:
+    """One line of the table: raw mpi4py and hpcomm by turns, so that both see the same machine."""
+    x = np.ones(nbytes // 4, np.float32)
+    out = np.empty_like(x)
+    rounds, repeats = (31, 20) if nbytes < 64 << 10 else (9, max(2, (1 << 20) // nbytes))
+    pairs = [
+        (
+            seconds(comm, lambda: comm.mpi.Allreduce(x, out), repeats),
+            seconds(comm, lambda: comm.all_reduce(x, out=out), repeats),
+        )
+        for _ in range(rounds)
+    ]
+    raw, ours = np.median(pairs, axis=0)
+    cells = f"{nbytes} {raw * 1e6:.1f} {ours * 1e6:.1f} {ours / raw:.2f} {nbytes / ours / 1e9:.3f}"
+    return cells.split()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="allreduce_demo", description="all_reduce, checked and timed")
+    parser.add_argument("--no-torch", action="store_true", help="leave torch out: its import takes a second")
+    parser.add_argument("--no-timing", action="store_true", help="only check")
+    options = parser.parse_args(argv)
+    comm = hpcomm.world
+    kinds = kinds_at_hand(with_torch=not options.no_torch)
+    total, wrong = check_everything(comm, kinds)
+    if not options.no_timing:
+        rows = [price(comm, nbytes) for nbytes in SIZES]
+        if comm.rank == 0:
+            print("\nall_reduce of a float32 numpy array, medians of alternated runs on this machine\n")
+            print(table(["bytes", "mpi4py us", "hpcomm us", "ratio", "hpcomm GB/s"], rows), flush=True)
+    names = ", ".join(kind.name for kind in kinds)
+    return verdict(comm, wrong, f"\n{total} checks on each of {comm.size} ranks, all passed. Kinds: {names}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

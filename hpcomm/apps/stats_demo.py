@@ -1,0 +1,114 @@
+"""Mean, variance, quantiles and a histogram of a table whose rows are spread unevenly over the ranks.
+
+    python -m hpcomm run -n 4 python -m hpcomm.apps.stats_demo [FILE.csv | FILE.npy] [--picture FILE.png]
+
+Without a file it takes the digits that scikit-learn ships: 1,797 pictures of 64 pixels. Rank 0 reads and
+deals out the rows; from then on only summaries travel, never the data. numpy on rank 0 checks it all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import hpcomm
+from hpcomm import Communicator
+from hpcomm.apps._dataset import read
+from hpcomm.apps._picture import draw_histogram, require_matplotlib
+from hpcomm.apps._report import table, verdict
+from hpcomm.apps._selection import quantiles
+
+Rows = NDArray[np.float64]
+PROBABILITIES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
+
+
+def merge(a: Rows, b: Rows) -> Rows:
+    """(count, mean, sum of squared deviations) of two sets from those of each (Chan, Golub & LeVeque 1979).
+
+    The textbook's sum of squares minus square of sums would cancel where the mean is large.
+    """
+    count = a[0] + b[0]
+    share = b[0] / np.maximum(count, 1)  # a rank may have no rows at all
+    step = b[1] - a[1]
+    return np.stack([count, a[1] + step * share, a[2] + b[2] + step**2 * a[0] * share])
+
+
+def moments(comm: Communicator, mine: Rows) -> tuple[Rows, Rows]:
+    """Mean and variance of every column over the rows of all ranks, in one all_reduce."""
+    count = np.full(mine.shape[1], float(len(mine)))
+    mean = mine.sum(axis=0) / np.maximum(count, 1)
+    count, mean, squares = comm.all_reduce(np.stack([count, mean, ((mine - mean) ** 2).sum(axis=0)]), merge)
+    return mean, squares / count
+
+
+def histogram(comm: Communicator, column: Rows, bins: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Edges, and on rank 0 everybody's counts (p, bins); their sum is the histogram of the whole."""
+    least = comm.all_reduce(column.min(initial=np.inf), "min")
+    greatest = comm.all_reduce(column.max(initial=-np.inf), "max")
+    edges = np.histogram_bin_edges([least, greatest], bins)
+    return edges, comm.gather(np.histogram(column, edges)[0])
+
+
+def deal(rows: Rows, size: int) -> list[Rows]:
+    """Uneven shares, to make it interesting: rank r gets r + 1 parts."""
+    return np.split(rows, len(rows) * np.cumsum(np.arange(1, size)) // (size * (size + 1) // 2))
+
+
+def compare(rows: Rows, column: int, edges: Rows, **got: NDArray[Any]) -> list[str]:
+    """What differs from numpy's own result on the whole table."""
+    expected = {
+        "mean": rows.mean(axis=0),
+        "variance": rows.var(axis=0),
+        "quantiles": np.quantile(rows, PROBABILITIES, axis=0),
+        "histogram": np.histogram(rows[:, column], edges)[0],
+    }
+    scale = np.abs(rows).max()
+    return [
+        f"{what} differs from numpy's by {np.abs(got[what] - right).max():g}"
+        for what, right in expected.items()
+        if not np.allclose(got[what], right, rtol=1e-10, atol=1e-13 * scale)
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="stats_demo", description="statistics of a scattered table")
+    parser.add_argument("file", nargs="?", help=".csv or .npy; scikit-learn's digits if absent")
+    parser.add_argument("--columns", type=int, default=5, help="print those columns that vary most")
+    parser.add_argument("--bins", type=int, default=17, help="bins of the histogram")
+    parser.add_argument("--picture", metavar="FILE.png", help="draw the histogram (needs matplotlib)")
+    options = parser.parse_args(argv)
+    if options.picture:
+        require_matplotlib(parser)
+
+    comm = hpcomm.world
+    rows, names, told = read(options.file) if comm.rank == 0 else (None, [], "")
+    mine = comm.scatter_ragged(None if rows is None else deal(rows, comm.size))
+
+    mean, variance = moments(comm, mine)
+    found = quantiles(comm, mine, PROBABILITIES)
+    column = int(np.argmax(variance))
+    edges, counts = histogram(comm, mine[:, column], options.bins)
+    lengths = comm.gather_object(len(mine))
+    wrong = []
+    if rows is not None and counts is not None:
+        whole = counts.sum(axis=0)
+        wrong = compare(rows, column, edges, mean=mean, variance=variance, quantiles=found, histogram=whole)
+        print(f"{told}: {rows.shape[0]} rows of {rows.shape[1]} columns, dealt out as {lengths}\n")
+        lines = [
+            [names[c], *(f"{v:.5g}" for v in (mean[c], np.sqrt(variance[c]), *found[:, c]))]
+            for c in np.argsort(-variance, kind="stable")[: options.columns]
+        ]
+        print(table(["column", "mean", "std", *(f"{100 * p:.0f} %" for p in PROBABILITIES)], lines))
+        print(f"\nhistogram of {names[column]}: {whole.tolist()}")
+        if options.picture:
+            draw_histogram(edges, counts, names[column], options.picture)
+            print(f"drawn: {options.picture}")
+    return verdict(comm, wrong, "\nnumpy on rank 0 finds the same.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

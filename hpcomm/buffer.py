@@ -1,0 +1,249 @@
+"""The door: every array is looked at once, here, and is a numpy view of its own memory from then on.
+
+`as_buffer(x)` knows numpy, torch on the CPU, the buffer protocol, DLPack and plain numbers; nothing
+behind it knows an array library. A Buffer also knows how to make another array of the same kind, so
+results come back as what went in.
+"""
+
+from __future__ import annotations
+
+import array as stdlib_array
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import dtypes
+from .dtypes import Dtype
+from .errors import DtypeError, LayoutError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["Buffer", "as_buffer", "empty", "overlap", "same_memory"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Buffer:
+    """One look at one array.
+
+    array: numpy view of the very memory, in the storage type of dtype, with the array's shape and strides
+    dtype: what the elements are
+    make: shape -> Buffer of the same kind and dtype, freshly allocated, C order
+    give: () -> what the user gets back once the memory is filled
+    frozen: why nothing may be received here, or None
+    """
+
+    array: NDArray[Any]
+    dtype: Dtype
+    make: Callable[[Shape], Buffer]
+    give: Callable[[], Any]
+    frozen: str | None = None
+    device: str = "cpu"
+
+    @property
+    def shape(self) -> Shape:
+        return self.array.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    def wrap(self, array: NDArray[Any]) -> Any:
+        """A storage array as an array of this buffer's kind: what a user's own operator is given."""
+        other = self.make(array.shape)
+        other.array[...] = array
+        return other.give()
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+
+def as_buffer(x: Any) -> Buffer:
+    """Look at x.
+
+    Args:
+        x: numpy array (any strides), torch CPU tensor, object of the buffer protocol or DLPack on the
+            CPU, Python or numpy number.
+
+    Raises:
+        DtypeError: elements that cannot be sent rightly (Python objects, foreign byte order).
+        LayoutError: masked, sparse or device memory.
+        UsageError: not an array.
+    """
+    if type(x) is np.ndarray:
+        return _numpy(x)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _torch(x, torch)
+    if isinstance(x, (bool, int, float, complex)):
+        return _number(x)
+    if isinstance(x, np.generic):
+        return _generic(x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise LayoutError("x is a masked array, whose mask would be lost", hint="x.filled(value), or send x.mask too")
+    if isinstance(x, np.ndarray):
+        return _numpy(x.view(np.ndarray))
+    if hasattr(x, "__cuda_array_interface__"):
+        raise _on_device("a CUDA device")
+    if hasattr(x, "__dlpack__") and not isinstance(x, memoryview):
+        return _dlpack(x)
+    return _buffer_protocol(x)
+
+
+def empty(shape: Shape, dtype: Dtype, torch: bool = False) -> Buffer:
+    """A new array of dtype: a torch tensor, or else numpy's."""
+    if torch:
+        module = sys.modules["torch"]
+        return _torch(module.empty(shape, dtype=dtypes.torch_dtype(dtype)), module)
+    return _numpy(np.empty(shape, dtypes.numpy_dtype(dtype)))
+
+
+def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether a and b share an element; when that is too hard to tell, whether their ranges meet."""
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return np.shares_memory(a, b, max_work=10_000)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether a and b are the same elements in the same order."""
+    if a is b:
+        return True
+    if a.shape != b.shape or a.strides != b.strides or a.dtype != b.dtype or not np.may_share_memory(a, b):
+        return False
+    return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
+
+
+def _on_device(device: str) -> LayoutError:
+    return LayoutError(f"x lies on {device}; hpcomm moves host memory", hint="x.cpu() for torch, cupy.asnumpy(x)")
+
+
+def _frozen(array: NDArray[Any]) -> str | None:
+    if not array.flags.writeable:
+        return "is read-only"
+    if 0 in array.strides and array.size and any(
+        stride == 0 and n > 1 for stride, n in zip(array.strides, array.shape, strict=True)
+    ):
+        return "is broadcast: several of its elements are one place in memory"
+    return None
+
+
+def _stored(array: NDArray[Any], dtype: Dtype) -> NDArray[Any]:
+    """The same memory in the type that dtype is stored in."""
+    return array.view(dtype.storage) if dtype.kind in "hq" else array
+
+
+def _numpy(x: NDArray[Any]) -> Buffer:
+    dtype = dtypes.from_numpy(x.dtype)
+    own = x.dtype
+    return Buffer(_stored(x, dtype), dtype, lambda shape: _numpy(np.empty(shape, own)), lambda: x, _frozen(x))
+
+
+def _torch(x: Any, torch: Any) -> Buffer:
+    if not x.is_cpu:
+        raise _on_device(str(x.device))
+    if x.layout is not torch.strided:
+        raise LayoutError(f"x is a {x.layout} tensor", hint="x.to_dense()")
+    if x.is_quantized:
+        raise DtypeError("x is a quantized tensor, whose scale would be lost", hint="x.dequantize()")
+    if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise LayoutError(f"x is a {type(x).__name__}, which owns no memory of its own", hint="x.to_local(), or a plain tensor")
+    dtype = dtypes.from_torch(x.dtype)
+    plain = x.detach()
+    lazy = plain.is_conj() or plain.is_neg()  # memory holds the conjugate or the negative of what the user sees
+    if lazy:
+        plain = plain.resolve_conj().resolve_neg()
+    if dtype.kind in "hq":
+        plain = plain.view(torch.int16 if dtype.kind == "h" else torch.uint8)
+    array = plain.numpy()
+    if dtype.kind == "h":
+        array = array.view(np.uint16)
+    frozen = "is a lazy conjugate or negative" if lazy else _frozen(array)
+    own = x.dtype
+    return Buffer(array, dtype, lambda shape: _torch(torch.empty(shape, dtype=own), torch), lambda: x, frozen)
+
+
+def _number(x: complex) -> Buffer:
+    array = np.asarray(x)
+    if array.dtype.hasobject:
+        raise DtypeError(f"{x} does not fit into 64 bits", hint="the verb's _object form")
+    return _scalar(array, lambda filled: filled.item() if filled.ndim == 0 else filled)
+
+
+def _generic(x: np.generic) -> Buffer:
+    return _scalar(np.asarray(x), lambda filled: filled[()])
+
+
+def _scalar(array: NDArray[Any], give: Callable[[NDArray[Any]], Any]) -> Buffer:
+    """A number: 0-d on the way out; what comes back is a number again, or an array if there are several."""
+    look = _numpy(array)
+
+    def make(shape: Shape) -> Buffer:
+        made = _scalar(np.empty(shape, array.dtype), give)
+        made.frozen = None
+        return made
+
+    return Buffer(look.array, look.dtype, make, lambda: give(array), "is a number, not a place to receive in")
+
+
+def _buffer_protocol(x: Any) -> Buffer:
+    try:
+        view = memoryview(x)
+    except TypeError:
+        raise UsageError(f"{type(x).__name__} is not an array", hint=_instead(x)) from None
+    try:
+        array = np.asarray(view)
+    except (ValueError, TypeError):
+        raise DtypeError(f"elements of format {view.format!r} have no numpy dtype") from None
+    dtype = dtypes.from_numpy(array.dtype)
+
+    def make(shape: Shape) -> Buffer:
+        """bytes, bytearray and array.array have one axis: blocks come back one after the other."""
+        filled = np.empty(shape, array.dtype)
+
+        def give() -> Any:
+            if isinstance(x, (bytes, bytearray)):
+                return type(x)(filled.tobytes())
+            if isinstance(x, stdlib_array.array):
+                return stdlib_array.array(x.typecode, filled.tobytes())
+            return memoryview(filled) if isinstance(x, memoryview) else filled
+
+        return Buffer(_stored(filled, dtype), dtype, make, give)
+
+    frozen = "is read-only" if view.readonly else _frozen(array)
+    return Buffer(_stored(array, dtype), dtype, make, lambda: x, frozen)
+
+
+def _instead(x: Any) -> str:
+    if isinstance(x, (list, tuple)):
+        return "numpy.asarray(x) for numbers, the verb's _object form for anything else"
+    return "the verb's _object form, which takes any Python object"
+
+
+def _dlpack(x: Any) -> Buffer:
+    if x.__dlpack_device__()[0] != 1:  # kDLCPU
+        raise _on_device(f"DLPack device {tuple(x.__dlpack_device__())}")
+    try:
+        array = np.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise DtypeError(f"{type(x).__name__} does not hand over its memory: {error}", hint="numpy.asarray(x)") from None
+    dtype = dtypes.from_numpy(array.dtype)
+    namespace = getattr(x, "__array_namespace__", lambda: None)()
+
+    def make(shape: Shape) -> Buffer:
+        filled = np.empty(shape, array.dtype)
+        give = (lambda: namespace.from_dlpack(filled)) if hasattr(namespace, "from_dlpack") else (lambda: filled)
+        return Buffer(_stored(filled, dtype), dtype, make, give)
+
+    return Buffer(_stored(array, dtype), dtype, make, lambda: x, _frozen(array))

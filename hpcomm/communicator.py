@@ -1,0 +1,318 @@
+"""The Communicator: ranks that can talk.
+
+The verbs live in collectives.py, p2p.py, objects.py, ragged.py and plan.py; here is what makes,
+divides and ends communicators.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import collectives, objects, p2p, plan, ragged, runtime
+from .errors import ConfigError, RankError, UsageError
+from .lanes import Closed, Lanes
+from .observe import check as agreement
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mpi4py import MPI
+
+    from .observe.board import Region
+    from .request import Request
+
+__all__ = ["Communicator"]
+
+LEVELS = ("off", "light", "full")
+
+
+class Communicator:
+    """Ranks that can talk to each other, and to nobody else.
+
+    Made from an mpi4py communicator, which is duplicated, so that messages of hpcomm never meet the
+    program's own; collective over its ranks.
+
+    Attributes:
+        rank, size: this rank's number among the ranks of this communicator, and how many there are.
+        name: for messages.
+        mpi: the mpi4py communicator underneath, for all that MPI can do beyond this class.
+        is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
+        check: level of agreement checking: "off", "light" or "full" (see docs/errors.md).
+
+    On an inter-communicator the verbs mean what MPI says: all_reduce gives each group the other
+    group's result, a root is given as rank in the group away from it, hpcomm.ROOT at the root itself
+    and hpcomm.PROC_NULL beside it.
+    """
+
+    def __init__(self, mpi: MPI.Comm, name: str | None = None, check: str | None = None) -> None:
+        runtime.start()
+        self._take(mpi.Dup(), name, check)
+
+    def _take(self, mpi: MPI.Comm, name: str | None, check: str | None) -> None:
+        """Become the owner of mpi, which nobody else uses."""
+        from mpi4py import MPI
+
+        level = check or os.environ.get("HPCOMM_CHECK") or "light"
+        if level not in LEVELS:
+            raise ConfigError(f"there is no check level {level!r}", hint=f"one of {', '.join(LEVELS)} (HPCOMM_CHECK, check=)")
+        mpi.Set_errhandler(MPI.ERRORS_RETURN)
+        self.mpi: MPI.Comm = mpi
+        self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
+        self._parts: MPI.Comm = mpi.Dup()  # and what follows their cards, apart from both
+        self.rank: int = mpi.Get_rank()
+        self.size: int = mpi.Get_size()
+        self.is_inter: bool = mpi.Is_inter()
+        self.remote_size: int = mpi.Get_remote_size() if self.is_inter else 0
+        self.name: str = name or "comm"
+        self._observers: tuple[Any, ...] = ()
+        self._kept: list[Request] = []
+        self._ring = -1
+        self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
+        self._agreement = self._agree(level)
+        self.check: str = self._agreement.level
+        self._lanes: dict[Any, Any] = Lanes(self, folds=False)
+        self._folds: dict[Any, Any] = Lanes(self, folds=True)
+
+    # -- the verbs --------------------------------------------------------------------------------
+    broadcast = collectives.broadcast
+    reduce = collectives.reduce
+    all_reduce = collectives.all_reduce
+    gather = collectives.gather
+    all_gather = collectives.all_gather
+    scatter = collectives.scatter
+    reduce_scatter = collectives.reduce_scatter
+    all_to_all = collectives.all_to_all
+    scan = collectives.scan
+    exscan = collectives.exscan
+    barrier = collectives.barrier
+
+    send = p2p.send
+    recv = p2p.recv
+    isend = p2p.isend
+    irecv = p2p.irecv
+    sendrecv = p2p.sendrecv
+    probe = p2p.probe
+    iprobe = p2p.iprobe
+    batch_isend_irecv = p2p.batch_isend_irecv
+
+    send_object = objects.send_object
+    recv_object = objects.recv_object
+    isend_object = objects.isend_object
+    irecv_object = objects.irecv_object
+    sendrecv_object = objects.sendrecv_object
+    broadcast_object = objects.broadcast_object
+    gather_object = objects.gather_object
+    all_gather_object = objects.all_gather_object
+    scatter_object = objects.scatter_object
+    all_to_all_object = objects.all_to_all_object
+    reduce_object = objects.reduce_object
+    all_reduce_object = objects.all_reduce_object
+
+    send_ragged = ragged.send_ragged
+    recv_ragged = ragged.recv_ragged
+    broadcast_ragged = ragged.broadcast_ragged
+    gather_ragged = ragged.gather_ragged
+    all_gather_ragged = ragged.all_gather_ragged
+    scatter_ragged = ragged.scatter_ragged
+    all_to_all_ragged = ragged.all_to_all_ragged
+
+    plan = plan.plan
+
+    # -- mpi4py's spellings of the same ------------------------------------------------------------
+    bcast = collectives.broadcast
+    allreduce = collectives.all_reduce
+    allgather = collectives.all_gather
+    alltoall = collectives.all_to_all
+    reduce_scatter_block = collectives.reduce_scatter
+    Barrier = collectives.barrier
+
+    def Get_rank(self) -> int:  # noqa: N802  the spelling is the point
+        return self.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        return self.size
+
+    def Get_name(self) -> str:  # noqa: N802
+        return self.name
+
+    def Split(self, color: int | None = 0, key: int = 0) -> Communicator | None:  # noqa: N802
+        from mpi4py import MPI
+
+        return self.split(None if color == MPI.UNDEFINED else color, key)
+
+    def Dup(self) -> Communicator:  # noqa: N802
+        return self.dup()
+
+    def Free(self) -> None:  # noqa: N802
+        self.close()
+
+    def Abort(self, errorcode: int = 1) -> None:  # noqa: N802
+        """End the whole job at once with this exit status."""
+        runtime.abort("Abort was called", errorcode)
+
+    # -- more communicators ------------------------------------------------------------------------
+    def split(self, color: int | None, key: int = 0, name: str | None = None) -> Communicator | None:
+        """Divide the ranks: those of one color form a communicator, ordered by key, then rank.
+
+        Collective. Same as MPI_Comm_split.
+
+        Args:
+            color: number from 0; None: this rank is in no part and gets None.
+        """
+        from mpi4py import MPI
+
+        self._check_open("split")
+        if color is not None and (not hasattr(color, "__index__") or color < 0):
+            raise UsageError(f"color {color!r} is no number from 0", hint="None leaves this rank out").located("split", self)
+        made = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
+        if color is None:
+            return None
+        return self._new(made, name or f"{self.name}/{color}")
+
+    def split_node(self, name: str | None = None) -> Communicator:
+        """The ranks that share this node's memory. Collective. Same as MPI_Comm_split_type(SHARED)."""
+        from mpi4py import MPI
+
+        self._check_open("split_node")
+        return self._new(self.mpi.Split_type(MPI.COMM_TYPE_SHARED), name or f"{self.name}/node")  # type: ignore[attr-defined]
+
+    def group(self, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
+        """A communicator of some ranks, in the order given; called by those ranks only.
+
+        Same as MPI_Comm_create_group. Members that make several groups at once tell them apart by tag.
+
+        Raises:
+            RankError: a rank does not exist, is named twice, or this rank is not among them.
+        """
+        self._check_open("group")
+        members = [int(r) for r in ranks]
+        wrong = sorted({r for r in members if not 0 <= r < self.size or members.count(r) > 1})
+        if wrong or self.rank not in members:
+            what = f"ranks {wrong} are no ranks of '{self.name}', or named twice" if wrong else f"rank {self.rank} is not in {members}"
+            raise RankError(what, hint=f"different ranks from 0 to {self.size - 1}; only members call group").located("group", self)
+        some = self.mpi.Get_group().Incl(members)
+        made = self.mpi.Create_group(some, tag)  # type: ignore[attr-defined]
+        some.Free()
+        return self._new(made, name or f"{self.name}{members}")
+
+    def dup(self, name: str | None = None, check: str | None = None) -> Communicator:
+        """The same ranks once more, so that two parts of a program cannot mix their messages. Collective."""
+        self._check_open("dup")
+        return self._new(self.mpi.Dup(), name or f"{self.name}'", check or self.check)
+
+    def create_intercomm(
+        self, local_leader: int, peer: Communicator, remote_leader: int, tag: int = 0, name: str | None = None
+    ) -> Communicator:
+        """Join this group with another one. Collective over both. Same as MPI_Intercomm_create.
+
+        Args:
+            local_leader: rank of this communicator that speaks for it.
+            peer: communicator in which both leaders are ranks.
+            remote_leader: the other group's leader, as rank of peer.
+        """
+        self._check_open("create_intercomm")
+        made = self.mpi.Create_intercomm(local_leader, peer.mpi, remote_leader, tag)  # type: ignore[attr-defined]
+        return self._new(made, name or f"{self.name}<->")
+
+    def merge(self, high: bool = False, name: str | None = None) -> Communicator:
+        """Make one group of an inter-communicator's two; the group that gives high=True comes second."""
+        self._check_open("merge")
+        if not self.is_inter:
+            raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located("merge", self)
+        return self._new(self.mpi.Merge(high), name or f"{self.name}+")  # type: ignore[attr-defined]
+
+    def _new(self, mpi: MPI.Comm, name: str, check: str | None = None) -> Communicator:
+        made = object.__new__(Communicator)
+        made._take(mpi, name, check or self.check)
+        return made
+
+    # -- the end -------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Give the communicator back to MPI. Collective. A second close does nothing."""
+        if self._closed:
+            return
+        for request in self._kept:
+            request.wait()
+        self._kept.clear()
+        self._lanes = self._folds = Closed()
+        if self._ring >= 0 and runtime.board is not None:
+            runtime.board.give_back(self._ring)
+        self._watched = None
+        self._parts.Free()
+        self._shadow.Free()
+        self.mpi.Free()
+
+    @property
+    def _closed(self) -> bool:
+        return not self.mpi
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:  # while an error passes, other ranks may never come to a collective close
+            self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"<Communicator '{self.name}', closed>"
+        return f"<Communicator '{self.name}', rank {self.rank} of {self.size}>"
+
+    # -- looking on ----------------------------------------------------------------------------------
+    def observe(self, observer: Any) -> Callable[[], None]:
+        """Show every call to observer: observer.before(call), observer.after(call). Returns how to stop.
+
+        While anybody looks, calls take the careful way, which costs some microseconds.
+        """
+        self._check_open("observe")
+        self._observers = (*self._observers, observer)
+        self._lanes = self._folds = Closed()
+
+        def stop() -> None:
+            self._observers = tuple(o for o in self._observers if o is not observer)
+            if not self._observers and not self._closed:
+                self._lanes, self._folds = Lanes(self, folds=False), Lanes(self, folds=True)
+
+        return stop
+
+    # -- for the verbs -------------------------------------------------------------------------------
+    def _check_open(self, verb: str) -> None:
+        if self._closed:
+            raise UsageError(f"communicator '{self.name}' is closed", f"{verb} on '{self.name}'", "use it before close()")
+
+    def _keep(self, request: Request) -> None:
+        """Own a request that nobody waits for: a message to this rank itself."""
+        self._kept = [kept for kept in self._kept if not kept.done()]
+        self._kept.append(request)
+
+    def _agree(self, level: str) -> agreement.Agreement:
+        """The agreement of this communicator's ranks; they exchange where each one posts."""
+        from mpi4py import MPI
+
+        if self.is_inter or self.size == 1 or level == "off":
+            return agreement.off()
+        if level == "full":
+            return agreement.full(self, self._shadow)
+        board = runtime.board
+        if board is not None:
+            self._ring = board.take_ring()
+        card = struct.pack("3q", board.node if board else -1, board.here if board else -1, self._ring)
+        cards = bytearray(len(card) * self.size)
+        self._shadow.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
+        if board is None or self._ring < 0:
+            return agreement.off()
+        there = list(struct.iter_unpack("3q", cards))
+        order = [(self.rank + i) % self.size for i in range(1, self.size)]
+        peers = [
+            (r, board.regions[there[r][1]], board.regions[there[r][1]].ring(there[r][2]))
+            for r in order
+            if there[r][0] == board.node and there[r][2] >= 0
+        ]
+        if not peers:
+            return agreement.off()
+        ring = board.mine.ring(self._ring)
+        self._watched = (ring, peers)
+        return agreement.light(self, board, ring, peers)

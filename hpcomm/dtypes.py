@@ -1,0 +1,165 @@
+"""Element types: one record for each, whatever array library spells it.
+
+A Dtype says how elements lie in memory (`storage`, always a numpy dtype that numpy itself has),
+what MPI calls them, and which reductions make sense. bfloat16 and the 8-bit floats are stored as
+unsigned integers here, because numpy has no such types of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from .errors import DtypeError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["Dtype", "from_numpy", "from_torch", "narrow", "parse", "torch_dtype", "widen"]
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """name: the field's usual one; code: the same small number on every rank; kind: see below;
+    storage: numpy dtype string of the bytes; mpi: name of the MPI datatype (None: goes as bytes)."""
+
+    name: str
+    code: int
+    kind: str  # b bool, i int, u unsigned, f float, h half, c complex, q 8-bit float, o opaque bytes
+    storage: str
+    mpi: str | None
+
+    @property
+    def itemsize(self) -> int:
+        return int(np.dtype(self.storage).itemsize)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_ROWS = [
+    ("bool", "b", "?", "C_BOOL"),
+    ("int8", "i", "i1", "INT8_T"),
+    ("int16", "i", "i2", "INT16_T"),
+    ("int32", "i", "i4", "INT32_T"),
+    ("int64", "i", "i8", "INT64_T"),
+    ("uint8", "u", "u1", "UINT8_T"),
+    ("uint16", "u", "u2", "UINT16_T"),
+    ("uint32", "u", "u4", "UINT32_T"),
+    ("uint64", "u", "u8", "UINT64_T"),
+    ("float16", "h", "u2", None),
+    ("bfloat16", "h", "u2", None),
+    ("float32", "f", "f4", "FLOAT"),
+    ("float64", "f", "f8", "DOUBLE"),
+    ("longdouble", "f", "g", "LONG_DOUBLE"),
+    ("complex64", "c", "c8", "C_FLOAT_COMPLEX"),
+    ("complex128", "c", "c16", "C_DOUBLE_COMPLEX"),
+    ("clongdouble", "c", "G", "C_LONG_DOUBLE_COMPLEX"),
+    ("float8_e4m3fn", "q", "u1", None),
+    ("float8_e5m2", "q", "u1", None),
+    ("float8_e4m3fnuz", "q", "u1", None),
+    ("float8_e5m2fnuz", "q", "u1", None),
+    ("float8_e8m0fnu", "q", "u1", None),
+]
+BY_NAME = {name: Dtype(name, i + 1, kind, storage, mpi) for i, (name, kind, storage, mpi) in enumerate(_ROWS)}
+_OPAQUE_CODE = 128  # opaque types carry 128 + their size, so that ranks can still be compared
+
+
+@lru_cache(maxsize=256)
+def from_numpy(dtype: np.dtype[Any]) -> Dtype:
+    """The record for a numpy dtype.
+
+    Raises:
+        DtypeError: the byte order is not this machine's, or the elements are Python objects.
+    """
+    if not dtype.isnative:
+        raise DtypeError(
+            f"the byte order of dtype {dtype.str!r} is not this machine's",
+            hint="x.astype(x.dtype.newbyteorder('='))",
+        )
+    if dtype.hasobject:
+        raise DtypeError(
+            f"dtype {dtype} holds Python objects, whose addresses mean nothing on another rank",
+            hint="the verb's _object form, which pickles",
+        )
+    if dtype.kind in "biufc" or dtype.name in BY_NAME:
+        name = {"g": "longdouble", "G": "clongdouble"}.get(dtype.char, dtype.name)
+        if name in BY_NAME:
+            return BY_NAME[name]
+    return Dtype(str(dtype), _OPAQUE_CODE + dtype.itemsize, "o", dtype.str if dtype.kind in "SUmM" else f"V{dtype.itemsize}", None)
+
+
+def from_torch(dtype: Any) -> Dtype:
+    """The record for a torch.dtype."""
+    name = str(dtype).removeprefix("torch.")
+    try:
+        return BY_NAME[name]
+    except KeyError:
+        raise DtypeError(f"torch dtype {name} cannot be sent", hint="x.to(torch.float32)") from None
+
+
+def torch_dtype(dtype: Dtype) -> Any:
+    """torch's spelling of dtype, for a tensor that is to be made."""
+    found = getattr(sys.modules["torch"], dtype.name, None)
+    if found is None:
+        raise DtypeError(f"torch has no dtype {dtype.name}", hint="receive into a numpy array")
+    return found
+
+
+def parse(dtype: Any) -> tuple[Dtype, bool]:
+    """A dtype as a user gives it (string, numpy dtype or type, torch.dtype) and whether it was torch's."""
+    if type(dtype).__module__ == "torch":
+        return from_torch(dtype), True
+    if isinstance(dtype, str) and dtype in BY_NAME:
+        return BY_NAME[dtype], False
+    return from_numpy(np.dtype(dtype)), False
+
+
+def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
+    """The numpy dtype that a user wants to see: bfloat16 needs ml_dtypes, float16 is numpy's own."""
+    if dtype.kind in "hq" and dtype.name != "float16":
+        if "ml_dtypes" not in sys.modules:
+            try:
+                import ml_dtypes  # noqa: F401
+            except ImportError:
+                raise DtypeError(
+                    f"numpy has no {dtype.name} of its own", hint="pip install ml_dtypes, or use torch"
+                ) from None
+        return np.dtype(getattr(sys.modules["ml_dtypes"], dtype.name))
+    if dtype.kind == "o":
+        return np.dtype(dtype.storage)
+    return np.dtype(dtype.name)
+
+
+def widen(halves: NDArray[Any], dtype: Dtype) -> NDArray[np.float32]:
+    """float32 copies of half values given as their uint16 bits (any shape, contiguous result)."""
+    halves = np.ascontiguousarray(halves)
+    torch = sys.modules.get("torch")
+    if torch is not None:  # its conversion is vectorised for both half types, numpy's is not
+        if not halves.flags.writeable:
+            halves = halves.copy()
+        return torch.from_numpy(halves).view(getattr(torch, dtype.name)).to(torch.float32).numpy()  # type: ignore[no-any-return]
+    if dtype.name == "float16":
+        return halves.view(np.float16).astype(np.float32)
+    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def narrow(singles: NDArray[np.float32], dtype: Dtype) -> NDArray[np.uint16]:
+    """uint16 bits of float32 values rounded to nearest even, as the hardware does; NaN stays NaN."""
+    singles = np.asarray(singles)  # arithmetic on 0-d arrays makes numbers of them
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return torch.from_numpy(singles).to(getattr(torch, dtype.name)).view(torch.uint16).numpy()  # type: ignore[no-any-return]
+    if dtype.name == "float16":
+        with np.errstate(over="ignore"):  # past 65504 is infinity, as float16 has it
+            return singles.astype(np.float16).view(np.uint16)
+    bits = singles.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    return np.where(np.isnan(singles), np.uint32(0x7FC0), rounded).astype(np.uint16)

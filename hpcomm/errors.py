@@ -1,0 +1,152 @@
+"""The exceptions of hpcomm.
+
+HpcommError
+├── UsageError        you, here
+│   ├── LayoutError   shape, strides, overlap, place of an array
+│   ├── DtypeError    an element type or operator that cannot serve
+│   ├── RankError     a rank or root that does not exist here
+│   └── ConfigError   environment, launcher, installation
+├── MismatchError     the ranks disagree
+├── TransportError    the library below failed
+├── WaitTimeoutError  somebody did not come (also a builtin TimeoutError)
+└── PeerFailedError   a rank has ended (.ranks)
+
+Every message has the same lines in the same order: what happened, where, what to try.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .communicator import Communicator
+
+__all__ = [
+    "ConfigError",
+    "DtypeError",
+    "HpcommError",
+    "LayoutError",
+    "MismatchError",
+    "PeerFailedError",
+    "RankError",
+    "TransportError",
+    "UsageError",
+    "WaitTimeoutError",
+]
+
+_PACKAGE = str(Path(__file__).parent) + "/"
+_APPS = _PACKAGE + "apps/"
+
+
+class HpcommError(Exception):
+    """Anything hpcomm reports. what: one line; where: verb, communicator, rank, line; hint: what to try."""
+
+    def __init__(self, what: str, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what, where, hint)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def located(self, verb: str, comm: Communicator | None) -> HpcommError:
+        """Fill in where, if whoever raised it deep below did not know."""
+        if self.where is None:
+            self.where = where(verb, comm)
+        return self
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.hint:
+            lines.append(f"  try:   {self.hint}")
+        return "\n".join(lines)
+
+
+class UsageError(HpcommError):
+    """A call that cannot be carried out as written; refused before any other rank commits."""
+
+
+class LayoutError(UsageError):
+    """Shape, strides, overlap or place of an array does not fit the call."""
+
+
+class DtypeError(UsageError):
+    """An element type that the call or the operator cannot serve rightly."""
+
+
+class RankError(UsageError):
+    """A rank or root that this communicator does not have."""
+
+
+class ConfigError(UsageError):
+    """The environment, launcher or installation does not allow what was asked."""
+
+
+class MismatchError(HpcommError):
+    """The ranks of a communicator do not agree about a call, or a message does not fit its receiver."""
+
+
+class TransportError(HpcommError):
+    """The MPI library failed; error_class is MPI's own number for it."""
+
+    def __init__(
+        self, what: str, where: str | None = None, hint: str | None = None, error_class: int | None = None
+    ) -> None:
+        super().__init__(what, where, hint)
+        self.error_class = error_class
+
+
+class WaitTimeoutError(HpcommError, TimeoutError):
+    """A wait ended before the transfer did; the request stays valid and may be waited for again."""
+
+
+class PeerFailedError(HpcommError):
+    """Ranks that this call needs have ended; ranks names them."""
+
+    def __init__(
+        self, what: str, where: str | None = None, hint: str | None = None, ranks: Iterable[int] = ()
+    ) -> None:
+        super().__init__(what, where, hint)
+        self.ranks = tuple(ranks)
+
+
+_known: dict[str, bool] = {}
+
+
+def is_ours(code: CodeType) -> bool:
+    """Whether code belongs to hpcomm proper; its apps count as a user's programs."""
+    name = code.co_filename
+    ours = _known.get(name)
+    if ours is None:
+        ours = _known[name] = name.startswith(_PACKAGE) and not name.startswith(_APPS)
+    return ours
+
+
+def calling_frame(frame: FrameType | None = None) -> FrameType | None:
+    """The innermost frame outside hpcomm, from frame (default: here) outwards: the user's line."""
+    if frame is None:
+        frame = sys._getframe(1)
+    while frame is not None and is_ours(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def place(code: CodeType, lineno: int | None) -> str:
+    """`train.py:41`: the last part of the path, because messages are read on narrow screens."""
+    return f"{Path(code.co_filename).name}:{lineno}"
+
+
+def where(verb: str, comm: Communicator | None) -> str:
+    """`all_reduce on communicator 'tp' (rank 1 of 4) at train.py:41`."""
+    text = verb
+    if comm is not None:
+        text += f" on communicator '{comm.name}' (rank {comm.rank} of {comm.size})"
+    frame = calling_frame()
+    if frame is not None:
+        text += f" at {place(frame.f_code, frame.f_lineno)}"
+    return text

@@ -1,0 +1,20 @@
+"""A module that is imported at first use, so that `import hpcomm` starts nothing (numpy alone is 0.1 s)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["LazyModule"]
+
+
+class LazyModule:
+    """Stands in for the module called name until one of its attributes is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(import_module(self.__name__), attribute)
+        self.__dict__[attribute] = value
+        return value

@@ -1,0 +1,400 @@
+"""Python objects: pickled, but the arrays inside travel straight from and into their memory.
+
+Objects are unpickled by the receiver, so talk only to ranks you trust: those of your own job.
+Two tensors that share storage arrive as two separate tensors.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import operator
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from . import parcel
+from .errors import HpcommError, PeerFailedError, RankError, UsageError
+from .p2p import Status, _fill, _peer, _sender, _tag
+from .parcel import Parcel
+from .request import Request, Stages
+from .signature import BACKGROUND, head
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .communicator import Communicator
+    from .transport import mpi as transport
+else:
+    from .lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = [
+    "all_gather_object",
+    "all_reduce_object",
+    "all_to_all_object",
+    "broadcast_object",
+    "gather_object",
+    "irecv_object",
+    "isend_object",
+    "recv_object",
+    "reduce_object",
+    "scatter_object",
+    "send_object",
+    "sendrecv_object",
+]
+
+_OUT_OF_BAND = 2048  # bytes from which an array is not copied into the pickle
+
+
+def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
+    """Send any Python object to dest. Same as mpi4py's lowercase send; 7 to 15 times faster on arrays."""
+    stages = _send(comm, "send_object", obj, dest, tag, blocking=dest != comm.rank)
+    if dest == comm.rank and not comm.is_inter:
+        comm._keep(Request("send_object", stages))
+    else:
+        guarded(comm, "send_object", stages)
+
+
+def isend_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> Request:
+    """Begin to send obj; arrays in it must not change before the request is complete."""
+    return Request(f"isend_object(dest={dest}, tag={tag})", _send(comm, "isend_object", obj, dest, tag, blocking=False))
+
+
+def recv_object(comm: Communicator, source: int | None = None, tag: int | None = None, *, status: Any = None) -> Any:
+    """Receive an object of any size.
+
+    Args:
+        source, tag: None for any.
+        status: a Status that is filled.
+    """
+    return guarded(comm, "recv_object", _receive(comm, "recv_object", source, tag, status))
+
+
+def irecv_object(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request:
+    """Begin to receive an object of any size; nobody needs to know how large it is."""
+    status = Status()
+    stages = _receive(comm, "irecv_object", source, tag, status)
+    request = Request(f"irecv_object(source={source}, tag={tag})", stages, status)
+    request.needs(comm, source)
+    return request
+
+
+def sendrecv_object(
+    comm: Communicator,
+    obj: Any,
+    dest: int,
+    source: int | None = None,
+    sendtag: int = 0,
+    recvtag: int | None = None,
+    *,
+    status: Any = None,
+) -> Any:
+    """Send obj to dest and receive another from source at once, without deadlock."""
+    going = Request("sendrecv_object", _send(comm, "sendrecv_object", obj, dest, sendtag, blocking=False))
+    try:
+        return guarded(comm, "sendrecv_object", _receive(comm, "sendrecv_object", source, recvtag, status))
+    finally:
+        going.wait()
+
+
+def broadcast_object(comm: Communicator, obj: Any = None, root: int = 0, *, async_op: bool = False) -> Any:
+    """Give every rank root's object; on root it is returned as it is. Same as mpi4py's bcast."""
+    is_root = check_root(comm, "broadcast_object", root)
+
+    def stages() -> Stages:
+        made, failed = _wrapped([obj] if is_root else [])
+        got = yield from parcel.broadcast(comm, made[0] if made else None, root, not async_op)
+        if failed:
+            raise failed
+        return obj if is_root else decode(got)
+
+    return collective(comm, "broadcast_object", root, stages(), async_op)
+
+
+def gather_object(comm: Communicator, obj: Any, root: int = 0, *, async_op: bool = False) -> Any:
+    """Collect the objects of all ranks in a list on root; None elsewhere."""
+    is_root = check_root(comm, "gather_object", root)
+
+    def stages() -> Stages:
+        made, failed = _wrapped([obj])
+        got = yield from parcel.gather(comm, made[0], root, not async_op)
+        if failed:
+            raise failed
+        return _decode_all(got, comm.rank, obj) if is_root else None
+
+    return collective(comm, "gather_object", root, stages(), async_op)
+
+
+def all_gather_object(comm: Communicator, obj: Any, *, async_op: bool = False) -> Any:
+    """Collect the objects of all ranks in a list on every rank."""
+
+    def stages() -> Stages:
+        made, failed = _wrapped([obj])
+        got = yield from parcel.all_gather(comm, made[0], not async_op)
+        if failed:
+            raise failed
+        return _decode_all(got, comm.rank, obj)
+
+    return collective(comm, "all_gather_object", 0, stages(), async_op)
+
+
+def scatter_object(
+    comm: Communicator, objs: Sequence[Any] | None = None, root: int = 0, *, async_op: bool = False
+) -> Any:
+    """Give each rank its own of root's objects, a list as long as there are ranks; None elsewhere."""
+    is_root = check_root(comm, "scatter_object", root)
+    if is_root:
+        check_list(comm, "scatter_object", objs)
+
+    def stages() -> Stages:
+        made, failed = _wrapped(objs if is_root and objs is not None else [])
+        got = yield from parcel.scatter(comm, made or None, root, not async_op)
+        if failed:
+            raise failed
+        return objs[root] if is_root and objs is not None else decode(got)
+
+    return collective(comm, "scatter_object", root, stages(), async_op)
+
+
+def all_to_all_object(comm: Communicator, objs: Sequence[Any], *, async_op: bool = False) -> Any:
+    """Send object j of the list to rank j; receive a list with one from every rank."""
+    check_list(comm, "all_to_all_object", objs)
+
+    def stages() -> Stages:
+        made, failed = _wrapped(objs)
+        got = yield from parcel.all_to_all(comm, made, not async_op)
+        if failed:
+            raise failed
+        return _decode_all(got, comm.rank, objs[comm.rank])
+
+    return collective(comm, "all_to_all_object", 0, stages(), async_op)
+
+
+def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) -> Any:
+    """Fold the objects of all ranks in rank order on root; None elsewhere.
+
+    Args:
+        op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land", "lor", "band", "bor", "bxor".
+    """
+    fold = _python_op(comm, "reduce_object", op)
+    got = gather_object(comm, obj, root)
+    return None if got is None else _fold(fold, got, comm.rank)
+
+
+def all_reduce_object(comm: Communicator, obj: Any, op: Any = "sum") -> Any:
+    """Fold the objects of all ranks in rank order on every rank; op as reduce_object has it."""
+    fold = _python_op(comm, "all_reduce_object", op)
+    return _fold(fold, all_gather_object(comm, obj), comm.rank)
+
+
+def _fold(op: Callable[[Any, Any], Any], objs: list[Any], rank: int) -> Any:
+    """Fold in rank order; op may change its first argument, so this rank's own object is copied."""
+    objs[rank] = pickle.loads(pickle.dumps(objs[rank], 5))
+    return functools.reduce(op, objs)
+
+
+_FAILED = b"\x94cannot be pickled: "  # no pickle starts so
+
+
+def _wrapped(objs: Sequence[Any]) -> tuple[list[Parcel], UsageError | None]:
+    """A parcel for each object; one that cannot be pickled becomes a word to its receiver, and an error here."""
+    made, failed = [], None
+    for obj in objs:
+        try:
+            made.append(encode(obj))
+        except UsageError as error:
+            failed = error
+            made.append(Parcel(_FAILED + error.what.encode()))
+    return made, failed
+
+
+def encode(obj: Any) -> Parcel:
+    """Pickle obj, leaving the memory of its larger arrays out.
+
+    Raises:
+        UsageError: obj cannot be pickled.
+    """
+    blocks: list[Any] = []
+
+    def keep_out(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _OUT_OF_BAND:
+            return True  # in the pickle
+        blocks.append(raw)
+        return False
+
+    file = BytesIO()
+    pickler = pickle.Pickler(file, 5, buffer_callback=keep_out)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        pickler.dispatch_table = ChainMap({torch.Tensor: _take_tensor_apart}, copyreg.dispatch_table)
+    try:
+        pickler.dump(obj)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"a {type(obj).__name__} cannot be pickled: {error}",
+            hint="send data instead of functions, files or locks; name functions at the top of a module",
+        ) from error
+    return Parcel(file.getbuffer(), blocks)
+
+
+def decode(got: Parcel) -> Any:
+    """The object in a parcel; its arrays live in the memory that was received into.
+
+    Raises:
+        PeerFailedError: the sender could not pickle it.
+        UsageError: it is an array of send_ragged.
+    """
+    mark = bytes(got.description[: len(_FAILED)])
+    if mark == _FAILED:
+        what = bytes(got.description[len(_FAILED) :]).decode()
+        raise PeerFailedError(f"no object came: on its rank {what}", hint="look at that rank's own error")
+    if mark.startswith(parcel.ARRAY):
+        raise UsageError("an array of send_ragged arrived where an object was expected", hint="recv_ragged")
+    return pickle.loads(got.description, buffers=got.contents)
+
+
+def _decode_all(got: list[Parcel], rank: int, own: Any) -> list[Any]:
+    return [own if r == rank else decode(p) for r, p in enumerate(got)]
+
+
+def _take_tensor_apart(tensor: Any) -> tuple[Any, ...]:
+    """How a plain CPU tensor is pickled: its elements as a block, not its storage as a file."""
+    torch = sys.modules["torch"]
+    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+    if not plain or tensor.grad_fn is not None or tensor.__dict__:
+        reduced: tuple[Any, ...] = tensor.__reduce_ex__(5)
+        return reduced
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    block = pickle.PickleBuffer(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return _put_tensor_together, (block, name, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _put_tensor_together(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch  # the sender had one
+
+    kind = getattr(torch, dtype)
+    if len(block) == 0:
+        tensor = torch.empty(shape, dtype=kind)
+    else:
+        memory = block if not memoryview(block).readonly else bytearray(block)
+        tensor = torch.frombuffer(memory, dtype=kind).reshape(shape)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _python_op(comm: Communicator, verb: str, op: Any) -> Callable[[Any, Any], Any]:
+    known: dict[str, Callable[[Any, Any], Any]] = {
+        "sum": operator.add,
+        "prod": operator.mul,
+        "min": min,
+        "max": max,
+        "band": operator.and_,
+        "bor": operator.or_,
+        "bxor": operator.xor,
+        "land": lambda a, b: bool(a and b),
+        "lor": lambda a, b: bool(a or b),
+    }
+    if callable(op):
+        return op  # type: ignore[no-any-return]
+    if isinstance(op, str) and op in known:
+        return known[op]
+    raise UsageError(
+        f"objects have no operator {op!r}", hint=f"a function f(a, b), or one of {', '.join(known)}"
+    ).located(verb, comm)
+
+
+def _send(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any, blocking: bool) -> Stages:
+    try:
+        comm._check_open(verb)
+        peer, number = _peer(comm, dest, "dest"), _tag(comm, tag, sending=True)
+        made = encode(obj)
+    except HpcommError as error:
+        raise error.located(verb, comm) from error.__cause__
+    return shown(comm, verb, parcel.send(comm, made, peer, number, blocking), peer=peer, tag=number)
+
+
+def _receive(comm: Communicator, verb: str, source: Any, tag: Any, status: Any) -> Stages:
+    peer, number = _sender(comm, verb, source, tag)
+    return shown(comm, verb, _received(comm, peer, number, status), peer=peer, tag=number)
+
+
+def _received(comm: Communicator, source: int, tag: int, status: Any) -> Stages:
+    got, seen = yield from parcel.receive(comm, source, tag)
+    _fill(status, seen)
+    return None if got is None else decode(got)
+
+
+def guarded(comm: Communicator, verb: str, stages: Stages) -> Any:
+    """Carry out stages now, with errors in hpcomm's words."""
+    return parcel.run(_translated(comm, verb, stages))
+
+
+def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_op: bool) -> Any:
+    """Agree with the other ranks about verb, then carry out its stages now or in the background."""
+    try:
+        comm._check_open(verb)
+        if comm.is_inter:
+            raise UsageError(f"{verb} needs an intra-communicator", hint="comm.merge(), or send_object and recv_object")
+    except HpcommError as error:
+        raise error.located(verb, comm) from None
+    code = head(verb, root=root)
+    if async_op:
+        leave = comm._agreement.late(code | BACKGROUND, 0)
+        request = Request(f"{verb}()", _translated(comm, verb, shown(comm, verb, stages, leave)))
+        request.needs_all(comm)
+        return request
+    comm._agreement.enter(code, 0)
+    return guarded(comm, verb, shown(comm, verb, stages, comm._agreement.leave))
+
+
+def shown(comm: Communicator, verb: str, stages: Stages, leave: Callable[[], None] | None = None, **fields: Any) -> Stages:
+    """The same stages with the observers looking on, and leave() at the end."""
+    if not comm._observers and leave is None:
+        return (yield from stages)
+    call = transport.Call(comm, verb, **fields)
+    observers = comm._observers
+    for observer in observers:
+        observer.before(call)
+    result = yield from stages
+    if leave is not None:
+        leave()
+    for observer in observers:
+        observer.after(call)
+    return result
+
+
+def _translated(comm: Communicator, verb: str, stages: Stages) -> Stages:
+    """The same stages with MPI's errors in our words."""
+    mpi_error, our_error = MPI.Exception, HpcommError  # local names: when the interpreter ends, globals go first
+    try:
+        return (yield from stages)
+    except mpi_error as error:
+        raise transport.failure(error, verb, comm) from None
+    except our_error as error:
+        raise error.located(verb, comm) from error.__cause__
+
+
+def check_root(comm: Communicator, verb: str, root: Any) -> bool:
+    """Whether this rank is root, which must be a rank of comm."""
+    if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < comm.size:
+        raise RankError(f"root {root!r} is no rank of '{comm.name}'", hint=f"a rank from 0 to {comm.size - 1}").located(
+            verb, comm
+        )
+    return bool(comm.rank == root)
+
+
+def check_list(comm: Communicator, verb: str, items: Any) -> None:
+    """Refuse anything but a sequence with one item for each rank."""
+    if items is None or not hasattr(items, "__len__") or len(items) != comm.size:
+        found = "None" if items is None else f"{len(items)} items" if hasattr(items, "__len__") else type(items).__name__
+        raise UsageError(
+            f"{verb} needs a list with one item for each of {comm.size} ranks, not {found}",
+            hint="[item for rank 0, item for rank 1, ...]",
+        ).located(verb, comm)

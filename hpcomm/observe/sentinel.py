@@ -1,0 +1,92 @@
+"""The sentinel: a thread that sleeps, and looks up a few times a second.
+
+It answers ranks that ask what this one is doing, and ends the job, with a sentence that says why, when
+the main thread sits in a call that cannot complete: a rank that it needs has ended, or made another call.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from .board import LAPS, Board, last_call, posted
+from .stack import call_frame, describe_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..communicator import Communicator
+
+__all__ = ["start"]
+
+TICK = 0.2  # s between looks
+_PATIENT = 4  # looks that find the same call before it is judged
+
+
+def start(board: Board, abort: Callable[[str], None]) -> None:
+    """Start the thread. abort(text) must say text and end the job."""
+    threading.Thread(target=_watch, args=(board, abort), name="hpcomm-sentinel", daemon=True).start()
+
+
+def _watch(board: Board, abort: Callable[[str], None]) -> None:
+    seen: object = None
+    times = 0
+    while not sys.is_finalizing():
+        time.sleep(TICK)
+        question = board.mine.question
+        if question is not None:
+            board.mine.answer(question, describe_call())
+        call = _blocked_call()
+        times = times + 1 if call is not None and call[0] == seen else 0
+        seen = call[0] if call is not None else None
+        if call is not None and times >= _PATIENT:
+            verdict = _judge(*call[1:])
+            if verdict:
+                abort(verdict)
+
+
+def _blocked_call() -> tuple[object, Communicator, int | None, int] | None:
+    """Which call the main thread is in: (what tells it from others, communicator, source, number).
+
+    source: the rank that a message must come from; number: of a collective call, 0 for messages.
+    """
+    verb, _ = call_frame()
+    if verb is None:
+        return None
+    names = verb.f_locals
+    request = names.get("self")
+    if getattr(request, "_needs", None) is not None:  # in wait()
+        comm, source, number = request._needs  # type: ignore[union-attr]
+    else:
+        comm, source, number = names.get("comm"), names.get("source", names.get("src")), 0
+        if getattr(comm, "_watched", None) is None:
+            return None
+        if "source" not in names and "dest" not in names:
+            number = comm._watched[0][LAPS]  # type: ignore[union-attr]
+    if comm._watched is None:  # type: ignore[union-attr]
+        return None
+    return (id(verb), verb.f_lasti, number), comm, source, number  # type: ignore[return-value]
+
+
+def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
+    """Why the call cannot complete, or None."""
+    assert comm._watched is not None
+    ring, peers = comm._watched
+    if not call:
+        if any(rank == source and region.ended for rank, region, _ in peers):
+            return f"{describe_call()} waits for rank {source} of '{comm.name}', which has ended"
+        return None
+    gone = [rank for rank, region, other in peers if region.ended and last_call(other) < call]
+    if gone:
+        return f"{describe_call()} on '{comm.name}' waits for rank {gone[0]}, which has ended"
+    mine = posted(ring, call)
+    for rank, region, other in peers:
+        if mine is not None and posted(other, call) not in (None, mine):
+            question = region.ask()
+            time.sleep(2 * TICK)
+            text = region.answer_to(question) or "another call"
+            rows = f"  rank {comm.rank}: {describe_call()}\n  rank {rank}: {text}"
+            return f"ranks disagree about call #{call} on '{comm.name}'.\n{rows}"
+    return None

@@ -1,0 +1,57 @@
+"""What is a thread doing, in hpcomm's words? Read off its stack, so that calls need not note it down."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from ..errors import is_ours, place
+
+__all__ = ["call_frame", "describe_call"]
+
+_SHOWN = ("op", "root", "dest", "source", "tag", "async_op")
+
+
+def call_frame(frame: FrameType | None = None) -> tuple[FrameType | None, FrameType | None]:
+    """The outermost frame of hpcomm (the verb that was called) and the user's frame that called it.
+
+    Args:
+        frame: innermost frame; the main thread's own if absent.
+    """
+    if frame is None:
+        thread = threading.main_thread().ident
+        frame = sys._getframe(1) if threading.get_ident() == thread else sys._current_frames().get(thread or 0)
+    verb = None
+    while frame is not None and is_ours(frame.f_code):
+        verb, frame = frame, frame.f_back
+    return verb, frame
+
+
+def describe_call() -> str:
+    """`all_reduce(float32 (3, 5), op='max') at train.py:41`, or where the user's own code is."""
+    verb, user = call_frame()
+    here = place(user.f_code, user.f_lineno) if user else "the end of the program"
+    if verb is None:
+        return f"not in a call of hpcomm, at {here}"
+    return f"{verb.f_code.co_name}({_arguments(verb.f_locals)}) at {here}"
+
+
+def _arguments(names: dict[str, Any]) -> str:
+    parts = []
+    request = names.get("self")
+    if type(request).__name__ == "Request":  # wait() and its kin
+        return str(request.call)  # type: ignore[union-attr]
+    x = names.get("x", names.get("out"))
+    if x is not None:
+        parts.append(_array(x))
+    parts += [f"{name}={names[name]!r}" for name in _SHOWN if names.get(name) is not None and names[name] is not False]
+    return ", ".join(parts)
+
+
+def _array(x: Any) -> str:
+    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+    if dtype is None or shape is None:
+        return type(x).__name__
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"

@@ -1,0 +1,447 @@
+"""Messages from one rank to another.
+
+A plain message carries elements and nothing else, so sender and receiver must agree about dtype and
+number; a message shorter or longer than the receiving array is an error, never a half-filled array.
+Where the receiver knows neither, send_ragged and recv_ragged carry both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from . import dtypes
+from .buffer import Buffer, as_buffer, empty, overlap, same_memory
+from .errors import HpcommError, LayoutError, MismatchError, RankError, UsageError, where
+from .request import Request, Stages
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+
+    from . import collectives
+    from .communicator import Communicator
+    from .transport import mpi as transport
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+    collectives = LazyModule("hpcomm.collectives")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = [
+    "P2POp",
+    "Status",
+    "batch_isend_irecv",
+    "iprobe",
+    "irecv",
+    "isend",
+    "probe",
+    "recv",
+    "send",
+    "sendrecv",
+]
+
+
+@dataclass
+class Status:
+    """Where a message came from: source (rank), tag, nbytes."""
+
+    source: int = -1
+    tag: int = -1
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class P2POp:
+    """One message of a batch. verb: "send" or "recv" ("isend", "irecv"); x: array sent or filled; peer: rank."""
+
+    verb: Any
+    x: Any
+    peer: int
+    tag: int = 0
+
+
+def send(
+    comm: Communicator, x: Any, dest: int | None = None, tag: int = 0, *, async_op: bool = False, dst: int | None = None
+) -> Any:
+    """Send x to dest; return when x may be changed again. Same as MPI_Send, torch.distributed.send.
+
+    Args:
+        x: array.
+        dest: rank, or hpcomm.PROC_NULL for nobody; dst is torch's word for it. To this rank itself the
+            elements are copied, so that the call returns.
+        tag: number from 0 that recv may ask for.
+
+    Raises:
+        RankError: no such rank.
+
+    Example (2 ranks):
+        >>> comm.send(np.arange(3), dest=1) if comm.rank == 0 else comm.recv(np.empty(3, int), source=0)
+        array([0, 1, 2])
+    """
+    if dest is None:
+        dest = dst
+    if not async_op:
+        try:
+            done = comm._lanes["send"][type(x)][x.dtype](x, dest, tag)
+        except AttributeError:  # not an array with a dtype
+            pass
+        else:
+            if done is not NotImplemented:
+                return None
+    return _send(comm, x, dest, tag, async_op)
+
+
+def isend(comm: Communicator, x: Any, dest: int | None = None, tag: int = 0, *, dst: int | None = None) -> Request:
+    """Begin to send x to dest; x must not change before the request is complete. Same as MPI_Isend."""
+    request: Request = _send(comm, x, dst if dest is None else dest, tag, True)
+    return request
+
+
+def recv(
+    comm: Communicator,
+    out: Any = None,
+    source: int | None = None,
+    tag: int | None = None,
+    *,
+    dtype: Any = None,
+    shape: Any = None,
+    status: Any = None,
+    async_op: bool = False,
+    src: int | None = None,
+) -> Any:
+    """Receive a message. Same as MPI_Recv, torch.distributed.recv.
+
+    Args:
+        out: array that receives; None: one is made, of dtype, and of shape or else as long as the message.
+        source: rank; None or hpcomm.ANY_SOURCE for any; src is torch's word for it.
+        tag: None or hpcomm.ANY_TAG for any.
+        dtype: of what arrives, where there is no out; a torch dtype makes a tensor.
+        status: a Status (or mpi4py's) that is filled.
+
+    Returns:
+        out, or the array made.
+
+    Raises:
+        MismatchError: the message does not fill out exactly.
+        UsageError: neither out nor dtype.
+    """
+    if source is None:
+        source = src
+    if out is not None and status is None and not async_op:
+        try:
+            done = comm._lanes["recv"][type(out)][out.dtype](out, source, tag)
+        except AttributeError:
+            pass
+        else:
+            if done is not NotImplemented:
+                return done
+    return _recv(comm, out, source, tag, dtype, shape, status, async_op)
+
+
+def irecv(
+    comm: Communicator,
+    out: Any = None,
+    source: int | None = None,
+    tag: int | None = None,
+    *,
+    dtype: Any = None,
+    shape: Any = None,
+    src: int | None = None,
+) -> Request:
+    """Begin to receive a message, as recv; the request's status tells where it came from. Same as MPI_Irecv."""
+    request: Request = _recv(comm, out, src if source is None else source, tag, dtype, shape, None, True)
+    return request
+
+
+def sendrecv(
+    comm: Communicator,
+    x: Any,
+    dest: int,
+    source: int | None = None,
+    sendtag: int = 0,
+    recvtag: int | None = None,
+    *,
+    out: Any = None,
+    status: Any = None,
+) -> Any:
+    """Send x to dest and receive from source at once, without deadlock. Same as MPI_Sendrecv.
+
+    Args:
+        out: array that receives; None: one like x is made; out=x is in place.
+
+    Returns:
+        out, or the array made.
+    """
+    try:
+        comm._check_open("sendrecv")
+        look = as_buffer(x)
+        recv = look if out is x else (as_buffer(out) if out is not None else look.make(look.shape))
+        _check_writable(recv)
+        if recv is not look and not same_memory(look.array, recv.array) and overlap(look.array, recv.array):
+            raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
+        dest, source, recvtag = _peer(comm, dest, "dest"), _source(comm, source), _tag(comm, recvtag)
+        sendtag = _tag(comm, sendtag, sending=True)
+    except HpcommError as error:
+        raise error.located("sendrecv", comm) from None
+    packed = np.ascontiguousarray(look.array)
+    if overlap(packed, recv.array):
+        packed = packed.copy()
+    landing = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
+    seen = MPI.Status()
+    call = transport.Call(comm, "sendrecv", look=look)
+    for observer in comm._observers:
+        observer.before(call)
+    try:
+        comm.mpi.Sendrecv(
+            transport.spec(packed, look.array.size, look.dtype), dest, sendtag,
+            transport.spec(landing, recv.array.size, recv.dtype), source, recvtag, seen,
+        )  # fmt: skip
+    except MPI.Exception as error:
+        raise transport.failure(error, "sendrecv", comm) from None
+    check_length(comm, "sendrecv", seen, recv.nbytes)
+    if landing is not recv.array:
+        recv.array[...] = landing
+    _fill(status, seen)
+    for observer in comm._observers:
+        observer.after(call)
+    return recv.give()
+
+
+def probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:
+    """Wait for a message and say where it comes from, without receiving it. Same as MPI_Probe."""
+    seen = MPI.Status()
+    comm.mpi.Probe(*_sender(comm, "probe", source, tag), seen)
+    filled: Status = _fill(Status(), seen)
+    return filled
+
+
+def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status | None:
+    """As probe, but None at once if no message is there. Same as MPI_Iprobe."""
+    seen = MPI.Status()
+    if not comm.mpi.Iprobe(*_sender(comm, "iprobe", source, tag), seen):
+        return None
+    filled: Status = _fill(Status(), seen)
+    return filled
+
+
+def batch_isend_irecv(comm: Communicator, ops: Sequence[P2POp]) -> list[Request]:
+    """Begin several messages at once; receives are posted first, so no order of ops can deadlock.
+
+    Same as torch.distributed.batch_isend_irecv.
+
+    Args:
+        ops: list of P2POp.
+
+    Returns:
+        A request for each of ops, in their order.
+    """
+    requests: dict[int, Request] = {}
+    try:
+        kinds = [_check_op(comm, op) for op in ops]  # all of them before any is begun
+    except HpcommError as error:
+        raise error.located("batch_isend_irecv", comm) from None
+    for wanted, begin in (("recv", irecv), ("send", isend)):
+        for i, op in enumerate(ops):
+            if kinds[i] == wanted:
+                requests[i] = begin(comm, op.x, op.peer, op.tag)
+    return [requests[i] for i in range(len(ops))]
+
+
+def _check_op(comm: Communicator, op: P2POp) -> str:
+    """"send" or "recv", if op can be carried out."""
+    comm._check_open("batch_isend_irecv")
+    name = op.verb if isinstance(op.verb, str) else getattr(op.verb, "__name__", "")
+    name = name.removeprefix("i")
+    if name not in ("send", "recv"):
+        raise UsageError(f"a P2POp's verb is 'send' or 'recv', not {op.verb!r}", hint='P2POp("send", x, peer)')
+    look = as_buffer(op.x)
+    if name == "recv":
+        _check_writable(look)
+        _source(comm, op.peer)
+    else:
+        _peer(comm, op.peer, "peer")
+    _tag(comm, op.tag, sending=name == "send")
+    return name
+
+
+def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> Any:
+    try:
+        comm._check_open("send")
+        dest = _peer(comm, dest, "dest")
+        tag = _tag(comm, tag, sending=True)
+        look = as_buffer(x)
+    except HpcommError as error:
+        raise error.located("isend" if async_op else "send", comm) from None
+    packed = np.ascontiguousarray(look.array)
+    to_self = dest == comm.rank and not comm.is_inter and not async_op
+    if to_self and np.shares_memory(packed, look.array):
+        packed = packed.copy()
+    call = transport.Call(comm, "send", send=transport.spec(packed, look.array.size, look.dtype), peer=dest, tag=tag)
+    call.look = look
+    if to_self:
+        comm._keep(collectives.carry_out(call, True))
+        return None
+    return collectives.carry_out(call, async_op)
+
+
+def _recv(
+    comm: Communicator, out: Any, source: Any, tag: Any, dtype: Any, shape: Any, status: Any, async_op: bool
+) -> Any:
+    try:
+        comm._check_open("recv")
+        source, tag = _source(comm, source), _tag(comm, tag)
+        if out is not None:
+            look = as_buffer(out)
+            _check_writable(look)
+            return _recv_into(comm, look, source, tag, status, async_op)
+        if dtype is None:
+            raise UsageError(
+                "recv without out needs to know what arrives",
+                hint="recv(out), recv(dtype='float64'), or send_ragged and recv_ragged, which carry dtype and shape",
+            )
+        if shape is not None:
+            record, torch = dtypes.parse(dtype)
+            shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+            return _recv_into(comm, empty(shape, record, torch), source, tag, status, async_op)
+        status = Status() if status is None else status
+        stages = _recv_unsized(comm, source, tag, dtype, status)
+    except HpcommError as error:
+        raise error.located("irecv" if async_op else "recv", comm) from None
+    request = Request(f"recv(source={source}, tag={tag})", stages, status)
+    request.needs(comm, source)
+    return request if async_op else request.wait()
+
+
+def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: Any, async_op: bool) -> Any:
+    landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
+    status = Status() if status is None else status
+
+    def finish(seen: MPI.Status | None) -> Any:
+        assert seen is not None
+        if source != MPI.PROC_NULL:
+            check_length(comm, "recv", seen, look.nbytes)
+            if landing is not look.array:
+                look.array[...] = landing
+        _fill(status, seen)
+        return look.give()
+
+    call = transport.Call(comm, "recv", recv=transport.spec(landing, look.array.size, look.dtype), peer=source, tag=tag, finish=finish)
+    call.look = look
+    result = collectives.carry_out(call, async_op)
+    if async_op:
+        result.status = status
+        result.needs(comm, source)
+    return result
+
+
+def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: Any) -> Stages:
+    """Wait for the message, make an array of its length, take it."""
+    record, torch = dtypes.parse(dtype)
+    arrival = Arrival(comm.mpi, source, tag)
+    yield [arrival]
+    nbytes = arrival.status.Get_elements(MPI.BYTE)
+    if nbytes % record.itemsize:
+        arrival.message.Recv(bytearray(nbytes))
+        raise MismatchError(
+            f"a message of {nbytes} bytes holds no whole number of {record}",
+            where("recv", comm),
+            "give the dtype that was sent",
+        )
+    look = empty((nbytes // record.itemsize,), record, torch)
+    arrival.message.Recv(transport.spec(look.array, look.array.size, record))
+    _fill(status, arrival.status)
+    return look.give()
+
+
+class Arrival:
+    """A message that is still to come, waited for as an MPI request is; then .message holds it."""
+
+    def __init__(self, mpi: MPI.Comm, source: int, tag: int) -> None:
+        self._mpi, self._source, self._tag = mpi, source, tag
+        self.status = MPI.Status()
+        self.message: Any = None
+
+    def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  as MPI.Request has it
+        self.message = self._mpi.Improbe(self._source, self._tag, self.status)
+        return self.message is not None
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
+        self.message = self._mpi.Mprobe(self._source, self._tag, self.status)
+        return True
+
+
+def check_length(comm: Communicator, verb: str, status: MPI.Status, expected: int) -> None:
+    """Refuse a message that does not fill its array."""
+    if status.Get_source() == MPI.PROC_NULL:
+        return
+    nbytes = status.Get_elements(MPI.BYTE)
+    if nbytes != expected:
+        raise MismatchError(
+            f"the message from rank {status.Get_source()} (tag {status.Get_tag()}) has {nbytes} bytes, "
+            f"the array that receives it {expected}",
+            where(verb, comm),
+            "give both ranks the same shape and dtype, or use send_ragged and recv_ragged",
+        )
+
+
+def _fill(status: Any, seen: MPI.Status) -> Any:
+    """Copy what MPI saw into the user's Status, or into mpi4py's."""
+    if status is None:
+        status = Status()
+    if isinstance(status, MPI.Status):
+        status.Set_source(seen.Get_source())
+        status.Set_tag(seen.Get_tag())
+        status.Set_elements(MPI.BYTE, seen.Get_elements(MPI.BYTE))
+    else:
+        status.source, status.tag = seen.Get_source(), seen.Get_tag()
+        status.nbytes = seen.Get_elements(MPI.BYTE)
+    return status
+
+
+def _check_writable(look: Buffer) -> None:
+    if look.frozen:
+        raise LayoutError(f"out {look.frozen}", hint="give an array that can be written")
+
+
+def _peer(comm: Communicator, peer: Any, name: str) -> int:
+    size = comm.remote_size if comm.is_inter else comm.size
+    if isinstance(peer, (int, np.integer)) and not isinstance(peer, bool):
+        if 0 <= peer < size or peer == MPI.PROC_NULL:
+            return int(peer)
+        raise RankError(f"{name} {peer} is no rank of '{comm.name}'", hint=f"a rank from 0 to {size - 1}")
+    raise RankError(f"{name} must be a rank, not {peer!r}", hint=f"a rank from 0 to {size - 1}")
+
+
+def _sender(comm: Communicator, verb: str, source: Any, tag: Any) -> tuple[int, int]:
+    """Source and tag as MPI takes them, or an error that names verb."""
+    try:
+        comm._check_open(verb)
+        return _source(comm, source), _tag(comm, tag)
+    except HpcommError as error:
+        raise error.located(verb, comm) from None
+
+
+def _source(comm: Communicator, source: Any) -> int:
+    if source is None or source == MPI.ANY_SOURCE:
+        return MPI.ANY_SOURCE
+    return _peer(comm, source, "source")
+
+
+def _tag(comm: Communicator, tag: Any, sending: bool = False) -> int:
+    if not sending and (tag is None or tag == MPI.ANY_TAG):
+        return MPI.ANY_TAG
+    if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= largest_tag():
+        raise UsageError(f"tag {tag!r} cannot be sent", hint=f"a number from 0 to {largest_tag()}")
+    return int(tag)
+
+
+@lru_cache(maxsize=1)
+def largest_tag() -> int:
+    """The largest tag that MPI takes."""
+    highest: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
+    return highest

@@ -1,0 +1,210 @@
+"""Plans: a call prepared once and started many times, over MPI's persistent requests."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from . import p2p
+from .buffer import as_buffer
+from .collectives import compose
+from .errors import HpcommError, UsageError, WaitTimeoutError, where
+from .signature import VERBS, head
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .communicator import Communicator
+    from .transport import mpi as transport
+    from .transport.mpi import Call
+else:
+    from .lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["Plan", "plan"]
+
+
+class Plan:
+    """A prepared call on fixed arrays.
+
+    start() begins it, wait() ends it and returns the result, calling the plan does both. Between start
+    and wait the arrays belong to the call. Whatever x holds at start() is what travels. Collective
+    plans are made by all ranks, in the same order; close() gives MPI's requests back.
+
+    Where an array cannot be handed to MPI as it lies (strided, half types, bool), memory of the plan's
+    own travels instead, filled at each start or emptied at each wait; explain() says so.
+    """
+
+    def __init__(self, comm: Communicator, call: Call) -> None:
+        self._comm = comm
+        self._call = call
+        self._prepared: list[Any] = transport.prepare(call)
+        self._under_way = False
+
+    def start(self) -> None:
+        """Begin the call with what the arrays hold now.
+
+        Raises:
+            UsageError: the last start was not waited for, or the plan is closed.
+        """
+        if self._under_way or not self._prepared:
+            what = "has been started and not waited for" if self._under_way else "is closed"
+            raise UsageError(f"the plan of {self._call} {what}", hint="wait() after each start()").located("plan", self._comm)
+        self._under_way = True
+        if self._call.fill is not None:
+            self._call.fill()
+        for request in self._prepared:
+            request.Start()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end; returns out.
+
+        Raises:
+            UsageError: the plan was not started.
+            WaitTimeoutError: timeout seconds are over; the call is still under way.
+        """
+        if not self._under_way:
+            raise UsageError(f"the plan of {self._call} was not started", hint="plan.start(), or plan()").located(
+                "plan", self._comm
+            )
+        if timeout is not None:
+            self._poll(timeout)
+        call = self._call
+        status = MPI.Status() if call.verb == "recv" else None
+        self._under_way = False
+        try:
+            for request in self._prepared:
+                request.Wait(status)
+        except MPI.Exception as error:
+            raise transport.failure(error, call.verb, self._comm) from None
+        return call.finish(status)
+
+    def __call__(self, timeout: float | None = None) -> Any:
+        self.start()
+        return self.wait(timeout)
+
+    def close(self) -> None:
+        """Give MPI's persistent requests back; waits for a call under way. A second close does nothing."""
+        if self._under_way:
+            self.wait()
+        for request in self._prepared:
+            request.Free()
+        self._prepared = []
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self.close()
+
+    def explain(self) -> str:
+        """Which way the bytes take."""
+        if not self._prepared:
+            return f"{self._call}: closed"
+        return f"{self._call}: persistent MPI ({len(self._prepared)} request), {self._way()}"
+
+    def _way(self) -> str:
+        look = self._call.look
+        if self._call.fill is None:
+            return "straight from x"
+        if not look.array.flags.c_contiguous:
+            why = "x is not contiguous"
+        elif look.dtype.kind in "bh":
+            why = f"{look.dtype} travels converted"
+        else:
+            why = "x itself must not travel"
+        return f"from memory that each start fills from x, because {why}"
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.explain()}>"
+
+    def _poll(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not all(request.Get_status() for request in self._prepared):
+            if time.monotonic() >= deadline:
+                raise WaitTimeoutError(
+                    f"the plan of {self._call} was not complete after {timeout:g} s",
+                    where(self._call.verb, self._comm),
+                    "wait again, or look for the rank that did not start its plan",
+                )
+            time.sleep(2e-5)
+
+
+def plan(
+    comm: Communicator,
+    verb: str,
+    x: Any = None,
+    *,
+    out: Any = None,
+    op: Any = "sum",
+    root: int = 0,
+    dest: int | None = None,
+    source: int | None = None,
+    tag: int | None = None,
+) -> Plan:
+    """Prepare a call once to start it many times. Same as MPI_Allreduce_init and its kin.
+
+    Args:
+        verb: name of a collective verb, "send" or "recv".
+        x, out, op, root: as the verb takes them. Without out each wait() returns an array of the plan's
+            own, which the next start may fill again.
+        dest, source, tag: for "send" and "recv".
+
+    Raises:
+        As the verb does, now and not at start; UsageError: verb cannot be planned.
+
+    Example (4 ranks):
+        >>> step = comm.plan("all_reduce", x, out=x)
+        >>> for _ in range(1000):
+        ...     step()
+    """
+    try:
+        comm._check_open("plan")
+        if verb in ("send", "recv"):
+            return _message(comm, verb, x, out, dest if verb == "send" else source, tag)
+        if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")):
+            raise UsageError(f"{verb!r} cannot be planned", hint="a collective verb, 'send' or 'recv'")
+        return _collective(comm, verb, x, out, op, root)
+    except HpcommError as error:
+        raise error.located(f"plan of {verb}", comm) from None
+
+
+def _collective(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int) -> Plan:
+    if verb == "barrier":
+        call = transport.Call(comm, "barrier", code=head("barrier"))
+    else:
+        call = compose(comm, verb, x, out, op, root, blocking=False)
+    comm._agreement.enter(call.code - head(verb) + head("plan"), call.count)
+    made = Plan(comm, call)
+    comm._agreement.leave()
+    return made
+
+
+def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: Any) -> Plan:
+    sending = verb == "send"
+    target = x if sending else (out if out is not None else x)
+    if target is None:
+        raise UsageError(f"a plan of {verb} needs its array", hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)")
+    look = as_buffer(target)
+    if not look.array.flags.c_contiguous or (not sending and look.frozen):
+        raise UsageError("a plan of send or recv needs a contiguous array that can be written", hint="numpy.ascontiguousarray(x)")
+    part = transport.spec(look.array, look.array.size, look.dtype)
+    number = p2p._tag(comm, 0 if tag is None and sending else tag, sending=sending)
+    rank = p2p._peer(comm, peer, "dest") if sending else p2p._source(comm, peer)
+    call = transport.Call(comm, verb, peer=rank, tag=number, look=look)
+    if sending:
+        call.send = part
+    else:
+        call.recv = part
+
+    def finish(status: Any) -> Any:
+        if sending:
+            return None
+        p2p.check_length(comm, "recv", status, look.nbytes)
+        return look.give()
+
+    call.finish = finish
+    return Plan(comm, call)

@@ -1,0 +1,215 @@
+"""Arrays whose shape and dtype the receivers do not know ("dynamic shapes"; MPI's v-variants).
+
+Each rank may bring another shape, dtype and array library; arrays arrive as what was sent: tensors
+as tensors (as numpy arrays where torch is not installed), everything else as numpy arrays. Small
+arrays travel in one round.
+"""
+
+from __future__ import annotations
+
+import ast
+import struct
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import dtypes, parcel
+from .buffer import as_buffer
+from .errors import HpcommError, UsageError
+from .objects import check_list, check_root, collective, guarded, shown
+from .p2p import Status, _fill, _peer, _sender, _tag
+from .parcel import Parcel
+from .request import Request, Stages
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .communicator import Communicator
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = [
+    "all_gather_ragged",
+    "all_to_all_ragged",
+    "broadcast_ragged",
+    "gather_ragged",
+    "recv_ragged",
+    "scatter_ragged",
+    "send_ragged",
+]
+
+
+def send_ragged(
+    comm: Communicator, x: Any, dest: int, tag: int = 0, *, async_op: bool = False
+) -> Request | None:
+    """Send x with its shape and dtype; recv_ragged takes it."""
+    try:
+        comm._check_open("send_ragged")
+        peer, number = _peer(comm, dest, "dest"), _tag(comm, tag, sending=True)
+        made = encode(x)
+    except HpcommError as error:
+        raise error.located("send_ragged", comm) from None
+    to_self = peer == comm.rank and not comm.is_inter
+    going = parcel.send(comm, made, peer, number, blocking=not (async_op or to_self))
+    stages = shown(comm, "send_ragged", going, peer=peer, tag=number)
+    if async_op or to_self:
+        request = Request(f"send_ragged(dest={dest}, tag={tag})", stages)
+        if async_op:
+            return request
+        comm._keep(request)
+        return None
+    guarded(comm, "send_ragged", stages)
+    return None
+
+
+def recv_ragged(
+    comm: Communicator,
+    source: int | None = None,
+    tag: int | None = None,
+    *,
+    status: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """Receive an array without knowing its shape and dtype.
+
+    Args:
+        source, tag: None for any.
+        status: a Status that is filled.
+    """
+    peer, number = _sender(comm, "recv_ragged", source, tag)
+    status = Status() if status is None else status
+
+    def stages() -> Stages:
+        got, seen = yield from parcel.receive(comm, peer, number)
+        _fill(status, seen)
+        return None if got is None else decode(got)
+
+    coming = shown(comm, "recv_ragged", stages(), peer=peer, tag=number)
+    if async_op:
+        request = Request(f"recv_ragged(source={source}, tag={tag})", coming, status)
+        request.needs(comm, source)
+        return request
+    return guarded(comm, "recv_ragged", coming)
+
+
+def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_op: bool = False) -> Any:
+    """Give every rank root's array, whatever its shape and dtype; x is ignored elsewhere."""
+    is_root = check_root(comm, "broadcast_ragged", root)
+    made = _encoded(comm, "broadcast_ragged", x) if is_root else None
+
+    def stages() -> Stages:
+        got = yield from parcel.broadcast(comm, made, root, not async_op)
+        return decode(_copied(got) if is_root else got)
+
+    return collective(comm, "broadcast_ragged", root, stages(), async_op)
+
+
+def gather_ragged(comm: Communicator, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
+    """Collect arrays of any shapes and dtypes in a list on root; None elsewhere."""
+    is_root = check_root(comm, "gather_ragged", root)
+    made = _encoded(comm, "gather_ragged", x)
+
+    def stages() -> Stages:
+        got = yield from parcel.gather(comm, made, root, not async_op)
+        return _decode_all(got, comm.rank) if is_root else None
+
+    return collective(comm, "gather_ragged", root, stages(), async_op)
+
+
+def all_gather_ragged(comm: Communicator, x: Any, *, async_op: bool = False) -> Any:
+    """Collect arrays of any shapes and dtypes in a list on every rank.
+
+    Example (3 ranks):
+        >>> [a.shape for a in comm.all_gather_ragged(np.ones(comm.rank))]
+        [(0,), (1,), (2,)]
+    """
+    made = _encoded(comm, "all_gather_ragged", x)
+
+    def stages() -> Stages:
+        got = yield from parcel.all_gather(comm, made, not async_op)
+        return _decode_all(got, comm.rank)
+
+    return collective(comm, "all_gather_ragged", 0, stages(), async_op)
+
+
+def scatter_ragged(
+    comm: Communicator, xs: Sequence[Any] | None = None, root: int = 0, *, async_op: bool = False
+) -> Any:
+    """Give each rank its own of root's arrays, a list as long as there are ranks; None elsewhere."""
+    is_root = check_root(comm, "scatter_ragged", root)
+    made = _encoded_list(comm, "scatter_ragged", xs) if is_root else None
+
+    def stages() -> Stages:
+        got = yield from parcel.scatter(comm, made, root, not async_op)
+        return decode(_copied(got) if is_root else got)
+
+    return collective(comm, "scatter_ragged", root, stages(), async_op)
+
+
+def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool = False) -> Any:
+    """Send array j of the list to rank j; receive a list with one from every rank."""
+    made = _encoded_list(comm, "all_to_all_ragged", xs)
+
+    def stages() -> Stages:
+        got = yield from parcel.all_to_all(comm, made, not async_op)
+        return _decode_all(got, comm.rank)
+
+    return collective(comm, "all_to_all_ragged", 0, stages(), async_op)
+
+
+def encode(x: Any) -> Parcel:
+    """An array with its shape, dtype and library."""
+    look = as_buffer(x)
+    if look.dtype.kind == "o":
+        name = repr(np.lib.format.dtype_to_descr(look.array.dtype))
+    else:
+        name = look.dtype.name
+    torch = type(x).__module__.startswith("torch")
+    text = f"{'torch' if torch else 'numpy'};{name}".encode()
+    description = parcel.ARRAY + struct.pack(f"<q{len(look.shape)}q", len(look.shape), *look.shape) + text
+    flat = np.ascontiguousarray(look.array).reshape(-1).view(np.uint8)
+    return Parcel(description, [flat])
+
+
+def decode(got: Parcel) -> Any:
+    """The array in a parcel, living in the memory that was received into."""
+    text = bytes(got.description)
+    if not text.startswith(parcel.ARRAY):
+        raise UsageError("an object arrived where an array was expected", hint="recv_object for what send_object sends")
+    at = len(parcel.ARRAY)
+    (ndim,) = struct.unpack_from("<q", text, at)
+    shape = struct.unpack_from(f"<{ndim}q", text, at + 8)
+    library, name = text[at + 8 + 8 * ndim :].decode().split(";", 1)
+    flat = np.frombuffer(got.contents[0], np.uint8) if got.contents[0].nbytes else np.empty(0, np.uint8)
+    if name not in dtypes.BY_NAME:
+        return flat.view(np.lib.format.descr_to_dtype(ast.literal_eval(name))).reshape(shape)
+    record = dtypes.BY_NAME[name]
+    if library == "torch" and "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        if not flat.size:
+            return torch.empty(shape, dtype=dtypes.torch_dtype(record))
+        return torch.from_numpy(flat).view(dtypes.torch_dtype(record)).reshape(shape)
+    return flat.view(dtypes.numpy_dtype(record)).reshape(shape)
+
+
+def _encoded(comm: Communicator, verb: str, x: Any) -> Parcel:
+    try:
+        return encode(x)
+    except HpcommError as error:
+        raise error.located(verb, comm) from None
+
+
+def _encoded_list(comm: Communicator, verb: str, xs: Any) -> list[Parcel]:
+    check_list(comm, verb, xs)
+    return [_encoded(comm, verb, x) for x in xs]
+
+
+def _copied(own: Parcel) -> Parcel:
+    """This rank's own array: what comes back must not be the memory that went out."""
+    return Parcel(own.description, [bytearray(block) for block in own.contents])
+
+
+def _decode_all(got: list[Parcel], rank: int) -> list[Any]:
+    return [decode(_copied(p) if r == rank else p) for r, p in enumerate(got)]

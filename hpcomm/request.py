@@ -1,0 +1,231 @@
+"""A call under way.
+
+A Request owns the arrays of its call until the call is complete, and gives at the end exactly what
+the blocking form would have returned. Calls of several stages (sizes first, then data) are generators
+that yield the MPI requests of one stage at a time; the Request drives them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import HpcommError, WaitTimeoutError, calling_frame, place
+from .observe.board import LAPS
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from mpi4py import MPI
+
+    from .communicator import Communicator
+else:
+    from .lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["Request", "Stages", "wait_all", "wait_any"]
+
+Stages = Generator["list[MPI.Request]", "list[MPI.Status]", Any]
+
+_abandoned: list[Any] = []  # requests dropped unfinished: MPI still writes into their memory
+
+
+class Request:
+    """A call that has begun. Keep it and wait for it; dropping it unfinished is warned about.
+
+    Attributes:
+        result: what wait() returned; None before that.
+        status: of a receive: a Status, filled once the message is there.
+    """
+
+    __slots__ = ("__weakref__", "_born", "_call", "_error", "_needs", "_pending", "_stages", "_statuses", "result", "status")
+
+    def __init__(self, call: object, stages: Stages, status: Any = None) -> None:
+        self._call = call
+        self.result: Any = None
+        self.status: Any = status
+        self._error: BaseException | None = None
+        self._needs: tuple[Communicator, int | None, int] | None = None
+        self._stages: Stages | None = None  # until the first stage has begun there is nothing to own
+        self._statuses: list[MPI.Status] = []
+        frame = calling_frame(sys._getframe(1))
+        self._born: tuple[CodeType, int | None] | None = (frame.f_code, frame.f_lineno) if frame else None
+        self._pending: list[MPI.Request] = []
+        try:
+            self._pending = next(stages)
+            self._stages = stages
+        except StopIteration as end:  # nothing to wait for
+            self.result = end.value
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end and return what the blocking call would have returned. May be repeated.
+
+        Args:
+            timeout: seconds; None waits for ever.
+
+        Raises:
+            WaitTimeoutError: the time is over. The request is still under way: wait again, or end the job.
+        """
+        if self._stages is None:
+            return self._outcome()
+        if timeout is None:
+            self._wait_for_ever()
+        elif not self._poll(time.monotonic() + timeout):
+            raise WaitTimeoutError(
+                f"{self.call} was not complete after {timeout:g} s",
+                f"started at {self.birth}",
+                "wait again, or look for the rank that did not make the matching call (python -m hpcomm doctor)",
+            )
+        return self._outcome()
+
+    def done(self) -> bool:
+        """Whether the call is complete. Never blocks; moves the call on."""
+        while self._stages is not None:
+            for i in range(len(self._pending) - 1, -1, -1):
+                status = self._status_of(i)
+                try:
+                    if not self._pending[i].Test(status):
+                        return False
+                except BaseException as error:
+                    self._throw(error)
+                    return True
+                self._pending.pop()
+            self._next_stage()
+        return True
+
+    def synchronize(self) -> None:
+        """Block the host until the call is complete. On host memory this is wait()."""
+        self.wait()
+
+    def needs(self, comm: Communicator, source: int | None) -> None:
+        """Note that the message must come from source, for the sentinel (see observe.sentinel)."""
+        self._needs = (comm, source, 0)
+
+    def needs_all(self, comm: Communicator) -> None:
+        """Note that all ranks of comm must make this call, its last one so far."""
+        if comm._watched is not None:
+            self._needs = (comm, None, comm._watched[0][LAPS])
+
+    @property
+    def call(self) -> str:
+        """What was called, for messages."""
+        return str(self._call)
+
+    @property
+    def birth(self) -> str:
+        """`train.py:41`: the line that started the call."""
+        return place(*self._born) if self._born else "?"
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio
+
+        delay = 0.0
+        while not self.done():
+            yield from asyncio.sleep(delay).__await__()
+            delay = min(delay + 2e-5, 1e-3)  # short messages are there at once, long ones need no haste
+        return self._outcome()
+
+    def __repr__(self) -> str:
+        state = "complete" if self._stages is None else "under way"
+        return f"<Request {self.call}, {state}, started at {self.birth}>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_stages", None) is None or sys.is_finalizing():
+            return
+        _abandoned.append((self._pending, self._stages))
+        warnings.warn(
+            f"{self.call}, started at {self.birth}, was dropped before it was complete; keep the request and wait()",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+
+    def _outcome(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self.result
+
+    def _wait_for_ever(self) -> None:
+        while self._stages is not None:
+            try:
+                for i in range(len(self._pending) - 1, -1, -1):
+                    self._pending[i].Wait(self._status_of(i))
+                    self._pending.pop()
+            except BaseException as error:
+                self._throw(error)
+                return
+            self._next_stage()
+
+    def _poll(self, deadline: float) -> bool:
+        delay = 0.0
+        while not self.done():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(delay)
+            delay = min(delay + 2e-6, 5e-4)
+        return True
+
+    def _status_of(self, i: int) -> MPI.Status:
+        while len(self._statuses) <= i:
+            self._statuses.append(MPI.Status())
+        return self._statuses[i]
+
+    def _next_stage(self) -> None:
+        assert self._stages is not None
+        statuses, self._statuses = self._statuses, []
+        try:
+            self._pending = self._stages.send(statuses)
+        except StopIteration as end:
+            self.result, self._stages = end.value, None
+        except HpcommError as error:
+            self._error, self._stages = error, None
+
+    def _throw(self, error: BaseException) -> None:
+        """Hand a failure of MPI to the generator, which knows how to say it."""
+        assert self._stages is not None
+        try:
+            self._stages.throw(error)
+        except BaseException as said:
+            self._error, self._stages, self._pending = said, None, []
+            if not isinstance(said, Exception):
+                raise
+
+
+def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[Any]:
+    """Wait for all requests and return their results in order.
+
+    Raises:
+        WaitTimeoutError: after timeout seconds for all of them together; those that are complete stay so.
+    """
+    pending = list(requests)
+    if timeout is None:
+        return [request.wait() for request in pending]
+    deadline = time.monotonic() + timeout
+    return [request.wait(max(0.0, deadline - time.monotonic())) for request in pending]
+
+
+def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple[int, Any]:
+    """Wait until one of the requests is complete; return its place in requests and its result.
+
+    Raises:
+        WaitTimeoutError: none was complete after timeout seconds.
+        ValueError: requests is empty.
+    """
+    if not requests:
+        raise ValueError("wait_any needs at least one request")
+    deadline = None if timeout is None else time.monotonic() + timeout
+    delay = 0.0
+    while True:
+        for i, request in enumerate(requests):
+            if request.done():
+                return i, request.wait()
+        if deadline is not None and time.monotonic() >= deadline:
+            raise WaitTimeoutError(
+                f"none of {len(requests)} requests was complete after {timeout:g} s", f"the first: {requests[0]!r}"
+            )
+        time.sleep(delay)
+        delay = min(delay + 2e-6, 5e-4)

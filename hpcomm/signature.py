@@ -1,0 +1,58 @@
+"""The signature of a collective call: what all ranks must agree about, in one 63-bit number.
+
+    bits 0-5 verb   6-10 operator   11-18 dtype   19-30 root   31 background   32-62 number of elements
+
+It fits one word of shared memory, is made with a shift and an or, and can be read back, so that a
+rank can say what another one called even when that one has gone on.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BACKGROUND", "VERBS", "describe", "head", "signature"]
+
+_PLAIN = (
+    "all_gather all_reduce all_to_all barrier broadcast exscan gather reduce reduce_scatter scan scatter plan".split()
+)
+_RAGGED = "all_gather all_to_all broadcast gather scatter".split()
+VERBS = [
+    "?",
+    *_PLAIN,
+    *(f"{verb}_object" for verb in _RAGGED),
+    *(f"{verb}_ragged" for verb in _RAGGED),
+]
+_CODES = {verb: i for i, verb in enumerate(VERBS)}
+_OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
+_REDUCTIONS = ("all_reduce", "exscan", "reduce", "reduce_scatter", "scan")
+_ROOTED = ("broadcast", "gather", "reduce", "scatter")
+
+
+def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
+    """All but the number of elements; add `count << 32`."""
+    return _CODES[verb] | (op & 31) << 6 | (dtype & 255) << 11 | (root & 0xFFF) << 19
+
+
+BACKGROUND = 1 << 31  # MPI does not match blocking with nonblocking calls
+
+
+def signature(head: int, count: int) -> int:
+    """The whole number; counts past 2^31 keep their lower bits."""
+    return (count & 0x7FFF_FFFF) << 32 | head
+
+
+def describe(signature: int) -> str:
+    """`all_reduce(float64, 4 elements, op='max')`."""
+    from .dtypes import BY_NAME
+
+    verb = VERBS[signature & 63] if signature & 63 < len(VERBS) else "?"
+    op, dtype, root = signature >> 6 & 31, signature >> 11 & 255, signature >> 19 & 0xFFF
+    parts = []
+    if dtype:
+        name = next((d.name for d in BY_NAME.values() if d.code == dtype), "opaque")
+        parts += [name, f"{signature >> 32} elements"]
+    if verb in _REDUCTIONS:
+        parts.append(f"op={_OPS[op]!r}" if op < len(_OPS) else "op=a function")
+    if verb.removesuffix("_object").removesuffix("_ragged") in _ROOTED:
+        parts.append(f"root={root}")
+    if signature & BACKGROUND:
+        parts.append("async_op=True")
+    return f"{verb}({', '.join(parts)})"

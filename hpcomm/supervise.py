@@ -1,0 +1,129 @@
+"""A job with a time limit: run its launcher, and leave nothing behind when the time is up.
+
+Killing a launcher is not enough: ranks live in sessions of their own and may outlive it. So every
+process of the job inherits a mark in its environment, and is found again by that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["kill_members", "members", "settings", "supervise"]
+
+MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
+TIMED_OUT = 124  # as timeout(1) has it
+GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
+_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
+
+
+def settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """What to add to a job's environment: its mark, and that Python prints its stacks when aborted."""
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    outer = environ.get(MARK)
+    added = {MARK: f"{outer},{mark}" if outer else mark}
+    return added if "PYTHONFAULTHANDLER" in environ else {**added, "PYTHONFAULTHANDLER": "1"}
+
+
+class _EndedBySignalError(Exception):
+    """Somebody asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def supervise(command: list[str], environ: dict[str, str], timeout_s: float) -> int:
+    """Run command for at most timeout_s seconds; its exit status, 124 if it took longer.
+
+    environ holds what settings() gave. A signal that ends us ends the job too.
+    """
+    mark = environ[MARK].rpartition(",")[2]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _raise_ended)
+    launcher = subprocess.Popen(command, env=environ)
+    try:
+        status = launcher.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        _abort_ranks(mark)
+        _end(launcher, mark)
+        print(
+            f"hpcomm run: the job had not ended after {timeout_s:g} s, so it was ended.\n"
+            "  where: the stacks of its ranks are above, if they are Python\n"
+            "  try:   a larger --timeout, if it was only slow",
+            file=sys.stderr,
+        )
+        return TIMED_OUT
+    except _EndedBySignalError as ended:
+        if ended.number != signal.SIGINT:  # a terminal has sent that one to the launcher as well
+            launcher.send_signal(ended.number)
+        _end(launcher, mark)
+        return 128 + ended.number
+    return status if status >= 0 else 128 - status
+
+
+def _raise_ended(number: int, frame: object) -> NoReturn:
+    raise _EndedBySignalError(number)
+
+
+def _end(launcher: subprocess.Popen[bytes], mark: str) -> None:
+    """Give the launcher time to end by itself, then ask it to, then kill whatever is left of the job."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    for ask in (launcher.poll, launcher.terminate, launcher.kill):
+        ask()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(GRACE_S)
+            break
+    kill_members(mark)
+
+
+def members(mark: str) -> list[tuple[int, bool]]:
+    """The processes of a job on this machine: (process id, whether it is a rank or a rank's child)."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (process / "environ").read_bytes()
+        except OSError:  # it has just ended, or it is somebody else's
+            continue
+        variables = dict(item.split(b"=", 1) for item in environ.split(b"\0") if b"=" in item)
+        if mark.encode() in variables.get(MARK.encode(), b"").split(b","):
+            found.append((int(process.name), any(name in variables for name in _RANK_VARIABLES)))
+    return found
+
+
+def _abort_ranks(mark: str) -> None:
+    """Make Python ranks print their stacks and end.
+
+    The launcher sleeps meanwhile: it would kill the others at the first death, before they have
+    spoken, and mix their lines. What they say waits for it in their pipes.
+    """
+    launchers = [pid for pid, is_rank in members(mark) if not is_rank]
+    _signal(launchers, signal.SIGSTOP)
+    deadline = time.monotonic() + GRACE_S
+    _signal([pid for pid, is_rank in members(mark) if is_rank], signal.SIGABRT)
+    while any(is_rank for _, is_rank in members(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    _signal(launchers, signal.SIGCONT)
+
+
+def kill_members(mark: str) -> int:
+    """Kill every process of a job on this machine; returns how many there were."""
+    left = [pid for pid, _ in members(mark) if pid != os.getpid()]
+    _signal(left, signal.SIGKILL)
+    return len(left)
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, number)

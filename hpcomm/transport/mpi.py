@@ -1,0 +1,226 @@
+"""The MPI library as a transport: run(call) now, start(call) in the background, prepare(call) for later.
+
+One table of names serves blocking (`Allreduce`), nonblocking (`Iallreduce`) and persistent
+(`Allreduce_init`) calls, since their arguments are the same. Counts past what a C int holds are cut
+here, because not every MPI takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from ..errors import HpcommError, MismatchError, TransportError, where
+from ..request import Request, Stages
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..communicator import Communicator
+    from ..dtypes import Dtype
+
+    Spec = tuple[NDArray[Any], int, MPI.Datatype]
+else:
+    from ..lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["Call", "failure", "largest_count", "prepare", "run", "spec", "start"]
+
+_NAMES = {
+    "all_gather": "Allgather",
+    "all_reduce": "Allreduce",
+    "all_to_all": "Alltoall",
+    "barrier": "Barrier",
+    "broadcast": "Bcast",
+    "exscan": "Exscan",
+    "gather": "Gather",
+    "recv": "Recv",
+    "reduce": "Reduce",
+    "reduce_scatter": "Reduce_scatter_block",
+    "scan": "Scan",
+    "scatter": "Scatter",
+    "send": "Send",
+}
+_REDUCTIONS = ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
+
+largest_count = 2**31 - 1  # elements in one MPI call; a C int, whatever the library could do beyond
+
+
+def _nothing(status: MPI.Status | None) -> Any:
+    return None
+
+
+@dataclass(slots=True)
+class Call:
+    """One communication in words.
+
+    send, recv: (contiguous array, elements per rank, MPI type), MPI.IN_PLACE or None
+    peer: dest or source of a message
+    finish: what is left to do when the bytes have arrived; returns the result
+    moves: the verb whose MPI function carries the bytes, where it is not the call's own
+    fill: copies x into the memory that travels, where that is not x itself; done once already
+    carry: done instead of one MPI call, where a verb needs several (blocking calls only)
+    look: the Buffer that messages speak of
+    code, count: the signature that all ranks must share (see observe.check); code 0: not compared
+    """
+
+    comm: Communicator
+    verb: str
+    send: Any = None
+    recv: Any = None
+    op: Any = None
+    root: int = 0
+    peer: int = 0
+    tag: int = 0
+    finish: Callable[[MPI.Status | None], Any] = _nothing
+    moves: str = ""
+    fill: Callable[[], None] | None = None
+    carry: Callable[[], None] | None = None
+    code: int = 0
+    count: int = 0
+    look: Any = ""
+
+    def __str__(self) -> str:
+        if self.verb in ("send", "recv"):
+            return f"{self.verb}({self.look}, {'dest' if self.verb == 'send' else 'source'}={self.peer}, tag={self.tag})"
+        return f"{self.verb}({self.look})"
+
+
+def run(call: Call) -> Any:
+    """Carry out call with the library's blocking function; return its result."""
+    mpi = call.comm.mpi
+    status = MPI.Status() if call.verb == "recv" else None
+    try:
+        if call.carry is not None:
+            call.carry()
+        else:
+            for name, arguments in _pieces(call):
+                getattr(mpi, name)(*arguments if status is None else (*arguments, status))
+    except MPI.Exception as error:
+        raise failure(error, call.verb, call.comm) from None
+    return call.finish(status)
+
+
+def start(call: Call) -> Request:
+    """Begin call; the request finishes it."""
+    return Request(call, _background(call))
+
+
+def prepare(call: Call) -> list[MPI.Prequest]:
+    """Persistent requests for call, to be started many times."""
+    try:
+        return [getattr(call.comm.mpi, f"{name}_init")(*arguments) for name, arguments in _pieces(call)]
+    except MPI.Exception as error:
+        raise failure(error, call.verb, call.comm) from None
+
+
+def _background(call: Call) -> Stages:
+    mpi = call.comm.mpi
+    mpi_error = MPI.Exception  # a local name: when the interpreter ends, globals go first
+    try:
+        statuses = yield [getattr(mpi, f"I{name.lower()}")(*arguments) for name, arguments in _pieces(call)]
+    except mpi_error as error:
+        raise failure(error, call.verb, call.comm) from None
+    return call.finish(statuses[0] if statuses else None)
+
+
+def failure(error: MPI.Exception, verb: str, comm: Communicator) -> HpcommError:
+    """MPI's error in our words; the one place where its exceptions are mapped."""
+    kind = error.Get_error_class()
+    if kind == MPI.ERR_TRUNCATE:
+        return MismatchError(
+            "a message was longer than the array that receives it",
+            where(verb, comm),
+            "give both ranks the same shape and dtype, or use the _ragged form",
+        )
+    return TransportError(
+        f"{MPI.Get_library_version().split(',')[0].splitlines()[0].strip()} failed: {error.Get_error_string()}",
+        where(verb, comm),
+        "python -m hpcomm doctor",
+        kind,
+    )
+
+
+def spec(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
+    """What mpi4py wants to know of a contiguous array; count in elements per rank."""
+    if dtype.mpi is not None:
+        return array, count, getattr(MPI, dtype.mpi)
+    if dtype.kind == "h":
+        return array, count, MPI.UINT16_T
+    return array.reshape(-1).view(np.uint8), count * array.dtype.itemsize, MPI.BYTE
+
+
+def _pieces(call: Call) -> list[tuple[str, tuple[Any, ...]]]:
+    """The MPI calls that make up call: one, unless it is too large for one."""
+    verb = call.moves or call.verb
+    name = _NAMES[verb]
+    counts = [part[1] for part in (call.send, call.recv) if type(part) is tuple]
+    if not counts or max(counts) <= largest_count:
+        return [(name, _arguments(call, call.send, call.recv))]
+    if verb not in _REDUCTIONS:
+        return [(name, _arguments(call, _as_one(call.send), _as_one(call.recv)))]
+    if verb == "reduce_scatter":
+        return _reduce_to_each(call, counts[-1])
+    return [
+        (name, _arguments(call, _cut(call.send, first), _cut(call.recv, first)))
+        for first in range(0, counts[0], largest_count)
+    ]
+
+
+def _arguments(call: Call, send: Any, recv: Any) -> tuple[Any, ...]:
+    verb = call.moves or call.verb
+    if verb == "barrier":
+        return ()
+    if verb == "broadcast":
+        return recv, call.root
+    if verb == "send":
+        return send, call.peer, call.tag
+    if verb == "recv":
+        return recv, call.peer, call.tag
+    if verb == "reduce":
+        return send, recv, call.op, call.root
+    if verb in _REDUCTIONS:
+        return send, recv, call.op
+    if verb in ("gather", "scatter"):
+        return send, recv, call.root
+    return send, recv
+
+
+def _cut(part: Any, first: int) -> Any:
+    if type(part) is not tuple:
+        return part
+    array, count, kind = part
+    n = min(largest_count, count - first)
+    return array.reshape(-1)[first : first + n], n, kind
+
+
+def _as_one(part: Any) -> Any:
+    """The same bytes as one element of a derived type."""
+    if type(part) is not tuple:
+        return part
+    array, count, kind = part
+    whole, rest = divmod(count, largest_count)
+    size = kind.Get_size()
+    block = kind.Create_contiguous(largest_count)
+    many = MPI.Datatype.Create_struct([whole, rest], [0, whole * largest_count * size], [block, kind]).Commit()
+    return array, 1, many
+
+
+def _reduce_to_each(call: Call, count: int) -> list[tuple[str, tuple[Any, ...]]]:
+    array, _, kind = call.send
+    flat = array.reshape(-1)
+    comm = call.comm
+    pieces: list[tuple[str, tuple[Any, ...]]] = []
+    for root in range(comm.size):
+        block = (flat[root * count : (root + 1) * count], count, kind)
+        recv = call.recv if comm.rank == root else None
+        pieces += [
+            ("Reduce", (_cut(block, first), _cut(recv, first), call.op, root))
+            for first in range(0, count, largest_count)
+        ]
+    return pieces

@@ -1,0 +1,213 @@
+"""Every array that hpcomm takes: kinds x dtypes x layouts, made from plain numpy values.
+
+The *plain* values are what a test computes with: bool, int64, uint64, float64 or complex128, so that
+what is expected never comes out of hpcomm. `make` turns plain values into the array under test and
+`plain_of` reads any array back.
+
+    kind      numpy torch array bytearray memoryview dlpack
+    layout    contiguous sliced transposed fortran negative zero_d empty read_only repeated
+"""
+
+from __future__ import annotations
+
+import array as stdlib_array
+from typing import Any
+
+import array_api_strict
+import ml_dtypes
+import numpy as np
+import torch
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+HALVES = ("float16", "bfloat16")
+FLOATS = (*HALVES, "float32", "float64")
+COMPLEX = ("complex64", "complex128")
+DTYPES = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
+
+KINDS = ("numpy", "torch", "array", "bytearray", "memoryview", "dlpack")
+LAYOUTS = (
+    "contiguous",
+    "sliced",
+    "transposed",
+    "fortran",
+    "negative",
+    "zero_d",
+    "empty",
+    "read_only",
+    "repeated",
+)
+ONE_AXIS = ("array", "bytearray")  # kinds without a shape of their own
+INPUT_ONLY = ("read_only", "repeated")
+
+_TYPECODES = {"int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I",
+              "int64": "q", "uint64": "Q", "float32": "f", "float64": "d"}  # fmt: skip
+_DTYPES_OF = {
+    "numpy": DTYPES,
+    "torch": DTYPES,
+    "array": tuple(_TYPECODES),
+    "bytearray": ("uint8",),
+    "memoryview": tuple(name for name in DTYPES if name != "bfloat16"),
+    "dlpack": tuple(name for name in DTYPES if name not in HALVES),
+}
+_LAYOUTS_OF = {
+    "numpy": LAYOUTS,
+    "torch": tuple(name for name in LAYOUTS if name not in ("negative", "read_only")),
+    "array": ("contiguous", "empty"),
+    "bytearray": ("contiguous", "empty"),
+    "memoryview": ("contiguous", "sliced", "negative", "fortran", "zero_d", "empty", "read_only"),
+    "dlpack": ("contiguous", "sliced", "transposed", "zero_d", "empty"),
+}
+
+
+def exists(kind: str, dtype: str, layout: str) -> bool:
+    """Whether there is such an array at all."""
+    return dtype in _DTYPES_OF[kind] and layout in _LAYOUTS_OF[kind]
+
+
+def shape_of(kind: str, layout: str) -> tuple[int, ...]:
+    """A shape that shows the layout: three unequal axes where the kind has axes."""
+    if layout == "zero_d":
+        return ()
+    if kind in ONE_AXIS:
+        return (0,) if layout == "empty" else (6,)
+    return (2, 0, 3) if layout == "empty" else (2, 3, 4)
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
+
+
+def plain_dtype(dtype: str) -> np.dtype[Any]:
+    """The type in which a test computes with dtype."""
+    if dtype == "bool":
+        return np.dtype(bool)
+    if dtype in INTEGERS:
+        return np.dtype("uint64" if dtype.startswith("u") else "int64")
+    return np.dtype("complex128" if dtype in COMPLEX else "float64")
+
+
+def plain_values(dtype: str, shape: tuple[int, ...], seed: int, layout: str = "contiguous") -> np.ndarray:
+    """Small whole values, so that sums and products of four are exact in every dtype."""
+    rng = np.random.default_rng(seed)
+    if dtype == "bool":
+        values = rng.integers(0, 2, shape).astype(bool)
+    elif dtype.startswith("uint"):
+        values = rng.integers(0, 4, shape).astype(np.uint64)
+    elif dtype in COMPLEX:
+        values = rng.integers(-3, 4, shape) + 1j * rng.integers(-3, 4, shape)
+    else:
+        values = rng.integers(-3, 4, shape).astype(plain_dtype(dtype))
+    if layout == "repeated" and values.size:
+        values = np.broadcast_to(values[..., :1], shape).copy()
+    return np.asarray(values)
+
+
+def make(kind: str, dtype: str, layout: str, plain: np.ndarray) -> Any:
+    """An array of kind and dtype with the values of plain, lying in memory as layout says."""
+    laid = _lay_out(np.asarray(plain).astype(numpy_dtype(dtype)), layout)
+    if kind == "numpy":
+        return laid
+    if kind == "torch":
+        return _torch(laid, dtype)
+    if kind == "memoryview":
+        return memoryview(laid)
+    if kind == "dlpack":
+        return _array_api(laid, layout)
+    if kind == "array":
+        return stdlib_array.array(_TYPECODES[dtype], laid.tobytes())
+    assert kind == "bytearray", kind
+    return bytearray(laid.tobytes())
+
+
+def plain_of(x: Any) -> np.ndarray:
+    """The values of any array, number or list of numbers that came back, in plain types."""
+    if isinstance(x, torch.Tensor):
+        return _plain(_numpy_of_torch(x))
+    if isinstance(x, (bytes, bytearray)):
+        return _plain(np.frombuffer(bytes(x), np.uint8))
+    if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
+        return _plain(np.array(np.from_dlpack(x)))
+    return _plain(np.array(x))
+
+
+def dtype_of(x: Any) -> str:
+    """The name of x's dtype, spelt the same for every kind."""
+    if isinstance(x, torch.Tensor):
+        return str(x.dtype).removeprefix("torch.")
+    if isinstance(x, (bytes, bytearray)):
+        return "uint8"
+    if isinstance(x, stdlib_array.array):
+        return {code: name for name, code in _TYPECODES.items()}[x.typecode]
+    if isinstance(x, memoryview):
+        return np.asarray(x).dtype.name
+    return str(x.dtype).removeprefix("array_api_strict.")
+
+
+def kind_of(x: Any) -> str:
+    """Which of KINDS x is."""
+    if isinstance(x, torch.Tensor):
+        return "torch"
+    if isinstance(x, stdlib_array.array):
+        return "array"
+    if isinstance(x, (np.ndarray, bytearray, memoryview)):
+        return {"ndarray": "numpy"}.get(type(x).__name__, type(x).__name__)
+    return "dlpack" if hasattr(x, "__array_namespace__") else type(x).__name__
+
+
+def bits(x: Any) -> bytes:
+    """Every byte of x in C order: what 'x is unchanged' means, NaN and signs of zero included."""
+    if isinstance(x, torch.Tensor):
+        return bytes(_numpy_of_torch(x).tobytes())
+    if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
+        return bytes(np.array(np.from_dlpack(x)).tobytes())
+    return bytes(np.array(x).tobytes())
+
+
+def _lay_out(values: np.ndarray, layout: str) -> np.ndarray:
+    if layout == "sliced":
+        wide = np.zeros((*values.shape[:-1], 2 * values.shape[-1]), values.dtype)
+        wide[..., ::2] = values
+        return wide[..., ::2]
+    if layout == "transposed":  # the first axis runs fastest but the others keep their order: neither C nor Fortran
+        return np.moveaxis(np.moveaxis(values, 0, -1).copy(), -1, 0)
+    if layout == "fortran":
+        return np.array(values, order="F")
+    if layout == "negative":
+        reverse = (slice(None, None, -1),) * values.ndim
+        return values[reverse].copy()[reverse]
+    if layout == "repeated":
+        return np.broadcast_to(values[..., :1].copy(), values.shape)
+    laid = values.copy()
+    laid.flags.writeable = layout != "read_only"
+    return laid
+
+
+def _torch(laid: np.ndarray, dtype: str) -> torch.Tensor:
+    if not laid.flags.writeable:  # a stride of 0 comes back through expand, which torch does itself
+        return _torch(laid[..., :1].copy(), dtype).expand(laid.shape)
+    if dtype in HALVES:
+        return torch.from_numpy(laid.view(np.int16)).view(getattr(torch, dtype))
+    return torch.from_numpy(laid)
+
+
+def _numpy_of_torch(x: torch.Tensor) -> np.ndarray:
+    if x.dtype is torch.bfloat16:
+        return x.detach().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return np.array(x.detach().numpy())
+
+
+def _array_api(laid: np.ndarray, layout: str) -> Any:
+    if layout == "sliced":
+        return array_api_strict.asarray(laid.base)[..., ::2]
+    if layout == "transposed":
+        return array_api_strict.moveaxis(array_api_strict.asarray(laid.base), -1, 0)
+    return array_api_strict.asarray(laid)
+
+
+def _plain(values: np.ndarray) -> np.ndarray:
+    name = values.dtype.name
+    if name == "bool":
+        return values
+    if values.dtype.kind in "iu":
+        return values.astype(np.uint64 if values.dtype.kind == "u" else np.int64)
+    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)

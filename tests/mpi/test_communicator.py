@@ -1,0 +1,366 @@
+"""Communicators: making, dividing, naming, closing, looking on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpcomm
+
+
+def test_world_and_self_are_made_at_first_use_and_once() -> None:
+    assert hpcomm.world is hpcomm.world
+    assert (hpcomm.world.rank, hpcomm.world.size) == (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+    assert (hpcomm.self_.rank, hpcomm.self_.size) == (0, 1)
+    assert (hpcomm.world.name, hpcomm.self_.name) == ("world", "self")
+    assert hpcomm.world.all_reduce(1) == MPI.COMM_WORLD.size
+    assert hpcomm.self_.all_reduce(7) == 7
+
+
+def test_the_communicator_underneath_is_a_duplicate_of_its_own(comm: Any) -> None:
+    assert isinstance(comm.mpi, MPI.Intracomm)
+    assert MPI.Comm.Compare(comm.mpi, MPI.COMM_WORLD) == MPI.CONGRUENT
+    assert (comm.mpi.rank, comm.mpi.size) == (comm.rank, comm.size)
+    assert not comm.is_inter
+    assert comm.remote_size == 0
+
+
+def test_a_name_stands_in_messages_and_in_the_representation() -> None:
+    with hpcomm.Communicator(MPI.COMM_WORLD, name="tp") as comm:
+        assert comm.name == "tp"
+        assert "'tp'" in repr(comm)
+        assert f"rank {comm.rank} of {comm.size}" in repr(comm)
+        with pytest.raises(hpcomm.RankError, match="'tp'"):
+            comm.broadcast(np.ones(1), root=99)
+
+
+# -- dividing --------------------------------------------------------------------------------------
+
+
+def test_split_puts_ranks_of_one_color_together_ordered_by_key(comm: Any) -> None:
+    part = comm.split(comm.rank % 2, key=-comm.rank, name="half")
+    members = [rank for rank in range(comm.size) if rank % 2 == comm.rank % 2][::-1]
+    assert part.all_gather(comm.rank).tolist() == members
+    assert part.rank == members.index(comm.rank)
+    assert part.name == "half"
+    part.close()
+
+
+def test_ranks_of_equal_key_keep_their_order(comm: Any) -> None:
+    with comm.split(0) as part:
+        assert (part.rank, part.size) == (comm.rank, comm.size)
+
+
+def test_a_rank_without_a_color_is_left_out(comm: Any) -> None:
+    part = comm.split(None if comm.rank == 0 else 5)
+    if comm.rank == 0:
+        assert part is None
+    else:
+        assert part.size == comm.size - 1
+        assert part.all_reduce(1) == comm.size - 1
+        part.close()
+
+
+@pytest.mark.parametrize("color", [-1, "red", 1.5], ids=repr)
+def test_a_color_that_is_no_number_from_0_is_refused(comm: Any, color: Any) -> None:
+    with pytest.raises(hpcomm.UsageError) as caught:
+        comm.split(color)
+    assert repr(color) in caught.value.what
+    assert "None" in str(caught.value.hint)
+    assert comm.all_reduce(1) == comm.size
+
+
+def test_split_node_joins_the_ranks_that_share_memory(comm: Any) -> None:
+    names = comm.all_gather_object(MPI.Get_processor_name())
+    with comm.split_node() as node:
+        assert node.size == names.count(names[comm.rank])
+        assert node.all_gather_object(MPI.Get_processor_name()) == [names[comm.rank]] * node.size
+
+
+def test_a_group_is_made_by_its_members_alone_in_the_order_given(comm: Any) -> None:
+    """The others do something else meanwhile: here they wait for a message of a member."""
+    members = list(range(comm.size - 1, 0, -1)) or [0]
+    if comm.rank in members:
+        with comm.group(members, name="some") as part:
+            assert part.all_gather(comm.rank).tolist() == members
+            assert part.name == "some"
+        if comm.rank == members[0] and comm.size > 1:
+            comm.send(np.ones(1), 0, tag=1)
+    else:
+        assert comm.recv(np.zeros(1), members[0], tag=1).tolist() == [1.0]
+
+
+@pytest.mark.mpi(min_size=4)
+def test_two_groups_may_be_made_at_the_same_time(comm: Any) -> None:
+    members = [0, 2] if comm.rank % 2 == 0 else [3, 1]
+    with comm.group(members) as part:
+        assert part.all_gather(comm.rank).tolist() == members
+
+
+def test_a_group_that_cannot_be_is_refused_and_says_which_ranks_exist(comm: Any) -> None:
+    for ranks, wrong in (([comm.rank, 99], "99"), ([comm.rank, comm.rank], str(comm.rank)), ([-1, comm.rank], "-1")):
+        with pytest.raises(hpcomm.RankError) as caught:
+            comm.group(ranks)
+        assert wrong in caught.value.what
+        assert str(comm.size - 1) in str(caught.value.hint)
+    with pytest.raises(hpcomm.RankError):
+        comm.group([])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_may_not_make_a_group_without_itself(comm: Any) -> None:
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    with pytest.raises(hpcomm.RankError, match=f"rank {comm.rank} is not in"):
+        comm.group(others)
+
+
+def test_parts_of_parts_work_and_do_not_mix(comm: Any) -> None:
+    with comm.split(comm.rank % 2) as part, part.dup("again") as twice, part.split(part.rank // 2) as quarter:
+        assert twice.name == "again"
+        assert part.all_reduce(1) == twice.all_reduce(1) == part.size
+        assert quarter.all_reduce(1) == quarter.size
+        requests = [c.all_reduce(np.full(2, i), async_op=True) for i, c in enumerate((part, twice, quarter), 1)]
+        assert [request.wait(timeout=30)[0] for request in requests] == [part.size, 2 * part.size, 3 * quarter.size]
+
+
+def test_a_communicator_may_be_made_of_any_mpi4py_communicator(comm: Any) -> None:
+    raw = MPI.COMM_WORLD.Split(comm.rank % 2)
+    part = hpcomm.Communicator(raw, name="theirs")
+    raw.Free()  # ours is a duplicate: the user may free his own
+    assert part.all_reduce(1) == part.size
+    part.close()
+
+
+def test_the_spellings_of_mpi4py_divide_too(comm: Any) -> None:
+    part = comm.Split(comm.rank % 2, comm.rank)
+    again = part.Dup()
+    assert again.all_reduce(1) == part.size
+    again.Free()
+    part.Free()
+    assert comm.Split(MPI.UNDEFINED if comm.rank == 0 else 1) is None or comm.rank
+
+
+def test_many_communicators_may_be_open_at_once_and_made_again(comm: Any) -> None:
+    """More than the board has rings: the rest is not watched, but works."""
+    parts = [comm.dup() for _ in range(150)]
+    assert [part.all_reduce(1) for part in parts] == [comm.size] * 150
+    for part in parts:
+        part.close()
+    for _ in range(300):
+        part = comm.dup()
+        assert part.all_reduce(1) == comm.size
+        part.close()
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+AFTER: dict[str, Callable[[Any], Any]] = {
+    "broadcast": lambda c: c.broadcast(np.ones(1)),
+    "reduce": lambda c: c.reduce(np.ones(1)),
+    "all_reduce": lambda c: c.all_reduce(np.ones(1)),
+    "gather": lambda c: c.gather(np.ones(1)),
+    "all_gather": lambda c: c.all_gather(np.ones(1)),
+    "scatter": lambda c: c.scatter(np.ones(c.size)),
+    "reduce_scatter": lambda c: c.reduce_scatter(np.ones(c.size)),
+    "all_to_all": lambda c: c.all_to_all(np.ones(c.size)),
+    "scan": lambda c: c.scan(np.ones(1)),
+    "exscan": lambda c: c.exscan(np.ones(1)),
+    "barrier": lambda c: c.barrier(),
+    "async barrier": lambda c: c.barrier(async_op=True),
+    "async all_reduce": lambda c: c.all_reduce(np.ones(1), async_op=True),
+    "send": lambda c: c.send(np.ones(1), 0),
+    "recv": lambda c: c.recv(np.ones(1), 0),
+    "isend": lambda c: c.isend(np.ones(1), 0),
+    "irecv": lambda c: c.irecv(np.ones(1), 0),
+    "sendrecv": lambda c: c.sendrecv(np.ones(1), 0, 0),
+    "probe": lambda c: c.probe(),
+    "iprobe": lambda c: c.iprobe(),
+    "batch_isend_irecv": lambda c: c.batch_isend_irecv([hpcomm.P2POp("send", np.ones(1), 0)]),
+    "send_object": lambda c: c.send_object(1, 0),
+    "recv_object": lambda c: c.recv_object(),
+    "isend_object": lambda c: c.isend_object(1, 0),
+    "irecv_object": lambda c: c.irecv_object(),
+    "sendrecv_object": lambda c: c.sendrecv_object(1, 0, 0),
+    "broadcast_object": lambda c: c.broadcast_object(1),
+    "gather_object": lambda c: c.gather_object(1),
+    "all_gather_object": lambda c: c.all_gather_object(1),
+    "scatter_object": lambda c: c.scatter_object([1] * c.size),
+    "all_to_all_object": lambda c: c.all_to_all_object([1] * c.size),
+    "all_reduce_object": lambda c: c.all_reduce_object(1, "sum"),
+    "send_ragged": lambda c: c.send_ragged(np.ones(1), 0),
+    "recv_ragged": lambda c: c.recv_ragged(),
+    "broadcast_ragged": lambda c: c.broadcast_ragged(np.ones(1)),
+    "all_gather_ragged": lambda c: c.all_gather_ragged(np.ones(1)),
+    "plan": lambda c: c.plan("all_reduce", np.ones(1)),
+    "split": lambda c: c.split(0),
+    "split_node": lambda c: c.split_node(),
+    "group": lambda c: c.group(list(range(c.size))),
+    "dup": lambda c: c.dup(),
+    "merge": lambda c: c.merge(),
+    "observe": lambda c: c.observe(object()),
+}
+
+
+@pytest.mark.parametrize("what", AFTER)
+def test_use_after_close_is_a_usage_error(comm: Any, what: str) -> None:
+    part = comm.dup("gone")
+    part.all_reduce(np.ones(1))  # warm: fast paths must be closed too
+    part.barrier()
+    part.close()
+    with pytest.raises(hpcomm.UsageError, match="'gone' is closed") as caught:
+        AFTER[what](part)
+    assert "close" in str(caught.value.hint)
+
+
+def test_a_second_close_does_nothing_and_the_representation_says_closed(comm: Any) -> None:
+    part = comm.dup("gone")
+    part.close()
+    part.close()
+    assert repr(part) == "<Communicator 'gone', closed>"
+
+
+def test_a_context_manager_closes_at_its_end(comm: Any) -> None:
+    with comm.dup() as part:
+        assert part.all_reduce(1) == comm.size
+    with pytest.raises(hpcomm.UsageError, match="closed"):
+        part.barrier()
+
+
+def test_an_exception_passes_through_a_context_manager_and_waits_for_nobody(comm: Any) -> None:
+    """Only one rank fails: a collective close there would hang it."""
+    part = comm.dup()
+    if comm.rank == 0:
+        with pytest.raises(ZeroDivisionError), part:
+            raise ZeroDivisionError
+    comm.barrier()
+    part.close()
+
+
+def test_a_message_to_oneself_is_not_lost_at_close(comm: Any) -> None:
+    part = comm.dup()
+    part.send(np.ones(200_000), part.rank)
+    assert part.recv(np.zeros(200_000), part.rank).sum() == 200_000
+    part.close()
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["off", "light", "full"])
+def test_a_check_level_may_be_given_and_is_handed_down(level: str) -> None:
+    with hpcomm.Communicator(MPI.COMM_WORLD, check=level) as comm:
+        expected = "off" if comm.size == 1 else level  # there is nobody to agree with
+        assert comm.check == expected
+        with comm.dup() as twin, comm.split(0) as part:
+            assert twin.check == part.check == expected
+        with comm.dup(check="off") as free:
+            assert free.check == "off"
+
+
+def test_the_environment_sets_the_default_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCOMM_CHECK", "full")
+    with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
+        assert comm.check == ("full" if comm.size > 1 else "off")
+    with hpcomm.Communicator(MPI.COMM_WORLD, check="light") as comm:
+        assert comm.check == ("light" if comm.size > 1 else "off")
+    monkeypatch.delenv("HPCOMM_CHECK")
+    with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
+        assert comm.check == ("light" if comm.size > 1 else "off")
+
+
+def test_an_unknown_check_level_names_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(hpcomm.ConfigError, match="'strict'") as caught:
+        hpcomm.Communicator(MPI.COMM_WORLD, check="strict")
+    assert all(level in str(caught.value.hint) for level in ("off", "light", "full"))
+    monkeypatch.setenv("HPCOMM_CHECK", "loud")
+    with pytest.raises(hpcomm.ConfigError, match="'loud'"):
+        hpcomm.Communicator(MPI.COMM_WORLD)
+
+
+def test_nothing_is_left_in_shared_memory(comm: Any) -> None:
+    comm.barrier()
+    if os.path.isdir("/dev/shm"):  # noqa: PTH112
+        mine = [name for name in os.listdir("/dev/shm") if name.startswith(f"hpcomm-{os.getpid()}-")]  # noqa: PTH208
+        assert mine == []
+
+
+# -- looking on ------------------------------------------------------------------------------------
+
+
+class Diary:
+    """Notes every call before and after."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def before(self, call: Any) -> None:
+        self.lines.append(f"before {call.verb}")
+
+    def after(self, call: Any) -> None:
+        self.lines.append(f"after {call.verb}")
+
+
+def test_an_observer_sees_every_call_and_changes_none(own_comm: Any) -> None:
+    diary = Diary()
+    detach = own_comm.observe(diary)
+    left, right = (own_comm.rank - 1) % own_comm.size, (own_comm.rank + 1) % own_comm.size
+    x = np.ones(3)
+    own_comm.broadcast(x, out=x)
+    assert own_comm.all_reduce(x).tolist() == [own_comm.size] * 3
+    own_comm.barrier()
+    own_comm.all_gather_object(1)
+    own_comm.all_gather_ragged(x)
+    own_comm.sendrecv(x, right, left)
+    own_comm.all_reduce(x, lambda a, b: a + b)
+    verbs = ["broadcast", "all_reduce", "barrier", "all_gather_object", "all_gather_ragged", "sendrecv", "all_reduce"]
+    assert diary.lines == [f"{when} {verb}" for verb in verbs for when in ("before", "after")]
+    detach()
+    diary.lines.clear()
+    own_comm.all_reduce(x)
+    own_comm.barrier()
+    assert diary.lines == []
+
+
+def test_an_observer_sees_the_end_of_a_background_call_when_it_ends(own_comm: Any) -> None:
+    diary = Diary()
+    own_comm.observe(diary)
+    requests = [
+        own_comm.all_reduce(np.ones(2), async_op=True),
+        own_comm.all_gather_object(1, async_op=True),
+    ]
+    assert diary.lines == ["before all_reduce", "before all_gather_object"]
+    for request in requests:
+        request.wait(timeout=30)
+    assert diary.lines[2:] == ["after all_reduce", "after all_gather_object"]
+
+
+def test_a_message_is_seen_on_both_sides(own_comm: Any) -> None:
+    diary = Diary()
+    own_comm.observe(diary)
+    left, right = (own_comm.rank - 1) % own_comm.size, (own_comm.rank + 1) % own_comm.size
+    request = own_comm.isend(np.ones(2), right)
+    own_comm.recv(np.zeros(2), left)
+    request.wait(timeout=30)
+    assert sorted(diary.lines) == ["after recv", "after send", "before recv", "before send"]
+    diary.lines.clear()
+    other = own_comm.isend_object("x", right)
+    own_comm.recv_object(left)
+    other.wait(timeout=30)
+    assert [line.split()[1] for line in sorted(diary.lines)] == ["recv_object", "send_object", "recv_object", "send_object"]
+
+
+def test_two_observers_come_and_go_on_their_own(own_comm: Any) -> None:
+    one, two = Diary(), Diary()
+    stop_one, stop_two = own_comm.observe(one), own_comm.observe(two)
+    own_comm.barrier()
+    stop_one()
+    stop_one()
+    own_comm.barrier()
+    stop_two()
+    own_comm.barrier()
+    assert (len(one.lines), len(two.lines)) == (2, 4)

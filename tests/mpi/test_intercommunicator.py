@@ -1,0 +1,163 @@
+"""Verbs between two groups: what each group gives, the other receives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hpcomm
+
+pytestmark = pytest.mark.mpi(min_size=2)
+WAIT_S = 30
+
+
+@pytest.fixture
+def halves(comm: Any) -> Iterator[tuple[Any, Any, list[int], list[int]]]:
+    """(inter-communicator, own half, world ranks here, world ranks over there); the halves are unequal at 3."""
+    color = comm.rank % 2
+    groups = [[rank for rank in range(comm.size) if rank % 2 == c] for c in (0, 1)]
+    with comm.split(color) as half:
+        inter = half.create_intercomm(0, comm, groups[1 - color][0], tag=color * 0, name="bridge")
+        yield inter, half, groups[color], groups[1 - color]
+        inter.close()
+
+
+def test_an_intercommunicator_knows_both_its_groups(halves: Any, comm: Any) -> None:
+    inter, half, here, there = halves
+    assert inter.is_inter
+    assert (inter.rank, inter.size, inter.remote_size) == (half.rank, len(here), len(there))
+    assert inter.name == "bridge"
+
+
+@pytest.mark.parametrize("time", ["blocking", "async"])
+def test_all_reduce_and_all_gather_give_what_the_other_group_gave(halves: Any, comm: Any, time: str) -> None:
+    inter, _, _, there = halves
+    results = []
+    for verb in ("all_reduce", "all_gather"):
+        for x in (np.full(2, comm.rank), torch.full((2,), comm.rank, dtype=torch.bfloat16)):
+            result = getattr(inter, verb)(x, async_op=time == "async")
+            results.append(result.wait(timeout=WAIT_S) if time == "async" else result)
+    assert results[0].tolist() == [sum(there)] * 2
+    assert results[1].tolist() == [sum(there)] * 2
+    assert results[2].tolist() == [[rank] * 2 for rank in there]
+    assert results[3].tolist() == [[rank] * 2 for rank in there]
+
+
+def test_a_function_folds_the_other_groups_arrays(halves: Any, comm: Any) -> None:
+    inter, _, _, there = halves
+    folded = inter.all_reduce(np.array([comm.rank + 1]), lambda a, b: 10 * a + b)
+    assert folded.tolist() == [int("".join(str(rank + 1) for rank in there))]
+
+
+def test_an_average_divides_by_the_other_groups_ranks(halves: Any, comm: Any) -> None:
+    inter, _, _, there = halves
+    assert inter.all_reduce(np.array([float(comm.rank)]), "avg").tolist() == [sum(there) / len(there)]
+    half = torch.tensor([float(comm.rank)], dtype=torch.float16)
+    assert inter.all_reduce(half, "avg").tolist() == [sum(there) / len(there)]
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_broadcast_and_scatter_go_from_one_root_to_the_other_group(halves: Any, comm: Any, sender: int) -> None:
+    inter, half, here, there = halves
+    x = np.arange(3.0) + 5
+    if comm.rank % 2 == sender:
+        root = hpcomm.ROOT if half.rank == 0 else hpcomm.PROC_NULL
+        assert inter.broadcast(x, root=root) is None
+        blocks = np.arange(len(there) * 2.0).reshape(len(there), 2)
+        assert inter.scatter(blocks, root=root) is None
+    else:
+        assert inter.broadcast(np.zeros(3), root=0).tolist() == x.tolist()
+        out = np.zeros(2)
+        assert inter.scatter(root=0, out=out) is out
+        assert out.tolist() == [2.0 * half.rank, 2.0 * half.rank + 1]
+
+
+@pytest.mark.parametrize("receiver", [0, 1])
+def test_reduce_and_gather_go_to_one_root_of_the_other_group(halves: Any, comm: Any, receiver: int) -> None:
+    inter, half, here, there = halves
+    x = np.full(2, comm.rank + 1.0)
+    if comm.rank % 2 == receiver:
+        root = hpcomm.ROOT if half.rank == 0 else hpcomm.PROC_NULL
+        reduced = inter.reduce(np.zeros(2), root=root)
+        gathered = inter.gather(np.zeros(2), root=root, out=np.zeros((len(there), 2)) if half.rank == 0 else None)
+        if half.rank == 0:
+            assert reduced.tolist() == [sum(there) + len(there)] * 2
+            assert gathered.tolist() == [[rank + 1.0] * 2 for rank in there]
+        else:
+            assert reduced is None
+            assert gathered is None
+    else:
+        assert inter.reduce(x, root=0) is None
+        assert inter.gather(x, root=0) is None
+
+
+def test_all_to_all_exchanges_blocks_with_every_rank_over_there(halves: Any, comm: Any) -> None:
+    inter, half, _, there = halves
+    x = np.arange(len(there)) + 100 * comm.rank
+    assert inter.all_to_all(x).tolist() == [100 * rank + half.rank for rank in there]
+
+
+def test_a_barrier_holds_both_groups(halves: Any) -> None:
+    inter = halves[0]
+    assert inter.barrier() is None
+    assert inter.barrier(async_op=True).wait(timeout=WAIT_S) is None
+
+
+def test_messages_name_ranks_of_the_other_group(halves: Any, comm: Any) -> None:
+    inter, half, here, there = halves
+    if half.rank < min(len(here), len(there)):
+        peer = half.rank
+        request = inter.isend(np.full(2, comm.rank), peer, tag=3)
+        status = hpcomm.Status()
+        assert inter.recv(np.zeros(2, int), status=status).tolist() == [there[peer]] * 2
+        request.wait(timeout=WAIT_S)
+        assert (status.source, status.tag) == (peer, 3)
+        assert inter.sendrecv(np.array([comm.rank]), peer, peer).tolist() == [there[peer]]
+        assert inter.sendrecv_object({"r": comm.rank}, peer, peer) == {"r": there[peer]}
+        ragged = inter.send_ragged(np.ones(comm.rank), peer, async_op=True)
+        assert inter.recv_ragged(peer).shape == (there[peer],)
+        ragged.wait(timeout=WAIT_S)
+
+
+def test_a_rank_that_the_other_group_does_not_have_is_a_rank_error(halves: Any) -> None:
+    inter, _, _, there = halves
+    for call in (
+        lambda: inter.send(np.ones(1), len(there)),
+        lambda: inter.broadcast(np.ones(1), root=len(there)),
+        lambda: inter.reduce(np.ones(1), root=-7),
+    ):
+        with pytest.raises(hpcomm.RankError) as caught:
+            call()
+        assert str(len(there) - 1) in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("verb", ["scan", "exscan"])
+def test_a_prefix_has_no_meaning_between_groups(halves: Any, verb: str) -> None:
+    with pytest.raises(hpcomm.UsageError) as caught:
+        getattr(halves[0], verb)(np.ones(1))
+    assert "merge" in str(caught.value.hint)
+
+
+def test_object_collectives_ask_for_one_group(halves: Any) -> None:
+    inter = halves[0]
+    for call in (inter.all_gather_object, inter.broadcast_object, lambda x: inter.all_gather_ragged(np.ones(x))):
+        with pytest.raises(hpcomm.UsageError) as caught:
+            call(1)
+        assert "merge" in str(caught.value.hint)
+
+
+def test_merge_makes_one_group_with_the_high_one_behind(halves: Any, comm: Any) -> None:
+    inter, _, here, there = halves
+    with inter.merge(high=comm.rank % 2 == 0) as merged:
+        evens, odds = (here, there) if comm.rank % 2 == 0 else (there, here)
+        assert not merged.is_inter
+        assert merged.all_gather(comm.rank).tolist() == odds + evens
+
+
+def test_merge_of_one_group_is_a_usage_error(comm: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match="inter-communicator"):
+        comm.merge()

@@ -1,0 +1,554 @@
+"""Messages from one rank to another: arrays of every kind, order, matching, length, peers that are nobody."""
+
+from __future__ import annotations
+
+import array as stdlib_array
+import time
+from typing import Any
+
+import array_api_strict
+import numpy as np
+import pytest
+import torch
+from arrays import DTYPES, KINDS, LAYOUTS, ONE_AXIS, bits, dtype_of, exists, kind_of, make, plain_of
+from arrays import plain_values, shape_of
+
+import hpcomm
+
+WAIT_S = 30
+
+
+def ring(comm: Any) -> tuple[int, int]:
+    """The ranks to the left and to the right; with one rank both are itself."""
+    return (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+
+ARRAYS = [(kind, layout, dtype) for kind in KINDS for layout in LAYOUTS
+          for i, dtype in enumerate(DTYPES)
+          if exists(kind, dtype, layout) and (i + LAYOUTS.index(layout)) % 3 == 0]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "layout", "dtype"), ARRAYS)
+def test_an_array_arrives_as_it_was_sent(comm: Any, kind: str, layout: str, dtype: str) -> None:
+    left, right = ring(comm)
+    shape = shape_of(kind, layout)
+    given = [plain_values(dtype, shape, rank, layout) for rank in range(comm.size)]
+    x = make(kind, dtype, layout, given[comm.rank])
+    before = bits(x)
+    place = make(kind, dtype, "contiguous" if layout in ("read_only", "repeated") else layout, given[comm.rank] * 0)
+    request = comm.isend(x, right, tag=3)
+    got = comm.recv(place, left, tag=3)
+    assert request.wait(timeout=WAIT_S) is None
+    assert got is place
+    assert np.array_equal(plain_of(got), given[left].reshape(-1) if kind in ONE_AXIS else given[left])
+    assert bits(x) == before
+    again = comm.sendrecv(x, right, left)
+    assert (kind_of(again), dtype_of(again)) == (kind, dtype)
+    assert np.array_equal(plain_of(again), plain_of(got))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("count", [0, 1, 1000, 100_000, 2_000_000])
+def test_blocking_send_and_recv_meet_at_every_size(comm: Any, count: int) -> None:
+    x = np.arange(count, dtype=np.float64)
+    if comm.rank == 0:
+        assert comm.send(x, 1) is None
+    if comm.rank == 1:
+        out = np.empty(count)
+        assert comm.recv(out, 0) is out
+        assert np.array_equal(out, x)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_torch_tensors_meet_blocking_too(comm: Any) -> None:
+    if comm.rank == 0:
+        comm.send(torch.arange(8.0)[::2], 1)
+        comm.send(torch.arange(8.0), 1)
+    if comm.rank == 1:
+        wide = torch.full((8,), -1.0)
+        comm.recv(wide[1::2], 0)
+        assert wide.tolist() == [-1, 0, -1, 2, -1, 4, -1, 6]
+        assert comm.recv(torch.empty(8), 0).tolist() == list(range(8))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_was_sent_from_one_kind_may_be_received_in_another(comm: Any) -> None:
+    if comm.rank == 0:
+        comm.send(torch.arange(4, dtype=torch.int32), 1)
+    if comm.rank == 1:
+        out = stdlib_array.array("i", [0] * 4)
+        comm.recv(out, 0)
+        assert list(out) == [0, 1, 2, 3]
+
+
+# -- without out ---------------------------------------------------------------------------------
+
+
+def test_recv_without_out_takes_a_dtype_and_gives_one_axis_of_what_came(comm: Any) -> None:
+    left, right = ring(comm)
+    request = comm.isend(np.arange(5 + comm.rank, dtype=np.int16), right)
+    y = comm.recv(source=left, dtype=np.int16)
+    request.wait(timeout=WAIT_S)
+    assert y.dtype == np.int16
+    assert y.tolist() == list(range(5 + left))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", np.float32, torch.bfloat16, torch.float32], ids=str)
+def test_a_dtype_may_be_spelt_in_words_or_as_numpy_or_torch_has_it(comm: Any, dtype: Any) -> None:
+    left, right = ring(comm)
+    name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else dtype.__name__
+    x = torch.tensor([[1.0, 2.0], [3.0, float(comm.rank)]], dtype=getattr(torch, name))
+    request = comm.isend(x, right)
+    y = comm.recv(source=left, dtype=dtype, shape=(2, 2))
+    request.wait(timeout=WAIT_S)
+    assert kind_of(y) == ("torch" if isinstance(dtype, torch.dtype) else "numpy")
+    assert dtype_of(y) == name
+    assert plain_of(y).tolist() == [[1.0, 2.0], [3.0, float(left)]]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_recv_without_out_from_anybody_takes_each_messages_own_length(comm: Any) -> None:
+    if comm.rank:
+        comm.send(np.full(comm.rank * 3, comm.rank), 0, tag=comm.rank)
+    else:
+        lengths = {}
+        for _ in range(1, comm.size):
+            status = hpcomm.Status()
+            y = comm.recv(dtype="int64", status=status)
+            assert y.tolist() == [status.source] * len(y)
+            assert (status.tag, status.nbytes) == (status.source, len(y) * 8)
+            lengths[status.source] = len(y)
+        assert lengths == {rank: rank * 3 for rank in range(1, comm.size)}
+
+
+def test_recv_with_neither_out_nor_dtype_says_what_is_missing(comm: Any) -> None:
+    with pytest.raises(hpcomm.UsageError) as caught:
+        comm.recv(source=comm.rank)
+    assert "dtype" in str(caught.value)
+    assert "recv on communicator" in str(caught.value.where)
+
+
+# -- matching ------------------------------------------------------------------------------------
+
+
+def test_messages_between_two_ranks_keep_their_order(comm: Any) -> None:
+    left, right = ring(comm)
+    requests = [comm.isend(np.array([i]), right) for i in range(50)]
+    seen = [int(comm.recv(np.zeros(1, int), left)[0]) for _ in range(50)]
+    hpcomm.wait_all(requests, timeout=WAIT_S)
+    assert seen == list(range(50))
+
+
+def test_a_tag_picks_its_message_out_of_those_that_wait(comm: Any) -> None:
+    left, right = ring(comm)
+    requests = [comm.isend(np.array([tag]), right, tag) for tag in (1, 2, 3)]
+    seen = [int(comm.recv(np.zeros(1, int), left, tag)[0]) for tag in (3, 1, 2)]
+    hpcomm.wait_all(requests, timeout=WAIT_S)
+    assert seen == [3, 1, 2]
+
+
+def test_many_receives_may_be_posted_before_anything_is_sent(comm: Any) -> None:
+    left, right = ring(comm)
+    places = [np.zeros(3, np.int32) for _ in range(200)]
+    receives = [comm.irecv(place, left, tag=i) for i, place in enumerate(places)]
+    sends = [comm.isend(np.full(3, i, np.int32), right, tag=i) for i in reversed(range(200))]
+    results = hpcomm.wait_all(receives, timeout=WAIT_S)
+    hpcomm.wait_all(sends, timeout=WAIT_S)
+    assert all(result is place for result, place in zip(results, places, strict=True))
+    assert [int(place[2]) for place in places] == list(range(200))
+
+
+@pytest.mark.parametrize("tag", [0, 1, 32767])
+def test_any_source_and_any_tag_tell_who_it_was(comm: Any, tag: int) -> None:
+    _, right = ring(comm)
+    request = comm.isend(np.full(2, comm.rank), right, tag)
+    status = hpcomm.Status()
+    y = comm.recv(np.zeros(2, int), status=status)
+    request.wait(timeout=WAIT_S)
+    left = ring(comm)[0]
+    assert y.tolist() == [left, left]
+    assert (status.source, status.tag, status.nbytes) == (left, tag, 16)
+
+
+def test_any_source_is_the_default_and_may_be_said(comm: Any) -> None:
+    left, right = ring(comm)
+    request = comm.isend(np.array([7]), right, tag=5)
+    y = comm.recv(np.zeros(1, int), hpcomm.ANY_SOURCE, hpcomm.ANY_TAG)
+    request.wait(timeout=WAIT_S)
+    assert y.tolist() == [7]
+    assert left in range(comm.size)
+
+
+def test_torchs_words_for_peers_are_taken(comm: Any) -> None:
+    left, right = ring(comm)
+    request = comm.isend(torch.ones(2), dst=right)
+    assert comm.recv(torch.zeros(2), src=left).tolist() == [1.0, 1.0]
+    request.wait(timeout=WAIT_S)
+    receive = comm.irecv(torch.zeros(2), src=left)
+    comm.isend(torch.ones(2), dst=right).wait(timeout=WAIT_S)
+    assert receive.wait(timeout=WAIT_S).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_send_takes_torchs_dst(comm: Any) -> None:
+    if comm.rank == 0:
+        comm.send(np.ones(1), dst=1)
+    if comm.rank == 1:
+        assert comm.recv(np.zeros(1), src=0).tolist() == [1.0]
+
+
+def test_the_status_of_a_request_tells_who_it_was(comm: Any) -> None:
+    left, right = ring(comm)
+    receive = comm.irecv(np.zeros(4, np.float32))
+    comm.isend(np.ones(4, np.float32), right, tag=9).wait(timeout=WAIT_S)
+    receive.wait(timeout=WAIT_S)
+    assert (receive.status.source, receive.status.tag, receive.status.nbytes) == (left, 9, 16)
+
+
+def test_irecv_without_out_takes_a_dtype(comm: Any) -> None:
+    left, right = ring(comm)
+    receive = comm.irecv(source=left, dtype=np.float64)
+    send = comm.isend(np.full(2 + comm.rank, 1.5), right)
+    y = receive.wait(timeout=WAIT_S)
+    send.wait(timeout=WAIT_S)
+    assert y.tolist() == [1.5] * (2 + left)
+    assert (receive.status.source, receive.status.tag, receive.status.nbytes) == (left, 0, 8 * (2 + left))
+
+
+# -- length --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["recv", "irecv", "sendrecv"])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_message_shorter_than_its_place_is_an_error(own_comm: Any, how: str, kind: str) -> None:
+    left, right = ring(own_comm)
+    short: Any = np.ones(3) if kind == "numpy" else torch.ones(3, dtype=torch.float64)
+    place: Any = np.zeros(5) if kind == "numpy" else torch.zeros(5, dtype=torch.float64)
+    with pytest.raises(hpcomm.MismatchError) as caught:
+        _exchange(own_comm, how, short, place, left, right)
+    assert "24" in str(caught.value) or "3" in caught.value.what
+    assert "40" in str(caught.value) or "5" in caught.value.what
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("how", ["recv", "irecv", "sendrecv"])
+def test_a_message_longer_than_its_place_is_an_error(own_comm: Any, how: str) -> None:
+    left, right = ring(own_comm)
+    with pytest.raises(hpcomm.MismatchError) as caught:
+        _exchange(own_comm, how, np.ones(9), np.zeros(5), left, right)
+    assert "longer" in caught.value.what
+    assert caught.value.hint
+
+
+def _exchange(comm: Any, how: str, x: Any, place: Any, left: int, right: int) -> None:
+    if how == "sendrecv":
+        comm.sendrecv(x, right, left, out=place)
+        return
+    send = comm.isend(x, right)
+    try:
+        if how == "recv":
+            comm.recv(place, left)
+        else:
+            comm.irecv(place, left).wait(timeout=WAIT_S)
+    finally:
+        send.wait(timeout=WAIT_S)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_recv_by_dtype_of_bytes_that_are_no_whole_elements_is_an_error(own_comm: Any) -> None:
+    if own_comm.rank == 0:
+        own_comm.send(bytearray(7), 1)
+    if own_comm.rank == 1:
+        with pytest.raises(hpcomm.MismatchError) as caught:
+            own_comm.recv(source=0, dtype=np.float32)
+        assert "7" in str(caught.value)
+    own_comm.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_recv_of_another_number_of_elements_than_shape_says_is_an_error(own_comm: Any) -> None:
+    if own_comm.rank == 0:
+        own_comm.send(np.ones(7), 1)
+    if own_comm.rank == 1:
+        with pytest.raises(hpcomm.MismatchError):
+            own_comm.recv(source=0, dtype=np.float64, shape=(2, 3))
+    own_comm.barrier()
+
+
+# -- sendrecv ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 1_000_000])
+def test_a_ring_of_sendrecv_does_not_deadlock_at_any_size(comm: Any, count: int) -> None:
+    left, right = ring(comm)
+    status = hpcomm.Status()
+    y = comm.sendrecv(np.full(count, comm.rank, np.int32), right, left, sendtag=4, recvtag=4, status=status)
+    assert y.shape == (count,)
+    assert (y == left).all()
+    assert (status.source, status.tag, status.nbytes) == (left, 4, 4 * count)
+
+
+def test_sendrecv_receives_into_out(comm: Any) -> None:
+    left, right = ring(comm)
+    out = np.zeros((2, 2))
+    assert comm.sendrecv(np.full((2, 2), comm.rank), right, left, out=out.astype(int)).tolist() == [[left] * 2] * 2
+    assert comm.sendrecv(np.full((2, 2), float(comm.rank)), right, left, out=out) is out
+    assert out.tolist() == [[left] * 2] * 2
+
+
+def test_sendrecv_in_place_replaces_x(comm: Any) -> None:
+    left, right = ring(comm)
+    x = np.full(3, comm.rank)
+    assert comm.sendrecv(x, right, left, out=x) is x
+    assert x.tolist() == [left] * 3
+
+
+def test_sendrecv_into_an_overlapping_out_is_refused(comm: Any) -> None:
+    left, right = ring(comm)
+    x = np.zeros(6)
+    with pytest.raises(hpcomm.LayoutError, match="overlap"):
+        comm.sendrecv(x[:4], right, left, out=x[2:])
+
+
+# -- probe ---------------------------------------------------------------------------------------
+
+
+def test_probe_tells_what_waits_without_taking_it(comm: Any) -> None:
+    left, right = ring(comm)
+    request = comm.isend(np.ones(6, np.int16), right, tag=8)
+    status = comm.probe(left, 8)
+    assert (status.source, status.tag, status.nbytes) == (left, 8, 12)
+    assert comm.probe().nbytes == 12
+    y = comm.recv(np.zeros(status.nbytes // 2, np.int16), status.source, status.tag)
+    request.wait(timeout=WAIT_S)
+    assert y.tolist() == [1] * 6
+
+
+def test_iprobe_says_none_when_nothing_waits_and_never_blocks(comm: Any) -> None:
+    left, right = ring(comm)
+    assert comm.iprobe(left, 11) is None
+    comm.barrier()
+    request = comm.isend(np.ones(2), right, tag=11)
+    deadline = time.monotonic() + WAIT_S
+    while (status := comm.iprobe(left, 11)) is None:
+        assert time.monotonic() < deadline
+    assert (status.source, status.tag, status.nbytes) == (left, 11, 16)
+    comm.recv(np.zeros(2), left, 11)
+    request.wait(timeout=WAIT_S)
+    assert comm.iprobe() is None
+
+
+# -- nobody and oneself --------------------------------------------------------------------------
+
+
+def test_messages_to_nobody_go_nowhere_and_from_nobody_change_nothing(comm: Any) -> None:
+    assert comm.send(np.ones(3), hpcomm.PROC_NULL) is None
+    assert comm.isend(np.ones(3), hpcomm.PROC_NULL).wait(timeout=WAIT_S) is None
+    place = np.full(3, 5.0)
+    status = hpcomm.Status()
+    assert comm.recv(place, hpcomm.PROC_NULL, status=status) is place
+    assert status.source == hpcomm.PROC_NULL
+    assert status.nbytes == 0
+    assert comm.irecv(place, hpcomm.PROC_NULL).wait(timeout=WAIT_S) is place
+    assert place.tolist() == [5.0] * 3
+
+
+def test_an_open_chain_shifts_with_nobody_at_its_ends(comm: Any) -> None:
+    left = comm.rank - 1 if comm.rank else hpcomm.PROC_NULL
+    right = comm.rank + 1 if comm.rank + 1 < comm.size else hpcomm.PROC_NULL
+    out = np.array([-1])
+    comm.sendrecv(np.array([comm.rank]), right, left, out=out)
+    assert out.tolist() == [comm.rank - 1]
+
+
+@pytest.mark.parametrize("count", [1, 500_000])
+def test_a_rank_may_write_to_itself(comm: Any, count: int) -> None:
+    receive = comm.irecv(np.zeros(count), comm.rank, tag=2)
+    comm.send(np.ones(count), comm.rank, tag=2)
+    assert receive.wait(timeout=WAIT_S).sum() == count
+    assert comm.sendrecv(np.full(count, 2.0), comm.rank, comm.rank).sum() == 2 * count
+
+
+# -- batches -------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_sends_and_receives_runs_as_one(comm: Any) -> None:
+    left, right = ring(comm)
+    y, z = np.zeros(2), torch.zeros(3)
+    operations = [
+        hpcomm.P2POp("send", np.full(2, float(comm.rank)), right, tag=1),
+        hpcomm.P2POp("recv", y, left, tag=1),
+        hpcomm.P2POp("recv", z, right, tag=2),
+        hpcomm.P2POp("send", torch.full((3,), 10.0 + comm.rank), left, tag=2),
+    ]
+    requests = hpcomm.batch_isend_irecv(comm, operations)
+    results = hpcomm.wait_all(requests, timeout=WAIT_S)
+    assert len(requests) == 4
+    assert results[1] is y
+    assert results[2] is z
+    assert y.tolist() == [left] * 2
+    assert z.tolist() == [10.0 + right] * 3
+
+
+def test_a_batch_may_be_asked_of_the_communicator_and_hold_large_arrays(comm: Any) -> None:
+    left, right = ring(comm)
+    place = np.zeros(400_000)
+    requests = comm.batch_isend_irecv(
+        [hpcomm.P2POp("send", np.full(400_000, comm.rank + 1.0), right), hpcomm.P2POp("recv", place, left)]
+    )
+    hpcomm.wait_all(requests, timeout=WAIT_S)
+    assert place.sum() == 400_000 * (left + 1.0)
+
+
+def test_a_batch_takes_torchs_functions_for_its_words(comm: Any) -> None:
+    left, right = ring(comm)
+    y = torch.zeros(1)
+    comm_ops = [
+        hpcomm.P2POp(torch.distributed.isend, torch.ones(1), right),
+        hpcomm.P2POp(torch.distributed.irecv, y, left),
+    ]
+    hpcomm.wait_all(comm.batch_isend_irecv(comm_ops), timeout=WAIT_S)
+    assert y.item() == 1.0
+
+
+def test_an_empty_batch_gives_no_requests(comm: Any) -> None:
+    assert comm.batch_isend_irecv([]) == []
+
+
+def test_a_batch_with_a_mistake_in_it_sends_nothing_at_all(own_comm: Any) -> None:
+    _, right = ring(own_comm)
+    operations = [hpcomm.P2POp("send", np.ones(1), right), hpcomm.P2POp("recv", np.ones(1), 99)]
+    with pytest.raises(hpcomm.RankError):
+        own_comm.batch_isend_irecv(operations)
+    own_comm.barrier()
+    assert own_comm.iprobe() is None
+
+
+def test_a_batch_with_a_mistake_in_it_leaves_no_receive_behind(own_comm: Any) -> None:
+    left, right = ring(own_comm)
+    place = np.zeros(1)
+    with pytest.raises(hpcomm.RankError):
+        own_comm.batch_isend_irecv([hpcomm.P2POp("recv", place, left), hpcomm.P2POp("send", np.ones(1), 99)])
+    request = own_comm.isend(np.full(1, 7.0), right)
+    assert own_comm.recv(np.zeros(1), left).tolist() == [7.0]
+    request.wait(timeout=WAIT_S)
+    assert place.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("word", ["isned", "broadcast", "", None], ids=repr)
+def test_a_batch_knows_send_and_recv_only(comm: Any, word: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match="send"):
+        comm.batch_isend_irecv([hpcomm.P2POp(word, np.ones(1), comm.rank)])
+
+
+# -- places that cannot receive ------------------------------------------------------------------
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_moves(comm: Any) -> None:
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    for place in (frozen, b"abc", 1.0):
+        with pytest.raises(hpcomm.LayoutError):
+            comm.recv(place, comm.rank)
+        with pytest.raises(hpcomm.LayoutError):
+            comm.irecv(place, comm.rank)
+
+
+def test_an_array_api_place_receives(comm: Any) -> None:
+    left, right = ring(comm)
+    place = array_api_strict.zeros(3)
+    request = comm.isend(np.full(3, comm.rank + 0.5), right)
+    assert comm.recv(place, left) is place
+    request.wait(timeout=WAIT_S)
+    assert plain_of(place).tolist() == [left + 0.5] * 3
+
+
+@pytest.mark.mpi(min_size=2)
+def test_memory_of_a_send_may_be_freed_by_its_owner_while_it_is_under_way(comm: Any) -> None:
+    """The request holds the array: dropping the name is not dropping the memory."""
+    if comm.rank == 0:
+        request = comm.isend(np.full(600_000, 3.0), 1)
+        junk = [np.full(600_000, 9.0) for _ in range(5)]
+        comm.barrier()
+        request.wait(timeout=WAIT_S)
+        assert len(junk) == 5
+    else:
+        comm.barrier()
+        if comm.rank == 1:
+            assert (comm.recv(np.zeros(600_000), 0) == 3.0).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_strided_send_takes_its_values_at_the_call(comm: Any) -> None:
+    """Blocking send: x may be overwritten as soon as send returns."""
+    if comm.rank == 0:
+        x = np.arange(10.0)
+        comm.send(x[::2], 1)
+        x[:] = -1
+    if comm.rank == 1:
+        assert comm.recv(np.zeros(5), 0).tolist() == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("check", ["light", "full"])
+def test_messages_do_not_count_among_the_collectives_that_all_must_call(check: str) -> None:
+    """Ranks send and receive different numbers of messages, of every sort; only collectives are compared."""
+    from mpi4py import MPI
+
+    with hpcomm.Communicator(MPI.COMM_WORLD, name="counted", check=check) as comm:
+        for x in (np.arange(4.0), np.arange(8.0)[::2], torch.ones(2, dtype=torch.bfloat16), bytearray(3)):
+            if comm.rank == 0:
+                comm.send(x, 1)
+                comm.isend(x, 1).wait(timeout=WAIT_S)
+                comm.send_object("x", 1)
+                comm.send_ragged(x, 1)
+            if comm.rank == 1:
+                comm.recv(dtype=dtype_of(x), source=0)
+                comm.irecv(dtype=dtype_of(x), source=0).wait(timeout=WAIT_S)
+                assert comm.recv_object() == "x"
+                comm.recv_ragged()
+            comm.barrier()
+            assert comm.all_reduce(1) == comm.size
+
+
+# -- isolation -----------------------------------------------------------------------------------
+
+
+def test_a_users_own_mpi4py_messages_never_meet_ours(comm: Any) -> None:
+    from mpi4py import MPI
+
+    left, right = ring(comm)
+    world = MPI.COMM_WORLD
+    theirs = world.Isend(np.full(1, 100 + comm.rank), right, tag=1)
+    ours = comm.isend(np.full(1, comm.rank), right, tag=1)
+    mine = comm.recv(np.zeros(1, int), left, tag=1)
+    assert mine.tolist() == [left]
+    assert comm.iprobe() is None
+    foreign = np.zeros(1, int)
+    world.Recv(foreign, left, tag=1)
+    assert foreign.tolist() == [100 + left]
+    theirs.Wait()
+    ours.wait(timeout=WAIT_S)
+
+
+def test_two_communicators_of_the_same_ranks_do_not_meet(comm: Any, own_comm: Any) -> None:
+    left, right = ring(comm)
+    requests = [comm.isend(np.array([1]), right), own_comm.isend(np.array([2]), right)]
+    assert own_comm.recv(np.zeros(1, int), left).tolist() == [2]
+    assert comm.recv(np.zeros(1, int), left).tolist() == [1]
+    hpcomm.wait_all(requests, timeout=WAIT_S)
+
+
+def test_a_users_own_barrier_and_ours_do_not_meet(comm: Any) -> None:
+    """Half of the ranks call them in one order, half in the other; nonblocking, so that this may be."""
+    from mpi4py import MPI
+
+    if comm.rank % 2:
+        first: Any = comm.barrier(async_op=True)
+        theirs = MPI.COMM_WORLD.Ibarrier()
+    else:
+        theirs = MPI.COMM_WORLD.Ibarrier()
+        first = comm.barrier(async_op=True)
+    first.wait(timeout=WAIT_S)
+    theirs.Wait()
+    assert comm.all_reduce(1) == comm.size

@@ -1,0 +1,260 @@
+"""Plans: prepared once, started many times, each time with what the arrays hold then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from arrays import bits, make, plain_of, plain_values
+from contract import VERBS, Verb, agrees, given_by_all, room_for, roots
+
+import hpcomm
+
+WAIT_S = 30
+SORTS = [
+    ("numpy", "float64", "contiguous"),
+    ("numpy", "int16", "sliced"),
+    ("numpy", "float16", "contiguous"),
+    ("numpy", "bool", "contiguous"),
+    ("numpy", "complex64", "zero_d"),
+    ("numpy", "float32", "empty"),
+    ("torch", "float32", "contiguous"),
+    ("torch", "bfloat16", "transposed"),
+    ("bytearray", "uint8", "contiguous"),
+]
+
+
+@pytest.mark.parametrize("out", ["no out", "out", "out=x"])
+@pytest.mark.parametrize(("kind", "dtype", "layout"), SORTS)
+@pytest.mark.parametrize("verb", VERBS, ids=str)
+def test_a_plan_gives_what_its_verb_gives_each_time_it_is_started(
+    comm: Any, verb: Verb, kind: str, dtype: str, layout: str, out: str
+) -> None:
+    if out == "out=x" and not verb.same_shape:
+        out = "out"
+    wrong: list[str] = []
+    for root in roots(comm, verb):
+        given = given_by_all(comm, verb, kind, layout, dtype)
+        expected = verb.expected(given, comm.rank, root)
+        x = make(kind, dtype, layout, given[comm.rank])
+        place = {"no out": None, "out": room_for(expected, kind, layout, dtype), "out=x": x}[out]
+        keywords: dict[str, Any] = {"root": root} if verb.rooted else {}
+        step = comm.plan(verb.name, x, out=place, **keywords)
+        for turn in range(3):
+            given = given_by_all(comm, verb, kind, layout, dtype, seed=10 * root + turn)
+            expected = verb.expected(given, comm.rank, root)
+            fill(x, make(kind, dtype, layout, given[comm.rank]))
+            if turn:
+                result = step()
+            else:
+                assert step.start() is None
+                result = step.wait()
+            if out == "out=x" and expected is None:
+                continue
+            wrong.append(agrees(result, expected, kind, dtype))
+            if place is not None and expected is not None and result is not place:
+                wrong.append(f"turn {turn}: the result is not the very object given as out")
+        step.close()
+    assert [line for line in wrong if line] == []
+
+
+def fill(x: Any, values: Any) -> None:
+    """Put values where x lies, whatever library x is of."""
+    x[...] = values
+
+
+def test_a_plan_of_barrier_is_one(comm: Any) -> None:
+    step = comm.plan("barrier")
+    for _ in range(3):
+        assert step() is None
+    step.close()
+
+
+@pytest.mark.parametrize("count", [4, 300_000])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_plans_of_send_and_recv_carry_what_x_holds_at_each_start(comm: Any, kind: str, count: int) -> None:
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    x: Any = np.zeros(count) if kind == "numpy" else torch.zeros(count, dtype=torch.bfloat16)
+    y: Any = np.zeros(count) if kind == "numpy" else torch.zeros(count, dtype=torch.bfloat16)
+    receive = comm.plan("recv", out=y, source=left, tag=4)
+    send = comm.plan("send", x, dest=right, tag=4)
+    for turn in range(3):
+        x[...] = 10 * turn + comm.rank
+        receive.start()
+        send.start()
+        assert receive.wait(timeout=WAIT_S) is y
+        assert send.wait(timeout=WAIT_S) is None
+        assert (plain_of(y) == 10 * turn + left).all()
+    receive.close()
+    send.close()
+
+
+def test_a_planned_receive_of_a_shorter_message_is_an_error(own_comm: Any) -> None:
+    left, right = (own_comm.rank - 1) % own_comm.size, (own_comm.rank + 1) % own_comm.size
+    receive = own_comm.plan("recv", out=np.zeros(5), source=left)
+    receive.start()
+    own_comm.isend(np.ones(3), right).wait(timeout=WAIT_S)
+    with pytest.raises(hpcomm.MismatchError, match="24"):
+        receive.wait()
+    receive.close()
+
+
+@pytest.mark.parametrize("op", ["max", "avg", "band", lambda a, b: b, hpcomm.premul_sum(2)],
+                         ids=["max", "avg", "band", "function", "premul_sum"])  # fmt: skip
+def test_a_plan_takes_any_operator(comm: Any, op: Any) -> None:
+    dtype = np.int32 if op == "band" else np.float32
+    x, y = np.zeros(3, dtype), np.zeros(3, dtype)
+    step = comm.plan("all_reduce", x, op=op, out=y)
+    for turn in range(1, 4):
+        x[:] = turn * (comm.rank + 1)
+        assert step() is y
+        assert np.array_equal(y, comm.all_reduce(x, op))
+    step.close()
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=str)
+def test_ranks_whose_arrays_lie_differently_may_share_a_plan(comm: Any, verb: Verb) -> None:
+    """Contiguous here and strided there: neither knows of the other, and the calls must still match."""
+    layout = ("contiguous", "sliced", "fortran", "negative")[comm.rank]
+    kind = "torch" if comm.rank == 2 else "numpy"
+    root = comm.size - 1
+    given = given_by_all(comm, verb, kind, layout, "float32")
+    expected = verb.expected(given, comm.rank, root)
+    x = make(kind, "float32", layout, given[comm.rank])
+    place = None if comm.rank == 0 else room_for(expected, kind, layout, "float32")
+    step = comm.plan(verb.name, x, out=place, **({"root": root} if verb.rooted else {}))
+    wrong = [agrees(step(timeout=15), expected, kind, "float32") for _ in range(2)]
+    step.close()
+    assert [line for line in wrong if line] == []
+
+
+def test_a_plan_leaves_x_alone(comm: Any) -> None:
+    x = plain_values("float64", (4,), comm.rank)
+    before = bits(x)
+    step = comm.plan("all_reduce", x)
+    step()
+    step()
+    assert bits(x) == before
+    step.close()
+
+
+def test_a_plan_says_which_way_it_takes_and_why(comm: Any) -> None:
+    x = np.ones(6)
+    straight = comm.plan("all_reduce", x, out=np.ones(6))
+    strided = comm.plan("all_reduce", x[::2])
+    half = comm.plan("all_reduce", x.astype(np.float16))
+    own = comm.plan("all_reduce", x, op=lambda a, b: b)
+    assert "persistent" in straight.explain()
+    assert "not a persistent" not in straight.explain()
+    assert "not contiguous" in strided.explain()
+    assert "float16" in half.explain()
+    assert "operator" in own.explain()
+    assert straight.explain() in repr(straight)
+    for step in (straight, strided, half, own):
+        assert "all_reduce" in step.explain()
+        step.close()
+
+
+def test_two_plans_may_be_under_way_at_once(comm: Any) -> None:
+    x, y = np.ones(3), np.full(3, 2.0)
+    one, two = comm.plan("all_reduce", x), comm.plan("all_reduce", y)
+    for _ in range(3):
+        one.start()
+        two.start()
+        assert two.wait().tolist() == [2.0 * comm.size] * 3
+        assert one.wait().tolist() == [comm.size] * 3
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16], ids=["persistent", "not persistent"])
+def test_a_plan_that_others_have_not_started_times_out_and_may_be_waited_for_again(comm: Any, dtype: Any) -> None:
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    receive = comm.plan("recv", out=np.zeros(2), source=left)
+    receive.start()
+    with pytest.raises(hpcomm.WaitTimeoutError):
+        receive.wait(timeout=0.1)
+    comm.barrier()
+    comm.isend(np.ones(2), right).wait(timeout=WAIT_S)
+    assert receive.wait(timeout=WAIT_S).tolist() == [1.0, 1.0]
+    receive.close()
+    step = comm.plan("all_reduce", np.ones(2, dtype))
+    if comm.rank == 0 and comm.size > 1:
+        comm.recv_object(1)
+    step.start()
+    if comm.rank == 1:
+        with pytest.raises(hpcomm.WaitTimeoutError) as caught:
+            step.wait(timeout=0.2)
+        assert "0.2 s" in str(caught.value)
+        comm.send_object("now", 0)
+    assert step.wait(timeout=WAIT_S).tolist() == [comm.size] * 2
+    step.close()
+
+
+@pytest.mark.parametrize("x", [np.ones(2), np.ones(4)[::2]], ids=["persistent", "not persistent"])
+def test_a_closed_plan_cannot_be_started(comm: Any, x: Any) -> None:
+    step = comm.plan("all_reduce", x)
+    step()
+    step.close()
+    step.close()
+    with pytest.raises(hpcomm.UsageError, match="closed"):
+        step.start()
+    with pytest.raises(hpcomm.UsageError, match="closed"):
+        step()
+
+
+@pytest.mark.parametrize("x", [np.ones(2), np.ones(4)[::2]], ids=["persistent", "not persistent"])
+def test_waiting_for_a_plan_that_was_not_started_is_a_usage_error(comm: Any, x: Any) -> None:
+    step = comm.plan("all_reduce", x)
+    with pytest.raises(hpcomm.UsageError, match="not started"):
+        step.wait()
+    assert step().tolist() == [comm.size] * 2
+    with pytest.raises(hpcomm.UsageError, match="not started"):
+        step.wait()
+    step.close()
+
+
+@pytest.mark.parametrize("x", [np.ones(2), np.ones(4)[::2]], ids=["persistent", "not persistent"])
+def test_starting_a_plan_twice_without_waiting_is_a_usage_error(comm: Any, x: Any) -> None:
+    step = comm.plan("all_reduce", x)
+    step.start()
+    with pytest.raises(hpcomm.UsageError, match="wait"):
+        step.start()
+    assert step.wait().tolist() == [comm.size] * 2
+    step.close()
+
+
+@pytest.mark.parametrize("verb", ["all_gather_object", "broadcast_ragged", "split", "isend", "", None], ids=repr)
+def test_what_cannot_be_planned_says_so(comm: Any, verb: Any) -> None:
+    with pytest.raises(hpcomm.UsageError) as caught:
+        comm.plan(verb, np.ones(1))
+    assert repr(verb) in caught.value.what
+    assert caught.value.hint
+
+
+def test_mistakes_are_found_when_the_plan_is_made(comm: Any) -> None:
+    mistakes: list[tuple[type[Exception], Any]] = [
+        (hpcomm.RankError, lambda: comm.plan("broadcast", np.ones(1), root=99)),
+        (hpcomm.DtypeError, lambda: comm.plan("all_reduce", np.ones(1, complex), op="min")),
+        (hpcomm.LayoutError, lambda: comm.plan("all_reduce", np.ones(3), out=np.ones(4))),
+        (hpcomm.RankError, lambda: comm.plan("send", np.ones(1), dest=99)),
+        (hpcomm.RankError, lambda: comm.plan("send", np.ones(1))),
+        (hpcomm.UsageError, lambda: comm.plan("recv", source=0)),
+    ]
+    for error, call in mistakes:
+        with pytest.raises(error) as caught:
+            call()
+        assert "plan of" in str(caught.value.where)
+        assert "test_plans.py:" in str(caught.value.where)
+    assert comm.all_reduce(1) == comm.size
+
+
+def test_a_thousand_steps_of_one_plan_stay_right(comm: Any) -> None:
+    x = np.ones(1)
+    step = comm.plan("all_reduce", x, op="max", out=x)
+    for i in range(1000):
+        x[0] = i + comm.rank
+        assert step()[0] == i + comm.size - 1
+    step.close()

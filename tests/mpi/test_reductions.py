@@ -1,0 +1,421 @@
+"""Every operator on every dtype, against folds over plain numpy values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from arrays import COMPLEX, DTYPES, FLOATS, HALVES, INTEGERS, dtype_of, make, plain_dtype, plain_of, plain_values
+
+import hpcomm
+
+BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+TRUTH = {"land": np.logical_and, "lor": np.logical_or}
+ORDER = {"min": np.minimum, "max": np.maximum}
+ON_BOOL = {
+    "sum": np.logical_or,
+    "max": np.logical_or,
+    "lor": np.logical_or,
+    "bor": np.logical_or,
+    "prod": np.logical_and,
+    "min": np.logical_and,
+    "land": np.logical_and,
+    "band": np.logical_and,
+    "bxor": np.logical_xor,
+}
+
+
+def applies(op: str, dtype: str) -> bool:
+    if op in BITS:
+        return dtype == "bool" or dtype in INTEGERS
+    if op == "avg":
+        return dtype in FLOATS or dtype in COMPLEX
+    return not (op in ORDER and dtype in COMPLEX)
+
+
+def fold(op: str, dtype: str, given: list[np.ndarray]) -> np.ndarray:
+    """The definition, in plain types; exact, because the values are small and whole."""
+    if dtype == "bool":
+        return reduce(ON_BOOL[op], given)
+    if op in TRUTH:
+        return reduce(TRUTH[op], [x != 0 for x in given]).astype(plain_dtype(dtype))
+    if op == "avg":
+        return rounded(reduce(np.add, given) / len(given), dtype)
+    functions: dict[str, Any] = {"sum": np.add, "prod": np.multiply} | ORDER | BITS
+    return rounded(reduce(functions[op], given), dtype)
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """values as elements of dtype hold them, in the plain type."""
+    held = np.asarray(values).astype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
+    return held.astype(plain_dtype(dtype))
+
+
+OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor")
+ON = [(op, dtype) for op in OPS for dtype in DTYPES if applies(op, dtype)]
+NOT_ON = [(op, dtype) for op in OPS for dtype in DTYPES if not applies(op, dtype)]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize(("op", "dtype"), ON)
+def test_an_operator_gives_its_definition_in_every_reducing_verb(comm: Any, op: str, dtype: str, kind: str) -> None:
+    p, rank, root = comm.size, comm.rank, comm.size - 1
+    given = [plain_values(dtype, (p, 3), 31 * r + 5) for r in range(p)]
+    x = make(kind, dtype, "sliced", given[rank])
+    total = fold(op, dtype, given)
+    expected = {"all_reduce": total, "reduce": total if rank == root else None, "reduce_scatter": total[rank]}
+    results = {
+        "all_reduce": comm.all_reduce(x, op),
+        "reduce": comm.reduce(x, op, root=root),
+        "reduce_scatter": comm.reduce_scatter(x, op),
+    }
+    if op != "avg":  # a prefix has none
+        results["scan"] = comm.scan(x, op)
+        expected["scan"] = fold(op, dtype, given[: rank + 1])
+        results["exscan"] = comm.exscan(x, op)
+        expected["exscan"] = fold(op, dtype, given[:rank]) if rank else identity(op, dtype, (p, 3))
+    for verb, wanted in expected.items():
+        got = results[verb]
+        if wanted is None:
+            assert got is None, verb
+            continue
+        assert dtype_of(got) == dtype, verb
+        assert np.array_equal(plain_of(got), wanted), (verb, plain_of(got), wanted)
+
+
+def identity(op: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The value that op does not notice."""
+    if dtype == "bool":
+        value: Any = ON_BOOL[op] is np.logical_and
+    elif op in ("min", "max") and dtype in INTEGERS:
+        value = np.iinfo(dtype).max if op == "min" else np.iinfo(dtype).min
+    elif op in ("min", "max"):
+        value = np.inf if op == "min" else -np.inf
+    elif op == "band":
+        value = np.iinfo(dtype).max if dtype.startswith("u") else -1
+    else:
+        value = {"prod": 1, "land": 1}.get(op, 0)
+    return np.full(shape, value, plain_dtype(dtype))
+
+
+@pytest.mark.parametrize(("op", "dtype"), NOT_ON)
+def test_an_operator_that_has_no_right_result_is_refused_on_every_rank(comm: Any, op: str, dtype: str) -> None:
+    for kind in ("numpy", "torch"):
+        x = make(kind, dtype, "contiguous", plain_values(dtype, (2,), 1))
+        with pytest.raises(hpcomm.DtypeError) as caught:
+            comm.all_reduce(x, op)
+        assert dtype in caught.value.what or "complex" in caught.value.what
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integer_sums_wrap_as_numpy_wraps(comm: Any, dtype: str) -> None:
+    x = np.full(3, np.iinfo(dtype).max, dtype)
+    with np.errstate(over="ignore"):
+        expected = reduce(np.add, [x] * comm.size)
+    assert np.array_equal(comm.all_reduce(x), expected)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_extremes_of_integers_survive_min_and_max(comm: Any, dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    x = np.array([limits.max, limits.min], dtype) if comm.rank == 0 else np.array([1, 1], dtype)
+    assert comm.all_reduce(x, "max").tolist() == [limits.max, 1 if comm.size > 1 else limits.min]
+    assert comm.all_reduce(x, "min").tolist() == [1 if comm.size > 1 else limits.max, limits.min]
+
+
+# -- half types ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_are_summed_in_float32_and_rounded_once(comm: Any, kind: str, dtype: str) -> None:
+    """2048 + 1 stays 2048 in float16 (256 + 1 stays 256 in bfloat16), so a sum in halves loses every one."""
+    big = 2048.0 if dtype == "float16" else 256.0
+    given = [np.array([big if rank == 0 else 1.0]) for rank in range(comm.size)]
+    expected = rounded(np.array([big + comm.size - 1]), dtype)
+    x = make(kind, dtype, "contiguous", given[comm.rank])
+    assert plain_of(comm.all_reduce(x)).tolist() == expected.tolist()
+    stacked = make(kind, dtype, "contiguous", np.stack([given[comm.rank]] * comm.size))
+    assert plain_of(comm.reduce_scatter(stacked)).tolist() == expected.tolist()
+    reduced = comm.reduce(x, root=0)
+    assert reduced is None if comm.rank else plain_of(reduced).tolist() == expected.tolist()
+    if comm.size >= 3:
+        in_halves = reduce(lambda a, b: rounded(a + b, dtype), given)
+        assert in_halves.tolist() != expected.tolist(), "the values do not tell the two ways apart"
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_average_without_overflow(comm: Any, kind: str, dtype: str) -> None:
+    top = 65504.0 if dtype == "float16" else float(ml_dtypes.finfo(ml_dtypes.bfloat16).max) / 8
+    x = make(kind, dtype, "contiguous", np.array([top, -top]))
+    assert plain_of(comm.all_reduce(x, "avg")).tolist() == [top, -top]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_float16_sum_past_its_range_is_infinite(comm: Any, kind: str) -> None:
+    x = make(kind, "float16", "contiguous", np.array([65504.0, -65504.0]))
+    expected = [65504.0, -65504.0] if comm.size == 1 else [np.inf, -np.inf]
+    assert plain_of(comm.all_reduce(x)).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_round_to_nearest_even_as_their_own_conversion_does(comm: Any, dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    singles = rng.standard_normal((comm.size, 5000)).astype(np.float32) * np.float32(100)
+    halves = singles.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
+    y = comm.all_reduce(halves[comm.rank])
+    exact = halves.astype(np.float64).sum(axis=0)
+    # folding p values in float32 leaves at most one unit in the last place once rounded to a half
+    spacing = np.spacing(np.abs(exact).astype(np.float16)).astype(float) if dtype == "float16" else abs(exact) / 128
+    assert np.all(np.abs(y.astype(np.float64) - exact) <= spacing)
+    alone = hpcomm.self_.all_reduce(halves[0])
+    assert alone.tobytes() == halves[0].tobytes()
+
+
+def test_not_a_number_is_kept_by_sums_of_halves(comm: Any) -> None:
+    x = torch.tensor([float("nan"), 1.0]).to(torch.bfloat16)
+    y = comm.all_reduce(x)
+    assert torch.isnan(y[0])
+    assert y[1].item() == comm.size
+
+
+# -- truth values -------------------------------------------------------------------------------
+
+
+def test_minus_zero_is_false_and_not_a_number_is_true(comm: Any) -> None:
+    for dtype in ("float16", "bfloat16", "float32", "float64", "complex64"):
+        x = make("numpy", dtype, "contiguous", np.array([-0.0, np.nan, 2.5]))
+        assert plain_of(comm.all_reduce(x, "land")).tolist() == [0.0, 1.0, 1.0], dtype
+
+
+def test_truth_of_one_rank_alone_decides_land_and_lor(comm: Any) -> None:
+    mine = np.array([comm.rank == 0, comm.rank != 0])
+    assert comm.all_reduce(mine, "lor").tolist() == [True, comm.size > 1]
+    assert comm.all_reduce(mine, "land").tolist() == [comm.size == 1, False]
+
+
+# -- premul_sum ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "bool"])
+def test_premul_sum_multiplies_each_ranks_x_by_its_own_factor(comm: Any, kind: str, dtype: str) -> None:
+    given = [plain_values(dtype, (comm.size, 2), rank) for rank in range(comm.size)]
+    expected = reduce(np.add, [x * x.dtype.type(rank + 1) for rank, x in enumerate(given)])
+    x = make(kind, dtype, "sliced", given[comm.rank])
+    op = hpcomm.premul_sum(comm.rank + 1)
+    assert np.array_equal(plain_of(comm.all_reduce(x, op)), expected)
+    assert np.array_equal(plain_of(comm.reduce_scatter(x, op)), expected[comm.rank])
+    assert np.array_equal(plain_of(x), given[comm.rank])
+
+
+def test_premul_sum_of_halves_scales_in_float32(comm: Any) -> None:
+    x = torch.full((3,), 3.0, dtype=torch.float16)
+    assert comm.all_reduce(x, hpcomm.premul_sum(1 / 3)).tolist() == pytest.approx([comm.size] * 3, rel=1e-3)
+    huge = torch.full((1,), 60000.0, dtype=torch.float16)
+    assert comm.all_reduce(huge, hpcomm.premul_sum(0.25 / comm.size)).tolist() == pytest.approx([15000.0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [("int32", 0.5), ("uint8", 1.5), ("float32", 2j), ("bool", 1)], ids=str
+)
+def test_premul_sum_by_a_factor_that_changes_the_dtype_is_refused(comm: Any, dtype: str, factor: Any) -> None:
+    with pytest.raises(hpcomm.DtypeError, match="premul_sum") as caught:
+        comm.all_reduce(np.ones(2, dtype), hpcomm.premul_sum(factor))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("uint8", -1), ("int8", 1000), ("uint64", -3)])
+def test_premul_sum_by_a_factor_out_of_range_is_refused(comm: Any, dtype: str, factor: int) -> None:
+    with pytest.raises(hpcomm.DtypeError, match=str(factor)):
+        comm.all_reduce(np.ones(2, dtype), hpcomm.premul_sum(factor))
+
+
+# -- other libraries' operators -----------------------------------------------------------------
+
+TORCH_OPS = [("SUM", "sum"), ("AVG", "avg"), ("PRODUCT", "prod"), ("MIN", "min"), ("MAX", "max"),
+             ("BAND", "band"), ("BOR", "bor"), ("BXOR", "bxor")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("torchs", "ours"), TORCH_OPS)
+def test_a_reduce_op_of_torch_means_the_operator_of_its_name(comm: Any, torchs: str, ours: str) -> None:
+    op = getattr(torch.distributed.ReduceOp, torchs)
+    dtype = "float32" if ours == "avg" else "int32"
+    given = [plain_values(dtype, (4,), rank) for rank in range(comm.size)]
+    expected = fold(ours, dtype, given)
+    x = make("torch", dtype, "contiguous", given[comm.rank])
+    assert np.array_equal(plain_of(comm.all_reduce(x, op)), expected)
+    assert np.array_equal(plain_of(comm.all_reduce(x, torch.distributed.ReduceOp(op))), expected)
+
+
+def test_premul_sum_of_torch_brings_its_factor(comm: Any) -> None:
+    op = torch.distributed._make_nccl_premul_sum(0.5)
+    assert comm.all_reduce(torch.ones(2), op).tolist() == [comm.size / 2] * 2
+
+
+MPI_OPS = [("SUM", "sum"), ("PROD", "prod"), ("MIN", "min"), ("MAX", "max"), ("BAND", "band"),
+           ("BOR", "bor"), ("BXOR", "bxor"), ("LAND", "land"), ("LOR", "lor")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mpis", "ours"), MPI_OPS)
+def test_an_operator_of_mpi_means_the_operator_of_its_name(comm: Any, mpis: str, ours: str) -> None:
+    from mpi4py import MPI
+
+    given = [plain_values("int16", (4,), rank) for rank in range(comm.size)]
+    assert np.array_equal(comm.all_reduce(given[comm.rank].astype(np.int16), getattr(MPI, mpis)), fold(ours, "int16", given))
+
+
+def test_a_sum_of_bfloat16_by_mpis_own_operator_is_right_too(comm: Any) -> None:
+    from mpi4py import MPI
+
+    assert comm.all_reduce(torch.ones(3, dtype=torch.bfloat16), MPI.SUM).tolist() == [comm.size] * 3
+
+
+def test_a_users_own_mpi_operator_serves(comm: Any) -> None:
+    from mpi4py import MPI
+
+    def larger_magnitude(a: MPI.buffer, b: MPI.buffer, datatype: MPI.Datatype) -> None:
+        x, y = np.frombuffer(a, np.float64), np.frombuffer(b, np.float64)
+        y[:] = np.where(np.abs(x) > np.abs(y), x, y)
+
+    op = MPI.Op.Create(larger_magnitude, commute=True)
+    try:
+        x = np.array([-comm.rank - 1.0, 0.5])
+        assert comm.all_reduce(x, op).tolist() == [-float(comm.size), 0.5]
+        with pytest.raises(hpcomm.DtypeError, match="float16"):
+            comm.all_reduce(x.astype(np.float16), op)
+    finally:
+        op.Free()
+
+
+@pytest.mark.parametrize("name", ["MINLOC", "REPLACE", "NO_OP", "OP_NULL"])
+def test_operators_of_mpi_that_are_no_reduction_are_refused(comm: Any, name: str) -> None:
+    from mpi4py import MPI
+
+    with pytest.raises(hpcomm.UsageError):
+        comm.all_reduce(np.ones(2), getattr(MPI, name))
+
+
+# -- functions ----------------------------------------------------------------------------------
+
+REDUCING: dict[str, Callable[[list[np.ndarray], int, int, Any], np.ndarray | None]] = {
+    "all_reduce": lambda given, rank, root, f: reduce(f, given),
+    "reduce": lambda given, rank, root, f: reduce(f, given) if rank == root else None,
+    "reduce_scatter": lambda given, rank, root, f: reduce(f, [x[rank] for x in given]),
+    "scan": lambda given, rank, root, f: reduce(f, given[: rank + 1]),
+}
+
+
+def products(a: Any, b: Any) -> Any:
+    """2x2 matrix products over a stack: associative, not commutative."""
+    return a @ b
+
+
+@pytest.mark.parametrize("time", ["blocking", "async"])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("verb", REDUCING)
+def test_a_function_is_folded_in_rank_order(comm: Any, verb: str, kind: str, time: str) -> None:
+    p, root = comm.size, comm.size - 1
+    given = [plain_values("float64", (p, 5, 2, 2), 7 + rank) for rank in range(p)]
+    expected = REDUCING[verb](given, comm.rank, root, products)
+    keywords: dict[str, Any] = {"root": root} if verb == "reduce" else {}
+    x = make(kind, "float64", "transposed", given[comm.rank])
+    result = getattr(comm, verb)(x, products, async_op=time == "async", **keywords)
+    y = result.wait(timeout=30) if time == "async" else result
+    if expected is None:
+        assert y is None
+    else:
+        assert np.array_equal(plain_of(y), expected)
+    assert np.array_equal(plain_of(x), given[comm.rank])
+
+
+def test_the_last_ranks_value_is_what_a_function_that_keeps_the_right_gives(comm: Any) -> None:
+    x = np.array([comm.rank, 10 * comm.rank])
+    last = comm.size - 1
+    assert comm.all_reduce(x, lambda a, b: b).tolist() == [last, 10 * last]
+    assert comm.all_reduce(x, lambda a, b: a).tolist() == [0, 0]
+    assert comm.scan(x, lambda a, b: b).tolist() == x.tolist()
+
+
+def test_a_function_sees_arrays_of_xs_own_kind_and_dtype(comm: Any) -> None:
+    seen: list[Any] = []
+
+    def add(a: Any, b: Any) -> Any:
+        seen.extend([a, b])
+        return a + b
+
+    x = torch.ones(3, dtype=torch.bfloat16)
+    assert comm.all_reduce(x, add).tolist() == [comm.size] * 3
+    assert all(type(a) is torch.Tensor and a.dtype is torch.bfloat16 for a in seen)
+    seen.clear()
+    assert comm.all_reduce(np.ones(3, np.float16), add).tolist() == [comm.size] * 3
+    assert all(type(a) is np.ndarray and a.dtype == np.float16 for a in seen)
+
+
+def test_a_function_reduces_what_no_named_operator_can(comm: Any) -> None:
+    x = np.array([3 + 4j, comm.rank])
+    y = comm.all_reduce(x, lambda a, b: np.where(abs(a) >= abs(b), a, b))
+    assert y.tolist() == [3 + 4j, comm.size - 1]
+
+
+def test_a_function_may_fold_into_a_given_out_and_in_place(comm: Any) -> None:
+    x = np.array([comm.rank + 1.0])
+    out = np.zeros(1)
+    assert comm.all_reduce(x, lambda a, b: a * 10 + b, out=out) is out
+    expected = reduce(lambda a, b: a * 10 + b, range(1, comm.size + 1))
+    assert out.tolist() == [expected]
+    assert comm.all_reduce(x, lambda a, b: a * 10 + b, out=x) is x
+    assert x.tolist() == [expected]
+
+
+def test_a_function_that_changes_its_arguments_cannot_change_x(comm: Any) -> None:
+    def add_in_place(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a += b
+        return a
+
+    x = np.ones(4)
+    assert comm.all_reduce(x, add_in_place).tolist() == [comm.size] * 4
+    assert x.tolist() == [1.0] * 4
+    assert comm.scan(x, add_in_place).tolist() == [comm.rank + 1.0] * 4
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_function_whose_result_has_another_shape_is_a_usage_error(comm: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match="shape"):
+        comm.all_reduce(np.ones(4), lambda a, b: np.concatenate([a, b]))
+    assert comm.all_reduce(1) == comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_exception_in_a_function_reaches_its_caller(comm: Any) -> None:
+    def fail(a: Any, b: Any) -> Any:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        comm.all_reduce(np.ones(2), fail)
+    assert comm.all_reduce(1) == comm.size
+
+
+def test_exscan_with_a_function_gives_the_ranks_before_and_says_what_rank_0_gets(comm: Any) -> None:
+    """No value is known that a function does not notice: rank 0 gets None, as mpi4py's exscan of objects gives."""
+    x = np.array([comm.rank + 1])
+    y = comm.exscan(x, lambda a, b: a * 10 + b)
+    if comm.rank == 0:
+        assert y is None
+    else:
+        assert y.tolist() == [reduce(lambda a, b: a * 10 + b, range(1, comm.rank + 1))]
+
+
+@pytest.mark.parametrize("op", ["plus", "SUM", "", None, 3, "premul_sum"], ids=repr)
+def test_an_unknown_operator_is_refused_with_the_list_of_those_there_are(comm: Any, op: Any) -> None:
+    with pytest.raises(hpcomm.UsageError) as caught:
+        comm.all_reduce(np.ones(2), op)
+    assert caught.value.hint
+    assert "sum" in str(caught.value)

@@ -1,0 +1,357 @@
+"""Calls under way: waiting, asking, giving up, awaiting, and what happens when nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import sys
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hpcomm
+
+WAIT_S = 30
+
+
+def ring(comm: Any) -> tuple[int, int]:
+    return (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+
+def line() -> str:
+    """`test_requests.py:41` of the caller, as messages name it."""
+    frame = sys._getframe(1)
+    return f"test_requests.py:{frame.f_lineno}"
+
+
+def test_waiting_twice_gives_the_same_result_twice(comm: Any) -> None:
+    request = comm.all_reduce(np.ones(3), async_op=True)
+    first = request.wait()
+    assert request.wait() is first
+    assert request.wait(timeout=0) is first
+    assert request.result is first
+    assert first.tolist() == [comm.size] * 3
+
+
+def test_the_result_is_none_until_somebody_has_waited(comm: Any) -> None:
+    left, right = ring(comm)
+    request = comm.irecv(np.zeros(1), left, tag=1)
+    assert request.result is None
+    assert not request.done()
+    comm.barrier()
+    comm.isend(np.ones(1), right, tag=1).wait(timeout=WAIT_S)
+    request.wait(timeout=WAIT_S)
+    assert request.result.tolist() == [1.0]
+
+
+def test_done_never_blocks_and_turns_true(comm: Any) -> None:
+    left, right = ring(comm)
+    request = comm.irecv(np.zeros(1), left, tag=2)
+    started = time.monotonic()
+    assert [request.done() for _ in range(100)] == [False] * 100
+    assert time.monotonic() - started < 5
+    comm.barrier()
+    send = comm.isend(np.ones(1), right, tag=2)
+    deadline = time.monotonic() + WAIT_S
+    while not request.done():
+        assert time.monotonic() < deadline
+    assert request.done()
+    assert request.wait().tolist() == [1.0]
+    send.wait(timeout=WAIT_S)
+
+
+def test_asking_alone_moves_a_call_of_several_stages_to_its_end(comm: Any) -> None:
+    x = np.full(300_000, comm.rank, np.float64)
+    request = comm.all_gather_ragged(x, async_op=True)
+    deadline = time.monotonic() + WAIT_S
+    while not request.done():
+        assert time.monotonic() < deadline
+    assert [a[-1] for a in request.wait()] == list(range(comm.size))
+
+
+def test_synchronize_is_completion(comm: Any) -> None:
+    request = comm.all_reduce(np.ones(3), async_op=True)
+    assert request.synchronize() is None
+    assert request.done()
+    assert request.result.tolist() == [comm.size] * 3
+
+
+def test_a_request_tells_what_it_is_and_where_it_began(comm: Any) -> None:
+    request, born = comm.all_reduce(np.ones(3), async_op=True), line()
+    assert "all_reduce" in repr(request)
+    assert born in repr(request)
+    request.wait(timeout=WAIT_S)
+    assert "complete" in repr(request)
+
+
+# -- timeouts ------------------------------------------------------------------------------------
+
+
+def test_a_timeout_says_what_waited_for_how_long_and_where_it_began(comm: Any) -> None:
+    left, right = ring(comm)
+    request, born = comm.irecv(np.zeros(2), left, tag=3), line()
+    started = time.monotonic()
+    with pytest.raises(hpcomm.WaitTimeoutError) as caught:
+        request.wait(timeout=0.2)
+    waited_s = time.monotonic() - started
+    assert 0.2 <= waited_s < 5
+    assert isinstance(caught.value, TimeoutError)
+    text = str(caught.value)
+    assert "recv" in text
+    assert "0.2 s" in text
+    assert born in text
+    assert "try:" in text
+    comm.barrier()
+    comm.isend(np.ones(2), right, tag=3).wait(timeout=WAIT_S)
+    assert request.wait(timeout=WAIT_S).tolist() == [1.0, 1.0]  # still valid: waited for again
+
+
+def test_a_collective_that_one_rank_joins_late_times_out_and_then_completes(own_comm: Any) -> None:
+    if own_comm.rank == 0:
+        time.sleep(0.6)
+    request = own_comm.all_reduce(np.ones(2), async_op=True)
+    if own_comm.rank and own_comm.size > 1:
+        with pytest.raises(hpcomm.WaitTimeoutError):
+            request.wait(timeout=0.1)
+    assert request.wait(timeout=WAIT_S).tolist() == [own_comm.size] * 2
+
+
+def test_a_timeout_of_nothing_is_one_look(comm: Any) -> None:
+    left, right = ring(comm)
+    request = comm.irecv(np.zeros(1), left, tag=4)
+    with pytest.raises(hpcomm.WaitTimeoutError):
+        request.wait(timeout=0)
+    comm.barrier()
+    comm.isend(np.ones(1), right, tag=4).wait(timeout=WAIT_S)
+    request.wait(timeout=WAIT_S)
+
+
+def test_an_object_on_its_way_times_out_too(comm: Any) -> None:
+    left, right = ring(comm)
+    request = comm.irecv_object(left, tag=5)
+    with pytest.raises(TimeoutError):
+        request.wait(timeout=0.05)
+    comm.barrier()
+    send = comm.isend_object("late", right, tag=5)
+    assert request.wait(timeout=WAIT_S) == "late"
+    send.wait(timeout=WAIT_S)
+
+
+# -- several ---------------------------------------------------------------------------------------
+
+
+def test_wait_all_gives_results_in_the_order_of_the_requests(comm: Any) -> None:
+    left, right = ring(comm)
+    receives = [comm.irecv(np.zeros(1), left, tag=i) for i in range(5)]
+    sends = [comm.isend(np.full(1, float(i)), right, tag=i) for i in (4, 2, 0, 1, 3)]
+    assert [y.item() for y in hpcomm.wait_all(receives, timeout=WAIT_S)] == [0, 1, 2, 3, 4]
+    assert hpcomm.wait_all(sends) == [None] * 5
+    assert hpcomm.wait_all([]) == []
+    assert hpcomm.wait_all(iter(receives))[4].item() == 4
+
+
+def test_wait_all_has_one_time_limit_for_all(comm: Any) -> None:
+    left, right = ring(comm)
+    receives = [comm.irecv(np.zeros(1), left, tag=i) for i in range(5)]
+    started = time.monotonic()
+    with pytest.raises(hpcomm.WaitTimeoutError):
+        hpcomm.wait_all(receives, timeout=0.2)
+    assert time.monotonic() - started < 0.8  # not five times 0.2
+    comm.barrier()
+    hpcomm.wait_all([comm.isend(np.ones(1), right, tag=i) for i in range(5)], timeout=WAIT_S)
+    hpcomm.wait_all(receives, timeout=WAIT_S)
+
+
+def test_wait_any_gives_whichever_is_complete_and_its_place(comm: Any) -> None:
+    left, right = ring(comm)
+    receives = [comm.irecv(np.zeros(1), left, tag=i) for i in range(3)]
+    with pytest.raises(hpcomm.WaitTimeoutError):
+        hpcomm.wait_any(receives, timeout=0.05)
+    comm.barrier()
+    first = comm.isend(np.full(1, 7.0), right, tag=1)
+    index, result = hpcomm.wait_any(receives, timeout=WAIT_S)
+    assert index == 1
+    assert result.tolist() == [7.0]
+    first.wait(timeout=WAIT_S)
+    comm.barrier()
+    rest = [comm.isend(np.ones(1), right, tag=i) for i in (0, 2)]
+    hpcomm.wait_all([*receives, *rest], timeout=WAIT_S)
+
+
+def test_wait_any_of_nothing_is_an_error(comm: Any) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        hpcomm.wait_any([])
+
+
+def test_requests_of_unlike_sorts_wait_together(comm: Any) -> None:
+    left, right = ring(comm)
+    requests = [
+        comm.all_reduce(torch.ones(2), async_op=True),
+        comm.irecv_object(left, tag=1),
+        comm.isend_object({"k": comm.rank}, right, tag=1),
+        comm.barrier(async_op=True),
+        comm.irecv(np.zeros(2), left, tag=2),
+        comm.isend(np.ones(2), right, tag=2),
+    ]
+    total, received, nothing, barrier, array, sent = hpcomm.wait_all(requests, timeout=WAIT_S)
+    assert total.tolist() == [comm.size] * 2
+    assert received == {"k": left}
+    assert array.tolist() == [1.0, 1.0]
+    assert (nothing, barrier, sent) == (None, None, None)
+
+
+# -- asyncio ---------------------------------------------------------------------------------------
+
+
+def test_a_request_may_be_awaited(comm: Any) -> None:
+    async def main() -> Any:
+        return await comm.all_reduce(np.ones(2), async_op=True)
+
+    assert asyncio.run(main()).tolist() == [comm.size] * 2
+
+
+def test_awaiting_leaves_the_loop_to_others(comm: Any) -> None:
+    left, right = ring(comm)
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.001)
+
+    async def send_later() -> None:
+        await asyncio.sleep(0.2)
+        await comm.isend(np.full(1, 5.0), right, tag=6)
+
+    async def main() -> Any:
+        ticking = asyncio.create_task(tick())
+        result, _ = await asyncio.gather(comm.irecv(np.zeros(1), left, tag=6), send_later())
+        ticking.cancel()
+        return result
+
+    assert asyncio.run(main()).tolist() == [5.0]
+    assert ticks > 20
+
+
+def test_many_requests_may_be_awaited_at_once(comm: Any) -> None:
+    left, right = ring(comm)
+
+    async def main() -> list[Any]:
+        receives = [comm.irecv_object(left, tag=i) for i in range(10)]
+        sends = [comm.isend_object(i * 1000 * "x", right, tag=i) for i in range(10)]
+        return (await asyncio.gather(*receives, *sends))[:10]
+
+    assert [len(text) for text in asyncio.run(main())] == [1000 * i for i in range(10)]
+
+
+def test_an_await_may_be_bounded_by_asyncio(comm: Any) -> None:
+    left, right = ring(comm)
+    request = comm.irecv(np.zeros(1), left, tag=7)
+
+    async def main() -> None:
+        async def arrival() -> Any:
+            return await request
+
+        await asyncio.wait_for(arrival(), timeout=0.1)
+
+    with pytest.raises((TimeoutError, asyncio.TimeoutError)):
+        asyncio.run(main())
+    comm.barrier()
+    comm.isend(np.ones(1), right, tag=7).wait(timeout=WAIT_S)
+    assert request.wait(timeout=WAIT_S).tolist() == [1.0]
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_a_request_holds_its_arrays_until_it_is_complete(comm: Any) -> None:
+    left, right = ring(comm)
+    x = np.full(400_000, float(comm.rank))
+    place = np.zeros(400_000)
+    alive = weakref.ref(x), weakref.ref(place)
+    receive = comm.irecv(place, left, tag=8)
+    send = comm.isend(x, right, tag=8)
+    del x, place
+    gc.collect()
+    assert all(ref() is not None for ref in alive)
+    assert (receive.wait(timeout=WAIT_S) == left).all()
+    send.wait(timeout=WAIT_S)
+    assert alive[1]() is receive.result
+    del send
+    gc.collect()
+    assert alive[0]() is None, "a completed request keeps memory that nobody needs"
+
+
+def test_a_collective_in_the_background_reads_x_where_it_lies(comm: Any) -> None:
+    x = np.full(200_000, 1.0)
+    request = comm.all_reduce(x, async_op=True)
+    del x
+    junk = [np.full(200_000, 9.0) for _ in range(3)]
+    assert (request.wait(timeout=WAIT_S) == comm.size).all()
+    assert all((y == 9.0).all() for y in junk)
+
+
+def test_a_request_dropped_unfinished_is_warned_about_with_the_line_of_its_birth(comm: Any) -> None:
+    left, right = ring(comm)
+    request, born = comm.irecv(np.zeros(4), left, tag=9), line()
+    with pytest.warns(ResourceWarning, match=re.escape(born)) as caught:
+        del request
+        gc.collect()
+    assert "recv" in str(caught[0].message)
+    comm.isend(np.ones(4), right, tag=9).wait(timeout=WAIT_S)
+    comm.barrier()
+
+
+def test_memory_of_a_dropped_receive_is_not_given_to_somebody_else(comm: Any) -> None:
+    left, right = ring(comm)
+    request = comm.irecv(np.zeros(50_000), left, tag=10)
+    with pytest.warns(ResourceWarning):
+        del request
+        gc.collect()
+    junk = [np.zeros(50_000) for _ in range(10)]
+    comm.barrier()
+    comm.isend(np.full(50_000, 13.0), right, tag=10).wait(timeout=WAIT_S)
+    comm.barrier()
+    assert all((y == 0.0).all() for y in junk)
+
+
+def test_a_request_dropped_complete_is_silent(comm: Any, recwarn: pytest.WarningsRecorder) -> None:
+    comm.all_reduce(np.ones(2), async_op=True).wait(timeout=WAIT_S)
+    request = comm.barrier(async_op=True)
+    while not request.done():
+        pass
+    del request
+    gc.collect()
+    assert [w for w in recwarn.list if w.category is ResourceWarning] == []
+
+
+def test_an_error_that_wait_raised_is_raised_again(own_comm: Any) -> None:
+    left, right = ring(own_comm)
+    receive = own_comm.irecv(np.zeros(5), left)
+    own_comm.isend(np.ones(3), right).wait(timeout=WAIT_S)
+    for _ in range(2):
+        with pytest.raises(hpcomm.MismatchError):
+            receive.wait(timeout=WAIT_S)
+    assert receive.done()
+    with pytest.raises(hpcomm.MismatchError):
+        hpcomm.wait_all([receive])
+
+
+def test_an_error_in_an_awaited_request_reaches_the_awaiter(own_comm: Any) -> None:
+    left, right = ring(own_comm)
+
+    async def main() -> None:
+        send = own_comm.isend(np.ones(3), right)
+        try:
+            await own_comm.irecv(np.zeros(5), left)
+        finally:
+            await send
+
+    with pytest.raises(hpcomm.MismatchError):
+        asyncio.run(main())

@@ -1,0 +1,175 @@
+"""Every app on 1, 2 and 3 ranks: what it prints, how it ends, and that it notices a wrong result."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+APP = "hpcomm.apps."
+
+# app: (its arguments here, patterns that its output must have; {n} stands for the number of ranks)
+APPS = {
+    "allreduce_demo": (
+        ["--no-torch"],
+        [
+            r"all_reduce on {n} ranks",
+            r"^dtype +numpy +array\.array +bytearray$",
+            r"^complex128 +(\d+) of \1 +- +-$",
+            r"^4194304( +[\d.]+){{4}}$",
+            r"checks on each of {n} ranks, all passed",
+        ],
+    ),
+    "p2p_ring": (["--count", "100000"], [r"a ring of {n} ranks", r"^0 .*True$", "seen every rank"]),
+    "softmax_demo": (
+        [],
+        [r"1000003 elements on {n} ranks", r"^softmax .* nan$", r"inf$", "parts make the whole"],
+    ),
+    "groups_demo": ([], [r"in 'even'", r"in 'ends'", "Every circle added up its own members"]),
+    "pingpong": ([], [r"of {n}$", r"^16777216( +[\d.]+){{4}}$", "arrived as it was sent"]),
+}
+DIGITS = [
+    r"1797 rows of 64 columns",
+    r"^pixel \d,\d",
+    r"histogram of pixel",
+    "numpy on rank 0 finds the same",
+]
+
+
+def missing(patterns: list[str], n: int, output: str) -> list[str]:
+    return [p for p in patterns if not re.search(p.format(n=n), output, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("app", APPS)
+def test_every_app_finds_its_results_right(app: str, n: int, job: Any) -> None:
+    arguments, patterns = APPS[app]
+    done = job(n, ["python", "-m", APP + app, *arguments])
+    assert not missing(patterns, n, done.stdout), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_stats_demo_takes_the_digits_of_scikit_learn(n: int, job: Any) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    done = job(n, ["python", "-m", APP + "stats_demo"])
+    assert not missing(DIGITS, n, done.stdout), done.stdout + done.stderr
+
+
+def test_allreduce_demo_checks_torch_where_it_is_installed(job: Any) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    done = job(2, ["python", "-m", APP + "allreduce_demo", "--no-timing"])
+    pattern = r"^bfloat16 +(-|(\d+) of \2) +(\d+) of \3 +- +-$"
+    assert not missing([pattern], 2, done.stdout), done.stdout + done.stderr
+
+
+def test_stats_demo_reads_csv_and_npy_and_draws(job: Any, tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(1e6, [1.0, 5.0], (100, 2))
+    np.save(tmp_path / "rows.npy", rows)
+    lines = ["city,warm,wet", *(f"x,{a!r},{b!r}" for a, b in rows.tolist()), "gap,,1.0"]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    from_npy = job(3, ["python", "-m", APP + "stats_demo", str(tmp_path / "rows.npy")])
+    from_csv = job(3, ["python", "-m", APP + "stats_demo", str(tmp_path / "rows.csv")])
+    assert "rows.npy: 100 rows of 2 columns" in from_npy.stdout
+    assert "left out: 1 columns without numbers, 1 rows with gaps): 100 rows of 2 columns" in from_csv.stdout
+    assert re.search(r"^wet +1e\+06 ", from_csv.stdout, re.MULTILINE), from_csv.stdout
+    if importlib.util.find_spec("matplotlib"):
+        for app, option in [("stats_demo", "--picture"), ("pingpong", "--plot")]:
+            picture = tmp_path / f"{app}.png"
+            job(2, ["python", "-m", APP + app, option, str(picture)])
+            assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_stats_demo_says_which_file_it_cannot_read(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "words.csv").write_text("a,b\nc,d\n", encoding="utf-8")
+    for name, said in [("nowhere.csv", "cannot read"), ("words.csv", "holds no row of numbers")]:
+        done = job(2, ["python", "-m", APP + "stats_demo", str(tmp_path / name)], expect=1)
+        assert name in done.stderr
+        assert said in done.stderr
+
+
+def test_every_app_is_tried_and_introduced() -> None:
+    folder = ROOT / "hpcomm/apps"
+    apps = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    assert apps == {*APPS, "stats_demo"} == set(SABOTAGE)
+    for introduction in (folder / "__init__.py", ROOT / "apps/README.md"):
+        assert all(app in introduction.read_text(encoding="utf-8") for app in apps)
+
+
+# What hpcomm would do wrongly, put in place before the app starts.
+MULTIPLIES_FOR_SUM = """
+real = Communicator.all_reduce
+def all_reduce(self, x, op="sum", **others):
+    return real(self, x, "prod" if op == "sum" else op, **others)
+Communicator.all_reduce = all_reduce
+"""
+SENDS_NOTHING = """
+def sendrecv(self, x, dest, source, *, out=None, **others):
+    return x if out is None else out
+Communicator.sendrecv = sendrecv
+"""
+SABOTAGE = {
+    "allreduce_demo": (MULTIPLIES_FOR_SUM, ["--no-torch", "--no-timing"]),
+    "softmax_demo": (MULTIPLIES_FOR_SUM, []),
+    "stats_demo": (MULTIPLIES_FOR_SUM, []),
+    "groups_demo": (MULTIPLIES_FOR_SUM, []),
+    "p2p_ring": (SENDS_NOTHING, []),
+    "pingpong": (SENDS_NOTHING, []),
+}
+
+
+@pytest.mark.parametrize("app", SABOTAGE)
+def test_a_wrong_result_makes_every_app_fail(app: str, job: Any) -> None:
+    if app == "stats_demo":
+        pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    wrong, arguments = SABOTAGE[app]
+    done = job(
+        3,
+        f"import sys\nfrom hpcomm import Communicator\nfrom hpcomm.apps import {app}\n{wrong}\n"
+        f"sys.exit({app}.main({arguments!r}))",
+        expect=1,
+    )
+    assert "WRONG on rank" in done.stdout, done.stdout + done.stderr
+
+
+def test_two_programs_in_one_job_exchange_an_array(job: Any) -> None:
+    first, second = str(ROOT / "apps/hello_a.py"), str(ROOT / "apps/hello_b.py")
+    done = job(1, ["python", first, ":", "-n", "1", "python", second])
+    assert "hello_a, rank 0 of 2: sent [0. 1. 2. 3. 4.], got [0. 2. 4. 6. 8.] back" in done.stdout
+    assert "hello_b, rank 1 of 2: got [0. 1. 2. 3. 4.]" in done.stdout
+
+
+def test_one_of_two_programs_alone_says_what_is_missing(job: Any) -> None:
+    done = job(1, ["python", str(ROOT / "apps/hello_a.py")], expect=1)
+    assert "hello_b is not in this job" in done.stderr
+
+
+def test_mpmd_config_starts_both_programs() -> None:
+    launcher = Path(sys.prefix, "bin", "mpirun")
+    if not launcher.exists():
+        pytest.skip("no MPI wheel in this environment")
+    version = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=True).stdout
+    option = ["--oversubscribe", "--app"] if "Open MPI" in version else ["-configfile"]
+    done = subprocess.run(
+        ["timeout", "--kill-after=5", "60", launcher, *option, "mpmd_configs/hello.txt"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PATH": os.pathsep.join([str(launcher.parent), os.environ["PATH"]]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "got [0. 2. 4. 6. 8.] back" in done.stdout

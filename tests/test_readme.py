@@ -1,0 +1,154 @@
+"""What the documents show is what happens: every python block runs under two ranks.
+
+A text block right after a python block is what the program prints: each of its lines must come, in this
+order. If it shows an uncaught error, the program must fail; otherwise it must end with status 0.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ["README.md", "docs/tour.md", "docs/concepts.md", "docs/errors.md"]
+TIMEOUT_S = 60
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One program in a document and what the document says it prints."""
+
+    document: str
+    line: int
+    code: str
+    shown: str
+
+    @property
+    def fails(self) -> bool:
+        return re.search(r"^(Traceback|hpcomm\.errors\.)", self.shown, re.MULTILINE) is not None
+
+    def __str__(self) -> str:
+        return f"{self.document}:{self.line}"
+
+
+def examples(document: str) -> list[Example]:
+    """The python blocks of a document, each with the text block that follows it directly, if any."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    blocks = list(_FENCE.finditer(text))
+    found = []
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        if block[1] != "python":
+            continue
+        follows = after is not None and after[1] == "text" and not text[block.end() : after.start()].strip()
+        shown = after[2] if after is not None and follows else ""
+        found.append(Example(document, text[: block.start()].count("\n") + 1, block[2], shown))
+    return found
+
+
+EXAMPLES = [example for document in DOCUMENTS for example in examples(document)]
+
+
+def run(code: str, folder: Path) -> tuple[int, str]:
+    """Exit status and output of code as train.py on two ranks."""
+    (folder / "train.py").write_text(code, encoding="utf-8")
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with subprocess.Popen(
+        [sys.executable, "-m", "hpcomm", "run", "-n", "2", "python", "train.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            pytest.fail(f"no end within {TIMEOUT_S} s:\n{output}")
+    return process.returncode, output
+
+
+def missing(shown: str, output: str) -> str | None:
+    """The first shown line that output does not have after the ones before it."""
+    lines = iter(line.rstrip() for line in output.splitlines())
+    for wanted in shown.splitlines():
+        if wanted.strip() and not any(wanted.rstrip() == line for line in lines):
+            return wanted
+    return None
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_every_example_prints_what_the_document_shows(example: Example, tmp_path: Path) -> None:
+    if "import torch" in example.code and not importlib.util.find_spec("torch"):
+        pytest.skip("torch is not installed")
+    status, output = run(example.code, tmp_path)
+    assert (status != 0) == example.fails, f"status {status}:\n{output}"
+    assert missing(example.shown, output) is None, f"not as shown: {missing(example.shown, output)}\n{output}"
+
+
+def test_the_demo_prints_the_table_that_readme_shows(tmp_path: Path) -> None:
+    if not (importlib.util.find_spec("torch") and importlib.util.find_spec("ml_dtypes")):
+        pytest.skip("the table in README was made with torch and ml_dtypes")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"^dtype .*\n(.*\n)+?(?=\n)", text, re.MULTILINE)
+    assert found
+    code = (
+        "import sys; from hpcomm.apps import allreduce_demo; sys.exit(allreduce_demo.main(['--no-timing']))"
+    )
+    status, output = run(code, tmp_path)
+    assert status == 0, output
+    assert missing(found[0], output) is None, output
+
+
+def test_a_line_that_does_not_come_is_noticed() -> None:
+    assert missing("one\nthree\n", "one\ntwo\nthree\n") is None
+    assert missing("three\none\n", "one\ntwo\nthree\n") == "one"
+    assert missing("four\n", "one\n") == "four"
+
+
+def test_the_blocks_of_the_tour_in_readme_have_eight_lines_at_most() -> None:
+    blocks = examples("README.md")
+    assert len(blocks) >= 5
+    for example in blocks:
+        assert example.code.count("\n") <= 8, str(example)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_document_has_examples(document: str) -> None:
+    assert examples(document)
+
+
+def test_links_between_the_documents_lead_somewhere() -> None:
+    for document in [*DOCUMENTS, "docs/dictionary.md", "apps/README.md", "mpmd_configs/README.md"]:
+        text = (ROOT / document).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+            if not target.startswith("http"):
+                assert (ROOT / document).parent.joinpath(target).exists(), f"{document} -> {target}"
+
+
+def test_every_spelling_in_the_dictionary_exists(tmp_path: Path) -> None:
+    text = (ROOT / "docs/dictionary.md").read_text(encoding="utf-8")
+    methods = sorted(set(re.findall(r"`[^`]*?\bcomm\.(\w+)", text)))
+    names = sorted(set(re.findall(r"`[^`]*?\bhpcomm\.(\w+)", text)))
+    assert len(methods) > 30
+    code = f"""
+import hpcomm
+lost = [name for name in {methods} if not hasattr(hpcomm.world, name)]
+lost += [name for name in {names} if not hasattr(hpcomm, name)]
+assert not lost, lost
+"""
+    status, output = run(code, tmp_path)
+    assert status == 0, output
