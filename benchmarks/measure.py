@@ -7,6 +7,7 @@ ratios and differences are taken round by round before the median.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import time
@@ -71,18 +72,24 @@ def ratio(a: list[float], b: list[float]) -> float:
 def machine() -> str:
     """One line that says where figures come from."""
     model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.machine(),
     )
     library = MPI.Get_library_version().split(",")[0].replace("\t", " ").splitlines()[0].strip("\0 ")
-    return f"{model}, {len(__import__('os').sched_getaffinity(0))} cores, {library}, Python {platform.python_version()}"
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, {library}, Python {platform.python_version()}"
 
 
 def save(name: str, text: str, rows: list[dict[str, Any]]) -> None:
     """Keep a table for people and the same figures for programs under results/."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.txt").write_text(f"{date.today()}  {machine()}\n\n{text}\n")
-    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "date": str(date.today()), "rows": rows}, indent=1))
+    (RESULTS / f"{name}.json").write_text(
+        json.dumps({"machine": machine(), "date": str(date.today()), "rows": rows}, indent=1)
+    )
 
 
 def size_name(nbytes: int) -> str:

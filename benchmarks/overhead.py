@@ -43,9 +43,10 @@ def main() -> None:
     text, rows = [machine()], []
     for pattern, make in PATTERNS.items():
         title = (
-            f"\n{pattern}: microseconds a call (median of {rounds} alternated rounds); in brackets what is added to raw, "
-            "from 64 KiB on as a ratio\n"
-            f"{'':>8} {'raw':>10} {'checks off':>20} {'hpcomm':>20} {'hpcomm torch':>20} {'gloo':>12} {'gloo/hpcomm':>12}"
+            f"\n{pattern}: microseconds a call (median of {rounds} alternated rounds); "
+            "in brackets what is added to raw, from 64 KiB on as a ratio\n"
+            f"{'':>8} {'raw':>10} {'checks off':>20} {'hpcomm':>20} {'hpcomm torch':>20}"
+            f" {'gloo':>12} {'gloo/hpcomm':>12}"
         )
         say(title)
         text.append(title)
@@ -175,7 +176,11 @@ def report(nbytes: int, times: dict[str, list[float]]) -> tuple[str, dict[str, A
     for name in ("off", "hpcomm", "torch"):
         added, times_raw = difference(times[name], times["raw"]), ratio(times[name], times["raw"])
         row[f"{name}_added_us"], row[f"{name}_ratio"] = round(added, 3), round(times_raw, 4)
-        cells.append(f"{row[name]:10.2f} ({added:+6.2f})" if nbytes < 64 << 10 else f"{row[name]:10.1f} ({times_raw:6.3f})")
+        cells.append(
+            f"{row[name]:10.2f} ({added:+6.2f})"
+            if nbytes < 64 << 10
+            else f"{row[name]:10.1f} ({times_raw:6.3f})"
+        )
     if "gloo" in times:
         cells.append(f"{row['gloo']:12.1f} {ratio(times['gloo'], times['hpcomm']):11.1f}x")
     return "  ".join(cells), row
@@ -183,19 +188,29 @@ def report(nbytes: int, times: dict[str, list[float]]) -> tuple[str, dict[str, A
 
 def plans(comm: Any, rounds: int) -> tuple[list[str], list[dict[str, Any]]]:
     """A plan against MPI's own Start and Wait."""
-    lines = ["\nplans of all_reduce in place: Start and Wait, microseconds", f"{'':>8} {'raw':>10} {'plan':>10} {'added':>8}"]
+    lines = [
+        "\nplans of all_reduce in place: Start and Wait, microseconds",
+        f"{'':>8} {'raw':>10} {'plan':>10} {'added':>8}",
+    ]
     rows = []
     for nbytes in (8, 1 << 10, 64 << 10):
         x = np.zeros(nbytes // 4, np.float32)
         raw = MPI.COMM_WORLD.Allreduce_init(MPI.IN_PLACE, x)
         plan = comm.plan("all_reduce", x, out=x)
         times = alternate(
-            {"raw": lambda raw=raw: (raw.Start(), raw.Wait()), "plan": lambda plan=plan: (plan.start(), plan.wait())},
+            {
+                "raw": lambda raw=raw: (raw.Start(), raw.Wait()),
+                "plan": lambda plan=plan: (plan.start(), plan.wait()),
+            },
             2 * rounds,
         )
         added = difference(times["plan"], times["raw"])
-        lines.append(f"{size_name(nbytes):>8} {median(times['raw']):10.2f} {median(times['plan']):10.2f} {added:+8.2f}")
-        rows.append({"bytes": nbytes, "raw": median(times["raw"]), "plan": median(times["plan"]), "added_us": added})
+        lines.append(
+            f"{size_name(nbytes):>8} {median(times['raw']):10.2f} {median(times['plan']):10.2f} {added:+8.2f}"
+        )
+        rows.append(
+            {"bytes": nbytes, "raw": median(times["raw"]), "plan": median(times["plan"]), "added_us": added}
+        )
         plan.close()
         raw.Free()
     return lines, rows
@@ -207,7 +222,10 @@ def objects(comm: Any, rounds: int) -> tuple[list[str], list[dict[str, Any]]]:
 
     world = MPI.COMM_WORLD
     other = 1 - world.rank
-    lines = ["\nobjects holding 1 MiB, there and back, microseconds", f"{'':>8} {'mpi4py':>10} {'hpcomm':>10} {'ratio':>8}"]
+    lines = [
+        "\nobjects holding 1 MiB, there and back, microseconds",
+        f"{'':>8} {'mpi4py':>10} {'hpcomm':>10} {'ratio':>8}",
+    ]
     rows = []
     for name, array in (("numpy", np.ones(1 << 17)), ("torch", torch.ones(1 << 17, dtype=torch.float64))):
         obj = {"step": 1, "data": array}
@@ -229,7 +247,9 @@ def objects(comm: Any, rounds: int) -> tuple[list[str], list[dict[str, Any]]]:
         times = alternate({"raw": raw, "hpcomm": ours}, rounds, span=0.03)
         faster = ratio(times["raw"], times["hpcomm"])
         lines.append(f"{name:>8} {median(times['raw']):10.1f} {median(times['hpcomm']):10.1f} {faster:7.1f}x")
-        rows.append({"kind": name, "raw": median(times["raw"]), "hpcomm": median(times["hpcomm"]), "faster": faster})
+        rows.append(
+            {"kind": name, "raw": median(times["raw"]), "hpcomm": median(times["hpcomm"]), "faster": faster}
+        )
     return lines, rows
 
 
@@ -246,7 +266,12 @@ def plot(rows: list[dict[str, Any]], name: str) -> None:
         for contender, style in (("raw", "k-"), ("hpcomm", "o-"), ("torch", "s--"), ("gloo", "^-")):
             points = [(row["bytes"], row[contender]) for row in here if contender in row]
             if points:
-                axis.loglog(*zip(*points, strict=True), style, label={"raw": "raw mpi4py", "torch": "hpcomm, torch"}.get(contender, contender), markersize=4)
+                axis.loglog(
+                    *zip(*points, strict=True),
+                    style,
+                    label={"raw": "raw mpi4py", "torch": "hpcomm, torch"}.get(contender, contender),
+                    markersize=4,
+                )
         axis.set_title(pattern)
         axis.set_xlabel("bytes")
         axis.grid(alpha=0.3)

@@ -28,6 +28,7 @@ else:
 __all__ = ["Buffer", "as_buffer", "empty", "overlap", "same_memory"]
 
 Shape = tuple[int, ...]
+_WORK = 10_000  # effort that an exact test for overlap may cost
 
 
 @dataclass(slots=True)
@@ -88,7 +89,9 @@ def as_buffer(x: Any) -> Buffer:
     if isinstance(x, np.generic):
         return _generic(x)
     if isinstance(x, np.ma.MaskedArray):
-        raise LayoutError("x is a masked array, whose mask would be lost", hint="x.filled(value), or send x.mask too")
+        raise LayoutError(
+            "x is a masked array, whose mask would be lost", hint="x.filled(value), or send x.mask too"
+        )
     if isinstance(x, np.ndarray):
         return _numpy(x.view(np.ndarray))
     if hasattr(x, "__cuda_array_interface__"):
@@ -111,7 +114,7 @@ def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return np.shares_memory(a, b, max_work=10_000)
+        return np.shares_memory(a, b, max_work=_WORK)  # type: ignore[arg-type]  # the stubs know two values, numpy takes any
     except np.exceptions.TooHardError:
         return True
 
@@ -126,14 +129,18 @@ def same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _on_device(device: str) -> LayoutError:
-    return LayoutError(f"x lies on {device}; hpcomm moves host memory", hint="x.cpu() for torch, cupy.asnumpy(x)")
+    return LayoutError(
+        f"x lies on {device}; hpcomm moves host memory", hint="x.cpu() for torch, cupy.asnumpy(x)"
+    )
 
 
 def _frozen(array: NDArray[Any]) -> str | None:
     if not array.flags.writeable:
         return "is read-only"
-    if 0 in array.strides and array.size and any(
-        stride == 0 and n > 1 for stride, n in zip(array.strides, array.shape, strict=True)
+    if (
+        0 in array.strides
+        and array.size
+        and any(stride == 0 and n > 1 for stride, n in zip(array.strides, array.shape, strict=True))
     ):
         return "is broadcast: several of its elements are one place in memory"
     return None
@@ -158,10 +165,15 @@ def _torch(x: Any, torch: Any) -> Buffer:
     if x.is_quantized:
         raise DtypeError("x is a quantized tensor, whose scale would be lost", hint="x.dequantize()")
     if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise LayoutError(f"x is a {type(x).__name__}, which owns no memory of its own", hint="x.to_local(), or a plain tensor")
+        raise LayoutError(
+            f"x is a {type(x).__name__}, which owns no memory of its own",
+            hint="x.to_local(), or a plain tensor",
+        )
     dtype = dtypes.from_torch(x.dtype)
     plain = x.detach()
-    lazy = plain.is_conj() or plain.is_neg()  # memory holds the conjugate or the negative of what the user sees
+    lazy = (
+        plain.is_conj() or plain.is_neg()
+    )  # memory holds the conjugate or the negative of what the user sees
     if lazy:
         plain = plain.resolve_conj().resolve_neg()
     if dtype.kind in "hq":
@@ -217,7 +229,7 @@ def _buffer_protocol(x: Any) -> Buffer:
                 return type(x)(filled.tobytes())
             if isinstance(x, stdlib_array.array):
                 return stdlib_array.array(x.typecode, filled.tobytes())
-            return memoryview(filled) if isinstance(x, memoryview) else filled
+            return filled.data if isinstance(x, memoryview) else filled
 
         return Buffer(_stored(filled, dtype), dtype, make, give)
 
@@ -237,13 +249,17 @@ def _dlpack(x: Any) -> Buffer:
     try:
         array = np.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError) as error:
-        raise DtypeError(f"{type(x).__name__} does not hand over its memory: {error}", hint="numpy.asarray(x)") from None
+        raise DtypeError(
+            f"{type(x).__name__} does not hand over its memory: {error}", hint="numpy.asarray(x)"
+        ) from None
     dtype = dtypes.from_numpy(array.dtype)
-    namespace = getattr(x, "__array_namespace__", lambda: None)()
+    namespace: Any = getattr(x, "__array_namespace__", lambda: None)()
 
     def make(shape: Shape) -> Buffer:
         filled = np.empty(shape, array.dtype)
-        give = (lambda: namespace.from_dlpack(filled)) if hasattr(namespace, "from_dlpack") else (lambda: filled)
+        give = (
+            (lambda: namespace.from_dlpack(filled)) if hasattr(namespace, "from_dlpack") else (lambda: filled)
+        )
         return Buffer(_stored(filled, dtype), dtype, make, give)
 
     return Buffer(_stored(array, dtype), dtype, make, lambda: x, _frozen(array))

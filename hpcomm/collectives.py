@@ -114,7 +114,9 @@ def reduce(
     return perform(comm, "reduce", x, out, op, root if dst is None else dst, async_op)
 
 
-def all_reduce(comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, async_op: bool = False) -> Any:
+def all_reduce(
+    comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, async_op: bool = False
+) -> Any:
     """Fold the arrays of all ranks element by element; every rank gets the result.
 
     Same as MPI_Allreduce, torch.distributed.all_reduce (there in place: out=x).
@@ -169,7 +171,8 @@ def gather(
     Args:
         x: array, same shape and dtype on every rank (gather_ragged takes any).
         root: rank that receives; dst is torch's word for it.
-        out: on root, array of shape (p, *x.shape), or the same blocks one after the other along the first axis.
+        out: on root, array of shape (p, *x.shape), or the same blocks
+            one after the other along the first axis.
 
     Returns:
         On root an array of shape (p, *x.shape), block r from rank r; None elsewhere.
@@ -187,7 +190,8 @@ def all_gather(comm: Communicator, x: Any, *, out: Any = None, async_op: bool = 
     Same as MPI_Allgather, torch.distributed.all_gather_into_tensor.
 
     Args:
-        x: array, same shape and dtype on every rank (all_gather_ragged takes any). It may be out[rank] itself.
+        x: array, same shape and dtype on every rank (all_gather_ragged takes any). It may
+            be out[rank] itself.
         out: array of shape (p, *x.shape), or (p * x.shape[0], ...): the blocks one after the other.
 
     Returns:
@@ -229,7 +233,9 @@ def scatter(
     return perform(comm, "scatter", x, out, None, root if src is None else src, async_op)
 
 
-def reduce_scatter(comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, async_op: bool = False) -> Any:
+def reduce_scatter(
+    comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, async_op: bool = False
+) -> Any:
     """Fold x over the ranks and leave each rank its own block of the result.
 
     Same as MPI_Reduce_scatter_block, torch.distributed.reduce_scatter_tensor.
@@ -385,9 +391,13 @@ def compose(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int,
     if verb in _REDUCTIONS:
         fold = reduction.resolve(op, dtype)
         if verb in ("scan", "exscan") and comm.is_inter:
-            raise UsageError(f"{verb} has no meaning between two groups", hint="comm.merge() makes one group of them")
+            raise UsageError(
+                f"{verb} has no meaning between two groups", hint="comm.merge() makes one group of them"
+            )
         if verb in ("scan", "exscan") and fold.op.name == "avg":
-            raise UsageError(f"{verb} has no average", hint="op='sum', then divide by the number of ranks folded")
+            raise UsageError(
+                f"{verb} has no average", hint="op='sum', then divide by the number of ranks folded"
+            )
     call.code = head(verb, fold.code if fold else 0, dtype.code, root)
     call.count = block
     if not sends and verb in _ROOT_SENDS:
@@ -436,7 +446,11 @@ def _look(x: Any, name: str) -> Buffer:
         return as_buffer(x)
     except HpcommError as error:
         if name != "x":
-            error.what = error.what.replace("x ", f"{name} ", 1) if error.what.startswith("x ") else f"{name}: {error.what}"
+            error.what = (
+                error.what.replace("x ", f"{name} ", 1)
+                if error.what.startswith("x ")
+                else f"{name}: {error.what}"
+            )
         raise
 
 
@@ -471,7 +485,9 @@ def _blocks(verb: str, send: Buffer, recv: Buffer | None, p: int) -> tuple[Shape
         return (shape if verb == "all_to_all" else rows), send.array.size // p
     raise LayoutError(
         f"the first axis of x must be the number of ranks, {p}; x has shape {shape}",
-        hint=f"x.reshape({p}, ...), or {verb}_ragged where blocks differ" if verb != "reduce_scatter" else f"x.reshape({p}, ...)",
+        hint=f"x.reshape({p}, ...), or {verb}_ragged where blocks differ"
+        if verb != "reduce_scatter"
+        else f"x.reshape({p}, ...)",
     )
 
 
@@ -547,9 +563,17 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
             copy = send.array.copy()
             call.fill = _filler(copy, send.array)
             call.send = transport.spec(copy, block, send.dtype)
-        elif verb in ("gather", "all_gather") and landing is recv.array and _is_block(recv, send, comm.rank, comm.size):
+        elif (
+            verb in ("gather", "all_gather")
+            and landing is recv.array
+            and _is_block(recv, send, comm.rank, comm.size)
+        ):
             call.send = MPI.IN_PLACE
-        elif verb == "scatter" and send.array.flags.c_contiguous and _is_block(send, recv, comm.rank, comm.size):
+        elif (
+            verb == "scatter"
+            and send.array.flags.c_contiguous
+            and _is_block(send, recv, comm.rank, comm.size)
+        ):
             call.recv = MPI.IN_PLACE
         else:
             _refuse_overlap(send, recv)
@@ -559,7 +583,10 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
 
 def _is_block(whole: Buffer, part: Buffer, rank: int, p: int) -> bool:
     """Whether part is whole[rank] itself, as when each rank's shard lives inside the gathered array."""
-    return same_memory(whole.array.reshape(p, -1)[rank], part.array.reshape(-1)) and part.array.flags.c_contiguous
+    return (
+        same_memory(whole.array.reshape(p, -1)[rank], part.array.reshape(-1))
+        and part.array.flags.c_contiguous
+    )
 
 
 def _deliver(recv: Buffer | None, landing: NDArray[Any] | None) -> Any:
@@ -594,7 +621,13 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
         plain = fold.up is None and recv.array.flags.c_contiguous and (recv.array.size > 0 or send is recv)
         landing = recv.array if plain else np.empty(recv.shape, travelling.dtype)
         call.recv = (landing, block, kind)
-    if in_place and fold.up is None and recv is not None and landing is recv.array and send.array.flags.c_contiguous:
+    if (
+        in_place
+        and fold.up is None
+        and recv is not None
+        and landing is recv.array
+        and send.array.flags.c_contiguous
+    ):
         call.send = MPI.IN_PLACE
     else:
         call.send = (travelling, block, kind)
@@ -607,7 +640,9 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
         if first:
             return _first_of_exscan(recv, fold)
         if landing is not recv.array:
-            recv.array[...] = (fold.down(landing, ranks) if fold.down is not None else landing).reshape(recv.shape)
+            recv.array[...] = (fold.down(landing, ranks) if fold.down is not None else landing).reshape(
+                recv.shape
+            )
         if fold.finish is not None:
             fold.finish(recv.array, ranks)
         return recv.give()
@@ -651,7 +686,8 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
         result = as_buffer(folded)
         if result.shape != part_shape or result.dtype != send.dtype:
             raise UsageError(
-                f"op {fold.op} made {result} of {send.dtype} {part_shape}", hint="op must keep shape and dtype"
+                f"op {fold.op} made {result} of {send.dtype} {part_shape}",
+                hint="op must keep shape and dtype",
             ).located(verb, comm)
         recv.array[...] = result.array
         return recv.give()

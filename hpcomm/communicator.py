@@ -57,7 +57,10 @@ class Communicator:
 
         level = check or os.environ.get("HPCOMM_CHECK") or "light"
         if level not in LEVELS:
-            raise ConfigError(f"there is no check level {level!r}", hint=f"one of {', '.join(LEVELS)} (HPCOMM_CHECK, check=)")
+            raise ConfigError(
+                f"there is no check level {level!r}",
+                hint=f"one of {', '.join(LEVELS)} (HPCOMM_CHECK, check=)",
+            )
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self.mpi: MPI.Comm = mpi
         self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
@@ -65,7 +68,7 @@ class Communicator:
         self.rank: int = mpi.Get_rank()
         self.size: int = mpi.Get_size()
         self.is_inter: bool = mpi.Is_inter()
-        self.remote_size: int = mpi.Get_remote_size() if self.is_inter else 0
+        self.remote_size: int = mpi.remote_size if self.is_inter else 0  # type: ignore[attr-defined]
         self.name: str = name or "comm"
         self._observers: tuple[Any, ...] = ()
         self._kept: list[Request] = []
@@ -166,7 +169,9 @@ class Communicator:
 
         self._check_open("split")
         if color is not None and (not hasattr(color, "__index__") or color < 0):
-            raise UsageError(f"color {color!r} is no number from 0", hint="None leaves this rank out").located("split", self)
+            raise UsageError(
+                f"color {color!r} is no number from 0", hint="None leaves this rank out"
+            ).located("split", self)
         made = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if color is None:
             return None
@@ -177,7 +182,7 @@ class Communicator:
         from mpi4py import MPI
 
         self._check_open("split_node")
-        return self._new(self.mpi.Split_type(MPI.COMM_TYPE_SHARED), name or f"{self.name}/node")  # type: ignore[attr-defined]
+        return self._new(self.mpi.Split_type(MPI.COMM_TYPE_SHARED), name or f"{self.name}/node")
 
     def group(self, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
         """A communicator of some ranks, in the order given; called by those ranks only.
@@ -191,8 +196,14 @@ class Communicator:
         members = [int(r) for r in ranks]
         wrong = sorted({r for r in members if not 0 <= r < self.size or members.count(r) > 1})
         if wrong or self.rank not in members:
-            what = f"ranks {wrong} are no ranks of '{self.name}', or named twice" if wrong else f"rank {self.rank} is not in {members}"
-            raise RankError(what, hint=f"different ranks from 0 to {self.size - 1}; only members call group").located("group", self)
+            what = (
+                f"ranks {wrong} are no ranks of '{self.name}', or named twice"
+                if wrong
+                else f"rank {self.rank} is not in {members}"
+            )
+            raise RankError(
+                what, hint=f"different ranks from 0 to {self.size - 1}; only members call group"
+            ).located("group", self)
         some = self.mpi.Get_group().Incl(members)
         made = self.mpi.Create_group(some, tag)  # type: ignore[attr-defined]
         some.Free()
@@ -221,7 +232,9 @@ class Communicator:
         """Make one group of an inter-communicator's two; the group that gives high=True comes second."""
         self._check_open("merge")
         if not self.is_inter:
-            raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located("merge", self)
+            raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located(
+                "merge", self
+            )
         return self._new(self.mpi.Merge(high), name or f"{self.name}+")  # type: ignore[attr-defined]
 
     def _new(self, mpi: MPI.Comm, name: str, check: str | None = None) -> Communicator:
@@ -252,7 +265,9 @@ class Communicator:
     def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:  # while an error passes, other ranks may never come to a collective close
             self.close()
 
@@ -281,7 +296,9 @@ class Communicator:
     # -- for the verbs -------------------------------------------------------------------------------
     def _check_open(self, verb: str) -> None:
         if self._closed:
-            raise UsageError(f"communicator '{self.name}' is closed", f"{verb} on '{self.name}'", "use it before close()")
+            raise UsageError(
+                f"communicator '{self.name}' is closed", f"{verb} on '{self.name}'", "use it before close()"
+            )
 
     def _keep(self, request: Request) -> None:
         """Own a request that nobody waits for: a message to this rank itself."""

@@ -93,7 +93,13 @@ def from_numpy(dtype: np.dtype[Any]) -> Dtype:
         name = {"g": "longdouble", "G": "clongdouble"}.get(dtype.char, dtype.name)
         if name in BY_NAME:
             return BY_NAME[name]
-    return Dtype(str(dtype), _OPAQUE_CODE + dtype.itemsize, "o", dtype.str if dtype.kind in "SUmM" else f"V{dtype.itemsize}", None)
+    return Dtype(
+        str(dtype),
+        _OPAQUE_CODE + dtype.itemsize,
+        "o",
+        dtype.str if dtype.kind in "SUmM" else f"V{dtype.itemsize}",
+        None,
+    )
 
 
 def from_torch(dtype: Any) -> Dtype:
@@ -132,7 +138,7 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
                 raise DtypeError(
                     f"numpy has no {dtype.name} of its own", hint="pip install ml_dtypes, or use torch"
                 ) from None
-        return np.dtype(getattr(sys.modules["ml_dtypes"], dtype.name))
+        return np.dtype(str(dtype.name))  # ml_dtypes has registered it
     if dtype.kind == "o":
         return np.dtype(dtype.storage)
     return np.dtype(dtype.name)
@@ -145,10 +151,12 @@ def widen(halves: NDArray[Any], dtype: Dtype) -> NDArray[np.float32]:
     if torch is not None:  # its conversion is vectorised for both half types, numpy's is not
         if not halves.flags.writeable:
             halves = halves.copy()
-        return torch.from_numpy(halves).view(getattr(torch, dtype.name)).to(torch.float32).numpy()  # type: ignore[no-any-return]
-    if dtype.name == "float16":
-        return halves.view(np.float16).astype(np.float32)
-    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        wide: Any = torch.from_numpy(halves).view(getattr(torch, dtype.name)).float().numpy()
+    elif dtype.name == "float16":
+        wide = halves.view(np.float16).astype(np.float32)
+    else:
+        wide = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.asarray(wide)
 
 
 def narrow(singles: NDArray[np.float32], dtype: Dtype) -> NDArray[np.uint16]:
@@ -156,10 +164,11 @@ def narrow(singles: NDArray[np.float32], dtype: Dtype) -> NDArray[np.uint16]:
     singles = np.asarray(singles)  # arithmetic on 0-d arrays makes numbers of them
     torch = sys.modules.get("torch")
     if torch is not None:
-        return torch.from_numpy(singles).to(getattr(torch, dtype.name)).view(torch.uint16).numpy()  # type: ignore[no-any-return]
+        tensor = torch.from_numpy(singles).to(getattr(torch, dtype.name))
+        return np.asarray(tensor.view(torch.uint16).numpy())
     if dtype.name == "float16":
         with np.errstate(over="ignore"):  # past 65504 is infinity, as float16 has it
-            return singles.astype(np.float16).view(np.uint16)
+            return np.asarray(singles.astype(np.float16).view(np.uint16))
     bits = singles.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     return np.where(np.isnan(singles), np.uint32(0x7FC0), rounded).astype(np.uint16)

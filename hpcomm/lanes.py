@@ -82,7 +82,9 @@ class _Dtypes(dict[Any, Lane]):
 
         try:
             record = dtypes.from_torch(dtype) if makers is _TORCH else dtypes.from_numpy(dtype)
-            if record.mpi is None or (makers is _TORCH and record.kind == "c"):  # tensors may be lazy conjugates
+            if record.mpi is None or (
+                makers is _TORCH and record.kind == "c"
+            ):  # tensors may be lazy conjugates
                 return detour
             return makers[verb](comm, op, record, dtype)
         except HpcommError:  # the careful way meets the same error and says where
@@ -143,7 +145,7 @@ def _numpy_all_reduce(comm: Communicator, op: Any, record: Dtype, dtype: Any) ->
         if out is x:
             if not x.flags.carray:
                 return NotImplemented
-            send = in_place
+            send: Any = in_place
         else:
             if not x.flags.c_contiguous:
                 return NotImplemented
@@ -182,7 +184,12 @@ def _torch_all_reduce(comm: Communicator, op: Any, record: Dtype, dtype: Any) ->
         return detour
     operator, code = found
     torch = sys.modules["torch"]
-    kind, in_place, tensor, empty_like = getattr(MPI, str(record.mpi)), MPI.IN_PLACE, torch.Tensor, torch.empty_like
+    kind, in_place, tensor, empty_like = (
+        getattr(MPI, str(record.mpi)),
+        MPI.IN_PLACE,
+        torch.Tensor,
+        torch.empty_like,
+    )
     all_reduce, most = comm.mpi.Allreduce, mpi.largest_count * record.itemsize
     least = 2 * record.itemsize  # a single element may be a lazy negative
     watched = comm._agreement.watch(all_reduce)
@@ -235,7 +242,9 @@ def _torch_all_reduce(comm: Communicator, op: Any, record: Dtype, dtype: Any) ->
 Window = tuple[int, Any, int]  # bytes, what mpi4py wants, signature of a call with that many elements
 
 
-def _windows(kind: Any, itemsize: int, code: int = 0) -> tuple[dict[int, Window], Callable[[int, int], Window]]:
+def _windows(
+    kind: Any, itemsize: int, code: int = 0
+) -> tuple[dict[int, Window], Callable[[int, int], Window]]:
     """Windows by address, kept because the same memory comes again and again; and how to make one."""
     from mpi4py import MPI
 

@@ -63,10 +63,14 @@ def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
 
 def isend_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> Request:
     """Begin to send obj; arrays in it must not change before the request is complete."""
-    return Request(f"isend_object(dest={dest}, tag={tag})", _send(comm, "isend_object", obj, dest, tag, blocking=False))
+    return Request(
+        f"isend_object(dest={dest}, tag={tag})", _send(comm, "isend_object", obj, dest, tag, blocking=False)
+    )
 
 
-def recv_object(comm: Communicator, source: int | None = None, tag: int | None = None, *, status: Any = None) -> Any:
+def recv_object(
+    comm: Communicator, source: int | None = None, tag: int | None = None, *, status: Any = None
+) -> Any:
     """Receive an object of any size.
 
     Args:
@@ -180,7 +184,8 @@ def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) 
     """Fold the objects of all ranks in rank order on root; None elsewhere.
 
     Args:
-        op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land", "lor", "band", "bor", "bxor".
+        op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land",
+            "lor", "band", "bor", "bxor".
     """
     fold = _python_op(comm, "reduce_object", op)
     got = gather_object(comm, obj, root)
@@ -203,12 +208,12 @@ _FAILED = b"\x94cannot be pickled: "  # no pickle starts so
 
 
 def _wrapped(objs: Sequence[Any]) -> tuple[list[Parcel], UsageError | None]:
-    """A parcel for each object; one that cannot be pickled becomes a word to its receiver, and an error here."""
+    """A parcel for each object; what cannot be pickled becomes a word to its receiver, and an error."""
     made, failed = [], None
     for obj in objs:
         try:
             made.append(encode(obj))
-        except UsageError as error:
+        except UsageError as error:  # noqa: PERF203  the loop is over ranks
             failed = error
             made.append(Parcel(_FAILED + error.what.encode()))
     return made, failed
@@ -233,7 +238,8 @@ def encode(obj: Any) -> Parcel:
     pickler = pickle.Pickler(file, 5, buffer_callback=keep_out)
     torch = sys.modules.get("torch")
     if torch is not None:
-        pickler.dispatch_table = ChainMap({torch.Tensor: _take_tensor_apart}, copyreg.dispatch_table)
+        table: Any = ChainMap({torch.Tensor: _take_tensor_apart}, copyreg.dispatch_table)
+        pickler.dispatch_table = table
     try:
         pickler.dump(obj)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -317,12 +323,14 @@ def _send(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any, blocking
         made = encode(obj)
     except HpcommError as error:
         raise error.located(verb, comm) from error.__cause__
-    return shown(comm, verb, parcel.send(comm, made, peer, number, blocking), peer=peer, tag=number)
+    return shown(
+        comm, verb.removeprefix("i"), parcel.send(comm, made, peer, number, blocking), peer=peer, tag=number
+    )
 
 
 def _receive(comm: Communicator, verb: str, source: Any, tag: Any, status: Any) -> Stages:
     peer, number = _sender(comm, verb, source, tag)
-    return shown(comm, verb, _received(comm, peer, number, status), peer=peer, tag=number)
+    return shown(comm, verb.removeprefix("i"), _received(comm, peer, number, status), peer=peer, tag=number)
 
 
 def _received(comm: Communicator, source: int, tag: int, status: Any) -> Stages:
@@ -341,7 +349,9 @@ def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_o
     try:
         comm._check_open(verb)
         if comm.is_inter:
-            raise UsageError(f"{verb} needs an intra-communicator", hint="comm.merge(), or send_object and recv_object")
+            raise UsageError(
+                f"{verb} needs an intra-communicator", hint="comm.merge(), or send_object and recv_object"
+            )
     except HpcommError as error:
         raise error.located(verb, comm) from None
     code = head(verb, root=root)
@@ -354,7 +364,9 @@ def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_o
     return guarded(comm, verb, shown(comm, verb, stages, comm._agreement.leave))
 
 
-def shown(comm: Communicator, verb: str, stages: Stages, leave: Callable[[], None] | None = None, **fields: Any) -> Stages:
+def shown(
+    comm: Communicator, verb: str, stages: Stages, leave: Callable[[], None] | None = None, **fields: Any
+) -> Stages:
     """The same stages with the observers looking on, and leave() at the end."""
     if not comm._observers and leave is None:
         return (yield from stages)
@@ -372,7 +384,10 @@ def shown(comm: Communicator, verb: str, stages: Stages, leave: Callable[[], Non
 
 def _translated(comm: Communicator, verb: str, stages: Stages) -> Stages:
     """The same stages with MPI's errors in our words."""
-    mpi_error, our_error = MPI.Exception, HpcommError  # local names: when the interpreter ends, globals go first
+    mpi_error, our_error = (
+        MPI.Exception,
+        HpcommError,
+    )  # local names: when the interpreter ends, globals go first
     try:
         return (yield from stages)
     except mpi_error as error:
@@ -384,16 +399,22 @@ def _translated(comm: Communicator, verb: str, stages: Stages) -> Stages:
 def check_root(comm: Communicator, verb: str, root: Any) -> bool:
     """Whether this rank is root, which must be a rank of comm."""
     if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < comm.size:
-        raise RankError(f"root {root!r} is no rank of '{comm.name}'", hint=f"a rank from 0 to {comm.size - 1}").located(
-            verb, comm
-        )
+        raise RankError(
+            f"root {root!r} is no rank of '{comm.name}'", hint=f"a rank from 0 to {comm.size - 1}"
+        ).located(verb, comm)
     return bool(comm.rank == root)
 
 
 def check_list(comm: Communicator, verb: str, items: Any) -> None:
     """Refuse anything but a sequence with one item for each rank."""
     if items is None or not hasattr(items, "__len__") or len(items) != comm.size:
-        found = "None" if items is None else f"{len(items)} items" if hasattr(items, "__len__") else type(items).__name__
+        found = (
+            "None"
+            if items is None
+            else f"{len(items)} items"
+            if hasattr(items, "__len__")
+            else type(items).__name__
+        )
         raise UsageError(
             f"{verb} needs a list with one item for each of {comm.size} ranks, not {found}",
             hint="[item for rank 0, item for rank 1, ...]",

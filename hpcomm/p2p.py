@@ -57,7 +57,7 @@ class Status:
 
 @dataclass(frozen=True)
 class P2POp:
-    """One message of a batch. verb: "send" or "recv" ("isend", "irecv"); x: array sent or filled; peer: rank."""
+    """One message of a batch. verb: "send" or "recv"; x: array sent or filled; peer: rank."""
 
     verb: Any
     x: Any
@@ -66,7 +66,13 @@ class P2POp:
 
 
 def send(
-    comm: Communicator, x: Any, dest: int | None = None, tag: int = 0, *, async_op: bool = False, dst: int | None = None
+    comm: Communicator,
+    x: Any,
+    dest: int | None = None,
+    tag: int = 0,
+    *,
+    async_op: bool = False,
+    dst: int | None = None,
 ) -> Any:
     """Send x to dest; return when x may be changed again. Same as MPI_Send, torch.distributed.send.
 
@@ -96,7 +102,9 @@ def send(
     return _send(comm, x, dest, tag, async_op)
 
 
-def isend(comm: Communicator, x: Any, dest: int | None = None, tag: int = 0, *, dst: int | None = None) -> Request:
+def isend(
+    comm: Communicator, x: Any, dest: int | None = None, tag: int = 0, *, dst: int | None = None
+) -> Request:
     """Begin to send x to dest; x must not change before the request is complete. Same as MPI_Isend."""
     request: Request = _send(comm, x, dst if dest is None else dest, tag, True)
     return request
@@ -153,7 +161,7 @@ def irecv(
     shape: Any = None,
     src: int | None = None,
 ) -> Request:
-    """Begin to receive a message, as recv; the request's status tells where it came from. Same as MPI_Irecv."""
+    """Begin to receive a message, as recv; the request's status says from where. Same as MPI_Irecv."""
     request: Request = _recv(comm, out, src if source is None else source, tag, dtype, shape, None, True)
     return request
 
@@ -253,12 +261,14 @@ def batch_isend_irecv(comm: Communicator, ops: Sequence[P2POp]) -> list[Request]
 
 
 def _check_op(comm: Communicator, op: P2POp) -> str:
-    """"send" or "recv", if op can be carried out."""
+    """ "send" or "recv", if op can be carried out."""
     comm._check_open("batch_isend_irecv")
     name = op.verb if isinstance(op.verb, str) else getattr(op.verb, "__name__", "")
     name = name.removeprefix("i")
     if name not in ("send", "recv"):
-        raise UsageError(f"a P2POp's verb is 'send' or 'recv', not {op.verb!r}", hint='P2POp("send", x, peer)')
+        raise UsageError(
+            f"a P2POp's verb is 'send' or 'recv', not {op.verb!r}", hint='P2POp("send", x, peer)'
+        )
     look = as_buffer(op.x)
     if name == "recv":
         _check_writable(look)
@@ -281,7 +291,9 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
     to_self = dest == comm.rank and not comm.is_inter and not async_op
     if to_self and np.shares_memory(packed, look.array):
         packed = packed.copy()
-    call = transport.Call(comm, "send", send=transport.spec(packed, look.array.size, look.dtype), peer=dest, tag=tag)
+    call = transport.Call(
+        comm, "send", send=transport.spec(packed, look.array.size, look.dtype), peer=dest, tag=tag
+    )
     call.look = look
     if to_self:
         comm._keep(collectives.carry_out(call, True))
@@ -302,7 +314,7 @@ def _recv(
         if dtype is None:
             raise UsageError(
                 "recv without out needs to know what arrives",
-                hint="recv(out), recv(dtype='float64'), or send_ragged and recv_ragged, which carry dtype and shape",
+                hint="recv(out), recv(dtype='float64'), or send_ragged and recv_ragged, which carry both",
             )
         if shape is not None:
             record, torch = dtypes.parse(dtype)
@@ -330,7 +342,14 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
         _fill(status, seen)
         return look.give()
 
-    call = transport.Call(comm, "recv", recv=transport.spec(landing, look.array.size, look.dtype), peer=source, tag=tag, finish=finish)
+    call = transport.Call(
+        comm,
+        "recv",
+        recv=transport.spec(landing, look.array.size, look.dtype),
+        peer=source,
+        tag=tag,
+        finish=finish,
+    )
     call.look = look
     result = collectives.carry_out(call, async_op)
     if async_op:

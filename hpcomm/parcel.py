@@ -107,7 +107,7 @@ class _Opened:
             view = memoryview(card)
             self.blocks = [view[o : o + n] for o, n in zip(offsets, lengths, strict=True)]
         else:
-            self.blocks = [memoryview(np.empty(n, np.uint8)) for n in lengths]
+            self.blocks = [np.empty(n, np.uint8).data for n in lengths]
 
     def lengths_to_come(self) -> bytearray | None:
         return bytearray(-8 * self.count) if self.count < 0 else None
@@ -214,7 +214,9 @@ def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bo
             for piece in pieces:
                 mpi.Bcast([piece, MPI.BYTE], root)
         else:
-            yield [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in range(mpi.size) if r != root for p in pieces]
+            yield [
+                comm._parts.Isend([p, MPI.BYTE], r, tag) for r in range(mpi.size) if r != root for p in pieces
+            ]
     return parcel
 
 
@@ -224,7 +226,9 @@ def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Sta
     is_root = mpi.rank == root
     card, tag = _card(parcel, CARD, exactly=True)
     cards = bytearray(CARD * mpi.size) if is_root else None
-    yield from _collective(mpi, "Gather", blocking, [card, MPI.BYTE], [cards, CARD, MPI.BYTE] if is_root else None, root)
+    yield from _collective(
+        mpi, "Gather", blocking, [card, MPI.BYTE], [cards, CARD, MPI.BYTE] if is_root else None, root
+    )
     if not is_root:
         if tag >= 0:
             yield [comm._parts.Isend([piece, MPI.BYTE], root, tag) for piece in _parts_after(card, parcel)]
@@ -242,7 +246,9 @@ def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
     sends = []
     if tag >= 0:
         pieces = _parts_after(card, parcel)
-        sends = [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in range(mpi.size) if r != mpi.rank for p in pieces]
+        sends = [
+            comm._parts.Isend([p, MPI.BYTE], r, tag) for r in range(mpi.size) if r != mpi.rank for p in pieces
+        ]
     return (yield from _open_all(comm, cards, parcel, sends))
 
 
@@ -276,7 +282,9 @@ def all_to_all(comm: Communicator, parcels: Sequence[Parcel], blocking: bool) ->
     return (yield from _open_all(comm, cards, parcels[mpi.rank], _send_parts(comm, parcels, made)))
 
 
-def _send_parts(comm: Communicator, parcels: Sequence[Parcel], made: list[tuple[bytearray, int]]) -> list[MPI.Request]:
+def _send_parts(
+    comm: Communicator, parcels: Sequence[Parcel], made: list[tuple[bytearray, int]]
+) -> list[MPI.Request]:
     return [
         comm._parts.Isend([piece, MPI.BYTE], rank, tag)
         for rank, (parcel, (card, tag)) in enumerate(zip(parcels, made, strict=True))
@@ -309,5 +317,3 @@ def _collective(mpi: MPI.Comm, name: str, blocking: bool, *arguments: Any) -> St
     else:
         yield [getattr(mpi, f"I{name.lower()}")(*arguments)]
     return None
-
-

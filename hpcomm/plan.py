@@ -51,7 +51,9 @@ class Plan:
         """
         if self._under_way or not self._prepared:
             what = "has been started and not waited for" if self._under_way else "is closed"
-            raise UsageError(f"the plan of {self._call} {what}", hint="wait() after each start()").located("plan", self._comm)
+            raise UsageError(f"the plan of {self._call} {what}", hint="wait() after each start()").located(
+                "plan", self._comm
+            )
         self._under_way = True
         if self._call.fill is not None:
             self._call.fill()
@@ -66,9 +68,9 @@ class Plan:
             WaitTimeoutError: timeout seconds are over; the call is still under way.
         """
         if not self._under_way:
-            raise UsageError(f"the plan of {self._call} was not started", hint="plan.start(), or plan()").located(
-                "plan", self._comm
-            )
+            raise UsageError(
+                f"the plan of {self._call} was not started", hint="plan.start(), or plan()"
+            ).located("plan", self._comm)
         if timeout is not None:
             self._poll(timeout)
         call = self._call
@@ -187,10 +189,16 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
     sending = verb == "send"
     target = x if sending else (out if out is not None else x)
     if target is None:
-        raise UsageError(f"a plan of {verb} needs its array", hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)")
+        raise UsageError(
+            f"a plan of {verb} needs its array",
+            hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)",
+        )
     look = as_buffer(target)
     if not look.array.flags.c_contiguous or (not sending and look.frozen):
-        raise UsageError("a plan of send or recv needs a contiguous array that can be written", hint="numpy.ascontiguousarray(x)")
+        raise UsageError(
+            "a plan of send or recv needs a contiguous array that can be written",
+            hint="numpy.ascontiguousarray(x)",
+        )
     part = transport.spec(look.array, look.array.size, look.dtype)
     number = p2p._tag(comm, 0 if tag is None and sending else tag, sending=sending)
     rank = p2p._peer(comm, peer, "dest") if sending else p2p._source(comm, peer)

@@ -162,10 +162,8 @@ def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool =
 def encode(x: Any) -> Parcel:
     """An array with its shape, dtype and library."""
     look = as_buffer(x)
-    if look.dtype.kind == "o":
-        name = repr(np.lib.format.dtype_to_descr(look.array.dtype))
-    else:
-        name = look.dtype.name
+    opaque = look.dtype.kind == "o"
+    name = repr(np.lib.format.dtype_to_descr(look.array.dtype)) if opaque else look.dtype.name
     torch = type(x).__module__.startswith("torch")
     text = f"{'torch' if torch else 'numpy'};{name}".encode()
     description = parcel.ARRAY + struct.pack(f"<q{len(look.shape)}q", len(look.shape), *look.shape) + text
@@ -177,7 +175,9 @@ def decode(got: Parcel) -> Any:
     """The array in a parcel, living in the memory that was received into."""
     text = bytes(got.description)
     if not text.startswith(parcel.ARRAY):
-        raise UsageError("an object arrived where an array was expected", hint="recv_object for what send_object sends")
+        raise UsageError(
+            "an object arrived where an array was expected", hint="recv_object for what send_object sends"
+        )
     at = len(parcel.ARRAY)
     (ndim,) = struct.unpack_from("<q", text, at)
     shape = struct.unpack_from(f"<{ndim}q", text, at + 8)

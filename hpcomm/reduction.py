@@ -41,7 +41,7 @@ FOLD_CODE = 31  # code of every operator that MPI does not know by name
 
 @dataclass(frozen=True)
 class Op:
-    """An operator before it meets a dtype: a name of the list, with a factor for premul_sum, or a function."""
+    """An operator before it meets a dtype: a name, with a factor for premul_sum, or a function."""
 
     name: str
     factor: Any = None
@@ -101,7 +101,9 @@ def named(op: Any) -> Op:
     """op in our words, whichever library spelt it."""
     if isinstance(op, str):
         if op not in NAMES:
-            raise UsageError(f"there is no operator {op!r}", hint=f"one of {', '.join(NAMES)}, or a function f(a, b)")
+            raise UsageError(
+                f"there is no operator {op!r}", hint=f"one of {', '.join(NAMES)}, or a function f(a, b)"
+            )
         if op == "premul_sum":
             raise UsageError("premul_sum needs its factor", hint="op=hpcomm.premul_sum(0.5)")
         return Op(op)
@@ -122,7 +124,9 @@ def _from_mpi(op: MPI.Op) -> Op:
         if op == getattr(MPI, _MPI[name]):
             return Op(name)
     if op == MPI.OP_NULL or op.is_predefined:
-        raise UsageError("this MPI operator has no meaning on arrays of one element type", hint="comm.mpi has all of MPI")
+        raise UsageError(
+            "this MPI operator has no meaning on arrays of one element type", hint="comm.mpi has all of MPI"
+        )
     return Op("MPI.Op", mpi=op)
 
 
@@ -140,7 +144,9 @@ def _on(op: Op, dtype: Dtype) -> Reduction:
         return Reduction(op, FOLD_CODE, None, "")
     if op.mpi is not None:
         if dtype.mpi is None:
-            raise DtypeError(f"MPI has no type for {dtype}, so an MPI.Op cannot fold it", hint="a function f(a, b) as op")
+            raise DtypeError(
+                f"MPI has no type for {dtype}, so an MPI.Op cannot fold it", hint="a function f(a, b) as op"
+            )
         return Reduction(op, FOLD_CODE, op.mpi, dtype.mpi)
     if op.factor is not None:
         return _premultiplied(op, dtype)
@@ -153,11 +159,17 @@ def _known(name: str, dtype: Dtype) -> Reduction:
     code = NAMES.index(name)
     kind = dtype.kind
     if kind in "qo":
-        raise DtypeError(f"{dtype} can be moved but not reduced", hint="convert first, for example to float32")
+        raise DtypeError(
+            f"{dtype} can be moved but not reduced", hint="convert first, for example to float32"
+        )
     if name in ("band", "bor", "bxor") and kind not in "biu":
-        raise DtypeError(f"{name} works on bits, {dtype} is no integer", hint="'land' or 'lor' for truth values")
+        raise DtypeError(
+            f"{name} works on bits, {dtype} is no integer", hint="'land' or 'lor' for truth values"
+        )
     if name == "avg" and kind in "biu":
-        raise DtypeError(f"the average of {dtype} is no {dtype}", hint="convert to float64 first, or op='sum' and divide")
+        raise DtypeError(
+            f"the average of {dtype} is no {dtype}", hint="convert to float64 first, or op='sum' and divide"
+        )
     if name in ("min", "max") and kind == "c":
         raise DtypeError(f"complex numbers have no {name}", hint="reduce abs(x), or x.real and x.imag apart")
     if kind == "b":
@@ -174,22 +186,30 @@ def _known(name: str, dtype: Dtype) -> Reduction:
 def _premultiplied(op: Op, dtype: Dtype) -> Reduction:
     plain = _known("sum", dtype)
     if dtype.kind in "biu" and not isinstance(op.factor, (int, np.integer)):
-        raise DtypeError(f"premul_sum by {op.factor!r} of {dtype} would not stay {dtype}", hint="convert x to float first")
+        raise DtypeError(
+            f"premul_sum by {op.factor!r} of {dtype} would not stay {dtype}", hint="convert x to float first"
+        )
     if dtype.kind == "b":
         raise DtypeError("premul_sum has no meaning on bool", hint="convert x first")
     if isinstance(op.factor, complex) and dtype.kind != "c":
-        raise DtypeError(f"premul_sum by a complex factor of {dtype} would not stay {dtype}", hint="convert x to complex")
+        raise DtypeError(
+            f"premul_sum by a complex factor of {dtype} would not stay {dtype}", hint="convert x to complex"
+        )
     try:
         np.dtype(np.float32 if dtype.kind == "h" else dtype.storage).type(op.factor)
     except OverflowError:
-        raise DtypeError(f"the factor {op.factor} of premul_sum is no {dtype}", hint="convert x to a wider dtype") from None
+        raise DtypeError(
+            f"the factor {op.factor} of premul_sum is no {dtype}", hint="convert x to a wider dtype"
+        ) from None
     up = plain.up
 
     def scaled(x: Array) -> Array:
         wide = np.ascontiguousarray(x) if up is None else up(x)
-        return wide * wide.dtype.type(op.factor)
+        return np.asarray(wide * wide.dtype.type(op.factor))
 
-    return Reduction(op, NAMES.index("premul_sum"), plain.mpi_op, plain.mpi_type, scaled, plain.down, plain.finish)
+    return Reduction(
+        op, NAMES.index("premul_sum"), plain.mpi_op, plain.mpi_type, scaled, plain.down, plain.finish
+    )
 
 
 def _bytes_of(x: Array) -> Array:

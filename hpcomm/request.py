@@ -29,7 +29,7 @@ else:
 
 __all__ = ["Request", "Stages", "wait_all", "wait_any"]
 
-Stages = Generator["list[MPI.Request]", "list[MPI.Status]", Any]
+Stages = Generator["list[Any]", "list[MPI.Status]", Any]  # of MPI requests, or what waits like one
 
 _abandoned: list[Any] = []  # requests dropped unfinished: MPI still writes into their memory
 
@@ -42,7 +42,18 @@ class Request:
         status: of a receive: a Status, filled once the message is there.
     """
 
-    __slots__ = ("__weakref__", "_born", "_call", "_error", "_needs", "_pending", "_stages", "_statuses", "result", "status")
+    __slots__ = (
+        "__weakref__",
+        "_born",
+        "_call",
+        "_error",
+        "_needs",
+        "_pending",
+        "_stages",
+        "_statuses",
+        "result",
+        "status",
+    )
 
     def __init__(self, call: object, stages: Stages, status: Any = None) -> None:
         self._call = call
@@ -54,7 +65,7 @@ class Request:
         self._statuses: list[MPI.Status] = []
         frame = calling_frame(sys._getframe(1))
         self._born: tuple[CodeType, int | None] | None = (frame.f_code, frame.f_lineno) if frame else None
-        self._pending: list[MPI.Request] = []
+        self._pending: list[Any] = []
         try:
             self._pending = next(stages)
             self._stages = stages
@@ -78,7 +89,7 @@ class Request:
             raise WaitTimeoutError(
                 f"{self.call} was not complete after {timeout:g} s",
                 f"started at {self.birth}",
-                "wait again, or look for the rank that did not make the matching call (python -m hpcomm doctor)",
+                "wait again, or look for the rank that did not make the matching call",
             )
         return self._outcome()
 
@@ -138,7 +149,8 @@ class Request:
             return
         _abandoned.append((self._pending, self._stages))
         warnings.warn(
-            f"{self.call}, started at {self.birth}, was dropped before it was complete; keep the request and wait()",
+            f"{self.call}, started at {self.birth}, was dropped before it was complete; "
+            "keep the request and wait()",
             ResourceWarning,
             stacklevel=2,
             source=self,
@@ -225,7 +237,8 @@ def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple
                 return i, request.wait()
         if deadline is not None and time.monotonic() >= deadline:
             raise WaitTimeoutError(
-                f"none of {len(requests)} requests was complete after {timeout:g} s", f"the first: {requests[0]!r}"
+                f"none of {len(requests)} requests was complete after {timeout:g} s",
+                f"the first: {requests[0]!r}",
             )
         time.sleep(delay)
         delay = min(delay + 2e-6, 5e-4)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 __all__ = ["BACKGROUND", "VERBS", "describe", "head", "signature"]
 
-_PLAIN = (
-    "all_gather all_reduce all_to_all barrier broadcast exscan gather reduce reduce_scatter scan scatter plan".split()
-)
-_RAGGED = "all_gather all_to_all broadcast gather scatter".split()
+_PLAIN = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "exscan", "gather"]
+_PLAIN += ["reduce", "reduce_scatter", "scan", "scatter", "plan"]
+_RAGGED = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]
 VERBS = [
     "?",
     *_PLAIN,

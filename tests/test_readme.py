@@ -1,7 +1,7 @@
 """What the documents show is what happens: every python block runs under two ranks.
 
 A text block right after a python block is what the program prints: each of its lines must come, in this
-order. If it shows an uncaught error, the program must fail; otherwise it must end with status 0.
+order. If it shows how a job failed, the program must fail; otherwise it must end with status 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Example:
 
     @property
     def fails(self) -> bool:
-        return re.search(r"^(Traceback|hpcomm\.errors\.)", self.shown, re.MULTILINE) is not None
+        return re.search(r"^(Traceback|hpcomm\.errors\.|hpcomm: rank)", self.shown, re.MULTILINE) is not None
 
     def __str__(self) -> str:
         return f"{self.document}:{self.line}"

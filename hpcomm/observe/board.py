@@ -24,7 +24,9 @@ LAPS = 64  # calls that a ring remembers
 RINGS = 127  # communicators of one rank that are watched at a time
 _TEXT = 4096
 _RING_WORDS = LAPS + 8  # signatures, number of the last call, number of the very last; a cache line apart
-_GONE = 1 << 62  # number of the last call of a rank that makes no more: past every call, so everybody looks twice
+_GONE = (
+    1 << 62
+)  # number of the last call of a rank that makes no more: past every call, so everybody looks twice
 _HEAD_WORDS = 8 + _TEXT // 8
 _REGION = (_HEAD_WORDS + RINGS * _RING_WORDS) * 8
 _ENDED, _ASKED, _ANSWERED, _LENGTH = range(4)

@@ -62,10 +62,14 @@ class Agreement:
 
 def off() -> Agreement:
     """Compare nothing."""
-    return Agreement("off", lambda code, count: None, lambda: None, lambda code, count: lambda: None, lambda function: None)
+    return Agreement(
+        "off", lambda code, count: None, lambda: None, lambda code, count: lambda: None, lambda function: None
+    )
 
 
-def light(comm: Communicator, board: Board, ring: memoryview, peers: list[tuple[int, Region, memoryview]]) -> Agreement:
+def light(
+    comm: Communicator, board: Board, ring: memoryview, peers: list[tuple[int, Region, memoryview]]
+) -> Agreement:
     """Compare with the next rank of this node.
 
     Args:
@@ -100,7 +104,7 @@ def light(comm: Communicator, board: Board, ring: memoryview, peers: list[tuple[
         return leave_late
 
     def watch(function: Callable[..., Any]) -> Callable[..., None]:
-        def watched(mine: int, a: Any = None, b: Any = None, c: Any = None) -> None:  # the hot path: nothing is called twice
+        def watched(mine: int, a: Any = None, b: Any = None, c: Any = None) -> None:  # hot
             nonlocal call, last
             call += 1
             last = mine
@@ -177,7 +181,7 @@ def full(comm: Communicator, shadow: MPI.Comm) -> Agreement:
 def _disagreement(
     comm: Communicator, number: int, board: Board, others: list[tuple[int, Region, str | None]]
 ) -> MismatchError:
-    """Ask the others (rank, region, what it had called if it has gone on since) what they are doing, and say all of it."""
+    """Ask the others (rank, region, its call if it has gone on since) what they are doing."""
     mine = describe_call()
     if (question := board.mine.question) is not None:
         board.mine.answer(question, mine)
@@ -206,4 +210,3 @@ def _mismatch(comm: Communicator, number: int, rows: str) -> MismatchError:
         where(describe_call().split("(")[0], comm),
         "give every rank the same verb, operator, dtype, number of elements and root, in the same order",
     )
-

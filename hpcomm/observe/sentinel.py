@@ -56,18 +56,17 @@ def _blocked_call() -> tuple[object, Communicator, int | None, int] | None:
     if verb is None:
         return None
     names = verb.f_locals
-    request = names.get("self")
-    if getattr(request, "_needs", None) is not None:  # in wait()
-        comm, source, number = request._needs  # type: ignore[union-attr]
+    needs = getattr(names.get("self"), "_needs", None)
+    if needs is not None:  # wait() of a request
+        comm, source, number = needs
     else:
         comm, source, number = names.get("comm"), names.get("source", names.get("src")), 0
-        if getattr(comm, "_watched", None) is None:
-            return None
-        if "source" not in names and "dest" not in names:
-            number = comm._watched[0][LAPS]  # type: ignore[union-attr]
-    if comm._watched is None:  # type: ignore[union-attr]
+    watched = getattr(comm, "_watched", None)
+    if comm is None or watched is None:
         return None
-    return (id(verb), verb.f_lasti, number), comm, source, number  # type: ignore[return-value]
+    if needs is None and "source" not in names and "dest" not in names:
+        number = watched[0][LAPS]
+    return (id(verb), verb.f_lasti, number), comm, source, number
 
 
 def _judge(comm: Communicator, source: int | None, call: int) -> str | None:

@@ -22,7 +22,9 @@ def call_frame(frame: FrameType | None = None) -> tuple[FrameType | None, FrameT
     """
     if frame is None:
         thread = threading.main_thread().ident
-        frame = sys._getframe(1) if threading.get_ident() == thread else sys._current_frames().get(thread or 0)
+        frame = (
+            sys._getframe(1) if threading.get_ident() == thread else sys._current_frames().get(thread or 0)
+        )
     verb = None
     while frame is not None and is_ours(frame.f_code):
         verb, frame = frame, frame.f_back
@@ -46,7 +48,11 @@ def _arguments(names: dict[str, Any]) -> str:
     x = names.get("x", names.get("out"))
     if x is not None:
         parts.append(_array(x))
-    parts += [f"{name}={names[name]!r}" for name in _SHOWN if names.get(name) is not None and names[name] is not False]
+    parts += [
+        f"{name}={names[name]!r}"
+        for name in _SHOWN
+        if names.get(name) is not None and names[name] is not False
+    ]
     return ", ".join(parts)
 
 

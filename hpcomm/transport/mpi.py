@@ -87,7 +87,8 @@ class Call:
 
     def __str__(self) -> str:
         if self.verb in ("send", "recv"):
-            return f"{self.verb}({self.look}, {'dest' if self.verb == 'send' else 'source'}={self.peer}, tag={self.tag})"
+            end = "dest" if self.verb == "send" else "source"
+            return f"{self.verb}({self.look}, {end}={self.peer}, tag={self.tag})"
         return f"{self.verb}({self.look})"
 
 
@@ -138,8 +139,9 @@ def failure(error: MPI.Exception, verb: str, comm: Communicator) -> HpcommError:
             where(verb, comm),
             "give both ranks the same shape and dtype, or use the _ragged form",
         )
+    library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip()
     return TransportError(
-        f"{MPI.Get_library_version().split(',')[0].splitlines()[0].strip()} failed: {error.Get_error_string()}",
+        f"{library} failed: {error.Get_error_string()}",
         where(verb, comm),
         "python -m hpcomm doctor",
         kind,
@@ -207,7 +209,9 @@ def _as_one(part: Any) -> Any:
     whole, rest = divmod(count, largest_count)
     size = kind.Get_size()
     block = kind.Create_contiguous(largest_count)
-    many = MPI.Datatype.Create_struct([whole, rest], [0, whole * largest_count * size], [block, kind]).Commit()
+    many = MPI.Datatype.Create_struct(
+        [whole, rest], [0, whole * largest_count * size], [block, kind]
+    ).Commit()
     return array, 1, many
 
 
