@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from . import dtypes, reduction
-from .buffer import Buffer, Shape, as_buffer, overlap, same_memory
 from .errors import DtypeError, HpcommError, LayoutError, RankError, UsageError
 from .signature import BACKGROUND, head
 
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
+    from . import buffer, dtypes, reduction
+    from .buffer import Buffer, Shape
     from .communicator import Communicator
     from .reduction import Reduction
     from .transport import mpi as transport
@@ -28,6 +28,9 @@ else:
 
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
+    buffer = LazyModule("hpcomm.buffer")
+    dtypes = LazyModule("hpcomm.dtypes")
+    reduction = LazyModule("hpcomm.reduction")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = [
@@ -443,7 +446,7 @@ def _inter_roles(comm: Communicator, verb: str, root: int) -> tuple[bool, bool]:
 
 def _look(x: Any, name: str) -> Buffer:
     try:
-        return as_buffer(x)
+        return buffer.as_buffer(x)
     except HpcommError as error:
         if name != "x":
             error.what = (
@@ -514,7 +517,7 @@ def _joined(verb: str, shape: Shape) -> Shape:
 
 
 def _refuse_overlap(send: Buffer | None, recv: Buffer | None) -> None:
-    if send is not None and recv is not None and overlap(send.array, recv.array):
+    if send is not None and recv is not None and buffer.overlap(send.array, recv.array):
         raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
 
 
@@ -537,9 +540,9 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
     landing = _landing(recv) if recv is not None else None
     if verb == "broadcast":
         if send is not None and recv is not None:
-            if send is not recv and not same_memory(send.array, recv.array):
+            if send is not recv and not buffer.same_memory(send.array, recv.array):
                 _refuse_overlap(send, recv)
-            if landing is not None and not same_memory(landing, send.array):
+            if landing is not None and not buffer.same_memory(landing, send.array):
                 call.fill = _filler(landing, send.array)
         elif send is not None:  # root of an inter-communicator
             landing = np.empty(send.shape, send.array.dtype)
@@ -558,8 +561,8 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
     if recv is not None:
         assert landing is not None
         call.recv = transport.spec(landing, block, recv.dtype)
-    if send is not None and recv is not None and overlap(send.array, recv.array):
-        if verb == "all_to_all" and same_memory(send.array, recv.array):
+    if send is not None and recv is not None and buffer.overlap(send.array, recv.array):
+        if verb == "all_to_all" and buffer.same_memory(send.array, recv.array):
             copy = send.array.copy()
             call.fill = _filler(copy, send.array)
             call.send = transport.spec(copy, block, send.dtype)
@@ -584,7 +587,7 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
 def _is_block(whole: Buffer, part: Buffer, rank: int, p: int) -> bool:
     """Whether part is whole[rank] itself, as when each rank's shard lives inside the gathered array."""
     return (
-        same_memory(whole.array.reshape(p, -1)[rank], part.array.reshape(-1))
+        buffer.same_memory(whole.array.reshape(p, -1)[rank], part.array.reshape(-1))
         and part.array.flags.c_contiguous
     )
 
@@ -605,7 +608,7 @@ def _deliver(recv: Buffer | None, landing: NDArray[Any] | None) -> Any:
 def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: Reduction) -> Call:
     """Reductions that the MPI library folds."""
     comm, verb = call.comm, call.verb
-    in_place = recv is not None and (send is recv or same_memory(send.array, recv.array))
+    in_place = recv is not None and (send is recv or buffer.same_memory(send.array, recv.array))
     if not in_place:
         _refuse_overlap(send, recv)
     call.op = fold.mpi()
@@ -662,7 +665,7 @@ def _first_of_exscan(recv: Buffer, fold: Reduction) -> Any:
 def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: Reduction) -> Call:
     """Reductions by a function of the user's: gather the contributions, fold them in rank order."""
     comm, verb = call.comm, call.verb
-    if recv is not None and send is not recv and not same_memory(send.array, recv.array):
+    if recv is not None and send is not recv and not buffer.same_memory(send.array, recv.array):
         _refuse_overlap(send, recv)
     p = comm.remote_size if comm.is_inter else comm.size
     packed = _packed(send.array)
@@ -683,7 +686,7 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
         folded = send.wrap(gathered[0])
         for part in gathered[1:until]:
             folded = fold.fold(folded, send.wrap(part))  # type: ignore[misc]
-        result = as_buffer(folded)
+        result = buffer.as_buffer(folded)
         if result.shape != part_shape or result.dtype != send.dtype:
             raise UsageError(
                 f"op {fold.op} made {result} of {send.dtype} {part_shape}",
@@ -716,7 +719,7 @@ def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Cal
     followed by all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p bytes sent per rank.
     """
     comm = call.comm
-    if send is not recv and not same_memory(send.array, recv.array):
+    if send is not recv and not buffer.same_memory(send.array, recv.array):
         _refuse_overlap(send, recv)
     n, p = send.array.size, comm.size
     counts = [n // p + (r < n % p) for r in range(p)]

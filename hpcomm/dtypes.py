@@ -171,4 +171,4 @@ def narrow(singles: NDArray[np.float32], dtype: Dtype) -> NDArray[np.uint16]:
             return np.asarray(singles.astype(np.float16).view(np.uint16))
     bits = singles.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-    return np.where(np.isnan(singles), np.uint32(0x7FC0), rounded).astype(np.uint16)
+    return np.asarray(np.where(np.isnan(singles), np.uint32(0x7FC0), rounded).astype(np.uint16))

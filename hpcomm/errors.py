@@ -17,7 +17,6 @@ Every message has the same lines in the same order: what happened, where, what t
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ __all__ = [
     "WaitTimeoutError",
 ]
 
-_PACKAGE = str(Path(__file__).parent) + "/"
+_PACKAGE = __file__.rpartition("errors.py")[0]
 _APPS = _PACKAGE + "apps/"
 
 
@@ -138,7 +137,7 @@ def calling_frame(frame: FrameType | None = None) -> FrameType | None:
 
 def place(code: CodeType, lineno: int | None) -> str:
     """`train.py:41`: the last part of the path, because messages are read on narrow screens."""
-    return f"{Path(code.co_filename).name}:{lineno}"
+    return f"{code.co_filename.rpartition('/')[2]}:{lineno}"
 
 
 def where(verb: str, comm: Communicator | None) -> str:

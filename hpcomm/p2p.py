@@ -8,12 +8,9 @@ Where the receiver knows neither, send_ragged and recv_ragged carry both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from . import dtypes
-from .buffer import Buffer, as_buffer, empty, overlap, same_memory
 from .errors import HpcommError, LayoutError, MismatchError, RankError, UsageError, where
 from .request import Request, Stages
 
@@ -21,7 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
-    from . import collectives
+    from . import buffer, collectives, dtypes
+    from .buffer import Buffer
     from .communicator import Communicator
     from .transport import mpi as transport
 else:
@@ -29,6 +27,8 @@ else:
 
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
+    buffer = LazyModule("hpcomm.buffer")
+    dtypes = LazyModule("hpcomm.dtypes")
     collectives = LazyModule("hpcomm.collectives")
     transport = LazyModule("hpcomm.transport.mpi")
 
@@ -46,23 +46,34 @@ __all__ = [
 ]
 
 
-@dataclass
 class Status:
     """Where a message came from: source (rank), tag, nbytes."""
 
-    source: int = -1
-    tag: int = -1
-    nbytes: int = 0
+    def __init__(self, source: int = -1, tag: int = -1, nbytes: int = 0) -> None:
+        self.source = source
+        self.tag = tag
+        self.nbytes = nbytes
+
+    def __repr__(self) -> str:
+        return f"Status(source={self.source}, tag={self.tag}, nbytes={self.nbytes})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Status) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True)
 class P2POp:
     """One message of a batch. verb: "send" or "recv"; x: array sent or filled; peer: rank."""
 
-    verb: Any
-    x: Any
-    peer: int
-    tag: int = 0
+    def __init__(self, verb: Any, x: Any, peer: int, tag: int = 0) -> None:
+        self.verb = verb
+        self.x = x
+        self.peer = peer
+        self.tag = tag
+
+    def __repr__(self) -> str:
+        return f"P2POp({self.verb!r}, {type(self.x).__name__}, {self.peer}, tag={self.tag})"
 
 
 def send(
@@ -187,17 +198,18 @@ def sendrecv(
     """
     try:
         comm._check_open("sendrecv")
-        look = as_buffer(x)
-        recv = look if out is x else (as_buffer(out) if out is not None else look.make(look.shape))
+        look = buffer.as_buffer(x)
+        recv = look if out is x else (buffer.as_buffer(out) if out is not None else look.make(look.shape))
         _check_writable(recv)
-        if recv is not look and not same_memory(look.array, recv.array) and overlap(look.array, recv.array):
+        in_place = recv is look or buffer.same_memory(look.array, recv.array)
+        if not in_place and buffer.overlap(look.array, recv.array):
             raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
         dest, source, recvtag = _peer(comm, dest, "dest"), _source(comm, source), _tag(comm, recvtag)
         sendtag = _tag(comm, sendtag, sending=True)
     except HpcommError as error:
         raise error.located("sendrecv", comm) from None
     packed = np.ascontiguousarray(look.array)
-    if overlap(packed, recv.array):
+    if buffer.overlap(packed, recv.array):
         packed = packed.copy()
     landing = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
     seen = MPI.Status()
@@ -269,7 +281,7 @@ def _check_op(comm: Communicator, op: P2POp) -> str:
         raise UsageError(
             f"a P2POp's verb is 'send' or 'recv', not {op.verb!r}", hint='P2POp("send", x, peer)'
         )
-    look = as_buffer(op.x)
+    look = buffer.as_buffer(op.x)
     if name == "recv":
         _check_writable(look)
         _source(comm, op.peer)
@@ -284,7 +296,7 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
         comm._check_open("send")
         dest = _peer(comm, dest, "dest")
         tag = _tag(comm, tag, sending=True)
-        look = as_buffer(x)
+        look = buffer.as_buffer(x)
     except HpcommError as error:
         raise error.located("isend" if async_op else "send", comm) from None
     packed = np.ascontiguousarray(look.array)
@@ -308,7 +320,7 @@ def _recv(
         comm._check_open("recv")
         source, tag = _source(comm, source), _tag(comm, tag)
         if out is not None:
-            look = as_buffer(out)
+            look = buffer.as_buffer(out)
             _check_writable(look)
             return _recv_into(comm, look, source, tag, status, async_op)
         if dtype is None:
@@ -319,7 +331,7 @@ def _recv(
         if shape is not None:
             record, torch = dtypes.parse(dtype)
             shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-            return _recv_into(comm, empty(shape, record, torch), source, tag, status, async_op)
+            return _recv_into(comm, buffer.empty(shape, record, torch), source, tag, status, async_op)
         status = Status() if status is None else status
         stages = _recv_unsized(comm, source, tag, dtype, status)
     except HpcommError as error:
@@ -371,7 +383,7 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
             where("recv", comm),
             "give the dtype that was sent",
         )
-    look = empty((nbytes // record.itemsize,), record, torch)
+    look = buffer.empty((nbytes // record.itemsize,), record, torch)
     arrival.message.Recv(transport.spec(look.array, look.array.size, record))
     _fill(status, arrival.status)
     return look.give()

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from . import p2p
-from .buffer import as_buffer
 from .collectives import compose
 from .errors import HpcommError, UsageError, WaitTimeoutError, where
 from .signature import VERBS, head
@@ -14,6 +13,7 @@ from .signature import VERBS, head
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from . import buffer
     from .communicator import Communicator
     from .transport import mpi as transport
     from .transport.mpi import Call
@@ -21,6 +21,7 @@ else:
     from .lazy import LazyModule
 
     MPI = LazyModule("mpi4py.MPI")
+    buffer = LazyModule("hpcomm.buffer")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Plan", "plan"]
@@ -193,7 +194,7 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
             f"a plan of {verb} needs its array",
             hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)",
         )
-    look = as_buffer(target)
+    look = buffer.as_buffer(target)
     if not look.array.flags.c_contiguous or (not sending and look.frozen):
         raise UsageError(
             "a plan of send or recv needs a contiguous array that can be written",

@@ -7,14 +7,12 @@ arrays travel in one round.
 
 from __future__ import annotations
 
-import ast
 import struct
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import dtypes, parcel
-from .buffer import as_buffer
+from . import parcel
 from .errors import HpcommError, UsageError
 from .objects import check_list, check_root, collective, guarded, shown
 from .p2p import Status, _fill, _peer, _sender, _tag
@@ -24,11 +22,14 @@ from .request import Request, Stages
 if TYPE_CHECKING:
     import numpy as np
 
+    from . import buffer, dtypes
     from .communicator import Communicator
 else:
     from .lazy import LazyModule
 
     np = LazyModule("numpy")
+    buffer = LazyModule("hpcomm.buffer")
+    dtypes = LazyModule("hpcomm.dtypes")
 
 __all__ = [
     "all_gather_ragged",
@@ -161,7 +162,7 @@ def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool =
 
 def encode(x: Any) -> Parcel:
     """An array with its shape, dtype and library."""
-    look = as_buffer(x)
+    look = buffer.as_buffer(x)
     opaque = look.dtype.kind == "o"
     name = repr(np.lib.format.dtype_to_descr(look.array.dtype)) if opaque else look.dtype.name
     torch = type(x).__module__.startswith("torch")
@@ -184,6 +185,8 @@ def decode(got: Parcel) -> Any:
     library, name = text[at + 8 + 8 * ndim :].decode().split(";", 1)
     flat = np.frombuffer(got.contents[0], np.uint8) if got.contents[0].nbytes else np.empty(0, np.uint8)
     if name not in dtypes.BY_NAME:
+        import ast
+
         return flat.view(np.lib.format.descr_to_dtype(ast.literal_eval(name))).reshape(shape)
     record = dtypes.BY_NAME[name]
     if library == "torch" and "torch" in sys.modules:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import dis
 import os
 import signal
 import sys
@@ -112,6 +111,8 @@ def _left_by_exception() -> bool:
     frame = _main_frame
     if frame is None or frame.f_lasti < 0:
         return True
+    import dis
+
     return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 

@@ -158,13 +158,19 @@ def counts(text: str) -> Counter[str]:
 
 
 def show(step: Step) -> None:
-    """Print what a failing step said, and of its ranks those that failed."""
-    logs = [step.logs / "log", *sorted(step.logs.glob("rank-*"))]
-    for log in logs:
+    """Print what a failing step said, and of its ranks those that failed, each kind of failure once."""
+    shown: set[tuple[str, ...]] = set()
+    for log in [step.logs / "log", *sorted(step.logs.glob("rank-*"))]:
         text = log.read_text(errors="replace")
         outcome = counts(text)
-        if text.strip() and (log.name == "log" or outcome["failed"] or not outcome["passed"]):
-            print(f"--- {log.relative_to(ROOT)}\n{text[-SHOWN:]}\n---", flush=True)
+        if not text.strip() or (log.name != "log" and outcome["passed"] and not outcome["failed"]):
+            continue
+        failures = tuple(re.findall(r"^(?:FAILED|ERROR) \S+", text, re.MULTILINE))
+        again = failures in shown
+        print(
+            f"--- {step.name}, {log.name}\n{'(the same tests fail)' if again else text[-SHOWN:]}", flush=True
+        )
+        shown |= {failures} if failures else set()
 
 
 def as_rank(logs: Path) -> NoReturn:

@@ -10,9 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import uuid
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -98,16 +95,13 @@ class Region:
         return bytes(self._bytes[64 : 64 + self._words[_LENGTH]]).decode(errors="replace")
 
 
-@dataclass
 class Board:
     """All regions of this node; regions[here] is this rank's own; node: a number common to the node."""
 
-    regions: list[Region]
-    here: int
-    node: int
-    world_ranks: list[int]
-
-    def __post_init__(self) -> None:
+    def __init__(self, regions: list[Region], here: int, node: int) -> None:
+        self.regions = regions
+        self.here = here
+        self.node = node
         self._free = list(range(RINGS - 1, -1, -1))
 
     @property
@@ -134,44 +128,39 @@ def open_board(world: MPI.Intracomm) -> Board | None:
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        name = bytearray(64)
+        path = bytearray(64)  # and the number of the node behind it
         if node.rank == 0:
-            path = Path("/dev/shm") / f"hpcomm-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-            name = bytearray(str(path).encode().ljust(64))
-        node.Bcast([name, MPI.BYTE], 0)
-        path = Path(name.decode().strip())
-        memory = _create(path, node.size * _REGION) if node.rank == 0 else None
+            path[:] = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode().ljust(64)
+        card = path + struct.pack("q", world.rank)
+        node.Bcast([card, MPI.BYTE], 0)
+        name, (number,) = card[:64].decode().strip(), struct.unpack("q", card[64:])
+        size = node.size * _REGION
+        memory = _open(name, size, os.O_CREAT | os.O_EXCL) if node.rank == 0 else None
         node.Barrier()
         if node.rank != 0:
-            memory = _open(path, node.size * _REGION)
+            memory = _open(name, size, 0)
         worst = bytearray(struct.pack("q", memory is not None))
         node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
-        if node.rank == 0:
-            path.unlink(missing_ok=True)
-        ids = bytearray(8 * node.size)
-        node.Allgather([struct.pack("q", world.rank), MPI.INT64_T], [ids, MPI.INT64_T])
+        if node.rank == 0 and memory is not None:
+            os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
         if memory is None or not struct.unpack("q", worst)[0]:
             return None
         view = memoryview(memory)
         regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size)]
-        world_ranks = list(struct.unpack(f"{node.size}q", ids))
-        return Board(regions, node.rank, world_ranks[0], world_ranks)
+        return Board(regions, node.rank, number)
     finally:
         node.Free()
 
 
-def _create(path: Path, size: int) -> mmap.mmap | None:
+def _open(name: str, size: int, flags: int) -> mmap.mmap | None:
+    """Map the file; None where that is not possible: the board is a comfort, and doctor shows its absence."""
     try:
-        with path.open("x+b") as file:
-            file.truncate(size)
-            return mmap.mmap(file.fileno(), size)
-    except OSError:  # no /dev/shm here, or full: the board is a comfort, its absence is shown by doctor
-        return None
-
-
-def _open(path: Path, size: int) -> mmap.mmap | None:
-    try:
-        with path.open("r+b") as file:
-            return mmap.mmap(file.fileno(), size)
+        file = os.open(name, os.O_RDWR | flags, 0o600)
+        try:
+            if flags:
+                os.ftruncate(file, size)
+            return mmap.mmap(file, size)
+        finally:
+            os.close(file)
     except OSError:
         return None

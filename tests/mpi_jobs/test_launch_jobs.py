@@ -145,7 +145,7 @@ def test_a_signal_ends_every_rank(tmp_path, supervision, number):
 def end(process, number):
     """Wait for the end; a launcher may hand the first interrupt to its ranks, and end at the second."""
     try:
-        return process.communicate(timeout=10)
+        return process.communicate(timeout=3)
     except subprocess.TimeoutExpired:
         if number == signal.SIGINT:
             process.send_signal(number)

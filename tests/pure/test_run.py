@@ -1,0 +1,87 @@
+"""The runner of all tests counts rightly, and takes whatever hangs, dies or stays behind for a failure."""
+
+import importlib.util
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "run.py"
+
+
+@pytest.fixture
+def runner(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("hpcomm_tests_run", SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "LOGS", tmp_path)
+    monkeypatch.setattr(module, "GRACE_S", 0.5)
+    return module
+
+
+def outcome(runner, code, limit_s=30.0):
+    step = runner.Step("a step", [sys.executable, "-c", code], limit_s)
+    counts = runner.run(step, time.monotonic() + 60)
+    return (counts["passed"], counts["failed"], counts["skipped"]), (step.logs / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "passed", "failed", "skipped"),
+    [
+        ("12 passed in 0.31s", 12, 0, 0),
+        ("== 2 failed, 10 passed, 3 skipped, 1 deselected in 61.02s (0:01:01) ==", 10, 2, 3),
+        ("1 passed, 2 errors in 1.00s", 1, 2, 0),
+        ("5 passed, 1 xfailed, 4 warnings in 1.00s", 5, 0, 1),
+        ("no tests ran in 0.01s", 0, 0, 0),
+        ("Killed", 0, 0, 0),
+    ],
+)
+def test_counts_are_pytests(runner, line, passed, failed, skipped):
+    counts = runner.counts(f"7 passed in 3.00s is what a test printed\n....\n{line}\n")
+    if "passed" in line:
+        assert (counts["passed"], counts["failed"], counts["skipped"]) == (passed, failed, skipped)
+    assert runner.counts(line) == Counter(passed=passed, failed=failed, skipped=skipped)
+
+
+def test_a_step_that_passes_counts_its_tests(runner):
+    assert outcome(runner, "print('3 passed, 1 skipped in 0.10s')")[0] == (3, 0, 1)
+
+
+def test_a_step_that_counts_well_but_ends_badly_has_failed(runner):
+    assert outcome(runner, "print('3 passed in 0.10s'); raise SystemExit(1)")[0] == (3, 1, 0)
+
+
+def test_a_step_without_tests_has_failed(runner):
+    assert outcome(runner, "print('no tests ran in 0.01s')")[0] == (0, 1, 0)
+
+
+def test_a_step_that_hangs_is_ended_with_its_stack(runner):
+    counts, log = outcome(runner, "def hangs():\n import time; time.sleep(60)\nhangs()", limit_s=0.5)
+    assert counts == (0, 1, 0)
+    assert "in hangs" in log
+    assert "ended after" in log
+
+
+def test_a_step_that_leaves_processes_behind_has_failed(runner):
+    code = (
+        "import subprocess, sys;"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'], start_new_session=True);"
+        "print('3 passed in 0.10s')"
+    )
+    counts, log = outcome(runner, code)
+    assert counts == (3, 1, 0)
+    assert "left behind: " in log
+    assert "time.sleep(99)" in log
+
+
+def test_every_environment_is_tested_on_1_to_4_ranks(runner):
+    steps = list(runner.steps({"a": "python-a", "b": "python-b"}))
+    assert [step.name for step in steps] == [
+        "pure",
+        *(f"{name}, {what}" for name in "ab" for what in (*(f"{n} ranks" for n in (1, 2, 3, 4)), "jobs")),
+    ]
+    assert all(step.command[0] == f"python-{step.name[0]}" for step in steps[1:])

