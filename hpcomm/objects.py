@@ -17,6 +17,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from . import parcel
+from .call import Call
 from .errors import HpcommError, PeerFailedError, RankError, UsageError
 from .p2p import Status, _fill, _peer, _sender, _tag
 from .parcel import Parcel
@@ -370,7 +371,7 @@ def shown(
     """The same stages with the observers looking on, and leave() at the end."""
     if not comm._observers and leave is None:
         return (yield from stages)
-    call = transport.Call(comm, verb, **fields)
+    call = Call(comm, verb, **fields)
     observers = comm._observers
     for observer in observers:
         observer.before(call)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from .call import Call
 from .errors import HpcommError, LayoutError, MismatchError, RankError, UsageError, where
 from .request import Request, Stages
 
@@ -213,7 +214,8 @@ def sendrecv(
         packed = packed.copy()
     landing = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
     seen = MPI.Status()
-    call = transport.Call(comm, "sendrecv", look=look)
+    call = Call(comm, "sendrecv")
+    call.look = look
     for observer in comm._observers:
         observer.before(call)
     try:
@@ -303,9 +305,8 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
     to_self = dest == comm.rank and not comm.is_inter and not async_op
     if to_self and np.shares_memory(packed, look.array):
         packed = packed.copy()
-    call = transport.Call(
-        comm, "send", send=transport.spec(packed, look.array.size, look.dtype), peer=dest, tag=tag
-    )
+    call = Call(comm, "send", peer=dest, tag=tag)
+    call.send = transport.spec(packed, look.array.size, look.dtype)
     call.look = look
     if to_self:
         comm._keep(collectives.carry_out(call, True))
@@ -354,14 +355,9 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
         _fill(status, seen)
         return look.give()
 
-    call = transport.Call(
-        comm,
-        "recv",
-        recv=transport.spec(landing, look.array.size, look.dtype),
-        peer=source,
-        tag=tag,
-        finish=finish,
-    )
+    call = Call(comm, "recv", peer=source, tag=tag)
+    call.recv = transport.spec(landing, look.array.size, look.dtype)
+    call.finish = finish
     call.look = look
     result = collectives.carry_out(call, async_op)
     if async_op:

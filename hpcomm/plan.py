@@ -6,22 +6,22 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from . import p2p
-from .collectives import compose
+from .call import Call
 from .errors import HpcommError, UsageError, WaitTimeoutError, where
 from .signature import VERBS, head
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from . import buffer
+    from . import buffer, compose
     from .communicator import Communicator
     from .transport import mpi as transport
-    from .transport.mpi import Call
 else:
     from .lazy import LazyModule
 
     MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.buffer")
+    compose = LazyModule("hpcomm.compose")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Plan", "plan"]
@@ -177,9 +177,9 @@ def plan(
 
 def _collective(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int) -> Plan:
     if verb == "barrier":
-        call = transport.Call(comm, "barrier", code=head("barrier"))
+        call = Call(comm, "barrier", code=head("barrier"))
     else:
-        call = compose(comm, verb, x, out, op, root, blocking=False)
+        call = compose.compose(comm, verb, x, out, op, root, blocking=False)
     comm._agreement.enter(call.code - head(verb) + head("plan"), call.count)
     made = Plan(comm, call)
     comm._agreement.leave()
@@ -203,7 +203,8 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
     part = transport.spec(look.array, look.array.size, look.dtype)
     number = p2p._tag(comm, 0 if tag is None and sending else tag, sending=sending)
     rank = p2p._peer(comm, peer, "dest") if sending else p2p._source(comm, peer)
-    call = transport.Call(comm, verb, peer=rank, tag=number, look=look)
+    call = Call(comm, verb, peer=rank, tag=number)
+    call.look = look
     if sending:
         call.send = part
     else:

@@ -7,8 +7,6 @@ here, because not every MPI takes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..call import Call
     from ..communicator import Communicator
     from ..dtypes import Dtype
 
@@ -29,7 +28,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Call", "failure", "largest_count", "prepare", "run", "spec", "start"]
+__all__ = ["failure", "largest_count", "prepare", "run", "spec", "start"]
 
 _NAMES = {
     "all_gather": "Allgather",
@@ -49,47 +48,6 @@ _NAMES = {
 _REDUCTIONS = ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
 
 largest_count = 2**31 - 1  # elements in one MPI call; a C int, whatever the library could do beyond
-
-
-def _nothing(status: MPI.Status | None) -> Any:
-    return None
-
-
-@dataclass(slots=True)
-class Call:
-    """One communication in words.
-
-    send, recv: (contiguous array, elements per rank, MPI type), MPI.IN_PLACE or None
-    peer: dest or source of a message
-    finish: what is left to do when the bytes have arrived; returns the result
-    moves: the verb whose MPI function carries the bytes, where it is not the call's own
-    fill: copies x into the memory that travels, where that is not x itself; done once already
-    carry: done instead of one MPI call, where a verb needs several (blocking calls only)
-    look: the Buffer that messages speak of
-    code, count: the signature that all ranks must share (see observe.check); code 0: not compared
-    """
-
-    comm: Communicator
-    verb: str
-    send: Any = None
-    recv: Any = None
-    op: Any = None
-    root: int = 0
-    peer: int = 0
-    tag: int = 0
-    finish: Callable[[MPI.Status | None], Any] = _nothing
-    moves: str = ""
-    fill: Callable[[], None] | None = None
-    carry: Callable[[], None] | None = None
-    code: int = 0
-    count: int = 0
-    look: Any = ""
-
-    def __str__(self) -> str:
-        if self.verb in ("send", "recv"):
-            end = "dest" if self.verb == "send" else "source"
-            return f"{self.verb}({self.look}, {end}={self.peer}, tag={self.tag})"
-        return f"{self.verb}({self.look})"
 
 
 def run(call: Call) -> Any:

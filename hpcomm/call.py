@@ -1,0 +1,68 @@
+"""A call is an object: one communication in words.
+
+Verbs make it, the agreement compares its signature, observers look at it, a transport carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .communicator import Communicator
+
+__all__ = ["Call"]
+
+
+def _nothing(status: MPI.Status | None) -> Any:
+    return None
+
+
+class Call:
+    """One communication in words; str(call) serves messages.
+
+    Attributes:
+        comm, verb, root: as the user gave them.
+        peer, tag: dest or source of a message, and its tag.
+        send, recv: (contiguous array, elements per rank, MPI type), MPI.IN_PLACE or None.
+        op: MPI's operator.
+        moves: the verb whose MPI function carries the bytes, where it is not the call's own.
+        fill: copies x into the memory that travels, where that is not x itself; done once already.
+        carry: done instead of one MPI call, where a verb needs several (blocking calls only).
+        finish: what is left to do when the bytes have arrived; returns the result.
+        code, count: head of the signature and number of elements (see signature.py); code 0: a message,
+            of which only two ranks know.
+        look: the Buffer that str(call) speaks of.
+    """
+
+    __slots__ = (
+        "carry", "code", "comm", "count", "fill", "finish", "look", "moves",
+        "op", "peer", "recv", "root", "send", "tag", "verb",
+    )  # fmt: skip
+
+    def __init__(
+        self, comm: Communicator, verb: str, *, root: int = 0, peer: int = 0, tag: int = 0, code: int = 0
+    ) -> None:
+        self.comm = comm
+        self.verb = verb
+        self.root = root
+        self.peer = peer
+        self.tag = tag
+        self.code = code
+        self.count = 0
+        self.send: Any = None
+        self.recv: Any = None
+        self.op: Any = None
+        self.moves = ""
+        self.fill: Callable[[], None] | None = None
+        self.carry: Callable[[], None] | None = None
+        self.finish: Callable[[MPI.Status | None], Any] = _nothing
+        self.look: Any = ""
+
+    def __str__(self) -> str:
+        if self.verb in ("send", "recv"):
+            end = "dest" if self.verb == "send" else "source"
+            return f"{self.verb}({self.look}, {end}={self.peer}, tag={self.tag})"
+        return f"{self.verb}({self.look})"

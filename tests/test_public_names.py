@@ -1,0 +1,108 @@
+"""What hpcomm offers: every name is there, documented, sorted, and spelt by the house's law."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+
+import pytest
+
+import hpcomm
+
+PROMISED = {
+    "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT", "Communicator", "ConfigError", "DtypeError", "HpcommError",
+    "LayoutError", "MismatchError", "Op", "P2POp", "PeerFailedError", "Plan", "RankError", "Request", "Status",
+    "TransportError", "UsageError", "WaitTimeoutError", "as_buffer", "batch_isend_irecv", "premul_sum", "self_",
+    "wait_all", "wait_any", "world",
+}  # fmt: skip
+NEEDS_MPI = {"ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT", "self_", "world"}
+COLLECTIVES = {"broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all",
+               "scan", "exscan", "barrier"}  # fmt: skip
+P2P = {"send", "recv", "isend", "irecv", "sendrecv", "probe", "iprobe", "batch_isend_irecv"}
+OBJECTS = {f"{verb}_object" for verb in ("send", "recv", "isend", "irecv", "sendrecv", "broadcast", "gather", "all_gather",
+           "scatter", "all_to_all", "reduce", "all_reduce")}  # fmt: skip
+RAGGED = {f"{verb}_ragged" for verb in ("send", "recv", "broadcast", "gather", "all_gather", "scatter", "all_to_all")}
+MAKING = {"split", "split_node", "group", "dup", "create_intercomm", "merge", "close", "observe", "plan"}
+ALIASES = {"allreduce", "bcast", "allgather", "alltoall", "Split", "Dup", "Free", "Get_rank", "Get_size", "Get_name",
+           "Barrier", "Abort"}  # fmt: skip
+FORBIDDEN = re.compile(r"Manager|Helper|Utils?\b|Base\b|Impl\b")
+MODULES = [
+    found.name
+    for found in pkgutil.walk_packages(hpcomm.__path__, "hpcomm.")
+    if not found.name.startswith(("hpcomm.apps", "hpcomm.__main__"))
+]
+
+
+def test_all_holds_every_promised_name_and_is_sorted_as_ruff_sorts() -> None:
+    assert set(hpcomm.__all__) >= PROMISED
+    constants = [name for name in hpcomm.__all__ if name.isupper()]
+    classes = [name for name in hpcomm.__all__ if name[0].isupper() and not name.isupper()]
+    functions = [name for name in hpcomm.__all__ if not name[0].isupper()]
+    assert hpcomm.__all__ == sorted(constants) + sorted(classes) + sorted(functions)
+
+
+@pytest.mark.parametrize("name", sorted(set(hpcomm.__all__) - NEEDS_MPI))
+def test_a_public_name_exists_and_is_documented(name: str) -> None:
+    found = getattr(hpcomm, name)
+    assert inspect.getdoc(found)
+    assert name in dir(hpcomm)
+
+
+def test_names_that_need_mpi_are_found_without_bringing_it_up() -> None:
+    code = "import sys, hpcomm; assert {'world', 'self_', 'PROC_NULL'} <= set(dir(hpcomm)); assert 'mpi4py.MPI' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_unknown_name_is_an_attribute_error_like_any_modules() -> None:
+    with pytest.raises(AttributeError, match="module 'hpcomm' has no attribute 'wrold'"):
+        hpcomm.wrold  # noqa: B018
+    with pytest.raises(ImportError):
+        from hpcomm import wrold  # noqa: F401
+
+
+def test_a_communicator_has_every_verb_in_the_fields_spelling() -> None:
+    methods = {name for name in vars(hpcomm.Communicator) if not name.startswith("_")}
+    assert methods >= COLLECTIVES | P2P | OBJECTS | RAGGED | MAKING | ALIASES
+
+
+@pytest.mark.parametrize("name", sorted(COLLECTIVES | P2P | OBJECTS | RAGGED | MAKING))
+def test_a_verb_is_documented_and_its_options_are_keywords(name: str) -> None:
+    verb = getattr(hpcomm.Communicator, name)
+    text = inspect.getdoc(verb)
+    assert text
+    assert text.splitlines()[0].endswith((".", ":"))
+    parameters = inspect.signature(verb).parameters
+    for option in ("out", "async_op", "status", "dtype", "shape"):
+        if option in parameters and not (option == "out" and name in ("recv", "irecv")):
+            assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY, option
+
+
+def test_aliases_are_the_verbs_themselves() -> None:
+    c = hpcomm.Communicator
+    assert c.allreduce is c.all_reduce
+    assert c.bcast is c.broadcast
+    assert c.allgather is c.all_gather
+    assert c.alltoall is c.all_to_all
+    assert c.Barrier is c.barrier
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_says_in_one_sentence_what_it_is_and_lists_its_names(name: str) -> None:
+    if name.startswith("hpcomm.transport.mpi"):
+        pytest.skip("importing it brings MPI up; its __all__ is read with the others under MPI")
+    module = importlib.import_module(name)
+    assert module.__doc__
+    names = getattr(module, "__all__", [])
+    assert all(hasattr(module, each) for each in names)
+    assert len(set(names)) == len(names)
+    public = [each for each, value in vars(module).items() if not each.startswith("_") and inspect.isclass(value)
+              and value.__module__ == name]  # fmt: skip
+    assert [each for each in public if FORBIDDEN.search(each)] == []
+
+
+def test_the_version_is_one_that_installers_understand() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+([ab.]\w+)?", hpcomm.__version__)
