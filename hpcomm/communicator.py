@@ -212,7 +212,7 @@ class Communicator:
     def dup(self, name: str | None = None, check: str | None = None) -> Communicator:
         """The same ranks once more, so that two parts of a program cannot mix their messages. Collective."""
         self._check_open("dup")
-        return self._new(self.mpi.Dup(), name or f"{self.name}'", check or self.check)
+        return self._new(self.mpi.Dup(), name or f"{self.name}.dup", check or self.check)
 
     def create_intercomm(
         self, local_leader: int, peer: Communicator, remote_leader: int, tag: int = 0, name: str | None = None

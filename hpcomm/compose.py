@@ -219,8 +219,7 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
             call.fill = _filler(landing, send.array)
         if call.fill is not None:
             call.fill()
-        dtype = (send or recv).dtype  # type: ignore[union-attr]
-        call.recv = transport.spec(landing, block, dtype) if landing is not None else None
+        call.recv = transport.spec(landing, block, call.look.dtype) if landing is not None else None
         call.finish = _deliver(recv, landing)
         return call
     if send is not None:

@@ -90,7 +90,7 @@ def from_numpy(dtype: np.dtype[Any]) -> Dtype:
             hint="the verb's _object form, which pickles",
         )
     if dtype.kind in "biufc" or dtype.name in BY_NAME:
-        name = {"g": "longdouble", "G": "clongdouble"}.get(dtype.char, dtype.name)
+        name = {"fg": "longdouble", "cG": "clongdouble"}.get(dtype.kind + dtype.char, dtype.name)
         if name in BY_NAME:
             return BY_NAME[name]
     return Dtype(
@@ -146,7 +146,7 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
 
 def widen(halves: NDArray[Any], dtype: Dtype) -> NDArray[np.float32]:
     """float32 copies of half values given as their uint16 bits (any shape, contiguous result)."""
-    halves = np.ascontiguousarray(halves)
+    halves = np.ascontiguousarray(halves).reshape(halves.shape)  # it makes 0-d arrays 1-d
     torch = sys.modules.get("torch")
     if torch is not None:  # its conversion is vectorised for both half types, numpy's is not
         if not halves.flags.writeable:

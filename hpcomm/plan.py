@@ -43,6 +43,8 @@ class Plan:
         self._call = call
         self._prepared: list[Any] = transport.prepare(call)
         self._under_way = False
+        self._complete = 0  # requests of this start that a wait with timeout has seen the end of
+        self._status = MPI.Status()
 
     def start(self) -> None:
         """Begin the call with what the arrays hold now.
@@ -56,6 +58,7 @@ class Plan:
                 "plan", self._comm
             )
         self._under_way = True
+        self._complete = 0
         if self._call.fill is not None:
             self._call.fill()
         for request in self._prepared:
@@ -72,16 +75,18 @@ class Plan:
             raise UsageError(
                 f"the plan of {self._call} was not started", hint="plan.start(), or plan()"
             ).located("plan", self._comm)
-        if timeout is not None:
-            self._poll(timeout)
         call = self._call
-        status = MPI.Status() if call.verb == "recv" else None
-        self._under_way = False
+        status = self._status if call.verb == "recv" else None
         try:
-            for request in self._prepared:
-                request.Wait(status)
+            if timeout is not None:
+                self._poll(timeout, status)
+            else:
+                for request in self._prepared[self._complete :]:
+                    request.Wait(status)
         except MPI.Exception as error:
+            self._under_way = False
             raise transport.failure(error, call.verb, self._comm) from None
+        self._under_way = False
         return call.finish(status)
 
     def __call__(self, timeout: float | None = None) -> Any:
@@ -111,6 +116,8 @@ class Plan:
 
     def _way(self) -> str:
         look = self._call.look
+        if self._call.moves:
+            return "and a function of yours, which folds here in rank order"
         if self._call.fill is None:
             return "straight from x"
         if not look.array.flags.c_contiguous:
@@ -124,16 +131,19 @@ class Plan:
     def __repr__(self) -> str:
         return f"<Plan {self.explain()}>"
 
-    def _poll(self, timeout: float) -> None:
+    def _poll(self, timeout: float, status: MPI.Status | None) -> None:
         deadline = time.monotonic() + timeout
-        while not all(request.Get_status() for request in self._prepared):
-            if time.monotonic() >= deadline:
+        while self._complete < len(self._prepared):
+            if self._prepared[self._complete].Test(status):
+                self._complete += 1
+            elif time.monotonic() >= deadline:
                 raise WaitTimeoutError(
                     f"the plan of {self._call} was not complete after {timeout:g} s",
                     where(self._call.verb, self._comm),
                     "wait again, or look for the rank that did not start its plan",
                 )
-            time.sleep(2e-5)
+            else:
+                time.sleep(2e-5)
 
 
 def plan(

@@ -242,7 +242,11 @@ def _narrow(dtype: Dtype, average: bool) -> Callable[[Array, int], Array]:
 
 
 def _divide(folded: Array, ranks: int) -> None:
-    np.divide(folded, ranks, out=folded)
+    if folded.dtype.kind == "c":  # dividing by a complex number rounds more often
+        folded.real /= ranks
+        folded.imag /= ranks
+    else:
+        np.divide(folded, ranks, out=folded)
 
 
 def identity(op: Op, dtype: Dtype) -> Any:

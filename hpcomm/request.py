@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import HpcommError, WaitTimeoutError, calling_frame, place
+from .errors import WaitTimeoutError, calling_frame, place
 from .observe.board import LAPS
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Request:
             self._pending = self._stages.send(statuses)
         except StopIteration as end:
             self.result, self._stages = end.value, None
-        except HpcommError as error:
+        except Exception as error:  # ours, or one of the user's own operator
             self._error, self._stages = error, None
 
     def _throw(self, error: BaseException) -> None:

@@ -22,7 +22,8 @@ from agreement import Agreement  # noqa: E402
 _TEST_S = 40  # one test on one rank; a hang is found by this
 _PEER_S = 20  # how long a rank that is done waits for the others
 _AGREEMENT: list[Agreement] = []
-_IN_USE: list[hpcomm.Communicator] = []  # the communicator of the session, thrown away after a failure
+_IN_USE: list[hpcomm.Communicator] = []  # the communicator of the session
+_ABANDONED: list[hpcomm.Communicator] = []  # those of before a failure: ranks may be out of step on them
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,7 +59,8 @@ def pytest_runtest_makereport(
             report.longrepr = f"{report.outcome} on rank {MPI.COMM_WORLD.rank}, but {told}"
             report.outcome = "failed"
         if report.outcome == "failed":
-            _IN_USE.clear()  # ranks may be out of step on it; a new duplicate is clean
+            _ABANDONED.extend(_IN_USE)
+            _IN_USE.clear()  # the next test has a new duplicate
     return report
 
 

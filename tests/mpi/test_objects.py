@@ -292,7 +292,7 @@ def test_what_cannot_be_pickled_is_a_usage_error_that_names_it(own_comm: Any) ->
 
 def test_what_cannot_be_pickled_is_refused_in_the_background_too(own_comm: Any) -> None:
     with pytest.raises(hpcomm.UsageError, match="pickle") as caught:
-        own_comm.all_gather_object(lambda: None, async_op=True)
+        own_comm.all_gather_object(lambda: None, async_op=True).wait(timeout=WAIT_S)
     assert "test_objects.py:" in str(caught.value.where)
     assert own_comm.all_gather_object(1) == [1] * own_comm.size
 

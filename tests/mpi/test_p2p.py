@@ -28,8 +28,14 @@ ARRAYS = [(kind, layout, dtype) for kind in KINDS for layout in LAYOUTS
           if exists(kind, dtype, layout) and (i + LAYOUTS.index(layout)) % 3 == 0]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "layout", "dtype"), ARRAYS)
-def test_an_array_arrives_as_it_was_sent(comm: Any, kind: str, layout: str, dtype: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_array_arrives_as_it_was_sent(comm: Any, kind: str) -> None:
+    for other, layout, dtype in ARRAYS:
+        if other == kind:
+            send_around(comm, kind, layout, dtype)
+
+
+def send_around(comm: Any, kind: str, layout: str, dtype: str) -> None:
     left, right = ring(comm)
     shape = shape_of(kind, layout)
     given = [plain_values(dtype, shape, rank, layout) for rank in range(comm.size)]

@@ -26,43 +26,51 @@ SORTS = [
 ]
 
 
-@pytest.mark.parametrize("out", ["no out", "out", "out=x"])
 @pytest.mark.parametrize(("kind", "dtype", "layout"), SORTS)
 @pytest.mark.parametrize("verb", VERBS, ids=str)
 def test_a_plan_gives_what_its_verb_gives_each_time_it_is_started(
-    comm: Any, verb: Verb, kind: str, dtype: str, layout: str, out: str
+    comm: Any, verb: Verb, kind: str, dtype: str, layout: str
 ) -> None:
-    if out == "out=x" and not verb.same_shape:
-        out = "out"
+    outs = ["no out", "out", "out=x"] if verb.same_shape else ["no out", "out"]
+    wrong = [
+        f"{out}, root {root}: {line}"
+        for out in outs
+        for root in roots(comm, verb)
+        for line in trial(comm, verb, kind, dtype, layout, out, root)
+    ]
+    assert wrong == []
+
+
+def trial(comm: Any, verb: Verb, kind: str, dtype: str, layout: str, out: str, root: int) -> list[str]:
+    """One plan, started three times with new contents; what was wrong."""
+    given = given_by_all(comm, verb, kind, layout, dtype)
+    x = make(kind, dtype, layout, given[comm.rank])
+    place = room_for(verb.expected(given, comm.rank, root), kind, layout, dtype)
+    place = {"no out": None, "out": place, "out=x": x}[out]
     wrong: list[str] = []
-    for root in roots(comm, verb):
-        given = given_by_all(comm, verb, kind, layout, dtype)
+    step = comm.plan(verb.name, x, out=place, **({"root": root} if verb.rooted else {}))
+    for turn in range(3):
+        given = given_by_all(comm, verb, kind, layout, dtype, seed=10 * root + turn)
         expected = verb.expected(given, comm.rank, root)
-        x = make(kind, dtype, layout, given[comm.rank])
-        place = {"no out": None, "out": room_for(expected, kind, layout, dtype), "out=x": x}[out]
-        keywords: dict[str, Any] = {"root": root} if verb.rooted else {}
-        step = comm.plan(verb.name, x, out=place, **keywords)
-        for turn in range(3):
-            given = given_by_all(comm, verb, kind, layout, dtype, seed=10 * root + turn)
-            expected = verb.expected(given, comm.rank, root)
-            fill(x, make(kind, dtype, layout, given[comm.rank]))
-            if turn:
-                result = step()
-            else:
-                assert step.start() is None
-                result = step.wait()
-            if out == "out=x" and expected is None:
-                continue
-            wrong.append(agrees(result, expected, kind, dtype))
-            if place is not None and expected is not None and result is not place:
-                wrong.append(f"turn {turn}: the result is not the very object given as out")
-        step.close()
-    assert [line for line in wrong if line] == []
+        fill(x, make(kind, dtype, layout, given[comm.rank]))
+        if turn:
+            result = step()
+        else:
+            wrong.append("" if step.start() is None else "start returns something")
+            result = step.wait()
+        wrong.append(agrees(result, expected, kind, dtype))
+        if place is not None and expected is not None and result is not place:
+            wrong.append(f"turn {turn}: the result is not the very object given as out")
+    step.close()
+    return [line for line in wrong if line]
 
 
 def fill(x: Any, values: Any) -> None:
     """Put values where x lies, whatever library x is of."""
-    x[...] = values
+    if isinstance(x, bytearray):
+        x[:] = values
+    else:
+        x[...] = values
 
 
 def test_a_plan_of_barrier_is_one(comm: Any) -> None:
@@ -150,7 +158,7 @@ def test_a_plan_says_which_way_it_takes_and_why(comm: Any) -> None:
     assert "not a persistent" not in straight.explain()
     assert "not contiguous" in strided.explain()
     assert "float16" in half.explain()
-    assert "operator" in own.explain()
+    assert "function" in own.explain() or "fold" in own.explain()
     assert straight.explain() in repr(straight)
     for step in (straight, strided, half, own):
         assert "all_reduce" in step.explain()

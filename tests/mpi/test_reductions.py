@@ -62,8 +62,14 @@ NOT_ON = [(op, dtype) for op in OPS for dtype in DTYPES if not applies(op, dtype
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-@pytest.mark.parametrize(("op", "dtype"), ON)
-def test_an_operator_gives_its_definition_in_every_reducing_verb(comm: Any, op: str, dtype: str, kind: str) -> None:
+@pytest.mark.parametrize("op", OPS)
+def test_an_operator_gives_its_definition_in_every_reducing_verb(comm: Any, op: str, kind: str) -> None:
+    wrong = [line for on, dtype in ON if on == op for line in trial(comm, op, dtype, kind)]
+    assert wrong == []
+
+
+def trial(comm: Any, op: str, dtype: str, kind: str) -> list[str]:
+    """Every reducing verb with one operator on one dtype; what was wrong."""
     p, rank, root = comm.size, comm.rank, comm.size - 1
     given = [plain_values(dtype, (p, 3), 31 * r + 5) for r in range(p)]
     x = make(kind, dtype, "sliced", given[rank])
@@ -79,13 +85,14 @@ def test_an_operator_gives_its_definition_in_every_reducing_verb(comm: Any, op: 
         expected["scan"] = fold(op, dtype, given[: rank + 1])
         results["exscan"] = comm.exscan(x, op)
         expected["exscan"] = fold(op, dtype, given[:rank]) if rank else identity(op, dtype, (p, 3))
+    wrong = []
     for verb, wanted in expected.items():
         got = results[verb]
         if wanted is None:
-            assert got is None, verb
-            continue
-        assert dtype_of(got) == dtype, verb
-        assert np.array_equal(plain_of(got), wanted), (verb, plain_of(got), wanted)
+            wrong += [] if got is None else [f"{verb} {dtype}: expected None, got {got}"]
+        elif dtype_of(got) != dtype or not np.array_equal(plain_of(got), wanted):
+            wrong.append(f"{verb} {dtype}: expected {wanted.tolist()}, got {got}")
+    return wrong
 
 
 def identity(op: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -103,9 +110,10 @@ def identity(op: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.full(shape, value, plain_dtype(dtype))
 
 
-@pytest.mark.parametrize(("op", "dtype"), NOT_ON)
-def test_an_operator_that_has_no_right_result_is_refused_on_every_rank(comm: Any, op: str, dtype: str) -> None:
-    for kind in ("numpy", "torch"):
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("op", sorted({op for op, _ in NOT_ON}))
+def test_an_operator_that_has_no_right_result_is_refused_on_every_rank(comm: Any, op: str, kind: str) -> None:
+    for dtype in [dtype for other, dtype in NOT_ON if other == op]:
         x = make(kind, dtype, "contiguous", plain_values(dtype, (2,), 1))
         with pytest.raises(hpcomm.DtypeError) as caught:
             comm.all_reduce(x, op)
