@@ -7,7 +7,7 @@ PYTHON ?= python3
 # Another one: make test TORCH=torch
 TORCH ?= torch==2.13.0
 
-PIP = -m pip install --quiet --disable-pip-version-check --no-compile
+PIP = -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test test-pure check clean
 

@@ -70,7 +70,7 @@ def broadcast(
         done = comm._lanes["broadcast"][type(x)][getattr(x, "dtype", None)](x, root if src is None else src)
         if done is not NotImplemented:
             return done
-    return perform(comm, "broadcast", x, out, None, root if src is None else src, async_op)
+    return careful(comm, "broadcast", x, out, None, root if src is None else src, async_op)
 
 
 def reduce(
@@ -144,7 +144,7 @@ def all_reduce(
             done = lane(x, out)
             if done is not NotImplemented:
                 return done
-    return perform(comm, "all_reduce", x, out, op, 0, async_op)
+    return careful(comm, "all_reduce", x, out, op, 0, async_op)
 
 
 def gather(
@@ -291,7 +291,7 @@ def exscan(comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, asyn
         >>> comm.exscan(np.ones(1))  # on rank 2
         array([2.])
     """
-    return perform(comm, "exscan", x, out, op, 0, async_op)
+    return careful(comm, "exscan", x, out, op, 0, async_op)
 
 
 def barrier(comm: Communicator, *, async_op: bool = False) -> Any:
@@ -303,6 +303,20 @@ def barrier(comm: Communicator, *, async_op: bool = False) -> Any:
 
 
 def perform(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, async_op: bool) -> Any:
+    """By the lane for this kind of array if there is one, else carefully."""
+    if not async_op:
+        try:
+            lane = comm._lanes[verb if op is None else (verb, op)][type(x)][x.dtype]
+        except (AttributeError, TypeError):  # no array with a dtype, or an op that cannot be hashed
+            pass
+        else:
+            done = lane(x, out, root)
+            if done is not NotImplemented:
+                return done
+    return careful(comm, verb, x, out, op, root, async_op)
+
+
+def careful(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, async_op: bool) -> Any:
     """The careful way of every collective but barrier: look, check, agree, carry out."""
     try:
         comm._check_open(verb)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -270,6 +271,12 @@ class Communicator:
     ) -> None:
         if kind is None:  # while an error passes, other ranks may never come to a collective close
             self.close()
+
+    def __del__(self) -> None:
+        """Messages to this rank itself have nobody else to take note of their end; MPI is not freed here."""
+        if not sys.is_finalizing():
+            for request in getattr(self, "_kept", ()):
+                request.done()
 
     def __repr__(self) -> str:
         if self._closed:

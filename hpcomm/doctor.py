@@ -25,6 +25,7 @@ from .errors import ConfigError
 from .installation import VENDORS, find_mpi, library_folder
 from .launch import usable_cores
 from .probe import ANSWER
+from .supervise import stale_segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -206,6 +207,8 @@ def _shared_memory(mpi: Mapping[str, Any] | None) -> dict[str, Any]:
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     memory["locked_limit"] = None if limit == resource.RLIM_INFINITY else limit
+    stale = stale_segments()
+    memory |= {"stale_files": len(stale), "stale_bytes": sum(path.stat().st_size for path in stale)}
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     memory["ptrace_scope"] = int(scope.read_text()) if scope.exists() else None
     return {**memory, "reads_memory_of_peers": mpi["reads_memory_of_peers"] if mpi else None}
@@ -268,6 +271,12 @@ def _about_memory(memory: Mapping[str, Any]) -> list[Finding]:
             f"/dev/shm has {_size(free)} free: ranks on one node talk through it, and crash when it is full."
         )
         found.append(Finding(level, what, "docker run --shm-size=1g ..., or remove what old jobs left there"))
+    if memory["stale_bytes"] > 2**26:
+        size = _size(memory["stale_bytes"])
+        what = f"{memory['stale_files']} files ({size}) in /dev/shm are from killed jobs."
+        found.append(
+            Finding("advice", what, "rm /dev/shm/mpich_shm_* /dev/shm/sm_segment.*, when no job runs")
+        )
     if memory["reads_memory_of_peers"] is False:
         what = (
             "ranks may not read one another's memory (cross-memory attach): large messages are copied twice."

@@ -146,7 +146,10 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
 
 def widen(halves: NDArray[Any], dtype: Dtype) -> NDArray[np.float32]:
     """float32 copies of half values given as their uint16 bits (any shape, contiguous result)."""
-    halves = np.ascontiguousarray(halves).reshape(halves.shape)  # it makes 0-d arrays 1-d
+    shape = halves.shape
+    halves = (
+        np.ascontiguousarray(halves).reshape(-1).reshape(shape)
+    )  # with strides of its own, also where n = 1
     torch = sys.modules.get("torch")
     if torch is not None:  # its conversion is vectorised for both half types, numpy's is not
         if not halves.flags.writeable:

@@ -32,17 +32,18 @@ def detour(*arguments: Any) -> Any:
 
 
 class Lanes(dict[Any, Any]):
-    """Three steps down to a lane, each made at first use: verb (for all_reduce the operator), type of
-    the array, its dtype. Only types whose memory is known here have any."""
+    """Three steps down to a lane, each made at first use: verb, or (verb, operator), or for all_reduce
+    the operator; type of the array; its dtype. Only types whose memory is known here have any."""
 
     def __init__(self, comm: Communicator, folds: bool) -> None:
         self._comm = comm
         self._folds = folds
 
     def __missing__(self, key: Any) -> Any:
-        if self._folds and type(key) is not str:  # a new lambda every time must not be kept for ever
+        verb, op = ("all_reduce", key) if self._folds else key if type(key) is tuple else (key, None)
+        if not (op is None or type(op) is str):  # a new lambda every time must not be kept for ever
             return _NO_ROW
-        found = self[key] = _Types(self._comm, *(("all_reduce", key) if self._folds else (key, None)))
+        found = self[key] = _Types(self._comm, verb, op)
         return found
 
 
@@ -53,40 +54,40 @@ class _Types(dict[Any, Any]):
     def __missing__(self, kind: Any) -> Any:
         torch = sys.modules.get("torch")
         numpy = sys.modules.get("numpy")
-        makers = None
+        known: _Kind | None = None
         if numpy is not None and kind is numpy.ndarray:
-            makers = _NUMPY
+            known = _NUMPY
         elif torch is not None and kind is torch.Tensor:
-            makers = _TORCH
-        elif self._call[1] == "barrier":
-            makers = _BARRIER
-        found = self[kind] = _Dtypes(*self._call, makers) if makers is not None else _NO_TYPE
+            known = _TORCH
+        elif self._call[1] != "barrier":
+            return _NO_TYPE
+        found = self[kind] = _Dtypes(*self._call, known)
         return found
 
 
 class _Dtypes(dict[Any, Lane]):
-    def __init__(self, comm: Communicator, verb: str, op: Any, makers: dict[str, Maker]) -> None:
-        self._call = comm, verb, op, makers
+    def __init__(self, comm: Communicator, verb: str, op: Any, known: _Kind | None) -> None:
+        self._call = comm, verb, op, known
 
     def __missing__(self, dtype: Any) -> Lane:
         lane = self[dtype] = self._build(dtype)
         return lane
 
     def _build(self, dtype: Any) -> Lane:
-        comm, verb, op, makers = self._call
+        comm, verb, op, known = self._call
         if comm.is_inter:
             return detour
-        if makers is _BARRIER:
+        if known is None:
             return _barrier(comm)
         from . import dtypes
 
         try:
-            record = dtypes.from_torch(dtype) if makers is _TORCH else dtypes.from_numpy(dtype)
+            record = dtypes.from_torch(dtype) if known is _TORCH else dtypes.from_numpy(dtype)
             if record.mpi is None or (
-                makers is _TORCH and record.kind == "c"
+                known is _TORCH and record.kind == "c"
             ):  # tensors may be lazy conjugates
                 return detour
-            return makers[verb](comm, op, record, dtype)
+            return known.make(comm, verb, op, record, dtype)
         except HpcommError:  # the careful way meets the same error and says where
             return detour
 
@@ -111,14 +112,14 @@ def _barrier(comm: Communicator) -> Lane:
     return barrier if watched is None else lambda: watched(code)
 
 
-def _folding(comm: Communicator, op: Any, record: Dtype) -> tuple[Any, int] | None:
-    """MPI's operator and the call's signature, where MPI alone does the whole job."""
+def _folding(op: Any, record: Dtype) -> tuple[Any, int] | None:
+    """MPI's operator and its code in signatures, where MPI alone does the whole job."""
     from . import reduction
 
     fold = reduction.resolve(op, record)
     if fold.up is not None or fold.finish is not None or fold.fold is not None or fold.op.mpi is not None:
         return None
-    return fold.mpi(), head("all_reduce", fold.code, record.code)
+    return fold.mpi(), fold.code
 
 
 def _numpy_all_reduce(comm: Communicator, op: Any, record: Dtype, dtype: Any) -> Lane:
@@ -127,10 +128,10 @@ def _numpy_all_reduce(comm: Communicator, op: Any, record: Dtype, dtype: Any) ->
 
     from .transport import mpi
 
-    found = _folding(comm, op, record)
+    found = _folding(op, record)
     if found is None:
         return detour
-    operator, code = found
+    operator, code = found[0], head("all_reduce", found[1], record.code)
     kind, in_place, ndarray, empty = getattr(MPI, str(record.mpi)), MPI.IN_PLACE, np.ndarray, np.empty
     all_reduce, most = comm.mpi.Allreduce, mpi.largest_count
     watched = comm._agreement.watch(all_reduce)
@@ -154,7 +155,8 @@ def _numpy_all_reduce(comm: Communicator, op: Any, record: Dtype, dtype: Any) ->
             elif (
                 type(out) is not ndarray
                 or out.dtype is not dtype
-                or out.shape != x.shape
+                or out.size != n
+                or (out.ndim != 1 and out.shape != x.shape)
                 or not out.flags.carray
                 or ((out.base is not None or x.base is not None) and may_share_memory(x, out))
             ):
@@ -179,10 +181,10 @@ def _torch_all_reduce(comm: Communicator, op: Any, record: Dtype, dtype: Any) ->
 
     from .transport import mpi
 
-    found = _folding(comm, op, record)
+    found = _folding(op, record)
     if found is None:
         return detour
-    operator, code = found
+    operator, code = found[0], head("all_reduce", found[1], record.code)
     torch = sys.modules["torch"]
     kind, in_place, tensor, empty_like = (
         getattr(MPI, str(record.mpi)),
@@ -376,15 +378,125 @@ def _recv(comm: Communicator, look: Lane, record: Dtype) -> Lane:
     return lane
 
 
-def _makers(look: Callable[[Dtype, bool], Lane], all_reduce: Maker) -> dict[str, Maker]:
-    return {
-        "all_reduce": all_reduce,
-        "broadcast": lambda comm, op, record, dtype: _broadcast(comm, look(record, True), record),
-        "send": lambda comm, op, record, dtype: _send(comm, look(record, False)),
-        "recv": lambda comm, op, record, dtype: _recv(comm, look(record, True), record),
-    }
+def _out_of_place(comm: Communicator, verb: str, op: Any, record: Dtype, kind: _Kind) -> Lane:
+    """Every other collective from one plain array into another.
+
+    Shapes as compose.py has them, but only the stacked form: block r is x[r] or out[r].
+    """
+    from mpi4py import MPI
+
+    from .transport import mpi
+
+    operator, fold = None, 0
+    if op is not None:
+        found = _folding(op, record)
+        if found is None:
+            return detour
+        operator, fold = found
+    function = getattr(comm.mpi, mpi.NAMES[verb])
+    watched = comm._agreement.watch(function)
+    p, rank = comm.size, comm.rank
+    codes = [head(verb, fold, record.code, root) for root in range(p)]
+    stacks, cuts = verb in ("gather", "all_gather"), verb in ("scatter", "reduce_scatter", "all_to_all")
+    rooted = verb in ("gather", "scatter", "reduce")
+    look_in, look_out, empty, disjoint = (
+        kind.look(record, False),
+        kind.look(record, True),
+        kind.empty,
+        kind.disjoint,
+    )
+
+    def lane(x: Any, out: Any, root: Any) -> Any:
+        send = look_in(x)
+        if send is None or x is out or type(root) is not int or not 0 <= root < p:
+            return NotImplemented
+        n, shape = send[1], tuple(x.shape)
+        if stacks:
+            shape = (p, *shape)
+        elif cuts:
+            if not shape or shape[0] != p:
+                return NotImplemented
+            n //= p
+            if verb != "all_to_all":
+                shape = shape[1:]
+        recv: Any = None
+        if rooted and verb != "scatter" and rank != root:
+            out = None
+        else:
+            if out is None:
+                out = empty(shape, x)
+            elif (
+                type(out) is not type(x) or out.dtype != x.dtype or out.shape != shape or not disjoint(x, out)
+            ):
+                return NotImplemented
+            recv = look_out(out)
+            if recv is None:
+                return NotImplemented
+            recv = (recv[0], n, recv[2])
+        if verb == "scatter" and rank != root:
+            send = None  # x only told the shape
+        elif cuts:
+            send = (send[0], n, send[2])
+        arguments = (send, recv) if operator is None else (send, recv, operator)
+        if rooted:
+            arguments = (*arguments, root)
+        try:
+            if watched is None:
+                function(*arguments)
+            else:
+                watched(n << 32 | codes[root], *arguments)
+        except MPI.Exception as error:
+            raise mpi.failure(error, verb, comm) from None
+        return out
+
+    return lane
 
 
-_NUMPY = _makers(_numpy_look, _numpy_all_reduce)
-_TORCH = _makers(_torch_look, _torch_all_reduce)
-_BARRIER: dict[str, Maker] = {}
+class _Kind:
+    """What lanes must know of an array library: look, empty(shape, like), disjoint(x, out)."""
+
+    def __init__(
+        self,
+        look: Callable[[Dtype, bool], Lane],
+        empty: Callable[[tuple[int, ...], Any], Any],
+        disjoint: Callable[[Any, Any], bool],
+        all_reduce: Maker,
+    ) -> None:
+        self.look = look
+        self.empty = empty
+        self.disjoint = disjoint
+        self.all_reduce = all_reduce
+
+    def make(self, comm: Communicator, verb: str, op: Any, record: Dtype, dtype: Any) -> Lane:
+        """The lane of a verb for arrays of this kind."""
+        if verb == "all_reduce":
+            return self.all_reduce(comm, op, record, dtype)
+        if verb == "broadcast":
+            return _broadcast(comm, self.look(record, True), record)
+        if verb == "send":
+            return _send(comm, self.look(record, False))
+        if verb == "recv":
+            return _recv(comm, self.look(record, True), record)
+        return _out_of_place(comm, verb, op, record, self)
+
+
+def _numpy_empty(shape: tuple[int, ...], like: Any) -> Any:
+    return sys.modules["numpy"].empty(shape, like.dtype)
+
+
+def _numpy_disjoint(x: Any, out: Any) -> bool:
+    return (x.base is None and out.base is None) or not sys.modules["numpy"].may_share_memory(x, out)
+
+
+def _torch_empty(shape: tuple[int, ...], like: Any) -> Any:
+    return sys.modules["torch"].empty(shape, dtype=like.dtype)
+
+
+def _torch_disjoint(x: Any, out: Any) -> bool:
+    """Of two contiguous tensors; look() sees to that."""
+    here, there = x.data_ptr(), out.data_ptr()
+    return bool(here + x.nbytes <= there or there + out.nbytes <= here)
+
+
+_NUMPY = _Kind(_numpy_look, _numpy_empty, _numpy_disjoint, _numpy_all_reduce)
+_TORCH = _Kind(_torch_look, _torch_empty, _torch_disjoint, _torch_all_reduce)

@@ -1,13 +1,15 @@
 """A job with a time limit: run its launcher, and leave nothing behind when the time is up.
 
 Killing a launcher is not enough: ranks live in sessions of their own and may outlive it. So every
-process of the job inherits a mark in its environment, and is found again by that.
+process of the job inherits a mark in its environment, and is found again by that. And killed ranks leave
+the files of their shared memory in /dev/shm, which may be small.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["kill_members", "members", "settings", "supervise"]
+__all__ = ["kill_members", "members", "settings", "stale_segments", "supervise"]
 
 MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
 TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
+YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
+_SEGMENT = re.compile(r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+")  # MPICH's, Open MPI's
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
 
 
@@ -54,8 +58,7 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float) -> 
     try:
         status = launcher.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        _abort_ranks(mark)
-        _end(launcher, mark)
+        _end(launcher, mark, abort=True)
         print(
             f"hpcomm run: the job had not ended after {timeout_s:g} s, so it was ended.\n"
             "  where: the stacks of its ranks are above, if they are Python\n"
@@ -75,16 +78,21 @@ def _raise_ended(number: int, frame: object) -> NoReturn:
     raise _EndedBySignalError(number)
 
 
-def _end(launcher: subprocess.Popen[bytes], mark: str) -> None:
+def _end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False) -> None:
     """Give the launcher time to end by itself, then ask it to, then kill whatever is left of the job."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    segments = _segments(pid for pid, _ in members(mark))
+    if abort:
+        _abort_ranks(mark)
     for ask in (launcher.poll, launcher.terminate, launcher.kill):
         ask()
         with contextlib.suppress(subprocess.TimeoutExpired):
             launcher.wait(GRACE_S)
             break
     kill_members(mark)
+    for segment in segments:
+        segment.unlink(missing_ok=True)
 
 
 def members(mark: str) -> list[tuple[int, bool]]:
@@ -127,3 +135,25 @@ def _signal(pids: list[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             os.kill(pid, number)
+
+
+def stale_segments() -> list[Path]:
+    """Files of our user's that MPI left in /dev/shm and no running process uses."""
+    found = set()
+    for path in Path("/dev/shm").glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # its job has just ended
+            about = path.lstat()
+            is_old = time.time() - about.st_mtime > YOUNG_S
+            if _SEGMENT.fullmatch(str(path)) and about.st_uid == os.geteuid() and is_old:
+                found.add(path)
+    return sorted(found - _segments(int(process.name) for process in Path("/proc").glob("[0-9]*")))
+
+
+def _segments(pids: Iterable[int]) -> set[Path]:
+    """MPI's files in /dev/shm that these processes have mapped."""
+    found: set[Path] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has just ended, or it is somebody else's
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            found |= {Path(name) for name in _SEGMENT.findall(maps)}
+    return found

@@ -1,9 +1,9 @@
 """Imports run downwards only, as docs/design.md draws the layers.
 
 The section "Layers" there holds a fenced list; its top line is the lowest layer. A line names modules
-of hpcomm by their paths without .py (`transport/mpi`), or a folder with a slash behind it (`observe/`)
-for all modules in it; anything behind `#` is a comment. A module may import modules of lower lines and
-of its own line.
+(`errors`, `transport.mpi`) or a folder of them (`apps`); anything behind `#` is a comment. A module may
+import modules of lower lines and of its own line. `hpcomm/__init__.py` is the front door above them
+all; those of the folders below import nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ DESIGN = ROOT / "docs" / "design.md"
 
 
 def modules() -> list[str]:
-    """Every module of hpcomm by its path: `buffer`, `transport/mpi`, `observe/__init__`."""
-    return sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
+    """Every module of hpcomm but the front doors: `buffer`, `transport.mpi`, `__main__`."""
+    paths = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
+    return sorted(".".join(path.parts) for path in paths if path.name != "__init__")
 
 
 def layers(text: str) -> list[list[str]]:
@@ -29,18 +30,18 @@ def layers(text: str) -> list[list[str]]:
     section = re.search(r"^#+ Layers\b.*?^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert section is not None, 'docs/design.md has no section "Layers" with a fenced list'
     lines = [line.split("#")[0].replace(",", " ").split() for line in section.group(1).splitlines()]
-    return [[name.removesuffix(".py") for name in line] for line in lines if line]
+    return [line for line in lines if line]
 
 
 def height(module: str, lines: list[list[str]]) -> int:
-    """The line of module: its own name counts before its folder's."""
+    """The line of module, -1 if it has none: its own name counts before its folder's."""
     for i, line in enumerate(lines):
         if module in line:
             return i
     for i, line in enumerate(lines):
-        if any(name.endswith("/") and module.startswith(name) for name in line):
+        if any(module.startswith(f"{name}.") for name in line):
             return i
-    raise LookupError(module)
+    return -1
 
 
 def imports(path: Path, everything: list[str]) -> dict[str, int]:
@@ -49,11 +50,15 @@ def imports(path: Path, everything: list[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in _run(ast.parse(path.read_text())):
         for name in _names(node, package):
-            for candidate in ("/".join(name), "/".join((*name, "__init__")), "/".join(name[:-1])):
-                if candidate in everything:
-                    found.setdefault(candidate, node.lineno)
-                    break
+            module = _module(name, everything)
+            if module:
+                found.setdefault(module, node.lineno)
     return found
+
+
+def _module(name: tuple[str, ...], everything: list[str]) -> str | None:
+    """The module that a path means: itself, or the one that the last part is a name in."""
+    return next((each for each in (".".join(name), ".".join(name[:-1])) if each in everything), None)
 
 
 def _run(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
@@ -91,59 +96,59 @@ def lines() -> list[list[str]]:
 
 
 def test_every_module_stands_in_one_layer(lines: list[list[str]]) -> None:
-    missing = []
-    for module in modules():
-        try:
-            height(module, lines)
-        except LookupError:
-            missing.append(module)
-    assert missing == []
+    assert [module for module in modules() if height(module, lines) < 0] == []
     named = [name for line in lines for name in line]
     assert sorted(set(named)) == sorted(named), "a module stands in two layers"
 
 
 def test_no_layer_names_a_module_that_is_not_there(lines: list[list[str]]) -> None:
     everything = modules()
-    ghosts = [
-        name
-        for line in lines
-        for name in line
-        if not (name in everything or (name.endswith("/") and any(module.startswith(name) for module in everything)))
-    ]
-    assert ghosts == []
+    named = [name for line in lines for name in line]
+    assert [
+        name for name in named if not any(f"{module}.".startswith(f"{name}.") for module in everything)
+    ] == []
 
 
 def test_imports_run_downwards_only(lines: list[list[str]]) -> None:
     everything = modules()
     upwards = []
     for module in everything:
-        for imported, lineno in imports(PACKAGE / f"{module}.py", everything).items():
+        path = PACKAGE / f"{module.replace('.', '/')}.py"
+        for imported, lineno in imports(path, everything).items():
             if height(imported, lines) > height(module, lines):
-                upwards.append(f"hpcomm/{module}.py:{lineno} imports {imported}, which stands above it")
+                upwards.append(f"{module}, line {lineno}, imports {imported}, which stands above it")
     assert upwards == []
 
 
-def test_the_guard_itself_sees_an_import_that_runs_upwards(tmp_path: Path) -> None:
+def test_the_front_door_of_a_folder_imports_nothing() -> None:
+    doors = [path for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE]
+    assert [path for path in doors if imports(path, modules())] == []
+
+
+def test_the_guard_itself_sees_every_import_that_runs() -> None:
     """A guard that cannot fail guards nothing."""
-    text = "## Layers\n\n```\nerrors          # lowest\nbuffer dtypes\nobserve/ communicator\n```\n"
-    assert layers(text) == [["errors"], ["buffer", "dtypes"], ["observe/", "communicator"]]
-    assert height("observe/check", layers(text)) == 2
-    everything = ["errors", "buffer", "communicator", "observe/check", "observe/__init__"]
-    source = (
-        "from __future__ import annotations\nimport hpcomm.buffer\nfrom typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from ..communicator import Communicator\n"
-        "def late():\n    from ..errors import where\n    from . import check\n    from hpcomm.communicator import Communicator\n"
-    )
-    path = PACKAGE / "observe" / "check.py"
-    found = _found_in(source, path, everything, tmp_path)
-    assert found == {"buffer": 2, "errors": 7, "observe/check": 8, "communicator": 9}
+    text = "## Layers\n\n```\nerrors          # lowest\nbuffer dtypes\nobserve, communicator\n```\n"
+    assert layers(text) == [["errors"], ["buffer", "dtypes"], ["observe", "communicator"]]
+    assert height("observe.check", layers(text)) == 2
+    assert height("lanes", layers(text)) == -1
+    source = """
+import hpcomm.buffer
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from ..request import Request
+else:
+    from ..dtypes import parse
+def late():
+    from ..errors import where
+    from . import check
+    from hpcomm.communicator import Communicator
+"""
+    everything = ["errors", "buffer", "dtypes", "request", "communicator", "observe.check"]
+    found = {name: line for node in _run(ast.parse(source)) for name, line in _resolved(node, everything)}
+    assert found == {"buffer": 2, "dtypes": 7, "errors": 9, "observe.check": 10, "communicator": 11}
 
 
-def _found_in(source: str, path: Path, everything: list[str], tmp_path: Path) -> dict[str, int]:
-    class Standing(type(tmp_path)):  # type: ignore[misc]
-        """A path in the package whose text is source."""
-
-        def read_text(self, *arguments: object, **keywords: object) -> str:
-            return source
-
-    return imports(Standing(path), everything)
+def _resolved(node: ast.Import | ast.ImportFrom, everything: list[str]) -> list[tuple[str, int]]:
+    return [
+        (found, node.lineno) for name in _names(node, ("observe",)) if (found := _module(name, everything))
+    ]

@@ -10,11 +10,23 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hpcomm"
-HEAVY = ("mpi4py.MPI", "torch", "cupy", "numpy", "asyncio", "ml_dtypes", "matplotlib", "sklearn", "multiprocessing")
+HEAVY = (
+    "mpi4py.MPI",
+    "torch",
+    "cupy",
+    "numpy",
+    "asyncio",
+    "ml_dtypes",
+    "matplotlib",
+    "sklearn",
+    "multiprocessing",
+)
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -37,7 +49,8 @@ def test_importing_loads_nothing_heavy(statement: str) -> None:
 
 def test_importing_starts_no_thread_and_changes_no_hook() -> None:
     python(
-        "import sys, threading, warnings, signal; before = sys.excepthook, sys.exit, signal.getsignal(signal.SIGINT);"
+        "import sys, threading, warnings, signal;"
+        "before = sys.excepthook, sys.exit, signal.getsignal(signal.SIGINT);"
         "import hpcomm; from hpcomm import Communicator;"
         "assert threading.active_count() == 1;"
         "assert before == (sys.excepthook, sys.exit, signal.getsignal(signal.SIGINT))"
@@ -48,7 +61,8 @@ def test_using_numpy_arrays_loads_no_torch_and_no_cupy() -> None:
     """Under MPI, alone: the whole way of a call."""
     said = python(
         "import sys, numpy as np, hpcomm; c = hpcomm.self_;"
-        "c.all_reduce(np.ones(3)); c.all_reduce(np.ones(3, np.float16)); c.all_gather_object({'a': np.ones(2)});"
+        "c.all_reduce(np.ones(3)); c.all_reduce(np.ones(3, np.float16));"
+        "c.all_gather_object({'a': np.ones(2)});"
         "c.all_gather_ragged(np.ones(2)); c.plan('all_reduce', np.ones(2))();"
         "print(*[name for name in ('torch', 'cupy', 'ml_dtypes', 'asyncio') if name in sys.modules])"
     )

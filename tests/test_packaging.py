@@ -116,6 +116,6 @@ def test_the_extras_bring_an_mpi_each(built):
 
 
 def test_an_installed_hpcomm_starts_a_job(installed, tmp_path):
-    code = "import hpcomm; print(int(hpcomm.world.all_reduce(1)))"
+    code = "import hpcomm; w = hpcomm.world; n = w.all_reduce(1); print(n) if w.rank == 0 else None"
     command = ["-m", "hpcomm", "run", "-n", "2", "--timeout", "50", "python", "-c", code]
-    assert run(*command, cwd=tmp_path, PYTHONPATH=str(installed)).split() == ["2", "2"]
+    assert run(*command, cwd=tmp_path, PYTHONPATH=str(installed)) == "2\n"

@@ -14,21 +14,85 @@ import pytest
 import hpcomm
 
 PROMISED = {
-    "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT", "Communicator", "ConfigError", "DtypeError", "HpcommError",
-    "LayoutError", "MismatchError", "Op", "P2POp", "PeerFailedError", "Plan", "RankError", "Request", "Status",
-    "TransportError", "UsageError", "WaitTimeoutError", "as_buffer", "batch_isend_irecv", "premul_sum", "self_",
-    "wait_all", "wait_any", "world",
-}  # fmt: skip
+    "ANY_SOURCE",
+    "ANY_TAG",
+    "PROC_NULL",
+    "ROOT",
+    "Communicator",
+    "ConfigError",
+    "DtypeError",
+    "HpcommError",
+    "LayoutError",
+    "MismatchError",
+    "Op",
+    "P2POp",
+    "PeerFailedError",
+    "Plan",
+    "RankError",
+    "Request",
+    "Status",
+    "TransportError",
+    "UsageError",
+    "WaitTimeoutError",
+    "as_buffer",
+    "batch_isend_irecv",
+    "premul_sum",
+    "self_",
+    "wait_all",
+    "wait_any",
+    "world",
+}
 NEEDS_MPI = {"ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT", "self_", "world"}
-COLLECTIVES = {"broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all",
-               "scan", "exscan", "barrier"}  # fmt: skip
+COLLECTIVES = {
+    "broadcast",
+    "reduce",
+    "all_reduce",
+    "gather",
+    "all_gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "scan",
+    "exscan",
+    "barrier",
+}
 P2P = {"send", "recv", "isend", "irecv", "sendrecv", "probe", "iprobe", "batch_isend_irecv"}
-OBJECTS = {f"{verb}_object" for verb in ("send", "recv", "isend", "irecv", "sendrecv", "broadcast", "gather", "all_gather",
-           "scatter", "all_to_all", "reduce", "all_reduce")}  # fmt: skip
-RAGGED = {f"{verb}_ragged" for verb in ("send", "recv", "broadcast", "gather", "all_gather", "scatter", "all_to_all")}
+OBJECTS = {
+    f"{verb}_object"
+    for verb in (
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "sendrecv",
+        "broadcast",
+        "gather",
+        "all_gather",
+        "scatter",
+        "all_to_all",
+        "reduce",
+        "all_reduce",
+    )
+}
+RAGGED = {
+    f"{verb}_ragged"
+    for verb in ("send", "recv", "broadcast", "gather", "all_gather", "scatter", "all_to_all")
+}
 MAKING = {"split", "split_node", "group", "dup", "create_intercomm", "merge", "close", "observe", "plan"}
-ALIASES = {"allreduce", "bcast", "allgather", "alltoall", "Split", "Dup", "Free", "Get_rank", "Get_size", "Get_name",
-           "Barrier", "Abort"}  # fmt: skip
+ALIASES = {
+    "allreduce",
+    "bcast",
+    "allgather",
+    "alltoall",
+    "Split",
+    "Dup",
+    "Free",
+    "Get_rank",
+    "Get_size",
+    "Get_name",
+    "Barrier",
+    "Abort",
+}
 FORBIDDEN = re.compile(r"Manager|Helper|Utils?\b|Base\b|Impl\b")
 MODULES = [
     found.name
@@ -53,7 +117,10 @@ def test_a_public_name_exists_and_is_documented(name: str) -> None:
 
 
 def test_names_that_need_mpi_are_found_without_bringing_it_up() -> None:
-    code = "import sys, hpcomm; assert {'world', 'self_', 'PROC_NULL'} <= set(dir(hpcomm)); assert 'mpi4py.MPI' not in sys.modules"
+    code = (
+        "import sys, hpcomm; assert {'world', 'self_', 'PROC_NULL'} <= set(dir(hpcomm));"
+        "assert 'mpi4py.MPI' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -99,8 +166,11 @@ def test_a_module_says_in_one_sentence_what_it_is_and_lists_its_names(name: str)
     names = getattr(module, "__all__", [])
     assert all(hasattr(module, each) for each in names)
     assert len(set(names)) == len(names)
-    public = [each for each, value in vars(module).items() if not each.startswith("_") and inspect.isclass(value)
-              and value.__module__ == name]  # fmt: skip
+    public = [
+        each
+        for each, value in vars(module).items()
+        if not each.startswith("_") and inspect.isclass(value) and value.__module__ == name
+    ]
     assert [each for each in public if FORBIDDEN.search(each)] == []
 
 

@@ -37,7 +37,7 @@ def posted(ring: memoryview, call: int) -> int | None:
     """
     first = ring[LAPS]
     signature: int = ring[call % LAPS]
-    return signature if first >= call and ring[LAPS] < call + LAPS - 1 else None
+    return signature if first >= call and last_call(ring) < call + LAPS - 1 else None
 
 
 def last_call(ring: memoryview) -> int:

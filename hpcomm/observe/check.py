@@ -104,22 +104,25 @@ def light(
         return leave_late
 
     def watch(function: Callable[..., Any]) -> Callable[..., None]:
-        def watched(mine: int, a: Any = None, b: Any = None, c: Any = None) -> None:  # hot
-            nonlocal call, last
+        at_end, mask = LAPS, LAPS - 1  # the hot path: locals only, and nothing is called that need not be
+
+        def watched(mine: int, a: Any = None, b: Any = None, c: Any = None, d: Any = None) -> None:
+            nonlocal call
             call += 1
-            last = mine
-            i = call % LAPS
+            i = call & mask
             ring[i] = mine
-            ring[LAPS] = call
-            if theirs[i] != mine and theirs[LAPS] >= call:
+            ring[at_end] = call
+            if theirs[i] != mine and theirs[at_end] >= call:
                 suspect(call, mine)
-            if c is not None:
+            if d is not None:
+                function(a, b, c, d)
+            elif c is not None:
                 function(a, b, c)
             elif b is not None:
                 function(a, b)
             else:
                 function()
-            if theirs[i] != mine and theirs[LAPS] >= call:
+            if theirs[i] != mine and theirs[at_end] >= call:
                 suspect(call, mine)
 
         return watched

@@ -28,9 +28,9 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["failure", "largest_count", "prepare", "run", "spec", "start"]
+__all__ = ["NAMES", "failure", "largest_count", "prepare", "run", "spec", "start"]
 
-_NAMES = {
+NAMES = {
     "all_gather": "Allgather",
     "all_reduce": "Allreduce",
     "all_to_all": "Alltoall",
@@ -118,7 +118,7 @@ def spec(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
 def _pieces(call: Call) -> list[tuple[str, tuple[Any, ...]]]:
     """The MPI calls that make up call: one, unless it is too large for one."""
     verb = call.moves or call.verb
-    name = _NAMES[verb]
+    name = NAMES[verb]
     counts = [part[1] for part in (call.send, call.recv) if type(part) is tuple]
     if not counts or max(counts) <= largest_count:
         return [(name, _arguments(call, call.send, call.recv))]

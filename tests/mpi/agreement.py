@@ -41,6 +41,7 @@ class Agreement:
         self._comm = world.Dup()
         self._deadline_s = deadline_s
         self._stderr_fd = stderr_fd
+        self._waiting = ""  # what this rank has to say while it waits for the others
         faulthandler.register(signal.SIGUSR1, file=stderr_fd, all_threads=True)
         everyone = self._comm.allgather((socket.gethostname(), os.getpid()))
         here = socket.gethostname()
@@ -56,7 +57,9 @@ class Agreement:
         mine[: len(head.encode()[:_FIELD])] = head.encode()[:_FIELD]
         every = bytearray(_FIELD * self._comm.size)
         request = self._comm.Iallgather([mine, MPI.BYTE], [every, MPI.BYTE])
-        self._wait(request, f"{name}: {outcome} here, and not every rank came to say how it went.\n{text}")
+        self._waiting = f"{name}: {outcome} here, and not every rank came to say how it went.\n{text}"
+        self._wait(request)
+        self._waiting = ""
         verdicts = []
         for rank in range(self._comm.size):
             field = bytes(every[rank * _FIELD : (rank + 1) * _FIELD]).rstrip(b"\0").decode(errors="replace")
@@ -81,7 +84,9 @@ class Agreement:
 
     def end_job(self, why: str) -> None:
         """Print why and the stacks of all ranks on this machine, then end the job."""
-        self._say(f"\n===== rank {self._comm.rank} of {self._comm.size} ends the job: {why}\n")
+        self._say(
+            f"\n===== rank {self._comm.rank} of {self._comm.size} ends the job: {why}\n{self._waiting}\n"
+        )
         faulthandler.dump_traceback(self._stderr_fd, all_threads=True)
         for pid in self._pids:
             self._say(f"===== asking process {pid} for its stack\n")
@@ -91,18 +96,18 @@ class Agreement:
                 self._say(f"===== process {pid} has ended already\n")
             time.sleep(0.2)
         time.sleep(0.5)
-        sure = threading.Timer(3.0, os._exit, (1,))  # in case that Abort waits for a lock that a hanging call holds
+        sure = threading.Timer(3.0, os._exit, (1,))  # Abort may wait for a lock that a hanging call holds
         sure.daemon = True
         sure.start()
         sys.stdout.flush()
         self._comm.Abort(1)
 
-    def _wait(self, request: MPI.Request, why: str) -> None:
+    def _wait(self, request: MPI.Request) -> None:
         start = time.monotonic()
         while not request.Test():
             waited_s = time.monotonic() - start
             if waited_s > self._deadline_s:
-                self.end_job(why)
+                self.end_job(f"waited {self._deadline_s:g} s for the others")
             time.sleep(0 if waited_s < 0.001 else 0.0002)
 
     def _say(self, text: str) -> None:

@@ -39,8 +39,18 @@ LAYOUTS = (
 ONE_AXIS = ("array", "bytearray")  # kinds without a shape of their own
 INPUT_ONLY = ("read_only", "repeated")
 
-_TYPECODES = {"int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I",
-              "int64": "q", "uint64": "Q", "float32": "f", "float64": "d"}  # fmt: skip
+_TYPECODES = {
+    "int8": "b",
+    "uint8": "B",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "uint64": "Q",
+    "float32": "f",
+    "float64": "d",
+}
 _DTYPES_OF = {
     "numpy": DTYPES,
     "torch": DTYPES,
@@ -168,7 +178,9 @@ def _lay_out(values: np.ndarray, layout: str) -> np.ndarray:
         wide = np.zeros((*values.shape[:-1], 2 * values.shape[-1]), values.dtype)
         wide[..., ::2] = values
         return wide[..., ::2]
-    if layout == "transposed":  # the first axis runs fastest but the others keep their order: neither C nor Fortran
+    if (
+        layout == "transposed"
+    ):  # the first axis runs fastest but the others keep their order: neither C nor Fortran
         return np.moveaxis(np.moveaxis(values, 0, -1).copy(), -1, 0)
     if layout == "fortran":
         return np.array(values, order="F")

@@ -14,13 +14,15 @@ import pytest
 
 pytest.register_assert_rewrite("contract")
 
-import hpcomm  # noqa: E402
+from agreement import Agreement  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
-from agreement import Agreement  # noqa: E402
+import hpcomm  # noqa: E402
 
-_TEST_S = 40  # one test on one rank; a hang is found by this
-_PEER_S = 20  # how long a rank that is done waits for the others
+_TEST_S = float(os.environ.get("HPCOMM_TEST_S", "40"))  # one test on one rank; a hang is found by this
+_PEER_S = float(
+    os.environ.get("HPCOMM_TEST_PEER_S", "20")
+)  # how long a rank that is done waits for the others
 _AGREEMENT: list[Agreement] = []
 _IN_USE: list[hpcomm.Communicator] = []  # the communicator of the session
 _ABANDONED: list[hpcomm.Communicator] = []  # those of before a failure: ranks may be out of step on them
@@ -55,7 +57,9 @@ def pytest_runtest_makereport(
         verdicts = _AGREEMENT[0].compare(report.outcome, phase + item.nodeid, report.longreprtext[-1400:])
         if len({verdict.outcome for verdict in verdicts}) > 1 and report.outcome != "failed":
             others = [verdict for verdict in verdicts if verdict.outcome != report.outcome]
-            told = "\n".join(f"{verdict.outcome} on rank {verdict.rank}:\n{verdict.text}" for verdict in others)
+            told = "\n".join(
+                f"{verdict.outcome} on rank {verdict.rank}:\n{verdict.text}" for verdict in others
+            )
             report.longrepr = f"{report.outcome} on rank {MPI.COMM_WORLD.rank}, but {told}"
             report.outcome = "failed"
         if report.outcome == "failed":

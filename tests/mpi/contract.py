@@ -16,8 +16,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from arrays import DTYPES, INPUT_ONLY, KINDS, LAYOUTS, ONE_AXIS, bits, dtype_of, exists, kind_of
-from arrays import make, plain_of, plain_values, shape_of
+from arrays import (
+    DTYPES,
+    INPUT_ONLY,
+    KINDS,
+    LAYOUTS,
+    ONE_AXIS,
+    bits,
+    dtype_of,
+    exists,
+    kind_of,
+    make,
+    plain_of,
+    plain_values,
+    shape_of,
+)
 
 import hpcomm
 
@@ -58,18 +71,32 @@ def zero_like(x: np.ndarray) -> np.ndarray:
 
 VERBS = (
     Verb("broadcast", lambda given, rank, root: given[root], same_shape=True, rooted=True, from_root=True),
-    Verb("reduce", lambda given, rank, root: folded(given) if rank == root else None,
-         same_shape=True, rooted=True, reduces=True),
+    Verb(
+        "reduce",
+        lambda given, rank, root: folded(given) if rank == root else None,
+        same_shape=True,
+        rooted=True,
+        reduces=True,
+    ),
     Verb("all_reduce", lambda given, rank, root: folded(given), same_shape=True, reduces=True),
     Verb("gather", lambda given, rank, root: np.stack(given) if rank == root else None, rooted=True),
     Verb("all_gather", lambda given, rank, root: np.stack(given)),
     Verb("scatter", lambda given, rank, root: given[root][rank], stacked=True, rooted=True, from_root=True),
     Verb("reduce_scatter", lambda given, rank, root: folded(given)[rank], stacked=True, reduces=True),
-    Verb("all_to_all", lambda given, rank, root: np.stack([x[rank] for x in given]), stacked=True, same_shape=True),
+    Verb(
+        "all_to_all",
+        lambda given, rank, root: np.stack([x[rank] for x in given]),
+        stacked=True,
+        same_shape=True,
+    ),
     Verb("scan", lambda given, rank, root: folded(given[: rank + 1]), same_shape=True, reduces=True),
-    Verb("exscan", lambda given, rank, root: folded(given[:rank]) if rank else zero_like(given[0]),
-         same_shape=True, reduces=True),
-)  # fmt: skip
+    Verb(
+        "exscan",
+        lambda given, rank, root: folded(given[:rank]) if rank else zero_like(given[0]),
+        same_shape=True,
+        reduces=True,
+    ),
+)
 BY_NAME = {verb.name: verb for verb in VERBS}
 OUTS = ("no out", "out", "out=x")
 TIMES = ("blocking", "async")
@@ -90,7 +117,7 @@ def makes_sense(case: Case) -> bool:
 
 @lru_cache(maxsize=1)
 def cases() -> list[Case]:
-    """Every (verb, kind, layout, out) and every pair of anything else at least once; chosen alike on all ranks."""
+    """Every (verb, kind, layout, out) and every pair of anything else at least once; alike on all ranks."""
     names = sorted(itertools.product(range(len(VERBS)), KINDS, LAYOUTS, DTYPES, OUTS, TIMES))
     every = [case for v, *rest in names if makes_sense(case := (VERBS[v], *rest))]
     random.Random(1).shuffle(every)
@@ -189,7 +216,7 @@ class Contract:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("verb", VERBS, ids=str)
     def test_a_verb_gives_what_its_definition_says(self, comm: Any, verb: Verb, kind: str) -> None:
-        """Every layout and dtype of a kind; all roots; what is wrong is gathered, so that ranks stay in step."""
+        """Every layout and dtype of a kind, all roots; faults are gathered, so that ranks stay in step."""
         wrong = [
             f"{spell(case)}, root {root}: {line}"
             for case in cases()
@@ -222,7 +249,9 @@ class Contract:
             "all_reduce": comm.all_reduce(given[comm.rank]),
             "all_gather": comm.all_gather(given[comm.rank]),
             "all_to_all": comm.all_to_all(np.stack([given[comm.rank] + 10 * other for other in ranks])),
-            "reduce_scatter": comm.reduce_scatter(np.stack([given[comm.rank] + 10 * other for other in ranks])),
+            "reduce_scatter": comm.reduce_scatter(
+                np.stack([given[comm.rank] + 10 * other for other in ranks])
+            ),
         }
         expected = {
             "broadcast": given[root],

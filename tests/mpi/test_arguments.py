@@ -25,7 +25,9 @@ def still_works(comm: Any) -> Iterator[None]:
 def three_lines(error: hpcomm.HpcommError, verb: str, comm: Any) -> str:
     """The template: what, where (verb, communicator, rank, the caller's line), try. Returns what."""
     what, where, hint = str(error).split("\n")
-    assert where.startswith(f"  where: {verb} on communicator 'test' (rank {comm.rank} of {comm.size}) at test_arguments.py:")
+    assert where.startswith(
+        f"  where: {verb} on communicator 'test' (rank {comm.rank} of {comm.size}) at test_arguments.py:"
+    )
     assert hint.startswith("  try:   ")
     assert len(hint) > 12
     return what
@@ -96,8 +98,18 @@ def test_a_tag_that_cannot_be_sent_is_refused(comm: Any, tag: Any) -> None:
         assert repr(tag) in str(caught.value)
 
 
-ALL_VERBS = ["broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all",
-             "scan", "exscan"]  # fmt: skip
+ALL_VERBS = [
+    "broadcast",
+    "reduce",
+    "all_reduce",
+    "gather",
+    "all_gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "scan",
+    "exscan",
+]
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "async"])
@@ -106,16 +118,24 @@ def test_an_out_of_another_shape_is_told_both_shapes(comm: Any, verb: str, async
     with pytest.raises(hpcomm.LayoutError) as caught:
         _on_root(comm, verb, np.ones((comm.size, 2)), out=np.zeros((5, 7, 3)), async_op=async_op)
     what = three_lines(caught.value, verb, comm)
-    shapes = {"gather": f"({comm.size}, {comm.size}, 2)", "all_gather": f"({comm.size}, {comm.size}, 2)",
-              "scatter": "(2,)", "reduce_scatter": "(2,)"}  # fmt: skip
+    shapes = {
+        "gather": f"({comm.size}, {comm.size}, 2)",
+        "all_gather": f"({comm.size}, {comm.size}, 2)",
+        "scatter": "(2,)",
+        "reduce_scatter": "(2,)",
+    }
     assert "(5, 7, 3)" in what
     assert shapes.get(verb, f"({comm.size}, 2)") in what
 
 
 @pytest.mark.parametrize("verb", ALL_VERBS)
 def test_an_out_of_another_dtype_is_told_both_dtypes(comm: Any, verb: str) -> None:
-    expected = {"gather": (comm.size, comm.size, 2), "all_gather": (comm.size, comm.size, 2), "scatter": (2,),
-                "reduce_scatter": (2,)}  # fmt: skip
+    expected = {
+        "gather": (comm.size, comm.size, 2),
+        "all_gather": (comm.size, comm.size, 2),
+        "scatter": (2,),
+        "reduce_scatter": (2,),
+    }
     out = np.zeros(expected.get(verb, (comm.size, 2)), np.float64)
     with pytest.raises(hpcomm.DtypeError) as caught:
         _on_root(comm, verb, np.ones((comm.size, 2), np.int32), out=out)

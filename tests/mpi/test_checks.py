@@ -28,23 +28,61 @@ def full() -> Iterator[Any]:
 X = np.ones(6)
 DISAGREEMENTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str, str]] = {
     "operator": (lambda c: c.all_reduce(X, "sum"), lambda c: c.all_reduce(X, "max"), "sum", "max"),
-    "factor or none": (lambda c: c.all_reduce(X), lambda c: c.all_reduce(X, hpcomm.premul_sum(2.0)), "all_reduce", "premul"),
-    "function or name": (lambda c: c.all_reduce(X), lambda c: c.all_reduce(X, lambda a, b: a), "all_reduce", "all_reduce"),
+    "factor or none": (
+        lambda c: c.all_reduce(X),
+        lambda c: c.all_reduce(X, hpcomm.premul_sum(2.0)),
+        "all_reduce",
+        "premul",
+    ),
+    "function or name": (
+        lambda c: c.all_reduce(X),
+        lambda c: c.all_reduce(X, lambda a, b: a),
+        "all_reduce",
+        "all_reduce",
+    ),
     "dtype": (lambda c: c.all_reduce(X), lambda c: c.all_reduce(X.astype("f4")), "float64", "float32"),
-    "sign": (lambda c: c.all_reduce(X.astype("i8")), lambda c: c.all_reduce(X.astype("u8")), "int64", "uint64"),
-    "half": (lambda c: c.all_gather(torch.ones(6, dtype=torch.float16)),
-             lambda c: c.all_gather(torch.ones(6, dtype=torch.bfloat16)), "float16", "bfloat16"),
+    "sign": (
+        lambda c: c.all_reduce(X.astype("i8")),
+        lambda c: c.all_reduce(X.astype("u8")),
+        "int64",
+        "uint64",
+    ),
+    "half": (
+        lambda c: c.all_gather(torch.ones(6, dtype=torch.float16)),
+        lambda c: c.all_gather(torch.ones(6, dtype=torch.bfloat16)),
+        "float16",
+        "bfloat16",
+    ),
     "count": (lambda c: c.all_reduce(X), lambda c: c.all_reduce(X[:5]), "(6,)", "(5,)"),
     "root": (lambda c: c.broadcast(X, root=0), lambda c: c.broadcast(X, root=1), "root=0", "root=1"),
     "root of gather": (lambda c: c.gather(X, root=0), lambda c: c.gather(X, root=1), "root=0", "root=1"),
     "verb": (lambda c: c.all_reduce(X), lambda c: c.broadcast(X), "all_reduce", "broadcast"),
     "barrier": (lambda c: c.barrier(), lambda c: c.all_reduce(X), "barrier", "all_reduce"),
-    "object or array": (lambda c: c.broadcast_object(1), lambda c: c.broadcast(X), "broadcast_object", "broadcast"),
-    "object verb": (lambda c: c.all_gather_object(1), lambda c: c.gather_object(1), "all_gather_object", "gather_object"),
-    "object or ragged": (lambda c: c.all_gather_object(1), lambda c: c.all_gather_ragged(X), "all_gather_object",
-                         "all_gather_ragged"),
-    "background or not": (lambda c: c.all_reduce(X), lambda c: c.all_reduce(X, async_op=True), "all_reduce", "async"),
-}  # fmt: skip
+    "object or array": (
+        lambda c: c.broadcast_object(1),
+        lambda c: c.broadcast(X),
+        "broadcast_object",
+        "broadcast",
+    ),
+    "object verb": (
+        lambda c: c.all_gather_object(1),
+        lambda c: c.gather_object(1),
+        "all_gather_object",
+        "gather_object",
+    ),
+    "object or ragged": (
+        lambda c: c.all_gather_object(1),
+        lambda c: c.all_gather_ragged(X),
+        "all_gather_object",
+        "all_gather_ragged",
+    ),
+    "background or not": (
+        lambda c: c.all_reduce(X),
+        lambda c: c.all_reduce(X, async_op=True),
+        "all_reduce",
+        "async",
+    ),
+}
 
 
 @pytest.mark.mpi(min_size=2)
@@ -100,7 +138,10 @@ def test_a_rank_that_runs_ahead_or_lags_behind_raises_no_false_alarm(own_comm: A
         x[:] = i if own_comm.rank == 0 else -1
         assert own_comm.broadcast(x, root=0, out=x)[0] == i
         if i % 100 == 99:
-            assert own_comm.reduce(np.ones(1), root=own_comm.size - 1) is None or own_comm.rank == own_comm.size - 1
+            assert (
+                own_comm.reduce(np.ones(1), root=own_comm.size - 1) is None
+                or own_comm.rank == own_comm.size - 1
+            )
 
 
 def test_more_background_calls_than_the_board_remembers_raise_no_false_alarm(own_comm: Any) -> None:
@@ -118,7 +159,9 @@ def test_background_and_blocking_calls_may_alternate(own_comm: Any) -> None:
         assert own_comm.all_reduce(i) == i * own_comm.size
         if i % 7 == own_comm.rank:
             pending[-1].wait(timeout=WAIT_S)
-    assert [int(request.wait(timeout=WAIT_S)[0]) for request in pending] == [i * own_comm.size for i in range(50)]
+    assert [int(request.wait(timeout=WAIT_S)[0]) for request in pending] == [
+        i * own_comm.size for i in range(50)
+    ]
 
 
 def test_a_rank_that_thinks_long_before_its_call_is_no_disagreement(own_comm: Any) -> None:

@@ -236,7 +236,12 @@ def test_an_empty_array_of_any_verb_is_an_empty_array(comm: Any) -> None:
         assert y is None or y.size == 0, verb
 
 
-ALIASES = [("allreduce", "all_reduce"), ("bcast", "broadcast"), ("allgather", "all_gather"), ("alltoall", "all_to_all")]
+ALIASES = [
+    ("allreduce", "all_reduce"),
+    ("bcast", "broadcast"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+]
 
 
 @pytest.mark.parametrize(("alias", "verb"), ALIASES)

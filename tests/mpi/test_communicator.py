@@ -103,7 +103,11 @@ def test_two_groups_may_be_made_at_the_same_time(comm: Any) -> None:
 
 
 def test_a_group_that_cannot_be_is_refused_and_says_which_ranks_exist(comm: Any) -> None:
-    for ranks, wrong in (([comm.rank, 99], "99"), ([comm.rank, comm.rank], str(comm.rank)), ([-1, comm.rank], "-1")):
+    for ranks, wrong in (
+        ([comm.rank, 99], "99"),
+        ([comm.rank, comm.rank], str(comm.rank)),
+        ([-1, comm.rank], "-1"),
+    ):
         with pytest.raises(hpcomm.RankError) as caught:
             comm.group(ranks)
         assert wrong in caught.value.what
@@ -124,8 +128,14 @@ def test_parts_of_parts_work_and_do_not_mix(comm: Any) -> None:
         assert twice.name == "again"
         assert part.all_reduce(1) == twice.all_reduce(1) == part.size
         assert quarter.all_reduce(1) == quarter.size
-        requests = [c.all_reduce(np.full(2, i), async_op=True) for i, c in enumerate((part, twice, quarter), 1)]
-        assert [request.wait(timeout=30)[0] for request in requests] == [part.size, 2 * part.size, 3 * quarter.size]
+        requests = [
+            c.all_reduce(np.full(2, i), async_op=True) for i, c in enumerate((part, twice, quarter), 1)
+        ]
+        assert [request.wait(timeout=30)[0] for request in requests] == [
+            part.size,
+            2 * part.size,
+            3 * quarter.size,
+        ]
 
 
 def test_a_communicator_may_be_made_of_any_mpi4py_communicator(comm: Any) -> None:
@@ -317,7 +327,15 @@ def test_an_observer_sees_every_call_and_changes_none(own_comm: Any) -> None:
     own_comm.all_gather_ragged(x)
     own_comm.sendrecv(x, right, left)
     own_comm.all_reduce(x, lambda a, b: a + b)
-    verbs = ["broadcast", "all_reduce", "barrier", "all_gather_object", "all_gather_ragged", "sendrecv", "all_reduce"]
+    verbs = [
+        "broadcast",
+        "all_reduce",
+        "barrier",
+        "all_gather_object",
+        "all_gather_ragged",
+        "sendrecv",
+        "all_reduce",
+    ]
     assert diary.lines == [f"{when} {verb}" for verb in verbs for when in ("before", "after")]
     detach()
     diary.lines.clear()
@@ -351,7 +369,12 @@ def test_a_message_is_seen_on_both_sides(own_comm: Any) -> None:
     other = own_comm.isend_object("x", right)
     own_comm.recv_object(left)
     other.wait(timeout=30)
-    assert [line.split()[1] for line in sorted(diary.lines)] == ["recv_object", "send_object", "recv_object", "send_object"]
+    assert [line.split()[1] for line in sorted(diary.lines)] == [
+        "recv_object",
+        "send_object",
+        "recv_object",
+        "send_object",
+    ]
 
 
 def test_two_observers_come_and_go_on_their_own(own_comm: Any) -> None:

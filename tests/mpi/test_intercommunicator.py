@@ -17,11 +17,11 @@ WAIT_S = 30
 
 @pytest.fixture
 def halves(comm: Any) -> Iterator[tuple[Any, Any, list[int], list[int]]]:
-    """(inter-communicator, own half, world ranks here, world ranks over there); the halves are unequal at 3."""
+    """(inter-communicator, own half, world ranks here, world ranks there); the halves are unequal at 3."""
     color = comm.rank % 2
     groups = [[rank for rank in range(comm.size) if rank % 2 == c] for c in (0, 1)]
     with comm.split(color) as half:
-        inter = half.create_intercomm(0, comm, groups[1 - color][0], tag=color * 0, name="bridge")
+        inter = half.create_intercomm(0, comm, groups[1 - color][0], name="bridge")
         yield inter, half, groups[color], groups[1 - color]
         inter.close()
 
@@ -61,8 +61,10 @@ def test_an_average_divides_by_the_other_groups_ranks(halves: Any, comm: Any) ->
 
 
 @pytest.mark.parametrize("sender", [0, 1])
-def test_broadcast_and_scatter_go_from_one_root_to_the_other_group(halves: Any, comm: Any, sender: int) -> None:
-    inter, half, here, there = halves
+def test_broadcast_and_scatter_go_from_one_root_to_the_other_group(
+    halves: Any, comm: Any, sender: int
+) -> None:
+    inter, half, _, there = halves
     x = np.arange(3.0) + 5
     if comm.rank % 2 == sender:
         root = hpcomm.ROOT if half.rank == 0 else hpcomm.PROC_NULL
@@ -78,12 +80,14 @@ def test_broadcast_and_scatter_go_from_one_root_to_the_other_group(halves: Any, 
 
 @pytest.mark.parametrize("receiver", [0, 1])
 def test_reduce_and_gather_go_to_one_root_of_the_other_group(halves: Any, comm: Any, receiver: int) -> None:
-    inter, half, here, there = halves
+    inter, half, _, there = halves
     x = np.full(2, comm.rank + 1.0)
     if comm.rank % 2 == receiver:
         root = hpcomm.ROOT if half.rank == 0 else hpcomm.PROC_NULL
         reduced = inter.reduce(np.zeros(2), root=root)
-        gathered = inter.gather(np.zeros(2), root=root, out=np.zeros((len(there), 2)) if half.rank == 0 else None)
+        gathered = inter.gather(
+            np.zeros(2), root=root, out=np.zeros((len(there), 2)) if half.rank == 0 else None
+        )
         if half.rank == 0:
             assert reduced.tolist() == [sum(there) + len(there)] * 2
             assert gathered.tolist() == [[rank + 1.0] * 2 for rank in there]
@@ -144,7 +148,11 @@ def test_a_prefix_has_no_meaning_between_groups(halves: Any, verb: str) -> None:
 
 def test_object_collectives_ask_for_one_group(halves: Any) -> None:
     inter = halves[0]
-    for call in (inter.all_gather_object, inter.broadcast_object, lambda x: inter.all_gather_ragged(np.ones(x))):
+    for call in (
+        inter.all_gather_object,
+        inter.broadcast_object,
+        lambda x: inter.all_gather_ragged(np.ones(x)),
+    ):
         with pytest.raises(hpcomm.UsageError) as caught:
             call(1)
         assert "merge" in str(caught.value.hint)

@@ -196,7 +196,7 @@ def test_the_status_of_a_request_for_an_object_tells_who_it_was(comm: Any) -> No
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("verb", ["gather_object", "all_gather_object", "broadcast_object"])
 def test_a_receive_from_anybody_never_takes_parts_of_a_collective(comm: Any, verb: str) -> None:
-    """The other ranks are inside the collective already while rank 0 takes a message of any tag from anybody."""
+    """The others are inside the collective already while rank 0 takes messages of any tag from anybody."""
     large = np.full(300_000, comm.rank, np.float64)
     root = 1 if verb == "broadcast_object" else 0
     keywords = {} if verb == "all_gather_object" else {"root": root}
@@ -268,7 +268,11 @@ def test_a_list_that_is_not_one_object_per_rank_is_a_usage_error(own_comm: Any, 
 
 
 def test_a_root_that_does_not_exist_is_a_rank_error_for_objects_too(comm: Any) -> None:
-    for call in (comm.broadcast_object, comm.gather_object, lambda x, root: comm.scatter_object([x] * comm.size, root)):
+    for call in (
+        comm.broadcast_object,
+        comm.gather_object,
+        lambda x, root: comm.scatter_object([x] * comm.size, root),
+    ):
         with pytest.raises(hpcomm.RankError, match="99"):
             call(1, 99)
 

@@ -10,8 +10,20 @@ import array_api_strict
 import numpy as np
 import pytest
 import torch
-from arrays import DTYPES, KINDS, LAYOUTS, ONE_AXIS, bits, dtype_of, exists, kind_of, make, plain_of
-from arrays import plain_values, shape_of
+from arrays import (
+    DTYPES,
+    KINDS,
+    LAYOUTS,
+    ONE_AXIS,
+    bits,
+    dtype_of,
+    exists,
+    kind_of,
+    make,
+    plain_of,
+    plain_values,
+    shape_of,
+)
 
 import hpcomm
 
@@ -23,9 +35,13 @@ def ring(comm: Any) -> tuple[int, int]:
     return (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
 
 
-ARRAYS = [(kind, layout, dtype) for kind in KINDS for layout in LAYOUTS
-          for i, dtype in enumerate(DTYPES)
-          if exists(kind, dtype, layout) and (i + LAYOUTS.index(layout)) % 3 == 0]  # fmt: skip
+ARRAYS = [
+    (kind, layout, dtype)
+    for kind in KINDS
+    for layout in LAYOUTS
+    for i, dtype in enumerate(DTYPES)
+    if exists(kind, dtype, layout) and (i + LAYOUTS.index(layout)) % 3 == 0
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,7 +57,9 @@ def send_around(comm: Any, kind: str, layout: str, dtype: str) -> None:
     given = [plain_values(dtype, shape, rank, layout) for rank in range(comm.size)]
     x = make(kind, dtype, layout, given[comm.rank])
     before = bits(x)
-    place = make(kind, dtype, "contiguous" if layout in ("read_only", "repeated") else layout, given[comm.rank] * 0)
+    place = make(
+        kind, dtype, "contiguous" if layout in ("read_only", "repeated") else layout, given[comm.rank] * 0
+    )
     request = comm.isend(x, right, tag=3)
     got = comm.recv(place, left, tag=3)
     assert request.wait(timeout=WAIT_S) is None
@@ -297,7 +315,10 @@ def test_a_ring_of_sendrecv_does_not_deadlock_at_any_size(comm: Any, count: int)
 def test_sendrecv_receives_into_out(comm: Any) -> None:
     left, right = ring(comm)
     out = np.zeros((2, 2))
-    assert comm.sendrecv(np.full((2, 2), comm.rank), right, left, out=out.astype(int)).tolist() == [[left] * 2] * 2
+    assert (
+        comm.sendrecv(np.full((2, 2), comm.rank), right, left, out=out.astype(int)).tolist()
+        == [[left] * 2] * 2
+    )
     assert comm.sendrecv(np.full((2, 2), float(comm.rank)), right, left, out=out) is out
     assert out.tolist() == [[left] * 2] * 2
 

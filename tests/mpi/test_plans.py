@@ -109,8 +109,11 @@ def test_a_planned_receive_of_a_shorter_message_is_an_error(own_comm: Any) -> No
     receive.close()
 
 
-@pytest.mark.parametrize("op", ["max", "avg", "band", lambda a, b: b, hpcomm.premul_sum(2)],
-                         ids=["max", "avg", "band", "function", "premul_sum"])  # fmt: skip
+@pytest.mark.parametrize(
+    "op",
+    ["max", "avg", "band", lambda a, b: b, hpcomm.premul_sum(2)],
+    ids=["max", "avg", "band", "function", "premul_sum"],
+)
 def test_a_plan_takes_any_operator(comm: Any, op: Any) -> None:
     dtype = np.int32 if op == "band" else np.float32
     x, y = np.zeros(3, dtype), np.zeros(3, dtype)
@@ -178,7 +181,9 @@ def test_two_plans_may_be_under_way_at_once(comm: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16], ids=["persistent", "not persistent"])
-def test_a_plan_that_others_have_not_started_times_out_and_may_be_waited_for_again(comm: Any, dtype: Any) -> None:
+def test_a_plan_that_others_have_not_started_times_out_and_may_be_waited_for_again(
+    comm: Any, dtype: Any
+) -> None:
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     receive = comm.plan("recv", out=np.zeros(2), source=left)
     receive.start()
@@ -234,7 +239,9 @@ def test_starting_a_plan_twice_without_waiting_is_a_usage_error(comm: Any, x: An
     step.close()
 
 
-@pytest.mark.parametrize("verb", ["all_gather_object", "broadcast_ragged", "split", "isend", "", None], ids=repr)
+@pytest.mark.parametrize(
+    "verb", ["all_gather_object", "broadcast_ragged", "split", "isend", "", None], ids=repr
+)
 def test_what_cannot_be_planned_says_so(comm: Any, verb: Any) -> None:
     with pytest.raises(hpcomm.UsageError) as caught:
         comm.plan(verb, np.ones(1))

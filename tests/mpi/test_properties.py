@@ -32,7 +32,9 @@ times = st.sampled_from(["blocking", "async"])
 steps = st.lists(st.sampled_from([-3, -2, -1, 1, 2, 3]), min_size=4, max_size=4)
 
 
-def view(shape: tuple[int, ...], steps: list[int], order: int, dtype: str, seed: int) -> tuple[Any, np.ndarray]:
+def view(
+    shape: tuple[int, ...], steps: list[int], order: int, dtype: str, seed: int
+) -> tuple[Any, np.ndarray]:
     """A numpy array of shape whose axes run in any order and with any step, and its plain values."""
     axes = np.random.default_rng(order).permutation(len(shape))
     wide = tuple(shape[a] * abs(steps[i]) for i, a in enumerate(axes))
@@ -52,10 +54,21 @@ def torch_view(x: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 @steady
-@given(dims, steps, st.integers(0, 9), dtypes, kinds, st.sampled_from(sorted(BY_NAME)), times, st.integers(0, 3))
+@given(
+    dims, steps, st.integers(0, 9), dtypes, kinds, st.sampled_from(sorted(BY_NAME)), times, st.integers(0, 3)
+)
 @pytest.mark.timeout(60)
 def test_any_view_goes_through_any_verb_as_its_definition_says(
-    comm: Any, together: Together, shape: Any, steps: Any, order: int, dtype: str, kind: str, name: str, time: str, root: int
+    comm: Any,
+    together: Together,
+    shape: Any,
+    steps: Any,
+    order: int,
+    dtype: str,
+    kind: str,
+    name: str,
+    time: str,
+    root: int,
 ) -> None:
     verb = BY_NAME[name]
     root %= comm.size
@@ -80,8 +93,10 @@ def test_any_view_goes_through_any_verb_as_its_definition_says(
 
 @steady
 @given(dims, steps, st.integers(0, 9), dtypes, kinds)
-def test_any_view_receives_in_place(comm: Any, together: Together, shape: Any, steps: Any, order: int, dtype: str, kind: str) -> None:
-    x, plain = view(shape, steps, order, dtype, seed=comm.rank)
+def test_any_view_receives_in_place(
+    comm: Any, together: Together, shape: Any, steps: Any, order: int, dtype: str, kind: str
+) -> None:
+    x, _ = view(shape, steps, order, dtype, seed=comm.rank)
     place = x if kind == "numpy" else torch_view(x, dtype)
     others = [view(shape, steps, order, dtype, seed=rank)[1] for rank in range(comm.size)]
     expected = BY_NAME["all_reduce"].expected(others, comm.rank, 0)
@@ -96,7 +111,10 @@ def test_any_view_receives_in_place(comm: Any, together: Together, shape: Any, s
 @steady
 @given(st.lists(st.tuples(dims, dtypes, kinds), min_size=4, max_size=4), times)
 def test_any_mixture_of_ragged_arrays_arrives(comm: Any, together: Together, sorts: Any, time: str) -> None:
-    given_by = [make(kind, dtype, "contiguous", plain_values(dtype, shape, rank)) for rank, (shape, dtype, kind) in enumerate(sorts)]
+    given_by = [
+        make(kind, dtype, "contiguous", plain_values(dtype, shape, rank))
+        for rank, (shape, dtype, kind) in enumerate(sorts)
+    ]
 
     def body() -> None:
         got = comm.all_gather_ragged(given_by[comm.rank], async_op=time == "async")
@@ -109,10 +127,18 @@ def test_any_mixture_of_ragged_arrays_arrives(comm: Any, together: Together, sor
 
 
 leaves = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=20), st.binary(max_size=3000)
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(max_size=20),
+    st.binary(max_size=3000),
 )
 nested = st.recursive(
-    leaves, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4))
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
 )
 
 
@@ -132,12 +158,17 @@ def test_any_nesting_of_objects_arrives_equal(comm: Any, together: Together, obj
 
 @steady
 @given(st.lists(st.integers(0, 6000), min_size=1, max_size=12), st.integers(0, 5))
-def test_messages_of_any_sizes_keep_their_order_and_their_tags(comm: Any, together: Together, sizes: list[int], seed: int) -> None:
+def test_messages_of_any_sizes_keep_their_order_and_their_tags(
+    comm: Any, together: Together, sizes: list[int], seed: int
+) -> None:
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     tags = np.random.default_rng(seed).integers(0, 3, len(sizes)).tolist()
 
     def body() -> None:
-        sends = [comm.isend(np.full(n, i, np.int32), right, tag) for i, (n, tag) in enumerate(zip(sizes, tags, strict=True))]
+        sends = [
+            comm.isend(np.full(n, i, np.int32), right, tag)
+            for i, (n, tag) in enumerate(zip(sizes, tags, strict=True))
+        ]
         for tag in (2, 0, 1):
             for i in [i for i, t in enumerate(tags) if t == tag]:
                 y = comm.recv(source=left, tag=tag, dtype=np.int32)

@@ -17,7 +17,7 @@ LARGE = 300_000  # elements: several MB of doubles
 
 
 def bring(rank: int, shift: int, large: bool = False) -> tuple[Any, np.ndarray]:
-    """An array that no other rank brings, and its plain values: shape, dtype and library all depend on rank."""
+    """An array that no other rank brings, and its plain values: all about it depends on rank."""
     kind = ("numpy", "torch")[(rank + shift) % 2]
     dtype = DTYPES[(3 * rank + shift) % len(DTYPES)]
     shape = (LARGE + 1000 * rank,) if large else SHAPES[(rank + shift) % len(SHAPES)]
@@ -27,7 +27,11 @@ def bring(rank: int, shift: int, large: bool = False) -> tuple[Any, np.ndarray]:
 
 
 def same(got: Any, sent: Any) -> bool:
-    return kind_of(got) == kind_of(sent) and dtype_of(got) == dtype_of(sent) and np.array_equal(plain_of(got), plain_of(sent))
+    return (
+        kind_of(got) == kind_of(sent)
+        and dtype_of(got) == dtype_of(sent)
+        and np.array_equal(plain_of(got), plain_of(sent))
+    )
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
@@ -116,7 +120,11 @@ def test_what_comes_back_is_not_the_memory_that_went_out(comm: Any) -> None:
 @pytest.mark.parametrize("time", ["blocking", "async"])
 def test_records_times_and_texts_may_be_ragged(comm: Any, time: str) -> None:
     record = np.dtype([("where", np.float64, 3), ("id", np.int32)])
-    for x in (np.zeros(comm.rank + 1, record), np.array(["a" * (comm.rank + 1)]), np.array(["2020-01-01"], "M8[D]")):
+    for x in (
+        np.zeros(comm.rank + 1, record),
+        np.array(["a" * (comm.rank + 1)]),
+        np.array(["2020-01-01"], "M8[D]"),
+    ):
         got = comm.all_gather_ragged(x, async_op=time == "async")
         got = got.wait(timeout=WAIT_S) if time == "async" else got
         assert all(a.dtype.kind == x.dtype.kind for a in got)
@@ -136,7 +144,9 @@ VERBS = ["all_gather_ragged", "gather_ragged", "broadcast_ragged", "scatter_ragg
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_ragged_verb_in_the_background_gives_what_the_blocking_one_gives(comm: Any, verb: str, large: bool) -> None:
+def test_a_ragged_verb_in_the_background_gives_what_the_blocking_one_gives(
+    comm: Any, verb: str, large: bool
+) -> None:
     x: Any = bring(comm.rank, 1, large)[0]
     if verb in ("scatter_ragged", "all_to_all_ragged"):
         x = [bring(rank, 1, large)[0] for rank in range(comm.size)]
@@ -159,12 +169,10 @@ def test_ragged_messages_and_objects_do_not_mix_silently(own_comm: Any) -> None:
 
 @pytest.mark.parametrize("verb", ["scatter_ragged", "all_to_all_ragged"])
 def test_a_list_that_is_not_one_array_per_rank_is_a_usage_error(comm: Any, verb: str) -> None:
+    keywords = {"root": comm.rank} if verb == "scatter_ragged" else {}
     for wrong in ([np.ones(1)] * (comm.size + 1), 7):
         with pytest.raises(hpcomm.UsageError) as caught:
-            if verb == "scatter_ragged":
-                comm.scatter_ragged(wrong, root=comm.rank)
-            else:
-                comm.all_to_all_ragged(wrong)
+            getattr(comm, verb)(wrong, **keywords)
         assert str(comm.size) in caught.value.what
         assert f"{verb} on communicator 'test'" in str(caught.value.where)
 

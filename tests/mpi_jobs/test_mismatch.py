@@ -19,21 +19,25 @@ for _ in range({calls}):
 """
 DISAGREEMENTS = {
     "operator": ("comm.all_reduce(X, 'sum')", "comm.all_reduce(X, 'max')", "sum", "max"),
-    "dtype": ("comm.all_reduce(X)", "comm.all_reduce(X.astype(np.int64))", "float64", "int64"),
     "count": ("comm.all_gather(X)", "comm.all_gather(X[1:])", "(6,)", "(5,)"),
     "root": ("comm.broadcast(X, root=0)", "comm.broadcast(X, root=1)", "root=0", "root=1"),
-    "verb": ("comm.all_reduce(X)", "comm.broadcast(X)", "all_reduce", "broadcast"),
     "object": ("comm.all_gather_object(X)", "comm.all_gather(X)", "all_gather_object", "all_gather("),
-    "background": ("comm.all_reduce(X, async_op=True).wait()", "comm.all_gather(X, async_op=True).wait()", "all_reduce",
-                   "all_gather"),
-}  # fmt: skip
+    "background": (
+        "comm.all_reduce(X, async_op=True).wait()",
+        "comm.all_gather(X, async_op=True).wait()",
+        "all_reduce",
+        "all_gather",
+    ),
+}
 
 
-@pytest.mark.parametrize(("ranks", "odd"), [(2, 1), (3, 0)])
-@pytest.mark.parametrize("about", DISAGREEMENTS)
-def test_light_says_who_called_what_and_where_and_ends_the_job(job: Any, about: str, ranks: int, odd: int) -> None:
-    if ranks == 3 and about not in ("operator", "verb", "root"):
-        pytest.skip("two ranks show it as well")
+@pytest.mark.parametrize(
+    ("about", "ranks", "odd"),
+    [("operator", 3, 0), ("count", 2, 1), ("root", 3, 2), ("object", 2, 1), ("background", 2, 0)],
+)
+def test_light_says_who_called_what_and_where_and_ends_the_job(
+    job: Any, about: str, ranks: int, odd: int
+) -> None:
     one, other, mine, theirs = DISAGREEMENTS[about]
     source = PROLOGUE.format(calls=5) + f"if comm.rank == {odd}:\n    {other}\nelse:\n    {one}\n"
     done = job(ranks, source, timeout=30, expect=None)
@@ -49,8 +53,13 @@ def test_light_says_who_called_what_and_where_and_ends_the_job(job: Any, about: 
 
 
 def test_light_finds_a_rank_that_left_out_one_of_many_calls(job: Any) -> None:
-    source = PROLOGUE.format(calls=0) + (
-        "for i in range(300):\n    if not (comm.rank == 1 and i == 200):\n        comm.all_reduce(np.ones(i % 7 + 1))\n"
+    source = (
+        PROLOGUE.format(calls=0)
+        + """
+for i in range(300):
+    if (comm.rank, i) != (1, 200):
+        comm.all_reduce(np.ones(i % 7 + 1))
+"""
     )
     done = job(2, source, timeout=30, expect=None)
     assert done.returncode not in (0, 124)
@@ -58,7 +67,9 @@ def test_light_finds_a_rank_that_left_out_one_of_many_calls(job: Any) -> None:
 
 
 def test_full_lets_every_rank_catch_and_go_on(job: Any) -> None:
-    source = PROLOGUE.format(calls=3) + """
+    source = (
+        PROLOGUE.format(calls=3)
+        + """
 try:
     comm.all_reduce(X, "sum" if comm.rank else "max")
 except hpcomm.MismatchError as error:
@@ -68,6 +79,7 @@ for rank in range(comm.size):
     assert f"rank {rank}: all_reduce" in said, said
 print("went on")
 """
+    )
     done = job(3, source, env={"HPCOMM_CHECK": "full"})
     assert done.stdout.count("went on") == 3
     assert done.stderr == ""
@@ -93,12 +105,17 @@ def test_a_message_of_another_length_is_told_by_the_receiver(job: Any) -> None:
         "comm.send(np.ones(3), 1) if comm.rank == 0 else comm.recv(np.zeros(5), 0)\ncomm.barrier()\n"
     )
     done = job(2, source, timeout=30, expect=1)
-    assert "MismatchError: the message from rank 0 (tag 0) has 24 bytes, the array that receives it 40" in done.stderr
+    assert (
+        "MismatchError: the message from rank 0 (tag 0) has 24 bytes, the array that receives it 40"
+        in done.stderr
+    )
 
 
 def test_ranks_whose_collectives_agree_are_never_accused(job: Any) -> None:
     """Ten thousand small calls, unevenly slow, with messages of all sorts between."""
-    source = PROLOGUE.format(calls=0) + """
+    source = (
+        PROLOGUE.format(calls=0)
+        + """
 rng = np.random.default_rng(comm.rank)
 stop = time.monotonic() + 4
 n = 0
@@ -117,8 +134,9 @@ while comm.all_reduce(int(time.monotonic() < stop), "min"):
         if n % 25 == 0:
             comm.all_gather_object(n)
             comm.all_gather_ragged(X[: comm.rank])
-print("agreed", n > 50)
+sys.stdout.write(f"agreed {n > 50}\\n")
 """
+    )
     done = job(4, source, timeout=40)
     assert done.stdout == "agreed True\n" * 4
     assert done.stderr == ""

@@ -87,7 +87,7 @@ for x in (a, b) if first else (b, a):
 """,
     "float32 here and float64 there": "comm.all_reduce(np.ones(2, np.float32 if first else np.float64))",
     "two roots of one broadcast": "comm.broadcast(np.full(2, comm.rank), root=comm.rank)",
-    "all_reduce here and broadcast there": "comm.all_reduce(np.ones(2)) if first else comm.broadcast(np.ones(2), root=0)",
+    "all_reduce here and broadcast there": "(comm.all_reduce if first else comm.broadcast)(np.ones(2))",
 }
 
 

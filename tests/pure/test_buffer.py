@@ -50,7 +50,11 @@ def bits(x: Any) -> np.ndarray:
     """The bytes of x's elements in C order, by x's own library."""
     if isinstance(x, torch.Tensor):
         return x.detach().contiguous().view(torch.uint8).numpy().reshape(-1)
-    plain = np.from_dlpack(x) if hasattr(x, "__array_namespace__") and not isinstance(x, np.ndarray) else np.asarray(x)
+    plain = (
+        np.from_dlpack(x)
+        if hasattr(x, "__array_namespace__") and not isinstance(x, np.ndarray)
+        else np.asarray(x)
+    )
     return np.frombuffer(plain.tobytes(), np.uint8)
 
 
@@ -118,7 +122,9 @@ def test_wrap_makes_a_users_array_of_storage(kind: str) -> None:
     st.integers(0, 20),
     st.sampled_from(["f4", "f2", "i8", "?", "c16", ml_dtypes.bfloat16]),
 )
-def test_any_view_is_looked_at_with_its_own_strides(shape: list[int], steps: list[int], order: int, dtype: Any) -> None:
+def test_any_view_is_looked_at_with_its_own_strides(
+    shape: list[int], steps: list[int], order: int, dtype: Any
+) -> None:
     axes = np.random.default_rng(order).permutation(len(shape))
     base = np.zeros([n * abs(step) for n, step in zip(shape, steps, strict=False)], dtype)
     x = base[(*(slice(None, None, step) for step in steps[: len(shape)]), ...)].transpose(axes)
@@ -132,7 +138,9 @@ def test_any_view_is_looked_at_with_its_own_strides(shape: list[int], steps: lis
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [3, 2.5, 1 + 2j, True, np.float32(2), np.int8(3), np.bool_(True), np.complex64(1j)])
+@pytest.mark.parametrize(
+    "number", [3, 2.5, 1 + 2j, True, np.float32(2), np.int8(3), np.bool_(True), np.complex64(1j)]
+)
 def test_a_number_is_an_array_without_axes_that_comes_back_as_a_number(number: Any) -> None:
     look = as_buffer(number)
     assert look.shape == ()
@@ -196,9 +204,18 @@ def test_what_cannot_receive_says_why_but_may_be_sent(kind: str) -> None:
     assert look.array.size in (2, 3, 4)
 
 
-@pytest.mark.parametrize("x", [np.zeros((2, 0, 3)), np.zeros((1, 4))[:, :1], np.zeros((0,)), torch.zeros(0, 3),
-                               torch.zeros(1).expand(1), np.zeros((3, 4))[::2][:0]],
-                         ids=["empty", "one column", "nothing", "empty tensor", "expanded to one", "empty view"])  # fmt: skip
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros((2, 0, 3)),
+        np.zeros((1, 4))[:, :1],
+        np.zeros((0,)),
+        torch.zeros(0, 3),
+        torch.zeros(1).expand(1),
+        np.zeros((3, 4))[::2][:0],
+    ],
+    ids=["empty", "one column", "nothing", "empty tensor", "expanded to one", "empty view"],
+)
 def test_strides_that_do_not_matter_freeze_nothing(x: Any) -> None:
     assert as_buffer(x).frozen is None
 
@@ -212,13 +229,17 @@ def test_a_lazy_conjugate_is_read_as_the_user_sees_it() -> None:
 # -- refusals --------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "foreign byte order": (lambda: np.zeros(2, ">f8" if sys.byteorder == "little" else "<f8"), hpcomm.DtypeError, "byte order"),
+    "foreign byte order": (
+        lambda: np.zeros(2, ">f8" if sys.byteorder == "little" else "<f8"),
+        hpcomm.DtypeError,
+        "byte order",
+    ),
     "objects": (lambda: np.array([None]), hpcomm.DtypeError, "objects"),
     "mask": (lambda: np.ma.masked_array([1.0], [True]), hpcomm.LayoutError, "mask"),
     "sparse": (lambda: torch.eye(2).to_sparse(), hpcomm.LayoutError, "sparse"),
     "no memory": (lambda: torch.ones(2, device="meta"), hpcomm.LayoutError, "meta"),
     "list": (lambda: [1, 2], hpcomm.UsageError, "list is not an array"),
-    "dict": (lambda: {}, hpcomm.UsageError, "dict is not an array"),
+    "dict": (dict, hpcomm.UsageError, "dict is not an array"),
     "text": (lambda: "abc", hpcomm.UsageError, "str is not an array"),
     "none": (lambda: None, hpcomm.UsageError, "NoneType is not an array"),
 }

@@ -24,6 +24,8 @@ MPI = {
 MEMORY = {
     "size": 2**34,
     "free": 2**33,
+    "stale_files": 3,
+    "stale_bytes": 2**20,
     "locked_limit": None,
     "ptrace_scope": None,
     "reads_memory_of_peers": True,
@@ -95,6 +97,12 @@ def test_a_small_shared_memory_is_remarked(free, level):
     assert found == level
     assert f"/dev/shm has {free // 2**20}.0 MiB free" in what
     assert "--shm-size" in hint
+
+
+def test_what_killed_jobs_left_in_shared_memory_is_remarked():
+    level, what, hint = only(doctor._about_memory({**MEMORY, "stale_files": 40, "stale_bytes": 2**27}))
+    assert (level, what) == ("advice", "40 files (128.0 MiB) in /dev/shm are from killed jobs.")
+    assert hint.startswith("rm /dev/shm/mpich_shm_*")
 
 
 def test_memory_of_peers_that_cannot_be_read_is_remarked():

@@ -51,7 +51,9 @@ def test_a_timeout_is_caught_by_those_who_know_only_pythons_own() -> None:
 
 
 def test_a_message_has_three_lines_in_this_order() -> None:
-    error = errors.LayoutError("x is odd", "all_reduce on communicator 'tp' (rank 1 of 4) at train.py:41", "x.even()")
+    error = errors.LayoutError(
+        "x is odd", "all_reduce on communicator 'tp' (rank 1 of 4) at train.py:41", "x.even()"
+    )
     assert str(error).split("\n") == [
         "x is odd",
         "  where: all_reduce on communicator 'tp' (rank 1 of 4) at train.py:41",

@@ -52,7 +52,9 @@ class Transfer:
         return True
 
 
-def stages(*groups: list[Transfer], result: Any = "result", error: Exception | None = None) -> Generator[Any, Any, Any]:
+def stages(
+    *groups: list[Transfer], result: Any = "result", error: Exception | None = None
+) -> Generator[Any, Any, Any]:
     for group in groups:
         statuses = yield list(group)
         assert len(statuses) == len(group)
@@ -190,7 +192,9 @@ def test_an_error_of_the_library_is_said_in_the_words_of_its_stage(how: str) -> 
             r.wait(timeout=5 if how == "poll" else None)
 
 
-def test_an_error_before_the_first_stage_is_raised_at_once_and_leaves_no_request(recwarn: pytest.WarningsRecorder) -> None:
+def test_an_error_before_the_first_stage_is_raised_at_once_and_leaves_no_request(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     with pytest.raises(hpcomm.UsageError, match="no pickle"):
         request(error=hpcomm.UsageError("no pickle"))
     gc.collect()
@@ -232,7 +236,6 @@ def test_a_request_dropped_unfinished_warns_with_its_line_and_keeps_its_memory()
     r, born = Request("recv(x)", receiving(memory)), f"test_request.py:{sys._getframe().f_lineno}"
     with pytest.warns(ResourceWarning, match=re.escape(f"recv(x), started at {born}, was dropped")):
         del r
-        gc.collect()
     alive = [generator.gi_frame.f_locals for _, generator in module._abandoned]
     assert [names["memory"] is memory for names in alive] == [True]
 

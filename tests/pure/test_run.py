@@ -82,6 +82,6 @@ def test_every_environment_is_tested_on_1_to_4_ranks(runner):
     steps = list(runner.steps({"a": "python-a", "b": "python-b"}))
     assert [step.name for step in steps] == [
         "pure",
-        *(f"{name}, {what}" for name in "ab" for what in (*(f"{n} ranks" for n in (1, 2, 3, 4)), "jobs")),
+        *(f"{name}, {what}" for name in "ab" for what in ("1 rank", "2 ranks", "3 ranks", "4 ranks", "jobs")),
     ]
     assert all(step.command[0] == f"python-{step.name[0]}" for step in steps[1:])

@@ -1,0 +1,117 @@
+"""The MPI suite's own net: a failure on one rank is everybody's, and a hang ends the job with all stacks."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SUITE = Path(__file__).parents[1] / "mpi"
+
+
+@pytest.fixture
+def suite(job: Any, tmp_path: Path) -> Any:
+    """suite(source, test_s=40) -> the run of these tests on two ranks, under the MPI suite's conftest."""
+
+    def run(source: str, test_s: float = 40) -> Any:
+        for name in ("conftest.py", "agreement.py"):
+            shutil.copy(SUITE / name, tmp_path)
+        test = tmp_path / "test_sample.py"
+        test.write_text("import time\nimport pytest\nimport numpy as np\n" + source)
+        haste = {"HPCOMM_TEST_PEER_S": "2", "HPCOMM_TEST_S": str(test_s)}
+        options = ["-p", "no:cacheprovider", "-c", "/dev/null", "--color=no", "--with-mpi"]
+        command = ["python", "-m", "pytest", *options, str(test)]
+        return job(2, command, timeout=40, expect=None, env=haste)
+
+    return run
+
+
+ONE_SIDED = """
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+
+@pytest.fixture
+def before(comm):
+    assert comm.rank == 0, "set-up fails on rank 1"
+
+@pytest.fixture
+def behind(comm):
+    yield
+    assert comm.rank == 0, "tear-down fails on rank 1"
+
+def test_body(comm):
+    assert comm.rank == 0, "the body fails on rank 1"
+
+def test_set_up(before):
+    pass
+
+def test_tear_down(behind):
+    pass
+
+def test_skip(comm):
+    if comm.rank:
+        pytest.skip("only rank 1 skips")
+
+steady = settings(derandomize=True, database=None, deadline=None, phases=[Phase.generate])
+
+@settings(steady, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 100))
+def test_property(comm, together, n):
+    def body():
+        assert n < 50 or comm.rank == 0, "the example fails on rank 1"
+    together(n, body)
+
+def test_next(comm):
+    assert comm.all_reduce(1) == comm.size
+"""
+
+
+def test_what_fails_on_one_rank_fails_everywhere_and_the_next_test_starts_clean(suite: Any) -> None:
+    done = suite(ONE_SIDED)
+    assert done.returncode == 1
+    for name in ("body", "set_up", "tear_down", "skip", "property"):  # a line of the summary from each rank
+        assert len(re.findall(rf"^(?:FAILED|ERROR) \S*::test_{name}\b", done.stdout, re.MULTILINE)) == 2, name
+    assert not re.search(r"^(?:FAILED|ERROR) \S*::test_next", done.stdout, re.MULTILINE)
+    assert "passed on rank 0, but failed on rank 1:" in done.stdout
+    assert "passed on rank 0, but skipped on rank 1:" in done.stdout
+    assert "rank 1: AssertionError: the example fails on rank 1" in done.stdout
+
+
+def test_a_rank_that_hangs_after_anothers_failure_ends_the_job_with_all_stacks(suite: Any) -> None:
+    done = suite("""
+def test_stuck(comm):
+    if comm.rank == 0:
+        raise ValueError("rank 0 left")
+    comm.recv(np.zeros(1), 0)
+""")
+    assert done.returncode not in (0, 124)
+    assert "rank 0 of 2 ends the job" in done.stderr
+    assert "ValueError: rank 0 left" in done.stderr
+    assert "in test_stuck" in done.stderr  # the stack of rank 1, which sits in recv
+    assert "not every rank came" in done.stderr
+
+
+def test_a_test_that_takes_too_long_ends_the_job_with_all_stacks(suite: Any) -> None:
+    done = suite(
+        """
+def test_slow(comm):
+    time.sleep(30)
+""",
+        test_s=4,
+    )
+    assert done.returncode not in (0, 124)
+    assert "test_slow took longer than 4" in done.stderr
+    assert "in test_slow" in done.stderr
+
+
+def test_ranks_that_run_different_tests_are_found_out(suite: Any) -> None:
+    done = suite("""
+from mpi4py import MPI
+
+@pytest.mark.parametrize("n", range(1 + MPI.COMM_WORLD.rank))
+def test_many(n): pass
+""")
+    assert done.returncode not in (0, 124)
+    assert "runs another test" in done.stderr
