@@ -1,4 +1,4 @@
-"""Where peers are silently wrong: mpi4py, torch's gloo and hpcomm in the same calls, each in a job of its own.
+"""Where peers are silently wrong: mpi4py, gloo and hpcomm in the same calls, each in a job of its own.
 
     python benchmarks/peers.py [--save]
 
