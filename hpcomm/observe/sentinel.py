@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ..signature import describe
 from .board import LAPS, Board, last_call, posted
 from .stack import call_frame, describe_call
 
@@ -82,10 +83,12 @@ def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
         return f"{describe_call()} on '{comm.name}' waits for rank {gone[0]}, which has ended"
     mine = posted(ring, call)
     for rank, region, other in peers:
-        if mine is not None and posted(other, call) not in (None, mine):
+        theirs = posted(other, call)
+        if mine is not None and theirs not in (None, mine):
             question = region.ask()
             time.sleep(2 * TICK)
-            text = region.answer_to(question) or "another call"
+            text = region.answer_to(question) if last_call(other) == call else None
+            text = text or describe(theirs or 0)
             rows = f"  rank {comm.rank}: {describe_call()}\n  rank {rank}: {text}"
             return f"ranks disagree about call #{call} on '{comm.name}'.\n{rows}"
     return None
