@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,32 @@ def _card(parcel: Parcel, room: int, exactly: bool) -> tuple[bytearray, int]:
     return card, tag
 
 
+_POOLED = range(64 << 10, 16 << 20)  # bytes of blocks that are worth keeping
+_POOL = 4  # blocks kept
+_pool: list[Any] = []
+
+
+def _memory(nbytes: int) -> Any:
+    """Memory to receive into; that of an earlier object which is gone, if one fits.
+
+    Fresh memory costs a page fault for every 4 KiB, as much as the transfer itself. What was received
+    holds on to its block, so the number of references tells whether anybody still looks at it.
+    """
+    if nbytes not in _POOLED:
+        return np.empty(nbytes, np.uint8)
+    for block in _pool:
+        if block.nbytes == nbytes and sys.getrefcount(block) == _UNUSED:
+            return block
+    block = np.empty(nbytes, np.uint8)
+    _pool.append(block)
+    if len(_pool) > _POOL:
+        del _pool[0]
+    return block
+
+
+_UNUSED = 3  # the pool's reference, the loop's, and getrefcount's own
+
+
 class _Opened:
     """What a card says, as far as it is known: the blocks, and the pieces of memory still to be filled."""
 
@@ -107,7 +134,7 @@ class _Opened:
             view = memoryview(card)
             self.blocks = [view[o : o + n] for o, n in zip(offsets, lengths, strict=True)]
         else:
-            self.blocks = [np.empty(n, np.uint8).data for n in lengths]
+            self.blocks = [_memory(n).data for n in lengths]
 
     def lengths_to_come(self) -> bytearray | None:
         return bytearray(-8 * self.count) if self.count < 0 else None

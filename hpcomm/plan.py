@@ -42,6 +42,9 @@ class Plan:
         self._comm = comm
         self._call = call
         self._prepared: list[Any] = transport.prepare(call)
+        self._begin: Any = self._prepared[0].Start if len(self._prepared) == 1 else self._start_all
+        self._fill = call.fill
+        self._receives = call.verb == "recv"
         self._under_way = False
         self._complete = 0  # requests of this start that a wait with timeout has seen the end of
         self._status = MPI.Status()
@@ -59,10 +62,9 @@ class Plan:
             )
         self._under_way = True
         self._complete = 0
-        if self._call.fill is not None:
-            self._call.fill()
-        for request in self._prepared:
-            request.Start()
+        if self._fill is not None:
+            self._fill()
+        self._begin()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the end; returns out.
@@ -75,19 +77,17 @@ class Plan:
             raise UsageError(
                 f"the plan of {self._call} was not started", hint="plan.start(), or plan()"
             ).located("plan", self._comm)
-        call = self._call
-        status = self._status if call.verb == "recv" else None
+        status = self._status if self._receives else None
         try:
             if timeout is not None:
                 self._poll(timeout, status)
-            else:
-                for request in self._prepared[self._complete :]:
-                    request.Wait(status)
+            for i in range(self._complete, len(self._prepared)):
+                self._prepared[i].Wait(status)
         except MPI.Exception as error:
             self._under_way = False
-            raise transport.failure(error, call.verb, self._comm) from None
+            raise transport.failure(error, self._call.verb, self._comm) from None
         self._under_way = False
-        return call.finish(status)
+        return self._call.finish(status)
 
     def __call__(self, timeout: float | None = None) -> Any:
         self.start()
@@ -130,6 +130,10 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan {self.explain()}>"
+
+    def _start_all(self) -> None:
+        for request in self._prepared:
+            request.Start()
 
     def _poll(self, timeout: float, status: MPI.Status | None) -> None:
         deadline = time.monotonic() + timeout
