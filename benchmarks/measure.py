@@ -80,7 +80,7 @@ def machine() -> str:
         platform.machine(),
     )
     library = MPI.Get_library_version().split(",")[0].replace("\t", " ").splitlines()[0].strip("\0 ")
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, {library}, Python {platform.python_version()}"
+    return f"{model}, {os.cpu_count()} cores, {library}, Python {platform.python_version()}"
 
 
 def save(name: str, text: str, rows: list[dict[str, Any]]) -> None:
