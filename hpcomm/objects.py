@@ -54,7 +54,7 @@ _OUT_OF_BAND = 2048  # bytes from which an array is not copied into the pickle
 
 
 def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
-    """Send any Python object to dest, its arrays straight from their memory. Same as mpi4py's lowercase send."""
+    """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send."""
     stages = _send(comm, "send_object", obj, dest, tag, blocking=dest != comm.rank)
     if dest == comm.rank and not comm.is_inter:
         comm._keep(Request("send_object", stages))
