@@ -31,15 +31,17 @@ class Call:
         moves: the verb whose MPI function carries the bytes, where it is not the call's own.
         fill: copies x into the memory that travels, where that is not x itself; done once already.
         carry: done instead of one MPI call, where a verb needs several (blocking calls only).
+        stages: done instead of one MPI call in the background: makes the generator that a Request drives.
         finish: what is left to do when the bytes have arrived; returns the result.
+        give: all that finish does, where nothing has to be done to the bytes; else None.
         code, count: head of the signature and number of elements (see signature.py); code 0: a message,
             of which only two ranks know.
         look: the Buffer that str(call) speaks of.
     """
 
     __slots__ = (
-        "carry", "code", "comm", "count", "fill", "finish", "look", "moves",
-        "op", "peer", "recv", "root", "send", "tag", "verb",
+        "carry", "code", "comm", "count", "fill", "finish", "give", "look", "moves",
+        "op", "peer", "recv", "root", "send", "stages", "tag", "verb",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +60,9 @@ class Call:
         self.moves = ""
         self.fill: Callable[[], None] | None = None
         self.carry: Callable[[], None] | None = None
+        self.stages: Callable[[], Any] | None = None
         self.finish: Callable[[MPI.Status | None], Any] = _nothing
+        self.give: Callable[[], Any] | None = None
         self.look: Any = ""
 
     def __str__(self) -> str:

@@ -2,12 +2,16 @@
 
 Throughout, p is the number of ranks (on an inter-communicator: of the other group), x and out are
 arrays as in `as_buffer`, and x is left alone unless it is also out. `async_op=True` returns a Request.
+`algorithm="tuned"` takes what `hpcomm tune` found, "mpi:ring" an algorithm that the MPI library calls so;
+`algorithm="ring"` takes one of hpcomm's own schedules instead of the MPI library's choice; which there are
+for a verb, and what they cost, is in docs/algorithms.md.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import lanes
 from .call import Call
 from .errors import HpcommError
 from .signature import BACKGROUND, head
@@ -16,11 +20,13 @@ if TYPE_CHECKING:
     from . import compose
     from .communicator import Communicator
     from .transport import mpi as transport
+    from .transport import scheduled
 else:
     from .lazy import LazyModule
 
     compose = LazyModule("hpcomm.compose")
     transport = LazyModule("hpcomm.transport.mpi")
+    scheduled = LazyModule("hpcomm.transport.scheduled")
 
 __all__ = [
     "all_gather",
@@ -41,9 +47,9 @@ def broadcast(
     comm: Communicator,
     x: Any = None,
     root: int = 0,
-    *,
     out: Any = None,
     async_op: bool = False,
+    algorithm: str | None = None,
     src: int | None = None,
 ) -> Any:
     """Give every rank the array of root.
@@ -66,11 +72,15 @@ def broadcast(
         >>> comm.broadcast(np.full(2, comm.rank), root=3)
         array([3, 3])
     """
-    if not async_op and x is out:
-        done = comm._lanes["broadcast"][type(x)][getattr(x, "dtype", None)](x, root if src is None else src)
+    if not (async_op or algorithm) and x is out:
+        try:
+            lane = comm._lanes["broadcast"][None][type(x)][x.dtype]
+        except (KeyError, AttributeError):
+            lane = lanes.find(comm, "broadcast", None, x)
+        done = lane(x, root if src is None else src)
         if done is not NotImplemented:
             return done
-    return careful(comm, "broadcast", x, out, None, root if src is None else src, async_op)
+    return careful(comm, "broadcast", x, out, None, root if src is None else src, async_op, algorithm)
 
 
 def reduce(
@@ -78,9 +88,9 @@ def reduce(
     x: Any,
     op: Any = "sum",
     root: int = 0,
-    *,
     out: Any = None,
     async_op: bool = False,
+    algorithm: str | None = None,
     dst: int | None = None,
 ) -> Any:
     """Fold the arrays of all ranks element by element; root gets the result.
@@ -103,11 +113,17 @@ def reduce(
         >>> comm.reduce(np.ones(2))
         array([4., 4.])
     """
-    return perform(comm, "reduce", x, out, op, root if dst is None else dst, async_op)
+    return perform(comm, "reduce", x, out, op, root if dst is None else dst, async_op, algorithm)
 
 
 def all_reduce(
-    comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, async_op: bool = False
+    comm: Communicator,
+    x: Any,
+    op: Any = "sum",
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+    deterministic: bool = False,
 ) -> Any:
     """Fold the arrays of all ranks element by element; every rank gets the result.
 
@@ -121,6 +137,9 @@ def all_reduce(
             float16 and bfloat16 are folded in float32 and rounded once. On bool, sum and max are "or",
             prod and min are "and".
         out: array that receives, of x's shape and dtype; out=x is in place.
+        algorithm: an own schedule: "ring", "double_tree", "circulant:wire=bfloat16", ...
+        deterministic: the same bits whatever the number and order of the ranks: sums of floats are the
+            exact sum of all contributions, rounded once. Costs an all_to_all and an all_gather.
 
     Returns:
         out, or a new array.
@@ -135,25 +154,24 @@ def all_reduce(
         >>> comm.all_reduce(np.ones(2))
         array([4., 4.])
     """
-    if not async_op:
+    if not (async_op or algorithm or deterministic):
         try:
-            lane = comm._folds[op][type(x)][x.dtype]
-        except (AttributeError, TypeError):  # no array with a dtype, or an op that cannot be hashed
-            pass
-        else:
-            done = lane(x, out)
-            if done is not NotImplemented:
-                return done
-    return careful(comm, "all_reduce", x, out, op, 0, async_op)
+            lane = comm._lanes["all_reduce"][op][type(x)][x.dtype]
+        except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
+            lane = lanes.find(comm, "all_reduce", op, x)
+        done = lane(x, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "all_reduce", x, out, op, 0, async_op, algorithm, deterministic)
 
 
 def gather(
     comm: Communicator,
     x: Any,
     root: int = 0,
-    *,
     out: Any = None,
     async_op: bool = False,
+    algorithm: str | None = None,
     dst: int | None = None,
 ) -> Any:
     """Collect the arrays of all ranks on root.
@@ -173,10 +191,12 @@ def gather(
         >>> comm.gather(np.array([comm.rank]))
         array([[0], [1], [2], [3]])
     """
-    return perform(comm, "gather", x, out, None, root if dst is None else dst, async_op)
+    return perform(comm, "gather", x, out, None, root if dst is None else dst, async_op, algorithm)
 
 
-def all_gather(comm: Communicator, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
+def all_gather(
+    comm: Communicator, x: Any, out: Any = None, async_op: bool = False, algorithm: str | None = None
+) -> Any:
     """Collect the arrays of all ranks on every rank.
 
     Same as MPI_Allgather, torch.distributed.all_gather_into_tensor.
@@ -193,16 +213,16 @@ def all_gather(comm: Communicator, x: Any, *, out: Any = None, async_op: bool = 
         >>> comm.all_gather(np.array([comm.rank]))
         array([[0], [1], [2], [3]])
     """
-    return perform(comm, "all_gather", x, out, None, 0, async_op)
+    return perform(comm, "all_gather", x, out, None, 0, async_op, algorithm)
 
 
 def scatter(
     comm: Communicator,
     x: Any = None,
     root: int = 0,
-    *,
     out: Any = None,
     async_op: bool = False,
+    algorithm: str | None = None,
     src: int | None = None,
 ) -> Any:
     """Give each rank its own block of root's array.
@@ -222,11 +242,16 @@ def scatter(
         >>> comm.scatter(np.arange(8).reshape(4, 2))  # on rank 3
         array([6, 7])
     """
-    return perform(comm, "scatter", x, out, None, root if src is None else src, async_op)
+    return perform(comm, "scatter", x, out, None, root if src is None else src, async_op, algorithm)
 
 
 def reduce_scatter(
-    comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, async_op: bool = False
+    comm: Communicator,
+    x: Any,
+    op: Any = "sum",
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
 ) -> Any:
     """Fold x over the ranks and leave each rank its own block of the result.
 
@@ -247,10 +272,12 @@ def reduce_scatter(
         >>> comm.reduce_scatter(np.ones((4, 2)))
         array([4., 4.])
     """
-    return perform(comm, "reduce_scatter", x, out, op, 0, async_op)
+    return perform(comm, "reduce_scatter", x, out, op, 0, async_op, algorithm)
 
 
-def all_to_all(comm: Communicator, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
+def all_to_all(
+    comm: Communicator, x: Any, out: Any = None, async_op: bool = False, algorithm: str | None = None
+) -> Any:
     """Send block j of x to rank j, and receive block i from rank i.
 
     Same as MPI_Alltoall, torch.distributed.all_to_all_single.
@@ -266,10 +293,17 @@ def all_to_all(comm: Communicator, x: Any, *, out: Any = None, async_op: bool = 
         >>> comm.all_to_all(np.array([10, 20]) + comm.rank)  # on rank 1
         array([20, 21])
     """
-    return perform(comm, "all_to_all", x, out, None, 0, async_op)
+    return perform(comm, "all_to_all", x, out, None, 0, async_op, algorithm)
 
 
-def scan(comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, async_op: bool = False) -> Any:
+def scan(
+    comm: Communicator,
+    x: Any,
+    op: Any = "sum",
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+) -> Any:
     """Fold the arrays of the ranks up to and with this one (inclusive prefix).
 
     Same as MPI_Scan. Args and errors as all_reduce, but op "avg" is refused.
@@ -278,10 +312,17 @@ def scan(comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, async_
         >>> comm.scan(np.ones(1))  # on rank 2
         array([3.])
     """
-    return perform(comm, "scan", x, out, op, 0, async_op)
+    return perform(comm, "scan", x, out, op, 0, async_op, algorithm)
 
 
-def exscan(comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, async_op: bool = False) -> Any:
+def exscan(
+    comm: Communicator,
+    x: Any,
+    op: Any = "sum",
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+) -> Any:
     """Fold the arrays of the ranks below this one (exclusive prefix).
 
     Same as MPI_Exscan, but rank 0 gets what op does not notice: 0 for sum, 1 for prod, the largest
@@ -291,36 +332,69 @@ def exscan(comm: Communicator, x: Any, op: Any = "sum", *, out: Any = None, asyn
         >>> comm.exscan(np.ones(1))  # on rank 2
         array([2.])
     """
-    return careful(comm, "exscan", x, out, op, 0, async_op)
+    return careful(comm, "exscan", x, out, op, 0, async_op, algorithm)
 
 
-def barrier(comm: Communicator, *, async_op: bool = False) -> Any:
+def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = None) -> Any:
     """Wait until every rank has come here. Same as MPI_Barrier, torch.distributed.barrier."""
-    if not async_op and comm._lanes["barrier"][None][None]() is not NotImplemented:
-        return None
-    comm._check_open("barrier")
-    return carry_out(Call(comm, "barrier", code=head("barrier")), async_op)
-
-
-def perform(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, async_op: bool) -> Any:
-    """By the lane for this kind of array if there is one, else carefully."""
-    if not async_op:
+    if not (async_op or algorithm):
         try:
-            lane = comm._lanes[verb if op is None else (verb, op)][type(x)][x.dtype]
-        except (AttributeError, TypeError):  # no array with a dtype, or an op that cannot be hashed
-            pass
-        else:
-            done = lane(x, out, root)
-            if done is not NotImplemented:
-                return done
-    return careful(comm, verb, x, out, op, root, async_op)
+            lane = comm._lanes["barrier"]
+        except KeyError:
+            lane = lanes.find(comm, "barrier", None, None)
+        if lane() is not NotImplemented:
+            return None
+    comm._check_open("barrier")
+    call = Call(comm, "barrier", code=head("barrier"))
+    own = algorithm is not None and algorithm != "tuned"  # barriers are not tuned
+    return carry_out(scheduled.schedule_call(call, algorithm) if own else call, async_op)
 
 
-def careful(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, async_op: bool) -> Any:
+def perform(
+    comm: Communicator,
+    verb: str,
+    x: Any,
+    out: Any,
+    op: Any,
+    root: int,
+    async_op: bool,
+    algorithm: str | None = None,
+) -> Any:
+    """By the lane for this kind of array if there is one, else carefully."""
+    if not (async_op or algorithm):
+        try:
+            lane = comm._lanes[verb][op][type(x)][x.dtype]
+        except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
+            lane = lanes.find(comm, verb, op, x)
+        done = lane(x, out, root)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, verb, x, out, op, root, async_op, algorithm)
+
+
+def careful(
+    comm: Communicator,
+    verb: str,
+    x: Any,
+    out: Any,
+    op: Any,
+    root: int,
+    async_op: bool,
+    algorithm: str | None = None,
+    deterministic: bool = False,
+) -> Any:
     """The careful way of every collective but barrier: look, check, agree, carry out."""
     try:
         comm._check_open(verb)
-        call = compose.compose(comm, verb, x, out, op, root, blocking=not async_op)
+        own = algorithm is not None or deterministic
+        call = compose.compose(comm, verb, x, out, op, root, blocking=not (async_op or own))
+        if algorithm == "tuned" and not deterministic:
+            algorithm = scheduled.tuned_for(call, op)
+            own = algorithm is not None
+            if not (own or async_op):
+                call = compose.compose(comm, verb, x, out, op, root, blocking=True)
+        if own:
+            call = scheduled.schedule_call(call, algorithm, op, deterministic)
     except HpcommError as error:
         raise error.located(verb, comm) from None
     return carry_out(call, async_op)

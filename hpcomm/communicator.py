@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import collectives, objects, p2p, plan, ragged, runtime
 from .errors import ConfigError, RankError, UsageError
-from .lanes import Closed, Lanes
+from .lanes import NO_LANES
 from .observe import check as agreement
 
 if TYPE_CHECKING:
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from .mesh import Mesh
     from .observe.board import Region
+    from .observe.partners import Partners
     from .request import Request
+    from .topology import Cart, Graph
 
 __all__ = ["Communicator"]
 
@@ -66,6 +69,7 @@ class Communicator:
         self.mpi: MPI.Comm = mpi
         self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
         self._parts: MPI.Comm = mpi.Dup()  # and what follows their cards, apart from both
+        self._channel: list[Any] | None = None  # for planned exchanges, once there is one (exchange.py)
         self.rank: int = mpi.Get_rank()
         self.size: int = mpi.Get_size()
         self.is_inter: bool = mpi.Is_inter()
@@ -73,12 +77,13 @@ class Communicator:
         self.name: str = name or "comm"
         self._observers: tuple[Any, ...] = ()
         self._kept: list[Request] = []
+        self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self._ring = -1
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
+        self._partners: Partners | None = None  # on a link: who of the other program has ended
         self._agreement = self._agree(level)
         self.check: str = self._agreement.level
-        self._lanes: dict[Any, Any] = Lanes(self, folds=False)
-        self._folds: dict[Any, Any] = Lanes(self, folds=True)
+        self._lanes: Any = {}  # see lanes.py
 
     # -- the verbs --------------------------------------------------------------------------------
     broadcast = collectives.broadcast
@@ -238,6 +243,44 @@ class Communicator:
             )
         return self._new(self.mpi.Merge(high), name or f"{self.name}+")  # type: ignore[attr-defined]
 
+    def mesh(
+        self,
+        axes: Mapping[str, int] | None = None,
+        /,
+        *,
+        periodic: Iterable[str] = (),
+        order: str = "rank",
+        **sizes: int,
+    ) -> Mesh:
+        """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective. See hpcomm.mesh.mesh."""
+        from . import mesh
+
+        return mesh.mesh(self, axes, periodic=periodic, order=order, **sizes)
+
+    def cart(self, shape: Sequence[int], periodic: bool | Sequence[bool] = False, **options: Any) -> Cart:
+        """The ranks on a grid, with neighbour verbs. Collective. See hpcomm.topology.cart."""
+        from . import topology
+
+        return topology.cart(self, shape, periodic, **options)
+
+    def graph(
+        self, destinations: Sequence[int], sources: Sequence[int] | None = None, **options: Any
+    ) -> Graph:
+        """The ranks as a directed graph, with neighbour verbs. Collective. See hpcomm.topology.graph."""
+        from . import topology
+
+        return topology.graph(self, destinations, sources, **options)
+
+    def as_process_group(self) -> Any:
+        """A process group of torch.distributed with these ranks. Collective when first asked.
+
+        hpcomm.from_torch is the way back.
+        """
+        from importlib import import_module
+
+        self._check_open("as_process_group")
+        return import_module("hpcomm.torch_backend.bridge").as_process_group(self)
+
     def _new(self, mpi: MPI.Comm, name: str, check: str | None = None) -> Communicator:
         made = object.__new__(Communicator)
         made._take(mpi, name, check or self.check)
@@ -251,10 +294,14 @@ class Communicator:
         for request in self._kept:
             request.wait()
         self._kept.clear()
-        self._lanes = self._folds = Closed()
+        self._lanes = NO_LANES
         if self._ring >= 0 and runtime.board is not None:
             runtime.board.give_back(self._ring)
         self._watched = None
+        if self._channel is not None:
+            self._channel[0].Free()
+        if self._schedules is not None:
+            self._schedules.close()
         self._parts.Free()
         self._shadow.Free()
         self.mpi.Free()
@@ -272,9 +319,9 @@ class Communicator:
         if kind is None:  # while an error passes, other ranks may never come to a collective close
             self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Messages to this rank itself have nobody else to take note of their end; MPI is not freed here."""
-        if not sys.is_finalizing():
+        if not is_finalizing():  # an argument, because globals may have gone by now
             for request in getattr(self, "_kept", ()):
                 request.done()
 
@@ -291,12 +338,12 @@ class Communicator:
         """
         self._check_open("observe")
         self._observers = (*self._observers, observer)
-        self._lanes = self._folds = Closed()
+        self._lanes = NO_LANES
 
         def stop() -> None:
             self._observers = tuple(o for o in self._observers if o is not observer)
             if not self._observers and not self._closed:
-                self._lanes, self._folds = Lanes(self, folds=False), Lanes(self, folds=True)
+                self._lanes = {}
 
         return stop
 

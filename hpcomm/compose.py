@@ -220,7 +220,7 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
         if call.fill is not None:
             call.fill()
         call.recv = transport.spec(landing, block, call.look.dtype) if landing is not None else None
-        call.finish = _deliver(recv, landing)
+        _deliver(call, recv, landing)
         return call
     if send is not None:
         packed = _packed(send.array)
@@ -249,7 +249,7 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
             call.recv = MPI.IN_PLACE
         else:
             _refuse_overlap(send, recv)
-    call.finish = _deliver(recv, landing)
+    _deliver(call, recv, landing)
     return call
 
 
@@ -261,17 +261,19 @@ def _is_block(whole: Buffer, part: Buffer, rank: int, p: int) -> bool:
     )
 
 
-def _deliver(recv: Buffer | None, landing: NDArray[Any] | None) -> Any:
-    if recv is None:
-        return lambda status: None
-    if landing is recv.array:
-        return lambda status: recv.give()
+def _deliver(call: Call, recv: Buffer | None, landing: NDArray[Any] | None) -> None:
+    """Finish call by giving recv back, filled from where the bytes have landed."""
 
     def finish(status: Any) -> Any:
-        recv.array[...] = landing
+        if recv is None:
+            return None
+        if landing is not recv.array:
+            recv.array[...] = landing
         return recv.give()
 
-    return finish
+    call.finish = finish
+    if recv is None or landing is recv.array:
+        call.give = recv.give if recv is not None else lambda: None
 
 
 def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: Reduction) -> Call:
@@ -320,6 +322,8 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
         return recv.give()
 
     call.finish = finish
+    if recv is None or (landing is recv.array and not first and fold.finish is None):
+        call.give = recv.give if recv is not None else lambda: None
     return call
 
 
@@ -411,5 +415,5 @@ def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Cal
         comm.mpi.Allgatherv((narrow, mine, MPI.UINT16_T), (landing, counts, starts, MPI.UINT16_T))
 
     call.carry = carry
-    call.finish = _deliver(recv, landing)
+    _deliver(call, recv, landing)
     return call

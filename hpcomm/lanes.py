@@ -1,16 +1,22 @@
 """Fast lanes through the one door.
 
 For the arrays that come a million times (plain, contiguous, of a type MPI knows) a lane is the whole
-call in one closure: every check that the careful way makes, on that kind of array, and straight to
+call in one function: every check that the careful way makes, on that kind of array, and straight to
 MPI. On any doubt it returns NotImplemented and the careful way takes over, which also says what is
-wrong. A communicator's lanes are a dictionary that fills itself; while an observer is attached, or
-after close(), it holds none.
+wrong. A communicator finds its lanes at comm._lanes[verb][operator][type][dtype]; while an observer is
+attached, or after close(), it has none.
+
+A lane is composed as text, of the verb's own lines and of fragments that say how to look at an array of
+this kind and how the ranks agree, and compiled. For a function that called others for these parts
+would cost 60 ns for each of them, where 500 are all that a call may cost.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .errors import HpcommError
@@ -20,10 +26,15 @@ if TYPE_CHECKING:
     from .communicator import Communicator
     from .dtypes import Dtype
 
-__all__ = ["Closed", "Lanes", "detour"]
+__all__ = ["NO_LANES", "detour", "find"]
 
 Lane = Callable[..., Any]
-Maker = Callable[["Communicator", Any, "Dtype", Any], Lane]
+NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
+
+_STACKS = ("gather", "all_gather")  # the result has a block for each rank,
+_CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has
+_ROOTED = ("gather", "scatter", "reduce")
+_FOLDS = ("all_reduce", "reduce", "reduce_scatter", "scan")
 
 
 def detour(*arguments: Any) -> Any:
@@ -31,85 +42,306 @@ def detour(*arguments: Any) -> Any:
     return NotImplemented
 
 
-class Lanes(dict[Any, Any]):
-    """Three steps down to a lane, each made at first use: verb, or (verb, operator), or for all_reduce
-    the operator; type of the array; its dtype. Only types whose memory is known here have any."""
-
-    def __init__(self, comm: Communicator, folds: bool) -> None:
-        self._comm = comm
-        self._folds = folds
-
-    def __missing__(self, key: Any) -> Any:
-        verb, op = ("all_reduce", key) if self._folds else key if type(key) is tuple else (key, None)
-        if not (op is None or type(op) is str):  # a new lambda every time must not be kept for ever
-            return _NO_ROW
-        found = self[key] = _Types(self._comm, verb, op)
-        return found
-
-
-class _Types(dict[Any, Any]):
-    def __init__(self, comm: Communicator, verb: str, op: Any) -> None:
-        self._call = comm, verb, op
-
-    def __missing__(self, kind: Any) -> Any:
-        torch = sys.modules.get("torch")
-        numpy = sys.modules.get("numpy")
-        known: _Kind | None = None
-        if numpy is not None and kind is numpy.ndarray:
-            known = _NUMPY
-        elif torch is not None and kind is torch.Tensor:
-            known = _TORCH
-        elif self._call[1] != "barrier":
-            return _NO_TYPE
-        found = self[kind] = _Dtypes(*self._call, known)
-        return found
-
-
-class _Dtypes(dict[Any, Lane]):
-    def __init__(self, comm: Communicator, verb: str, op: Any, known: _Kind | None) -> None:
-        self._call = comm, verb, op, known
-
-    def __missing__(self, dtype: Any) -> Lane:
-        lane = self[dtype] = self._build(dtype)
+def find(comm: Communicator, verb: str, op: Any, x: Any) -> Lane:
+    """The lane for arrays like x, kept from now on; detour if there is none."""
+    if comm._lanes is NO_LANES or (type(op) is not str if verb in _FOLDS else op is not None):
+        return detour  # and of operators, a new lambda every time must not be kept for ever
+    if verb == "barrier":
+        lane = comm._lanes[verb] = detour if comm.is_inter else _compose(comm, verb, _BARRIER, {}, {})
         return lane
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if numpy is not None and type(x) is numpy.ndarray:
+        make = _numpy
+    elif torch is not None and type(x) is torch.Tensor:
+        make = _torch
+    else:
+        return detour
+    lane = detour if comm.is_inter else make(comm, verb, op, x.dtype)
+    comm._lanes.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
+    return lane
 
-    def _build(self, dtype: Any) -> Lane:
-        comm, verb, op, known = self._call
-        if comm.is_inter:
+
+# -- the verbs ---------------------------------------------------------------------------------------
+# @name x, y stands for a fragment, in which X is x and Y is y.
+
+_BARRIER = """
+def lane():
+    mine = code
+    @call function()
+"""
+
+_ALL_REDUCE = """
+def lane(x, out):
+    global last_n, mine  # the last call's, mostly this one's too
+    if out is x:
+        @writable x
+        @spec x
+        @sign
+        @call function(IN_PLACE, x_spec, operator)
+        return x
+    @readable x
+    @spec x
+    if out is None:
+        @new out, x
+    else:
+        @same out, x
+        @writable_too out
+        @same_size out, x
+        @apart x, out
+    @spec out
+    @apart_in_memory x, out
+    @sign
+    @call function(x_spec, out_spec, operator)
+    return out
+"""
+
+_BROADCAST = """
+def lane(x, root):
+    if type(root) is not int or not 0 <= root < p:
+        return NotImplemented
+    @writable x
+    @spec x
+    @sign
+    @call function(x_spec, root)
+    return x
+"""
+
+_SEND = """
+def lane(x, dest, tag):
+    if type(dest) is not int or not 0 <= dest < p or dest == rank:
+        return NotImplemented
+    if type(tag) is not int or not 0 <= tag <= last_tag:
+        return NotImplemented
+    @readable x
+    @spec x
+    @call function(x_spec, dest, tag)
+    return None
+"""
+
+_RECV = """
+def lane(x, source, tag):
+    if tag is None:
+        tag = ANY_TAG
+    elif type(tag) is not int:
+        return NotImplemented
+    if type(source) is not int or not 0 <= source < p:
+        return NotImplemented
+    @writable x
+    @spec x
+    status = Status()
+    @call function(x_spec, source, tag, status)
+    @length x
+    return x
+"""
+
+
+def _out_of_place(verb: str, folds: bool) -> str:
+    """Every other collective, from one plain array into another.
+
+    Shapes as compose.py has them, but only the stacked form: block r is x[r] or out[r].
+    """
+    last = (", operator" if folds else "") + (", root" if verb in _ROOTED else "")
+    lines = ["def lane(x, out, root):", "    if type(root) is not int or not 0 <= root < p or x is out:"]
+    lines += ["        return NotImplemented", "    shape = x.shape"]
+    if verb in _CUTS:
+        lines += ["    if not shape or shape[0] != p:", "        return NotImplemented"]
+    lines += ["    @readable x", "    @spec x"]
+    if verb in _STACKS:
+        lines += ["    shape = (p, *shape)"]
+    elif verb in ("scatter", "reduce_scatter"):
+        lines += ["    shape = shape[1:]"]
+    if verb in ("gather", "reduce"):
+        lines += ["    if rank != root:", "        @sign", f"        @call function(x_spec, None{last})"]
+        lines += ["        return None"]
+    lines += [
+        "    if out is None:",
+        "        out = empty(shape, dtype=dtype)",
+        "        @made out",
+        "    else:",
+    ]
+    lines += ["        if type(out) is not type(x) or out.dtype is not dtype or out.shape != shape:"]
+    lines += ["            return NotImplemented", "        @writable_too out", "        @apart x, out"]
+    lines += ["    @spec out", "    @apart_in_memory x, out", "    @sign"]
+    if verb == "scatter":  # on the others x only told the shape
+        lines += ["    if rank != root:", "        x_spec = None"]
+    lines += [f"    @call function(x_spec, out_spec{last})", "    return out"]
+    return "\n".join(lines)
+
+
+# -- how to look at an array of numpy ------------------------------------------------------------------
+
+_NUMPY = {
+    # n: elements, of one block if there is one for each rank
+    "readable": "n = X.size CUT\nif n > most or not X.flags.c_contiguous:\n    return NotImplemented",
+    "writable": "n = X.size\nif n > most or not X.flags.carray:\n    return NotImplemented",
+    "writable_too": "if not X.flags.carray:\n    return NotImplemented",
+    "same": """
+if type(X) is not ndarray or X.dtype is not dtype or X.size != n:
+    return NotImplemented
+if X.ndim != Y.ndim or (X.ndim != 1 and X.shape != Y.shape):
+    return NotImplemented
+""",
+    "same_size": "",
+    "apart": "if (X.base is not None or Y.base is not None) and may_share_memory(X, Y):\n"
+    "    return NotImplemented",
+    "apart_in_memory": "",
+    "new": "X = empty(Y.shape, dtype)",  # empty_like would keep the order of Y's axes
+    "made": "",
+    "spec": "X_spec = (X, n, kind)",
+    "sign": "mine = n << 32 | code",
+    "sign_all_reduce": "if n != last_n:\n    last_n, mine = n, n << 32 | code",
+    "sign_rooted": "mine = n << 32 | codes[root]",
+    "length": "if status.count != n * itemsize:\n    check_length(comm, 'recv', status, n * itemsize)",
+}
+
+
+def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
+    import numpy as np
+
+    from . import dtypes
+    from .transport import mpi
+
+    names = {
+        "dtype": dtype,
+        "empty": np.empty,
+        "may_share_memory": np.may_share_memory,
+        "most": mpi.largest_count,
+        "ndarray": np.ndarray,
+    }
+    return _make(comm, verb, op, dtypes.from_numpy, dtype, _NUMPY, names)
+
+
+# -- and at a tensor -------------------------------------------------------------------------------------
+# mpi4py takes microseconds to look into a tensor, and a tenth of one for an address. Windows are what it
+# wants to know of an address, kept because the same memory comes again and again.
+
+_TORCH = {
+    "readable": """
+try:
+    if not X.is_cpu:
+        return NotImplemented
+    X_size = X.nbytes
+    if not X.is_contiguous() or X_size > most or (X_size < least and (not X_size or X.is_neg())):
+        return NotImplemented
+except RuntimeError:  # sparse tensors have neither
+    return NotImplemented
+""",
+    "same": """
+if type(X) is not tensor or X.dtype is not dtype or X.dim() != Y.dim():
+    return NotImplemented
+""",
+    "same_size": "if X_size != Y_size or (X.dim() != 1 and X.shape != Y.shape):\n    return NotImplemented",
+    "apart": "",
+    "apart_in_memory": "if X_at < Y_at + Y_size and Y_at < X_at + X_size:\n    return NotImplemented",
+    "new": "X = empty_like(Y)\nX_size = Y_size",
+    "made": "X_size = X.nbytes",
+    "spec": """
+X_at = X.data_ptr()
+X_seen = windows_X.get(X_at)
+if X_seen is None or X_seen[0] != X_size:
+    X_seen = window_X(X_at, X_size)
+X_spec = X_seen[1]
+""",
+    "sign": "mine = x_seen[2] | code",
+    "sign_all_reduce": "mine = x_seen[2] | code",
+    "sign_rooted": "mine = x_seen[2] | codes[root]",
+    "length": "if status.count != X_size:\n    check_length(comm, 'recv', status, X_size)",
+}
+_TORCH["writable"] = _TORCH["writable_too"] = _TORCH["readable"]
+
+
+def _torch(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
+    from mpi4py import MPI
+
+    from . import dtypes
+    from .transport import mpi
+
+    torch = sys.modules["torch"]
+    try:
+        record = dtypes.from_torch(dtype)
+    except HpcommError:
+        return detour
+    if record.mpi is None or record.kind == "c":  # tensors may be lazy conjugates
+        return detour
+    kind = getattr(MPI, record.mpi)
+    windows_x, window_x = _windows(kind, record.itemsize, comm.size if verb in _CUTS else 1)
+    out_blocks = comm.size if verb in _STACKS or verb == "all_to_all" else 1
+    windows_out, window_out = _windows(kind, record.itemsize, out_blocks)
+    names = {
+        "dtype": dtype,
+        "empty": torch.empty,
+        "empty_like": torch.empty_like,
+        "least": 2 * record.itemsize,  # a single element may be a lazy negative
+        "most": mpi.largest_count * record.itemsize,
+        "tensor": torch.Tensor,
+        "windows_x": windows_x,
+        "window_x": window_x,
+        "windows_out": windows_out,
+        "window_out": window_out,
+    }
+    return _make(comm, verb, op, dtypes.from_torch, dtype, _TORCH, names)
+
+
+Window = tuple[int, Any, int]  # bytes, what mpi4py wants, number of elements as signatures have it
+
+
+def _windows(kind: Any, itemsize: int, blocks: int) -> tuple[dict[int, Window], Callable[[int, int], Window]]:
+    """Windows by address, and how to make one; blocks: one of so many parts is what a call counts."""
+    from mpi4py import MPI
+
+    fromaddress = MPI.buffer.fromaddress
+    known: dict[int, Window] = {}
+
+    def window(address: int, nbytes: int) -> Window:
+        if len(known) > 1000:
+            known.clear()
+        n = nbytes // itemsize // blocks
+        found = known[address] = (nbytes, (fromaddress(address, nbytes), n, kind), n << 32)
+        return found
+
+    return known, window
+
+
+# -- putting it together ------------------------------------------------------------------------------
+
+
+def _make(
+    comm: Communicator,
+    verb: str,
+    op: Any,
+    record_of: Callable[[Any], Dtype],
+    dtype: Any,
+    fragments: dict[str, str],
+    names: dict[str, Any],
+) -> Lane:
+    """The lane of a verb, or detour where MPI alone cannot do the whole job."""
+    from mpi4py import MPI
+
+    try:
+        record = record_of(dtype)
+        if record.mpi is None:
             return detour
-        if known is None:
-            return _barrier(comm)
-        from . import dtypes
-
-        try:
-            record = dtypes.from_torch(dtype) if known is _TORCH else dtypes.from_numpy(dtype)
-            if record.mpi is None or (
-                known is _TORCH and record.kind == "c"
-            ):  # tensors may be lazy conjugates
-                return detour
-            return known.make(comm, verb, op, record, dtype)
-        except HpcommError:  # the careful way meets the same error and says where
-            return detour
-
-
-class Closed(dict[Any, Any]):
-    """No lanes at all, whatever is asked, down to the last step."""
-
-    def __init__(self, below: Any = None) -> None:
-        self._below = below if below is not None else Closed(Closed(detour))
-
-    def __missing__(self, key: Any) -> Any:
-        return self._below
-
-
-_NO_TYPE = Closed(detour)
-_NO_ROW = Closed(_NO_TYPE)
-
-
-def _barrier(comm: Communicator) -> Lane:
-    barrier = comm.mpi.Barrier
-    watched, code = comm._agreement.watch(barrier), head("barrier")
-    return barrier if watched is None else lambda: watched(code)
+        folding = None if op is None else _folding(op, record)
+    except HpcommError:  # the careful way meets the same error and says where
+        return detour
+    if op is not None and folding is None:
+        return detour
+    operator, fold = folding or (None, 0)
+    names.update(operator=operator, kind=getattr(MPI, record.mpi), itemsize=record.itemsize)
+    names["code"] = head(verb, fold, record.code) if verb not in ("send", "recv") else 0
+    rooted = verb == "broadcast" or verb in _ROOTED
+    if verb == "all_reduce":
+        names["last_n"] = -1
+        fragments = {**fragments, "sign": fragments["sign_all_reduce"]}
+    if rooted:
+        names["codes"] = [head(verb, fold, record.code, root) for root in range(comm.size)]
+        fragments = {**fragments, "sign": fragments["sign_rooted"]}
+    if "CUT" in fragments["readable"]:
+        cut = "// p" if verb in _CUTS else ""
+        fragments = {**fragments, "readable": fragments["readable"].replace("CUT", cut)}
+    bodies = {"all_reduce": _ALL_REDUCE, "broadcast": _BROADCAST, "send": _SEND, "recv": _RECV}
+    body = bodies.get(verb) or _out_of_place(verb, op is not None)
+    return _compose(comm, verb, body, fragments, names)
 
 
 def _folding(op: Any, record: Dtype) -> tuple[Any, int] | None:
@@ -122,381 +354,74 @@ def _folding(op: Any, record: Dtype) -> tuple[Any, int] | None:
     return fold.mpi(), fold.code
 
 
-def _numpy_all_reduce(comm: Communicator, op: Any, record: Dtype, dtype: Any) -> Lane:
-    import numpy as np
+_PLAIN_CALL = "CALL"
+_CALL = """try:
+    AROUND
+except MPIError as error:
+    raise failure(error, verb, comm) from None"""
+
+
+def _compose(
+    comm: Communicator, verb: str, body: str, fragments: dict[str, str], names: dict[str, Any]
+) -> Lane:
     from mpi4py import MPI
 
     from .transport import mpi
 
-    found = _folding(op, record)
-    if found is None:
-        return detour
-    operator, code = found[0], head("all_reduce", found[1], record.code)
-    kind, in_place, ndarray, empty = getattr(MPI, str(record.mpi)), MPI.IN_PLACE, np.ndarray, np.empty
-    all_reduce, most = comm.mpi.Allreduce, mpi.largest_count
-    watched = comm._agreement.watch(all_reduce)
-    may_share_memory = np.may_share_memory
-    last_n, mine = 0, code  # the signature of the last call, mostly that of this one
-
-    def lane(x: Any, out: Any) -> Any:
-        nonlocal last_n, mine
-        n = x.size
-        if n > most:
-            return NotImplemented
-        if out is x:
-            if not x.flags.carray:
-                return NotImplemented
-            send: Any = in_place
-        else:
-            if not x.flags.c_contiguous:
-                return NotImplemented
-            if out is None:
-                out = empty(x.shape, dtype)
-            elif (
-                type(out) is not ndarray
-                or out.dtype is not dtype
-                or out.size != n
-                or (out.ndim != 1 and out.shape != x.shape)
-                or not out.flags.carray
-                or ((out.base is not None or x.base is not None) and may_share_memory(x, out))
-            ):
-                return NotImplemented
-            send = (x, n, kind)
-        try:
-            if watched is None:
-                all_reduce(send, (out, n, kind), operator)
-            else:
-                if n != last_n:
-                    last_n, mine = n, n << 32 | code
-                watched(mine, send, (out, n, kind), operator)
-        except MPI.Exception as error:
-            raise mpi.failure(error, "all_reduce", comm) from None
-        return out
-
-    return lane
-
-
-def _torch_all_reduce(comm: Communicator, op: Any, record: Dtype, dtype: Any) -> Lane:
-    from mpi4py import MPI
-
-    from .transport import mpi
-
-    found = _folding(op, record)
-    if found is None:
-        return detour
-    operator, code = found[0], head("all_reduce", found[1], record.code)
-    torch = sys.modules["torch"]
-    kind, in_place, tensor, empty_like = (
-        getattr(MPI, str(record.mpi)),
-        MPI.IN_PLACE,
-        torch.Tensor,
-        torch.empty_like,
+    agreed = verb not in ("send", "recv")  # a message: only its two ranks know of it
+    around = comm._agreement.around if agreed else _PLAIN_CALL
+    names.setdefault("code", head(verb) if agreed else 0)
+    names.update(comm._agreement.names)
+    names.update(
+        ANY_TAG=MPI.ANY_TAG,
+        IN_PLACE=MPI.IN_PLACE,
+        MPIError=MPI.Exception,
+        Status=MPI.Status,
+        check_length=mpi.check_length,
+        comm=comm,
+        failure=mpi.failure,
+        function=getattr(comm.mpi, mpi.NAMES[verb]),
+        last_tag=mpi.largest_tag(),
+        p=comm.size,
+        rank=comm.rank,
+        verb=verb,
     )
-    all_reduce, most = comm.mpi.Allreduce, mpi.largest_count * record.itemsize
-    least = 2 * record.itemsize  # a single element may be a lazy negative
-    watched = comm._agreement.watch(all_reduce)
-    known, window = _windows(kind, record.itemsize, code)
+    code, source = _compiled(verb, body, tuple(fragments.items()), around)
+    names.update(__name__=f"lane of {verb}", __loader__=source)
+    exec(code, names)
+    lane: Lane = names["lane"]
+    return lane
 
-    def lane(x: Any, out: Any) -> Any:
-        if not x.is_cpu:
-            return NotImplemented
-        try:
-            nbytes = x.nbytes
-            if not x.is_contiguous() or nbytes > most or nbytes < least:
-                return NotImplemented
-        except RuntimeError:  # sparse tensors have neither
-            return NotImplemented
-        here = x.data_ptr()
-        if out is x:
-            send = in_place
+
+@lru_cache(maxsize=256)
+def _compiled(
+    verb: str, body: str, fragments: tuple[tuple[str, str], ...], around: str
+) -> tuple[CodeType, _Source]:
+    known = dict(fragments)
+    if around == _PLAIN_CALL:
+        known["sign"] = ""
+    lines = []
+    for line in body.strip().splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if not word.startswith("@"):
+            lines.append(line)
+            continue
+        if word == "@call":
+            text = _CALL.replace("AROUND", around.strip().replace("\n", "\n    ")).replace("CALL", rest)
         else:
-            look = known.get(here)
-            send = look[1] if look is not None and look[0] == nbytes else window(here, nbytes)[1]
-            if out is None:
-                out = empty_like(x)
-            elif (
-                type(out) is not tensor
-                or out.dtype is not dtype
-                or not out.is_cpu
-                or out.shape != x.shape
-                or not out.is_contiguous()
-            ):
-                return NotImplemented
-            there = out.data_ptr()
-            if -nbytes < there - here < nbytes:
-                return NotImplemented
-            here = there
-        look = known.get(here)
-        if look is None or look[0] != nbytes:
-            look = window(here, nbytes)
-        try:
-            if watched is None:
-                all_reduce(send, look[1], operator)
-            else:
-                watched(look[2], send, look[1], operator)
-        except MPI.Exception as error:
-            raise mpi.failure(error, "all_reduce", comm) from None
-        return out
-
-    return lane
+            x, _, y = rest.partition(", ")
+            text = known[word[1:]].replace("X", x).replace("Y", y)
+        margin = line[: len(line) - len(line.lstrip())]
+        lines += [margin + part for part in text.splitlines() if part]
+    source = _Source("\n".join(lines) + "\n")
+    return compile(source.text, f"{__file__}:{verb}-{hash(source.text) & 0xFFFFFFFF:08x}", "exec"), source
 
 
-Window = tuple[int, Any, int]  # bytes, what mpi4py wants, signature of a call with that many elements
+class _Source:
+    """Shows tracebacks and debuggers what a lane looks like, as the loader of a module would."""
 
+    def __init__(self, text: str) -> None:
+        self.text = text
 
-def _windows(
-    kind: Any, itemsize: int, code: int = 0
-) -> tuple[dict[int, Window], Callable[[int, int], Window]]:
-    """Windows by address, kept because the same memory comes again and again; and how to make one."""
-    from mpi4py import MPI
-
-    fromaddress = MPI.buffer.fromaddress
-    known: dict[int, Window] = {}
-
-    def window(address: int, nbytes: int) -> Window:
-        if len(known) > 1000:
-            known.clear()
-        n = nbytes // itemsize
-        found = known[address] = (nbytes, (fromaddress(address, nbytes), n, kind), n << 32 | code)
-        return found
-
-    return known, window
-
-
-def _torch_look(record: Dtype, writes: bool) -> Lane:
-    from mpi4py import MPI
-
-    from .transport import mpi
-
-    least, most = 2 * record.itemsize, mpi.largest_count * record.itemsize
-    known, window = _windows(getattr(MPI, str(record.mpi)), record.itemsize)
-
-    def look(x: Any) -> Any:
-        if not x.is_cpu:
-            return None
-        try:
-            nbytes = x.nbytes
-            if not x.is_contiguous() or nbytes > most or nbytes < least:
-                return None
-        except RuntimeError:
-            return None
-        address = x.data_ptr()
-        found = known.get(address)
-        return found[1] if found is not None and found[0] == nbytes else window(address, nbytes)[1]
-
-    return look
-
-
-def _broadcast(comm: Communicator, look: Lane, record: Dtype) -> Lane:
-    from mpi4py import MPI
-
-    from .transport import mpi
-
-    bcast = comm.mpi.Bcast
-    watched = comm._agreement.watch(bcast)
-    codes = [head("broadcast", 0, record.code, root) for root in range(comm.size)]
-
-    def lane(x: Any, root: Any) -> Any:
-        spec = look(x)
-        if spec is None or type(root) is not int or not 0 <= root < len(codes):
-            return NotImplemented
-        try:
-            if watched is None:
-                bcast(spec, root)
-            else:
-                watched(spec[1] << 32 | codes[root], spec, root)
-        except MPI.Exception as error:
-            raise mpi.failure(error, "broadcast", comm) from None
-        return x
-
-    return lane
-
-
-def _numpy_look(record: Dtype, writes: bool) -> Lane:
-    from mpi4py import MPI
-
-    from .transport import mpi
-
-    kind, most = getattr(MPI, str(record.mpi)), mpi.largest_count
-
-    def look(x: Any) -> Any:
-        n = x.size
-        if n > most or not (x.flags.carray if writes else x.flags.c_contiguous):
-            return None
-        return x, n, kind
-
-    return look
-
-
-def _send(comm: Communicator, look: Lane) -> Lane:
-    from mpi4py import MPI
-
-    from .p2p import largest_tag
-    from .transport import mpi
-
-    send, size, rank, last_tag = comm.mpi.Send, comm.size, comm.rank, largest_tag()
-
-    def lane(x: Any, dest: Any, tag: Any) -> Any:
-        spec = look(x)
-        if spec is None or type(dest) is not int or not 0 <= dest < size or dest == rank:
-            return NotImplemented
-        if type(tag) is not int or not 0 <= tag <= last_tag:
-            return NotImplemented
-        try:
-            send(spec, dest, tag)
-        except MPI.Exception as error:
-            raise mpi.failure(error, "send", comm) from None
-        return None
-
-    return lane
-
-
-def _recv(comm: Communicator, look: Lane, record: Dtype) -> Lane:
-    from mpi4py import MPI
-
-    from .p2p import check_length
-    from .transport import mpi
-
-    recv, size, new_status, itemsize = comm.mpi.Recv, comm.size, MPI.Status, record.itemsize
-    any_tag = MPI.ANY_TAG
-
-    def lane(out: Any, source: Any, tag: Any) -> Any:
-        spec = look(out)
-        if tag is None:
-            tag = any_tag
-        if spec is None or type(source) is not int or not 0 <= source < size or type(tag) is not int:
-            return NotImplemented
-        status = new_status()
-        try:
-            recv(spec, source, tag, status)
-        except MPI.Exception as error:
-            raise mpi.failure(error, "recv", comm) from None
-        if status.count != spec[1] * itemsize:
-            check_length(comm, "recv", status, spec[1] * itemsize)
-        return out
-
-    return lane
-
-
-def _out_of_place(comm: Communicator, verb: str, op: Any, record: Dtype, kind: _Kind) -> Lane:
-    """Every other collective from one plain array into another.
-
-    Shapes as compose.py has them, but only the stacked form: block r is x[r] or out[r].
-    """
-    from mpi4py import MPI
-
-    from .transport import mpi
-
-    operator, fold = None, 0
-    if op is not None:
-        found = _folding(op, record)
-        if found is None:
-            return detour
-        operator, fold = found
-    function = getattr(comm.mpi, mpi.NAMES[verb])
-    watched = comm._agreement.watch(function)
-    p, rank = comm.size, comm.rank
-    codes = [head(verb, fold, record.code, root) for root in range(p)]
-    stacks, cuts = verb in ("gather", "all_gather"), verb in ("scatter", "reduce_scatter", "all_to_all")
-    rooted = verb in ("gather", "scatter", "reduce")
-    look_in, look_out, empty, disjoint = (
-        kind.look(record, False),
-        kind.look(record, True),
-        kind.empty,
-        kind.disjoint,
-    )
-
-    def lane(x: Any, out: Any, root: Any) -> Any:
-        send = look_in(x)
-        if send is None or x is out or type(root) is not int or not 0 <= root < p:
-            return NotImplemented
-        n, shape = send[1], tuple(x.shape)
-        if stacks:
-            shape = (p, *shape)
-        elif cuts:
-            if not shape or shape[0] != p:
-                return NotImplemented
-            n //= p
-            if verb != "all_to_all":
-                shape = shape[1:]
-        recv: Any = None
-        if rooted and verb != "scatter" and rank != root:
-            out = None
-        else:
-            if out is None:
-                out = empty(shape, x)
-            elif (
-                type(out) is not type(x) or out.dtype != x.dtype or out.shape != shape or not disjoint(x, out)
-            ):
-                return NotImplemented
-            recv = look_out(out)
-            if recv is None:
-                return NotImplemented
-            recv = (recv[0], n, recv[2])
-        if verb == "scatter" and rank != root:
-            send = None  # x only told the shape
-        elif cuts:
-            send = (send[0], n, send[2])
-        arguments = (send, recv) if operator is None else (send, recv, operator)
-        if rooted:
-            arguments = (*arguments, root)
-        try:
-            if watched is None:
-                function(*arguments)
-            else:
-                watched(n << 32 | codes[root], *arguments)
-        except MPI.Exception as error:
-            raise mpi.failure(error, verb, comm) from None
-        return out
-
-    return lane
-
-
-class _Kind:
-    """What lanes must know of an array library: look, empty(shape, like), disjoint(x, out)."""
-
-    def __init__(
-        self,
-        look: Callable[[Dtype, bool], Lane],
-        empty: Callable[[tuple[int, ...], Any], Any],
-        disjoint: Callable[[Any, Any], bool],
-        all_reduce: Maker,
-    ) -> None:
-        self.look = look
-        self.empty = empty
-        self.disjoint = disjoint
-        self.all_reduce = all_reduce
-
-    def make(self, comm: Communicator, verb: str, op: Any, record: Dtype, dtype: Any) -> Lane:
-        """The lane of a verb for arrays of this kind."""
-        if verb == "all_reduce":
-            return self.all_reduce(comm, op, record, dtype)
-        if verb == "broadcast":
-            return _broadcast(comm, self.look(record, True), record)
-        if verb == "send":
-            return _send(comm, self.look(record, False))
-        if verb == "recv":
-            return _recv(comm, self.look(record, True), record)
-        return _out_of_place(comm, verb, op, record, self)
-
-
-def _numpy_empty(shape: tuple[int, ...], like: Any) -> Any:
-    return sys.modules["numpy"].empty(shape, like.dtype)
-
-
-def _numpy_disjoint(x: Any, out: Any) -> bool:
-    return (x.base is None and out.base is None) or not sys.modules["numpy"].may_share_memory(x, out)
-
-
-def _torch_empty(shape: tuple[int, ...], like: Any) -> Any:
-    return sys.modules["torch"].empty(shape, dtype=like.dtype)
-
-
-def _torch_disjoint(x: Any, out: Any) -> bool:
-    """Of two contiguous tensors; look() sees to that."""
-    here, there = x.data_ptr(), out.data_ptr()
-    return bool(here + x.nbytes <= there or there + out.nbytes <= here)
-
-
-_NUMPY = _Kind(_numpy_look, _numpy_empty, _numpy_disjoint, _numpy_all_reduce)
-_TORCH = _Kind(_torch_look, _torch_empty, _torch_disjoint, _torch_all_reduce)
+    def get_source(self, name: str) -> str:
+        return self.text

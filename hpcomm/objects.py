@@ -11,7 +11,6 @@ import functools
 import operator
 import pickle
 import sys
-from collections import ChainMap
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -78,13 +77,13 @@ def recv_object(
         source, tag: None for any.
         status: a Status that is filled.
     """
-    return guarded(comm, "recv_object", _receive(comm, "recv_object", source, tag, status))
+    return guarded(comm, "recv_object", _receive(comm, "recv_object", source, tag, status, blocking=True))
 
 
 def irecv_object(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request:
     """Begin to receive an object of any size; nobody needs to know how large it is."""
     status = Status()
-    stages = _receive(comm, "irecv_object", source, tag, status)
+    stages = _receive(comm, "irecv_object", source, tag, status, blocking=False)
     request = Request(f"irecv_object(source={source}, tag={tag})", stages, status)
     request.needs(comm, source)
     return request
@@ -103,7 +102,8 @@ def sendrecv_object(
     """Send obj to dest and receive another from source at once, without deadlock."""
     going = Request("sendrecv_object", _send(comm, "sendrecv_object", obj, dest, sendtag, blocking=False))
     try:
-        return guarded(comm, "sendrecv_object", _receive(comm, "sendrecv_object", source, recvtag, status))
+        coming = _receive(comm, "sendrecv_object", source, recvtag, status, blocking=True)
+        return guarded(comm, "sendrecv_object", coming)
     finally:
         going.wait()
 
@@ -237,10 +237,11 @@ def encode(obj: Any) -> Parcel:
 
     file = BytesIO()
     pickler = pickle.Pickler(file, 5, buffer_callback=keep_out)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        table: Any = ChainMap({torch.Tensor: _take_tensor_apart}, copyreg.dispatch_table)
-        pickler.dispatch_table = table
+    table = pickler.dispatch_table = copyreg.dispatch_table.copy()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        table[numpy.ndarray] = _take_array_apart
+    if (torch := sys.modules.get("torch")) is not None:
+        table[torch.Tensor] = _take_tensor_apart
     try:
         pickler.dump(obj)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -271,15 +272,31 @@ def _decode_all(got: list[Parcel], rank: int, own: Any) -> list[Any]:
     return [own if r == rank else decode(p) for r, p in enumerate(got)]
 
 
+def _take_array_apart(array: Any) -> tuple[Any, ...]:
+    """How a plain array is pickled; numpy's own way takes three times as long."""
+    if array.dtype.kind not in "biufc" or not array.flags.c_contiguous or array.dtype.metadata:
+        reduced: tuple[Any, ...] = array.__reduce_ex__(5)
+        return reduced
+    return _put_array_together, (pickle.PickleBuffer(array), array.dtype.str, array.shape)
+
+
+def _put_array_together(block: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    import numpy as np
+
+    return np.frombuffer(block, dtype).reshape(shape) if len(block) else np.empty(shape, dtype)
+
+
 def _take_tensor_apart(tensor: Any) -> tuple[Any, ...]:
     """How a plain CPU tensor is pickled: its elements as a block, not its storage as a file."""
     torch = sys.modules["torch"]
-    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+    plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized
     if not plain or tensor.grad_fn is not None or tensor.__dict__:
         reduced: tuple[Any, ...] = tensor.__reduce_ex__(5)
         return reduced
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    block = pickle.PickleBuffer(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+    flat = tensor.detach() if tensor.requires_grad else tensor
+    if flat.is_conj() or flat.is_neg() or not flat.is_contiguous():
+        flat = flat.resolve_conj().resolve_neg().contiguous()
+    block = pickle.PickleBuffer(flat.view(-1).view(torch.uint8).numpy()) if flat.numel() else b""
     name = str(tensor.dtype).removeprefix("torch.")
     return _put_tensor_together, (block, name, tuple(tensor.shape), tensor.requires_grad)
 
@@ -293,7 +310,7 @@ def _put_tensor_together(block: Any, dtype: str, shape: tuple[int, ...], require
     else:
         memory = block if not memoryview(block).readonly else bytearray(block)
         tensor = torch.frombuffer(memory, dtype=kind).reshape(shape)
-    return tensor.requires_grad_(requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _python_op(comm: Communicator, verb: str, op: Any) -> Callable[[Any, Any], Any]:
@@ -329,13 +346,14 @@ def _send(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any, blocking
     )
 
 
-def _receive(comm: Communicator, verb: str, source: Any, tag: Any, status: Any) -> Stages:
+def _receive(comm: Communicator, verb: str, source: Any, tag: Any, status: Any, *, blocking: bool) -> Stages:
     peer, number = _sender(comm, verb, source, tag)
-    return shown(comm, verb.removeprefix("i"), _received(comm, peer, number, status), peer=peer, tag=number)
+    stages = _received(comm, peer, number, status, blocking)
+    return shown(comm, verb.removeprefix("i"), stages, peer=peer, tag=number)
 
 
-def _received(comm: Communicator, source: int, tag: int, status: Any) -> Stages:
-    got, seen = yield from parcel.receive(comm, source, tag)
+def _received(comm: Communicator, source: int, tag: int, status: Any, blocking: bool) -> Stages:
+    got, seen = yield from parcel.receive(comm, source, tag, blocking)
     _fill(status, seen)
     return None if got is None else decode(got)
 

@@ -8,9 +8,9 @@ Where the receiver knows neither, send_ragged and recv_ragged carry both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from . import lanes
 from .call import Call
 from .errors import HpcommError, LayoutError, MismatchError, RankError, UsageError, where
 from .request import Request, Stages
@@ -82,7 +82,6 @@ def send(
     x: Any,
     dest: int | None = None,
     tag: int = 0,
-    *,
     async_op: bool = False,
     dst: int | None = None,
 ) -> Any:
@@ -105,12 +104,11 @@ def send(
         dest = dst
     if not async_op:
         try:
-            done = comm._lanes["send"][type(x)][x.dtype](x, dest, tag)
-        except AttributeError:  # not an array with a dtype
-            pass
-        else:
-            if done is not NotImplemented:
-                return None
+            lane = comm._lanes["send"][None][type(x)][x.dtype]
+        except (KeyError, AttributeError):
+            lane = lanes.find(comm, "send", None, x)
+        if lane(x, dest, tag) is not NotImplemented:
+            return None
     return _send(comm, x, dest, tag, async_op)
 
 
@@ -127,7 +125,6 @@ def recv(
     out: Any = None,
     source: int | None = None,
     tag: int | None = None,
-    *,
     dtype: Any = None,
     shape: Any = None,
     status: Any = None,
@@ -154,12 +151,12 @@ def recv(
         source = src
     if out is not None and status is None and not async_op:
         try:
-            done = comm._lanes["recv"][type(out)][out.dtype](out, source, tag)
-        except AttributeError:
-            pass
-        else:
-            if done is not NotImplemented:
-                return done
+            lane = comm._lanes["recv"][None][type(out)][out.dtype]
+        except (KeyError, AttributeError):
+            lane = lanes.find(comm, "recv", None, out)
+        done = lane(out, source, tag)
+        if done is not NotImplemented:
+            return done
     return _recv(comm, out, source, tag, dtype, shape, status, async_op)
 
 
@@ -225,7 +222,7 @@ def sendrecv(
         going.Wait()
     except MPI.Exception as error:
         raise transport.failure(error, "sendrecv", comm) from None
-    check_length(comm, "sendrecv", seen, recv.nbytes)
+    transport.check_length(comm, "sendrecv", seen, recv.nbytes)
     if landing is not recv.array:
         recv.array[...] = landing
     _fill(status, seen)
@@ -349,7 +346,7 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
     def finish(seen: MPI.Status | None) -> Any:
         assert seen is not None
         if source != MPI.PROC_NULL:
-            check_length(comm, "recv", seen, look.nbytes)
+            transport.check_length(comm, "recv", seen, look.nbytes)
             if landing is not look.array:
                 look.array[...] = landing
         _fill(status, seen)
@@ -402,20 +399,6 @@ class Arrival:
         return True
 
 
-def check_length(comm: Communicator, verb: str, status: MPI.Status, expected: int) -> None:
-    """Refuse a message that does not fill its array."""
-    if status.Get_source() == MPI.PROC_NULL:
-        return
-    nbytes = status.Get_elements(MPI.BYTE)
-    if nbytes != expected:
-        raise MismatchError(
-            f"the message from rank {status.Get_source()} (tag {status.Get_tag()}) has {nbytes} bytes, "
-            f"the array that receives it {expected}",
-            where(verb, comm),
-            "give both ranks the same shape and dtype, or use send_ragged and recv_ragged",
-        )
-
-
 def _fill(status: Any, seen: MPI.Status) -> Any:
     """Copy what MPI saw into the user's Status, or into mpi4py's."""
     if status is None:
@@ -462,13 +445,6 @@ def _source(comm: Communicator, source: Any) -> int:
 def _tag(comm: Communicator, tag: Any, sending: bool = False) -> int:
     if not sending and (tag is None or tag == MPI.ANY_TAG):
         return MPI.ANY_TAG
-    if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= largest_tag():
-        raise UsageError(f"tag {tag!r} cannot be sent", hint=f"a number from 0 to {largest_tag()}")
+    if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= transport.largest_tag():
+        raise UsageError(f"tag {tag!r} cannot be sent", hint=f"a number from 0 to {transport.largest_tag()}")
     return int(tag)
-
-
-@lru_cache(maxsize=1)
-def largest_tag() -> int:
-    """The largest tag that MPI takes."""
-    highest: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
-    return highest

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .p2p import Arrival, largest_tag
+from .p2p import Arrival
 from .request import Stages
 
 if TYPE_CHECKING:
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .communicator import Communicator
+    from .transport import mpi as transport
 else:
     from .lazy import LazyModule
 
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Parcel", "all_gather", "all_to_all", "broadcast", "gather", "receive", "run", "scatter", "send"]
 
@@ -63,32 +65,41 @@ class Parcel:
         return self.blocks[1:]
 
 
-def _lay_out(lengths: Sequence[int], start: int) -> tuple[list[int], int]:
-    """Where blocks of these lengths begin behind start, each aligned, and where the last one ends."""
+def _lay_out(lengths: Sequence[int], start: int, room: int) -> tuple[list[int], int]:
+    """Where blocks of these lengths stand behind start, each aligned, and where the last one ends.
+
+    A block that does not fit into room stands nowhere: -1.
+    """
     offsets = []
     for length in lengths:
-        start = -(-start // _ALIGN) * _ALIGN
-        offsets.append(start)
-        start += length
+        at = -(-start // _ALIGN) * _ALIGN
+        if at + length > room:
+            offsets.append(-1)
+        else:
+            offsets.append(at)
+            start = at + length
     return offsets, start
 
 
 def _card(parcel: Parcel, room: int, exactly: bool) -> tuple[bytearray, int]:
-    """A card for parcel, and the tag of the parts that follow it (-1: none)."""
+    """A card for parcel, and the tag of the parts that follow it (-1: none).
+
+    The card holds the lengths of all blocks, and those blocks that fit; a length below 0 (-1 for
+    none at all) is that of a block which follows.
+    """
     lengths = [b.nbytes for b in parcel.blocks]
     head = _HEAD.size + 8 * len(lengths)
-    offsets, end = _lay_out(lengths, head)
-    whole = end <= room
-    tag = -1 if whole else next(_serial) % largest_tag()
     if head > room:  # thousands of blocks: their lengths travel as a part of their own
-        card = bytearray(room)
+        card, tag = bytearray(room), next(_serial) % transport.largest_tag()
         _HEAD.pack_into(card, 0, -len(lengths), tag)
         return card, tag
-    card = bytearray(room if exactly else end if whole else head)
-    _HEAD.pack_into(card, 0, len(lengths), tag)
-    struct.pack_into(f"<{len(lengths)}q", card, _HEAD.size, *lengths)
-    if whole:
-        for offset, block in zip(offsets, parcel.blocks, strict=True):
+    offsets, end = _lay_out(lengths, head, room)
+    tag = next(_serial) % transport.largest_tag() if -1 in offsets else -1
+    card = bytearray(room if exactly else end)
+    marks = [n if at >= 0 else -1 - n for n, at in zip(lengths, offsets, strict=True)]
+    struct.pack_into(f"<2q{len(lengths)}q", card, 0, len(lengths), tag, *marks)
+    for offset, block in zip(offsets, parcel.blocks, strict=True):
+        if offset >= 0:
             card[offset : offset + block.nbytes] = block
     return card, tag
 
@@ -120,37 +131,48 @@ _UNUSED = 3  # the pool's reference, the loop's, and getrefcount's own
 
 
 class _Opened:
-    """What a card says, as far as it is known: the blocks, and the pieces of memory still to be filled."""
+    """What a card says, as far as it is known: the blocks, and those that are still to come."""
 
-    def __init__(self, card: Any) -> None:
+    def __init__(self, card: Any, room: int) -> None:
         self.count, self.tag = _HEAD.unpack_from(card, 0)
         self.blocks: list[Any] = []
-        if self.count >= 0:
-            self._set(struct.unpack_from(f"<{self.count}q", card, _HEAD.size), card)
+        self._to_come: list[Any] = []
+        if self.count < 0:
+            return
+        head = _HEAD.size + 8 * self.count
+        marks = struct.unpack_from(f"<{self.count}q", card, _HEAD.size)
+        offsets, _ = _lay_out([n if n >= 0 else room + 1 for n in marks], head, room)
+        view = memoryview(card)
+        for mark, at in zip(marks, offsets, strict=True):
+            if mark >= 0:
+                self.blocks.append(view[at : at + mark])
+            else:
+                self._expect(-1 - mark)
 
-    def _set(self, lengths: Sequence[int], card: Any) -> None:
-        if self.tag < 0:
-            offsets, _ = _lay_out(lengths, _HEAD.size + 8 * len(lengths))
-            view = memoryview(card)
-            self.blocks = [view[o : o + n] for o, n in zip(offsets, lengths, strict=True)]
-        else:
-            self.blocks = [_memory(n).data for n in lengths]
+    def _expect(self, nbytes: int) -> None:
+        block = _memory(nbytes).data
+        self.blocks.append(block)
+        self._to_come.append(block)
 
     def lengths_to_come(self) -> bytearray | None:
         return bytearray(-8 * self.count) if self.count < 0 else None
 
     def take_lengths(self, data: bytearray) -> None:
-        self._set(struct.unpack(f"<{-self.count}q", data), b"")
+        for nbytes in struct.unpack(f"<{-self.count}q", data):
+            self._expect(nbytes)
 
     def pieces(self) -> list[Any]:
-        if self.tag < 0:
-            return []
-        return [block[i : i + PIECE] for block in self.blocks for i in range(0, block.nbytes, PIECE)]
+        return _cut(self._to_come)
 
     def parcel(self) -> Parcel:
         made = Parcel(b"")
         made.blocks = self.blocks
         return made
+
+
+def _cut(blocks: Sequence[Any]) -> list[Any]:
+    """The same memory in pieces that one message can carry."""
+    return [b[i : i + PIECE] if b.nbytes > PIECE else b for b in blocks for i in range(0, b.nbytes, PIECE)]
 
 
 def run(stages: Stages) -> Any:
@@ -170,7 +192,7 @@ def run(stages: Stages) -> Any:
 def send(comm: Communicator, parcel: Parcel, dest: int, tag: int, blocking: bool) -> Stages:
     """Send parcel to dest: one message if it is small, else a card and its parts."""
     card, part_tag = _card(parcel, LETTER, exactly=False)
-    pieces: list[Any] = [] if part_tag < 0 else _parts_after(card, parcel)
+    pieces = [] if part_tag < 0 else _parts_after(card, parcel)
     byte, parts = MPI.BYTE, comm._parts
     if blocking:
         comm._shadow.Send((card, byte), dest, tag)
@@ -183,24 +205,34 @@ def send(comm: Communicator, parcel: Parcel, dest: int, tag: int, blocking: bool
 
 
 def _parts_after(card: bytearray, parcel: Parcel) -> list[Any]:
-    lengths = [b.nbytes for b in parcel.blocks]
-    pieces = [block[i : i + PIECE] for block in parcel.blocks for i in range(0, block.nbytes, PIECE)]
-    if _HEAD.unpack_from(card, 0)[0] < 0:
-        pieces.insert(0, memoryview(struct.pack(f"<{len(lengths)}q", *lengths)))
-    return pieces
+    count = _HEAD.unpack_from(card, 0)[0]
+    if count < 0:
+        lengths = [b.nbytes for b in parcel.blocks]
+        return [memoryview(struct.pack(f"<{len(lengths)}q", *lengths)), *_cut(parcel.blocks)]
+    marks = struct.unpack_from(f"<{count}q", card, _HEAD.size)
+    return _cut([block for block, mark in zip(parcel.blocks, marks, strict=True) if mark < 0])
 
 
-def receive(comm: Communicator, source: int, tag: int) -> Stages:
+def receive(comm: Communicator, source: int, tag: int, blocking: bool) -> Stages:
     """Receive a parcel; the value is (parcel, status), the parcel None from hpcomm.PROC_NULL."""
     arrival = Arrival(comm._shadow, source, tag)
-    yield [arrival]
+    if blocking:
+        arrival.Wait()
+    else:
+        yield [arrival]
+    status = arrival.status
     if source == MPI.PROC_NULL:
-        return None, arrival.status
-    card = np.empty(arrival.status.Get_elements(MPI.BYTE), np.uint8)
+        return None, status
+    card = np.empty(status.Get_elements(MPI.BYTE), np.uint8)
     arrival.message.Recv([card, MPI.BYTE])
-    opened = _Opened(card)
-    yield from _fetch(comm, opened, arrival.status.Get_source())
-    return opened.parcel(), arrival.status
+    opened = _Opened(card, LETTER)
+    source = status.Get_source()
+    pieces = opened.pieces()
+    if blocking and len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
+        comm._parts.Recv((pieces[0], MPI.BYTE), source, opened.tag)
+    else:
+        yield from _fetch(comm, opened, source)
+    return opened.parcel(), status
 
 
 def _fetch(comm: Communicator, opened: _Opened, source: int) -> Stages:
@@ -223,7 +255,7 @@ def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bo
         card = bytearray(CARD)
     yield from _collective(mpi, "Bcast", blocking, [card, MPI.BYTE], root)
     if parcel is None:
-        opened = _Opened(card)
+        opened = _Opened(card, CARD)
         if blocking:
             lengths = opened.lengths_to_come()
             if lengths is not None:
@@ -292,7 +324,7 @@ def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blo
         mpi, "Scatter", blocking, None if cards is None else [cards, CARD, MPI.BYTE], [card, MPI.BYTE], root
     )
     if parcels is None:
-        opened = _Opened(card)
+        opened = _Opened(card, CARD)
         yield from _fetch(comm, opened, root)
         return opened.parcel()
     yield _send_parts(comm, parcels, made)
@@ -324,7 +356,7 @@ def _open_all(comm: Communicator, cards: bytearray, own: Parcel, sends: list[MPI
     """Open the cards of all ranks and receive what follows them."""
     mpi = comm._parts
     view = memoryview(cards)
-    opened = {r: _Opened(view[r * CARD : (r + 1) * CARD]) for r in range(mpi.size) if r != mpi.rank}
+    opened = {r: _Opened(view[r * CARD : (r + 1) * CARD], CARD) for r in range(mpi.size) if r != mpi.rank}
     lengths = {r: data for r, o in opened.items() if (data := o.lengths_to_come()) is not None}
     if lengths:
         yield [mpi.Irecv([data, MPI.BYTE], r, opened[r].tag) for r, data in lengths.items()]

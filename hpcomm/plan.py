@@ -38,6 +38,8 @@ class Plan:
     own travels instead, filled at each start or emptied at each wait; explain() says so.
     """
 
+    _at_once: tuple[Any, Any, Any] | None = None  # MPI's start and wait, and the result
+
     def __init__(self, comm: Communicator, call: Call) -> None:
         self._comm = comm
         self._call = call
@@ -48,6 +50,37 @@ class Plan:
         self._under_way = False
         self._complete = 0  # requests of this start that a wait with timeout has seen the end of
         self._status = MPI.Status()
+        self._simplify()
+
+    def _simplify(self) -> None:
+        """Where each round is two calls of MPI's and nothing else, make just these: start() and wait()
+        become functions of this plan, without a look at what it does not need."""
+        give = self._call.give if self._call.verb != "barrier" else lambda: None
+        if len(self._prepared) != 1 or self._fill is not None or give is None:
+            return
+        result = give()
+        if result is not None and not hasattr(result, "__dlpack__"):  # a number, a new one each time
+            return
+        begin, end = self._prepared[0].Start, self._prepared[0].Wait
+        mpi_error, carefully_start, carefully_wait = MPI.Exception, self.start, self.wait
+
+        def start() -> None:
+            if self._under_way:
+                carefully_start()
+            self._under_way = True
+            begin()
+
+        def wait(timeout: float | None = None) -> Any:
+            if timeout is not None or not self._under_way:
+                return carefully_wait(timeout)
+            self._under_way = False
+            try:
+                end()
+            except mpi_error as error:
+                raise transport.failure(error, self._call.verb, self._comm) from None
+            return result
+
+        vars(self).update(start=start, wait=wait, _at_once=(begin, end, result))
 
     def start(self) -> None:
         """Begin the call with what the arrays hold now.
@@ -61,7 +94,6 @@ class Plan:
                 "plan", self._comm
             )
         self._under_way = True
-        self._complete = 0
         if self._fill is not None:
             self._fill()
         self._begin()
@@ -84,14 +116,23 @@ class Plan:
             for i in range(self._complete, len(self._prepared)):
                 self._prepared[i].Wait(status)
         except MPI.Exception as error:
-            self._under_way = False
+            self._under_way, self._complete = False, 0
             raise transport.failure(error, self._call.verb, self._comm) from None
-        self._under_way = False
+        self._under_way, self._complete = False, 0
         return self._call.finish(status)
 
     def __call__(self, timeout: float | None = None) -> Any:
-        self.start()
-        return self.wait(timeout)
+        at_once = self._at_once
+        if at_once is None or timeout is not None or self._under_way:
+            self.start()
+            return self.wait(timeout)
+        begin, end, result = at_once
+        try:
+            begin()
+            end()
+        except MPI.Exception as error:
+            raise transport.failure(error, self._call.verb, self._comm) from None
+        return result
 
     def close(self) -> None:
         """Give MPI's persistent requests back; waits for a call under way. A second close does nothing."""
@@ -100,6 +141,9 @@ class Plan:
         for request in self._prepared:
             request.Free()
         self._prepared = []
+        self._at_once = None
+        vars(self).pop("start", None)
+        vars(self).pop("wait", None)
 
     def __enter__(self) -> Plan:
         return self
@@ -227,7 +271,7 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
     def finish(status: Any) -> Any:
         if sending:
             return None
-        p2p.check_length(comm, "recv", status, look.nbytes)
+        transport.check_length(comm, "recv", status, look.nbytes)
         return look.give()
 
     call.finish = finish

@@ -83,7 +83,7 @@ def recv_ragged(
     status = Status() if status is None else status
 
     def stages() -> Stages:
-        got, seen = yield from parcel.receive(comm, peer, number)
+        got, seen = yield from parcel.receive(comm, peer, number, not async_op)
         _fill(status, seen)
         return None if got is None else decode(got)
 

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import WaitTimeoutError, calling_frame, place
-from .observe.board import LAPS
+from .observe.board import last_call
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -119,7 +119,9 @@ class Request:
     def needs_all(self, comm: Communicator) -> None:
         """Note that all ranks of comm must make this call, its last one so far."""
         if comm._watched is not None:
-            self._needs = (comm, None, comm._watched[0][LAPS])
+            self._needs = (comm, None, last_call(comm._watched[0]))
+        elif comm._partners is not None:
+            self._needs = (comm, None, -1)
 
     @property
     def call(self) -> str:

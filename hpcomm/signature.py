@@ -8,7 +8,7 @@ rank can say what another one called even when that one has gone on.
 
 from __future__ import annotations
 
-__all__ = ["BACKGROUND", "VERBS", "describe", "head", "signature"]
+__all__ = ["BACKGROUND", "SCHEDULED", "VERBS", "describe", "head", "signature"]
 
 _PLAIN = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "exscan", "gather"]
 _PLAIN += ["reduce", "reduce_scatter", "scan", "scatter", "plan"]
@@ -30,6 +30,7 @@ def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
     return _CODES[verb] | (op & 31) << 6 | (dtype & 255) << 11 | (root & 0xFFF) << 19
 
 
+SCHEDULED = 1 << 17  # by an own schedule: the bits of the root then hold a checksum of algorithm and root
 BACKGROUND = 1 << 31  # MPI does not match blocking with nonblocking calls
 
 
@@ -44,13 +45,17 @@ def describe(signature: int) -> str:
 
     verb = VERBS[signature & 63] if signature & 63 < len(VERBS) else "?"
     op, dtype, root = signature >> 6 & 31, signature >> 11 & 255, signature >> 19 & 0xFFF
+    scheduled = dtype < 128 and signature & SCHEDULED
+    dtype &= ~(SCHEDULED >> 11) if scheduled else 255
     parts = []
     if dtype:
         name = next((d.name for d in BY_NAME.values() if d.code == dtype), "opaque")
         parts += [name, f"{signature >> 32} elements"]
     if verb in _REDUCTIONS:
         parts.append(f"op={_OPS[op]!r}" if op < len(_OPS) else "op=a function")
-    if verb.removesuffix("_object").removesuffix("_ragged") in _ROOTED:
+    if scheduled:
+        parts.append("algorithm=...")
+    elif verb.removesuffix("_object").removesuffix("_ragged") in _ROOTED:
         parts.append(f"root={root}")
     if signature & BACKGROUND:
         parts.append("async_op=True")

@@ -10,40 +10,67 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpi4py import MPI
 
-__all__ = ["LAPS", "Board", "Region", "last_call", "open_board", "posted"]
+__all__ = ["LAPS", "LINE", "Board", "Region", "last_call", "open_board", "post", "posted"]
 
-LAPS = 64  # calls that a ring remembers
+LAPS = 128  # entries of a ring
+LINE = 32  # of which so many are wiped at a time, one line ahead
 RINGS = 127  # communicators of one rank that are watched at a time
 _TEXT = 4096
-_RING_WORDS = LAPS + 8  # signatures, number of the last call, number of the very last; a cache line apart
-_GONE = (
-    1 << 62
-)  # number of the last call of a rank that makes no more: past every call, so everybody looks twice
+_RING_WORDS = LAPS + 8  # signatures, and the number of the call that began the line, a cache line apart
+_START = 63  # the signature of call 0, which nobody makes
+_GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
 _HEAD_WORDS = 8 + _TEXT // 8
 _REGION = (_HEAD_WORDS + RINGS * _RING_WORDS) * 8
-_ENDED, _ASKED, _ANSWERED, _LENGTH = range(4)
+_ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _PROCESS = range(6)
+
+
+def post(ring: memoryview) -> tuple[Callable[[], int], Callable[[], None]]:
+    """How to write to one's own ring: step() -> where the next call's signature belongs; and turn(), due
+    first where that is the first of a line.
+
+    So most calls write one word: no number beside it, since an entry that is not wiped is of the call
+    it seems to be, give or take LAPS.
+    """
+    number = 0
+    blank = memoryview(bytes(8 * LINE)).cast("q")
+
+    def turn() -> None:
+        nonlocal number
+        number += LINE
+        ahead = (number + LINE) % LAPS
+        ring[ahead : ahead + LINE] = blank
+        ring[LAPS] = number
+
+    return cycle([*range(1, LAPS), 0]).__next__, turn
 
 
 def posted(ring: memoryview, call: int) -> int | None:
     """The signature of a call, or None if its rank has not come to it or is so far on that it is gone.
 
-    The number of the last call is read before and after, because its owner goes on writing: first the
-    entry, then the number.
+    The owner goes on writing: what is read before the number counts only if the number allows it.
     """
-    first = ring[LAPS]
+    if last_call(ring) < call:
+        return None
     signature: int = ring[call % LAPS]
-    return signature if first >= call and last_call(ring) < call + LAPS - 1 else None
+    wiped = ring[LAPS] // LINE - call // LINE > LAPS // LINE - 2
+    return None if wiped or signature == _GONE else signature or None
 
 
 def last_call(ring: memoryview) -> int:
-    """The number of the last call that a rank has come to, also after its end."""
+    """The number of the last call that a rank has come to, also after its end; 0 before the first."""
     number: int = ring[LAPS]
-    return number if number < _GONE else int(ring[LAPS + 1])
+    for call in range(number, number + LINE):
+        if ring[call % LAPS] in (0, _GONE):
+            return call - 1
+    return number + LINE - 1
 
 
 class Region:
@@ -52,23 +79,44 @@ class Region:
     def __init__(self, memory: memoryview) -> None:
         self._bytes = memory
         self._words = memory.cast("q")
+        self._process = ""  # its owner's, where we can see that
+
+    def look(self) -> None:
+        """See whether the owner's process can be seen from here: then its end can be, too."""
+        path = f"/proc/{self._words[_PROCESS]}"
+        if self._words[_PROCESS] and os.path.exists(path):  # noqa: PTH110  pathlib costs 5 ms at every start
+            self._process = path
 
     def ring(self, slot: int) -> memoryview:
-        """LAPS signatures and, behind them, the number of the last call; see posted() and last_call()."""
+        """LAPS signatures and, behind them, the call that began the line; see posted() and last_call()."""
         start = _HEAD_WORDS + slot * _RING_WORDS
-        return self._words[start : start + LAPS + 2]
+        return self._words[start : start + LAPS + 1]
 
     @property
     def ended(self) -> bool:
         return bool(self._words[_ENDED])
 
+    @property
+    def failed(self) -> bool:
+        """Whether this rank is about to end by failure; the others may still say so before the job ends."""
+        return bool(self._words[_FAILED])
+
+    def fail(self) -> None:
+        self._words[_FAILED] = 1
+
+    @property
+    def gone(self) -> bool:
+        """Whether the owner has ended in whatever manner, also without saying so."""
+        return self.ended or bool(self._process and not os.path.exists(self._process))  # noqa: PTH110
+
     def end(self) -> None:
         """Say that this rank will make no more calls."""
         for slot in range(RINGS):
             ring = self.ring(slot)
-            if ring[LAPS] < _GONE:
-                ring[LAPS + 1] = ring[LAPS]
-                ring[LAPS] = _GONE
+            if ring[0] or ring[LAPS]:  # in use
+                last = last_call(ring)
+                for call in range(last + 1, last + 1 + LAPS // 2):
+                    ring[call % LAPS] = _GONE
         self._words[_ENDED] = 1
 
     def ask(self) -> int:
@@ -116,6 +164,7 @@ class Board:
         ring = self.mine.ring(slot)
         for i in range(len(ring)):
             ring[i] = 0
+        ring[0] = _START
         return slot
 
     def give_back(self, slot: int) -> None:
@@ -139,14 +188,18 @@ def open_board(world: MPI.Intracomm) -> Board | None:
         node.Barrier()
         if node.rank != 0:
             memory = _open(name, size, 0)
+        view = memoryview(memory or b"")
+        regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size if memory else 0)]
+        if regions:
+            regions[node.rank]._words[_PROCESS] = os.getpid()
         worst = bytearray(struct.pack("q", memory is not None))
         node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
         if node.rank == 0 and memory is not None:
             os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
         if memory is None or not struct.unpack("q", worst)[0]:
             return None
-        view = memoryview(memory)
-        regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size)]
+        for region in regions:
+            region.look()
         return Board(regions, node.rank, number)
     finally:
         node.Free()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MismatchError, PeerFailedError, where
 from ..signature import describe, signature
-from .board import LAPS, Board, Region, last_call, posted
+from .board import LINE, Board, Region, last_call, post, posted
 from .stack import describe_call
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ _PATIENCE = 1.0  # s that a rank waits for another's description of its call
 class Agreement:
     """How the ranks of one communicator agree.
 
-    enter(head, count) before a call, leave() after it; late(head, count) -> leave for background calls;
-    watch(function) -> f(signature, *arguments) that does both around a blocking function, or None if
-    nothing is compared.
+    enter(head, count) before a call, leave() after it; late(head, count) -> leave for background calls.
+    around does both as text, for lanes: CALL stands for the call, mine is its signature, and names holds
+    what else occurs in it.
     """
 
-    __slots__ = ("enter", "late", "leave", "level", "watch")
+    __slots__ = ("around", "enter", "late", "leave", "level", "names")
 
     def __init__(
         self,
@@ -51,10 +51,12 @@ class Agreement:
         enter: Callable[[int, int], None],
         leave: Callable[[], None],
         late: Callable[[int, int], Callable[[], None]],
-        watch: Callable[[Callable[..., Any]], Callable[..., None] | None],
+        around: str = "CALL",
+        names: dict[str, Any] | None = None,
     ) -> None:
         self.level = level
-        self.watch = watch
+        self.around = around
+        self.names = names or {}
         self.enter = enter
         self.leave = leave
         self.late = late
@@ -62,9 +64,26 @@ class Agreement:
 
 def off() -> Agreement:
     """Compare nothing."""
-    return Agreement(
-        "off", lambda code, count: None, lambda: None, lambda code, count: lambda: None, lambda function: None
-    )
+    return Agreement("off", lambda code, count: None, lambda: None, lambda code, count: lambda: None)
+
+
+# A neighbour that is at this call already and agrees need not be looked at again.
+_AROUND_LIGHT = f"""
+i = step()
+if not i % {LINE}:
+    turn()
+ring[i] = mine
+seen = theirs[i]
+if seen == mine:
+    CALL
+else:
+    if seen:
+        suspect(mine)
+    CALL
+    seen = theirs[i]
+    if seen != mine and seen:
+        suspect(mine)
+"""
 
 
 def light(
@@ -77,57 +96,35 @@ def light(
         peers: the other ranks of comm on this node, next neighbour first: rank, region, ring.
     """
     theirs = peers[0][2]
-    call = 0
-    last = 0
+    step, turn = post(ring)
+    now = last = 0  # where the last entry stands, and what it says
 
     def enter(code: int, count: int) -> None:
-        nonlocal call, last
-        call += 1
-        last = signature(code, count)
-        i = call % LAPS
-        ring[i] = last
-        ring[LAPS] = call
-        if theirs[i] != last and theirs[LAPS] >= call:
-            suspect(call, last)
+        nonlocal now, last
+        now, last = step(), signature(code, count)
+        if not now % LINE:
+            turn()
+        ring[now] = last
+        leave()
 
     def leave() -> None:
-        if theirs[call % LAPS] != last and theirs[LAPS] >= call:
-            suspect(call, last)
+        seen = theirs[now]
+        if seen != last and seen:
+            suspect(last)
 
     def late(code: int, count: int) -> Callable[[], None]:
         enter(code, count)
-        mine, number = last, call
+        mine, i, number = last, now, last_call(ring)
 
         def leave_late() -> None:
-            suspect(number, mine)
+            seen = theirs[i]
+            if seen != mine and seen:
+                suspect(mine, number)
 
         return leave_late
 
-    def watch(function: Callable[..., Any]) -> Callable[..., None]:
-        at_end, mask = LAPS, LAPS - 1  # the hot path: locals only, and nothing is called that need not be
-
-        def watched(mine: int, a: Any = None, b: Any = None, c: Any = None, d: Any = None) -> None:
-            nonlocal call
-            call += 1
-            i = call & mask
-            ring[i] = mine
-            ring[at_end] = call
-            if theirs[i] != mine and theirs[at_end] >= call:
-                suspect(call, mine)
-            if d is not None:
-                function(a, b, c, d)
-            elif c is not None:
-                function(a, b, c)
-            elif b is not None:
-                function(a, b)
-            else:
-                function()
-            if theirs[i] != mine and theirs[at_end] >= call:
-                suspect(call, mine)
-
-        return watched
-
-    def suspect(number: int, expected: int) -> None:
+    def suspect(expected: int, number: int | None = None) -> None:
+        number = last_call(ring) if number is None else number
         if peers[0][1].ended and last_call(theirs) < number:
             raise PeerFailedError(
                 f"call #{number} on '{comm.name}' needs rank {peers[0][0]}, which has ended",
@@ -139,14 +136,15 @@ def light(
             return  # not there yet, or so far ahead that its entry is gone
         time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
         others = [
-            (rank, region, describe(called) if other[LAPS] > number else None)
+            (rank, region, describe(called) if last_call(other) > number else None)
             for rank, region, other in peers
             if (called := posted(other, number)) not in (None, expected)
         ]
         if others:
             raise _disagreement(comm, number, board, others)
 
-    return Agreement("light", enter, leave, late, watch)
+    names = {"step": step, "turn": turn, "ring": ring, "theirs": theirs, "suspect": suspect}
+    return Agreement("light", enter, leave, late, _AROUND_LIGHT, names)
 
 
 def full(comm: Communicator, shadow: MPI.Comm) -> Agreement:
@@ -171,14 +169,8 @@ def full(comm: Communicator, shadow: MPI.Comm) -> Agreement:
         enter(code, count)
         return lambda: None
 
-    def watch(function: Callable[..., Any]) -> Callable[..., None]:
-        def watched(mine: int, *arguments: Any) -> None:
-            enter(mine & 0xFFFF_FFFF, mine >> 32)
-            function(*arguments)
-
-        return watched
-
-    return Agreement("full", enter, lambda: None, late, watch)
+    around = "enter(mine & 0xFFFF_FFFF, mine >> 32)\nCALL"
+    return Agreement("full", enter, lambda: None, late, around, {"enter": enter})
 
 
 def _disagreement(

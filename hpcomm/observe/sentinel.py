@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..signature import describe
-from .board import LAPS, Board, last_call, posted
+from .board import Board, last_call, posted
 from .stack import call_frame, describe_call
 
 if TYPE_CHECKING:
@@ -62,16 +62,22 @@ def _blocked_call() -> tuple[object, Communicator, int | None, int] | None:
         comm, source, number = needs
     else:
         comm, source, number = names.get("comm"), names.get("source", names.get("src")), 0
+    if comm is not None and getattr(comm, "_partners", None) is not None:
+        source = names.get("dest", names.get("dst", source))
+        is_message = number == 0 and (needs is not None or {"source", "dest"} & names.keys())
+        return (id(verb), verb.f_lasti, 0), comm, source, 0 if is_message else -1
     watched = getattr(comm, "_watched", None)
     if comm is None or watched is None:
         return None
     if needs is None and "source" not in names and "dest" not in names:
-        number = watched[0][LAPS]
+        number = last_call(watched[0])
     return (id(verb), verb.f_lasti, number), comm, source, number
 
 
 def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
     """Why the call cannot complete, or None."""
+    if comm._partners is not None:
+        return _judge_partners(comm, source, call)
     assert comm._watched is not None
     ring, peers = comm._watched
     if not call:
@@ -92,3 +98,17 @@ def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
             rows = f"  rank {comm.rank}: {describe_call()}\n  rank {rank}: {text}"
             return f"ranks disagree about call #{call} on '{comm.name}'.\n{rows}"
     return None
+
+
+def _judge_partners(comm: Communicator, rank: int | None, call: int) -> str | None:
+    """Why a call to another program cannot complete, or None. call: 0 for a message, -1 for a collective."""
+    assert comm._partners is not None
+    gone = comm._partners.gone()
+    if not gone or comm._partners.has_messages():
+        return None
+    is_known = rank is not None and rank >= 0
+    dead = rank in gone if is_known else len(gone) == comm.remote_size
+    if not (dead if call == 0 else gone):
+        return None
+    who = f"rank {rank if is_known and call == 0 else min(gone)} of program '{comm._partners.name}'"
+    return f"{describe_call()} on '{comm.name}' waits for {who}, which has ended"

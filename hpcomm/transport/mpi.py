@@ -7,6 +7,7 @@ here, because not every MPI takes them.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -28,7 +29,9 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["NAMES", "failure", "largest_count", "prepare", "run", "spec", "start"]
+__all__ = [
+    "NAMES", "check_length", "failure", "largest_count", "largest_tag", "prepare", "run", "spec", "start",
+]  # fmt: skip
 
 NAMES = {
     "all_gather": "Allgather",
@@ -67,7 +70,7 @@ def run(call: Call) -> Any:
 
 def start(call: Call) -> Request:
     """Begin call; the request finishes it."""
-    return Request(call, _background(call))
+    return Request(call, call.stages() if call.stages is not None else _background(call))
 
 
 def prepare(call: Call) -> list[MPI.Prequest]:
@@ -104,6 +107,27 @@ def failure(error: MPI.Exception, verb: str, comm: Communicator) -> HpcommError:
         "python -m hpcomm doctor",
         kind,
     )
+
+
+def check_length(comm: Communicator, verb: str, status: MPI.Status, expected: int) -> None:
+    """Refuse a message that does not fill its array."""
+    if status.Get_source() == MPI.PROC_NULL:
+        return
+    nbytes = status.Get_elements(MPI.BYTE)
+    if nbytes != expected:
+        raise MismatchError(
+            f"the message from rank {status.Get_source()} (tag {status.Get_tag()}) has {nbytes} bytes, "
+            f"the array that receives it {expected}",
+            where(verb, comm),
+            "give both ranks the same shape and dtype, or use send_ragged and recv_ragged",
+        )
+
+
+@lru_cache(maxsize=1)
+def largest_tag() -> int:
+    """The largest tag that MPI takes."""
+    highest: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
+    return highest
 
 
 def spec(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
