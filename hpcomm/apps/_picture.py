@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["draw_histogram", "draw_pingpong", "require_matplotlib"]
+from hpcomm import Box
+
+__all__ = ["draw_field", "draw_histogram", "draw_pingpong", "require_matplotlib"]
 
 
 def require_matplotlib(parser: argparse.ArgumentParser) -> None:
     """End the program with a sentence, before it starts, when there is nothing to draw with."""
     if not find_spec("matplotlib"):
         parser.error("a picture needs matplotlib: pip install matplotlib")
+
+
+def draw_field(whole: NDArray[Any], name: str, boxes: Sequence[Box], path: str) -> None:
+    """A two-dimensional field in colours, with the outline of every rank's piece."""
+    from matplotlib.patches import Rectangle
+
+    figure, axes = _subplots(1)
+    image = axes.imshow(whole, origin="lower", cmap="inferno")
+    figure.colorbar(image, label=name)
+    for box in boxes:
+        (y, x), (height, width) = box.start, box.shape
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, fill=False, edgecolor="white", lw=0.7))
+    axes.set(xlabel="x", ylabel="y", title="Every outline is one rank's piece")
+    figure.savefig(path)
 
 
 def draw_histogram(edges: NDArray[Any], counts: NDArray[Any], name: str, path: str) -> None:

@@ -1,0 +1,95 @@
+"""Save on some ranks, restart on others: a checkpoint does not know who wrote it.
+
+    python -m hpcomm run -n 4 python -m hpcomm.apps.restart_demo [FOLDER]
+
+Half of the ranks write two fields as rows; all ranks read them as blocks, and one rank alone reads them
+too. Then a byte of the newest checkpoint is spoilt, and the one before it is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import hpcomm
+from hpcomm import Communicator, Field, checkpoint
+from hpcomm.apps._report import verdict
+
+SHAPE = (60, 48)
+
+
+def fields_on(comm: Communicator, step: int | None) -> list[Field]:
+    """Temperature and velocity over a mesh of comm; filled with what step holds, or empty."""
+    mesh = comm.mesh(y=-1, x=-1)
+    fields = [
+        Field(mesh, SHAPE, halo=1, name="temperature", unit="K"),
+        Field(mesh, (*SHAPE, 2), split=("y", "x", None), dtype="float32", name="velocity", unit="m/s"),
+    ]
+    for i, field in enumerate(fields):
+        if step is not None:
+            field.inner[...] = sum(k * (7 + i + a) for a, k in enumerate(field.indices)) + 1000 * step
+    return fields
+
+
+def faults(fields: list[Field], step: int, who: str) -> list[str]:
+    """Which of the fields do not hold what step holds."""
+    right = fields_on(fields[0].comm, step)
+    return [
+        f"{who}: {field.name} is not that of step {step}"
+        for field, expected in zip(fields, right, strict=True)
+        if not np.array_equal(field.inner, expected.inner)
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="restart_demo", description="checkpoints across numbers of ranks")
+    parser.add_argument("folder", nargs="?", help="where to save; a temporary folder if absent")
+    given = parser.parse_args(argv).folder
+    comm = hpcomm.world
+    folder = Path(comm.broadcast_object(given or tempfile.mkdtemp(prefix="restart_demo-")))
+    say = print if comm.rank == 0 else lambda *_: None
+
+    writers = comm.split(0 if comm.rank < (comm.size + 1) // 2 else None)
+    if writers is not None:
+        for step in (1, 2):
+            path = checkpoint.save(folder, fields_on(writers, step), step, {"writers": writers.size})
+        say(f"{writers.size} ranks saved {path.name} as {writers.mesh(y=-1, x=-1).shape}")
+    comm.barrier()
+
+    wrong: list[str] = []
+    for who, readers in ((f"{comm.size} ranks", comm), ("one rank alone", hpcomm.self_)):
+        if readers is comm or comm.rank == 0:
+            fields = fields_on(readers, None)
+            found = checkpoint.load(folder, fields)
+            wrong += faults(fields, 2, who)
+            say(f"{who} read step {found.step}, saved by {found.metadata['writers']}")
+
+    comm.barrier()
+    if comm.rank == 0:
+        spoilt = next(folder.glob("step-00000002*")) / "temperature.npy"
+        data = bytearray(spoilt.read_bytes())
+        data[len(data) // 2] ^= 1
+        spoilt.write_bytes(data)
+    comm.barrier()
+    fields = fields_on(comm, None)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = checkpoint.load(folder, fields)
+    wrong += faults(fields, 1, "after the damage")
+    if comm.rank == 0 and not told:
+        wrong.append("nobody was told of the damage")
+    say(f"one bit spoilt: step {found.step} taken instead")
+    comm.barrier()
+    if comm.rank == 0 and not given:
+        shutil.rmtree(folder)
+    return verdict(comm, wrong, "Every reader found what was saved.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""Checkpoints: several fields and what else a program must know, in a folder that is whole or not there.
+
+    folder/step-00000100/T.npy  u.npy  manifest.json
+
+A checkpoint is written beside its name and renamed at the end, so a crash while writing leaves the ones
+before it. Loading verifies checksums before it touches a field, on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import io
+from .checksum import checksum
+from .errors import DtypeError, HpcommError, LayoutError, TransportError, UsageError, where
+from .field import Field
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+__all__ = ["Checkpoint", "load", "save", "steps"]
+
+_NAME = re.compile(r"step-(\d+)(?:\.(\d+))?$")
+_FORMAT = 1
+
+
+class Checkpoint:
+    """What load() found: step, metadata, path."""
+
+    def __init__(self, step: int, metadata: dict[str, Any], path: Path) -> None:
+        self.step, self.metadata, self.path = step, metadata, path
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint of step {self.step}: {self.path}>"
+
+
+def save(
+    folder: io.PathLike,
+    fields: Sequence[Field],
+    step: int = 0,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    keep: int | None = None,
+    sync: bool = True,
+) -> Path:
+    """Write a checkpoint of fields, which all live on one communicator and have different names. Collective.
+
+    Args:
+        step: its number; the highest is loaded first.
+        metadata: anything that JSON holds; rank 0's counts.
+        keep: how many checkpoints to leave there, this one included; None: all.
+        sync: wait until it is on the disk before it counts.
+
+    Returns:
+        The folder of this checkpoint.
+
+    Raises:
+        UsageError: fields without names or with equal ones.
+        TransportError: on every rank, if any could not write; older checkpoints are untouched.
+    """
+    comm = _common(fields, "save")
+    folder = Path(folder)
+    part = comm.broadcast_object(folder / f".writing-{step:08d}-{secrets.token_hex(4)}")
+    io.agree(comm, io._on_root(comm, lambda: part.mkdir(parents=True)), "save", folder)
+    try:
+        entries = {}
+        for field in fields:
+            io.save(field, part / f"{field.name}.npy", sync=sync)
+            entries[field.name] = _entry(field)
+        manifest = {"format": _FORMAT, "step": step, "metadata": dict(metadata or {}), "fields": entries}
+        final: list[Path] = []
+        failed = io._on_root(comm, lambda: final.append(_publish(folder, part, step, manifest, keep)))
+        io.agree(comm, failed, "save", folder)
+    except HpcommError:
+        if comm.rank == 0:
+            shutil.rmtree(part, ignore_errors=True)
+        raise
+    made: Path = comm.broadcast_object(final[0] if final else None)
+    return made
+
+
+def load(folder: io.PathLike, fields: Sequence[Field], step: int | None = None) -> Checkpoint:
+    """Fill fields by their names from the newest good checkpoint, or from that of step. Collective.
+
+    A damaged checkpoint is passed over with a warning, unless step asks for it. No field is touched
+    before all of them have been read and verified.
+
+    Raises:
+        UsageError: there is none.
+        LayoutError, DtypeError: a field is not in it, or has another shape or dtype.
+        TransportError: it is damaged.
+    """
+    comm = _common(fields, "load")
+    found: list[Path] = comm.broadcast_object(_paths(Path(folder), step) if comm.rank == 0 else None)
+    if not found:
+        what = "checkpoint" if step is None else f"checkpoint of step {step}"
+        raise UsageError(f"there is no {what} in {folder}", where("load", comm), "checkpoint.steps(folder)")
+    for path in found:
+        try:
+            return _load(comm, path, fields)
+        except TransportError as error:  # noqa: PERF203  once for each checkpoint
+            if step is not None or path is found[-1]:
+                raise
+            if comm.rank == 0:
+                warnings.warn(f"{path} is passed over: {error.what}", RuntimeWarning, stacklevel=2)
+    raise AssertionError("unreachable")
+
+
+def steps(folder: io.PathLike) -> list[int]:
+    """The steps whose checkpoints are in folder, ascending. Not collective."""
+    return sorted({_number(path)[0] for path in _paths(Path(folder), None)})
+
+
+# -- how ----------------------------------------------------------------------------------------------------
+def _common(fields: Sequence[Field], verb: str) -> Communicator:
+    if not fields:
+        raise UsageError("a checkpoint needs a field", f"checkpoint.{verb}")
+    comm = fields[0].comm
+    names = [field.name for field in fields]
+    if any(field.comm is not comm for field in fields):
+        raise UsageError("the fields live on different communicators", where(verb, comm))
+    if len(set(names)) < len(names) or not all(re.fullmatch(r"\w[\w.-]*", name) for name in names):
+        raise UsageError(
+            f"fields are called {names}",
+            where(verb, comm),
+            "different names of letters and digits: Field(name=...)",
+        )
+    return comm
+
+
+def _entry(field: Field) -> dict[str, Any]:
+    return {
+        "shape": list(field.shape),
+        "dtype": field.look.dtype.name,
+        "unit": field.unit,
+        "checksum": f"{checksum(field):016x}",
+    }
+
+
+def _publish(folder: Path, part: Path, step: int, manifest: Mapping[str, Any], keep: int | None) -> Path:
+    text = json.dumps(manifest, indent=1, sort_keys=True)
+    sealed = f"{text}\n{zlib.crc32(text.encode()):08x}\n"
+    with (part / "manifest.json").open("w", encoding="utf-8") as file:
+        file.write(sealed)
+        file.flush()
+        os.fsync(file.fileno())
+    final = folder / f"step-{step:08d}"
+    again = 0
+    while final.exists():  # the same step once more: the older one stays until this one is there
+        again += 1
+        final = folder / f"step-{step:08d}.{again}"
+    part.rename(final)
+    _sync_folder(folder)
+    for stale in folder.glob(".writing-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    for old in _paths(folder, None)[keep:] if keep else []:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name itself must reach the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _number(path: Path) -> tuple[int, int]:
+    found = _NAME.fullmatch(path.name)
+    return (int(found[1]), int(found[2] or 0)) if found else (-1, 0)
+
+
+def _paths(folder: Path, step: int | None) -> list[Path]:
+    """Checkpoints, the newest first."""
+    found = [path for path in folder.glob("step-*") if _number(path)[0] >= 0]
+    return sorted((p for p in found if step in (None, _number(p)[0])), key=_number, reverse=True)
+
+
+def _load(comm: Communicator, path: Path, fields: Sequence[Field]) -> Checkpoint:
+    found: list[dict[str, Any]] = []
+    io.agree(comm, io._on_root(comm, lambda: found.append(_manifest(path))), "load", path)
+    manifest = comm.broadcast_object(found[0] if found else None)
+    for field in fields:
+        _check(comm, path, field, manifest["fields"])
+    read = []
+    for field in fields:
+        fresh = Field(comm, field.partition, dtype=field.look.make((0,)).give().dtype, name=field.name)
+        io.read_into(fresh, path / f"{field.name}.npy")
+        wanted = manifest["fields"][field.name]["checksum"]
+        if f"{checksum(fresh):016x}" != wanted:
+            raise TransportError(
+                f"the checksum of {path / field.name}.npy is not that of the field that was saved",
+                where("load", comm),
+                "an older checkpoint; the disk is to be mistrusted",
+            )
+        read.append(fresh)
+    for field, fresh in zip(fields, read, strict=True):
+        field.look.array[field._own()] = fresh.look.array[fresh._own()]
+    return Checkpoint(manifest["step"], manifest["metadata"], path)
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    text, _, seal = (path / "manifest.json").read_text(encoding="utf-8").rstrip("\n").rpartition("\n")
+    if f"{zlib.crc32(text.encode()):08x}" != seal:
+        raise ValueError("its manifest is damaged")
+    read: dict[str, Any] = json.loads(text)
+    if read["format"] != _FORMAT:
+        raise ValueError(f"it has format {read['format']}, this hpcomm reads {_FORMAT}")
+    return read
+
+
+def _check(comm: Communicator, path: Path, field: Field, entries: Mapping[str, Any]) -> None:
+    if field.name not in entries:
+        raise LayoutError(
+            f"{path} holds no field {field.name!r}",
+            where("load", comm),
+            f"one of {', '.join(sorted(entries))}",
+        )
+    entry = entries[field.name]
+    if tuple(entry["shape"]) != field.shape:
+        raise LayoutError(
+            f"{field.name!r} has shape {tuple(entry['shape'])} in {path}, the field {field.shape}",
+            where("load", comm),
+        )
+    if entry["dtype"] != field.look.dtype.name:
+        raise DtypeError(
+            f"{field.name!r} is {entry['dtype']} in {path}, the field {field.look.dtype}", where("load", comm)
+        )

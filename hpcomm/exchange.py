@@ -1,0 +1,333 @@
+"""Messages from memory to memory, planned once: one persistent message for each pair of ranks.
+
+Halos, redistribution and their reverses are all this: views of arrays that go out and views that come
+in. Several views to the same rank, of one array or of many, travel as one message. The MPI library
+walks over strided memory itself, by a derived datatype; only rows at any positions, and what is to be
+added on arrival, go through memory of the exchange.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import UsageError, WaitTimeoutError, where
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+
+    from .communicator import Communicator
+    from .transport import mpi as transport
+
+    View = NDArray[Any]
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["Exchange", "Rows", "channel", "datatype", "strided"]
+
+_SHORT = 3 << 10  # bytes of a message that libraries send off at once
+_LONG = 32 << 10  # bytes of one that is worth sending by itself
+
+
+class Rows:
+    """Rows of an array at any positions, each there once: what a view cannot be."""
+
+    def __init__(self, array: View, at: View) -> None:
+        self.array, self.at = array, at
+        self.shape = (len(at), *array.shape[1:])
+        self.dtype, self.itemsize = array.dtype, array.itemsize
+        self.size: int = len(at) * array[:1].size
+        self.nbytes: int = self.size * array.itemsize
+
+
+class Exchange:
+    """A planned exchange between fixed places in memory.
+
+    start() begins it with what is in memory now; between start and wait what goes out must not change
+    and what comes in must not be read. wait() ends it; calling the exchange does both.
+
+    Args:
+        comm: its ranks are the peers; every rank makes its exchanges in the same order.
+        sends, receives: (peer, view of memory or Rows), for each pair of ranks in one order at both ends.
+        add: numbers of the receives that are added to what is there.
+        tag: number of the channel, if the caller has taken one for itself.
+        verb: for messages.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        sends: Sequence[tuple[int, Any]],
+        receives: Sequence[tuple[int, Any]],
+        add: Sequence[int] = (),
+        tag: int | None = None,
+        verb: str = "exchange",
+    ) -> None:
+        self._comm = comm
+        self._verb = verb
+        mpi, number = channel(comm) if tag is None else (channel(comm, peek=True)[0], tag)
+        me = comm.rank
+        self._keep = [view for _, view in (*sends, *receives)]
+        self._types: list[MPI.Datatype] = []
+        self._before: list[tuple[View, Any]] = []  # (to, from)
+        self._after: list[tuple[Any, View, bool]] = []
+        self._here: list[tuple[Any, Any, bool]] = []
+        out = [view for peer, view in sends if peer == me]
+        own = [(i, view) for i, (peer, view) in enumerate(receives) if peer == me]
+        self._here = [(to, source, i in add) for (i, to), source in zip(own, out, strict=True)]
+        self._requests: list[MPI.Prequest] = []
+        try:
+            incoming = {
+                peer: [(v, i in add) for i, (p, v) in enumerate(receives) if p == peer and v.size]
+                for peer in sorted({p for p, v in receives if v.size} - {me})
+            }
+            outgoing = {
+                peer: [v for p, v in sends if p == peer and v.size]
+                for peer in sorted({p for p, v in sends if v.size} - {me})
+            }
+            apart = self._apart(mpi, number, outgoing, incoming) if tag is None else set()
+            for peer, arriving in incoming.items():
+                for views in [[v] for v in arriving] if (peer, me) in apart else [arriving]:
+                    self._requests.append(mpi.Recv_init(self._incoming(views), peer, number))
+            for peer, leaving in outgoing.items():
+                for parts in [[v] for v in leaving] if (me, peer) in apart else [leaving]:
+                    self._requests.append(mpi.Send_init(self._outgoing(parts), peer, number))
+        except MPI.Exception as error:
+            raise transport.failure(error, verb, comm) from None
+        self._under_way = False
+        self._plain = bool(self._requests) and not (self._before or self._after or self._here)
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            UsageError: the last start was not waited for, or the exchange is closed.
+        """
+        if self._under_way or self._keep is None:
+            what = "has been started and not waited for" if self._under_way else "is closed"
+            raise UsageError(
+                f"the {self._verb} {what}", where(self._verb, self._comm), "wait() after each start()"
+            )
+        self._under_way = True
+        for to, source in self._before:
+            to[...] = source.array[source.at] if isinstance(source, Rows) else source
+        if self._requests:
+            MPI.Prequest.Startall(self._requests)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the end.
+
+        Raises:
+            UsageError: not started.
+            WaitTimeoutError: timeout seconds are over; the exchange is still under way.
+        """
+        if not self._under_way:
+            raise UsageError(
+                f"the {self._verb} was not started", where(self._verb, self._comm), "start() before wait()"
+            )
+        for to, source, adds in self._here:
+            _land(to, source, adds)
+        try:
+            if timeout is not None:
+                self._poll(timeout)
+            if self._requests:
+                MPI.Request.Waitall(self._requests)
+        except MPI.Exception as error:
+            self._under_way = False
+            raise transport.failure(error, self._verb, self._comm) from None
+        self._under_way = False
+        for to, source, adds in self._after:
+            _land(to, source, adds)
+
+    def __call__(self, timeout: float | None = None) -> None:
+        if self._plain and timeout is None and not self._under_way:  # nothing but messages: no detour
+            try:
+                MPI.Prequest.Startall(self._requests)
+                MPI.Request.Waitall(self._requests)
+            except MPI.Exception as error:
+                raise transport.failure(error, self._verb, self._comm) from None
+            return
+        self.start()
+        self.wait(timeout)
+
+    def close(self) -> None:
+        """Give MPI's requests and types back; waits for an exchange under way."""
+        if self._under_way:
+            self.wait()
+        for request in self._requests:
+            request.Free()
+        for kind in self._types:
+            kind.Free()
+        self._requests, self._types, self._before, self._after, self._here = [], [], [], [], []
+        self._keep = None  # type: ignore[assignment]
+        self._plain = False
+
+    @property
+    def messages(self) -> int:
+        """How many messages this rank sends and receives."""
+        return len(self._requests)
+
+    def explain(self) -> str:
+        """Which way the bytes take."""
+        packed = sum(to.nbytes for to, _ in self._before) + sum(v.nbytes for _, v, _ in self._after)
+        return (
+            f"{self._verb}: {len(self._requests)} persistent messages, {len(self._types)} of them by derived "
+            f"datatype, {packed} bytes gathered before or scattered after, "
+            f"{len(self._here)} copies within this rank"
+        )
+
+    # -- how ------------------------------------------------------------------------------------------
+    def _apart(self, mpi: MPI.Comm, number: int, outgoing: Any, incoming: Any) -> set[tuple[int, int]]:
+        """The (source, dest) whose views go as messages of their own, because both ends would have it so."""
+        me = self._comm.rank
+        likes = {(me, p): np.array([_alone(views)]) for p, views in outgoing.items()}
+        likes |= {(p, me): np.array([_alone([v for v, _ in views])]) for p, views in incoming.items()}
+        theirs = {pair: np.empty(1, bool) for pair in likes}
+        # two kinds of answers, about each direction; a pair's are told apart by their order
+        going = [mpi.Irecv(theirs[me, p], p, number) for p in outgoing]
+        going += [mpi.Irecv(theirs[p, me], p, number) for p in incoming]
+        going += [mpi.Isend(likes[p, me], p, number) for p in incoming]
+        going += [mpi.Isend(likes[me, p], p, number) for p in outgoing]
+        MPI.Request.Waitall(going)
+        return {pair for pair in likes if likes[pair][0] and theirs[pair][0]}
+
+    def _outgoing(self, views: list[Any]) -> Any:
+        if not any(isinstance(view, Rows) for view in views):
+            return self._spec(views)
+        whole, parts = _gathered(views)
+        self._before += zip(parts, views, strict=True)
+        return [whole, MPI.BYTE]
+
+    def _incoming(self, views: list[tuple[Any, bool]]) -> Any:
+        plain = [view for view, _ in views]
+        if not any(adds or isinstance(view, Rows) for view, adds in views):
+            return self._spec(plain)
+        whole, parts = _gathered(plain)
+        self._after += [(view, part, adds) for (view, adds), part in zip(views, parts, strict=True)]
+        return [whole, MPI.BYTE]
+
+    def _spec(self, views: list[View]) -> Any:
+        if len(views) == 1 and views[0].flags.c_contiguous and views[0].nbytes < _LARGEST:
+            return [views[0].reshape(-1).view(np.uint8), MPI.BYTE]
+        if len(views) == 1:
+            kind = strided(views[0].shape, views[0].strides, views[0].itemsize).Commit()
+            start: Any = MPI.buffer.fromaddress(views[0].__array_interface__["data"][0], views[0].itemsize)
+        else:
+            kind, start = datatype(views), MPI.BOTTOM
+        self._types.append(kind)
+        return [start, 1, kind]
+
+    def _poll(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not MPI.Request.Testall(self._requests):
+            if time.monotonic() >= deadline:
+                raise WaitTimeoutError(
+                    f"the {self._verb} was not complete after {timeout:g} s",
+                    where(self._verb, self._comm),
+                    "wait again, or look for the rank that did not start its exchange",
+                )
+            time.sleep(2e-5)
+
+
+def _land(to: Any, source: Any, adds: bool) -> None:
+    if isinstance(source, Rows):
+        source = source.array[source.at]
+    if isinstance(to, Rows) and adds:
+        to.array[to.at] += source
+    elif isinstance(to, Rows):
+        to.array[to.at] = source
+    elif adds:
+        to += source
+    else:
+        to[...] = source
+
+
+def _alone(views: Sequence[Any]) -> bool:
+    """Whether these views travel quicker as messages of their own.
+
+    Short ones, each in one piece, do: two of 2 KiB take 3.7 us on Open MPI, one that MPI gathers from both
+    4.4 us; and so do long ones, of which one is under way while the next is gathered. In between, and for
+    short strided views, one message is the better (benchmarks/halo.py).
+    """
+    if len(views) < 2 or any(isinstance(view, Rows) for view in views):
+        return False
+    short = all(view.flags.c_contiguous and view.nbytes < _SHORT for view in views)
+    return short or all(view.nbytes >= _LONG for view in views)
+
+
+def _gathered(views: Sequence[Any]) -> tuple[View, list[View]]:
+    """Memory for all views one behind the other, and the part of each in its shape and dtype."""
+    whole = np.empty(sum(view.nbytes for view in views), np.uint8)
+    parts, at = [], 0
+    for view in views:
+        parts.append(whole[at : at + view.nbytes].view(view.dtype).reshape(view.shape))
+        at += view.nbytes
+    return whole, parts
+
+
+_UNITS = {1: "BYTE", 2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T"}
+_LARGEST = 1 << 30  # count of one type constructor: C ints, whatever the library could do beyond
+
+
+def datatype(views: Sequence[View]) -> MPI.Datatype:
+    """A committed datatype that stands for all views, by their addresses (to be used with MPI.BOTTOM)."""
+    parts = [strided(view.shape, view.strides, view.itemsize) for view in views]
+    addresses = [view.__array_interface__["data"][0] for view in views]
+    made = MPI.Datatype.Create_struct([1] * len(parts), addresses, parts).Commit()
+    for part in parts:
+        part.Free()
+    return made
+
+
+def strided(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> MPI.Datatype:
+    """Elements relative to the first, of any strides (in bytes); not committed."""
+    unit = getattr(MPI, _UNITS.get(itemsize, "BYTE"))
+    count = 1 if itemsize in _UNITS else itemsize
+    run = itemsize
+    axes = [(n, s) for n, s in zip(shape, strides, strict=True) if n > 1]
+    while axes and axes[-1][1] == run:
+        n, _ = axes.pop()
+        count *= n
+        run *= n
+    if axes and count <= _LARGEST:  # one vector for the two innermost levels, which libraries know best
+        n, stride = axes.pop()
+        made: MPI.Datatype = unit.Create_hvector(n, count, stride)
+    else:
+        made = _contiguous(unit, count)
+    for n, stride in reversed(axes):
+        inner, made = made, made.Create_hvector(n, 1, stride)
+        inner.Free()
+    return made
+
+
+def _contiguous(unit: MPI.Datatype, count: int) -> MPI.Datatype:
+    if count <= _LARGEST:
+        return unit.Create_contiguous(count)
+    whole, rest = divmod(count, _LARGEST)
+    block = unit.Create_contiguous(_LARGEST)
+    made = MPI.Datatype.Create_struct([whole, rest], [0, whole * _LARGEST * unit.Get_size()], [block, unit])
+    block.Free()
+    return made
+
+
+# -- channels ---------------------------------------------------------------------------------------------
+def channel(comm: Communicator, peek: bool = False) -> tuple[MPI.Comm, int]:
+    """A duplicate of comm for exchanges alone, and a number that tells this exchange from the others.
+
+    The first use of a communicator is collective; closing it closes the duplicate. With peek no number is
+    taken.
+    """
+    if comm._channel is None:
+        made = comm.mpi.Dup()
+        made.Set_errhandler(MPI.ERRORS_RETURN)
+        comm._channel = [made, 0]
+    if not peek:
+        comm._channel[1] += 1
+    return comm._channel[0], comm._channel[1] % 32768

@@ -1,0 +1,399 @@
+"""A Field: one named array spread over ranks, with its partition, its halo and its unit.
+
+T = Field(comm.mesh(y=2, x=2), (512, 512), halo=1, name="T", unit="K")
+T.inner[...] = 300.0
+T.update_halo()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import HpcommError, LayoutError, where
+from .exchange import Rows
+from .halo import Halo
+from .mesh import Mesh
+from .partition import Box, Partition, Points, Region, Split, Width, halo_width
+from .partition import halo as find_halo
+from .redistribution import Redistribution
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from . import buffer, dtypes
+    from .communicator import Communicator
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+    buffer = LazyModule("hpcomm.buffer")
+    dtypes = LazyModule("hpcomm.dtypes")
+
+__all__ = ["Field"]
+
+
+class Field:
+    """One array spread over ranks.
+
+    Args:
+        ranks: a Mesh, or a Communicator.
+        whole: shape of the whole, cut over the mesh (over the ranks of a communicator: by rows); or a
+            Partition or Points.
+        split: which mesh axis cuts which array axis (see Partition).
+        dtype: of the elements; a torch dtype makes a tensor.
+        halo: how many elements of the neighbours each rank sees around its own: a number, one for each
+            axis, or (before, after) for each axis. The rim is there at the ends of the whole too, for
+            boundary values; only periodic axes fill it.
+        periodic: array axes that close to rings; default: those that periodic mesh axes cut.
+        corners: whether the halo has corners.
+        name, unit: for people and files.
+        array: this rank's array with its halo, instead of a new one (which holds zeros).
+
+    Attributes:
+        array: this rank's array, halo included, as numpy array or tensor.
+        inner: the view of it without the halo: what this rank owns.
+        box: the global indices of inner (None for Points).
+        partition, comm, halo, name, unit: as given.
+
+    Raises:
+        LayoutError: partition, ranks and array do not fit each other.
+    """
+
+    def __init__(
+        self,
+        ranks: Mesh | Communicator,
+        whole: Sequence[int] | Partition | Points,
+        *,
+        split: Sequence[Split] | None = None,
+        dtype: Any = "float64",
+        halo: Width = 0,
+        periodic: Iterable[int] | None = None,
+        corners: bool = True,
+        name: str = "",
+        unit: str = "",
+        array: Any = None,
+    ) -> None:
+        comm = ranks.comm if isinstance(ranks, Mesh) else ranks
+        self.comm: Communicator = comm
+        self.name, self.unit = name, unit
+        self.corners = corners
+        try:
+            self.partition = _partition(ranks, whole, split)
+            if self.partition.size != comm.size:
+                raise LayoutError(
+                    f"the partition is over {self.partition.size} ranks, the communicator has {comm.size}",
+                    hint="a communicator of as many ranks",
+                )
+            self._set_up(halo, periodic, ranks)
+            shape = self._shape_here()
+            if array is None:
+                self.look = buffer.empty(shape, *dtypes.parse(dtype))
+                self.look.array[...] = np.zeros((), self.look.array.dtype)
+            else:
+                self.look = buffer.as_buffer(array)
+                if self.look.shape != shape or self.look.frozen:
+                    wrong = self.look.frozen or f"has shape {self.look.shape}, due is {shape}"
+                    raise LayoutError(f"array {wrong}", hint="this rank's box, with its halo, to be written")
+        except HpcommError as error:
+            raise error.located(f"field {name!r}", comm) from None
+        self.array: Any = self.look.give()
+        self._halo: Halo | None = None
+
+    def _set_up(self, halo: Width, periodic: Iterable[int] | None, ranks: Mesh | Communicator) -> None:
+        """Where the rim lies."""
+        self.box: Box | None = None
+        if isinstance(self.partition, Points):
+            self.halo: Any = 0
+            self.periodic: tuple[int, ...] = ()
+            return
+        self.halo = halo_width(halo, self.partition.ndim)
+        self.box = self.partition.box(self.comm.rank)
+        self._origin = self.box.grown(self.halo).start
+        if periodic is None:
+            rings = ranks.periodic if isinstance(ranks, Mesh) else ()
+            self.periodic = tuple(a for a, names in enumerate(self.partition.axes) if {*names} & {*rings})
+        else:
+            self.periodic = tuple(a % self.partition.ndim for a in periodic)
+
+    def _shape_here(self) -> tuple[int, ...]:
+        if isinstance(self.partition, Points):
+            own, ghosts = self.partition.owned, self.partition.ghosts
+            assert ghosts is not None
+            return (len(own[self.comm.rank]) + len(ghosts[self.comm.rank]), *self.partition.shape[1:])
+        assert self.box is not None
+        return self.box.grown(self.halo).shape
+
+    # -- looking at it ----------------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        return self.partition.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Of the elements, as the array's library has it."""
+        return self.array.dtype
+
+    @property
+    def inner(self) -> Any:
+        """The view of what this rank owns."""
+        return self.array[self._own()]
+
+    @property
+    def indices(self) -> tuple[Any, ...]:
+        """Global indices of inner, one array for each axis, which broadcast against each other."""
+        if isinstance(self.partition, Points):
+            return (self.partition.owned[self.comm.rank],)
+        assert self.box is not None
+        return tuple(np.ogrid[self.box.slices()]) if self.box.start else ()
+
+    def place(self, region: Region) -> Any:
+        """Where a region of this rank's grown box lies in memory."""
+        if isinstance(region, Box):
+            return self.look.array[region.slices(self._origin)]
+        points = self.partition
+        assert isinstance(points, Points)
+        assert points.ghosts is not None
+        here = np.concatenate([points.owned[self.comm.rank], points.ghosts[self.comm.rank]])
+        order = np.argsort(here, kind="stable")
+        return Rows(self.look.array, order[np.searchsorted(here[order], region)])
+
+    def received(self) -> list[Any]:
+        """The places in this rank's array that an exchange of the halo fills."""
+        route = find_halo(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
+        places = []
+        for piece in route.receives:
+            if isinstance(piece.here, Box):
+                places.append(piece.here.slices(self._origin))
+            else:
+                places.append(self.place(piece.here).at)
+        return places
+
+    def _own(self) -> Any:
+        if isinstance(self.partition, Points):
+            return slice(0, len(self.partition.owned[self.comm.rank]))
+        assert self.box is not None
+        return self.box.slices(self._origin)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether what this rank holds counts: copies count once."""
+        return isinstance(self.partition, Points) or self.partition.is_first(self.comm.rank)
+
+    def __repr__(self) -> str:
+        unit = f" [{self.unit}]" if self.unit else ""
+        return f"<Field {self.name or '?'}{unit} {self.look.dtype} {self.partition}>"
+
+    # -- neighbours -----------------------------------------------------------------------------------
+    def update_halo(self) -> None:
+        """Fill the halo with what the neighbours own there. Collective; planned at the first use.
+
+        Several fields in one exchange, or with work in between: hpcomm.Halo.
+        """
+        if self._halo is None:
+            self._halo = Halo(self)
+        self._halo()
+
+    # -- the whole ------------------------------------------------------------------------------------
+    def gather(self, root: int = 0) -> Any:
+        """The whole on root, None elsewhere. Collective."""
+        return self._to(Partition(self.shape, {}), [root])
+
+    def all_gather(self) -> Any:
+        """The whole on every rank. Collective."""
+        if isinstance(self.partition, Points):
+            whole = self.look.make(self.shape)
+            own = self.look.array[self._own()]
+            for indices, part in zip(self.partition.owned, self.comm.all_gather_ragged(own), strict=True):
+                whole.array[indices] = part
+            return whole.give()
+        copies = Partition(self.shape, {"copy": self.comm.size}, (None,) * len(self.shape))
+        return self._to(copies, list(range(self.comm.size)))
+
+    def scatter(self, x: Any = None, root: int = 0) -> Field:
+        """Fill the field from the whole x on root; x is ignored elsewhere. Collective. Returns the field.
+
+        Raises:
+            LayoutError, DtypeError: x does not have the field's shape or dtype; on every rank.
+        """
+        look = None
+        wrong = None
+        if self.comm.rank == root:
+            try:
+                look = buffer.as_buffer(x)
+                if look.shape != self.shape or look.dtype != self.look.dtype:
+                    raise LayoutError(f"x is {look}, the field {self.look.dtype} {self.shape}")
+            except HpcommError as error:
+                wrong = error.what
+        wrong = self.comm.broadcast_object(wrong, root)
+        if wrong:
+            raise LayoutError(wrong, where("scatter", self.comm), "an array of the whole's shape and dtype")
+        move = Redistribution(self.comm, Partition(self.shape, {}), self.partition, [root])
+        move(None if look is None else look.array, out=self.look.array[self._own()])
+        move.close()
+        return self
+
+    def redistribute(
+        self, target: Field | Partition | Points, comm: Communicator | None = None, halo: Width = 0
+    ) -> Field:
+        """The same values in another partition over the same ranks. Collective.
+
+        For other ranks, or to do it often: hpcomm.Redistribution.
+
+        Args:
+            target: partition, or a field that is filled.
+            halo: of the new field.
+        """
+        if isinstance(target, Field):
+            made = target
+        else:
+            like = self.look.make((0,)).give().dtype
+            made = Field(comm or self.comm, target, dtype=like, halo=halo, name=self.name, unit=self.unit)
+        move = Redistribution(self.comm, self.partition, made.partition)
+        move(self.look.array[self._own()], out=made.look.array[made._own()])
+        move.close()
+        return made
+
+    def __getitem__(self, key: Any) -> Any:
+        """The elements at global indices (numbers and slices of positive step) on every rank. Collective."""
+        steps, drop = self._key(key)
+        shape = tuple(len(range(*s)) for s in steps)
+        whole = self.look.make(shape)
+        mine, there = self._meeting(steps)
+        own = self.look.array[self._own()]
+        parts = self.comm.all_gather_ragged(np.ascontiguousarray(own[mine] if self._is_first else own[:0]))
+        places = self.comm.all_gather_object([(s.start, s.stop) for s in there] if self._is_first else None)
+        for part, place in zip(parts, places, strict=True):
+            if place is not None:
+                whole.array[tuple(slice(*ends) for ends in place)] = part
+        result = whole.give()
+        return result[tuple(0 if a in drop else slice(None) for a in range(len(shape)))]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set elements at global indices; every rank sets those it owns. Not collective.
+
+        value: a number, or an array that broadcasts to the shape of the slice.
+        """
+        steps, drop = self._key(key)
+        mine, there = self._meeting(steps)
+        inner = self.inner[mine]
+        shape = tuple(len(range(*s)) for a, s in enumerate(steps) if a not in drop)
+        if np.ndim(value) and not hasattr(value, "cpu"):
+            value = np.broadcast_to(value, shape)
+        elif np.ndim(value):
+            value = value.expand(shape)
+        if np.ndim(value):
+            value = value.reshape([len(range(*s)) for s in steps])[there]
+        inner[...] = value
+
+    def _key(self, key: Any) -> tuple[list[tuple[int, int, int]], set[int]]:
+        """(start, stop, step) for every axis, and the axes that were single numbers."""
+        if isinstance(self.partition, Points):
+            raise LayoutError("points have no slices", where("slicing", self.comm), "gather()")
+        parts = list(key) if isinstance(key, tuple) else [key]
+        if Ellipsis in parts:
+            i = parts.index(Ellipsis)
+            parts[i : i + 1] = [slice(None)] * (len(self.shape) - len(parts) + 1)
+        parts += [slice(None)] * (len(self.shape) - len(parts))
+        if len(parts) > len(self.shape):
+            raise LayoutError(f"{len(parts)} indices for the {len(self.shape)} axes of {self!r}")
+        steps, drop = [], set()
+        for axis, (part, n) in enumerate(zip(parts, self.shape, strict=True)):
+            if isinstance(part, slice):
+                start, stop, step = part.indices(n)
+                if step < 1:
+                    raise LayoutError(f"slice step {step} of axis {axis} is not positive")
+                steps.append((start, max(start, stop), step))
+                continue
+            at = int(part)
+            if not -n <= at < n:
+                raise LayoutError(f"index {at} is not on axis {axis}, which has {n}")
+            steps.append((at % n, at % n + 1, 1))
+            drop.add(axis)
+        return steps, drop
+
+    def _meeting(self, steps: Sequence[tuple[int, int, int]]) -> tuple[Any, Any]:
+        """Slices of inner, and of the slice's result, for what this rank owns of a slice of the whole."""
+        assert self.box is not None
+        mine, there = [], []
+        for (start, stop, step), low, high in zip(steps, self.box.start, self.box.stop, strict=True):
+            first = max(0, -(-(low - start) // step))
+            last = max(first, -(-(min(high, stop) - start) // step))
+            begin = start + first * step - low
+            mine.append(slice(begin, begin + (last - first) * step, step) if last > first else slice(0, 0))
+            there.append(slice(first, last))
+        return tuple(mine), tuple(there)
+
+    # -- numbers --------------------------------------------------------------------------------------
+    def sum(self) -> Any:
+        """The sum over the whole: floats are added in float64. Collective."""
+        return self.comm.all_reduce(self._local(lambda a: a.sum(), 0))
+
+    def mean(self) -> Any:
+        """The mean over the whole. Collective."""
+        return self.sum() / math.prod(self.shape)
+
+    def min(self) -> Any:
+        """The least element. Collective."""
+        return self.comm.all_reduce(
+            self._local(lambda a: a.min(), _bound(self._wide().dtype, high=True)), "min"
+        )
+
+    def max(self) -> Any:
+        """The greatest element. Collective."""
+        return self.comm.all_reduce(
+            self._local(lambda a: a.max(), _bound(self._wide().dtype, high=False)), "max"
+        )
+
+    def norm(self) -> float:
+        """The square root of the sum of squared magnitudes. Collective."""
+        return math.sqrt(self.comm.all_reduce(float(self._local(lambda a: (abs(a) ** 2).sum(), 0))))
+
+    def dot(self, other: Field) -> Any:
+        """The sum of conj(self) * other over the whole; both in the same partition. Collective."""
+        theirs = other._wide()
+        return self.comm.all_reduce(self._local(lambda a: (a.conj() * theirs).sum(), 0))
+
+    def _wide(self) -> Any:
+        """inner as numpy array in the widest type of its family."""
+        own = self.look.array[self._own()]
+        if self.look.dtype.kind == "h":
+            return dtypes.widen(own, self.look.dtype).astype(np.float64)
+        wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
+        return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
+
+    def _local(self, fold: Any, nothing: Any) -> Any:
+        if isinstance(self.partition, Partition) and self.partition.summands > 1:
+            raise LayoutError(
+                "the field is partial: its values are sums yet to be made",
+                where("reduction", self.comm),
+                "redistribute it to a partition without partial",
+            )
+        wide = self._wide()
+        return fold(wide) if self._is_first and wide.size else wide.dtype.type(nothing)
+
+    # -- how ------------------------------------------------------------------------------------------
+    def _to(self, target: Partition, ranks: list[int]) -> Any:
+        move = Redistribution(self.comm, self.partition, target, None, ranks)
+        made = self.look.make(self.shape) if self.comm.rank in ranks else None
+        move(self.look.array[self._own()], out=None if made is None else made.array)
+        move.close()
+        return None if made is None else made.give()
+
+
+def _partition(ranks: Mesh | Communicator, whole: Any, split: Sequence[Split] | None) -> Partition | Points:
+    if isinstance(whole, (Partition, Points)):
+        return whole
+    if isinstance(ranks, Mesh):
+        return Partition(whole, ranks.shape, split)
+    return Partition(whole, {"rank": ranks.size}, split)
+
+
+def _bound(dtype: Any, high: bool) -> Any:
+    """What min (high) and max leave alone."""
+    if dtype.kind == "f":
+        return math.inf if high else -math.inf
+    info = np.iinfo(dtype)
+    return info.max if high else info.min

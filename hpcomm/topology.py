@@ -1,0 +1,435 @@
+"""Ranks that know their neighbours: Cartesian grids and graphs, and the verbs between neighbours.
+
+A Topology is a Communicator. Results of the neighbour verbs stand in the order of `sources`, what goes
+out in that of `destinations`; on a grid that is, axis by axis, the neighbour below and the one above.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .communicator import Communicator
+from .errors import HpcommError, LayoutError, RankError, UsageError
+from .exchange import channel
+from .request import Request, Stages
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+
+    from . import buffer, parcel, ragged
+    from .transport import mpi as transport
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+    buffer = LazyModule("hpcomm.buffer")
+    parcel = LazyModule("hpcomm.parcel")
+    ragged = LazyModule("hpcomm.ragged")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["Cart", "Graph", "Topology", "cart", "fitting_shapes", "graph", "node_order"]
+
+
+class Topology(Communicator):
+    """A communicator whose ranks have neighbours.
+
+    Attributes:
+        sources: the ranks that this one hears from in a neighbour verb; hpcomm.PROC_NULL: nobody there.
+        destinations: the ranks that it speaks to.
+    """
+
+    sources: tuple[int, ...] = ()
+    destinations: tuple[int, ...] = ()
+
+    def neighbour_all_gather(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
+        """Collect the x of every source: result[i] is that of sources[i], zero where nobody is.
+
+        Same as MPI_Neighbor_allgather. x has the same shape and dtype on all ranks.
+
+        Args:
+            out: array of shape (len(sources), *x.shape).
+            async_op: return a Request instead.
+
+        Example (ring of 3 ranks):
+            >>> comm.cart((3,), periodic=True).neighbour_all_gather(comm.rank)
+            array([2, 1])
+        """
+        return self._neighbours("neighbour_all_gather", x, out, async_op, "allgather")
+
+    def neighbour_all_to_all(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
+        """Send x[i] to destinations[i]; result[i] came from sources[i], zero where nobody is.
+
+        Same as MPI_Neighbor_alltoall. Blocks have the same shape and dtype on all ranks.
+
+        Args:
+            x: array of shape (len(destinations), *block).
+            out: array of shape (len(sources), *block).
+        """
+        return self._neighbours("neighbour_all_to_all", x, out, async_op, "alltoall")
+
+    def neighbour_all_gather_ragged(self, x: Any) -> list[Any]:
+        """Collect the array of every source, of any shape and dtype; None where nobody is.
+
+        Same as MPI_Neighbor_allgatherv, without counts.
+        """
+        return self._neighbours_ragged(
+            "neighbour_all_gather_ragged", [x] * len(self.destinations), len(self.destinations)
+        )
+
+    def neighbour_all_to_all_ragged(self, xs: Sequence[Any]) -> list[Any]:
+        """Send array i of the list to destinations[i]; receive one of any shape from every source.
+
+        Same as MPI_Neighbor_alltoallv, without counts. Where a destination is nobody the array goes nowhere.
+        """
+        return self._neighbours_ragged("neighbour_all_to_all_ragged", xs, len(self.destinations))
+
+    # -- how ------------------------------------------------------------------------------------------
+    def _neighbours(self, verb: str, x: Any, out: Any, async_op: bool, moves: str) -> Any:
+        try:
+            self._check_open(verb)
+            look = buffer.as_buffer(x)
+            block = look.shape
+            if moves == "alltoall":
+                if not look.shape or look.shape[0] != len(self.destinations):
+                    raise LayoutError(
+                        f"x has shape {look.shape}; its first axis must be the "
+                        f"{len(self.destinations)} destinations",
+                        hint="one block for each of comm.destinations",
+                    )
+                block = look.shape[1:]
+            shape = (len(self.sources), *block)
+            result = look.make(shape) if out is None else buffer.as_buffer(out)
+            if result.shape != shape or result.dtype != look.dtype:
+                raise LayoutError(f"out is {result}, what arrives is {look.dtype} {shape}")
+            if result.frozen:
+                raise LayoutError(f"out {result.frozen}", hint="give an array that can be written")
+            if out is not None and buffer.overlap(look.array, result.array):
+                raise LayoutError("x and out overlap in memory", hint="an out of its own")
+        except HpcommError as error:
+            raise error.located(verb, self) from None
+        count = math.prod(block)
+        packed = np.ascontiguousarray(look.array)
+        direct = result.array.flags.c_contiguous
+        landing = result.array if direct else np.empty(shape, result.array.dtype)
+        for i, source in enumerate(self.sources):
+            if source == MPI.PROC_NULL:
+                landing[i] = 0
+        ends = transport.spec(packed, count, look.dtype), transport.spec(landing, count, look.dtype)
+
+        def finish() -> Any:
+            if not direct:
+                result.array[...] = landing
+            return result.give()
+
+        if async_op:
+            return Request(f"{verb}({look})", self._going(verb, f"Ineighbor_{moves}", ends, finish))
+        try:
+            getattr(self.mpi, f"Neighbor_{moves}")(*ends)
+        except MPI.Exception as error:
+            raise transport.failure(error, verb, self) from None
+        return finish()
+
+    def _going(self, verb: str, name: str, ends: Any, finish: Any) -> Stages:
+        mpi_error = MPI.Exception
+        try:
+            yield self._begun(name, ends)
+        except mpi_error as error:
+            raise transport.failure(error, verb, self) from None
+        return finish()
+
+    def _begun(self, name: str, ends: Any) -> list[Any]:
+        return [getattr(self.mpi, name)(*ends)]
+
+    def _neighbours_ragged(self, verb: str, xs: Any, n: int) -> list[Any]:
+        """First everybody says how long its blocks are, then they travel: one message for each pair."""
+        try:
+            self._check_open(verb)
+            if not isinstance(xs, (list, tuple)) or len(xs) != n:
+                raise UsageError(
+                    f"{verb} wants a list of {n} arrays", hint="one for each of comm.destinations"
+                )
+            letters = [_letter(ragged.encode(x)) for x in xs]
+        except HpcommError as error:
+            raise error.located(verb, self) from None
+        lengths = np.array([[letter.nbytes] for letter in letters], np.int64).reshape(n, 1)
+        coming = np.zeros((len(self.sources), 1), np.int64)
+        mpi: Any = self.mpi
+        try:
+            mpi.Neighbor_alltoall([lengths, 1, MPI.INT64_T], [coming, 1, MPI.INT64_T])
+            inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
+            with _Scattered(letters) as going, _Scattered(inboxes) as landing:
+                mpi.Neighbor_alltoallw(going.spec, landing.spec)
+        except MPI.Exception as error:
+            raise transport.failure(error, verb, self) from None
+        return [_opened(inbox) if inbox.nbytes else None for inbox in inboxes]
+
+
+class Cart(Topology):
+    """Ranks on a grid, row by row.
+
+    Attributes:
+        shape: ranks along each axis.
+        periodic: whether each axis closes to a ring.
+        coords: where this rank sits.
+    """
+
+    shape: tuple[int, ...]
+    periodic: tuple[bool, ...]
+    coords: tuple[int, ...]
+
+    def coords_of(self, rank: int) -> tuple[int, ...]:
+        """Where rank sits."""
+        if not 0 <= rank < self.size:
+            raise RankError(f"rank {rank} is not on the grid", hint=f"0 to {self.size - 1}")
+        return tuple(int(i) for i in np.unravel_index(rank, self.shape))
+
+    def rank_at(self, coords: Sequence[int]) -> int:
+        """The rank at coords; periodic axes wrap; hpcomm.PROC_NULL beyond the end of another."""
+        wrapped = [c % n if ring else c for c, n, ring in zip(coords, self.shape, self.periodic, strict=True)]
+        if any(not 0 <= c < n for c, n in zip(wrapped, self.shape, strict=True)):
+            return MPI.PROC_NULL
+        rank = 0
+        for c, n in zip(wrapped, self.shape, strict=True):
+            rank = rank * n + c
+        return rank
+
+    def shift(self, axis: int, step: int = 1) -> tuple[int, int]:
+        """(source, dest) for sending step ranks along axis. Same as MPI_Cart_shift."""
+        below, above = list(self.coords), list(self.coords)
+        below[axis] -= step
+        above[axis] += step
+        return self.rank_at(below), self.rank_at(above)
+
+    def sub(self, axes: Sequence[int], name: str | None = None) -> Cart:
+        """The grid over some axes that this rank is on. Collective. Same as MPI_Cart_sub."""
+        self._check_open("sub")
+        keep = [axis in axes for axis in range(len(self.shape))]
+        made = self.mpi.Sub(keep)  # type: ignore[attr-defined]
+        return _as_cart(self, made, name or f"{self.name}{list(axes)}")
+
+    def _begun(self, name: str, ends: Any) -> list[Any]:
+        """On rings of one or two ranks both neighbours are one, and Open MPI 5.0 mixes up their blocks."""
+        if not any(ring and n < 3 for ring, n in zip(self.periodic, self.shape, strict=True)):
+            return super()._begun(name, ends)
+        (out, count, kind), (landing, _, _) = ends
+        mpi, number = channel(self)
+        places = range(len(self.sources))
+        ours = out.reshape(len(places), -1) if name.endswith("alltoall") else [out] * len(places)
+        theirs = landing.reshape(len(places), -1)
+        # what goes out at place i comes in at the place of the other direction, in the order of places
+        return [
+            *(mpi.Irecv([theirs[i], count, kind], self.sources[i], number) for i in places),
+            *(mpi.Isend([ours[i ^ 1], count, kind], self.destinations[i ^ 1], number) for i in places),
+        ]
+
+
+class Graph(Topology):
+    """Ranks joined by directed edges; sources and destinations are in the order they were given."""
+
+
+def cart(
+    comm: Communicator,
+    shape: Sequence[int],
+    periodic: bool | Sequence[bool] = False,
+    *,
+    reorder: bool = False,
+    name: str | None = None,
+) -> Cart:
+    """The ranks on a grid. Collective. Same as MPI_Cart_create.
+
+    Args:
+        shape: ranks along each axis; -1: as many as there are left, evenly.
+        periodic: whether the axes close to rings: one answer, or one per axis.
+        reorder: ranks may be numbered anew, so that those of a node form a compact tile.
+
+    Raises:
+        LayoutError: the shape does not hold all ranks; the message has shapes that would.
+    """
+    try:
+        comm._check_open("cart")
+        sizes = fill_in(comm.size, tuple(shape))
+        rings = (bool(periodic),) * len(sizes) if isinstance(periodic, (bool, int)) else tuple(periodic)
+        if len(rings) != len(sizes):
+            raise LayoutError(f"periodic {rings} does not fit the {len(sizes)} axes of {sizes}")
+    except HpcommError as error:
+        raise error.located("cart", comm) from None
+    base = comm.mpi
+    if reorder:
+        order = node_order(nodes_of(comm), sizes, tiles=True)
+        base = comm.mpi.Split(0, order.index(comm.rank))
+    made = base.Create_cart(list(sizes), list(rings), False)  # type: ignore[attr-defined]
+    if reorder:
+        base.Free()
+    return _as_cart(comm, made, name or f"{comm.name}.cart")
+
+
+def graph(
+    comm: Communicator,
+    destinations: Sequence[int],
+    sources: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+) -> Graph:
+    """The ranks as nodes of a directed graph. Collective. Same as MPI_Dist_graph_create_adjacent.
+
+    Args:
+        destinations: the ranks that this one speaks to; one may stand there several times.
+        sources: the ranks that this one hears from; None: found by asking everybody, then ascending.
+
+    Raises:
+        RankError: a rank that does not exist.
+    """
+    try:
+        comm._check_open("graph")
+        for rank in (*destinations, *(sources or ())):
+            if not 0 <= rank < comm.size:
+                raise RankError(f"rank {rank} does not exist", hint=f"a rank from 0 to {comm.size - 1}")
+    except HpcommError as error:
+        raise error.located("graph", comm) from None
+    if sources is None:
+        times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)
+        heard = np.empty(comm.size, np.int32)
+        comm.mpi.Alltoall(times, heard)
+        sources = [int(r) for r in np.repeat(np.arange(comm.size), heard)]
+    mpi = comm.mpi.Create_dist_graph_adjacent(list(sources), list(destinations))  # type: ignore[attr-defined]
+    made = object.__new__(Graph)
+    made._take(mpi, name or f"{comm.name}.graph", comm.check)
+    made.sources, made.destinations = tuple(sources), tuple(destinations)
+    return made
+
+
+def _as_cart(comm: Communicator, mpi: MPI.Comm, name: str) -> Cart:
+    shape, periodic, coords = mpi.Get_topo()  # type: ignore[attr-defined]
+    made = object.__new__(Cart)
+    made._take(mpi, name, comm.check)
+    made.shape, made.coords = tuple(shape), tuple(coords)
+    made.periodic = tuple(bool(ring) for ring in periodic)
+    made.sources = made.destinations = tuple(r for a in range(len(shape)) for r in made.shift(a))
+    return made
+
+
+def fill_in(size: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """shape with its -1 replaced so that it holds size ranks.
+
+    Raises:
+        LayoutError: impossible.
+    """
+    from mpi4py import MPI
+
+    known = math.prod(n for n in shape if n != -1)
+    valid = all(n == -1 or n > 0 for n in shape)
+    if valid and -1 in shape and size % known == 0:
+        found: list[int] = MPI.Compute_dims(size, [0 if n == -1 else n for n in shape])
+        return tuple(found)
+    if not valid or known != size or -1 in shape:
+        would = " ".join(str(s) for s in fitting_shapes(size, shape))
+        raise LayoutError(
+            f"the shape {shape} does not hold {size} ranks" + ("" if -1 in shape else f" but {known}"),
+            hint=f"{would}; -1 stands for as many as are left",
+        )
+    return shape
+
+
+def fitting_shapes(size: int, shape: Sequence[int], most: int = 6) -> list[tuple[int, ...]]:
+    """Shapes of as many axes that hold size ranks, those next to shape first."""
+
+    def factors(n: int, axes: int) -> list[tuple[int, ...]]:
+        if axes <= 1:
+            return [(n,) * axes] if axes or n == 1 else []
+        return [(d, *rest) for d in range(1, n + 1) if n % d == 0 for rest in factors(n // d, axes - 1)]
+
+    def distance(candidate: tuple[int, ...]) -> float:
+        pairs = zip(candidate, shape, strict=True)
+        return sum(abs(math.log(c / n)) if n > 0 else 0.0 for c, n in pairs)
+
+    return sorted(factors(size, len(shape)), key=distance)[:most]
+
+
+def nodes_of(comm: Communicator) -> list[str]:
+    """The name of every rank's node."""
+    return comm.mpi.allgather(MPI.Get_processor_name())
+
+
+def node_order(nodes: Sequence[str], shape: Sequence[int], tiles: bool = False) -> list[int]:
+    """Which rank sits at each place of a grid, row by row, so that those of a node sit together.
+
+    Args:
+        nodes: the node of every rank.
+        tiles: nodes take compact tiles, which have the least surface, if all have as many ranks and a
+            tile fits; otherwise, and without tiles, they follow each other along the last axes.
+    """
+    first = {node: i for i, node in reversed(list(enumerate(nodes)))}
+    by_node = sorted(range(len(nodes)), key=lambda r: (first[nodes[r]], r))
+    counts = {nodes.count(node) for node in first}
+    if not tiles or len(first) < 2 or len(counts) > 1:
+        return by_node
+    tile = _tile(counts.pop(), shape)
+    if tile is None:
+        return by_node
+    places = np.arange(len(nodes)).reshape([k for n, t in zip(shape, tile, strict=True) for k in (n // t, t)])
+    outer, inner = range(0, 2 * len(tile), 2), range(1, 2 * len(tile), 2)
+    order = [0] * len(nodes)
+    for place, rank in zip(places.transpose(*outer, *inner).reshape(-1), by_node, strict=True):
+        order[int(place)] = rank
+    return order
+
+
+def _tile(n: int, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The tile of n places that divides shape and has the least surface."""
+    fit = [
+        tile
+        for tile in fitting_shapes(n, [1] * len(shape), most=n**3)
+        if all(s % t == 0 for s, t in zip(shape, tile, strict=True))
+    ]
+    # an axis that the tile spans whole has no surface to another node
+    return min(
+        fit,
+        key=lambda t: (sum(n / a for a, s in zip(t, shape, strict=True) if a != s), max(t)),
+        default=None,
+    )
+
+
+def _letter(made: Any) -> Any:
+    """A parcel of one array as flat bytes: length of the description, description, data."""
+    description = bytes(made.description)
+    data = made.contents[0]
+    letter = np.empty(8 + len(description) + data.nbytes, np.uint8)
+    letter[:8] = np.frombuffer(struct.pack("<q", len(description)), np.uint8)
+    letter[8 : 8 + len(description)] = np.frombuffer(description, np.uint8)
+    letter[8 + len(description) :] = np.frombuffer(data, np.uint8)
+    return letter
+
+
+def _opened(letter: Any) -> Any:
+    (length,) = struct.unpack_from("<q", letter, 0)
+    body = letter[8 + length :].copy()  # where the data lie aligned
+    return ragged.decode(parcel.Parcel(letter[8 : 8 + length].data, [body]))
+
+
+class _Scattered:
+    """Blocks anywhere in memory as one argument of Alltoallw; blocks past 2 GiB are single elements."""
+
+    def __init__(self, blocks: Sequence[Any]) -> None:
+        self._types = [_bytes_type(block.nbytes) for block in blocks]
+        addresses = [MPI.Get_address(block) if block.nbytes else 0 for block in blocks]
+        self.spec = [MPI.BOTTOM, ([1] * len(blocks), addresses), self._types]
+
+    def __enter__(self) -> _Scattered:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for kind in self._types:
+            kind.Free()
+
+
+def _bytes_type(nbytes: int) -> MPI.Datatype:
+    whole, rest = divmod(nbytes, 1 << 30)
+    block = MPI.BYTE.Create_contiguous(1 << 30)
+    made = MPI.Datatype.Create_struct([whole, rest], [0, whole << 30], [block, MPI.BYTE]).Commit()
+    block.Free()
+    return made

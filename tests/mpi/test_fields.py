@@ -1,0 +1,309 @@
+"""Fields over ranks: halos and redistribution are what their definitions by global index say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import hpcomm
+from hpcomm import Field, Halo, Partition, Points, Redistribution
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "pure"))
+from test_partition import partitions
+
+Together = Callable[[object, Callable[[], None]], None]
+
+steady = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+DTYPES = ["float32", "float64", "complex128", "int16", "bool", "torch.bfloat16", "torch.float32"]
+
+
+def dtype_of(name: str) -> Any:
+    return getattr(torch, name.removeprefix("torch.")) if name.startswith("torch.") else name
+
+
+def values(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Different numbers at every place, which all dtypes hold."""
+    n = int(np.prod(shape))
+    return (np.arange(1, n + 1) % 251).reshape(shape).astype("f8").astype(bool if dtype == "bool" else "f8")
+
+
+def plain(x: Any) -> np.ndarray:
+    return x.to(torch.float64).numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
+
+
+def fits(comm: Any, partition: Partition) -> Partition:
+    """The same partition with its largest mesh axis cut down until the ranks suffice."""
+    mesh = dict(partition.mesh)
+    while np.prod(list(mesh.values()), dtype=int) > comm.size:
+        name = max(mesh, key=lambda n: mesh[n])
+        mesh[name] -= 1
+    return Partition(partition.shape, mesh, partition.split, {}, partition.partial)
+
+
+def filled(comm: Any, partition: Any, dtype: str, **options: Any) -> Field:
+    field = Field(comm, partition, dtype=dtype_of(dtype), **options)
+    box = field.box.slices() if isinstance(partition, Partition) else partition.owned[comm.rank]
+    here = torch.from_numpy(values(field.shape, dtype)[box])
+    field.inner[...] = here if dtype.startswith("torch.") else here.numpy()
+    return field
+
+
+@steady
+@given(partitions(partial=False), st.lists(st.integers(0, 3), min_size=3, max_size=3), st.data())
+@pytest.mark.timeout(60)
+def test_halos_hold_what_the_whole_has_there(
+    comm: Any, together: Together, partition: Partition, widths: list[int], data: Any
+) -> None:
+    partition = fits(comm, partition)
+    members = list(range(partition.size))
+    rings = [a for a in range(partition.ndim) if data.draw(st.booleans())]
+    dtype = data.draw(st.sampled_from(DTYPES))
+    width = widths[: partition.ndim]
+    if comm.rank >= partition.size:
+        together((partition, width, rings, dtype), lambda: None)
+        return
+
+    def body() -> None:
+        some = comm.group(members)
+        one = filled(some, partition, dtype, halo=width, periodic=rings)
+        two = filled(some, partition, "int64", halo=width, periodic=rings)
+        expected = [np.asarray(plain(f.array)).copy() for f in (one, two)]
+        for f, array in zip((one, two), expected, strict=True):
+            whole = values(partition.shape, dtype if f is one else "int64")
+            grown = one.box.grown(one.halo)
+            for index in np.ndindex(array.shape):
+                at = [i + o for i, o in zip(index, grown.start, strict=True)]
+                if one.box.size and all(
+                    0 <= i < n or a in rings for a, (i, n) in enumerate(zip(at, partition.shape, strict=True))
+                ):
+                    array[index] = whole[tuple(np.mod(at, partition.shape))]
+        both = Halo(one, two)
+        for _ in range(2):
+            both.start()
+            both.wait()
+            assert (plain(one.array) == expected[0]).all()
+            assert (plain(two.array) == expected[1]).all()
+        both.close()
+        some.close()
+
+    together((partition, width, rings, dtype), body)
+
+
+@steady
+@given(st.data())
+@pytest.mark.timeout(60)
+def test_redistribution_between_any_two_partitions_keeps_the_whole(
+    comm: Any, together: Together, data: Any
+) -> None:
+    source = data.draw(partitions())
+    target = fits(comm, data.draw(partitions(source.shape)))
+    source = fits(comm, source)
+    origins = data.draw(st.permutations(range(comm.size)))[: source.size]
+    tos = data.draw(st.permutations(range(comm.size)))[: target.size]
+    dtype = data.draw(st.sampled_from(["float32", "complex128", "int64", "torch.float64"]))
+
+    def body() -> None:
+        whole = values(source.shape, dtype)
+        x = None
+        if comm.rank in origins:
+            me = origins.index(comm.rank)
+            share = whole[source.box(me).slices()] * (1 + source.summand(me))
+            x = Field(hpcomm.self_, share.shape, dtype=dtype_of(dtype)).array
+            x[...] = torch.from_numpy(share) if dtype.startswith("torch.") else share
+        before = None if x is None else plain(x).copy()
+        move = Redistribution(comm, source, target, origins, tos)
+        s = source.summands
+        for _ in range(2):
+            got = move(x, dtype=dtype_of(dtype))
+            assert (got is None) == (comm.rank not in tos)
+            if got is not None:
+                me = tos.index(comm.rank)
+                expected = whole[target.box(me).slices()] * (s * (s + 1) // 2)
+                if target.summand(me):
+                    expected = np.zeros_like(expected)
+                assert plain(got).shape == expected.shape
+                assert (plain(got) == expected).all()
+        assert before is None or (plain(x) == before).all()
+        move.close()
+
+    together((source, target, origins, tos, dtype), body)
+
+
+@steady
+@given(st.integers(0, 12), st.data())
+def test_points_are_gathered_exchanged_and_given_back(
+    comm: Any, together: Together, n: int, data: Any
+) -> None:
+    owner = np.array(data.draw(st.lists(st.integers(0, comm.size - 1), min_size=n, max_size=n)), int)
+    order = np.array(data.draw(st.permutations(range(n))), int)
+    owned = [order[owner[order] == r] for r in range(comm.size)]
+    ghosts = [order[owner[order] == (r + 1) % comm.size] if comm.size > 1 else [] for r in range(comm.size)]
+
+    def body() -> None:
+        field = filled(comm, Points((n, 2), owned, ghosts), "float32")
+        whole = values((n, 2), "float32")
+        field.update_halo()
+        here = np.concatenate([owned[comm.rank], np.asarray(ghosts[comm.rank], int)]).astype(int)
+        assert (field.array == whole[here]).all()
+        assert (field.all_gather() == whole).all()
+        at_root = field.gather(comm.size - 1)
+        assert (at_root is None) == (comm.rank != comm.size - 1)
+        assert field.sum() == whole.sum()
+        rows = field.redistribute(Partition((n, 2), {"p": comm.size}, ("p", None)))
+        assert (rows.inner == whole[rows.box.slices()]).all()
+        back = Field(comm, field.partition, dtype="float32")
+        rows.redistribute(back)
+        assert (back.inner == field.inner).all()
+        assert (
+            Field(comm, field.partition, dtype="float32").scatter(at_root, comm.size - 1).inner == back.inner
+        ).all()
+
+    together((n, owned), body)
+
+
+@pytest.fixture
+def field(comm: Any) -> Field:
+    mesh = comm.mesh(y=-1, x=2 if comm.size == 4 else 1)
+    made = Field(mesh, (5, 7), halo=1, dtype="float32", name="T", unit="K")
+    made.inner[...] = 10 * made.indices[0] + made.indices[1]
+    return made
+
+
+WHOLE = 10.0 * np.arange(5)[:, None] + np.arange(7)
+
+
+def test_a_round_trip_through_one_rank_gives_back(comm: Any, field: Field) -> None:
+    whole = field.gather(root=comm.size - 1)
+    assert (whole is None) == (comm.rank != comm.size - 1)
+    other = Field(field.comm, field.partition, dtype="float32").scatter(whole, root=comm.size - 1)
+    assert (other.all_gather() == WHOLE).all()
+    assert other.all_gather().dtype == np.float32
+    with pytest.raises(hpcomm.LayoutError, match="float64"):
+        other.scatter(np.ones((5, 7)))
+
+
+def test_reductions_are_over_the_whole_and_count_copies_once(comm: Any, field: Field) -> None:
+    assert field.sum() == WHOLE.sum()
+    assert field.mean() == WHOLE.mean()
+    assert (field.min(), field.max()) == (0.0, 46.0)
+    assert field.norm() == pytest.approx(np.linalg.norm(WHOLE), rel=1e-14)
+    assert field.dot(field) == pytest.approx((WHOLE**2).sum(), rel=1e-14)
+    copies = Field(comm, Partition((3,), {"copy": comm.size}, (None,)), dtype="int32")
+    copies.inner[...] = [1, 2, 3]
+    assert copies.sum() == 6
+    assert copies.max() == 3
+    summands = Field(comm, Partition((3,), {"dp": comm.size}, (None,), partial=["dp"]), dtype="int32")
+    summands.inner[...] = [1, 2, 3]
+    if comm.size > 1:
+        with pytest.raises(hpcomm.LayoutError, match="partial"):
+            summands.sum()
+        with pytest.raises(hpcomm.LayoutError, match="partial"):
+            summands.update_halo()
+    whole = summands.redistribute(Partition((3,), {"p": comm.size}))
+    assert whole.all_gather().tolist() == [comm.size * i for i in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "key", [np.s_[1:4:2, 3], np.s_[...], np.s_[-1], np.s_[:, 2:2], np.s_[0, 1], np.s_[..., 6]]
+)
+def test_a_slice_by_global_index_is_the_wholes(field: Field, key: Any) -> None:
+    got = field[key]
+    assert np.shape(got) == WHOLE[key].shape
+    assert (got == WHOLE[key]).all()
+    changed = WHOLE.copy()
+    changed[key] = -WHOLE[key]
+    field[key] = -WHOLE[key]
+    assert (field.all_gather() == changed).all()
+    changed[key] = 7
+    field[key] = 7
+    assert (field[...] == changed).all()
+
+
+def test_torch_fields_slice_too(comm: Any) -> None:
+    field = Field(comm, (6, 2), dtype=torch.bfloat16)
+    field[1:5, :] = torch.arange(8).reshape(4, 2).to(torch.bfloat16)
+    assert field[2].tolist() == [2.0, 3.0]
+    assert field[2].dtype == torch.bfloat16
+    assert (field.sum(), field.max()) == (28.0, 7.0)
+
+
+def test_what_does_not_fit_is_said(comm: Any, field: Field) -> None:
+    with pytest.raises(hpcomm.LayoutError, match="index 5 is not on axis 0"):
+        field[5]
+    with pytest.raises(hpcomm.LayoutError, match="3 indices for the 2 axes"):
+        field[0, 0, 0]
+    with pytest.raises(hpcomm.LayoutError, match="not positive"):
+        field[::-1]
+    with pytest.raises(hpcomm.LayoutError, match=f"the communicator has {comm.size}"):
+        Field(comm, Partition((3,), {"p": comm.size + 1}))
+    with pytest.raises(hpcomm.LayoutError, match="array has shape"):
+        Field(comm, (3,), array=np.ones((9, 9)))
+    with pytest.raises(hpcomm.UsageError, match="needs a field"):
+        Halo()
+    with pytest.raises(hpcomm.LayoutError, match="the communicator has"):
+        Redistribution(comm, Partition(3, {"p": comm.size + 1}), Partition(3, {}))
+    move = Redistribution(comm, Partition(8, {"p": comm.size}), Partition(8, {"p": comm.size}))
+    with pytest.raises(hpcomm.LayoutError, match="this rank holds"):
+        move(np.ones(99))
+    x = np.ones(move.source_shape)
+    with pytest.raises(hpcomm.LayoutError, match="overlap"):
+        move(x, out=x)
+    with pytest.raises(hpcomm.DtypeError, match="x holds float64"):
+        move(x, out=np.ones(move.target_shape, "f4"))
+
+
+def test_an_exchange_says_how_it_is_misused(comm: Any, field: Field) -> None:
+    halo = Halo(field)
+    with pytest.raises(hpcomm.UsageError, match="was not started"):
+        halo.wait()
+    halo.start()
+    with pytest.raises(hpcomm.UsageError, match="not waited for"):
+        halo.start()
+    halo.wait(timeout=10)
+    assert "halo exchange:" in halo.explain()
+    halo.close()
+    with pytest.raises(hpcomm.UsageError, match="is closed"):
+        halo.start()
+    if comm.size > 1:
+        late = Halo(field)
+        if comm.rank == 0:
+            comm.barrier()
+            late()
+        else:
+            if comm.rank == 1:
+                late.start()
+                with pytest.raises(hpcomm.WaitTimeoutError, match="not complete after"):
+                    late.wait(timeout=0.05)
+            comm.barrier()
+            if comm.rank != 1:
+                late.start()
+            late.wait()
+
+
+def test_many_exchanges_of_one_communicator_do_not_mix(comm: Any) -> None:
+    fields = [Field(comm, (8,), halo=1, periodic=[0], dtype="int64") for _ in range(3)]
+    for i, field in enumerate(fields):
+        field.inner[...] = 100 * i + field.indices[0]
+    halos = [Halo(field) for field in fields]
+    for i in (2, 0, 1) if comm.rank % 2 else (0, 1, 2):
+        halos[i].start()
+    for halo in halos:
+        halo.wait()
+    for i, field in enumerate(fields):
+        if field.box.size:
+            assert field.array[0] == 100 * i + (field.box.start[0] - 1) % 8

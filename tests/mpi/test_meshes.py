@@ -1,0 +1,178 @@
+"""Meshes, grids and graphs: who sits where, and what neighbours hear from each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hpcomm
+from hpcomm.mesh import from_torch
+from hpcomm.topology import fitting_shapes, node_order
+
+
+def test_a_mesh_counts_ranks_row_by_row_and_has_a_communicator_for_every_axis(comm: Any) -> None:
+    mesh = comm.mesh(dp=-1, tp=2 if comm.size % 2 == 0 else 1, pp=1)
+    tp = mesh.shape["tp"]
+    assert mesh.coords == {"dp": comm.rank // tp, "tp": comm.rank % tp, "pp": 0}
+    assert mesh["tp"].all_gather(comm.rank).tolist() == [comm.rank // tp * tp + i for i in range(tp)]
+    assert mesh["dp"].all_gather(comm.rank).tolist() == list(range(comm.rank % tp, comm.size, tp))
+    assert mesh["pp"].size == 1
+    both = mesh["tp", "dp"]  # ordered as named: tp varies slowly
+    assert both.size == comm.size
+    assert both.rank == comm.rank % tp * mesh.shape["dp"] + comm.rank // tp
+    assert mesh["dp", "tp", "pp"] is mesh.comm
+    assert mesh.rank_at(**mesh.coords) == comm.rank
+    below = mesh.neighbour("dp", -1)
+    assert below == (comm.rank - tp if comm.rank >= tp else hpcomm.PROC_NULL)
+    sub = mesh.sub("tp")
+    assert sub.shape == {"tp": tp}
+    assert sub.comm.all_reduce(comm.rank) == sum(comm.rank // tp * tp + i for i in range(tp))
+    mesh.close()
+
+
+def test_a_periodic_axis_closes_to_a_ring(comm: Any) -> None:
+    mesh = comm.mesh({"x": -1}, periodic="x")
+    assert mesh.neighbour("x") == (comm.rank + 1) % comm.size
+    assert mesh.neighbour("x", -1 - comm.size) == (comm.rank - 1) % comm.size
+    got = mesh.comm.sendrecv(comm.rank, mesh.neighbour("x"), mesh.neighbour("x", -1))
+    assert got == (comm.rank - 1) % comm.size
+    mesh.close()
+
+
+def test_describe_draws_every_rank(comm: Any) -> None:
+    mesh = comm.mesh(y=-1, x=1)
+    text = mesh.describe()
+    assert f"mesh y={comm.size}, x=1: {comm.size} ranks on 1 node" in text
+    rows = text.splitlines()[2:]
+    assert [row.split()[1].strip("[]") for row in rows] == [str(r) for r in range(comm.size)]
+    assert f"[{comm.rank}]" in text
+    mesh.close()
+    deep = comm.mesh(a=-1, b=1, c=1)
+    assert f"a={comm.size - 1}, b" not in deep.describe()
+    assert f"a={comm.size - 1}\n" in deep.describe()
+    deep.close()
+
+
+def test_sizes_that_do_not_fit_are_refused_with_those_that_would(comm: Any) -> None:
+    with pytest.raises(hpcomm.LayoutError, match=f"does not hold {comm.size} ranks but 35") as caught:
+        comm.mesh(dp=7, tp=5)
+    assert f"({comm.size}, 1)" in str(caught.value)
+    assert "test_meshes.py" in str(caught.value)
+    with pytest.raises(hpcomm.LayoutError, match="does not hold"):
+        comm.cart((-1, comm.size + 1))
+    with pytest.raises(hpcomm.UsageError, match="no axis 'z'"):
+        mesh_of_one(comm).neighbour("z")
+    with pytest.raises(hpcomm.LayoutError, match="periodic names axes"):
+        comm.mesh(x=comm.size, periodic="y")
+    with pytest.raises(hpcomm.UsageError, match="no order 'best'"):
+        comm.mesh(x=comm.size, order="best")
+
+
+def mesh_of_one(comm: Any) -> Any:
+    return comm.mesh(x=comm.size)
+
+
+def test_fitting_shapes_begin_with_the_nearest() -> None:
+    assert fitting_shapes(12, (3, 5))[0] in [(3, 4), (2, 6)]
+    assert all(a * b == 12 for a, b in fitting_shapes(12, (3, 5)))
+
+
+def test_nodes_sit_together_in_rows_or_in_compact_tiles(comm: Any) -> None:
+    nodes = [f"n{r % 4}" for r in range(16)]  # dealt out in turn
+    rows = node_order(nodes, (4, 4))
+    assert [nodes[r] for r in rows] == sorted(nodes)
+    tiles = np.array([nodes[r] for r in node_order(nodes, (4, 4), tiles=True)]).reshape(4, 4)
+    assert all(len(set(tiles[i : i + 2, j : j + 2].flat)) == 1 for i in (0, 2) for j in (0, 2))
+    assert sorted(node_order(nodes, (4, 4), tiles=True)) == list(range(16))
+    uneven = ["a", "b", "a", "a"]
+    assert node_order(uneven, (2, 2), tiles=True) == [0, 2, 3, 1]
+    ordered = comm.mesh(x=comm.size, order="node")  # one node: nothing moves
+    assert ordered.rank == comm.rank
+    ordered.close()
+    reordered = comm.cart((-1, 1), reorder=True)
+    assert reordered.rank == comm.rank
+    reordered.close()
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_neighbours_on_a_grid_hear_each_other(comm: Any, ring: bool, axes: int) -> None:
+    grid = comm.cart((-1,) * axes, ring)
+    expected = []
+    for axis in range(axes):
+        for step in (-1, 1):
+            at = list(grid.coords)
+            at[axis] += step
+            expected.append(grid.rank_at(at))
+    assert list(grid.sources) == expected
+    assert grid.coords_of(grid.rank) == grid.coords
+    hear = grid.neighbour_all_gather(np.full(3, grid.rank + 1.0))
+    assert hear[:, 1].tolist() == [r + 1.0 if r >= 0 else 0.0 for r in expected]
+    # what I send towards -axis arrives at its place for +axis
+    mine = 100 * grid.rank + np.arange(2 * axes)
+    got = grid.neighbour_all_to_all(mine)
+    assert got.tolist() == [100 * r + (i ^ 1) if r >= 0 else 0 for i, r in enumerate(expected)]
+    later = grid.neighbour_all_to_all(torch.from_numpy(mine), async_op=True)
+    assert later.wait().tolist() == got.tolist()
+    out = np.empty((2 * axes, 2))[:, ::-1]
+    assert grid.neighbour_all_gather(np.ones(2), out=out) is out
+    ragged = grid.neighbour_all_to_all_ragged([np.full(grid.rank, i, "i4") for i in range(2 * axes)])
+    for i, (r, part) in enumerate(zip(expected, ragged, strict=True)):
+        assert (part is None) if r < 0 else (part.dtype == "i4" and part.tolist() == [i ^ 1] * r)
+    line = grid.sub([0])
+    assert line.shape == grid.shape[:1]
+    assert line.coords == grid.coords[:1]
+    line.close()
+    grid.close()
+
+
+def test_neighbours_on_a_graph_hear_each_other(comm: Any) -> None:
+    p, r = comm.size, comm.rank
+    destinations = sorted({(r + 1) % p, (2 * r) % p})  # some hear themselves, some several, some nobody
+    graph = comm.graph(destinations)
+    assert list(graph.sources) == [s for s in range(p) if r in {(s + 1) % p, (2 * s) % p}]
+    assert graph.neighbour_all_gather(r).tolist() == list(graph.sources)
+    blocks = np.array([[r, d] for d in destinations], float).reshape(-1, 2)
+    assert graph.neighbour_all_to_all(blocks).tolist() == [[s, r] for s in graph.sources]
+    names = [np.full((s, 2), 1 + s, np.float32) for s in graph.sources]
+    got = graph.neighbour_all_gather_ragged(np.full((r, 2), 1 + r, np.float32))
+    assert all(a.shape == b.shape and (a == b).all() for a, b in zip(got, names, strict=True))
+    mixed = graph.neighbour_all_to_all_ragged(
+        [torch.full((d,), r, dtype=torch.bfloat16) for d in destinations]
+    )
+    assert [(x.tolist(), x.dtype) for x in mixed] == [([s] * r, torch.bfloat16) for s in graph.sources]
+    with pytest.raises(hpcomm.LayoutError, match="must be the"):
+        graph.neighbour_all_to_all(np.ones(99))
+    with pytest.raises(hpcomm.UsageError, match="wants a list of"):
+        graph.neighbour_all_to_all_ragged([])
+    both = np.ones((max(len(destinations), len(graph.sources)), 2))
+    if len(destinations) == len(graph.sources):
+        with pytest.raises(hpcomm.LayoutError, match="overlap"):
+            graph.neighbour_all_to_all(both, out=both)
+    with pytest.raises(hpcomm.RankError, match="does not exist"):
+        comm.graph([comm.size])
+    graph.close()
+
+
+def test_the_same_mesh_in_torch(comm: Any, tmp_path: Any) -> None:
+    import torch.distributed as dist
+
+    path = comm.broadcast_object(str(tmp_path / "rendezvous"))
+    with pytest.raises(hpcomm.ConfigError, match="no process group"):
+        comm.mesh(x=comm.size).to_torch()
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=comm.rank, world_size=comm.size)
+    try:
+        mesh = comm.mesh(dp=-1, tp=1)
+        theirs = mesh.to_torch()
+        assert theirs.mesh_dim_names == ("dp", "tp")
+        assert theirs.mesh.tolist() == [[r] for r in range(comm.size)]
+        back = from_torch(comm, theirs)
+        assert back.shape == mesh.shape
+        assert back.coords == mesh.coords
+        assert back["dp"].all_reduce(1) == comm.size
+    finally:
+        comm.barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,154 @@
+"""Checkpoints in jobs of their own: ranks that die while saving, a disk that is full, files past 2 GiB."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SAVE = """
+import os, signal, sys
+import numpy as np
+from hpcomm import Field, checkpoint, world as comm
+folder, how = sys.argv[1], sys.argv[2]
+field = Field(comm, (300, 500), name="T")
+for step in (1, 2, 3):
+    field.inner[...] = step + field.indices[0]
+    if step == 3 and how != "well":
+        victim = comm.size - 1 if how != "publish" else 0
+        import hpcomm.io, hpcomm.checkpoint
+        place, name = {"data": (hpcomm.io, "_move"), "manifest": (hpcomm.checkpoint, "_entry"),
+                       "publish": (hpcomm.checkpoint, "_publish")}[how]
+        real = getattr(place, name)
+        def die(*args, **options):
+            if comm.rank == victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **options)
+        setattr(place, name, die)
+    checkpoint.save(folder, [field], step)
+"""
+
+LOAD = """
+import sys
+import numpy as np
+from hpcomm import Field, checkpoint, world as comm
+field = Field(comm.mesh(y=1, x=-1), (300, 500), name="T")
+found = checkpoint.load(sys.argv[1], [field])
+assert (field.inner == found.step + field.indices[0]).all()
+if comm.rank == 0:
+    print("loaded step", found.step)
+checkpoint.save(sys.argv[1], [field], 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["data", "manifest", "publish"])
+def test_a_rank_killed_while_saving_leaves_the_last_good_checkpoint(
+    how: str, job: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "save.py").write_text(SAVE)
+    (tmp_path / "load.py").write_text(LOAD)
+    folder = tmp_path / "cp"
+    job(3, ["python", str(tmp_path / "save.py"), str(folder), how], expect=None, timeout=60)
+    names = {path.name for path in folder.iterdir() if path.name.startswith("step")}
+    assert names == {"step-00000001", "step-00000002"}
+    done = job(2, ["python", str(tmp_path / "load.py"), str(folder)])
+    assert "loaded step 2" in done.stdout
+    left = {path.name for path in folder.iterdir()}
+    assert left == {*names, "step-00000009"}, "what the dead job had begun is cleared away"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("only root may mount a small file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+FULL = """
+import sys
+import numpy as np
+import hpcomm
+from hpcomm import Field, checkpoint, world as comm
+small, large = Field(comm, (100, 100), name="T"), Field(comm, (600, 600), name="T")
+small.inner[...] = 7
+checkpoint.save(sys.argv[1], [small], 1)
+for collective in (True, False):
+    try:
+        hpcomm.io.save(large, sys.argv[1] + "/T.npy", collective=collective)
+    except hpcomm.TransportError as error:
+        told = str(error)
+    else:
+        raise SystemExit("a full disk went unnoticed")
+try:
+    checkpoint.save(sys.argv[1], [large], 2)
+except hpcomm.TransportError as error:
+    if comm.rank == comm.size - 1:
+        print(error)
+small.inner[...] = 0
+assert checkpoint.load(sys.argv[1], [small]).step == 1
+assert (small.inner == 7).all()
+"""
+
+
+def test_a_full_disk_is_said_on_every_rank_and_the_last_checkpoint_stays(job: Any, small_disk: Path) -> None:
+    done = job(3, "import hpcomm.io\n" + FULL.replace("sys.argv[1]", repr(str(small_disk))))
+    assert "save of" in done.stdout
+    assert "failed on rank" in done.stdout
+    assert sorted(path.name for path in small_disk.iterdir()) == ["step-00000001"]
+
+
+LARGE = """
+import numpy as np
+from hpcomm import Field, Partition, io, world as comm
+n = 2**31 + 4096
+path = PATH
+rows = Partition((2, n // 2), {"p": 2}, (("p",), None))
+field = Field(comm, rows, dtype="int8")
+field.inner[:, ::4096] = 1 + comm.rank
+field.inner[:, -1] = 5
+io.save(field, path)
+del field
+back = io.load(path, comm, rows)
+assert (back.inner[:, ::4096] == 1 + comm.rank).all()
+assert (back.inner[:, -1] == 5).all()
+assert back.inner[0, 1] == 0
+if comm.rank == 0:
+    whole = np.load(path, mmap_mode="r")
+    assert whole.nbytes == n and whole[-1, -1] == 5 and whole[1, 4096] == 2
+    print("past 2 GiB")
+"""
+
+
+def test_files_past_two_gibibytes(job: Any, tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if free < 6 << 30 or memory < 12 << 30:
+        pytest.skip("needs 6 GiB of disk and 12 GiB of memory")
+    path = tmp_path / "large.npy"
+    try:
+        done = job(2, LARGE.replace("PATH", repr(str(path))), timeout=100)
+    finally:
+        path.unlink(missing_ok=True)
+    assert "past 2 GiB" in done.stdout
+
+
+def test_numpy_is_all_that_is_needed_to_read(job: Any, tmp_path: Path) -> None:
+    job(
+        3,
+        f"from hpcomm import Field, io, world as c\nf = Field(c, (5, 4)); f.inner[...] = f.indices[0]\n"
+        f"io.save(f, {str(tmp_path / 'x.npy')!r})",
+    )
+    assert (np.load(tmp_path / "x.npy") == np.arange(5)[:, None]).all()
