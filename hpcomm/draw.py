@@ -1,0 +1,353 @@
+"""`hpcomm draw`: pictures of algorithms, of their times, and of which one wins where (needs matplotlib).
+
+python -m hpcomm draw double_tree --ranks 14 -o tree.svg           who sends to whom
+python -m hpcomm draw ring --ranks 8 --view time -o time.svg       space-time; past 64 ranks an occupancy map
+python -m hpcomm draw ring,double_tree --ranks 64 --view cost -o cost.svg
+python -m hpcomm draw all --view winners -o winners.svg
+python -m hpcomm draw ring --ranks 8 -o ring.json                  a trace for chrome://tracing or Perfetto
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .schedule.stream import Schedule
+    from .simulate import Machine, Simulation
+
+__all__ = ["chrome_trace", "cost", "main", "schedule_picture", "space_time", "winners"]
+
+MOST_LINES = 64  # ranks up to which a space-time diagram has a line per message
+_COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
+
+
+def main(words: Sequence[str]) -> int:
+    """Carry out the command; returns the exit status."""
+    options = _parser().parse_args(list(words))
+    from .schedule.registry import algorithms, build
+    from .sim import numbers
+    from .simulate import machine, simulate
+
+    on, out = machine(options.machine), Path(options.output)
+    (nbytes,) = numbers(options.bytes)
+    names = algorithms(options.verb) if options.algorithm == "all" else options.algorithm.split(",")
+    if options.view in ("cost", "winners"):
+        draw = cost if options.view == "cost" else winners
+        _save(draw(options.verb, names, on, options.ranks), out)
+        return 0
+    schedule = build(options.verb, names[0], options.ranks, options.root)
+    if out.suffix == ".json":
+        out.write_text(json.dumps(chrome_trace(simulate(schedule, on, nbytes, trace=True))))
+    elif options.view == "time":
+        _save(space_time(simulate(schedule, on, nbytes, trace=True)), out)
+    else:
+        _save(schedule_picture(schedule), out)
+    print(
+        f"{out}: {schedule.verb} by {schedule.name}, {schedule.size} ranks, {schedule.iterations} iterations"
+    )
+    return 0
+
+
+def pyplot() -> Any:
+    """matplotlib without a display.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("pictures need matplotlib", hint="pip install 'hpcomm[plot]'") from None
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "hpcomm"  # the same picture gives the same file
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
+def schedule_picture(schedule: Schedule) -> Any:
+    """Who sends to whom: trees as trees, rings as rings, all else as ranks over iterations."""
+    name = schedule.name.partition(":")[0]
+    if name == "double_tree" and schedule.verb == "all_reduce" and "node=" not in schedule.name:
+        return _two_trees(schedule.size)
+    if name in ("tree", "chain", "bine") and schedule.verb in ("all_reduce", "broadcast", "reduce"):
+        return _one_tree(schedule)
+    if name == "ring" and schedule.size > 2:
+        return _ring(schedule)
+    return _exchanges(schedule)
+
+
+def _two_trees(size: int) -> Any:
+    """The two binary trees side by side."""
+    from .schedule.tree import two_trees
+
+    figure, both = pyplot().subplots(1, 2, figsize=(max(7, size * 0.62), 3.2))
+    for axes, (parent, depth), title, colour in zip(
+        both, two_trees(size), ("first half of x", "second half of x"), _COLOURS, strict=False
+    ):
+        for child, above in enumerate(parent.tolist()):
+            if above >= 0:
+                axes.plot([child, above], [-depth[child], -depth[above]], color=colour, zorder=1)
+        leaf = _leaves(parent.tolist())
+        _dots(
+            axes, range(size), [-d for d in depth.tolist()], ["white" if x else colour for x in leaf], colour
+        )
+        axes.set_title(
+            f"{title}: {sum(not x for x in leaf)} inner ranks, height {int(depth.max())}", fontsize=9
+        )
+        _bare(axes)
+    return figure
+
+
+def _leaves(parent: list[int]) -> list[bool]:
+    inner = set(parent)
+    return [rank not in inner for rank in range(len(parent))]
+
+
+def _one_tree(schedule: Schedule) -> Any:
+    """The edges over which x goes down (or up), by the iteration in which they are used."""
+    edges: list[tuple[int, int, int]] = []
+    for s in schedule.streams:
+        for k in range(s.active):
+            source, dest = s.ends(k, schedule.size)
+            edges += [
+                (s.begin + k * s.every, a, b) for a, b in zip(source.tolist(), dest.tolist(), strict=True)
+            ]
+    half = schedule.iterations // 2 if schedule.verb == "all_reduce" else 0
+    down = [(t, b, a) if schedule.verb == "reduce" else (t, a, b) for t, a, b in edges if t >= half]
+    depth = {schedule.root: 0}
+    for _, a, b in sorted(down, reverse=schedule.verb == "reduce"):
+        depth.setdefault(b, depth.get(a, 0) + 1)
+    figure, axes = pyplot().subplots(figsize=(max(5, schedule.size * 0.4), 3.2))
+    for t, a, b in down:
+        axes.annotate(
+            "", (b, -depth[b]), (a, -depth[a]), arrowprops={"arrowstyle": "->", "color": _COLOURS[t % 6]}
+        )
+    ranks = sorted(depth)
+    _dots(axes, ranks, [-depth[r] for r in ranks], ["white"] * len(ranks), "black")
+    axes.set_title(f"{schedule.verb} by {schedule.name}: colours are iterations", fontsize=9)
+    _bare(axes)
+    return figure
+
+
+def _ring(schedule: Schedule) -> Any:
+    """Ranks on a circle, and which block each sends in the first iterations."""
+    import math
+
+    p = schedule.size
+    figure, axes = pyplot().subplots(figsize=(4.6, 4.6))
+    at = [(math.sin(2 * math.pi * r / p), math.cos(2 * math.pi * r / p)) for r in range(p)]
+    source, dest = schedule.streams[0].ends(0, p)
+    first = schedule.streams[0].starts(0)[0] % p
+    for a, b, block in zip(source.tolist(), dest.tolist(), first.tolist(), strict=True):
+        axes.annotate(
+            "",
+            at[b],
+            at[a],
+            arrowprops={"arrowstyle": "->", "color": _COLOURS[0], "shrinkA": 11, "shrinkB": 11},
+        )
+        if p <= 24:
+            x, y = ((at[a][i] + at[b][i]) / 2 * 1.12 for i in (0, 1))
+            axes.text(x, y, f"{block}", fontsize=7, color="gray", ha="center", va="center")
+    _dots(axes, [x for x, _ in at], [y for _, y in at], ["white"] * p, _COLOURS[0])
+    axes.set_title(
+        f"{schedule.verb} by ring, {schedule.iterations} iterations;\ngray: block sent in the first",
+        fontsize=9,
+    )
+    axes.set_aspect("equal")
+    axes.margins(0.15)
+    _bare(axes)
+    return figure
+
+
+def _exchanges(schedule: Schedule) -> Any:
+    """Ranks upwards, iterations to the right, an arrow per message."""
+    figure, axes = pyplot().subplots(
+        figsize=(max(4, 1.1 * schedule.iterations + 1), max(2.5, schedule.size * 0.3))
+    )
+    for s in schedule.streams:
+        for k in range(s.active):
+            t = s.begin + k * s.every
+            source, dest = s.ends(k, schedule.size)
+            for a, b in zip(source.tolist(), dest.tolist(), strict=True):
+                if a != b:
+                    axes.annotate(
+                        "",
+                        (t + 0.9, b),
+                        (t + 0.1, a),
+                        arrowprops={"arrowstyle": "->", "color": _COLOURS[a % 6]},
+                    )
+    axes.set_xlim(0, schedule.iterations)
+    axes.set_ylim(schedule.size - 0.5, -0.5)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel("rank")
+    axes.set_title(f"{schedule.verb} by {schedule.name}", fontsize=9)
+    figure.tight_layout()
+    return figure
+
+
+def space_time(found: Simulation) -> Any:
+    """Messages in time: a line each, up to 64 ranks; beyond, how many are under way."""
+    import numpy as np
+
+    schedule = found.schedule
+    figure, axes = pyplot().subplots(figsize=(8, 4.5))
+    if schedule.size <= MOST_LINES:
+        for t, a, b, _, begin, end in found.messages:
+            axes.plot([begin * 1e6, end * 1e6], [a, b], color=_COLOURS[t % 6], linewidth=0.8)
+        path = _path_lines(found)
+        for begin, end, a, b in path:
+            axes.plot([begin * 1e6, end * 1e6], [a, b], color="black", linewidth=2)
+        title = "black: the critical path"
+    else:
+        image = np.zeros((64, 256))
+        span = max(end for *_, end in found.messages)
+        for _, a, _, _, begin, end in found.messages:
+            row = a * 64 // schedule.size
+            image[row, int(begin / span * 255) : int(end / span * 255) + 1] += 64 / schedule.size
+        shown = axes.imshow(image, aspect="auto", extent=(0, span * 1e6, schedule.size, 0), cmap="magma")
+        figure.colorbar(shown, label="messages under way per rank")
+        title = "occupancy"
+    axes.set_xlabel("time, us")
+    axes.set_ylabel("rank")
+    axes.set_title(f"{schedule.verb} by {schedule.name} on {schedule.size} ranks: {title}", fontsize=9)
+    figure.tight_layout()
+    return figure
+
+
+def _path_lines(found: Simulation) -> list[tuple[float, float, int, int]]:
+    """The messages along the critical path: (begin, end, source, dest)."""
+    by_end = {
+        (t, b): (begin, end, a, b) for t, a, b, _, begin, end in sorted(found.messages, key=lambda m: m[5])
+    }
+    return [by_end[step] for step in found.path if step in by_end]
+
+
+def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
+    """Time against size, with the lower bound, and where the winner changes."""
+    from .simulate import lower_bound, predict
+
+    sizes = [2**k for k in range(3, 31)]
+    times = {name: [predict(verb, _cut(name, n), ranks, n, on).seconds for n in sizes] for name in names}
+    figure, axes = pyplot().subplots(figsize=(7, 4.5))
+    for name, row in times.items():
+        axes.loglog(sizes, [t * 1e6 for t in row], label=name)
+    axes.loglog(sizes, [lower_bound(verb, ranks, n, on) * 1e6 for n in sizes], "k--", label="lower bound")
+    best = [min(times, key=lambda name, i=i: times[name][i]) for i in range(len(sizes))]  # type: ignore[misc]
+    for i in range(1, len(sizes)):
+        if best[i] != best[i - 1]:
+            axes.axvline((sizes[i] * sizes[i - 1]) ** 0.5, color="lightgray", zorder=0)
+            axes.text(
+                sizes[i], axes.get_ylim()[0], best[i], rotation=90, fontsize=7, color="gray", va="bottom"
+            )
+    axes.set_xlabel("bytes")
+    axes.set_ylabel("us")
+    axes.set_title(f"{verb} on {ranks} ranks of {on.name}", fontsize=9)
+    axes.legend(fontsize=7, ncols=2)
+    figure.tight_layout()
+    return figure
+
+
+def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
+    """Which algorithm is fastest, over size and number of ranks, up to `ranks`."""
+    import numpy as np
+
+    from .simulate import predict
+
+    sizes = [2**k for k in range(3, 31, 3)]
+    several = sorted({max(2, int(ranks / 2 ** (i / 2))) for i in range(14)})
+    best = np.array([
+        [int(np.argmin([predict(verb, _cut(name, n), p, n, on).seconds for name in names])) for n in sizes]
+        for p in several
+    ])  # fmt: skip
+    figure, axes = pyplot().subplots(figsize=(7, 4.5))
+    colours = pyplot().get_cmap("tab20", len(names))
+    axes.imshow(best, origin="lower", aspect="auto", cmap=colours, vmin=-0.5, vmax=len(names) - 0.5)
+    axes.set_xticks(range(len(sizes)), [_short(n) for n in sizes], fontsize=7)
+    axes.set_yticks(range(len(several)), [str(p) for p in several], fontsize=7)
+    for i in np.unique(best):
+        axes.plot([], [], "s", color=colours(int(i)), label=names[int(i)])
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.set_xlabel("bytes")
+    axes.set_ylabel("ranks")
+    axes.set_title(f"fastest {verb} on {on.name}, as simulated", fontsize=9)
+    figure.tight_layout()
+    return figure
+
+
+def chrome_trace(found: Simulation) -> dict[str, Any]:
+    """The simulation for chrome://tracing or Perfetto: a row per rank, a bar per message at its sender."""
+    events = [
+        {"name": f"to {b}", "cat": "message", "ph": "X", "ts": begin * 1e6, "dur": (end - begin) * 1e6,
+         "pid": 0, "tid": a, "args": {"iteration": t, "bytes": nbytes, "dest": b}}
+        for t, a, b, nbytes, begin, end in found.messages
+    ]  # fmt: skip
+    rows = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": r, "args": {"name": f"rank {r}"}}
+        for r in range(found.schedule.size)
+    ]
+    return {"traceEvents": rows + events, "displayTimeUnit": "ns"}
+
+
+def _cut(name: str, nbytes: int) -> str:
+    """Pipelines in pieces of 256 KiB, as the executor cuts them."""
+    if name not in ("double_tree", "chain"):
+        return name
+    return f"{name}:chunks={2 * max(1, min(32, nbytes >> 19))}"
+
+
+def _short(nbytes: int) -> str:
+    from .sim import size
+
+    return size(nbytes).replace(".00", "")
+
+
+def _dots(axes: Any, x: Any, y: Any, fill: list[str], edge: str) -> None:
+    x, y = list(x), list(y)
+    axes.scatter(x, y, s=240, c=fill, edgecolors=edge, zorder=2)
+    for rank, (a, b) in enumerate(zip(x, y, strict=True)):
+        dark = fill[rank] != "white"
+        axes.text(
+            a,
+            b,
+            str(rank),
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="white" if dark else "black",
+            zorder=3,
+        )
+
+
+def _bare(axes: Any) -> None:
+    axes.set_axis_off()
+    axes.margins(0.12)
+
+
+def _save(figure: Any, out: Path) -> None:
+    if out.suffix not in (".svg", ".png", ".pdf"):
+        raise UsageError(f"{out} is no picture", hint="a name ending in .svg, .png or .pdf")
+    figure.savefig(out, bbox_inches="tight", metadata={"Date": None} if out.suffix == ".svg" else None)
+    pyplot().close(figure)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hpcomm draw", description="draw collective algorithms and what they cost"
+    )
+    parser.add_argument("algorithm", help="a name; for cost and winners several with commas, or all")
+    parser.add_argument("--verb", default="all_reduce")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--root", type=int, default=0)
+    parser.add_argument("--view", choices=("messages", "time", "cost", "winners"), default="messages")
+    parser.add_argument("--bytes", default="64k", help="of x, for --view time and traces")
+    parser.add_argument("--machine", default="cluster", help="for everything that has to do with time")
+    parser.add_argument("-o", "--output", required=True, help=".svg, .png, .pdf; .json: a Chrome trace")
+    return parser

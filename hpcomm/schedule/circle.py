@@ -1,0 +1,163 @@
+"""Algorithms around the circle of ranks: ring, Bruck, circulant, parallel aggregated trees, pairwise.
+
+n is the size of x in bytes (all_gather: of the result), p the number of ranks. Each is written as an
+all_gather; backwards it is a reduce_scatter, and both together an all_reduce.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise as pairwise_of
+from typing import TYPE_CHECKING
+
+from .stream import AFTER, BEFORE, Schedule, Stream, ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["bruck", "bruck_exchange", "chain", "chain_scan", "circulant", "dissemination", "pairwise",
+           "pairwise_exchange", "parallel_trees", "prefix", "ring", "ring_barrier"]  # fmt: skip
+
+
+def ring(p: int, step: int = 1) -> Schedule:
+    """all_gather: everyone passes on to the right what came from the left (step -1: the other way).
+
+        0 -> 1 -> 2 -> 3 -+      iteration t: rank r sends block r - t
+        ^                 |
+        +-----------------+
+
+    Cost: p-1 rounds, n(p-1)/p bytes sent per rank: the bound (Patarasuk and Yuan 2009).
+    """
+    r = ranks(p)
+    return _gather(p, [Stream(r, (r + step) % p, first=r, advance=-step, end=p - 1, modulus=p)])
+
+
+def bruck(p: int) -> Schedule:
+    """all_gather: the blocks held double each round.
+
+        round 0:  r -> r-1   1 block       round 1:  r -> r-2   2 blocks       round 2:  r -> r-4   4 ...
+
+    Cost: ceil(log2 p) rounds, n(p-1)/p bytes: both bounds at any p (Bruck et al. 1997).
+    """
+    return _skips(p, [min(1 << k, p) for k in range((p - 1).bit_length() + 1)])
+
+
+def circulant(p: int) -> Schedule:
+    """all_gather: as Bruck, with skips that halve p, so that the rounds are as equal as can be.
+
+        p = 6:   skips 1, 2, 3, 6:   r -> r-1  1 block,   r -> r-2  1 block,   r -> r-3  3 blocks
+
+    Backwards it is Träff's optimal reduce_scatter. Cost: ceil(log2 p) rounds, n(p-1)/p bytes, and n(p-1)/p
+    folded: all three bounds, at any p (Träff 2024, "Optimal, non-pipelined reduce-scatter and allreduce").
+    """
+    skips = [p]
+    while skips[0] > 1:
+        skips.insert(0, -(-skips[0] // 2))
+    return _skips(p, skips)
+
+
+def parallel_trees(p: int) -> Schedule:
+    """all_gather: far partners first, while there is little to send ("pat" of NCCL 2.23).
+
+        p = 8:   r -> r+4  {r},   r -> r+2  {r, r-4},   r -> r+1  {r, r-2, r-4, r-6}
+
+    Cost: ceil(log2 p) rounds, n(p-1)/p bytes, the most of them between neighbours (Jeaugey 2025).
+    """
+    r = ranks(p)
+    far = [1 << k for k in reversed(range((p - 1).bit_length()))]
+    return _gather(p, _rounds(
+        Stream(r, (r + d) % p, first=r, times=-(-(p - d) // (2 * d)), stride=-2 * d, modulus=p) for d in far
+    ))  # fmt: skip
+
+
+def pairwise(p: int) -> Schedule:
+    """all_gather: in iteration t rank r gives its block to r+1+t itself. Cost: p-1 rounds, n(p-1)/p bytes."""
+    r = ranks(p)
+    return _gather(p, [Stream(r, (r + 1) % p, first=r, hop=1, end=p - 1)])
+
+
+def pairwise_exchange(p: int) -> Schedule:
+    """all_to_all: in iteration t rank r gives r+1+t what is his. Cost: p-1 rounds, n(p-1)/p bytes."""
+    r = ranks(p)
+    own = Stream(r, r, first=r, into=r, lodge=p)
+    rest = Stream(
+        r, (r + 1) % p, first=r + 1, advance=1, hop=1, into=r, drift=0, lodge=p, modulus=p, end=p - 1
+    )
+    return Schedule("all_to_all", p, (own, rest), slots=2 * p)
+
+
+def bruck_exchange(p: int) -> Schedule:
+    """all_to_all: what has to go i ranks on goes 2^k on in round k, if i has bit k.
+
+        cell r+i of rank r holds what must go i on;   round k:  r -> r+2^k   all cells with bit k in i
+
+    Cost: ceil(log2 p) rounds, about n/2 bytes in each (Bruck et al. 1997). For small blocks.
+    """
+    r, rounds = ranks(p), []
+    for d in [1 << k for k in range((p - 1).bit_length())]:
+        whole, rest = divmod(p, 2 * d)
+        parts = [(d, whole, d)] if whole else []
+        parts += [(min(d, rest - d), 1, 2 * d * whole + d)] if rest > d else []
+        rounds.append([
+            Stream(r, (r + d) % p, first=r + at, into=r + d + at, width=w, times=m, stride=2 * d, modulus=p)
+            for w, m, at in parts
+        ])  # fmt: skip
+    streams = [s._replace(begin=i, end=i + 1) for i, part in enumerate(rounds) for s in part]
+    home = Stream(r, r, first=r, into=r, times=p, stride=1, land=-1, lodge=p, modulus=p)
+    streams.append(home._replace(begin=len(rounds), end=len(rounds) + 1))
+    return Schedule("all_to_all", p, tuple(streams), slots=2 * p)
+
+
+def chain(p: int, root: int = 0, chunks: int = 1) -> Schedule:
+    """broadcast: root -> root+1 -> root+2 ..., chunk after chunk.
+
+    Cost: p-2+c rounds of n/c bytes for c chunks: n bytes sent per rank, the bound, when c is large.
+    """
+    streams = [
+        Stream([root], [(root + 1) % p], first=i, march=1, hop=1, begin=i, end=i + p - 1)
+        for i in range(chunks if p > 1 else 0)
+    ]
+    return Schedule("broadcast", p, tuple(streams), chunks=chunks, root=root)
+
+
+def chain_scan(p: int, chunks: int = 1) -> Schedule:
+    """scan: rank r folds what r-1 gives before its own, and passes it on. Cost: p-2+c rounds of n/c bytes."""
+    streams = tuple(s._replace(fold=BEFORE) for s in chain(p, 0, chunks).streams)
+    return Schedule("scan", p, streams, chunks=chunks)
+
+
+def prefix(p: int) -> Schedule:
+    """scan: in round k rank r folds what r - 2^k has; it then holds the last 2^(k+1) ranks up to itself.
+
+    Cost: ceil(log2 p) rounds of n bytes (Hillis and Steele 1986).
+    """
+    r = ranks(p)
+    far = [1 << k for k in range((p - 1).bit_length())]
+    return Schedule("scan", p, _rounds(Stream(r[: p - d], r[d:], fold=BEFORE) for d in far))
+
+
+def dissemination(p: int) -> Schedule:
+    """barrier: in round k rank r tells r + 2^k. Cost: ceil(log2 p) rounds (Hensgen, Finkel, Manber 1988)."""
+    r = ranks(p)
+    far = [1 << k for k in range((p - 1).bit_length())]
+    return Schedule("barrier", p, _rounds(Stream(r, (r + d) % p, fold=AFTER) for d in far))
+
+
+def ring_barrier(p: int) -> Schedule:
+    """barrier: everyone tells the next what it knows, p-1 times."""
+    r = ranks(p)
+    return Schedule("barrier", p, (Stream(r, (r + 1) % p, fold=AFTER, end=p - 1),))
+
+
+def _skips(p: int, skips: list[int]) -> Schedule:
+    r = ranks(p)
+    pairs = pairwise_of(skips)
+    return _gather(p, _rounds(Stream(r, (r - s) % p, first=r, width=b - s, modulus=p) for s, b in pairs))
+
+
+def _rounds(streams: Iterable[Stream]) -> tuple[Stream, ...]:
+    """One stream per iteration."""
+    return tuple(s._replace(begin=i, end=i + 1) for i, s in enumerate(streams))
+
+
+def _gather(p: int, streams: Iterable[Stream]) -> Schedule:
+    return Schedule("all_gather", p, tuple(s for s in streams if s.active and p > 1), slots=p)

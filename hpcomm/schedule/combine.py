@@ -1,0 +1,160 @@
+"""Schedules out of schedules: in sequence, backwards, on sub-groups, in more chunks, in a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .stream import AFTER, COPY, Schedule, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+__all__ = ["as_verb", "later", "pipeline", "refine", "reverse", "sequence", "tile", "window"]
+
+
+def later(streams: Iterable[Stream], iterations: int) -> tuple[Stream, ...]:
+    """The same streams so many iterations later."""
+    return tuple(s._replace(begin=s.begin + iterations, end=s.end + iterations) for s in streams)
+
+
+def sequence(verb: str, *parts: Schedule, **changes: Any) -> Schedule:
+    """One schedule after the other, on the same memory."""
+    streams: tuple[Stream, ...] = ()
+    done = 0
+    for part in parts:
+        streams += later(part.streams, done)
+        done += part.iterations
+    return replace(parts[0], verb=verb, streams=streams, **changes)
+
+
+def reverse(verb: str, schedule: Schedule) -> Schedule:
+    """The schedule backwards: who received now gives.
+
+    Whoever was given a chunk gives back what it has folded: an all_gather becomes a reduce_scatter, a
+    broadcast a reduce; under the verb "gather" copies stay copies, so that a scatter becomes a gather.
+    """
+    fold = COPY if verb == "gather" else AFTER
+    total = schedule.iterations
+    return replace(
+        schedule, verb=verb, streams=tuple(_backwards(s, total, fold) for s in reversed(schedule.streams))
+    )
+
+
+def _backwards(s: Stream, total: int, fold: int) -> Stream:
+    last = s.active - 1
+    drift = s.advance if s.drift is None else s.drift
+    into = s.first if s.into is None else s.into
+    begin = total - 1 - (s.begin + last * s.every)
+    return s._replace(
+        source=np.add(s.dest, last * s.hop),
+        dest=np.add(s.source, last * s.march),
+        march=-s.hop,
+        hop=-s.march,
+        first=np.add(into, last * drift),
+        advance=-drift,
+        into=np.add(s.first, last * s.advance),
+        drift=-s.advance,
+        stride=s.stride if s.land is None else s.land,
+        land=s.stride,
+        base=s.base if s.lodge is None else s.lodge,
+        lodge=s.base,
+        fold=fold,
+        begin=begin,
+        end=begin + last * s.every + 1,
+    )
+
+
+def tile(schedule: Schedule, groups: NDArray[np.int64], size: int) -> tuple[Stream, ...]:
+    """The streams of schedule on many groups at once.
+
+    Args:
+        groups: ranks, of shape (number of groups, schedule.size).
+        size: ranks in all.
+    """
+    return tuple(piece for s in schedule.streams for piece in _tiled(s, groups, size))
+
+
+def _tiled(s: Stream, groups: NDArray[np.int64], size: int) -> Iterable[Stream]:
+    many, n = groups.shape
+    if not s.march and not s.hop:
+        yield _spread(s, groups, 0, many, s.rows)
+        return
+    for k in range(s.active):  # a circle within a group is none in the whole: written out
+        source, dest = s.ends(k, n)
+        first, into = s.starts(k)
+        begin = s.begin + k * s.every
+        fixed = s._replace(
+            source=source, dest=dest, first=first, into=into, hop=0, march=0, advance=0, drift=0
+        )
+        yield _spread(fixed._replace(begin=begin, end=begin + 1, every=1), groups, 0, many, s.rows)
+
+
+def _spread(s: Stream, groups: NDArray[np.int64], k: int, many: int, rows: int) -> Stream:
+    def same(value: Any) -> Any:
+        return value if value is None or np.ndim(value) == 0 else np.tile(value, many)
+
+    changed = {
+        name: same(getattr(s, name)) for name in ("first", "into", "width", "times", "fold", "base", "lodge")
+    }
+    source = groups[:, np.atleast_1d(s.source) % groups.shape[1]]
+    dest = groups[:, np.broadcast_to(np.atleast_1d(s.dest) % groups.shape[1], (rows,))]
+    return s._replace(source=source.reshape(-1), dest=dest.reshape(-1), **changed)
+
+
+def window(streams: Iterable[Stream], base: Any, rows: int = 1) -> tuple[Stream, ...]:
+    """Move streams to chunks base + ...; base may differ from group to group of a tile (rows: per group)."""
+    moved = []
+    for s in streams:
+        shift = base if np.ndim(base) == 0 else np.repeat(base, s.rows // len(base))
+        lodge = None if s.lodge is None else np.add(s.lodge, shift)
+        moved.append(s._replace(base=np.add(s.base, shift), lodge=lodge))
+    return tuple(moved)
+
+
+def refine(streams: Iterable[Stream], factor: int) -> tuple[Stream, ...]:
+    """Cut each chunk into factor smaller ones that travel together."""
+    if factor == 1:
+        return tuple(streams)
+    return tuple(
+        s._replace(
+            first=np.multiply(s.first, factor),
+            into=None if s.into is None else np.multiply(s.into, factor),
+            width=np.multiply(s.width, factor),
+            stride=s.stride * factor,
+            land=None if s.land is None else s.land * factor,
+            advance=s.advance * factor,
+            drift=None if s.drift is None else s.drift * factor,
+            base=np.multiply(s.base, factor),
+            lodge=None if s.lodge is None else np.multiply(s.lodge, factor),
+            modulus=min(1 << 30, s.modulus * factor),
+        )
+        for s in streams
+    )
+
+
+def pipeline(schedule: Schedule, pieces: int) -> Schedule:
+    """Cut each chunk into pieces that follow each other, one iteration apart.
+
+    Streams must be active once, and one chunk wide, as those of trees are.
+    """
+    streams = tuple(
+        s._replace(
+            first=np.multiply(s.first, pieces),
+            into=None if s.into is None else np.multiply(s.into, pieces),
+            advance=1,
+            drift=None,
+            end=s.begin + pieces,
+        )
+        for s in schedule.streams
+    )
+    return replace(schedule, streams=streams, chunks=schedule.chunks * pieces)
+
+
+def as_verb(schedule: Schedule, verb: str, **changes: Any) -> Schedule:
+    """The same rows under another verb, slots seen as chunks or the other way round."""
+    return replace(schedule, verb=verb, **changes)

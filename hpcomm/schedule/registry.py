@@ -1,0 +1,311 @@
+"""The algorithms by name: register("name", verb) makes one known to call, prove, simulate, draw and tune."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from inspect import signature
+from typing import Any
+
+from ..errors import UsageError
+from . import butterfly, circle, tree
+from .combine import pipeline, reverse, sequence
+from .hierarchy import divide, two_level
+from .stream import Schedule, Stream
+
+__all__ = ["ROOTED", "algorithms", "build", "describe", "register"]
+
+Maker = Callable[..., Schedule]
+_MADE: dict[str, dict[str, Maker]] = {}
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
+
+def register(name: str, verb: str) -> Callable[[Maker], Maker]:
+    """Make an algorithm known under a name, for one verb.
+
+    The function takes the number of ranks p (for rooted verbs also root), other parameters by keyword with
+    defaults, and returns a Schedule. It is proved at its first use at each p.
+
+    Example:
+        >>> @register("star", "all_reduce")
+        ... def star(p):
+        ...     others = np.arange(1, p)
+        ...     up = Stream(others, np.zeros_like(others), fold=AFTER)
+        ...     down = Stream(np.zeros_like(others), others, begin=1, end=2)
+        ...     return Schedule("all_reduce", p, (up, down))
+    """
+
+    def known(maker: Maker) -> Maker:
+        _MADE.setdefault(verb, {})[name] = maker
+        build.cache_clear()
+        return maker
+
+    return known
+
+
+def algorithms(verb: str) -> list[str]:  # in the order in which they became known
+    """Names of the algorithms for verb."""
+    return list(_MADE.get(verb, {}))
+
+
+def verbs() -> list[str]:
+    """Verbs that have algorithms."""
+    return list(_MADE)
+
+
+@lru_cache(maxsize=256)
+def build(verb: str, algorithm: str, p: int, root: int = 0) -> Schedule:
+    """The schedule of an algorithm for p ranks.
+
+    Args:
+        algorithm: a name, with parameters if it has any: "double_tree:chunks=16",
+            "hierarchical:node=4,outer=ring".
+
+    Raises:
+        UsageError: there is none of this name, or it has no such parameter.
+    """
+    name, _, rest = algorithm.partition(":")
+    maker = _MADE.get(verb, {}).get(name)
+    if maker is None:
+        raise UsageError(
+            f"there is no algorithm {name!r} for {verb}", hint="one of " + ", ".join(algorithms(verb))
+        )
+    options: dict[str, Any] = {}
+    for word in filter(None, rest.split(",")):
+        key, _, value = word.partition("=")
+        options[key] = int(value) if value.isdigit() else value
+    if verb in ROOTED:
+        options["root"] = root
+    try:
+        made = maker(p, **options)
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        raise UsageError(
+            f"{name} for {verb} has no such parameter: {rest}", hint=describe(verb, name)
+        ) from None
+    return replace(made, verb=verb, name=algorithm)
+
+
+def parameters(verb: str, name: str) -> list[str]:
+    """What an algorithm takes besides p and root."""
+    maker = _MADE.get(verb, {}).get(name)
+    return [] if maker is None else [key for key in signature(maker).parameters if key not in ("p", "root")]
+
+
+def describe(verb: str, name: str) -> str:
+    """The first line of an algorithm's documentation."""
+    return (_MADE[verb][name].__doc__ or "").strip().splitlines()[0]
+
+
+def _both_ways(gather: Maker) -> Maker:
+    """The all_reduce that folds along an all_gather backwards and then gathers."""
+
+    def all_reduce(p: int) -> Schedule:
+        forth = gather(p)
+        back = reverse("reduce_scatter", forth)
+        return sequence("all_reduce", back, forth, slots=1, chunks=p)
+
+    all_reduce.__doc__ = (
+        f"all_reduce: reduce_scatter (all_gather backwards), then all_gather.\n\n    {gather.__doc__}"
+    )
+    return all_reduce
+
+
+def ring_all_reduce(p: int) -> Schedule:
+    back = reverse("reduce_scatter", circle.ring(p, -1))  # so that both halves go the same way round
+    return sequence("all_reduce", back, circle.ring(p), slots=1, chunks=p)
+
+
+ring_all_reduce.__doc__ = (
+    f"all_reduce: reduce_scatter, then all_gather, both to the right.\n\n    {circle.ring.__doc__}"
+)
+
+
+def ring_reduce_scatter(p: int) -> Schedule:
+    return reverse("reduce_scatter", circle.ring(p, -1))
+
+
+ring_reduce_scatter.__doc__ = f"reduce_scatter: around the ring, folding.\n\n    {circle.ring.__doc__}"
+
+
+def _backwards(verb: str, maker: Maker) -> Maker:
+    def made(p: int, **options: Any) -> Schedule:
+        return reverse(verb, maker(p, **options))
+
+    made.__doc__ = f"{verb}: the other way round.\n\n    {maker.__doc__}"
+    return made
+
+
+def tree_all_reduce(p: int, chunks: int = 1) -> Schedule:
+    """all_reduce: up a binomial tree to rank 0 and down again. Cost: 2 ceil(log2 p) rounds of n bytes."""
+    down = tree.binomial(p)
+    both = sequence("all_reduce", reverse("reduce", down), down)
+    return pipeline(both, chunks) if chunks > 1 and p > 1 else both
+
+
+def double_tree(p: int, chunks: int = 2, node: int = 1) -> Schedule:
+    if node > 1 and p % node == 0 and p > node:
+        return tree.chained(p, node, tree.double_tree(p // node, chunks))
+    return tree.double_tree(p, chunks)
+
+
+def single_tree(p: int, chunks: int = 1, node: int = 1) -> Schedule:
+    if node > 1 and p % node == 0 and p > node:
+        return tree.chained(p, node, tree_all_reduce(p // node, chunks))
+    return tree_all_reduce(p, chunks)
+
+
+double_tree.__doc__ = tree.double_tree.__doc__
+single_tree.__doc__ = tree_all_reduce.__doc__
+
+
+def rabenseifner(p: int) -> Schedule:
+    return butterfly.recursive_halving(p)
+
+
+def swing(p: int) -> Schedule:
+    return butterfly.recursive_halving(p, butterfly.swing)
+
+
+def bine(p: int) -> Schedule:
+    return butterfly.recursive_doubling(p, butterfly.bine)
+
+
+rabenseifner.__doc__ = butterfly.recursive_halving.__doc__
+swing.__doc__ = f"all_reduce: recursive halving with other partners. {butterfly.swing.__doc__}"
+bine.__doc__ = f"all_reduce: recursive doubling with other partners. {butterfly.bine.__doc__}"
+
+
+def recursive_doubling(p: int) -> Schedule:
+    return butterfly.recursive_doubling(p)
+
+
+recursive_doubling.__doc__ = butterfly.recursive_doubling.__doc__
+
+
+def hierarchical(p: int, node: int = 0, inner: str = "ring", outer: str = "circulant") -> Schedule:
+    if not node:
+        node = divide(p)
+    if p % node:
+        raise UsageError(f"{p} ranks do not divide into nodes of {node}", hint=f"node={divide(p)}")
+    if inner in algorithms("all_gather") and inner != "tree":
+        within = build("all_gather", inner, node)
+    else:
+        within = build("broadcast", inner, node)
+    return two_level(p, within, build("all_reduce", outer, p // node))
+
+
+hierarchical.__doc__ = two_level.__doc__
+
+
+def scatter_ring(p: int, root: int = 0) -> Schedule:
+    """broadcast: scatter by a tree, then all_gather around the ring.
+
+    Cost: log2 p + p-1 rounds, 2n(p-1)/p bytes (van de Geijn 1991). For large x.
+    """
+    scatter = tree.binomial_scatter(p, root)
+    return sequence("broadcast", scatter, circle.ring(p), slots=1, chunks=p)
+
+
+def gather_ring(p: int, root: int = 0) -> Schedule:
+    """reduce: reduce_scatter around the ring, then gather by a tree. The broadcast "ring" backwards."""
+    fold = reverse("reduce", circle.ring(p, -1))
+    return sequence(
+        "reduce", fold, reverse("gather", tree.binomial_scatter(p, root)), slots=1, chunks=p, root=root
+    )
+
+
+def gather_then_broadcast(p: int) -> Schedule:
+    """all_gather: gather by a tree, then broadcast by one. Cost: 2 ceil(log2 p) rounds."""
+    gather = reverse("gather", tree.binomial_scatter(p))
+    wide = tuple(s._replace(width=p) for s in tree.binomial(p).streams)
+    return sequence("all_gather", gather, replace(gather, streams=wide))
+
+
+def reduce_then_scatter(p: int) -> Schedule:
+    """reduce_scatter: reduce by a tree to rank 0, then scatter by one. Keeps the order of ranks."""
+    wide = tuple(s._replace(width=p) for s in reverse("reduce", tree.binomial(p)).streams)
+    scatter = tree.binomial_scatter(p)
+    return sequence("reduce_scatter", replace(scatter, streams=wide), scatter)
+
+
+def ordered_reduce(p: int, root: int = 0) -> Schedule:
+    """reduce: up the tree of rank 0, which keeps the order of ranks, and from there to root."""
+    up = reverse("reduce", tree.binomial(p))
+    if root == 0:
+        return replace(up, root=root)
+    end = up.iterations
+    return replace(up, streams=(*up.streams, Stream([0], [root], begin=end, end=end + 1)), root=root)
+
+
+def _after_shift(scan: Maker) -> Maker:
+    """The exscan that gives x to the right first, and then scans without rank 0."""
+
+    def exscan(p: int, **options: Any) -> Schedule:
+        import numpy as np
+
+        from .combine import later, tile
+
+        if p < 2:
+            return Schedule("exscan", p, ())
+        r = np.arange(p)
+        rest = scan(p - 1, **options)
+        shift = Stream(r[:-1], r[1:], width=rest.chunks)
+        return Schedule("exscan", p, (shift, *later(tile(rest, r[1:][None, :], p), 1)), chunks=rest.chunks)
+
+    exscan.__doc__ = f"exscan: x goes one rank up, then a scan.\n\n    {scan.__doc__}"
+    return exscan
+
+
+def tree_barrier(p: int) -> Schedule:
+    """barrier: up a binomial tree and down again. Cost: 2 ceil(log2 p) rounds."""
+    return replace(tree_all_reduce(p), verb="barrier")
+
+
+def _fill() -> None:
+    gathers = {
+        "ring": circle.ring, "bruck": circle.bruck, "circulant": circle.circulant,
+        "pat": circle.parallel_trees, "pairwise": circle.pairwise,
+    }  # fmt: skip
+    for name, maker in gathers.items():
+        register(name, "all_gather")(maker)
+        register(name, "reduce_scatter")(_backwards("reduce_scatter", maker))
+    register("ring", "reduce_scatter")(ring_reduce_scatter)
+    register("tree", "all_gather")(gather_then_broadcast)
+    register("tree", "reduce_scatter")(reduce_then_scatter)
+    register("ring", "all_reduce")(ring_all_reduce)
+    register("tree", "all_reduce")(single_tree)
+    register("recursive_doubling", "all_reduce")(recursive_doubling)
+    register("rabenseifner", "all_reduce")(rabenseifner)
+    register("bruck", "all_reduce")(_both_ways(circle.bruck))
+    register("circulant", "all_reduce")(_both_ways(circle.circulant))
+    register("double_tree", "all_reduce")(double_tree)
+    register("pat", "all_reduce")(_both_ways(circle.parallel_trees))
+    register("swing", "all_reduce")(swing)
+    register("bine", "all_reduce")(bine)
+    register("hierarchical", "all_reduce")(hierarchical)
+    downwards = {
+        "tree": tree.binomial, "chain": circle.chain, "ring": scatter_ring,
+        "double_tree": tree.double_tree_broadcast, "bine": butterfly.butterfly_broadcast,
+    }  # fmt: skip
+    for name, maker in downwards.items():
+        register(name, "broadcast")(maker)
+        register(name, "reduce")(gather_ring if name == "ring" else _backwards("reduce", maker))
+    register("ordered_tree", "reduce")(ordered_reduce)
+    for name, maker in {"tree": tree.binomial_scatter, "pairwise": tree.direct_scatter}.items():
+        register(name, "scatter")(maker)
+        register(name, "gather")(_backwards("gather", maker))
+    register("pairwise", "all_to_all")(circle.pairwise_exchange)
+    register("bruck", "all_to_all")(circle.bruck_exchange)
+    scans: dict[str, Maker] = {"tree": circle.prefix, "ring": circle.chain_scan}
+    for name, maker in scans.items():
+        register(name, "scan")(maker)
+        register(name, "exscan")(_after_shift(maker))
+    register("bruck", "barrier")(circle.dissemination)
+    register("ring", "barrier")(circle.ring_barrier)
+    register("tree", "barrier")(tree_barrier)
+
+
+_fill()

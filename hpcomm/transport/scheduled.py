@@ -1,0 +1,474 @@
+"""Own schedules as a transport: carries out any algorithm of the registry over a channel's messages.
+
+Blocking calls run over persistent requests and memory that are kept for the next call of the same kind;
+calls in the background over requests of their own, so that any number may be under way.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from .. import dtypes, reduction
+from ..errors import UsageError
+from ..schedule import exact
+from ..schedule.program import program
+from ..schedule.prove import keeps_order, prove
+from ..schedule.registry import ROOTED, algorithms, build
+from ..signature import SCHEDULED
+from . import controls, tuned
+from .executor import Executor
+from .mpi import _pieces
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..call import Call
+    from ..communicator import Communicator
+    from ..schedule.stream import Schedule
+    from .executor import Channel, Fold
+
+    Array = NDArray[Any]
+
+__all__ = ["Own", "background", "fold_of", "schedule_call", "tuned_for"]
+
+EXACT_UP_TO = 512  # ranks up to which a schedule is proved before its first use
+_KEPT = 16  # executors with their memory, per communicator
+_PIECE = 256 * 1024  # bytes that one piece of a pipeline should have about
+_UFUNCS: dict[str, Any] = {
+    "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
+}  # fmt: skip
+_STANDS_FOR = {
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "gather": "tree",
+    "all_to_all": "pairwise",
+}  # to move what functions fold
+_PIPELINED = ("chain", "double_tree")
+
+
+class _Persistent:
+    """A round over MPI: requests prepared once, started together."""
+
+    def __init__(self, requests: list[MPI.Prequest]) -> None:
+        self.requests = requests
+
+    def start(self) -> None:
+        MPI.Prequest.Startall(self.requests)
+
+    def wait(self) -> None:
+        MPI.Request.Waitall(self.requests)
+
+
+class _Persisting:
+    """MPI's messages under one tag."""
+
+    def __init__(self, mpi: MPI.Comm, tag: int) -> None:
+        self.mpi, self.tag = mpi, tag
+
+    def prepare(self, sends: list[tuple[int, Array]], recvs: list[tuple[int, Array]]) -> _Persistent:
+        tag = self.tag
+        made = [self.mpi.Recv_init(_bytes(view), peer, tag) for peer, view in recvs]
+        return _Persistent(made + [self.mpi.Send_init(_bytes(view), peer, tag) for peer, view in sends])
+
+
+class _Once:
+    """A round over MPI that starts when its turn comes: for calls in the background."""
+
+    def __init__(self, mpi: MPI.Comm, tag: int, sends: Any, recvs: Any) -> None:
+        self.mpi, self.tag, self.sends, self.recvs = mpi, tag, sends, recvs
+
+    def begin(self) -> list[MPI.Request]:
+        made = [self.mpi.Irecv(_bytes(view), peer, self.tag) for peer, view in self.recvs]
+        return made + [self.mpi.Isend(_bytes(view), peer, self.tag) for peer, view in self.sends]
+
+
+class _Background:
+    def __init__(self, mpi: MPI.Comm, tag: int) -> None:
+        self.mpi, self.tag = mpi, tag
+
+    def prepare(self, sends: Any, recvs: Any) -> Any:
+        return _Once(self.mpi, self.tag, sends, recvs)
+
+
+class _Running:
+    """A schedule in the background; waits as an MPI request does.
+
+    Waiting for one moves all of the communicator on: other ranks may wait for them in another order.
+    """
+
+    def __init__(self, own: Own, rounds: Generator[list[Any], Any, None]) -> None:
+        self.own, self.rounds = own, rounds
+        self.pending: list[Any] | None = next(rounds, None)
+        own.running.append(self)
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+        for each in tuple(self.own.running):
+            each.advance()
+        return self.pending is None
+
+    def Wait(self, status: Any = None) -> None:  # noqa: N802
+        while not self.Test():
+            time.sleep(0)
+
+    def advance(self) -> None:
+        """Begin the next rounds as long as the messages of the last one are there."""
+        while self.pending is not None and MPI.Request.Testall(self.pending):
+            self.pending = next(self.rounds, None)
+        if self.pending is None and self in self.own.running:
+            self.own.running.remove(self)
+
+
+class Own:
+    """What a communicator keeps for its own schedules: a duplicate, a counter of tags, executors by call."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.mpi = comm.mpi.Dup()
+        self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
+        self._tag = 0
+        self._kept: OrderedDict[Any, Executor] = OrderedDict()
+        self.running: list[_Running] = []
+        self._table: dict[str, list[tuple[int, str | None]]] | None = None
+        self._library: dict[tuple[str, str], MPI.Comm] = {}
+
+    def table(self) -> dict[str, list[tuple[int, str | None]]]:
+        """What `hpcomm tune` found for this many ranks; read at its first use, which is collective."""
+        if self._table is None:
+            self._table = tuned.read(self.mpi)
+        return self._table
+
+    def library(self, verb: str, name: str) -> MPI.Comm:
+        """A communicator on which the library uses its algorithm name (Open MPI: a duplicate keeps it)."""
+        if controls.vendor() != "openmpi":
+            return self.mpi
+        if (verb, name) not in self._library:
+            with controls.forced(verb, name):
+                self._library[verb, name] = self.mpi.Dup()
+            self._library[verb, name].Set_errhandler(MPI.ERRORS_RETURN)
+        return self._library[verb, name]
+
+    def tag(self) -> int:
+        """A number that all ranks come to alike, since they make the same calls in the same order."""
+        self._tag = (self._tag + 1) % 32_000
+        return self._tag
+
+    def executor(self, key: Any, make: Callable[[Channel], Executor]) -> Executor:
+        """The executor for key, made at its first use; the oldest one gives way."""
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make(_Persisting(self.mpi, self.tag()))
+            if len(self._kept) > _KEPT:
+                _, old = self._kept.popitem(last=False)
+                _free(old)
+        else:
+            self._kept.move_to_end(key)
+        return found
+
+    def close(self) -> None:
+        for executor in self._kept.values():
+            _free(executor)
+        self._kept.clear()
+        for each in self._library.values():
+            each.Free()
+        self.mpi.Free()
+
+
+def own(comm: Communicator) -> Own:
+    """What comm keeps for its schedules; made at the first call with algorithm=, which is collective."""
+    if comm._schedules is None:
+        comm._schedules = Own(comm)
+    return comm._schedules  # type: ignore[no-any-return]
+
+
+def schedule_call(call: Call, algorithm: str | None, op: Any = None, deterministic: bool = False) -> Call:
+    """Let call be carried out by an own schedule.
+
+    Args:
+        call: as compose made it, for the background.
+        algorithm: a name, with parameters if any; "wire=bfloat16" or "wire=float16" among them lets
+            float32 travel narrower.
+        op: the operator as the user gave it.
+        deterministic: fold in an order, or so exactly, that the number of ranks does not matter.
+
+    Raises:
+        UsageError: no such algorithm; a wire that does not fit; an operator that need not commute with an
+            algorithm that does not keep the order of ranks.
+    """
+    comm, verb = call.comm, call.moves or call.verb
+    if comm.is_inter:
+        raise UsageError("own schedules need one group of ranks", hint="comm.merge() makes one of two")
+    fold = reduction.resolve(op, call.look.dtype) if op is not None else None
+    array, count = _look(call)
+    if algorithm is not None and algorithm.startswith("mpi:") and not deterministic:
+        return _by_library(call, algorithm.removeprefix("mpi:"))
+    if deterministic and not call.moves:
+        return _deterministic(call, algorithm, fold, array, count)
+    name, wire = _wire(algorithm or _STANDS_FOR[verb], array, fold)
+    if call.moves and name.partition(":")[0] not in algorithms(verb):
+        name = _STANDS_FOR[verb]
+    name = _cut(verb, name, count * array.itemsize)
+    schedule = _proved(verb, name, comm.size, call.root if verb in ROOTED else 0)
+    folding, commutes = (np.bitwise_or, True) if fold is None or call.moves else fold_of(fold)
+    if not commutes and not _in_order(schedule):
+        fitting = [a for a in algorithms(verb) if _in_order(build(verb, a, comm.size, schedule.root))]
+        raise UsageError(
+            f"{name} does not keep the order of ranks, and op need not commute",
+            hint=f"algorithm= one of {', '.join(fitting)}",
+        )
+    call.code = (call.code | SCHEDULED) ^ (zlib.crc32(f"{name}{wire}".encode()) & 0xFFF) << 19
+    own_op = id(fold.op.mpi) if fold is not None and fold.op.mpi is not None else None
+    key = (verb, name, schedule.root, count, array.dtype.str, fold.code if fold else 0, wire, own_op)
+
+    def make(channel: Channel) -> Executor:
+        part = program(schedule, comm.rank, count, staged=wire is not None)
+        return Executor(part, channel, array.dtype, folding, wire)
+
+    def carry() -> None:
+        executor = own(comm).executor(key, make)
+        _bring(call, executor)
+        executor.run()
+        _take(call, executor)
+
+    def stages() -> Generator[list[Any], Any, Any]:
+        mine = own(comm)
+        executor = make(_Background(mine.mpi, mine.tag()))
+        _bring(call, executor)
+        yield [_Running(mine, background(executor))]
+        _take(call, executor)
+        return call.finish(None)
+
+    call.carry, call.stages = carry, stages
+    return call
+
+
+def tuned_for(call: Call, op: Any = None) -> str | None:
+    """What `algorithm="tuned"` stands for in this call; None: the library's default. Collective at first.
+
+    Operators that the measurements were not made with are left to the library.
+    """
+    if call.comm.is_inter or call.moves:
+        return None
+    if op is not None:
+        fold = reduction.resolve(op, call.look.dtype)
+        if not fold_of(fold)[1]:
+            return None
+    array, count = _look(call)
+    rows = own(call.comm).table().get(call.verb, [])
+    return tuned.choice(rows, count * array.itemsize)
+
+
+def _by_library(call: Call, name: str) -> Call:
+    """Let call be carried out by one of the MPI library's own algorithms; blocking calls only choose it."""
+    comm, verb = call.comm, call.verb
+    if call.moves or name not in controls.choices(verb):
+        known = ", ".join(f"mpi:{each}" for each in controls.choices(verb)) or "leave algorithm= away"
+        raise UsageError(f"the MPI library offers no algorithm {name!r} for this {verb}", hint=known)
+    call.code = (call.code | SCHEDULED) ^ (zlib.crc32(f"mpi:{name}".encode()) & 0xFFF) << 19
+
+    def carry() -> None:
+        mpi = own(comm).library(verb, name)
+        if controls.vendor() == "openmpi":
+            for function, arguments in _pieces(call):
+                getattr(mpi, function)(*arguments)
+            return
+        with controls.forced(verb, name):
+            for function, arguments in _pieces(call):
+                getattr(mpi, function)(*arguments)
+
+    call.carry = carry
+    return call
+
+
+def _wire(algorithm: str, array: Array, fold: Any) -> tuple[str, Any]:
+    """An algorithm without its parameter wire, and that half type."""
+    name, _, rest = algorithm.partition(":")
+    words = [word for word in rest.split(",") if word]
+    wires = [word.removeprefix("wire=") for word in words if word.startswith("wire=")]
+    left = ",".join(word for word in words if not word.startswith("wire="))
+    plain = f"{name}:{left}" if left else name
+    if not wires:
+        return plain, None
+    if wires[0] not in ("float16", "bfloat16"):
+        raise UsageError(f"wire={wires[0]!r} is no half type", hint="wire=bfloat16 or wire=float16")
+    if array.dtype != np.float32 or (fold is not None and fold.fold is not None):
+        raise UsageError(f"wire={wires[0]} narrows float32 only", hint="leave wire= away")
+    return plain, dtypes.BY_NAME[wires[0]]
+
+
+def _deterministic(call: Call, algorithm: str | None, fold: Any, array: Array, count: int) -> Call:
+    """Everyone folds one block of x, which no order can change: all_to_all, fold, all_gather."""
+    comm = call.comm
+    if call.verb != "all_reduce" or fold is None or fold.op.mpi is not None or algorithm is not None:
+        raise UsageError(
+            "deterministic=True folds by operators with a name, in its own way",
+            hint="a named op, without algorithm=",
+        )
+    p, each = comm.size, -(-count // comm.size)
+    call.code = (call.code | SCHEDULED) ^ (0xDE7 << 19)
+    plans = [_proved("all_to_all", "pairwise", p, 0), _proved("all_gather", "ring", p, 0)]
+
+    def make(channel: Channel, which: int) -> Executor:
+        return Executor(program(plans[which], comm.rank, each), channel, array.dtype, None)
+
+    def scatter(executor: Executor) -> None:
+        given = call.send[0] if type(call.send) is tuple else call.recv[0]
+        executor.work[: p * each] = 0
+        executor.work[:count] = given.reshape(-1)
+
+    def join(first: Executor, second: Executor) -> None:
+        parts = first.work[p * each :].reshape(p, each)
+        second.work[comm.rank * each : (comm.rank + 1) * each] = exact.fold(parts, fold.mpi_op)
+
+    def deliver(second: Executor) -> None:
+        call.recv[0].reshape(-1)[:] = second.work[:count]
+
+    def carry() -> None:
+        mine = own(comm)
+        two = [
+            mine.executor(("deterministic", i, each, array.dtype.str), lambda c, i=i: make(c, i))  # type: ignore[misc]
+            for i in (0, 1)
+        ]
+        scatter(two[0])
+        two[0].run()
+        join(*two)
+        two[1].run()
+        deliver(two[1])
+
+    def stages() -> Generator[list[Any], Any, Any]:
+        mine = own(comm)
+        two = [make(_Background(mine.mpi, mine.tag()), i) for i in (0, 1)]
+        scatter(two[0])
+
+        def both() -> Generator[list[Any], Any, None]:
+            yield from background(two[0])
+            join(*two)
+            yield from background(two[1])
+
+        yield [_Running(mine, both())]
+        deliver(two[1])
+        return call.finish(None)
+
+    call.carry, call.stages = carry, stages
+    return call
+
+
+def background(executor: Executor) -> Generator[list[Any], Any, None]:
+    """The rounds of an executor one at a time, each as the MPI requests to wait for."""
+    for packs, exchange, effects in executor.rounds:
+        for pack in packs:
+            executor._pack(*pack)
+        requests = exchange.begin()
+        if requests:
+            yield requests
+        for effect in effects:
+            executor._effect(*effect)
+    executor.settle()
+
+
+def fold_of(fold: Any) -> tuple[Fold, bool]:
+    """(how two arrays are folded, whether the order of ranks does not matter) for a Reduction."""
+    op = fold.mpi_op
+    if isinstance(op, str):
+        return _UFUNCS[op], True
+
+    def by_mpi(first: Array, second: Array, out: Array) -> None:
+        result = np.array(second)
+        op.Reduce_local(np.ascontiguousarray(first), result)  # result = first op result
+        out[:] = result
+
+    return by_mpi, bool(op.Is_commutative())
+
+
+@lru_cache(maxsize=256)
+def _proved(verb: str, algorithm: str, p: int, root: int) -> Schedule:
+    schedule = build(verb, algorithm, p, root)
+    if p <= EXACT_UP_TO:
+        prove(schedule)
+    return schedule
+
+
+@lru_cache(maxsize=256)
+def _in_order_of(key: tuple[str, str, int, int]) -> bool:
+    return keeps_order(build(*key))
+
+
+def _in_order(schedule: Schedule) -> bool:
+    return _in_order_of((schedule.verb, schedule.name, schedule.size, schedule.root))
+
+
+def _cut(verb: str, algorithm: str, nbytes: int) -> str:
+    """Into how many pieces a pipeline cuts x, where the caller does not say."""
+    if algorithm not in _PIPELINED or verb not in ("all_reduce", "broadcast", "reduce"):
+        return algorithm
+    return f"{algorithm}:chunks={2 * max(1, min(32, nbytes // (2 * _PIECE)))}"
+
+
+def _look(call: Call) -> tuple[Array, int]:
+    """An array of the type that travels, and the number of elements in one slot."""
+    if call.verb == "barrier":
+        return np.zeros(1, np.uint8), 1
+    part = call.send if type(call.send) is tuple else call.recv
+    return part[0], part[1]
+
+
+def _bring(call: Call, executor: Executor) -> None:
+    """Put what this rank gives into work memory."""
+    verb, work = call.moves or call.verb, executor.work
+    count, rank = executor.part.count, call.comm.rank
+    if verb == "barrier":
+        return
+    own = slice(rank * count, (rank + 1) * count)
+    if verb == "broadcast":
+        if rank == call.root:
+            work[:] = call.recv[0].reshape(-1)
+        return
+    given = call.send[0].reshape(-1) if type(call.send) is tuple else None
+    if verb in ("all_gather", "gather"):
+        work[own] = call.recv[0].reshape(-1)[own] if given is None else given
+    elif verb == "scatter":
+        if rank == call.root:
+            work[:] = given
+    elif verb == "all_to_all":
+        work[: call.comm.size * count] = given
+    else:
+        work[:] = call.recv[0].reshape(-1) if given is None else given
+
+
+def _take(call: Call, executor: Executor) -> None:
+    """Put the result where the call receives it."""
+    verb, work, count = call.moves or call.verb, executor.work, executor.part.count
+    comm = call.comm
+    if verb == "barrier" or type(call.recv) is not tuple:
+        return
+    if (verb in ("reduce", "gather") and comm.rank != call.root) or (verb == "exscan" and comm.rank == 0):
+        return
+    if verb in ("scatter", "reduce_scatter"):
+        work = work[comm.rank * count : (comm.rank + 1) * count]
+    elif verb == "all_to_all":
+        work = work[comm.size * count :]
+    call.recv[0].reshape(-1)[:] = work
+
+
+def _bytes(view: Array) -> Any:
+    if view.nbytes < 2**31:
+        return [view.view(np.uint8), view.nbytes, MPI.BYTE]
+    size = view.itemsize
+    while (view.nbytes // size) >= 2**31 and view.nbytes % (2 * size) == 0:
+        size *= 2
+    raise UsageError(
+        f"a message of {view.nbytes} bytes does not fit one MPI call", hint="an algorithm with more chunks"
+    )
+
+
+def _free(executor: Executor) -> None:
+    for _, exchange, _ in executor.rounds:
+        for request in getattr(exchange, "requests", ()):
+            request.Free()

@@ -1,0 +1,251 @@
+"""`hpcomm tune`: measure which algorithm is fastest on this machine, and keep it for `algorithm="tuned"`.
+
+python -m hpcomm tune --ranks 4                      a table on screen and in the user's cache
+python -m hpcomm tune --ranks 4 --plot tuned.svg     and measured against modelled (needs matplotlib)
+
+Measured are the library's default, its own algorithms chosen at run time, and our schedules, in rounds that
+alternate between them. The default stays unless the fastest wins by 5 % twice: when all are compared, and
+again alone against the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["fastest", "main", "measure"]
+
+VERBS = ("all_reduce", "broadcast", "reduce", "all_gather", "all_to_all")
+MARGIN = 1.05  # the default stays unless it takes this many times as long
+HOPELESS = 4.0  # times the default in a first try: not measured further
+ROUND_S = 2e-3  # how long one algorithm is repeated in one round, about
+LIMIT_S = 3600
+
+
+def main(words: Sequence[str]) -> int:
+    """Carry out the command; returns the exit status."""
+    options = _parser().parse_args(list(words))
+    from .sim import numbers
+
+    verbs = VERBS if options.verb == "all" else tuple(options.verb.split(","))
+    unknown = [verb for verb in verbs if verb not in VERBS]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} cannot be tuned", hint=f"one of {', '.join(VERBS)}")
+    if options.plot:
+        from .draw import pyplot
+
+        pyplot()
+    sizes = numbers(options.bytes)
+    found = _job(options.ranks, verbs, sizes, options.rounds)
+    records = found["records"]
+    if not options.no_model:
+        _model(records)
+    path = Path(options.output) if options.output else Path(found["path"])
+    _keep(path, found, options.ranks)
+    print(json.dumps(records, indent=1) if options.json else table(records))
+    print(f"\nkept in {path}", file=sys.stderr)
+    if options.plot:
+        _plot(records, Path(options.plot))
+    return 0
+
+
+def measure(path: str, verbs: Sequence[str], sizes: Sequence[int], rounds: int) -> None:
+    """On all ranks of a job: every candidate for every verb and size; rank 0 writes what it found to path."""
+    import hpcomm
+
+    from .transport import controls, tuned
+
+    comm, records = hpcomm.world, []
+    for verb in verbs:
+        for nbytes in sizes:
+            records += _compare(comm, verb, nbytes, rounds)
+    if comm.rank == 0:
+        known = {"mpi": controls.vendor(), "path": str(tuned.table_path()), "records": records}
+        Path(path).write_text(json.dumps(known))
+
+
+def fastest(seconds: dict[str, float]) -> str:
+    """The fastest of the candidates; "" (the default) unless it takes MARGIN times as long as that."""
+    best = min(seconds, key=lambda name: seconds[name])
+    return best if seconds[best] * MARGIN <= seconds[""] else ""
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Per verb and size the default, the fastest of the library's own and of ours, and what is chosen."""
+    head = f"{'verb':12s}{'bytes':>10s}{'default us':>12s}  "
+    head += f"{'the library, chosen':34s}{'our schedule':34s}choice"
+    lines = [head]
+    for verb, nbytes in dict.fromkeys((r["verb"], r["bytes"]) for r in records):
+        rows = [r for r in records if (r["verb"], r["bytes"]) == (verb, nbytes)]
+        default = next(r for r in rows if not r["algorithm"])
+        cells = [_best([r for r in rows if r["algorithm"].startswith("mpi:")])]
+        cells.append(_best([r for r in rows if r["algorithm"] and not r["algorithm"].startswith("mpi:")]))
+        chosen = next(r["algorithm"] for r in rows if r["chosen"]) or "default"
+        lines.append(
+            f"{verb:12s}{nbytes:10d}{default['seconds'] * 1e6:12.1f}  {cells[0]:34s}{cells[1]:34s}{chosen}"
+        )
+    return "\n".join(lines)
+
+
+def _best(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "-"
+    best = min(rows, key=lambda row: float(row["seconds"]))
+    return f"{best['algorithm'].removeprefix('mpi:')} {best['seconds'] * 1e6:.1f}"
+
+
+def _compare(comm: Any, verb: str, nbytes: int, rounds: int) -> list[dict[str, Any]]:
+    """Records of one verb and size; all ranks find the same, since every time is the slowest rank's."""
+    from .schedule.registry import algorithms
+    from .transport import controls
+
+    names = ["", *(f"mpi:{name}" for name in controls.choices(verb)), *algorithms(verb)]
+    calls = {name: _call(comm, verb, nbytes, name) for name in names}
+    first = {name: _once(comm, calls[name], 3) for name in names}
+    hopeful = [name for name in names if first[name] <= HOPELESS * first[""]]
+    seconds = first | _alternated(comm, calls, hopeful, rounds)
+    chosen = fastest({name: seconds[name] for name in hopeful})
+    if chosen:
+        again = _alternated(comm, calls, ["", chosen], 2 * rounds)
+        chosen = fastest(again)
+    return [
+        {"verb": verb, "bytes": nbytes, "ranks": comm.size, "algorithm": name, "seconds": seconds[name],
+         "chosen": name == chosen, "hopeless": name not in hopeful}
+        for name in names
+    ]  # fmt: skip
+
+
+def _call(comm: Any, verb: str, nbytes: int, name: str) -> Callable[[], Any]:
+    """One call, made once already, and right."""
+    import numpy as np
+
+    count, p = max(1, nbytes // 4), comm.size
+    shape = (p, count) if verb == "all_to_all" else (count,)
+    x = np.full(shape, comm.rank + 1, np.float32)
+    options: dict[str, Any] = {"algorithm": name} if name else {}
+    if verb != "reduce" or comm.rank == 0:
+        options["out"] = np.zeros((p, count) if verb == "all_gather" else shape, np.float32)
+    total, every = p * (p + 1) / 2, np.arange(1, p + 1)[:, None]
+    expected = {"all_reduce": total, "reduce": total, "broadcast": 1}.get(verb, every)
+    verb_of = getattr(comm, verb)
+
+    def call() -> Any:
+        return verb_of(x, **options)
+
+    found = call()
+    wrong = found is not None and not (found == expected).all()
+    if comm.mpi.allreduce(int(wrong)):
+        raise ConfigError(f"{verb} by {name or 'default'}: a wrong result", hint="python -m hpcomm doctor")
+    return call
+
+
+def _once(comm: Any, call: Callable[[], Any], repeats: int) -> float:
+    """Seconds of one call, the slowest rank's."""
+    from mpi4py import MPI
+
+    comm.mpi.Barrier()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return float(comm.mpi.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
+
+
+def _alternated(
+    comm: Any, calls: dict[str, Callable[[], Any]], names: list[str], rounds: int
+) -> dict[str, float]:
+    """Median seconds of each, in rounds that go through all of them, every other one backwards."""
+    once = _once(comm, calls[""], 3)
+    repeats = max(1, min(200, int(ROUND_S / max(once, 1e-7))))
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds):
+        for name in names if i % 2 == 0 else names[::-1]:
+            times[name].append(_once(comm, calls[name], repeats))
+    return {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+
+
+def _job(ranks: int, verbs: Sequence[str], sizes: Sequence[int], rounds: int) -> Any:
+    """Run measure() on ranks; what its rank 0 found."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        code = f"from hpcomm import tune; tune.measure({str(out)!r}, {list(verbs)}, {list(sizes)}, {rounds})"
+        command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", str(LIMIT_S)]
+        done = subprocess.run([*command, "python", "-c", code], capture_output=True, text=True, check=False)
+        if done.returncode or not out.exists():
+            raise ConfigError(f"the job of {ranks} ranks failed: {done.stderr[-800:]}", hint="hpcomm doctor")
+        return json.loads(out.read_text())
+
+
+def _model(records: list[dict[str, Any]]) -> None:
+    """Add to our schedules what the model, fitted to a ping-pong of 2 ranks here, says that they take."""
+    from . import fit
+    from .simulate import machine, predict
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "here.json"
+        path.write_text(json.dumps(fit.fitted(fit._job(2, "pingpong"))))
+        on = machine(str(path))
+    for row in records:
+        if row["algorithm"] and not row["algorithm"].startswith("mpi:"):
+            nbytes = row["bytes"] * (row["ranks"] if row["verb"] in ("all_gather", "all_to_all") else 1)
+            row["modelled"] = predict(row["verb"], row["algorithm"], row["ranks"], nbytes, on).seconds
+
+
+def _keep(path: Path, found: Any, ranks: int) -> None:
+    """Put the choices into the table at path, beside those for other verbs and numbers of ranks."""
+    kept: Any = {}
+    if path.exists():
+        kept = json.loads(path.read_text())
+    if kept.get("mpi") != found["mpi"]:
+        kept = {"mpi": found["mpi"], "ranks": {}, "records": []}
+    chosen: dict[str, list[tuple[int, str | None]]] = {}
+    for row in found["records"]:
+        if row["chosen"]:
+            chosen.setdefault(row["verb"], []).append((row["bytes"], row["algorithm"] or None))
+    kept["ranks"].setdefault(str(ranks), {}).update(chosen)
+    old = [r for r in kept["records"] if (r["ranks"], r["verb"]) not in {(ranks, verb) for verb in chosen}]
+    kept["records"] = old + found["records"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def _plot(records: list[dict[str, Any]], path: Path) -> None:
+    """Measured against modelled, a dot for every schedule and size."""
+    from .draw import _save, pyplot
+
+    figure, axes = pyplot().subplots(figsize=(6, 5))
+    rows = [row for row in records if "modelled" in row]
+    for verb in dict.fromkeys(row["verb"] for row in rows):
+        some = [row for row in rows if row["verb"] == verb]
+        axes.loglog([r["modelled"] * 1e6 for r in some], [r["seconds"] * 1e6 for r in some], "o", label=verb)
+    if rows:
+        every = [row[key] * 1e6 for row in rows for key in ("modelled", "seconds")]
+        ends = [10 ** math.floor(math.log10(min(every))), 10 ** math.ceil(math.log10(max(every)))]
+        axes.plot(ends, ends, color="grey", linewidth=1)
+        axes.legend()
+    axes.set(xlabel="modelled, µs", ylabel="measured, µs")
+    _save(figure, path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hpcomm tune", description="which algorithm is fastest here")
+    parser.add_argument("--ranks", type=int, default=2, help="of the job that measures, and of the table")
+    parser.add_argument("--verb", default="all", help=f"with commas between: {','.join(VERBS)}")
+    parser.add_argument("--bytes", default="8,512,8k,64k,512k,4M", help="of x on one rank, or of one block")
+    parser.add_argument("--rounds", type=int, default=9, help="of which the median counts")
+    parser.add_argument("-o", "--output", help="the table (default: HPCOMM_TUNED, or the user's cache)")
+    parser.add_argument("--plot", metavar="FILE", help="a chart of measured against modelled")
+    parser.add_argument("--no-model", action="store_true", help="do not fit the model, and do not compare")
+    parser.add_argument("--json", action="store_true", help="every measurement instead of a table")
+    return parser

@@ -1,0 +1,83 @@
+"""M x N: whatever two distributions of the same points, each value arrives where it is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcomm.mpmd import route
+
+
+def carry_out(comm: Any, made: route.Route, source: np.ndarray, out: np.ndarray) -> None:
+    """Move values along a route by plain messages."""
+    sends = [comm.isend(np.ascontiguousarray(source[where]), rank, 1) for rank, where in made.gives]
+    for rank, where in made.takes:
+        out[where] = comm.recv(np.empty_like(out[where]), rank, 1)
+    for request in sends:
+        request.wait(20)
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    total=st.integers(1, 60),
+    kind=st.sampled_from(["blocks", "random", "runs"]),
+)
+def _exact(seed: int, total: int, kind: str, comm: Any, together: Callable[..., None]) -> None:
+    def body() -> None:
+        rng = np.random.default_rng(seed)
+        half = max(1, comm.size // 2)
+        givers, takers = list(range(half)), list(range(half if comm.size > 1 else 0, comm.size))
+        owner = rng.choice(givers, total)
+        if kind != "random":
+            owner.sort()
+        points = [rng.permutation(np.flatnonzero(owner == r)) for r in range(comm.size)]
+        if kind != "random":
+            points = [np.sort(p) for p in points]
+        wanted = [np.empty(0, np.int64)] * comm.size
+        for r in takers:  # with points that several want, or one wants twice
+            wanted[r] = (
+                rng.integers(0, total, rng.integers(0, 2 * total)) if kind != "runs" else np.arange(total)
+            )
+        made = route.plan(comm.mpi, points[comm.rank], wanted[comm.rank])
+        assert made.lack == (0, -1, 0, -1)
+        value = np.sin(np.arange(total))
+        out = np.full(len(wanted[comm.rank]), np.nan)
+        carry_out(comm, made, value[points[comm.rank]], out)
+        assert np.array_equal(out, value[wanted[comm.rank]])
+
+    together((seed, total, kind), body)
+
+
+def test_any_permutation_of_any_partition_arrives_exactly(comm: Any, together: Callable[..., None]) -> None:
+    _exact(comm=comm, together=together)
+
+
+def test_blocks_meet_in_the_fewest_messages_and_need_no_index_lists(comm: Any) -> None:
+    """Block to block over p ranks each: consecutive pieces, and only from those who overlap."""
+    total = 12 * comm.size + 5
+    there = route.block(total, comm.size, comm.size - 1 - comm.rank)
+    made = route.plan(comm.mpi, route.block(total, comm.size, comm.rank), there)
+    assert all(isinstance(where, slice) for _, where in made.gives + made.takes)
+    assert len(made.gives) <= 2
+    assert sum(where.stop - where.start for _, where in made.takes) == len(there)
+
+
+def test_points_that_nobody_gives_or_two_give_are_counted_on_every_rank(comm: Any) -> None:
+    mine = np.arange(4) + 4 * comm.rank
+    lost = route.plan(comm.mpi, mine, np.array([1, 4 * comm.size + 7, 4 * comm.size + 8])).lack
+    assert lost == (2 * comm.size, 4 * comm.size + 7, 0, -1)
+    hole = route.plan(comm.mpi, mine[mine != 2], np.arange(4)).lack
+    assert hole == (comm.size, 2, 0, -1)
+    twice = route.plan(comm.mpi, np.append(mine, 3), mine).lack
+    assert twice.doubled == comm.size
+    assert twice.first_doubled == 3
+
+
+def test_a_route_of_no_points_is_empty(comm: Any) -> None:
+    made = route.plan(comm.mpi, None, None)
+    assert made == ([], [], (0, -1, 0, -1))

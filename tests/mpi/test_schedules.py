@@ -1,0 +1,242 @@
+"""Own schedules over real MPI: what the definition says, and bit for bit what the interpreter computes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hpcomm
+from hpcomm.schedule.prove import interpret_values
+from hpcomm.schedule.registry import ROOTED, algorithms, build, register, verbs
+from hpcomm.schedule.stream import AFTER, Schedule, Stream
+
+MOVING = [verb for verb in verbs() if verb != "barrier"]
+COUNTS = (0, 1, 2, 7, 1000)
+
+
+def shape(verb: str, p: int, n: int) -> tuple[int, ...]:
+    return (p, n) if verb in ("scatter", "reduce_scatter", "all_to_all") else (n,)
+
+
+def given(verb: str, rank: int, p: int, n: int) -> np.ndarray:
+    """Numbers whose sums depend on the order in which they are added."""
+    return np.random.default_rng([rank, n]).normal(size=shape(verb, p, n)) * 10.0 ** (rank % 3 * 5)
+
+
+def memory(schedule: Schedule, x: np.ndarray, rank: int) -> np.ndarray:
+    """What the rank's memory holds at first."""
+    n = x.size // (schedule.size if x.ndim == 2 else 1)
+    work = np.zeros(schedule.slots * n)
+    if schedule.verb in ("all_gather", "gather"):
+        work[rank * n : (rank + 1) * n] = x
+    else:
+        work[: x.size] = x.reshape(-1)
+    return work
+
+
+def result(schedule: Schedule, work: np.ndarray, rank: int) -> np.ndarray:
+    n = work.size // schedule.slots
+    if schedule.verb in ("scatter", "reduce_scatter"):
+        return work[rank * n : (rank + 1) * n]
+    return work[schedule.size * n :] if schedule.verb == "all_to_all" else work
+
+
+@pytest.mark.parametrize("verb", MOVING)
+def test_every_algorithm_gives_bit_for_bit_what_the_interpreter_computes(comm: Any, verb: str) -> None:
+    wrong = []
+    p = comm.size
+    for name in algorithms(verb):
+        for n in COUNTS:
+            for root in range(p) if verb in ROOTED else (0,):
+                x = given(verb, comm.rank, p, n)
+                keywords = {"root": root} if verb in ROOTED else {}
+                found = getattr(comm, verb)(x, algorithm=name, **keywords)
+                schedule = build(
+                    verb, f"{name}:chunks=2" if "chunks" in _takes(verb, name) else name, p, root
+                )
+                inputs = [memory(schedule, given(verb, r, p, n), r) for r in range(p)]
+                if n:
+                    expected = result(
+                        schedule, interpret_values(schedule, inputs, np.add)[comm.rank], comm.rank
+                    )
+                else:
+                    expected = np.zeros(0)
+                holds = (
+                    comm.rank == root
+                    if verb in ("reduce", "gather")
+                    else not (verb == "exscan" and comm.rank == 0)
+                )
+                if (found is not None) != holds and verb != "exscan":
+                    wrong.append((name, n, root, "who gets a result"))
+                if holds and found.reshape(-1).tobytes() != expected.tobytes():
+                    wrong.append((name, n, root, found, expected))
+                background = getattr(comm, verb)(x, algorithm=name, async_op=True, **keywords).wait(
+                    timeout=30
+                )
+                if holds and background.tobytes() != found.tobytes():
+                    wrong.append((name, n, root, "in the background"))
+    assert wrong == []
+
+
+def _takes(verb: str, name: str) -> list[str]:
+    from hpcomm.schedule.registry import parameters
+
+    return parameters(verb, name) if name in ("double_tree", "chain") and verb != "scan" else []
+
+
+@pytest.mark.parametrize("name", algorithms("all_reduce"))
+def test_every_kind_of_array_dtype_and_operator_is_right(comm: Any, name: str) -> None:
+    p, r = comm.size, comm.rank
+    ranks = np.arange(p)
+    half = comm.all_reduce(np.full(5, r + 1, np.float16), "avg", algorithm=name)
+    assert half.dtype == np.float16
+    assert (half == (p + 1) / 2).all()
+    tensor = comm.all_reduce(torch.arange(8.0)[::2] + r, algorithm=name)
+    assert tensor.tolist() == [4.0 * i / 2 * p + ranks.sum() for i in range(4)]
+    assert (
+        comm.all_reduce(torch.full((3,), r + 1.0, dtype=torch.bfloat16), "max", algorithm=name).tolist()
+        == [p] * 3
+    )
+    assert comm.all_reduce(np.array([r == 0, False]), algorithm=name).tolist() == [True, False]
+    assert comm.all_reduce(np.int8(r + 1), "prod", algorithm=name) == math.factorial(p)
+    assert comm.all_reduce(2 ** np.arange(3) + r, "bor", algorithm=name)[0] == np.bitwise_or.reduce(1 + ranks)
+    z = np.array([1 + 1j * r])
+    assert comm.all_reduce(z, out=z, algorithm=name) is z
+    assert z[0] == p + 1j * ranks.sum()
+
+
+def test_background_calls_may_be_waited_for_in_any_order(comm: Any) -> None:
+    names = algorithms("all_reduce")
+    requests = [
+        comm.all_reduce(np.full(9, i + comm.rank), algorithm=names[i % len(names)], async_op=True)
+        for i in range(24)
+    ]
+    ranks = sum(range(comm.size))
+    order = reversed(requests) if comm.rank % 2 else requests
+    assert all(request.wait(timeout=30) is not None for request in order)
+    assert [int(request.result[0]) for request in requests] == [i * comm.size + ranks for i in range(24)]
+
+
+@pytest.mark.parametrize("name", algorithms("barrier"))
+def test_a_barrier_holds_everyone(comm: Any, name: str) -> None:
+    import time
+
+    begin = time.monotonic()
+    if comm.rank == comm.size - 1:
+        time.sleep(0.2)
+    comm.barrier(algorithm=name)
+    assert time.monotonic() - begin > 0.15
+    assert comm.barrier(algorithm=name, async_op=True).wait(timeout=30) is None
+
+
+def test_functions_fold_in_the_order_of_ranks(comm: Any) -> None:
+    x = (
+        np.array([[1.0, comm.rank + 1.0], [0.0, 1.0]])
+        if comm.rank % 2
+        else np.array([[0.0, -1.0], [1.0, 0.0]])
+    )
+    plain = comm.all_reduce(x, lambda a, b: a @ b)
+    for name in ("ring", "tree", "circulant", "double_tree"):
+        assert np.array_equal(comm.all_reduce(x, lambda a, b: a @ b, algorithm=name), plain)
+
+
+def test_an_mpi_operator_that_does_not_commute_needs_an_algorithm_that_keeps_order(comm: Any) -> None:
+    from mpi4py import MPI
+
+    def left(a: Any, b: Any, _: Any) -> None:
+        bb = np.frombuffer(b, np.float64)
+        bb[:] = np.frombuffer(a, np.float64)
+
+    op = MPI.Op.Create(left, commute=False)
+    x = np.full(4, comm.rank + 10.0)
+    for name in ("tree", "recursive_doubling"):
+        assert comm.all_reduce(x, op, algorithm=name).tolist() == [10.0] * 4
+    if comm.size > 2:
+        with pytest.raises(
+            hpcomm.UsageError, match=r"ring does not keep the order of ranks(.|\n)*try: .*tree"
+        ):
+            comm.all_reduce(x, op, algorithm="ring")
+    op.Free()
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["ring", "tree", "recursive_doubling", "double_tree", "rabenseifner"])
+def test_narrower_on_the_wire_is_alike_on_all_ranks_and_near(comm: Any, name: str, wire: str) -> None:
+    x = np.linspace(1, 2, 100, dtype=np.float32) * (comm.rank + 1)
+    y = comm.all_reduce(x, algorithm=f"{name}:wire={wire}")
+    assert y.dtype == np.float32
+    everybody = comm.all_gather(y)
+    assert all(np.array_equal(everybody[0], other) for other in everybody)
+    near = {"float16": 2e-3, "bfloat16": 2e-2}[wire] * comm.size
+    np.testing.assert_allclose(y, comm.all_reduce(x), rtol=near)
+    if comm.size > 1:
+        assert np.array_equal(y, torch.tensor(y).to(getattr(torch, wire)).float().numpy())
+    with pytest.raises(hpcomm.UsageError, match=f"wire={wire} narrows float32 only"):
+        comm.all_reduce(np.ones(3), algorithm=f"{name}:wire={wire}")
+
+
+def test_deterministic_gives_the_exact_sum_rounded_once(comm: Any) -> None:
+    p = comm.size
+    parts = [np.random.default_rng(r).normal(size=101) * 10.0 ** (7 * (r % 3)) for r in range(p)]
+    found = comm.all_reduce(parts[comm.rank], deterministic=True)
+    assert found.tolist() == [math.fsum(column) for column in zip(*parts, strict=True)]
+    turned = comm.all_reduce(parts[(comm.rank + 1) % p], deterministic=True, async_op=True).wait(timeout=30)
+    assert turned.tobytes() == found.tobytes()
+    assert (
+        comm.all_reduce(np.float32(0.1), "avg", deterministic=True)
+        == np.float32(math.fsum([np.float32(0.1)] * p)) / p
+    )
+    assert comm.all_reduce(np.arange(3) + comm.rank, "max", deterministic=True).tolist() == [p - 1, p, p + 1]
+
+
+def test_deterministic_does_not_depend_on_the_number_of_ranks(comm: Any) -> None:
+    """The same numbers, spread over any ranks so that each one's own part is exact."""
+    rows = np.array([[2.0**60, 1.0], [-(2.0**60), 2.0**-40], [3.0, 0.1], [2.0**-52, 1e16], [0.0, 0.0]])
+    mine = np.zeros(2)
+    for column in (0, 1):  # all of a column on one rank only where the sum of its own numbers is exact
+        for i, value in enumerate(rows[:, column]):
+            if i % min(comm.size, 4) == comm.rank and mine[column] == 0:
+                mine[column] = value
+    total = [math.fsum(column) for column in comm.all_gather(mine).T]
+    assert comm.all_reduce(mine, deterministic=True).tolist() == total
+    with pytest.raises(hpcomm.UsageError, match="in its own way"):
+        comm.all_reduce(mine, deterministic=True, algorithm="ring")
+
+
+def test_ones_own_algorithm_runs_by_name(comm: Any) -> None:
+    @register("star_over_mpi", "all_reduce")
+    def star(p: int) -> Schedule:
+        others = np.arange(1, p)
+        up = Stream(others, np.zeros_like(others), fold=AFTER)
+        down = Stream(np.zeros_like(others), others, begin=1, end=2)
+        return Schedule("all_reduce", p, (up, down) if p > 1 else ())
+
+    assert comm.all_reduce(np.ones(3), algorithm="star_over_mpi").tolist() == [comm.size] * 3
+    if comm.size > 1:
+
+        @register("wrong_over_mpi", "all_reduce")
+        def wrong(p: int) -> Schedule:
+            return Schedule("all_reduce", p, (Stream([1], [0], fold=AFTER),))
+
+        with pytest.raises(hpcomm.HpcommError, match="lacks a contribution"):
+            comm.all_reduce(np.ones(3), algorithm="wrong_over_mpi")
+
+
+def test_an_unknown_algorithm_is_refused_before_anybody_waits(comm: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match="no algorithm 'rung' for all_reduce") as caught:
+        comm.all_reduce(np.ones(3), algorithm="rung")
+    assert "test_schedules.py" in str(caught.value.where)
+    assert comm.all_reduce(1) == comm.size
+
+
+def test_repeated_calls_reuse_what_was_prepared(own_comm: Any) -> None:
+    for i in range(30):
+        assert own_comm.all_reduce(np.full(4, i), algorithm="circulant")[0] == i * own_comm.size
+    assert len(own_comm._schedules._kept) == 1
+    for n in range(40):
+        own_comm.all_reduce(np.ones(n + 1), algorithm="ring")
+    assert len(own_comm._schedules._kept) <= 16

@@ -1,0 +1,115 @@
+"""The tuner: what it measures becomes a table, which all ranks follow alike; the library's own algorithms."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from hpcomm.transport.tuned import choice
+from hpcomm.tune import fastest
+
+RANKS = """
+    import numpy as np
+    import hpcomm
+    from hpcomm.transport import controls, scheduled
+
+    comm = hpcomm.world
+    p, x = comm.size, np.arange(5.0) + comm.rank
+    total = np.arange(5.0) * p + p * (p - 1) / 2
+    names = controls.choices("all_reduce")
+    assert len(names) >= 5 and controls.vendor() in ("openmpi", "mpich"), names
+    for name in names:
+        assert np.array_equal(comm.all_reduce(x, algorithm=f"mpi:{name}"), total), name
+        assert np.array_equal(comm.all_reduce(x), total)
+    for name in controls.choices("broadcast"):
+        assert np.array_equal(comm.broadcast(x, root=p - 1, algorithm=f"mpi:{name}"), np.arange(5.0) + p - 1)
+    for wrong in ("mpi:auto", "mpi:ignore", "mpi:99", "mpi:rong"):
+        try:
+            comm.all_reduce(x, algorithm=wrong)
+        except hpcomm.UsageError as error:
+            assert "mpi:" + names[0] in str(error)
+        else:
+            raise AssertionError(wrong)
+    found = comm.all_reduce(x, algorithm="tuned")
+    assert np.array_equal(found, total)
+    assert np.array_equal(comm.all_reduce(x, algorithm="tuned", async_op=True).wait(), total)
+    big = np.ones(100_000)
+    assert np.array_equal(comm.all_reduce(big, algorithm="tuned"), big * p)
+    assert comm.all_reduce("abc"[comm.rank % 3] == "a", op=lambda a, b: a | b, algorithm="tuned")
+    kept = [key[1] for key in scheduled.own(comm)._kept]
+    with controls.forced("all_reduce", names[1]):
+        now = controls._handle(controls._variable("all_reduce")).read()
+    assert now == controls._values("all_reduce")[names[1]] > 0
+    print(f"{comm.rank} {sorted(set(kept))}")
+"""
+
+
+def vendor() -> str:
+    code = "from hpcomm.transport import controls; print(controls.vendor())"
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_all_ranks_follow_the_table_of_rank_0(job: Any, tmp_path: Any) -> None:
+    rows = {"all_reduce": [[8, "recursive_doubling"], [1 << 20, "ring"]]}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"mpi": vendor(), "ranks": {"3": rows}}))
+    done = job(3, RANKS, env={"HPCOMM_TUNED": str(path)})
+    for rank in range(3):
+        assert f"{rank} ['recursive_doubling', 'ring']" in done.stdout
+
+
+def test_a_table_for_other_ranks_leaves_it_to_the_library(job: Any, tmp_path: Any) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"mpi": vendor(), "ranks": {"5": {"all_reduce": [[8, "ring"]]}}}))
+    assert "1 []" in job(2, RANKS, env={"HPCOMM_TUNED": str(path)}).stdout
+
+
+def test_a_table_that_cannot_be_read_is_said_on_all_ranks(job: Any, tmp_path: Any) -> None:
+    path = tmp_path / "table.json"
+    path.write_text("{")
+    code = "import hpcomm; hpcomm.world.all_reduce(1, algorithm='tuned')"
+    done = job(2, code, expect=None, env={"HPCOMM_TUNED": str(path)})
+    assert done.returncode != 0
+    assert "the table of tuned algorithms cannot be read" in done.stderr
+
+
+def test_tune_measures_and_keeps_a_table(tmp_path: Any) -> None:
+    pytest.importorskip("matplotlib")
+    path, chart = tmp_path / "tuned.json", tmp_path / "tuned.svg"
+    words = [sys.executable, "-m", "hpcomm", "tune", "--ranks", "2", "--bytes", "8,64k", "--rounds", "3"]
+    words += ["--verb", "all_reduce,all_gather", "-o", str(path), "--plot", str(chart)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "all_gather       65536" in done.stdout
+    kept = json.loads(path.read_text())
+    assert [n for n, _ in kept["ranks"]["2"]["all_reduce"]] == [8, 65536]
+    names = {r["algorithm"] for r in kept["records"] if r["verb"] == "all_reduce"}
+    assert "" in names
+    assert "ring" in names
+    assert any(name.startswith("mpi:") for name in names)
+    assert sum(r["chosen"] for r in kept["records"]) == 4
+    for r in kept["records"]:
+        assert r["seconds"] > 0
+        assert ("modelled" in r) == (r["algorithm"] != "" and not r["algorithm"].startswith("mpi:"))
+    assert "modelled" in chart.read_text() or chart.stat().st_size > 1000
+
+
+def test_the_default_stays_unless_another_is_5_per_cent_faster() -> None:
+    assert fastest({"": 1.0, "ring": 0.96}) == ""
+    assert fastest({"": 1.0, "ring": 0.95, "tree": 0.9}) == "tree"
+
+
+def test_the_nearest_size_counts() -> None:
+    rows: list[tuple[int, str | None]] = [(8, None), (1 << 10, "tree"), (1 << 20, "ring")]
+    assert [choice(rows, n) for n in (0, 8, 64, 1000, 1 << 16, 1 << 30)] == [
+        None, None, None, "tree", "ring", "ring"]  # fmt: skip
+    assert choice([], 8) is None

@@ -1,0 +1,30 @@
+"""Schedules between threads of one process, to 32 of them, bit for bit as the interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hpcomm.schedule.prove import interpret_values
+from hpcomm.schedule.registry import algorithms, build
+from hpcomm.transport.local import run
+
+
+@pytest.mark.parametrize("name", algorithms("all_reduce"))
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8, 13, 32])
+def test_threads_compute_what_the_interpreter_computes(name: str, p: int) -> None:
+    schedule = build("all_reduce", name, p)
+    given = [np.random.default_rng(r).normal(size=77) * 10.0 ** (r % 4 * 3) for r in range(p)]
+    expected = interpret_values(schedule, given, np.add)
+    for found, want in zip(run(schedule, given), expected, strict=True):
+        assert found.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("verb", ["broadcast", "scan", "all_gather", "all_to_all", "reduce_scatter"])
+def test_every_verb_runs_between_threads(verb: str) -> None:
+    for name in algorithms(verb):
+        schedule = build(verb, name, 6)
+        given = [np.random.default_rng(r).integers(0, 99, schedule.slots * 5) for r in range(6)]
+        expected = interpret_values(schedule, given, np.add)
+        for found, want in zip(run(schedule, given), expected, strict=True):
+            assert np.array_equal(found, want)

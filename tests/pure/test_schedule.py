@@ -1,0 +1,328 @@
+"""Every algorithm is proved, and what is broken in one is found."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hpcomm
+from hpcomm.schedule import registry
+from hpcomm.schedule.combine import reverse, sequence
+from hpcomm.schedule.exact import exact_sum
+from hpcomm.schedule.prove import ScheduleError, interpret_values, keeps_order, prove
+from hpcomm.schedule.registry import ROOTED, algorithms, build, register, verbs
+from hpcomm.schedule.stream import AFTER, COPY, Schedule, Stream
+from hpcomm.schedule.tree import binary_tree, two_trees
+
+PRIMES = [67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127]
+SIZES = [*range(1, 65), *PRIMES, 128, 129]
+EVERY = [(verb, name) for verb in verbs() for name in algorithms(verb)]
+PIPELINED = [
+    ("all_reduce", "double_tree"),
+    ("all_reduce", "tree"),
+    ("broadcast", "double_tree"),
+    ("reduce", "double_tree"),
+    ("broadcast", "chain"),
+    ("scan", "ring"),
+    ("exscan", "ring"),
+]
+OPTIMAL_ROUNDS = ("circulant", "bruck", "pat")
+
+
+def turned(schedule: Schedule, by: int) -> np.ndarray:
+    """The rows with every rank, and every chunk where there is one per rank, moved on by `by`: comparable."""
+    p = schedule.size
+    move = by if schedule.cells == p > 1 else 0
+    parts = []
+    for s in schedule.streams:
+        source, dest = s.ends(0, p)
+        first, into = s.starts(0)
+        wide = s.modulus if s.modulus < 1 << 30 else schedule.cells
+        columns = [(source + by) % p, (dest + by) % p, (first + move) % wide, (into + move) % wide, s.width,
+                   s.fold, s.begin, s.end, s.every, s.advance, s.hop % p, s.march % p]  # fmt: skip
+        parts.append(np.stack(np.broadcast_arrays(*columns), 1))
+    rows = np.concatenate(parts)
+    return rows[np.lexsort(rows.T)]
+
+
+def same(straight: Schedule, other: Schedule, root: int) -> bool:
+    """Whether other is straight turned by root: stream by stream, or else as sets of rows."""
+    p = straight.size
+    move = root if straight.cells == p > 1 else 0
+    if len(straight.streams) == len(other.streams):
+        for s, o in zip(straight.streams, other.streams, strict=True):
+            wide = s.modulus if s.modulus < 1 << 30 else straight.cells
+            moves = ((0, root, p), (1, root, p), (2, move, wide), (3, move, wide))
+            if not all(np.array_equal(a, b) for a, b in zip(s[4:16], o[4:16], strict=True)):
+                break
+            if s.into is None or o.into is None:
+                moves = moves[:3] if s.into is o.into else ()
+            if not moves or any(
+                not np.array_equal((np.asarray(s[i]) + by) % m, np.asarray(o[i]) % m) for i, by, m in moves
+            ):
+                break
+        else:
+            return True
+    return np.array_equal(turned(straight, root), turned(other, 0))
+
+
+@pytest.mark.parametrize(("verb", "name"), EVERY)
+def test_an_algorithm_is_right_at_every_number_of_ranks(verb: str, name: str) -> None:
+    for p in SIZES:
+        proof = prove(build(verb, name, p))
+        assert proof.exact
+        assert proof.sent >= proof.least_sent - 1e-9
+        assert proof.rounds >= proof.least_rounds or p == 1
+
+
+@pytest.mark.parametrize(("verb", "name"), [(v, n) for v, n in EVERY if v in ROOTED])
+def test_every_root_is_right(verb: str, name: str) -> None:
+    """The schedule of root r must be that of root 0, which is proved, turned by r; or is proved itself."""
+    for p in SIZES[1:]:
+        straight = build(verb, name, p)
+        for root in range(1, p) if p <= 32 else (1, p // 2, p - 1):
+            other = build(verb, name, p, root)
+            if p <= 4 or name == "ordered_tree" or not same(straight, other, root):
+                assert p <= 32 or name == "ordered_tree"
+                prove(other)
+
+
+@pytest.mark.parametrize("p", [2, 3, 7, 64, 100, 129])
+def test_the_bounds_are_reached_by_those_that_claim_it(p: int) -> None:
+    least = (p - 1).bit_length()
+    for name in OPTIMAL_ROUNDS:
+        proof = prove(build("all_gather", name, p))
+        assert proof.rounds == least
+        assert proof.sent == pytest.approx(p - 1)
+        proof = prove(build("all_reduce", name, p))
+        assert proof.rounds == 2 * least
+        assert proof.sent == pytest.approx(2 * (p - 1) / p) == proof.least_sent
+        assert proof.folded == pytest.approx((p - 1) / p) == proof.least_folded
+    ring = prove(build("all_reduce", "ring", p))
+    assert ring.rounds == 2 * (p - 1)
+    assert ring.sent == pytest.approx(ring.least_sent)
+    assert prove(build("all_reduce", "double_tree:chunks=16", p)).sent <= 2.0 + 1e-9
+
+
+@pytest.mark.parametrize(("node", "inner", "outer"), [
+    (4, "ring", "ring"), (4, "circulant", "double_tree"), (3, "tree", "ring"), (2, "pat", "rabenseifner"),
+    (6, "bruck", "swing"), (1, "ring", "recursive_doubling"), (12, "pairwise", "tree"),
+    (4, "tree", "hierarchical"),
+])  # fmt: skip
+def test_any_two_algorithms_make_a_hierarchy(node: int, inner: str, outer: str) -> None:
+    prove(build("all_reduce", f"hierarchical:node={node},inner={inner},outer={outer}", 12))
+    prove(build("all_reduce", f"hierarchical:node={node},inner={inner},outer={outer}", 36))
+
+
+@pytest.mark.parametrize("chunks", [2, 4, 10])
+def test_pipelines_are_right_with_any_number_of_chunks(chunks: int) -> None:
+    for p in (2, 5, 6, 13):
+        for verb, name in PIPELINED:
+            prove(build(verb, f"{name}:chunks={chunks}", p))
+        prove(build("all_reduce", f"double_tree:chunks={chunks},node={2 if p % 2 == 0 else 1}", p))
+
+
+def test_a_ring_over_100_000_ranks_is_two_streams() -> None:
+    ring = build("all_reduce", "ring", 100_000)
+    assert len(ring.streams) == 2
+    assert ring.iterations == 2 * 99_999
+
+
+@pytest.mark.parametrize("p", [*range(2, 200), 999, 1000, 1023, 1024, 1025, 65536, 99_999, 100_000])
+def test_the_double_tree_spans_and_every_rank_is_a_leaf_once(p: int) -> None:
+    leaves = np.zeros(p, bool)
+    for parent, depth in two_trees(p):
+        roots = np.flatnonzero(parent < 0)
+        assert roots.size == 1
+        others = np.flatnonzero(parent >= 0)
+        children = np.bincount(parent[others], minlength=p)
+        assert children.max() <= 2
+        assert (depth[others] == depth[parent[others]] + 1).all()  # so every way up ends at the root
+        assert depth[roots[0]] == 0
+        assert depth.max() <= (p - 1).bit_length()
+        leaves |= children == 0
+    assert leaves.all()
+
+
+def test_the_binary_tree_is_in_order() -> None:
+    up, _ = binary_tree(11)
+    assert up.tolist() == [2, 4, 2, 8, 6, 4, 6, 0, 10, 8, 10]
+    assert keeps_order(build("all_reduce", "tree", 13))
+    assert not keeps_order(build("all_reduce", "ring", 13))
+    assert keeps_order(build("all_reduce", "recursive_doubling", 13))
+
+
+def mutated(schedule: Schedule, chance: random.Random) -> Schedule:
+    """The schedule with one thing wrong."""
+    streams = list(schedule.streams)
+    i = chance.randrange(len(streams))
+    s = streams[i]
+    source = np.array(np.atleast_1d(s.source))
+    dest = np.array(np.broadcast_to(np.atleast_1d(s.dest), source.shape))
+    first, into = (np.array(part) for part in s.starts(0))
+    row = chance.randrange(s.rows)
+    kinds = ["drop", "dest", "source", "early", "fold", "short"] + ["chunk"] * (schedule.cells > 1)
+    kind = chance.choice(kinds)
+    s = s._replace(
+        source=source, dest=dest, first=first, into=into, drift=s.advance if s.drift is None else s.drift
+    )
+    if kind == "drop":
+        keep = np.arange(s.rows) != row
+        whole = {k: getattr(s, k)[keep] if np.ndim(getattr(s, k)) else getattr(s, k) for k in s._fields}
+        s = Stream(**whole)
+    elif kind in ("dest", "source"):
+        ends = dest if kind == "dest" else source
+        ends[row] = (ends[row] + chance.randrange(1, schedule.size)) % schedule.size
+    elif kind == "chunk":
+        into[row] = (into[row] + chance.randrange(1, schedule.cells)) % min(s.modulus, schedule.cells)
+    elif kind == "early":
+        s = s._replace(begin=s.begin + 1, end=s.end + 1)
+    elif kind == "fold":
+        fold = np.array(np.broadcast_to(s.fold, s.rows))
+        fold[row] = AFTER if fold[row] == COPY else COPY
+        s = s._replace(fold=fold)
+    else:
+        s = s._replace(end=s.begin + (s.active - 1) * s.every)
+    streams[i] = s
+    return replace(schedule, streams=tuple(streams))
+
+
+def right(schedule: Schedule) -> bool:
+    """By the definition itself: random numbers through the interpreter of values."""
+    p = schedule.size
+    rng = np.random.default_rng(7)
+    given = [rng.integers(1, 1 << 40, schedule.cells) for _ in range(p)]
+    try:
+        memory = interpret_values(schedule, given, np.add)
+    except (IndexError, ValueError):
+        return False
+    return all(np.array_equal(m, sum(given)) for m in memory)
+
+
+@pytest.mark.parametrize("name", ["ring", "circulant", "double_tree", "rabenseifner", "swing", "tree"])
+def test_random_mutations_of_schedules_are_caught(name: str) -> None:
+    """Every mutation that gives a wrong sum is refused, by sets and by fingerprints."""
+    chance, caught = random.Random(name), 0
+    for _ in range(40):
+        broken = mutated(build("all_reduce", name, chance.choice([5, 6, 8])), chance)
+        wrong = not right(broken)
+        for exact in (True, False):
+            try:
+                prove(broken, exact=exact)
+            except ScheduleError:  # noqa: PERF203
+                caught += 1
+            else:
+                assert not wrong, broken
+    assert caught > 50
+
+
+def test_a_broken_schedule_is_refused_with_rank_iteration_and_chunk() -> None:
+    ring = build("all_reduce", "ring", 4)
+    later = ring.streams[1]._replace(begin=4, end=7)
+    twice = replace(ring, streams=(ring.streams[0]._replace(end=4), later))
+    with pytest.raises(
+        ScheduleError, match=r"rank \d, iteration 3, chunk \d: a contribution would count"
+    ) as caught:
+        prove(twice)
+    assert (caught.value.rank, caught.value.iteration, caught.value.chunk) == (0, 3, 3)
+    assert "all_reduce by 'ring' on 4 ranks" in str(caught.value.where)
+    early = build("broadcast", "tree", 4)
+    s = early.streams
+    early = replace(early, streams=(s[0]._replace(begin=1, end=2), s[1]._replace(begin=0, end=1)))
+    with pytest.raises(ScheduleError, match="has not arrived yet"):
+        prove(early)
+    ones = np.array([1, 2])
+    both = Schedule("broadcast", 3, (Stream([0, 0], ones), Stream([0], [1])))
+    with pytest.raises(ScheduleError, match="two messages into one chunk"):
+        prove(both)
+    with pytest.raises(ScheduleError, match="there are only 1 chunks"):
+        prove(Schedule("broadcast", 2, (Stream([0], [1], first=1),)))
+    with pytest.raises(ScheduleError, match="no such rank"):
+        prove(Schedule("broadcast", 2, (Stream([0], [9]),)))
+
+
+def test_4096_ranks_are_proved_by_fingerprints() -> None:
+    proof = prove(build("all_reduce", "ring", 4096))
+    assert not proof.exact
+    assert proof.rounds == 2 * 4095
+    tracemalloc.start()
+    try:
+        prove(build("all_to_all", "bruck", 4096))
+        assert tracemalloc.get_traced_memory()[1] < 480e6
+    finally:
+        tracemalloc.stop()
+    broken = build("all_reduce", "circulant", 4096)
+    s = broken.streams[3]
+    dest = np.array(s.dest)
+    dest[17] += 1
+    with pytest.raises(ScheduleError):
+        prove(replace(broken, streams=(*broken.streams[:3], s._replace(dest=dest), *broken.streams[4:])))
+
+
+def test_reversal_turns_all_gather_into_reduce_scatter() -> None:
+    gather = build("all_gather", "ring", 7)
+    prove(reverse("reduce_scatter", gather))
+    prove(sequence("all_reduce", reverse("reduce_scatter", gather), gather, slots=1, chunks=7))
+
+
+def test_an_algorithm_of_the_users_gets_everything() -> None:
+    @register("star_of_test", "all_reduce")
+    def star(p: int) -> Schedule:
+        """all_reduce: everyone to rank 0 and back."""
+        others = np.arange(1, p)
+        up = Stream(others, np.zeros_like(others), fold=AFTER)
+        return Schedule(
+            "all_reduce", p, (up, Stream(np.zeros_like(others), others, begin=1, end=2)) if p > 1 else ()
+        )
+
+    try:
+        assert prove(build("all_reduce", "star_of_test", 9)).rounds == 2
+        from hpcomm.simulate import machine, predict
+
+        assert predict("all_reduce", "star_of_test", 9, 8, machine("cluster")).seconds > 0
+    finally:
+        del registry._MADE["all_reduce"]["star_of_test"]
+
+
+def test_an_unknown_algorithm_or_parameter_is_refused_with_what_there_is() -> None:
+    with pytest.raises(
+        hpcomm.UsageError, match=r"no algorithm 'rong' for all_reduce\n  try:   one of ring, tree"
+    ):
+        build("all_reduce", "rong", 4)
+    with pytest.raises(hpcomm.UsageError, match="ring for all_reduce has no such parameter: size=3"):
+        build("all_reduce", "ring:size=3", 4)
+    with pytest.raises(hpcomm.UsageError, match=r"7 ranks do not divide into nodes of 2\n  try:   node=1"):
+        build("all_reduce", "hierarchical:node=2", 7)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_exact_sum_is_that_of_fsum_whatever_the_order(dtype: type) -> None:
+    import math
+
+    rng = np.random.default_rng(1)
+    for trial in range(60):
+        p, wide = int(rng.integers(1, 9)), 12 * (trial % 3)
+        x = (rng.normal(size=(p, 40)) * 10.0 ** rng.integers(-wide, wide + 1, (p, 40))).astype(dtype)
+        if p > 2 and trial % 2:
+            x[-1] = -x[0]
+        found = exact_sum(x)
+        if dtype is np.float64:
+            assert (found == [math.fsum(column) for column in x.T]).all()
+        assert (found == exact_sum(x[rng.permutation(p)])).all()
+        assert (found == exact_sum(np.concatenate([x, np.zeros((3, 40), dtype)]))).all()
+    odd = np.array([[np.inf, np.nan, 1.0, 0.0], [1.0, 1.0, -1.0, -0.0]], dtype)
+    assert np.array_equal(exact_sum(odd), odd.sum(0), equal_nan=True)
+
+
+def test_the_page_of_algorithms_has_every_one_with_its_rounds_and_volume() -> None:
+    from pathlib import Path
+
+    page = (Path(__file__).parents[2] / "docs/algorithms.md").read_text()
+    for verb, name in EVERY:
+        few, many = (prove(build(verb, name, p)) for p in (7, 64))
+        row = f"| {verb} | `{name}` | {few.rounds} / {many.rounds} | {few.sent:.3g} / {many.sent:.3g} |"
+        assert row in page, row

@@ -1,0 +1,225 @@
+"""The simulator against an independent one that goes message by message, and against what is known."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcomm
+from hpcomm import sim
+from hpcomm.__main__ import main
+from hpcomm.schedule.registry import algorithms, build, verbs
+from hpcomm.schedule.stream import COPY, Schedule
+from hpcomm.simulate import Machine, lower_bound, machine, machines, predict, simulate
+
+UNEVEN = Machine(
+    "uneven", node=3, pod=2, overhead=0.3e-6, latency=(0.5e-6, 2e-6, 3.7e-6), per_byte=(1e-10, 3e-10, 4e-10),
+    nic_per_byte=2.1e-10, uplink_per_byte=1.3e-10, fold_per_byte=0.7e-10, base=1e-6,
+)  # fmt: skip
+MACHINES = [
+    UNEVEN,
+    replace(UNEVEN, pod=0, nic_per_byte=0.0),
+    replace(UNEVEN, node=1, pod=0, latency=(2e-6,) * 3, per_byte=(3e-10,) * 3),
+    replace(UNEVEN, node=2, pod=0, overhead=0.0, nic_per_byte=1e-9),
+    replace(UNEVEN, node=4, pod=0, per_byte=(1e-9, 1e-9, 1e-9)),
+]
+SHAPES = [(p, b) for p in (1, 2, 3, 5, 6, 8, 12, 13, 18) for b in (8.0, 50_000.0, 4e6)]
+# all_reduce among verbs of one slot; the others in fewer shapes
+
+
+def reference(schedule: Schedule, on: Machine, nbytes: float) -> float:
+    """The same model, one message and one event at a time, in plain Python."""
+    p, chunk = schedule.size, nbytes / schedule.chunks
+    clock = [0.0] * p
+    free: dict[Any, float] = {}
+
+    def place(rank: int) -> tuple[int, int]:
+        node = rank // on.node
+        return node, node // on.pod if on.pod else 0
+
+    for t in range(schedule.iterations):
+        messages: dict[tuple[int, int], list[float]] = {}
+        for s, k in schedule.active(t):
+            source, dest = s.ends(k, p)
+            for row in range(s.rows):
+                a, b = int(source[row]), int(dest[row])
+                size = len(s.chunks(k, row)[0]) * chunk
+                fold = int(np.broadcast_to(s.fold, source.shape)[row]) != COPY
+                if a != b:
+                    entry = messages.setdefault((a, b), [0.0, 0.0])
+                    entry[0] += size
+                    entry[1] += size if fold else 0.0
+        flights = []
+        sent: dict[int, float] = {}
+        for (a, b), (size, folded) in messages.items():
+            (na, pa), (nb, pb) = place(a), place(b)
+            level = (na != nb) + (pa != pb)
+            begin = clock[a] + sent.get(a, 0.0)
+            busy = on.overhead + size * on.per_byte[level]
+            sent[a] = sent.get(a, 0.0) + busy
+            way = []
+            if level >= 1 and on.nic_per_byte:
+                way.append((("nic out", na), size * on.nic_per_byte, a))
+            if level >= 2 and on.uplink_per_byte:
+                way += [
+                    (("up", pa), size * on.uplink_per_byte, a),
+                    (("down", pb), size * on.uplink_per_byte, b),
+                ]
+            if level >= 1 and on.nic_per_byte:
+                way.append((("nic in", nb), size * on.nic_per_byte, b))
+            head = begin + on.overhead
+            flights.append({"a": a, "b": b, "head": head, "tail": head, "way": way, "level": level,
+                            "take": busy + folded * on.fold_per_byte})  # fmt: skip
+        for stage in ("nic out", "up", "down", "nic in"):
+            waiting = [(f, w) for f in flights for w in f["way"] if w[0][0] == stage]
+            waiting.sort(key=lambda item: (round(item[0]["head"] / 1e-13), item[1][2]))
+            for f, (link, busy, _) in waiting:
+                start = max(f["head"], free.get(link, 0.0))
+                free[link] = start + busy
+                f["head"], f["tail"] = start, max(f["tail"], start + busy)
+        done = [clock[r] + sent.get(r, 0.0) for r in range(p)]
+        for f in flights:
+            f["ready"] = max(f["head"] + on.latency[f["level"]], clock[f["b"]])
+        taken: dict[int, float] = {}
+        for f in sorted(flights, key=lambda f: round(f["ready"] / 1e-13)):
+            start = max(f["ready"], taken.get(f["b"], 0.0))
+            taken[f["b"]] = start + f["take"]
+            end = max(taken[f["b"]], f["tail"] + on.latency[f["level"]] + on.overhead)
+            done[f["b"]] = max(done[f["b"]], end)
+        clock = done
+    return max(clock) + on.base
+
+
+@pytest.mark.parametrize("name", algorithms("all_reduce"))
+@pytest.mark.parametrize("on", MACHINES, ids=lambda m: f"{m.node}-{m.pod}-{m.nic_per_byte:g}")
+def test_the_simulator_agrees_with_one_that_goes_message_by_message(name: str, on: Machine) -> None:
+    for p, nbytes in SHAPES[::2] if on.pod else SHAPES[1::3]:
+        schedule = build("all_reduce", f"{name}:chunks=6" if name == "double_tree" else name, p)
+        found = simulate(schedule, on, nbytes)
+        assert found.seconds == pytest.approx(reference(schedule, on, nbytes), rel=1e-12), (p, nbytes)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in verbs() if verb != "all_reduce"])
+def test_so_it_does_for_every_verb(verb: str) -> None:
+    for name in algorithms(verb):
+        for on, p, nbytes in ((UNEVEN, 18, 3e4), (MACHINES[3], 8, 8.0), (MACHINES[2], 12, 1e6)):
+            schedule = build(verb, name, p)
+            want = reference(schedule, on, nbytes)
+            assert simulate(schedule, on, nbytes).seconds == pytest.approx(want, rel=1e-12), (name, p)
+
+
+@pytest.mark.parametrize(("verb", "name"), [
+    ("all_reduce", "ring"), ("all_to_all", "pairwise"), ("all_gather", "ring"),
+    ("broadcast", "chain:chunks=40"),
+    ("all_reduce", "double_tree:chunks=300"), ("all_gather", "pairwise"),
+])  # fmt: skip
+def test_what_is_extrapolated_is_exact(verb: str, name: str) -> None:
+    on = replace(UNEVEN, pod=0)
+    for size in (8.0, 1e5, 1e7):
+        schedule = build(verb, name, 60)
+        found = simulate(schedule, on, size)
+        assert found.seconds == pytest.approx(simulate(schedule, on, size, trace=True).seconds, rel=1e-12)
+    if "chunks" not in name:  # pipelines fill and drain: they are computed step by step
+        uniform = simulate(schedule, MACHINES[2], 1e6)
+        assert uniform.stepped < uniform.iterations / 2
+        assert uniform.seconds == pytest.approx(reference(schedule, MACHINES[2], 1e6), rel=1e-12)
+
+
+def test_loads_and_the_critical_path_are_those_of_the_messages() -> None:
+    schedule = build("all_reduce", "rabenseifner", 12)
+    found = simulate(schedule, UNEVEN, 1200.0, trace=True)
+    out, nic = np.zeros(12), np.zeros(4)
+    for _, a, b, nbytes, begin, end in found.messages:
+        assert end > begin
+        out[a] += nbytes
+        if a // 3 != b // 3:
+            nic[a // 3] += nbytes
+    assert found.load["rank"] == pytest.approx((out.max(), out.sum()))
+    assert found.load["nic"] == pytest.approx((nic.max(), nic.sum()))
+    assert [t for t, _ in found.path] == sorted({t for t, _ in found.path})
+    assert found.path[-1][1] == int(found.finish.argmax())
+
+
+@pytest.mark.parametrize(("ranks", "ring_us", "tree_us"), [
+    (96, 178, 128), (384, 657, 156), (1536, 2677, 180), (6144, 10767, 209),
+])  # fmt: skip
+def test_nvidias_chart_of_summit_comes_out_within_6_per_cent(
+    ranks: int, ring_us: float, tree_us: float
+) -> None:
+    on = machine("summit")
+    assert predict("all_reduce", "ring", ranks, 8, on).seconds == pytest.approx(ring_us * 1e-6, rel=0.06)
+    for tree in ("tree", "double_tree"):
+        assert predict("all_reduce", tree, ranks, 8, on).seconds == pytest.approx(tree_us * 1e-6, rel=0.06)
+
+
+def test_the_ratio_at_24576_gpus_is_about_180() -> None:
+    on = machine("summit")
+    ratio = (
+        predict("all_reduce", "ring", 24576, 8, on).seconds
+        / predict("all_reduce", "double_tree", 24576, 8, on).seconds
+    )
+    assert ratio == pytest.approx(180, rel=0.03)
+    calibrated = [key for key, text in on.sources.items() if "CALIBRATED" in text]
+    assert calibrated == ["base"]
+
+
+@pytest.mark.parametrize("name", ["ring", "double_tree", "recursive_doubling"])
+def test_100_000_ranks_need_little_memory(name: str) -> None:
+    tracemalloc.start()
+    try:
+        found = predict("all_reduce", name, 100_000, 8, machine("cluster"))
+        assert tracemalloc.get_traced_memory()[1] < 300e6
+    finally:
+        tracemalloc.stop()
+    assert found.seconds > lower_bound("all_reduce", 100_000, 8, machine("cluster"))
+    if name == "ring":
+        assert found.stepped < 100
+
+
+def test_every_machine_names_where_its_figures_come_from() -> None:
+    for name in machines():
+        assert machine(name).sources
+        assert predict("all_reduce", "ring", 48, 1e6, machine(name)).seconds > 0
+    with pytest.raises(hpcomm.ConfigError, match=r"no machine 'sumit'\n  try:   one of cluster"):
+        machine("sumit")
+
+
+def test_a_machine_file_with_a_word_too_many_is_refused(tmp_path: Any) -> None:
+    (tmp_path / "m.json").write_text(json.dumps({"name": "m", "latence": 1}))
+    with pytest.raises(hpcomm.ConfigError, match="a machine has no latence"):
+        machine(str(tmp_path / "m.json"))
+
+
+def test_sim_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "sim",
+        "all_reduce",
+        "--algorithm",
+        "ring,tree,double_tree",
+        "--ranks",
+        "24576",
+        "--bytes",
+        "8",
+        "--machine",
+        "summit",
+    ]
+    begin = time.perf_counter()
+    assert main(words) == 0
+    assert time.perf_counter() - begin < 60
+    out = capsys.readouterr().out
+    assert "NCCL 2.4.8, src/init.cc" in out
+    assert "CALIBRATED" in out
+    assert main([*words, "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [r["algorithm"] for r in records] == ["ring", "tree", "double_tree"]
+    assert all({"algorithm", "ranks", "bytes", "seconds"} <= set(r) for r in records)
+    assert records[0]["seconds"] / records[2]["seconds"] == pytest.approx(180, rel=0.03)
+    assert sim.numbers("8,64k,1M") == [8, 65536, 1 << 20]
+    assert main(["sim", "--ranks", "many"]) == 2
+    assert "'many' is no number" in capsys.readouterr().err
