@@ -1,0 +1,45 @@
+"""When what is put becomes what is got: coupling times, lag, means, sums and interpolation. Pure.
+
+    time of the model   0      every    2·every   3·every
+    giver's version     0        1         2         3        a put at n·every is version n
+    taker at time t     takes version (t - lag) / every: the last one not after t - lag; "linear" lies
+                        between that one and the next
+
+A put at time t says what holds at t; of "mean" and "sum" what was put since the last coupling time, the
+coupling time itself included. Taken before there is a version: what was there first.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+__all__ = ["Schedule"]
+
+_NEAR = 1e-6  # of a period: times are floats
+
+
+class Schedule(NamedTuple):
+    """every_s None: each put is taken by one get, and times mean nothing."""
+
+    every_s: float | None = None
+    lag_s: float = 0.0
+    time: str = "instant"
+
+    def is_due(self, t: float) -> int | None:
+        """The version that a put at time t completes; None if it only adds to one."""
+        assert self.every_s is not None
+        n = t / self.every_s
+        return round(n) if abs(n - round(n)) < _NEAR else None
+
+    def wanted(self, t: float) -> tuple[int, float]:
+        """(version, share of the next one) that a get at time t takes; version < 0: none yet."""
+        assert self.every_s is not None
+        n = (t - self.lag_s) / self.every_s
+        whole = round(n) if abs(n - round(n)) < _NEAR else int(n // 1)
+        return whole, (n - whole if self.time == "linear" and abs(n - whole) >= _NEAR else 0.0)
+
+    def first(self, start: float) -> int:
+        """The first version of a run that starts at this time."""
+        assert self.every_s is not None
+        return math.ceil(start / self.every_s - _NEAR)

@@ -1,0 +1,182 @@
+"""The programs agree on their fields, once: what goes where, through which mapping, by which route."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from . import route, unit
+from .channel import Channel
+from .clock import Schedule
+from .coupling import Giving, Taking
+from .field import Field
+from .spec import FieldSpec
+
+if TYPE_CHECKING:
+    from .link import Link
+    from .record import Recorder
+
+__all__ = ["connect", "described"]
+
+_FIRST_TAG = 10
+_TOGETHER = (2, 3)  # tags of what exchange() sends in one message: from the first program, from the second
+
+
+def described(gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]]) -> dict[str, Any]:
+    """What a program tells the others of its fields."""
+    return {
+        "gives": {name: _card(field) for name, field in gives.items()},
+        "takes": {name: {**_card(field), "wish": asdict(wish)} for name, (field, wish) in takes.items()},
+    }
+
+
+def _card(field: Field) -> dict[str, Any]:
+    return {
+        "dtype": field.dtype.str,
+        "shape": field.shape,
+        "grid": None if field.grid is None else field.grid.kind,
+    }
+
+
+def agreed(
+    link: Link, mine: dict[str, Any], theirs: dict[str, Any], listed: tuple[FieldSpec, ...] | None
+) -> list[FieldSpec]:
+    """The fields between two programs, in the same order on both sides.
+
+    Raises:
+        ConfigError: the spec has a field that a program did not declare, or shapes do not fit.
+    """
+    sides = {link.name: mine, link.peer: theirs}
+    if listed is not None:
+        found = [each for each in listed if {each.source, each.target} == set(sides)]
+    else:
+        found = [
+            FieldSpec(
+                **{**sides[target]["takes"][name]["wish"], "name": name, "source": source, "target": target}
+            )
+            for source, target in ((link.name, link.peer), (link.peer, link.name))
+            for name in sides[target]["takes"]
+            if name in sides[source]["gives"]
+        ]
+    for each in found:
+        for program, role in ((each.source, "gives"), (each.target, "takes")):
+            if each.name not in sides[program][role]:
+                known = list(sides[program][role])
+                close = get_close_matches(each.name, known, 1)
+                raise ConfigError(
+                    f"the spec lets program {program!r} {role.rstrip('s')} a field {each.name!r}, but it"
+                    f" declares {', '.join(map(repr, known)) or 'none'}",
+                    "connect",
+                    f"did you mean {close[0]!r}?" if close else f"me.{role}({each.name!r}, ...) in {program}",
+                )
+        given, taken = sides[each.source]["gives"][each.name], sides[each.target]["takes"][each.name]
+        if tuple(given["shape"]) != tuple(taken["shape"]):
+            raise ConfigError(
+                f"field {each.name!r} has {tuple(given['shape'])} per point at {each.source!r} and"
+                f" {tuple(taken['shape'])} at {each.target!r}",
+                "connect",
+                "values of shape (points, ...), the same behind the points on both sides",
+            )
+        if each.mapping != "none" and None in (given["grid"], taken["grid"]):
+            who = each.source if given["grid"] is None else each.target
+            raise ConfigError(
+                f"field {each.name!r} is mapped ({each.mapping}), but {who!r} gives no grid with it",
+                "connect",
+                "me.gives(name, values, points, grid=hpcomm.regrid.LatLon(...))",
+            )
+    return sorted(found, key=lambda each: (each.name, each.source))
+
+
+def connect(
+    link: Link,
+    fields: list[FieldSpec],
+    gives: dict[str, Field],
+    takes: dict[str, tuple[Field, FieldSpec]],
+    theirs: dict[str, Any],
+    recorder: Recorder | None,
+    start_s: float,
+) -> None:
+    """Plan all fields of a link. Collective over both programs.
+
+    Raises:
+        ConfigError: points that are taken and given by nobody, or given twice.
+    """
+    link.wire = link.comm.mpi.Dup()  # type: ignore[assignment]
+    merged = link.wire.Merge(high=not link.is_first)
+    shift = link.local.size if link.is_first else 0
+    for number, each in enumerate(fields):
+        is_giver = each.source == link.name
+        field = gives[each.name] if is_giver else takes[each.name][0]
+        weights = None
+        if each.mapping != "none":
+            from .. import regrid
+
+            weights = regrid.weights_between(
+                merged, field.grid, field.points, is_giver, each.mapping, each.neighbours
+            )
+        wanted = field.points if weights is None else weights.sources
+        made = route.plan(merged, field.points if is_giver else None, None if is_giver else wanted)
+        _check(made.lack, each)
+        rows = [(rank - shift, where) for rank, where in (made.gives if is_giver else made.takes)]
+        schedule = Schedule(each.every_s, each.lag_s, each.time)
+        link.timeout_s = each.timeout_s
+        if is_giver:
+            link.gives[each.name] = Giving(link, field, rows, schedule, _FIRST_TAG + number)
+        else:
+            dtype = np.dtype(theirs["gives"][each.name]["dtype"])
+            units = (each.source_unit, each.target_unit)
+            link.takes[each.name] = Taking(
+                link,
+                field,
+                rows,
+                schedule,
+                _FIRST_TAG + number,
+                dtype=dtype,
+                weights=weights,
+                conversion=unit.conversion(units[0], units[1]) if units[0] and units[1] else (1.0, 0.0),
+                recorder=recorder,
+                start_s=start_s,
+            )
+        side = link.gives[each.name] if is_giver else link.takes[each.name]
+        side.mapping = each.mapping
+        side.peer_kind = theirs["takes" if is_giver else "gives"][each.name]["grid"]
+    merged.Free()
+    _bundle(link, fields, recorder is not None)
+
+
+def _check(lack: route.Lack, each: FieldSpec) -> None:
+    if lack.doubled:
+        raise ConfigError(
+            f"{lack.doubled} points of field {each} are given twice, the first is {lack.first_doubled}",
+            "connect",
+            "each point has one owner: points=... without the halo",
+        )
+    if lack.missing:
+        raise ConfigError(
+            f"{lack.missing} points of field {each} are taken and given by nobody, the first is"
+            f" {lack.first_missing}",
+            "connect",
+            "give these points too, take fewer, or name a mapping between two grids",
+        )
+
+
+def _bundle(link: Link, fields: list[FieldSpec], recorded: bool) -> None:
+    """One channel each way for everything that exchange() can send as it is."""
+    if recorded:
+        return
+    plain = [
+        each
+        for each in fields
+        if each.mapping == "none" and each.every_s is None and each.source_unit == each.target_unit
+    ]
+    out = [link.gives[each.name].part for each in plain if each.source == link.name]
+    in_ = [link.takes[each.name].part for each in plain if each.target == link.name]
+    mine, its = _TOGETHER if link.is_first else _TOGETHER[::-1]
+    link._both = (
+        Channel(link, out, mine, sends=True, direct=True) if out else None,
+        Channel(link, in_, its, sends=False, direct=True) if in_ else None,
+    )

@@ -1,0 +1,214 @@
+"""What goes over a link: each field that one program gives and the other takes, in model time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import UsageError
+from .channel import Channel, Part, memory_of
+from .clock import Schedule
+from .field import Field, gather, scatter
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .link import Link
+    from .record import Recorder
+    from .route import Selection
+
+__all__ = ["Giving", "Taking"]
+
+
+class Giving:
+    """One field on its way out."""
+
+    def __init__(
+        self, link: Link, field: Field, rows: list[tuple[int, Selection]], schedule: Schedule, tag: int
+    ) -> None:
+        self.field = field
+        self.schedule = schedule
+        self.tag = tag
+        self.mapping = "none"
+        self.peer_kind: str | None = None  # of the grid at the other side
+        self.part = Part(field, rows, field.dtype)
+        self._timed = schedule.every_s is not None
+        self._sent = Field.__new__(Field)
+        self._sent.__dict__.update(field.__dict__)
+        self._channel = Channel(
+            link, [Part(self._sent, rows, field.dtype)], tag, sends=True, stamped=self._timed
+        )
+        self._sum: NDArray[Any] | None = None
+        self._count = 0
+        self.version = -1
+
+    def put(self, t: float | None) -> bool:
+        """Add the field's values as those of time t; whether they, or what they completed, were sent."""
+        if not self._timed:
+            self._send(self.field.values)
+            return True
+        if t is None:
+            raise _no_time("put", self.field.name)
+        version = self.schedule.is_due(t)
+        if self.version < 0 and version is None:
+            raise UsageError(
+                f"the first put of {self.field.name!r} is at {t:g} s, which is no coupling time",
+                "put",
+                f"put the first values at the start: a multiple of {self.schedule.every_s:g} s",
+            )
+        values = self._added() if self.schedule.time in ("mean", "sum") else self.field.values
+        if version is None:
+            return False
+        if version <= self.version:
+            raise UsageError(
+                f"{self.field.name!r} is put at {t:g} s a second time, or backwards",
+                "put",
+                "times run forwards",
+            )
+        if self.schedule.time == "mean":
+            values = values / self._count
+        self._sum, self._count, self.version = None, 0, version
+        self._channel.stamp = (float(version), t)
+        self._send(values)
+        return True
+
+    def _added(self) -> NDArray[Any]:
+        mine = memory_of(self.field)
+        self._sum = mine.copy() if self._sum is None else self._sum + mine
+        self._count += 1
+        return self._sum
+
+    def _send(self, values: Any) -> None:
+        self._sent.values = values
+        self._channel.start()
+
+    @property
+    def last(self) -> Any:
+        """What was sent last: of a mean, the mean."""
+        return self._sent.values
+
+    def finish(self) -> None:
+        self._channel.finish()
+
+
+class Taking:
+    """One field on its way in. weights: from what arrives to the field's points; None: as it is."""
+
+    def __init__(
+        self,
+        link: Link,
+        field: Field,
+        rows: list[tuple[int, Selection]],
+        schedule: Schedule,
+        tag: int,
+        *,
+        dtype: np.dtype[Any],
+        weights: Any = None,
+        conversion: tuple[float, float] = (1.0, 0.0),
+        recorder: Recorder | None = None,
+        start_s: float = 0.0,
+    ) -> None:
+        self.link = link
+        self.field = field
+        self.schedule = schedule
+        self.tag = tag
+        self.mapping = "none"
+        self.peer_kind: str | None = None  # of the grid at the other side
+        self.weights = weights
+        self.conversion = conversion
+        self.is_plain = weights is None and conversion == (1.0, 0.0) and schedule.every_s is None
+        self.part = Part(field, rows, dtype)
+        self._recorder = recorder
+        self._timed = schedule.every_s is not None
+        self._inbox = Field.__new__(Field)
+        self._inbox.__dict__.update(field.__dict__)
+        count = len(field.points) if weights is None else weights.columns
+        self._inbox.values = np.zeros((count, *field.shape), dtype)
+        self._channel = Channel(link, [Part(self._inbox, rows, dtype)], tag, sends=False, stamped=self._timed)
+        self._covered = _covered(rows, count) if weights is None else None
+        self.version = -1  # of newer
+        self._first = schedule.first(start_s) if self._timed else 0
+        self._older: NDArray[Any] | None = None
+        self._newer: NDArray[Any] | None = None
+
+    def get(self, t: float | None) -> Any:
+        """Fill the field with what holds at time t; returns its values."""
+        if self._recorder is not None and self._recorder.replays:
+            self._set(self._recorder.next(self.field.name))
+            return self.field.values
+        if not self._timed:
+            self._set(self._mapped(self._receive()))
+        else:
+            if t is None:
+                raise _no_time("get", self.field.name)
+            self._at(t)
+        if self._recorder is not None:
+            self._recorder.keep(self.field.name, memory_of(self.field))
+        return self.field.values
+
+    def _at(self, t: float) -> None:
+        version, share = self.schedule.wanted(t)
+        if version < self._first:
+            return  # nothing was put so early: the values stay what they were
+        while self.version < version + (share > 0):
+            got = self._mapped(self._receive())
+            self._older, self._newer = self._newer, got
+            self.version = round(self._channel.stamp[0])
+        if self._newer is None or self.version - (share > 0) > version:
+            raise UsageError(
+                f"{self.field.name!r} is taken for {t:g} s, which is over: version {version}, and here is"
+                f" {self.version}",
+                "get",
+                "times run forwards; a giver begins at the same time as its takers",
+            )
+        older = self._older if self._older is not None else self._newer
+        self._set(self._newer if not share else (1.0 - share) * older + share * self._newer)
+
+    def _receive(self) -> NDArray[Any]:
+        self._channel.start()
+        self._channel.finish()
+        got: NDArray[Any] = self._inbox.values
+        return got
+
+    def _mapped(self, got: NDArray[Any]) -> NDArray[Any]:
+        made: NDArray[Any] = got.copy() if self.weights is None else self.weights.apply(got)
+        factor, offset = self.conversion
+        return made if (factor, offset) == (1.0, 0.0) else made * factor + offset
+
+    def _set(self, values: NDArray[Any]) -> None:
+        if self.weights is not None:
+            rows: Selection = self.weights.rows
+            scatter(self.field.values, rows, _as(values[rows], self.field.dtype))
+        elif self._covered is None:
+            scatter(self.field.values, slice(0, len(values)), _as(values, self.field.dtype))
+        else:
+            scatter(self.field.values, self._covered, _as(values[self._covered], self.field.dtype))
+
+
+def _as(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return values.astype(dtype, copy=False)
+
+
+def _covered(rows: list[tuple[int, Selection]], count: int) -> NDArray[np.int64] | None:
+    """The points that somebody gives; None: all of them."""
+    given = np.zeros(count, bool)
+    for _, where in rows:
+        given[where] = True
+    return None if given.all() else np.flatnonzero(given)
+
+
+def _no_time(verb: str, name: str) -> UsageError:
+    return UsageError(
+        f"{verb} of {name!r} needs the time, because the spec gives it a period",
+        verb,
+        f"link.{verb}(field, time)",
+    )
+
+
+def gathered(field: Field, rows: Selection) -> NDArray[Any]:
+    """Rows of a field in new memory."""
+    count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+    out = np.empty((count, *field.shape), field.dtype)
+    gather(field.values, rows, out)
+    return out

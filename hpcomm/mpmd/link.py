@@ -1,0 +1,154 @@
+"""Two programs joined: an inter-communicator with all verbs, and fields from owner to owner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .field import Field
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..communicator import Communicator
+    from .channel import Channel
+    from .coupling import Giving, Taking
+
+__all__ = ["Link"]
+
+
+class Link:
+    """This program and another one.
+
+    Attributes:
+        name, peer: this program's name and the other's.
+        comm: the inter-communicator, with all verbs; ranks given to send and recv are the peer's.
+        local: this program's own communicator.
+        is_first: whether this side comes first where the two must take turns; the other side does not.
+        timeout_s: seconds that a put, get or exchange waits for the other program.
+    """
+
+    def __init__(
+        self, name: str, peer: str, local: Communicator, comm: Communicator, *, is_first: bool, plain: bool
+    ) -> None:
+        self.name = name
+        self.peer = peer
+        self.local = local
+        self.comm = comm
+        self.is_first = is_first
+        self.is_plain = plain
+        self.timeout_s = 300.0
+        self.waited_s = 0.0
+        self.busy_s = 0.0
+        self.wire: MPI.Intercomm
+        self.gives: dict[str, Giving] = {}
+        self.takes: dict[str, Taking] = {}
+        self._connect: Callable[[], None] = lambda: None  # of the program, until it is done
+        self._both: tuple[Channel | None, Channel | None] = (None, None)
+
+    @property
+    def size(self) -> int:
+        """How many ranks the other program has."""
+        return self.comm.remote_size
+
+    def ended(self) -> set[int]:
+        """Ranks of the other program that have ended."""
+        return self.comm._partners.gone() if self.comm._partners is not None else set()
+
+    def put(self, fields: Field | Iterable[Field], time: float | None = None) -> None:
+        """Send what the fields hold, each row to whoever takes it. Does not wait for the takers.
+
+        Collective over this program, as far as it owns points. The values are copied: they may be
+        changed at once.
+
+        Args:
+            fields: a field, or several.
+            time: of the model, in seconds; needed if the field has a period.
+
+        Raises:
+            ConfigError: the other program does not take the field.
+            WaitTimeoutError, PeerFailedError: the last put is still not taken.
+        """
+        self._connect()
+        with _Clock(self):
+            for field in _each(fields):
+                self._giving(field).put(time)
+
+    def get(self, fields: Field | Iterable[Field], time: float | None = None) -> Any:
+        """Receive into the fields what holds at time; returns the values of the (last) field.
+
+        Raises:
+            ConfigError: the other program does not give the field.
+            WaitTimeoutError: it did not put within timeout_s.
+            PeerFailedError: it has ended.
+        """
+        self._connect()
+        values = None
+        with _Clock(self):
+            for field in _each(fields):
+                values = self._taking(field).get(time)
+        return values
+
+    def exchange(self, time: float | None = None) -> None:
+        """Put all that this program gives over this link, and get all that it takes, at once.
+
+        Fields that travel as they are go in one message per pair of ranks, straight from and into their
+        own memory where they lie consecutively.
+        """
+        self._connect()
+        with _Clock(self):
+            outgoing, incoming = self._both
+            if incoming is not None:
+                incoming.start()
+            if outgoing is not None:
+                outgoing.start()
+            packed = {part.field.name for channel in self._both if channel for part in channel.parts}
+            for name, giving in self.gives.items():
+                if name not in packed:
+                    giving.put(time)
+            for name, taking in self.takes.items():
+                if name not in packed:
+                    taking.get(time)
+            for channel in (incoming, outgoing):
+                if channel is not None:
+                    channel.finish()
+
+    def _giving(self, field: Field) -> Giving:
+        if field.name not in self.gives:
+            raise self._unknown("put", field.name, list(self.gives))
+        return self.gives[field.name]
+
+    def _taking(self, field: Field) -> Taking:
+        if field.name not in self.takes:
+            raise self._unknown("get", field.name, list(self.takes))
+        return self.takes[field.name]
+
+    def _unknown(self, verb: str, name: str, known: list[str]) -> ConfigError:
+        does = "takes" if verb == "put" else "gives"
+        return ConfigError(
+            f"program '{self.peer}' {does} no field {name!r}",
+            f"{verb} on link '{self.name}' <-> '{self.peer}'",
+            f"it {does} {', '.join(map(repr, known)) or 'nothing'}; declare fields before the first put",
+        )
+
+    def __repr__(self) -> str:
+        return f"<Link '{self.name}' <-> '{self.peer}', {self.local.size} and {self.size} ranks>"
+
+
+class _Clock:
+    """Adds the time of a block to the link's."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.link.busy_s += time.perf_counter() - self.start
+
+
+def _each(fields: Field | Iterable[Field]) -> Iterable[Field]:
+    return (fields,) if isinstance(fields, Field) else fields

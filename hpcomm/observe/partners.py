@@ -1,0 +1,79 @@
+"""Who of another program has ended: seen on this node's board, or said in a last message.
+
+MPI keeps a rank that has ended in MPI_Finalize, where it says nothing, and leaves those that wait for it
+waiting. So a rank says farewell to every rank of the linked programs when its Python ends.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+from .. import runtime
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .board import Region
+
+__all__ = ["Partners"]
+
+_BYE = 32099  # tag
+
+
+class Partners:
+    """The ranks of the program called name, at the other side of inter, a duplicate of the link's own.
+
+    Made collectively by both sides.
+    """
+
+    def __init__(self, inter: MPI.Intercomm, carries: tuple[MPI.Comm, ...], name: str) -> None:
+        from mpi4py import MPI
+
+        self.name = name
+        self._inter = inter
+        self._carries = carries
+        self._gone: set[int] = set()
+        self._lock = threading.Lock()
+        self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._going: list[MPI.Request] = []
+        board = runtime.board
+        card = struct.pack("2q", board.node if board else -1, board.here if board else -1)
+        cards = bytearray(len(card) * inter.remote_size)
+        inter.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
+        self._regions: list[tuple[int, Region]] = []
+        for rank, (node, here) in enumerate(struct.iter_unpack("2q", cards)):
+            if board is not None and node == board.node:
+                self._regions.append((rank, board.regions[here]))
+
+    def gone(self) -> set[int]:
+        """Ranks over there that have ended. Never blocks."""
+        with self._lock:
+            self._gone |= {rank for rank, region in self._regions if region.gone}
+            if self._threads or threading.current_thread() is threading.main_thread():
+                self._hear()
+            return set(self._gone)
+
+    def has_messages(self) -> bool:
+        """Whether something that was sent before an end still waits here to be received."""
+        from mpi4py import MPI
+
+        if not self._threads:
+            return False
+        return any(comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for comm in self._carries)
+
+    def say_farewell(self) -> None:
+        """Tell all ranks over there that this one ends; waits for nothing."""
+        from mpi4py import MPI
+
+        for rank in range(self._inter.remote_size):
+            self._going.append(self._inter.Isend([b"", MPI.BYTE], rank, _BYE))
+
+    def _hear(self) -> None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self._inter.Iprobe(MPI.ANY_SOURCE, _BYE, status):
+            self._inter.Recv([bytearray(0), MPI.BYTE], status.source, _BYE)
+            self._gone.add(status.source)

@@ -1,0 +1,128 @@
+"""Hosts on one machine: network namespaces on a bridge, each with a name, an address, and a stand-in for ssh.
+
+Needs root and iproute2. MPICH's UCX would talk through shared memory across them: UCX_TLS=tcp,self.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+BRIDGE, NET, PREFIX = "hpcommbr0", "10.78.0", "hpcomm-h"
+AGENT = """#!/bin/bash
+# stands in for ssh: agent [options] HOST COMMAND...
+while [ $# -gt 0 ]; do case "$1" in -[lop]) shift 2;; -*) shift;; *) break;; esac; done
+host=$1; shift
+case "$host" in {net}.*) host=h${{host##*.}};; esac
+exec ip netns exec {prefix}${{host#h}} unshare -u bash -c \\
+  "hostname $host; export TMPDIR={folder}/$host; cd {cwd}; $*"
+"""
+
+
+def why_not() -> str | None:
+    """Why there can be no such hosts here; None: there can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    if not shutil.which("ip"):
+        return "needs iproute2"
+    done = subprocess.run(
+        ["ip", "netns", "add", f"{PREFIX}probe"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return f"no network namespaces here: {done.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", f"{PREFIX}probe"], check=False)
+    done = subprocess.run(
+        ["ip", "link", "add", BRIDGE, "type", "bridge"], capture_output=True, text=True, check=False
+    )
+    if done.returncode and "exists" not in done.stderr:
+        return f"no bridges here: {done.stderr.strip()}"
+    return None
+
+
+class Hosts:
+    """n hosts h1, h2, ...; a context manager."""
+
+    def __init__(self, n: int, folder: Path) -> None:
+        self.n, self.folder = n, folder
+        self.agent = folder / "agent"
+
+    def __enter__(self) -> Hosts:
+        self.down()
+        ip("link", "add", BRIDGE, "type", "bridge")
+        ip("addr", "add", f"{NET}.254/24", "dev", BRIDGE)
+        ip("link", "set", BRIDGE, "up")
+        names = "".join(f"{NET}.{i} h{i}\n" for i in range(1, self.n + 1))
+        for i in range(1, self.n + 1):
+            space = f"{PREFIX}{i}"
+            ip("netns", "add", space)
+            ip("link", "add", f"hpcommv{i}", "type", "veth", "peer", "name", "eth0", "netns", space)
+            ip("link", "set", f"hpcommv{i}", "master", BRIDGE, "up")
+            ip("-n", space, "addr", "add", f"{NET}.{i}/24", "dev", "eth0")
+            ip("-n", space, "link", "set", "lo", "up")
+            ip("-n", space, "link", "set", "eth0", "up")
+            (self.folder / f"h{i}").mkdir(exist_ok=True)
+            Path("/etc/netns", space).mkdir(parents=True, exist_ok=True)
+            Path("/etc/netns", space, "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        self.agent.write_text(AGENT.format(net=NET, prefix=PREFIX, folder=self.folder, cwd=self.folder))
+        self.agent.chmod(0o755)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.down()
+
+    def down(self) -> None:
+        for i in range(1, self.n + 1):
+            space = f"{PREFIX}{i}"
+            pids = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=False)
+            for pid in pids.stdout.split():
+                subprocess.run(["kill", "-9", pid], check=False, capture_output=True)
+            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+            shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
+            subprocess.run(["ip", "link", "del", f"hpcommv{i}"], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
+
+    def cut(self, i: int) -> None:
+        """Pull the cable of host i."""
+        ip("link", "set", f"hpcommv{i}", "down")
+
+    def start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+        """Run command on h1."""
+        told = " ".join(f"{name}={value!r}" for name, value in env.items())
+        words = " ".join(f"'{word}'" for word in command)
+        line = f"hostname h1; cd {self.folder}; export TMPDIR={self.folder}/h1 {told}; exec {words}"
+        return subprocess.Popen(
+            ["ip", "netns", "exec", f"{PREFIX}1", "unshare", "-u", "bash", "-c", line],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def environ(self, vendor: str) -> dict[str, str]:
+        """What the launchers need to reach the others."""
+        root = str(Path(__file__).parents[2])
+        common = {"PYTHONPATH": root, "PATH": os.environ["PATH"], "HPCOMM_PYTHON": sys.executable}
+        if vendor == "openmpi":
+            return common | {
+                "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "PRTE_MCA_plm_ssh_agent": str(self.agent),
+                "PRTE_MCA_prte_if_include": f"{NET}.0/24",
+                "OMPI_MCA_btl_tcp_if_include": f"{NET}.0/24",
+                "OMPI_MCA_btl": "self,sm,tcp",
+                "OMPI_MCA_pml": "ob1",
+            }
+        return common | {
+            "UCX_TLS": "tcp,self",
+            "HYDRA_LAUNCHER": "ssh",
+            "HYDRA_LAUNCHER_EXEC": str(self.agent),
+            "HYDRA_IFACE": "eth0",
+        }
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)

@@ -1,0 +1,81 @@
+"""The programs of apps/ do what they say, for any number of ranks."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+APPS, CONFIGS = ROOT / "apps", ROOT / "mpmd_configs"
+
+
+def config(name, ranks, options=None):
+    """A spec of mpmd_configs with other numbers of ranks and more options for its programs."""
+    text = (CONFIGS / f"{name}.toml").read_text().replace("../apps", str(APPS))
+    for program, n in ranks.items():
+        head = f"[program.{program}]"
+        at = text.index(head)
+        text = text[:at] + re.sub(r"ranks = \d+", f"ranks = {n}", text[at:], count=1)
+        more = (options or {}).get(program, "")
+        at = text.index(head)
+        text = text[:at] + re.sub(r'command = "([^"]*)"', rf'command = "\1{more}"', text[at:], count=1)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ranks"),
+    [("constant", (1, 1)), ("aitken", (2, 1)), ("iqn-ils", (2, 3))],
+)
+def test_the_partitioned_heat_problem_is_exact_at_every_step(spec, scheme, ranks):
+    both = dict(zip(("dirichlet", "neumann"), ranks, strict=True))
+    text = config("heat_coupled", both).replace("--scheme iqn-ils", f"--scheme {scheme}")
+    out = spec(text).stdout
+    errors = [float(x) for x in re.findall(r"error (\S+)", out)]
+    assert len(errors) == 6
+    assert max(errors) < 1e-9
+    counts = re.search(rf"{scheme}: iterations ([\d ]+),", out)[1].split()
+    assert len(counts) == 5
+    if scheme == "iqn-ils":
+        assert int(counts[-1]) <= 3
+
+
+def climate(spec, ranks, days, options=None):
+    more = {name: f" --days {days}{(options or {}).get(name, '')}" for name in ("atmosphere", "ocean")}
+    both = dict(zip(("atmosphere", "ocean"), ranks, strict=True))
+    out = spec(config("climate", both, more)).stdout
+    found = re.search(r"mean temperature.*K, of the sea .* degC", out)
+    assert found, out
+    lost = float(re.search(r"not accounted for (\S+) of all", out)[1])
+    assert lost < 1e-13
+    return found[0]
+
+
+def test_the_climate_is_the_same_on_any_number_of_ranks_also_restarted_and_loses_no_energy(spec, tmp_path):
+    whole = climate(spec, (1, 1), 2)
+    files = {name: f"{tmp_path}/{name}.npz" for name in ("atmosphere", "ocean")}
+    climate(spec, (1, 2), 1, {name: f" --write {path}" for name, path in files.items()})
+    assert climate(spec, (2, 3), 1, {name: f" --read {path}" for name, path in files.items()}) == whole
+
+
+def test_the_pipeline_trains_and_is_watched(spec):
+    pytest.importorskip("torch")
+    out = spec(config("pipeline", {"producer": 2, "trainer": 2, "monitor": 1})).stdout
+    assert "weights 2.00 -1.00 bias 0.50" in out
+    assert "loss fell from" in out
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_config_is_right_and_can_be_drawn(path, tmp_path, capsys):
+    from hpcomm.mpmd import draw
+
+    assert draw.check([str(path)]) == 0
+    assert draw.plan([str(path)]) == 0
+    for kind in ("svg", "html"):
+        assert draw.main(["draw", str(path), str(tmp_path / f"job.{kind}")]) == 0
+        text = (tmp_path / f"job.{kind}").read_text()
+        assert "<svg" in text
+        if kind == "svg":
+            ElementTree.fromstring(text)
+    out = capsys.readouterr().out
+    assert "is right" in out

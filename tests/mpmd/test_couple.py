@@ -1,0 +1,319 @@
+"""Fields between programs: M x N, dtypes, mappings, model time; and what happens when they do not fit."""
+
+import time
+
+import pytest
+
+COMMON = """
+import sys
+import numpy as np
+import hpcomm
+from hpcomm import regrid
+
+me = hpcomm.join(sys.argv[1])
+comm = me.comm
+
+def mine(total, seed=None):
+    points = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
+    return np.array_split(points, comm.size)[comm.rank]
+"""
+
+
+@pytest.fixture
+def couple(programs, tmp_path):
+    """couple(code, {name: ranks}, expect=0): every program runs the same code, which looks at me.name."""
+
+    def run(code, sizes, expect=0, timeout=60, env=None):
+        script = tmp_path / "couple.py"
+        script.write_text(COMMON + code)
+        return programs(
+            [(n, ["python", str(script), name]) for name, n in sizes.items()], timeout, expect=expect, env=env
+        )
+
+    return run
+
+
+SIZES = [{"a": 2, "b": 3}, {"b": 1, "a": 3}]
+FIELDS = """
+import torch
+TOTAL = 37
+KINDS = ["float64", "float32", "int16", "uint8", "complex64", "bool"]
+values = {kind: (np.arange(TOTAL * 2).reshape(TOTAL, 2) * 5 % 101).astype(kind) for kind in KINDS}
+if me.name == "a":
+    points = mine(TOTAL, 1)
+    fields = [me.gives(kind, values[kind][points], points) for kind in KINDS]
+    fields.append(me.gives("torch", torch.from_numpy(values["float32"][points]), points))
+    fields.append(me.gives("half", torch.from_numpy(values["float32"][points]).to(torch.bfloat16), points))
+    fields.append(me.gives("strided", np.repeat(values["float64"][points], 2, axis=0)[::2, ::-1], points))
+    back = me.takes("back", np.zeros(len(points)), points)
+else:
+    points = np.concatenate([mine(TOTAL), mine(TOTAL)[:2]])  # some of them twice
+    fields = [me.takes(kind, np.zeros((len(points), 2), kind), points) for kind in KINDS]
+    fields.append(me.takes("torch", torch.zeros(len(points), 2), points))
+    fields.append(me.takes("half", torch.zeros(len(points), 2, dtype=torch.bfloat16), points))
+    fields.append(me.takes("strided", np.zeros((len(points), 2)), points))
+    back = me.gives("back", mine(TOTAL) * 1.0, mine(TOTAL))
+
+def check():
+    for field, kind in zip(fields, KINDS):
+        assert np.array_equal(field.values, values[kind][points]), kind
+    assert np.array_equal(fields[-3].values.numpy(), values["float32"][points])
+    assert np.array_equal(fields[-2].values.float().numpy(), values["float32"][points])
+    assert np.array_equal(fields[-1].values, values["float64"][points][:, ::-1])
+
+link = me.link("b" if me.name == "a" else "a")
+for turn in range(3):
+    if me.name == "a":
+        link.put(fields)
+        assert np.array_equal(link.get(back), points + turn)
+    else:
+        link.put(back)
+        link.get(fields)
+        check()
+        back.values += 1
+me.exchange()
+if me.name == "a":
+    assert np.array_equal(back.values, points + 3)
+else:
+    check()
+"""
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_fields_arrive_from_owner_to_owner_for_any_dtype_and_distribution(couple, sizes):
+    couple(FIELDS, sizes)
+
+
+MAPPED = """
+names = ["nearest", "idw", "bilinear", "conservative", "conservative2"]
+source, target = regrid.LatLon(10, 20), regrid.Gaussian(8, 18)
+function = lambda x: 2 + x[:, 0] * x[:, 1] + x[:, 2]
+everything = np.arange(source.size)
+sea = everything[np.abs(source.centres(everything)[:, 2] - 0.1) > 0.12]  # without a strip of land
+if me.name == "a":
+    points = np.sort(mine(len(sea), 5))
+    points = sea[points]
+    fields = [me.gives(name, function(source.centres(points)), points, grid=source) for name in names]
+    me.link("b").put(fields)
+else:
+    points = mine(target.size, 6)
+    fields = [me.takes(name, np.full(len(points), -9.0), points, grid=target, mapping=name) for name in names]
+    me.link("a").get(fields)
+    for name, field in zip(names, fields):
+        alone = regrid.weights(source, target, name, given=sea, points=points)
+        expected = np.full(len(points), -9.0)
+        expected[alone.rows] = alone.apply(function(source.centres(alone.sources)))[alone.rows]
+        assert np.array_equal(field.values, expected), (name, np.abs(field.values - expected).max())
+text = me.report()
+if me.name == "a" and comm.rank == 0:
+    print(text)
+"""
+
+
+@pytest.mark.parametrize("sizes", SIZES[:2], ids=str)
+def test_mappings_are_the_same_to_the_last_bit_for_any_number_of_ranks(couple, sizes):
+    out = couple(MAPPED, sizes).stdout
+    assert "conservative2" in out
+    assert "a -> b" in out
+
+
+TIMES = """
+# a steps by 1 s, b by 3 s in phase with every = 6 s, and c by 2 s
+if me.name == "a":
+    t, give = 0, None
+    fields = {name: me.gives(name, np.zeros(2)) for name in ("instant", "mean", "sum", "linear", "lagged")}
+    for t in range(13):
+        for field in fields.values():
+            field.values = np.array([t, 10.0 * t])
+            me.put(field, t)
+elif me.name == "b":
+    wish = {"instant": {}, "mean": {"time": "mean"}, "sum": {"time": "sum"}, "lagged": {"lag": 6.0}}
+    fields = {name: me.takes(name, np.full(2, -1.0), every=6.0, **kind) for name, kind in wish.items()}
+    got = {name: [float(me.get(field, t)[0]) for t in (0, 3, 6, 9, 12)] for name, field in fields.items()}
+    assert got["instant"] == [0, 0, 6, 6, 12], got
+    assert got["mean"] == [0, 0, 3.5, 3.5, 9.5], got
+    assert got["sum"] == [0, 0, 21, 21, 57], got
+    assert got["lagged"] == [-1, -1, 0, 0, 6], got
+else:
+    field = me.takes("linear", np.full(2, -1.0), every=6.0, time="linear")
+    got = [me.get(field, t).tolist() for t in range(0, 13, 2)]
+    assert np.allclose(got, [[t, 10.0 * t] for t in range(0, 13, 2)], rtol=1e-14), got
+"""
+
+
+def test_model_time_has_steps_lags_means_sums_and_interpolation(couple):
+    couple(TIMES, {"a": 1, "b": 1, "c": 1})
+
+
+WRONG = {
+    "points given by nobody": (
+        "me.gives('f', np.zeros(3), [0, 1, 2]) if me.name == 'a' else me.takes('f', np.zeros(2), [2, 7])",
+        "1 points of field f (a -> b) are taken and given by nobody, the first is 7",
+    ),
+    "points given twice": (
+        "me.gives('f', np.zeros(3), [0, 1, 1]) if me.name == 'a' else me.takes('f', np.zeros(2), [0, 1])",
+        "1 points of field f (a -> b) are given twice, the first is 1",
+    ),
+    "a field that nobody gives": (
+        "me.gives('sst', np.zeros(3)) if me.name == 'a' else me.takes('sstt', np.zeros(3))",
+        "'b' takes a field 'sstt', which nobody gives: 'a' gives ['sst']",
+    ),
+    "other shapes": (
+        "me.gives('f', np.zeros((3, 2))) if me.name == 'a' else me.takes('f', np.zeros(3))",
+        "field 'f' has (2,) per point at 'a' and () at 'b'",
+    ),
+    "no grid": (
+        (
+            "grid = regrid.LatLon(2, 4)\nme.gives('f', np.zeros(3)) if me.name == 'a' else me.takes("
+            "'f', np.zeros(8), grid=grid, mapping='nearest')"
+        ),
+        "field 'f' is mapped (nearest), but 'a' gives no grid with it",
+    ),
+    "a field declared too late": (
+        "me.connect(); me.gives('f', np.zeros(1))",
+        "field 'f' comes too late",
+    ),
+    "more points than values": (
+        "me.gives('f', np.zeros(3), [0, 1])",
+        "has 2 points here, but values of shape (3,)",
+    ),
+    "no time": (
+        (
+            "a = me.name == 'a'\n"
+            "f = me.gives('f', np.zeros(3)) if a else me.takes('f', np.zeros(3), every=1.0)\n"
+            "me.put(f) if a else me.get(f, 0.0)"
+        ),
+        "put of 'f' needs the time",
+    ),
+    "a put of nothing": (
+        "f = me.gives('f', np.zeros(3)); me.connect(); me.link('b' if me.name == 'a' else 'a').put(f)",
+        "takes no field 'f'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_told_by_name(couple, case):
+    code, words = WRONG[case]
+    start = time.monotonic()
+    done = couple(code + "\nme.connect()\n", {"a": 1, "b": 1}, expect="failure")
+    assert time.monotonic() - start < 30
+    assert words in done.stderr
+
+
+EARLY = """
+f = me.gives("f", np.zeros(2)) if me.name == "a" else me.takes("f", np.zeros(2), every=1.0)
+if me.name == "a":
+    for t in range(3):
+        me.put(f, t)
+else:
+    for t in range(6):
+        me.get(f, t)
+"""
+
+
+def test_a_giver_that_stops_early_is_told_with_the_last_time(couple):
+    done = couple(EARLY, {"a": 2, "b": 1}, expect="failure")
+    assert "PeerFailedError: get of 'f' needs rank" in done.stderr
+    assert "of program 'a', which has ended; the last that came was of time 2 s" in done.stderr
+
+
+LATE = """
+import time
+f = me.gives("f", np.zeros(2)) if me.name == "a" else me.takes("f", np.zeros(2), timeout=1.0)
+me.connect()
+if me.name == "b":
+    me.get(f)
+else:
+    time.sleep(8)
+"""
+
+
+def test_a_giver_that_is_late_is_told_at_the_deadline(couple):
+    done = couple(LATE, {"a": 1, "b": 1}, expect="failure")
+    assert "WaitTimeoutError: get of 'f' waited 1 s for program 'a'" in done.stderr
+
+
+RECORDED = """
+    [program.a]
+    command = "python couple.py a"
+    ranks = 1
+    [program.b]
+    command = "python couple.py b"
+    ranks = 2
+    [[field]]
+    name = "f"
+    from = "a"
+    to = "b"
+    every = 2.0
+    unit = "K"
+"""
+RECORDING = """
+f = me.gives("f", np.zeros(4)) if me.name == "a" else me.takes("f", np.zeros(2))
+for t in range(4):
+    if me.name == "a":
+        f.values = np.full(4, 7.0 + t)
+        me.put(f, t)
+    else:
+        print("got", me.link("a").get(f, t).tolist())
+"""
+
+
+def test_one_program_runs_again_alone_against_its_recorded_partners(spec, tmp_path):
+    files = {"couple.py": COMMON + RECORDING}
+    first = spec(RECORDED, "--record", "kept", files=files)
+    lines = sorted(line for line in first.stdout.splitlines() if "got" in line)
+    assert len(lines) == 8
+    assert lines[0].endswith("got [7.0, 7.0]")
+    assert lines[3].endswith("got [9.0, 9.0]")
+    again = spec(RECORDED, "--only", "b", "--record", "kept")
+    assert sorted(line for line in again.stdout.splitlines() if "got" in line) == lines
+
+
+IMPLICIT = """
+from hpcomm.mpmd.implicit import Accelerator, windows, NotConvergedError
+scheme, most = SCHEME
+target = np.linspace(1, 2, 12)
+if me.name == "a":  # the leader
+    x = me.gives("x", np.zeros(len(mine(12))), mine(12))
+    y = me.takes("y", np.zeros(len(mine(12))), mine(12))
+    accelerator = Accelerator(comm, scheme, relaxation=0.3)
+    link, counts = me.link("b"), []
+    for window in range(4):
+        for k in windows(link, x, accelerator, tolerance=1e-9, most=most):
+            link.get(y)
+            x.values = y.values.copy()
+        counts.append(k)
+        assert np.allclose(x.values, (target * (1 + window) / 2)[mine(12)], rtol=1e-7)
+    if comm.rank == 0:
+        print(scheme, *counts)
+else:  # answers with a contraction around a fixed point, and keeps a state to save and restore
+    x = me.takes("x", np.zeros(12))
+    y = me.gives("y", np.zeros(12))
+    link, state = me.link("a"), {"calls": 0}
+    weights = np.linspace(-0.9, 0.6, 12)
+    for window in range(4):
+        def restore(saved):
+            assert saved == {"calls": window}
+            state["calls"] = saved["calls"]
+        for k in windows(link, save=lambda: dict(state), restore=restore):
+            link.get(x)
+            goal = target * (1 + window) / 2
+            y.values = goal + weights * (x.values - goal)
+            state["calls"] += 1
+            link.put(y)
+        assert state["calls"] == window + 1
+"""
+
+
+@pytest.mark.parametrize(("scheme", "most"), [("constant", 200), ("aitken", 99), ("iqn-ils", 30)])
+def test_implicit_coupling_finds_the_fixed_point_and_rolls_back(couple, scheme, most):
+    out = couple(IMPLICIT.replace("SCHEME", f"({scheme!r}, {most})"), {"a": 2, "b": 1}).stdout
+    counts = [int(word) for word in out.split()[1:]]
+    assert len(counts) == 4
+    assert max(counts) < {"constant": 200, "aitken": 99, "iqn-ils": 20}[scheme]
+
+
+def test_a_window_that_does_not_converge_is_an_error_on_both_sides(couple):
+    done = couple(IMPLICIT.replace("SCHEME", "('constant', 3)"), {"a": 1, "b": 1}, expect="failure")
+    assert "the coupling of 'a' and 'b' did not converge: after 3 iterations" in done.stderr

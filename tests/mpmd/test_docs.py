@@ -1,0 +1,84 @@
+"""The examples of docs/mpmd.md run, and a program that may fail does not end the others."""
+
+import re
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "mpmd.md"
+AIR = """
+import numpy as np
+import hpcomm
+
+me = hpcomm.join("atmosphere")
+sst = me.takes("sst", np.zeros(500))
+heat = me.gives("heat", np.full(500, 2.0))
+for step in range(10):
+    me.put(heat)
+    got = me.get(sst)
+assert np.allclose(got, 290.0 + 9 * 2e-3)
+print("fine")
+"""
+
+
+def test_the_first_example_of_the_document_runs(programs):
+    code = re.search(r"^```python\n(# ocean.py\n.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)[1]
+    assert programs([(1, code), (2, AIR)]).stdout.count("fine") == 2
+
+
+def test_every_key_of_the_documents_spec_is_known(tmp_path):
+    from hpcomm.mpmd.spec import read
+
+    text = re.search(r"^```toml\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)[1]
+    text += '[program.atmosphere]\ncommand = "python air.py"\nranks = 1\n'
+    text += '[grid.sky]\nkind = "gaussian"\nnlat = 24\nnlon = 48\n'
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    spec = read(path, here=False)
+    assert spec.fields[0].time == "mean"
+    assert spec.programs["ocean"].gpus == (0, 1)
+
+
+def test_a_program_that_may_fail_leaves_the_others_running(spec):
+    text = """
+        [program.viewer]
+        command = "python viewer.py"
+        ranks = 1
+        on_failure = "continue"
+        [program.solver]
+        command = "python solver.py"
+        ranks = 2
+        [[field]]
+        name = "f"
+        from = "solver"
+        to = "viewer"
+    """
+    viewer = """
+        import numpy as np
+        import hpcomm
+        me = hpcomm.join()
+        f = me.takes("f", np.zeros(4))
+        me.get(f)
+        raise ValueError("no screen")
+    """
+    solver = """
+        import time
+        import numpy as np
+        import hpcomm
+        me = hpcomm.join()
+        f = me.gives("f", np.zeros(2))
+        seen = True
+        for step in range(4):
+            time.sleep(0.5)
+            f.values = np.full(1 << 1, float(step))
+            if seen and me.link("viewer").ended():
+                seen = False
+                print("alone from step", step)
+            if seen:
+                me.put(f)
+        assert not seen
+        assert me.comm.all_reduce(1) == 2
+        print("solved")
+    """
+    done = spec(text, files={"viewer.py": viewer, "solver.py": solver})
+    assert done.stdout.count("solved") == 2
+    assert "ValueError: no screen" in done.stderr
+    assert "program 'viewer' (rank 0) ended with status 1; the others go on without it" in done.stderr

@@ -1,0 +1,120 @@
+"""A program that ends while another one waits for it ends the job, by name, within seconds."""
+
+import time
+
+import pytest
+
+from hpcomm.installation import find_mpi
+
+ENDS = {
+    "an exception": ("raise ValueError('lost')", "lost"),
+    "exit 3": ("sys.exit(3)", ""),
+    "exit 0": ("sys.exit(0)", "ocean"),
+    "the end of its file": ("pass", "ocean"),
+    "a signal": ("os.kill(os.getpid(), signal.SIGKILL)", ""),
+    "no Finalize": ("sys.stdout.flush(); os._exit(0)", "ocean"),
+    "an early Finalize": ("MPI.Finalize(); os._exit(0)", "ocean"),
+}
+WAITS = {
+    "a receive": "link.comm.recv(np.zeros(1), source=0)",
+    "a collective": "link.comm.all_reduce(np.zeros(1))",
+    "an object": "link.comm.recv_object(0)",
+    "a background wait": "link.comm.irecv(np.zeros(1), 0).wait()",
+}
+OCEAN = """
+import os, signal, sys, time
+import hpcomm
+{before}
+me = hpcomm.join("ocean")
+from mpi4py import MPI
+me.link("air").comm.barrier()
+{end}
+"""
+AIR = """
+import numpy as np
+import hpcomm
+me = hpcomm.join("air")
+link = me.link("ocean")
+link.comm.barrier()
+{wait}
+print("went on")
+"""
+PAIRS = [(end, wait) for i, end in enumerate(ENDS) for j, wait in enumerate(WAITS) if (i + j) % 4 == 0]
+
+
+def judge(done, seconds, words):
+    assert done.returncode not in (0, 124), done
+    assert seconds < 25  # and not a time limit of 30
+    assert "went on" not in done.stdout
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(("end", "wait"), PAIRS)
+def test_without_a_spec(programs, end, wait):
+    statement, words = ENDS[end]
+    if end == "no Finalize" and find_mpi().vendor == "mpich":
+        pytest.skip(
+            "MPICH's mpiexec takes that for a good end and kills the others; `hpcomm run SPEC` does not"
+        )
+    start = time.monotonic()
+    done = programs(
+        [(2, OCEAN.format(before="", end=statement)), (1, AIR.format(wait=WAITS[wait]))],
+        expect=None,
+        timeout=30,
+    )
+    if end == "no Finalize" and "prterun" in done.stderr:
+        words = "exiting"  # Open MPI has ended the job itself, before anybody of us could speak
+    judge(done, time.monotonic() - start, words)
+
+
+SPEC = """
+    [program.ocean]
+    command = "python ocean.py"
+    ranks = 2
+    [program.air]
+    command = "python air.py"
+    ranks = 1
+"""
+EARLY = {
+    "before Init": "sys.exit(0)",
+    "before Init, with a failure": "sys.exit(3)",
+    "without Init": "os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("end", [*ENDS, *EARLY])
+def test_with_a_spec_the_program_is_named_and_its_status_is_the_jobs(spec, end):
+    statement = ENDS[end][0] if end in ENDS else ""
+    files = {
+        "ocean.py": OCEAN.format(before=EARLY.get(end, ""), end=statement),
+        "air.py": AIR.format(wait=WAITS["a receive"]),
+    }
+    start = time.monotonic()
+    done = spec(SPEC, files=files, expect=None, timeout=30)
+    judge(done, time.monotonic() - start, "ocean")
+    if "3" in end or "failure" in end:
+        assert done.returncode == 3
+        assert "'ocean'" in done.stderr
+        assert "with status 3" in done.stderr
+
+
+def test_messages_of_a_program_that_has_ended_are_still_received(programs):
+    sender = """
+import numpy as np
+import hpcomm
+me = hpcomm.join("ocean")
+for i in range(20):
+    me.link("air").comm.send(np.full(3, float(i)), dest=0)
+"""
+    receiver = """
+import time
+import numpy as np
+import hpcomm
+me = hpcomm.join("air")
+time.sleep(1.5)
+for i in range(20):
+    time.sleep(0.05)
+    assert me.link("ocean").comm.recv(np.zeros(3), source=0)[0] == i
+print("all there")
+"""
+    assert programs([(1, sender), (1, receiver)]).stdout == "all there\n"

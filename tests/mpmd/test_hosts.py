@@ -1,0 +1,117 @@
+"""Several hosts: programs placed by the spec, and a cable that is cut ends the job with a clear word."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from hosts import Hosts, why_not
+
+from hpcomm.installation import find_mpi
+
+REASON = why_not()
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
+    pytest.mark.timeout(170),
+]
+SPEC = """
+[job]
+timeout = 60
+[program.ocean]
+command = "python ocean.py"
+ranks = 2
+hosts = ["h1:1", "h2:1"]
+[program.air]
+command = "python air.py"
+ranks = 1
+hosts = ["h3"]
+[[field]]
+name = "sst"
+from = "ocean"
+to = "air"
+timeout = 5.0
+[[field]]
+name = "wind"
+from = "air"
+to = "ocean"
+lag = 1.0
+every = 1.0
+timeout = 5.0
+"""
+OCEAN = """
+import os, sys, time
+import numpy as np
+import hpcomm
+me = hpcomm.join()
+sst = me.gives("sst", np.full(3, 1.0 + me.comm.rank))
+wind = me.takes("wind", np.zeros(2))
+for step in range(STEPS):
+    me.put(sst)
+    me.get(wind, step)
+    time.sleep(PAUSE)
+print("ocean on", os.uname().nodename, flush=True)
+"""
+AIR = """
+import os
+import numpy as np
+import hpcomm
+me = hpcomm.join()
+sst = me.takes("sst", np.zeros(6))
+wind = me.gives("wind", np.zeros(4))
+for step in range(STEPS):
+    me.put(wind, step)
+    got = me.get(sst).tolist()
+    print("step", step, got, flush=True)
+print("air on", os.uname().nodename, flush=True)
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    with Hosts(3, tmp_path) as up:
+        yield up
+
+
+def start(hosts, steps, pause):
+    (hosts.folder / "job.toml").write_text(SPEC)
+    for name, source in (("ocean.py", OCEAN), ("air.py", AIR)):
+        (hosts.folder / name).write_text(source.replace("STEPS", str(steps)).replace("PAUSE", str(pause)))
+    command = [sys.executable, "-m", "hpcomm", "run", "-v", "job.toml"]
+    return hosts.start(command, hosts.environ(find_mpi().vendor))
+
+
+def end(process, limit_s):
+    try:
+        return process.communicate(timeout=limit_s)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"no end after {limit_s} s:\n{process.communicate()[0]}")
+
+
+def test_programs_run_where_the_spec_places_them(hosts):
+    process = start(hosts, 3, 0.0)
+    out = end(process, 80)
+    assert process.returncode == 0, out
+    assert "step 2 [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]" in out, out
+    for words in ("ocean on h1", "ocean on h2", "air on h3"):
+        assert words in out
+
+
+def test_a_cut_cable_ends_the_job_with_a_clear_word(hosts):
+    process = start(hosts, 1000, 0.1)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "step 3 " in line:
+            break
+    else:
+        pytest.fail("".join(lines))
+    hosts.cut(3)
+    since = time.monotonic()
+    out = "".join(lines) + end(process, 60)
+    assert time.monotonic() - since < 45
+    assert process.returncode != 0
+    assert any(words in out for words in ("for program 'air'", "program 'air'", "lost")), out

@@ -1,0 +1,178 @@
+"""Programs meet by name, in any order and number, and say who came when somebody did not."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+VERBS = """
+    import sys
+    import numpy as np
+    import hpcomm
+
+    me = hpcomm.join(NAME)
+    comm = me.comm
+    assert hpcomm.world is comm and comm.size == len(me.ranks[NAME])
+    assert comm.all_reduce(1) == comm.size
+    assert me.peers == tuple(sorted(set(me.ranks) - {NAME}))
+    for peer in reversed(me.peers) if NAME < "b" else me.peers:
+        me.link(peer)  # in whatever order: nobody waits
+    for a in sorted(me.ranks):
+        for b in sorted(me.ranks):
+            if a < b and NAME in (a, b):
+                peer = b if NAME == a else a
+                link = me.link(peer)
+                inter, n = link.comm, len(me.ranks[peer])
+                assert (inter.is_inter, inter.remote_size, link.size) == (True, n, n)
+                assert inter.all_reduce(np.array([comm.rank + 1])).tolist() == [n * (n + 1) // 2]
+                assert inter.all_gather(np.array([float(comm.rank)])).ravel().tolist() == list(range(n))
+                assert inter.all_to_all(np.full(n, comm.rank)).tolist() == list(range(n))
+                root = (hpcomm.ROOT if comm.rank == 0 else hpcomm.PROC_NULL) if NAME == a else 0
+                got = inter.broadcast(np.full(2, 7.0), root=root)
+                assert got is None if NAME == a else got.tolist() == [7.0, 7.0]
+                inter.barrier()
+                if comm.rank < min(comm.size, n):
+                    theirs = inter.sendrecv_object(NAME, comm.rank, comm.rank)
+                    assert theirs == peer
+    print(f"fine {NAME}\\n", end="")
+"""
+
+
+def named(name, source=VERBS):
+    return source.replace("NAME", repr(name))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"ocean": 1, "air": 1}, {"b": 2, "a": 1}, {"a": 1, "b": 3}, {"c": 2, "a": 1, "b": 3}, {"alone": 2}],
+    ids=str,
+)
+def test_programs_meet_by_name_and_their_links_have_all_verbs(programs, sizes):
+    done = programs([(n, named(name)) for name, n in sizes.items()])
+    assert sorted(done.stdout.split("\n")[:-1]) == sorted(
+        f"fine {name}" for name, n in sizes.items() for _ in range(n)
+    )
+    assert done.stderr == ""
+
+
+def test_a_program_without_hpcomm_takes_part_by_the_documented_handshake(programs, tmp_path):
+    """A C program and one of plain mpi4py, as docs/mpmd.md shows them."""
+    compiler = Path(shutil.which("mpicc", path=str(Path(sys.prefix) / "bin")) or "")
+    if not shutil.which("gcc") or not compiler.is_file():
+        pytest.skip("no C compiler here")
+    header = Path(__file__).parents[2] / "docs" / "hpcomm_join.h"
+    (tmp_path / "hpcomm_join.h").write_text(header.read_text())
+    (tmp_path / "lake.c").write_text((Path(__file__).parents[2] / "docs" / "lake.c").read_text())
+    subprocess.run([compiler, "-o", tmp_path / "lake", tmp_path / "lake.c"], check=True, timeout=60)
+    source = """
+        import numpy as np
+        import hpcomm
+
+        me = hpcomm.join(NAME)
+        total = me.link("lake").comm.all_reduce(np.array([1.0 + me.comm.rank]))
+        if me.comm.rank == 0:
+            me.link("lake").comm.send(np.array([2.5]), dest=0, tag=3)
+        print(f"{NAME} got {total[0]}\\n", end="")
+    """
+    for order in (["lake", "ocean", "air"], ["air", "lake", "ocean"]):
+        parts = [
+            (2, [str(tmp_path / "lake")]) if name == "lake" else (1, named(name, source)) for name in order
+        ]
+        done = programs(parts)
+        assert "ocean got 30.0" in done.stdout
+        assert "air got 30.0" in done.stdout
+        assert done.stdout.count("lake got 1.0 and 2.5 from ocean") == 1
+
+
+JOIN = """
+    import hpcomm
+    me = hpcomm.join({}, timeout=2)
+"""
+SLEEPS = "from mpi4py import MPI\nimport time\ntime.sleep(20)\n"
+WRONG = {
+    "a typo in a name": (
+        [(1, JOIN.format("'ocaen'")), (2, JOIN.format("'atmosphere', peers=['ocean']"))],
+        ["'atmosphere' asks for a program 'ocean'", "did you mean 'ocaen'?", "'ocaen' rank 0 (", "ranks 1-2"],
+        3,
+    ),
+    "a program that is missing": (
+        [(1, JOIN.format("'ocean', peers=['ice']")), (1, JOIN.format("'air'"))],
+        ["'ocean' asks for a program 'ice'", "'ocean' rank 0 (", "'air' rank 1 ("],
+        2,
+    ),
+    "two programs of one name": (
+        [(1, JOIN.format("'ocean'")), (1, JOIN.format("'ocean'"))],
+        ["two programs are called 'ocean'", "program_0.py", "program_1.py"],
+        2,
+    ),
+    "a program that does not join": (
+        [(2, JOIN.format("'ocean'")), (1, SLEEPS)],
+        ["rank 2 of the world did not join within 2 s", "'ocean' ranks 0-1 ("],
+        2,
+    ),
+    "the first program does not join": (
+        [(1, SLEEPS), (1, JOIN.format("'ocean'")), (1, JOIN.format("'air'"))],
+        ["rank 0 of the world did not join within 2 s", "'ocean' rank 1 (", "'air' rank 2 ("],
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_every_rank_is_told_who_came_within_seconds(programs, case):
+    parts, words, times = WRONG[case]
+    start = time.monotonic()
+    done = programs(parts, expect="failure")
+    assert time.monotonic() - start < 30
+    for word in words:
+        assert word in done.stderr
+    assert done.stderr.count("ConfigError:") == times, done.stderr
+
+
+ALONE = {
+    "a link to nobody": ("me.link('ice')", "'ocean' asks for a program 'ice', which is not in this job"),
+    "a second name": ("hpcomm.join('sea')", "this program has joined as 'ocean'"),
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_wrong_uses_of_a_program_that_has_joined(programs, case):
+    call, words = ALONE[case]
+    source = f"import hpcomm\nme = hpcomm.join('ocean')\nassert hpcomm.join() is me\n{call}\n"
+    assert words in programs([(1, source)], expect=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("hpcomm.world.barrier(); hpcomm.join('ocean')", "hpcomm.world was used before join"),
+        ("hpcomm.join()", "this program has no name"),
+        ("hpcomm.join('two words')", "holds a blank, a comma or '='"),
+        ("hpcomm.join('x' * 99)", "is no name for a program"),
+    ],
+)
+def test_what_join_refuses(programs, source, words):
+    assert words in programs([(1, f"import hpcomm\n{source}\n")], expect=1).stderr
+
+
+def test_programs_under_another_mpis_launcher_say_so(tmp_path):
+    """The launcher starts two ranks, and each believes that it is alone."""
+    (tmp_path / "a.py").write_text("import hpcomm\nhpcomm.join('ocean')\n")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PMI_SIZE": "2"}
+    done = subprocess.run(
+        [sys.executable, "a.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "sees only itself" not in done.stderr:
+        assert done.returncode != 0  # MPICH reads that variable itself, and finds no launcher
+    else:
+        assert "the launcher started 2 ranks" in done.stderr

@@ -1,0 +1,513 @@
+"""Specs: what a right one says, and one clear message for each kind of wrong one, before anything starts."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcomm.errors import ConfigError
+from hpcomm.installation import Mpi
+from hpcomm.launch import Machine
+from hpcomm.mpmd import rank, start
+from hpcomm.mpmd.spec import read
+from hpcomm.mpmd.unit import conversion
+
+pytest.importorskip("pint")
+RIGHT = """\
+[job]
+name = "climate"
+timeout = 60
+
+[program.ocean]
+command = "python ocean.py --fast"
+ranks = 2
+step = 1800.0
+device = "gpu"
+gpus = [0, 1]
+threads = 2
+env = { DEPTH = "50" }
+
+[program.air]
+command = ["python", "air.py"]
+ranks = 1
+on_failure = "end"
+
+[program.viewer]
+command = "python view.py"
+ranks = 1
+joins = false
+
+[grid.sea]
+kind = "latlon"
+nlat = 8
+nlon = 16
+
+[grid.sky]
+kind = "gaussian"
+nlat = 8
+nlon = 20
+
+[grid.flat]
+kind = "plane"
+nx = 4
+ny = 4
+
+[grid.buoys]
+kind = "points"
+size = 9
+
+[[field]]
+name = "sst"
+from = "ocean"
+to = "air"
+mapping = "bilinear"
+from_grid = "sea"
+to_grid = "sky"
+every = 3600.0
+from_unit = "K"
+to_unit = "degC"
+
+[[field]]
+name = "heat"
+from = "air"
+to = "ocean"
+mapping = "conservative"
+from_grid = "sky"
+to_grid = "sea"
+every = 3600.0
+lag = 3600.0
+time = "mean"
+unit = "W/m^2"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("ocean.py", "air.py", "view.py"):
+        (tmp_path / name).write_text("from pathlib import Path\nPath('started').touch()\n")
+    return tmp_path
+
+
+def write(folder, text):
+    path = folder / "job.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_right_spec_is_read_as_it_stands(folder):
+    spec = read(write(folder, RIGHT))
+    ocean = spec.programs["ocean"]
+    assert (spec.name, spec.timeout_s, list(spec.programs)) == ("climate", 60.0, ["ocean", "air", "viewer"])
+    assert ocean.command == (sys.executable, "ocean.py", "--fast")
+    assert (ocean.ranks, ocean.device, ocean.gpus, ocean.threads, ocean.env) == (
+        2,
+        "gpu",
+        (0, 1),
+        2,
+        {"DEPTH": "50"},
+    )
+    assert spec.programs["air"].command == (sys.executable, "air.py")
+    assert {name: list(ranks) for name, ranks in spec.world_ranks().items()} == {
+        "ocean": [0, 1],
+        "air": [2],
+        "viewer": [3],
+    }
+    sst, heat = spec.fields
+    assert (sst.source, sst.target, sst.mapping, sst.time, sst.lag_s) == (
+        "ocean",
+        "air",
+        "bilinear",
+        "instant",
+        0.0,
+    )
+    assert (heat.every_s, heat.lag_s, heat.time, heat.target_unit) == (3600.0, 3600.0, "mean", "W/m^2")
+    assert spec.grids["sky"].size == 160
+
+
+def test_the_environment_of_a_rank_is_what_the_spec_says(folder):
+    spec = read(write(folder, RIGHT))
+    second = rank.environment(spec, "ocean", 1)
+    assert (second["CUDA_VISIBLE_DEVICES"], second["OMP_NUM_THREADS"], second["DEPTH"]) == ("1", "2", "50")
+    assert second["HPCOMM_PROGRAMS"] == "ocean=0-1 air=2-2"
+    assert "HPCOMM_PROGRAMS" not in rank.environment(spec, "viewer", 0)
+    assert rank.environment(spec, "air", 0)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+# what is replaced in RIGHT, by what, words of the message, the line that it names
+WRONG = {
+    "no valid TOML": ("ranks = 2", "ranks = = 2", "no valid TOML", "ranks = = 2"),
+    "a text without quotes": ('name = "climate"', "name = climate", "no valid TOML", "name = climate"),
+    "a key twice": ("ranks = 2", "ranks = 2\nranks = 3", "no valid TOML", "ranks = 3"),
+    "an unknown table": (
+        "[program.viewer]",
+        "[programs.viewer]",
+        "no key 'programs'.*did you mean 'program'",
+        "[programs.viewer]",
+    ),
+    "an unknown key of a program": (
+        "threads = 2",
+        "treads = 2",
+        "no key 'treads'.*did you mean 'threads'",
+        "treads = 2",
+    ),
+    "an unknown key of a field": (
+        "lag = 3600.0",
+        "lagg = 3600.0",
+        "no key 'lagg'.*did you mean 'lag'",
+        "lagg = 3600.0",
+    ),
+    "an unknown key of the job": (
+        "timeout = 60",
+        "time_limit = 60",
+        "no key 'time_limit'",
+        "time_limit = 60",
+    ),
+    "no programs": (RIGHT, "[job]\nname = 'x'\n", "no programs", "[job]"),
+    "no command": ('command = "python view.py"\n', "", "program 'viewer' has no command", "[program.viewer]"),
+    "an empty command": ('"python view.py"', '""', "command is empty", 'command = ""'),
+    "quotes left open in a command": (
+        '"python view.py"',
+        '"python \'view.py"',
+        "cannot be read",
+        'command = "python \'view.py"',
+    ),
+    "a command that is no text": ('"python view.py"', "7", "command must be a text", "command = 7"),
+    "a command that is not there": (
+        '"python view.py"',
+        '"./viewer --all"',
+        "command not found: ./viewer",
+        'command = "./viewer --all"',
+    ),
+    "a script that is not there": (
+        '"python view.py"',
+        '"python view2.py"',
+        "no script view2.py.*did you mean 'view.py'",
+        'command = "python view2.py"',
+    ),
+    "no ranks": ("ranks = 2\n", "", "program 'ocean' has no ranks", "[program.ocean]"),
+    "no rank at all": ("ranks = 2", "ranks = 0", "ranks must be a whole number from 1, not 0", "ranks = 0"),
+    "ranks that are no number": (
+        "ranks = 2",
+        'ranks = "two"',
+        "ranks must be a whole number",
+        'ranks = "two"',
+    ),
+    "a name with a blank": (
+        "[program.viewer]",
+        '[program."the viewer"]',
+        "is no name for a program",
+        '[program."the viewer"]',
+    ),
+    "an unknown device": ('"gpu"', '"gpuu"', "no device 'gpuu'.*did you mean 'gpu'", 'device = "gpuu"'),
+    "GPUs for a CPU program": (
+        'device = "gpu"',
+        'device = "cpu"',
+        "gpus are given, but device is cpu",
+        "gpus = [0, 1]",
+    ),
+    "a GPU twice": ("gpus = [0, 1]", "gpus = [1, 1]", "a GPU is named twice", "gpus = [1, 1]"),
+    "a negative GPU": ("gpus = [0, 1]", "gpus = [-1]", "numbers from 0", "gpus = [-1]"),
+    "no threads": ("threads = 2", "threads = 0", "threads must be a whole number from 1", "threads = 0"),
+    "a variable that is no text": (
+        'DEPTH = "50"',
+        "DEPTH = 50",
+        "the variable DEPTH must be a text",
+        "env = { DEPTH = 50 }",
+    ),
+    "a variable of hpcomm's": (
+        'DEPTH = "50"',
+        'HPCOMM_PROGRAM = "x"',
+        "is hpcomm's own",
+        'env = { HPCOMM_PROGRAM = "x" }',
+    ),
+    "a folder that is not there": (
+        "joins = false",
+        'workdir = "nowhere"',
+        "there is no folder",
+        'workdir = "nowhere"',
+    ),
+    "a policy that is none": (
+        'on_failure = "end"',
+        'on_failure = "ignore"',
+        "no on_failure 'ignore'",
+        'on_failure = "ignore"',
+    ),
+    "hosts that hold too few": (
+        "joins = false",
+        'hosts = ["n1:3"]',
+        "hosts hold 3 ranks, but the program has 1",
+        'hosts = ["n1:3"]',
+    ),
+    "a host that is none": ("joins = false", 'hosts = ["n 1"]', "'n 1' is no host", 'hosts = ["n 1"]'),
+    "a time limit of nothing": ("timeout = 60", "timeout = 0", "above 0, not 0", "timeout = 0"),
+    "a grid of no kind": (
+        'kind = "gaussian"',
+        'kind = "gaussien"',
+        "no kind 'gaussien'.*did you mean 'gaussian'",
+        'kind = "gaussien"',
+    ),
+    "a grid without its size": ("nlon = 20\n", "", "grid 'sky' of kind gaussian has no nlon", "[grid.sky]"),
+    "a plane that is a sphere": (
+        "nx = 4",
+        "nx = 4\nsphere = true",
+        "a plane grid has no sphere",
+        "sphere = true",
+    ),
+    "a field of no program": (
+        'from = "ocean"',
+        'from = "oceon"',
+        "no program 'oceon'.*did you mean 'ocean'",
+        'from = "oceon"',
+    ),
+    "a field without a receiver": ('to = "air"\n', "", "field 'sst' has no to", "[[field]]"),
+    "a field to itself": ('to = "air"', 'to = "ocean"', "goes from 'ocean' to itself", 'to = "ocean"'),
+    "a field to a program that does not join": (
+        'to = "air"',
+        'to = "viewer"',
+        "joins = false",
+        'to = "viewer"',
+    ),
+    "a field in one bracket": (
+        '[[field]]\nname = "heat"',
+        '[field]\nname = "heat"',
+        "no valid TOML",
+        "[field]",
+    ),
+    "a field twice": (
+        '[[field]]\nname = "heat"\nfrom = "air"\nto = "ocean"',
+        '[[field]]\nname = "sst"\nfrom = "ocean"\nto = "air"',
+        "'air' receives two fields called 'sst'.*line 43",
+        'name = "sst"',
+    ),
+    "an unknown mapping": (
+        '"bilinear"',
+        '"bilinaer"',
+        "no mapping 'bilinaer'.*did you mean 'bilinear'",
+        'mapping = "bilinaer"',
+    ),
+    "a mapping without grids": (
+        'from_grid = "sea"\n',
+        "",
+        "needs the grids of both sides",
+        'mapping = "bilinear"',
+    ),
+    "an unknown grid": (
+        'from_grid = "sea"',
+        'from_grid = "see"',
+        "no grid 'see'.*did you mean 'sea'",
+        'from_grid = "see"',
+    ),
+    "a mapping that does not fit": (
+        'to_grid = "sea"',
+        'to_grid = "buoys"',
+        "does not fit grid 'buoys' of kind points",
+        'to_grid = "buoys"',
+    ),
+    "a sphere onto a plane": (
+        'to_grid = "sky"',
+        'to_grid = "flat"',
+        "between a sphere and a plane",
+        'from_grid = "sea"',
+    ),
+    "no mapping between sizes": (
+        'mapping = "bilinear"\n',
+        "",
+        "its grids have 128 and 160 points",
+        'name = "sst"',
+    ),
+    "a unit that is none": ('from_unit = "K"', 'from_unit = "kelvins2"', "no unit", 'to_unit = "degC"'),
+    "units that do not convert": (
+        'to_unit = "degC"',
+        'to_unit = "m/s"',
+        "'K' does not convert to 'm/s'",
+        'to_unit = "m/s"',
+    ),
+    "a unit on one side": ('to_unit = "degC"\n', "", "unit on one side only", 'from_unit = "K"'),
+    "a period that is no multiple of a step": (
+        "every = 3600.0\nfrom_unit",
+        "every = 2000.0\nfrom_unit",
+        "no multiple of the step of 'ocean', 1800 s",
+        "every = 2000.0",
+    ),
+    "a lag that is no multiple": (
+        "lag = 3600.0",
+        "lag = 1000.0",
+        "lag = 1000 s is no multiple",
+        "lag = 1000.0",
+    ),
+    "a lag without a period": ("every = 3600.0\nlag", "lag", "need every", 'name = "heat"'),
+    "an unknown kind of time": ('time = "mean"', 'time = "average"', "no time 'average'", 'time = "average"'),
+    "a circle without a lag": (
+        "lag = 3600.0\n",
+        "",
+        "nobody could begin: .*waits for.*no field in this circle has a lag",
+        'name = "sst"',
+    ),
+    "a negative lag": ("lag = 3600.0", "lag = -3600.0", "0 or more, not -3600", "lag = -3600.0"),
+}
+
+
+def test_there_are_many_kinds_of_wrong_specs():
+    assert len(WRONG) >= 25
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_spec_gives_one_message_with_its_line(folder, kind):
+    old, new, words, line = WRONG[kind]
+    assert RIGHT.count(old) >= 1
+    at = RIGHT.rindex(old) if old in ('from = "air"',) else RIGHT.index(old)
+    text = RIGHT[:at] + new + RIGHT[at + len(old) :]
+    with pytest.raises(ConfigError) as caught:
+        read(write(folder, text))
+    message = str(caught.value)
+    assert re.search(words, message, re.DOTALL), message
+    number = int(re.search(r"where: job.toml, line (\d+)\n", message)[1])
+    assert text.split("\n")[number - 1] == line
+    assert "  try:   " in message
+    assert message.count("\n") <= 3
+
+
+def test_a_wrong_spec_starts_nothing(folder):
+    write(folder, RIGHT.replace("lag = 3600.0\n", ""))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for command in ("run", "check", "plan"):
+        done = subprocess.run(
+            [sys.executable, "-m", "hpcomm", command, "job.toml"],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert done.stderr.startswith("ConfigError: nobody could begin")
+        assert "Traceback" not in done.stderr
+        assert not (folder / "started").exists()
+
+
+def test_a_spec_that_is_not_there_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path / "job.toml")
+
+
+# -- what the launchers are told ---------------------------------------------------------------------
+
+LAPTOP = Machine(8, False, {})
+
+
+def composed(folder, mpi, machine=LAPTOP, text=RIGHT):
+    return start.compose(read(write(folder, text)), mpi, machine)
+
+
+def words_of(folder, name):
+    return [sys.executable, "-m", "hpcomm.mpmd.rank", str(folder.resolve() / "job.toml"), name]
+
+
+@pytest.mark.parametrize("vendor", ["openmpi", "mpich"])
+def test_mpiexec_starts_the_programs_one_behind_the_other(folder, vendor):
+    made = composed(folder, Mpi("mpiexec", vendor))
+    ocean, air, viewer = (words_of(folder, name) for name in ("ocean", "air", "viewer"))
+    assert made.command == ["mpiexec", "-n", "2", *ocean, ":", "-n", "1", *air, ":", "-n", "1", *viewer]
+    assert made.files == {}
+
+
+def test_srun_reads_a_multi_prog_file(folder):
+    made = composed(folder, Mpi("srun", "mpich"), Machine(8, False, {"SLURM_JOB_ID": "1"}))
+    assert made.command == [
+        "srun",
+        "--mpi=pmi2",
+        "--kill-on-bad-exit=1",
+        "-n",
+        "4",
+        "--multi-prog",
+        "climate.multiprog",
+    ]
+    lines = made.files["climate.multiprog"].splitlines()
+    assert [line.split(" ", 1)[0] for line in lines] == ["0-1", "2", "3"]
+    assert lines[0].split(" ")[1:] == words_of(folder, "ocean")
+    assert "cat > climate.multiprog <<'END'" in start.shown(made)
+
+
+PLACED = RIGHT.replace("ranks = 2\n", 'ranks = 2\nhosts = ["n1", "n2"]\n').replace(
+    "ranks = 1\n", 'ranks = 1\nhosts = ["n3"]\n'
+)
+
+
+def test_each_launcher_hears_of_hosts_in_its_own_way(folder):
+    ocean, air, viewer = (words_of(folder, name) for name in ("ocean", "air", "viewer"))
+    made = composed(folder, Mpi("mpirun", "openmpi"), text=PLACED)
+    assert made.command[:5] == ["mpirun", "-n", "2", "--host", "n1:1,n2:1"]
+    assert made.command[-len(viewer) - 4 : -len(viewer)] == ["-n", "1", "--host", "n3:1"]
+    made = composed(folder, Mpi("mpiexec", "mpich"), text=PLACED)
+    assert made.command[:3] == ["mpiexec", "-hosts", "n1:1,n2:1,n3:1,n3:1"]
+    made = composed(folder, Mpi("srun", "mpich"), Machine(8, False, {"SLURM_JOB_ID": "1"}), PLACED)
+    assert made.command == [
+        *["srun", "--mpi=pmi2", "--kill-on-bad-exit=1"],
+        *["-n", "2", "-N", "2", "--nodelist", "n1,n2", *ocean, ":"],
+        *[
+            "-n",
+            "1",
+            "-N",
+            "1",
+            "--nodelist",
+            "n3",
+            *air,
+            ":",
+            "-n",
+            "1",
+            "-N",
+            "1",
+            "--nodelist",
+            "n3",
+            *viewer,
+        ],
+    ]
+
+
+def test_pbs_hands_over_its_list_of_hosts(folder):
+    there = Machine(8, False, {"PBS_NODEFILE": "/var/nodes"})
+    assert composed(folder, Mpi("mpirun", "openmpi"), there).command[1:3] == ["--hostfile", "/var/nodes"]
+    assert composed(folder, Mpi("mpiexec", "mpich"), there).command[1:3] == ["-f", "/var/nodes"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["openmpi", "mpich", "slurm-openmpi", "slurm-mpich", "pbs-openmpi", "pbs-mpich"]
+)
+def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys, kind):
+    write(folder, RIGHT)
+    assert start.main(["--dry-run", "--as", kind, str(folder / "job.toml")]) == 0
+    out = capsys.readouterr().out
+    assert ("srun" if "slurm" in kind else "mpi") in out
+    assert ('"$PBS_NODEFILE"' in out) == kind.startswith("pbs")
+    assert "hpcomm.mpmd.rank" in out
+    assert not (folder / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--as", "lsf", "--dry-run"], "--as lsf is not possible"),
+        (["--as", "mpich"], "--as mpich is not possible"),
+        (["--dry-runn"], "unknown option --dry-runn"),
+        (["--files"], "--files needs a value"),
+        (["--only", "ocaen"], "there is no program 'ocaen'"),
+        (["--only", "ocean"], "nothing is recorded for 'ocean'"),
+    ],
+)
+def test_wrong_options_are_refused(folder, words, message):
+    path = str(write(folder, RIGHT))
+    with pytest.raises(ConfigError, match=message):
+        start.main([path, *words] if words == ["--files"] else [*words, path])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "at_ten"),
+    [("degC", "K", 283.15), ("W/m^2", "kW/m^2", 0.01), ("degC", "degF", 50.0), ("hour", "s", 36000.0)],
+)
+def test_units_convert_by_factor_and_offset(source, target, at_ten):
+    factor, offset = conversion(source, target)
+    assert factor * 10 + offset == pytest.approx(at_ten)

@@ -1,0 +1,173 @@
+"""Mappings between grids: what they conserve, how fast they converge, and that constants stay constants."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+from hpcomm import regrid
+from hpcomm.errors import ConfigError
+
+
+def smooth(x):
+    """On the sphere or a plane, with no symmetry."""
+    z = x[:, 2] if x.shape[1] == 3 else x[:, 0] * x[:, 1]
+    return 2 + np.exp(x[:, 0] - 0.3 * x[:, 1]) + z**3 - z + x[:, 0] * x[:, 1]
+
+
+def rough(x):
+    return np.where(np.sin(7 * x[:, 0] + 3 * x[:, 1]) > 0, 1.0, -0.7) + (x[:, 0] > 0.4)
+
+
+def cube(n, sphere=True):
+    """6 n² cells of a cubed sphere, by their vertices."""
+    t = np.tan(np.linspace(-np.pi / 4, np.pi / 4, n + 1))
+    a, b = np.meshgrid(t, t, indexing="ij")
+    one = np.ones_like(a)
+    faces = [(one, a, b), (-a, one, b), (-one, -a, b), (a, -one, b), (-b, a, one), (b, a, -one)]
+    p = np.stack([np.stack(face, -1) for face in faces])
+    p /= np.linalg.norm(p, axis=-1, keepdims=True)
+    q = np.stack([p[:, :-1, :-1], p[:, 1:, :-1], p[:, 1:, 1:], p[:, :-1, 1:]], 3).reshape(-1, 4, 3)
+    return regrid.Cells(np.degrees(np.stack([np.arctan2(q[..., 1], q[..., 0]), np.arcsin(q[..., 2])], -1)))
+
+
+def skewed(n):
+    """n x n parallelograms and triangles that fill the unit square."""
+    x, y = np.meshgrid(np.linspace(0, 1, n + 1), np.linspace(0, 1, n + 1), indexing="ij")
+    x = x + 0.3 / n * np.sin(np.pi * x) * np.sin(2 * np.pi * y)
+    p = np.stack([x, y], -1)
+    a, b, c, d = p[:-1, :-1], p[1:, :-1], p[1:, 1:], p[:-1, 1:]
+    lower, upper = np.stack([a, b, c, c], 2), np.stack([a, c, d, d], 2)
+    return regrid.Cells(np.concatenate([lower.reshape(-1, 4, 2), upper.reshape(-1, 4, 2)]), sphere=False)
+
+
+PAIRS = {
+    "latlon to gaussian": lambda n: (regrid.LatLon(n, 2 * n), regrid.Gaussian(n * 3 // 4, n * 3 // 2)),
+    "gaussian to latlon": lambda n: (regrid.Gaussian(n * 3 // 4, n * 3 // 2), regrid.LatLon(n, 2 * n)),
+    "latlon to cube": lambda n: (regrid.LatLon(n, 2 * n), cube(n // 2)),
+    "cube to latlon": lambda n: (cube(n // 2), regrid.LatLon(n, 2 * n)),
+    "plane to plane": lambda n: (regrid.Plane(n, n + 3), regrid.Plane(n * 3 // 4, n)),
+    "plane to cells": lambda n: (regrid.Plane(n, n), skewed(n * 3 // 4)),
+    "cells to plane": lambda n: (skewed(n * 3 // 4), regrid.Plane(n, n)),
+}
+ORDER = {"nearest": 0.8, "idw": 0.7, "bilinear": 1.7, "conservative": 0.8, "conservative2": 1.5}
+CASES = [
+    (pair, mapping)
+    for pair in PAIRS
+    for mapping in regrid.MAPPINGS
+    if not (mapping == "bilinear" and pair.startswith(("cube", "cells")))
+]
+
+
+def everything(grid):
+    return np.arange(regrid._size(grid))
+
+
+def areas(grid, other):
+    """With great circles as edges where one of the two is given by vertices."""
+    if "cells" in (grid.kind, other.kind) and grid.sphere:
+        return regrid._moments(grid.corners(everything(grid)))[0]
+    return grid.areas(everything(grid))
+
+
+def error_of(pair, mapping, n, function):
+    source, target = PAIRS[pair](n)
+    weights = regrid.weights(source, target, mapping)
+    exact = function(target.centres(everything(target)))
+    got = weights.apply(function(source.centres(everything(source)))[weights.sources])
+    area = areas(target, source)
+    return np.sqrt((area * (got - exact) ** 2).sum() / (area * exact**2).sum())
+
+
+@pytest.mark.parametrize(("pair", "mapping"), CASES)
+def test_errors_fall_as_theory_says(pair, mapping):
+    coarse, fine = (error_of(pair, mapping, n, smooth) for n in (16, 64))
+    order = np.log2(coarse / fine) / 2
+    assert order > ORDER[mapping], (coarse, fine)
+    assert fine < 0.05
+
+
+@pytest.mark.parametrize("function", [smooth, rough])
+@pytest.mark.parametrize("mapping", ["conservative", "conservative2"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_conservative_mappings_keep_the_integral(pair, mapping, function):
+    source, target = PAIRS[pair](24)
+    weights = regrid.weights(source, target, mapping)
+    values = function(source.centres(everything(source)))
+    before = (areas(source, target) * values).sum()
+    after = (areas(target, source) * weights.fraction * weights.apply(values[weights.sources])).sum()
+    assert abs(after - before) <= 1e-12 * np.abs(areas(source, target) * values).sum()
+    assert np.allclose(weights.fraction, 1, atol=1e-11)
+
+
+@pytest.mark.parametrize("mapping", ["conservative", "conservative2"])
+@pytest.mark.parametrize("pair", ["latlon to gaussian", "cube to latlon", "plane to cells"])
+def test_with_a_mask_what_is_covered_keeps_its_integral(pair, mapping):
+    """A third of the source is land; target cells count as far as they are covered."""
+    source, target = PAIRS[pair](24)
+    centres = source.centres(everything(source))
+    sea = everything(source)[np.sin(5 * centres[:, 0]) < 0.5]
+    weights = regrid.weights(source, target, mapping, given=sea)
+    values = smooth(centres)
+    before = (areas(source, target) * values)[sea].sum()
+    area = areas(target, source) * weights.fraction
+    assert abs((area * weights.apply(values[weights.sources])).sum() - before) < 1e-12 * abs(before)
+    assert set(weights.sources) <= set(sea)
+    assert weights.fraction.min() == 0
+    assert len(weights.rows) < len(area)
+    ones = weights.apply(np.ones(weights.columns))
+    assert np.allclose(ones[weights.rows], 1)
+
+
+@pytest.mark.parametrize(("pair", "mapping"), CASES)
+def test_a_constant_stays_constant(pair, mapping):
+    source, target = PAIRS[pair](16)
+    weights = regrid.weights(source, target, mapping)
+    assert np.allclose(weights.apply(np.full(weights.columns, 3.25)), 3.25, rtol=1e-12)
+
+
+def test_between_equal_grids_all_mappings_are_the_identity():
+    for grid in (regrid.LatLon(8, 16), regrid.Gaussian(8, 16), regrid.Plane(7, 5)):
+        values = smooth(grid.centres(everything(grid)))
+        for mapping in ("nearest", "idw", "bilinear", "conservative"):
+            weights = regrid.weights(grid, grid, mapping)
+            assert np.allclose(weights.apply(values[weights.sources]), values, rtol=1e-12), mapping
+
+
+def test_the_cells_of_a_sphere_fill_it():
+    for grid in (regrid.LatLon(9, 14), regrid.Gaussian(10, 20), cube(7)):
+        assert grid.areas(everything(grid)).sum() == pytest.approx(4 * np.pi, rel=1e-13)
+
+
+def test_nearest_takes_the_lower_index_of_equally_near_points():
+    source = regrid.Points([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], sphere=False)
+    target = regrid.Points([[0.5, 0.5], [0.9, 0.2]], sphere=False)
+    weights = regrid.weights(source, target, "nearest")
+    assert weights.sources[weights.matrix.indices].tolist() == [0, 1]
+
+
+def test_rows_do_not_depend_on_what_else_is_mapped():
+    """A rank that holds some of the points gets the same rows, bit by bit."""
+    source, target = regrid.LatLon(12, 24), regrid.Gaussian(9, 18)
+    values = smooth(source.centres(everything(source)))
+    for mapping in regrid.MAPPINGS:
+        whole = regrid.weights(source, target, mapping)
+        for part in np.array_split(everything(target), 5):
+            some = regrid.weights(source, target, mapping, points=part)
+            assert np.array_equal(some.apply(values[some.sources]), whole.apply(values[whole.sources])[part])
+
+
+def test_weights_are_kept_and_read_back(tmp_path):
+    weights = regrid.weights(regrid.LatLon(6, 12), cube(3), "conservative2")
+    weights.save(tmp_path / "w.npz")
+    again = regrid.Weights.load(tmp_path / "w.npz")
+    values = np.random.default_rng(0).random((weights.columns, 2))
+    assert np.array_equal(weights.apply(values), again.apply(values))
+    assert np.array_equal(weights.fraction, again.fraction)
+
+
+def test_a_grid_whose_coordinates_only_the_program_knows_says_so():
+    from hpcomm.mpmd.spec import GridSpec
+
+    with pytest.raises(ConfigError, match="coordinates are the program's"):
+        regrid.from_spec(GridSpec("buoys", "points", (9,)))
+    assert regrid.from_spec(GridSpec("sky", "gaussian", (4, 8))).size == 32
