@@ -1,0 +1,70 @@
+"""From a process group to a Communicator and back, so that both words work in one job."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, UsageError
+from . import rendezvous
+from .group import ProcessGroupMPI
+from .names import c10d, dist
+
+if TYPE_CHECKING:
+    from ..communicator import Communicator
+
+__all__ = ["as_process_group", "from_torch"]
+
+_comms: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
+_groups: weakref.WeakKeyDictionary[Any, ProcessGroupMPI] = weakref.WeakKeyDictionary()
+
+
+def from_torch(group: Any = None) -> Communicator:
+    """The Communicator of a process group's ranks. Collective over them when first asked.
+
+    Args:
+        group: of any backend; None is the default group.
+    """
+    if not dist.is_initialized():
+        raise UsageError(
+            "torch.distributed has no process group yet", "from_torch", "dist.init_process_group('mpi')"
+        )
+    found = c10d._get_default_group() if group is None else group
+    comm = _comms.get(found)
+    if comm is None or comm._closed:
+        world = rendezvous.world()
+        if c10d._get_default_group().rank() != world.rank:
+            raise ConfigError(
+                f"torch's rank {c10d._get_default_group().rank()} is rank {world.rank} of the MPI job",
+                "from_torch",
+                "init_process_group(rank=..., world_size=...) with MPI's numbers",
+            )
+        made = world.group(dist.get_process_group_ranks(found), name=f"torch {c10d._world.pg_names[found]}")
+        comm = _comms[found] = made.dup(made.name, check="light")
+        made.close()
+    return comm
+
+
+def as_process_group(comm: Communicator) -> ProcessGroupMPI:
+    """A process group of comm's ranks, for torch.distributed's functions. Collective when first asked.
+
+    Ranks in group_src=, group_dst= are those of comm; src=, dst= count as torch's default group does, or,
+    where there is none, as hpcomm.world does.
+    """
+    group = _groups.get(comm)
+    if group is None or group.comm._closed:
+        name = f"hpcomm/{comm.name}/{len(c10d._world.pg_names)}"
+        world_ranks = comm.all_gather_object(rendezvous.world().rank)
+        store = rendezvous.store(comm)
+        told = {"group_name": name, "backend": "cpu:mpi", "store": store, "ranks": world_ranks}
+        group = _groups[comm] = ProcessGroupMPI(comm.dup(comm.name, check="off"), told)
+        group.label = comm.name
+        c10d._register_pg_in_world(
+            group,
+            backend_name=c10d.Backend("mpi"),
+            store=dist.PrefixStore(f"{name}/", store),
+            group_name=name,
+            backend_config="cpu:mpi",
+            rank_mapping={world: rank for rank, world in enumerate(world_ranks)},
+        )
+    return group

@@ -1,0 +1,271 @@
+"""The gate before every collective call: pass only when all ranks have come, with the same call.
+
+Once a rank is inside the MPI library nobody can call it back. So the ranks meet before: each says which
+call it makes, waits for the others with a deadline, and compares. Who does not come is named; ranks that
+mean different calls all raise, and the group stays usable, because none of them has entered MPI. On one
+node they meet on the board (see observe.board), which costs a fraction of a microsecond; across nodes by
+a small nonblocking all-reduce.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .. import runtime
+from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
+from ..observe.board import LAPS, LINE, last_call, post
+from ..signature import describe
+from .errors import as_torch
+
+if TYPE_CHECKING:
+    from ..communicator import Communicator
+    from ..observe.board import Region
+
+__all__ = ["Gate"]
+
+GAVE_UP = -1  # posted instead of a signature by a rank that waits no more
+SPIN_S = 20e-6  # looking without pause
+_YIELD_S = 1e-3  # from then on giving the core to whoever wants it
+_LOOK_S = 0.05  # between looks whether the missing ranks still live
+_MOST_S = 1e-3  # longest pause between two looks
+
+
+class Gate:
+    """meet(signature, seconds, words) returns when all ranks have met for the same call.
+
+    words() says the call for messages; it is asked only when something is wrong.
+    """
+
+    def __init__(self, comm: Communicator, name: str) -> None:
+        self._comm, self._name = comm, name
+        self.failed: HpcommError | None = None  # why no call can pass any more
+        board = runtime.board
+        self._slot = board.take_ring() if board is not None else -1
+        mine = (
+            board.node if board else -1,
+            board.here if board else -1,
+            self._slot,
+            os.getpid(),
+            _pid_space(),
+        )
+        cards = comm.mpi.allgather(mine)
+        self._lives: dict[int, tuple[Region, int]] = {}  # of the other ranks on this node: region, pid
+        rings: list[tuple[int, memoryview]] = []
+        if board is not None and self._slot >= 0:
+            for rank, (node, here, slot, pid, space) in enumerate(cards):
+                if rank != comm.rank and node == board.node and slot >= 0:
+                    rings.append((rank, board.regions[here].ring(slot)))
+                    self._lives[rank] = (board.regions[here], pid if space == mine[4] else 0)
+        self.on_board = len(rings) == comm.size - 1
+        self.meet: Callable[[int, float, Callable[[], str]], None]
+        if comm.size == 1:
+            self.meet = lambda mine, seconds, words: None
+        elif self.on_board and board is not None:
+            self.meet = self._on_board(board.mine.ring(self._slot), rings)
+        else:
+            self.meet = self._by_message
+
+    def close(self) -> None:
+        """Let no call pass any more; the group's place on the board may serve another one."""
+        self.failed = as_torch(
+            UsageError(
+                f"process group '{self._name}' has been destroyed",
+                hint="init_process_group() or new_group() makes a new one",
+            )
+        )
+        if self._slot >= 0 and runtime.board is not None:
+            runtime.board.give_back(self._slot)
+            self._slot = -1
+
+    def _on_board(
+        self, ring: memoryview, others: list[tuple[int, memoryview]]
+    ) -> Callable[[int, float, Callable[[], str]], None]:
+        rings = [other for _, other in others]
+        step, turn = post(ring)
+
+        def meet(mine: int, seconds: float, words: Callable[[], str]) -> None:
+            if self.failed is not None:
+                raise self.failed
+            i = step()
+            if not i % LINE:
+                turn()
+            ring[i] = mine
+            for theirs in rings:
+                # nobody is two calls ahead, it would have waited here for this rank: so what stands there
+                # is of this call, or it is 0
+                if theirs[i] != mine:
+                    self._wait(last_call(ring), mine, ring, others, seconds, words)
+                    return
+
+        return meet
+
+    def _wait(
+        self,
+        call: int,
+        mine: int,
+        ring: memoryview,
+        others: list[tuple[int, memoryview]],
+        seconds: float,
+        words: Callable[[], str],
+    ) -> None:
+        begin = time.monotonic()
+        look = begin + _LOOK_S
+        leave = pause if threading.current_thread() is threading.main_thread() else rest
+        missing = others
+        while missing := [(rank, theirs) for rank, theirs in missing if last_call(theirs) < call]:
+            waited = (now := time.monotonic()) - begin
+            if now > look or waited > seconds:
+                look = now + _LOOK_S
+                self._look_for([rank for rank, _ in missing], call, ring, waited, seconds, words)
+            leave(waited)
+        posted = {rank: theirs[call % LAPS] for rank, theirs in others}
+        if any(value != mine for value in posted.values()):
+            time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
+            posted = {rank: theirs[call % LAPS] for rank, theirs in others}
+            self._compare(call, mine, posted, words)
+
+    def _look_for(
+        self,
+        missing: list[int],
+        call: int,
+        ring: memoryview,
+        waited: float,
+        seconds: float,
+        words: Callable[[], str],
+    ) -> None:
+        """Raise if the missing ranks are gone, or the time is."""
+        lost = self.lost(missing)
+        if not lost and waited <= seconds:
+            return
+        ring[call % LAPS] = GAVE_UP
+        if lost:
+            error: HpcommError = PeerFailedError(
+                f"{words()} (call #{call} on '{self._name}') needs {ranks(lost)}, which {has(lost)} ended",
+                self._where(words),
+                "look at what that rank printed",
+                lost,
+            )
+        else:
+            error = WaitTimeoutError(
+                f"{words()} (call #{call} on '{self._name}') waited {waited:.3g} s for {ranks(missing)}",
+                self._where(words),
+                "look at what that rank does; init_process_group(timeout=...) sets the time",
+            )
+        self.failed = as_torch(error)
+        raise self.failed
+
+    def _compare(self, call: int, mine: int, posted: dict[int, int], words: Callable[[], str]) -> None:
+        gone = sorted(rank for rank, value in posted.items() if value == GAVE_UP)
+        if gone:
+            self.failed = as_torch(
+                PeerFailedError(
+                    f"{words()} (call #{call} on '{self._name}') needs {ranks(gone)}, which waited for it "
+                    "in vain and gave up",
+                    self._where(words),
+                    "make this rank come in time, or give the group a longer timeout",
+                    gone,
+                )
+            )
+            raise self.failed
+        if any(value != mine for value in posted.values()):
+            rows = {rank: describe(value) for rank, value in posted.items()}
+            rows[self._comm.rank] = words()
+            told = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
+            raise as_torch(
+                MismatchError(
+                    f"ranks disagree about call #{call} on '{self._name}'.\n{told}",
+                    self._where(words),
+                    "give every rank the same verb, operator, dtype, shape and root, in the same order",
+                )
+            )
+
+    def _by_message(self, mine: int, seconds: float, words: Callable[[], str]) -> None:
+        from mpi4py import MPI
+
+        if self.failed is not None:
+            raise self.failed
+        both = bytearray(struct.pack("2q", mine, -mine))
+        meeting = self._comm._shadow.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
+        begin = time.monotonic()
+        while not meeting.Test():
+            waited = time.monotonic() - begin
+            if waited > seconds:
+                _abandoned.append((meeting, both))
+                self.failed = as_torch(
+                    WaitTimeoutError(
+                        f"{words()} on '{self._name}' waited {waited:.3g} s for some of its ranks",
+                        self._where(words),
+                        "look for the rank that does not come",
+                    )
+                )
+                raise self.failed
+            pause(waited)
+        high, low = struct.unpack("2q", both)
+        if high != -low:
+            calls = self._comm._shadow.allgather(words())
+            told = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
+            raise as_torch(
+                MismatchError(
+                    f"ranks disagree about a call on '{self._name}'.\n{told}",
+                    self._where(words),
+                    "give every rank the same verb, operator, dtype, shape and root, in the same order",
+                )
+            )
+
+    def lost(self, missing: list[int]) -> list[int]:
+        """Those of the missing ranks that have ended, are about to end by failure, or were killed."""
+        return [rank for rank in missing if rank in self._lives and _is_gone(*self._lives[rank])]
+
+    def _where(self, words: Callable[[], str]) -> str:
+        return f"process group '{self._name}' (rank {self._comm.rank} of {self._comm.size})"
+
+
+_abandoned: list[Any] = []  # requests that nobody answers: MPI still writes into their memory
+
+
+def pause(waited: float) -> None:
+    """Between two looks, the longer the longer one has waited; the first looks follow at once."""
+    if waited > _YIELD_S:
+        time.sleep(min(waited / 16, _MOST_S))
+    elif waited > SPIN_S:
+        os.sched_yield()
+
+
+def rest(waited: float) -> None:
+    """Between two looks of a thread in the background: the program's own thread wants to go on."""
+    time.sleep(min(max(waited / 16, SPIN_S), _MOST_S))
+
+
+def ranks(some: list[int]) -> str:
+    """`rank 2`, `ranks 2, 5`."""
+    return f"rank{'s' * (len(some) > 1)} {', '.join(map(str, some))}"
+
+
+def has(some: list[int]) -> str:
+    return "have" if len(some) > 1 else "has"
+
+
+def _is_gone(region: Region, pid: int) -> bool:
+    if region.ended or region.failed:
+        return True
+    if not pid:  # of another PID namespace: nothing to be seen
+        return False
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123  in a loop that waits
+            return stat.read().rpartition(b") ")[2][:1] in (b"Z", b"X")
+    except FileNotFoundError:
+        return os.path.isdir("/proc/self")  # noqa: PTH112
+    except OSError:
+        return False
+
+
+def _pid_space() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
+    except OSError:
+        return 0

@@ -1,0 +1,104 @@
+"""Threads behind a group: one carries out its background calls in order, one moves its messages on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .work import MessageWork, QueuedWork
+
+__all__ = ["Poller", "Worker"]
+
+_POLL_S = 2e-4  # between looks at messages that nobody waits for
+
+
+class Worker:
+    """A queue of calls and the thread that carries them out, begun at the first one.
+
+    waiting: how many calls are queued or being carried out; while it is 0 a caller may do without.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[QueuedWork | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._guard = threading.Lock()
+        self.waiting = 0
+
+    def submit(self, work: QueuedWork) -> None:
+        with self._guard:
+            self.waiting += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread.start()
+            self._queue.put(work)
+
+    def is_me(self) -> bool:
+        """Whether the calling thread is the worker: a callback of an earlier call."""
+        return self._thread is threading.current_thread()
+
+    def run_until(self, work: QueuedWork) -> None:
+        """On the worker: carry out what is queued, up to and with work."""
+        while not work.is_completed():
+            following = self._queue.get()
+            if following is None:
+                return
+            self._perform(following)
+
+    def stop(self, seconds: float) -> bool:
+        """Let the thread end after what is queued; False if it does not within seconds."""
+        if self._thread is None or self.is_me():
+            return True
+        self._queue.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while (work := self._queue.get()) is not None:
+            self._perform(work)
+
+    def _perform(self, work: QueuedWork) -> None:
+        try:
+            work.perform()
+        finally:
+            with self._guard:
+                self.waiting -= 1
+
+
+class Poller:
+    """Moves messages on that are under way, so that large ones arrive while the program computes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._under_way: list[MessageWork] = []
+        self._guard = threading.Lock()
+        self._some = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: MessageWork) -> None:
+        """Own work until it is complete, also when its caller lets it go."""
+        with self._guard:
+            self._under_way.append(work)
+            self._some.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread.start()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until nothing is under way, at most seconds."""
+        deadline = time.monotonic() + seconds
+        while self._some.is_set() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def _serve(self) -> None:
+        while True:
+            self._some.wait()
+            time.sleep(_POLL_S)
+            complete = {id(work) for work in list(self._under_way) if work.poll()}
+            with self._guard:
+                self._under_way = [work for work in self._under_way if id(work) not in complete]
+                if not self._under_way:
+                    self._some.clear()

@@ -1,0 +1,289 @@
+"""Every collective of torch.distributed gives what its definition says, for every dtype and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+COMPLEX = [torch.complex64, torch.complex128]
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "plain": lambda x: x,
+    "every other": lambda x: torch.stack([x, x], -1).reshape(*x.shape[:-1], -1)[..., ::2],
+    "transposed": lambda x: x.t().contiguous().t(),
+    "empty": lambda x: x[:0],
+    "0-d": lambda x: x.reshape(-1)[0].clone(),
+}
+
+
+def of_rank(rank: int, dtype: torch.dtype, shape: tuple[int, ...] = (3, 4)) -> torch.Tensor:
+    """Small numbers, different on every rank and in every place, exact in every dtype."""
+    n = torch.arange(int(torch.tensor(shape).prod()), dtype=torch.float32).reshape(shape)
+    x = (n * 2 + rank) % 5 + 1
+    if dtype == torch.bool:
+        return x > 3
+    if dtype.is_complex:
+        return torch.complex(x, x + 1).to(dtype)
+    return x.to(dtype)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """fp8 has no equality on the CPU."""
+    return x.view(torch.uint8) if x.dtype in FP8 else x
+
+
+def same(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(bits(got), bits(expected), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, *COMPLEX, torch.bool], ids=str)
+def test_all_reduce_sums(dtype: torch.dtype, layout: str, rank: int, size: int) -> None:
+    x = SHAPES[layout](of_rank(rank, dtype))
+    parts = [SHAPES[layout](of_rank(r, dtype)) for r in range(size)]
+    expected = torch.stack(parts)
+    wide = expected.to(torch.int64) if not (dtype.is_floating_point or dtype.is_complex) else expected
+    total = expected.any(0) if dtype == torch.bool else wide.sum(0).to(dtype)
+    dist.all_reduce(x)
+    same(x, total)
+
+
+OPS = {
+    "SUM": lambda s: s.sum(0),
+    "PRODUCT": lambda s: s.prod(0),
+    "MIN": lambda s: s.amin(0),
+    "MAX": lambda s: s.amax(0),
+    "AVG": lambda s: s.mean(0),
+}
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_all_reduce_by_each_operator(
+    op: str, dtype: torch.dtype, background: bool, rank: int, size: int
+) -> None:
+    x = of_rank(rank, dtype)
+    expected = OPS[op](torch.stack([of_rank(r, dtype).double() for r in range(size)])).to(dtype)
+    work = dist.all_reduce(x, getattr(dist.ReduceOp, op), async_op=background)
+    if background:
+        work.wait()
+    torch.testing.assert_close(x, expected)
+
+
+@pytest.mark.parametrize("op", ["BAND", "BOR", "BXOR"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64, torch.bool], ids=str)
+def test_all_reduce_of_bits(op: str, dtype: torch.dtype, rank: int, size: int) -> None:
+    x = of_rank(rank, dtype)
+    expected = of_rank(0, dtype)
+    for r in range(1, size):
+        other = of_rank(r, dtype)
+        expected = {"BAND": expected & other, "BOR": expected | other, "BXOR": expected ^ other}[op]
+    dist.all_reduce(x, getattr(dist.ReduceOp, op))
+    same(x, expected)
+
+
+def test_premul_sum_multiplies_first(rank: int, size: int) -> None:
+    x = of_rank(rank, torch.float32)
+    dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+    same(x, 0.5 * sum(of_rank(r, torch.float32) for r in range(size)))
+
+
+def test_an_average_of_integers_is_refused_on_every_rank() -> None:
+    with pytest.raises(RuntimeError, match="the average of int32 is no int32"):
+        dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG)
+
+
+def test_a_broadcast_out_is_refused_before_anybody_waits() -> None:
+    with pytest.raises(RuntimeError, match="is broadcast"):
+        dist.all_reduce(torch.ones(1).expand(3))
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, *FP8], ids=str)
+def test_broadcast_from_each_root(dtype: torch.dtype, layout: str, rank: int, size: int) -> None:
+    if dtype in FP8 and layout != "plain":
+        pytest.skip("torch has no operations to lay out fp8")
+    for root in range(size):
+        x = SHAPES[layout](of_rank(rank, dtype))
+        dist.broadcast(x, root)
+        same(x, SHAPES[layout](of_rank(root, dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64], ids=str)
+def test_reduce_gives_the_root_alone_the_sum(dtype: torch.dtype, rank: int, size: int) -> None:
+    for root in range(size):
+        x = of_rank(rank, dtype)
+        dist.reduce(x, root)
+        total = sum(of_rank(r, dtype) for r in range(size))
+        same(x, total if rank == root else of_rank(rank, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, *FP8], ids=str)
+def test_all_gather_into_lists_and_tensors(dtype: torch.dtype, rank: int, size: int) -> None:
+    x = of_rank(rank, dtype)
+    expected = [of_rank(r, dtype) for r in range(size)]
+    apart = [torch.empty_like(x) for _ in range(size)]
+    dist.all_gather(apart, x)
+    whole = torch.empty(size, *x.shape, dtype=dtype)
+    dist.all_gather(list(whole), x)
+    joined = torch.empty(size * x.shape[0], *x.shape[1:], dtype=dtype)
+    dist.all_gather_into_tensor(joined, x)
+    stacked = torch.empty(size, *x.shape, dtype=dtype)
+    dist.all_gather_into_tensor(stacked, x)
+    for r in range(size):
+        same(apart[r], expected[r])
+        same(whole[r], expected[r])
+        same(joined[r * 3 : r * 3 + 3], expected[r])
+        same(stacked[r], expected[r])
+
+
+def test_all_gather_in_place_of_ones_own_block(rank: int, size: int) -> None:
+    whole = torch.zeros(size, 5)
+    whole[rank] = rank + 1
+    dist.all_gather_into_tensor(whole, whole[rank])
+    same(whole, torch.arange(1.0, size + 1)[:, None].expand(size, 5).clone())
+
+
+def test_all_gather_of_unequal_shapes(rank: int, size: int) -> None:
+    places = [torch.zeros(r + 1, 2) for r in range(size)]
+    dist.all_gather(places, torch.full((rank + 1, 2), float(rank)))
+    for r in range(size):
+        same(places[r], torch.full((r + 1, 2), float(r)))
+
+
+def test_gather_and_scatter_with_none_elsewhere(rank: int, size: int) -> None:
+    for root in range(size):
+        places = [torch.empty(3, 4) for _ in range(size)] if rank == root else None
+        dist.gather(of_rank(rank, torch.float32), places, dst=root)
+        for r, place in enumerate(places or []):
+            same(place, of_rank(r, torch.float32))
+        x = torch.empty(3, 4)
+        dist.scatter(x, [of_rank(r, torch.float32) for r in range(size)] if rank == root else None, src=root)
+        same(x, of_rank(rank, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64], ids=str)
+def test_reduce_scatter_of_lists_and_tensors(dtype: torch.dtype, rank: int, size: int) -> None:
+    blocks = [of_rank(rank + i, dtype) for i in range(size)]
+    expected = sum(of_rank(r + rank, dtype) for r in range(size))
+    out = torch.empty(3, 4, dtype=dtype)
+    dist.reduce_scatter(out, blocks)
+    same(out, expected)
+    out.zero_()
+    dist.reduce_scatter_tensor(out, torch.cat(blocks))
+    same(out, expected)
+    whole = torch.cat(blocks)
+    mine = whole[rank * 3 : rank * 3 + 3]
+    dist.reduce_scatter_tensor(mine, whole)
+    same(mine, expected)
+
+
+def test_reduce_scatter_of_unequal_blocks(rank: int, size: int) -> None:
+    blocks = [torch.full((i + 1,), float(rank)) for i in range(size)]
+    out = torch.empty(rank + 1)
+    dist.reduce_scatter(out, blocks)
+    same(out, torch.full((rank + 1,), size * (size - 1) / 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128, torch.bool], ids=str)
+def test_all_to_all_even_and_uneven(dtype: torch.dtype, rank: int, size: int) -> None:
+    x = torch.cat([of_rank(rank * size + j, dtype) for j in range(size)])
+    out = torch.empty_like(x)
+    dist.all_to_all_single(out, x)
+    same(out, torch.cat([of_rank(i * size + rank, dtype) for i in range(size)]))
+    here = [(rank + j) % 3 for j in range(size)]
+    there = [(i + rank) % 3 for i in range(size)]
+    x = torch.cat([of_rank(rank, dtype, (n, 2)) for n in here])
+    out = torch.empty(sum(there), 2, dtype=dtype)
+    dist.all_to_all_single(out, x, there, here)
+    same(out, torch.cat([of_rank(i, dtype, (n, 2)) for i, n in enumerate(there)]))
+    outs = [torch.empty(n, 2, dtype=dtype) for n in there]
+    dist.all_to_all(outs, [of_rank(rank, dtype, (n, 2)) for n in here])
+    for i, n in enumerate(there):
+        same(outs[i], of_rank(i, dtype, (n, 2)))
+
+
+def test_several_tensors_in_one_call(rank: int, size: int) -> None:
+    xs = [torch.full((n + 1,), float(rank)) for n in range(3)]
+    with pytest.warns(FutureWarning):
+        dist.all_reduce_coalesced(xs)
+    for n, x in enumerate(xs):
+        same(x, torch.full((n + 1,), size * (size - 1) / 2))
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["blocking", "async"])
+def test_the_coalescing_manager_joins_calls(background: bool, rank: int, size: int) -> None:
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    total = size * (size - 1) / 2
+    xs = [torch.full((3,), float(rank)) for _ in range(4)]
+    with _coalescing_manager(async_ops=background) as joined:
+        for x in xs:
+            dist.all_reduce(x)
+    wholes = [torch.empty(size * 2) for _ in range(2)]
+    if background:
+        joined.wait()
+    with _coalescing_manager(async_ops=background) as gathered:
+        for whole in wholes:
+            dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))
+    if background:
+        gathered.wait()
+    parts = [torch.empty(2) for _ in range(2)]
+    with _coalescing_manager(async_ops=background) as scattered:
+        for part in parts:
+            dist.reduce_scatter_tensor(part, torch.full((size * 2,), float(rank)))
+    if background:
+        scattered.wait()
+    y = torch.full((2,), float(rank))
+    with _coalescing_manager(device=torch.device("cpu"), async_ops=background) as old:
+        dist.all_reduce(y)
+        dist.broadcast(z := torch.full((1,), float(rank)), 0)
+    if background:
+        old.wait()
+    for x in xs:
+        same(x, torch.full((3,), total))
+    for whole in wholes:
+        same(whole, torch.arange(float(size)).repeat_interleave(2))
+    for part in parts:
+        same(part, torch.full((2,), total))
+    same(y, torch.full((2,), total))
+    same(z, torch.zeros(1))
+    dist.all_reduce(last := torch.ones(1))
+    assert last.item() == size  # nothing was left that swallows later calls
+
+
+def test_a_sparse_all_reduce_adds_equal_places(rank: int, size: int) -> None:
+    x = torch.sparse_coo_tensor([[0, rank + 1]], [1.0, 2.0], (size + 1,), check_invariants=True)
+    dist.all_reduce(x)
+    same(x.to_dense(), torch.tensor([float(size), *[2.0] * size]))
+
+
+def test_objects_of_any_size_travel(rank: int, size: int) -> None:
+    mine = {"rank": rank, "text": "x" * (rank * 1000)}
+    everyone: list[object] = [None] * size
+    dist.all_gather_object(everyone, mine)
+    assert [each["rank"] for each in everyone] == list(range(size))  # type: ignore[index]
+    told = [mine, rank]
+    dist.broadcast_object_list(told, src=size - 1)
+    assert told[1] == size - 1
+    place: list[object] = [None]
+    dist.scatter_object_list(place, [f"for {r}" for r in range(size)] if rank == 0 else None, src=0)
+    assert place == [f"for {rank}"]
+    got = [None] * size if rank == 1 % size else None
+    dist.gather_object(rank, got, dst=1 % size)
+    assert got is None or got == list(range(size))
+
+
+def test_many_elements_are_right_past_every_internal_threshold(rank: int, size: int) -> None:
+    for n in (5_000, 50_000, 700_001, 3_000_001):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.full((n,), float(rank + 1), dtype=dtype)
+            dist.all_reduce(x)
+            assert bool((x == size * (size + 1) / 2).all())

@@ -1,0 +1,158 @@
+"""Groups: sub-groups, beside gloo, made by their members alone, split, ended, made anew."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import hpcomm
+
+
+def total(group: dist.ProcessGroup | None, value: float) -> float:
+    x = torch.full((2,), value)
+    dist.all_reduce(x, group=group)
+    return float(x[0])
+
+
+def test_mpi_is_available_and_named(world: dist.ProcessGroup) -> None:
+    assert dist.is_mpi_available()
+    assert dist.is_backend_available("mpi")
+    assert dist.get_backend() == "mpi"
+    assert (dist.get_rank(), dist.get_world_size()) == (hpcomm.world.rank, hpcomm.world.size)
+    assert world.name() == "mpi"
+    assert world._get_backend_name() == "mpi"
+
+
+def test_several_groups_created_in_one_order_on_all_ranks(rank: int, size: int) -> None:
+    groups = {
+        ranks: dist.new_group(list(ranks)) for ranks in [(0, 1), (1, 0), (size - 1,), tuple(range(size))]
+    }
+    for ranks, group in groups.items():
+        if rank in ranks:
+            assert total(group, rank) == sum(ranks)
+            assert dist.get_process_group_ranks(group) == sorted(ranks)
+            dist.barrier(group)
+    broadcast = torch.tensor([float(rank)])
+    if rank in (0, 1):
+        dist.broadcast(broadcast, src=1, group=groups[0, 1])
+        assert broadcast.item() == 1
+        dist.destroy_process_group(groups[0, 1])
+
+
+def test_gloo_beside_mpi(rank: int, size: int) -> None:
+    group = dist.new_group(list(range(size)), backend="gloo")
+    assert total(group, rank) == size * (size - 1) / 2
+    assert dist.get_backend(group) == "gloo"
+    dist.monitored_barrier(group, timeout=timedelta(seconds=10))
+
+
+def test_a_group_that_only_its_members_make(rank: int, size: int) -> None:
+    if rank < 2:
+        group = dist.new_group([0, 1], use_local_synchronization=True)
+        assert dist.get_backend(group) == "mpi"
+        assert total(group, rank) == 1
+    dist.barrier()
+    later = dist.new_group(list(range(size)), backend="gloo")  # names still agree
+    assert total(later, 1.0) == size
+
+
+def test_subgroups_and_split_groups(rank: int, size: int) -> None:
+    mine, _ = dist.new_subgroups(group_size=1)
+    assert total(mine, rank) == rank
+    halves = [list(range(size // 2)), list(range(size // 2, size))]
+    part = dist.split_group(split_ranks=halves)
+    ours = halves[rank >= size // 2]
+    assert total(part, rank) == sum(ours)
+    alone = dist.split_group(split_ranks=[[0]])
+    assert (alone is not None) == (rank == 0)
+
+
+def test_the_store_of_a_group(rank: int, size: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"key {rank}", str(rank))
+    store.wait([f"key {r}" for r in range(size)], timedelta(seconds=10))
+    assert store.get(f"key {size - 1}") == str(size - 1).encode()
+    assert store.add("count", 1) >= 1
+
+
+def test_the_end_and_a_new_beginning(rank: int, size: int) -> None:
+    for _ in range(3):
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        dist.init_process_group("mpi", timeout=timedelta(seconds=15))
+        assert total(None, 1.0) == size
+
+
+@pytest.mark.parametrize("backend", ["MPI", "cpu:mpi", "cpu:mpi,cuda:mpi"])
+def test_each_spelling_of_the_backend(backend: str, rank: int, size: int) -> None:
+    dist.destroy_process_group()
+    dist.init_process_group(backend, timeout=timedelta(seconds=15))
+    try:
+        assert total(None, rank) == size * (size - 1) / 2
+        dist.barrier()
+        got: list[object] = [None] * size
+        dist.all_gather_object(got, rank)
+        assert got == list(range(size))
+        if rank < 2:
+            pair = dist.new_group([0, 1], use_local_synchronization=True)
+            assert total(pair, 1.0) == 2
+    finally:
+        dist.destroy_process_group()
+
+
+def test_env_is_what_libraries_read(rank: int, size: int) -> None:
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(size))
+    assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def test_gloo_finds_its_ranks_by_mpi_and_has_mpi_groups_beside_it(rank: int, size: int) -> None:
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=15))
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+        group = dist.new_group([0, 1], backend="mpi")
+        if rank < 2:
+            assert total(group, rank) == 1
+            assert dist.get_backend(group) == "mpi"
+        dist.barrier()  # gloo is still connecting where a rank has had nothing to do
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_monitored_barrier_names_the_missing_ranks(rank: int, size: int) -> None:
+    dist.monitored_barrier(timeout=timedelta(seconds=10))
+    if rank != size - 1:
+        with pytest.raises(RuntimeError, match=f"Rank {size - 1} failed to pass monitoredBarrier in 300 ms"):
+            dist.monitored_barrier(timeout=timedelta(seconds=0.3), wait_all_ranks=True)
+    else:
+        dist.distributed_c10d._get_default_group().barriers += 1  # so that it may join the next one
+    dist.barrier()
+    dist.monitored_barrier(timeout=timedelta(seconds=10))
+
+
+def test_from_torch_and_back(world: dist.ProcessGroup, rank: int, size: int) -> None:
+    comm = hpcomm.from_torch(world)
+    assert (comm.rank, comm.size) == (rank, size)
+    assert comm.all_reduce(np.ones(2)).tolist() == [size] * 2
+    assert hpcomm.from_torch(world) is comm
+    gloo = dist.new_group(list(range(size)), backend="gloo")
+    beside = hpcomm.from_torch(gloo)
+    assert beside.all_gather_object(rank) == list(range(size))
+    group = hpcomm.world.as_process_group()
+    assert total(group, rank) == size * (size - 1) / 2
+    assert hpcomm.world.as_process_group() is group
+    if rank < 2:
+        pair = hpcomm.world.group([1, 0], name="pair")
+        turned = pair.as_process_group()
+        assert (turned.rank(), turned.size()) == (1 - rank, 2)
+        dist.all_reduce(x := torch.ones(2), group=turned)
+        assert x.tolist() == [2, 2]
+        dist.broadcast(x := torch.full((1,), float(rank)), group=turned, group_src=0)
+        assert x.item() == 1
+        dist.destroy_process_group(turned)
+        pair.close()

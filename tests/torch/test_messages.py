@@ -1,0 +1,128 @@
+"""Messages: send, recv, tags, anybody, batches, and what becomes of those that nobody waits for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hpcomm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("n", [0, 1, 1000, 300_000])
+def test_a_message_arrives(n: int, dtype: torch.dtype, rank: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(n, dtype=dtype), 1)
+    elif rank == 1:
+        x = torch.zeros(n, dtype=dtype)
+        assert dist.recv(x, 0) == 0
+        assert bool((x == 1).all())
+
+
+def test_messages_both_ways_at_once_do_not_wait_for_each_other(rank: int, size: int) -> None:
+    right, left = (rank + 1) % size, (rank - 1) % size
+    x, y = torch.full((500_000,), float(rank)), torch.empty(500_000)
+    going, coming = dist.isend(x, right), dist.irecv(y, left)
+    assert going is not None
+    assert coming is not None
+    coming.wait()
+    going.wait()
+    assert bool((y == left).all())
+    assert coming.is_completed()
+    assert coming.get_future().wait()[0] is y
+
+
+def test_tags_tell_messages_apart(rank: int) -> None:
+    if rank == 0:
+        dist.send(torch.tensor([1.0]), 1, tag=1)
+        dist.send(torch.tensor([2.0]), 1, tag=2)
+    elif rank == 1:
+        two, one = torch.zeros(1), torch.zeros(1)
+        dist.recv(two, 0, tag=2)
+        dist.recv(one, 0, tag=1)
+        assert (one.item(), two.item()) == (1, 2)
+
+
+def test_from_anybody(rank: int, size: int) -> None:
+    if rank == 0:
+        seen = set()
+        for _ in range(1, size):
+            x = torch.zeros(2)
+            source = dist.recv(x)
+            assert x[0] == source
+            seen.add(source)
+        assert seen == set(range(1, size))
+    else:
+        dist.send(torch.full((2,), float(rank)), 0)
+
+
+def test_strided_tensors(rank: int) -> None:
+    if rank == 0:
+        dist.send(torch.arange(8.0)[::2], 1)
+    elif rank == 1:
+        x = torch.zeros(8)
+        dist.recv(x[1::2], 0)
+        assert x.tolist() == [0, 0, 0, 2, 0, 4, 0, 6]
+
+
+def test_a_batch(rank: int, size: int) -> None:
+    out = torch.empty(2)
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, torch.full((2,), float(rank)), (rank + 1) % size),
+            dist.P2POp(dist.irecv, out, (rank - 1) % size),
+        ]
+    )
+    for work in works:
+        work.wait()
+    assert out.tolist() == [(rank - 1) % size] * 2
+
+
+def test_a_large_message_goes_on_while_its_sender_computes(rank: int) -> None:
+    """Nobody waits on either side until it is over: the poller moves it."""
+    import time
+
+    n = 4_000_000
+    if rank < 2:
+        work = dist.isend(torch.ones(n), 1) if rank == 0 else dist.irecv(y := torch.zeros(n), 0)
+        assert work is not None
+        deadline = time.monotonic() + 10
+        while not work._over and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert work._over
+        work.wait()
+        assert rank == 0 or bool((y == 1).all())
+
+
+def test_a_message_that_does_not_come_is_waited_for_no_longer_than_asked(rank: int) -> None:
+    if rank == 1:
+        work = dist.irecv(x := torch.zeros(1), 0)
+        assert work is not None
+        with pytest.raises(hpcomm.WaitTimeoutError, match=r"recv\(float32 \(1,\), from 0\) .* waited 0\.2"):
+            work.wait(timedelta(seconds=0.2))
+    dist.barrier()
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    if rank == 1:
+        work.wait()
+        assert x.item() == 1
+
+
+def test_a_message_of_another_length_is_an_error(rank: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(3), 1)
+    elif rank == 1:
+        with pytest.raises(RuntimeError, match=r"8 bytes|longer|12 bytes"):
+            dist.recv(torch.zeros(2), 0)
+
+
+def test_objects_from_rank_to_rank(rank: int) -> None:
+    if rank == 0:
+        dist.send_object_list(["a", {"b": 2}], 1)
+    elif rank == 1:
+        got: list[object] = [None, None]
+        dist.recv_object_list(got, 0)
+        assert got == ["a", {"b": 2}]

@@ -1,0 +1,154 @@
+"""What a call returns, and what happens when ranks disagree or do not come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hpcomm
+
+
+def test_background_calls_keep_their_order_and_let_the_caller_go_on(rank: int, size: int) -> None:
+    xs = [torch.full((n * 1000 + 1,), float(rank)) for n in range(20)]
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
+    dist.all_reduce(last := torch.ones(1))  # blocking, behind all of them
+    assert all(work.is_completed() for work in works)
+    assert last.item() == size
+    for x, work in zip(xs, works, strict=True):
+        assert work.wait()
+        assert work.is_success()
+        assert work.exception() is None
+        assert x[0] == size * (size - 1) / 2
+
+
+def test_a_future_holds_the_tensors_and_calls_back(rank: int, size: int) -> None:
+    x = torch.ones(3)
+    doubled = dist.all_reduce(x, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+    assert doubled.wait().tolist() == [2.0 * size] * 3
+    late = dist.all_reduce(x, async_op=True)
+    late.wait()
+    assert late.get_future().wait()[0] is x
+    assert late.result()[0] is x
+
+
+def test_a_callback_may_make_calls_of_its_own(rank: int, size: int) -> None:
+    x, y = torch.ones(1), torch.ones(1)
+
+    def again(done: torch.futures.Future[list[torch.Tensor]]) -> float:
+        dist.all_reduce(y)
+        inner = dist.all_reduce(y, async_op=True)
+        inner.wait()
+        return y.item()
+
+    work = dist.all_reduce(x, async_op=True)
+    assert work.get_future().then(again).wait() == size**2
+
+
+def test_a_wait_may_be_given_a_time(rank: int, size: int) -> None:
+    dist.barrier()
+    if rank == 0:
+        work = dist.barrier(async_op=True)
+        with pytest.raises(hpcomm.WaitTimeoutError, match=r"barrier\(\) was not complete after 0\.2 s"):
+            work.wait(timedelta(seconds=0.2))
+    dist.distributed_c10d._get_default_store().add("go", 1)
+    while rank and int(dist.distributed_c10d._get_default_store().add("go", 0)) % size:
+        time.sleep(0.01)
+    if rank != 0:
+        dist.barrier()
+    else:
+        work.wait()
+
+
+def made_and_waited_for(x: torch.Tensor, background: bool) -> None:
+    work = dist.all_reduce(x, async_op=background)
+    if background:
+        work.wait()
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["blocking", "async"])
+def test_ranks_that_disagree_are_all_told_and_may_go_on(background: bool, rank: int, size: int) -> None:
+    with pytest.raises(
+        hpcomm.MismatchError, match=r"(?s)ranks disagree about call .*rank 0: .*rank 1: "
+    ) as told:
+        made_and_waited_for(torch.ones(2 + rank), background)
+    assert isinstance(told.value, dist.DistBackendError)
+    with pytest.raises(RuntimeError, match=r"op='max'.*|op='sum'"):
+        dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+    with pytest.raises(hpcomm.MismatchError, match=r"broadcast\(.*root=1"):
+        dist.broadcast(torch.ones(4), 1) if rank else dist.all_reduce(torch.ones(4))
+    dist.all_reduce(x := torch.ones(2))
+    assert x.tolist() == [size, size]
+
+
+def test_an_exception_of_a_background_call_reaches_its_future(rank: int) -> None:
+    future = dist.all_reduce(torch.ones(2 + rank), async_op=True).get_future()
+    with pytest.raises(RuntimeError, match="ranks disagree"):
+        future.wait()
+
+
+def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int, size: int) -> None:
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=0.5))
+    if rank != size - 1:
+        begin = time.monotonic()
+        with pytest.raises(hpcomm.WaitTimeoutError, match=rf"waited 0\.5\d* s for rank {size - 1}\n"):
+            dist.all_reduce(torch.ones(2), group=group)
+        assert time.monotonic() - begin < 5
+        with pytest.raises(hpcomm.WaitTimeoutError):  # this group is broken for good, and says so at once
+            dist.all_reduce(torch.ones(2), group=group)
+    dist.barrier()
+    if rank == size - 1:
+        with pytest.raises(hpcomm.PeerFailedError, match="gave up"):
+            dist.all_reduce(torch.ones(2), group=group)
+
+
+def test_a_longer_name_for_the_same_timeout(rank: int, size: int) -> None:
+    group = dist.new_group(list(range(size)))
+    if rank == 0:
+        work = dist.barrier(group, async_op=True, timeout=timedelta(seconds=0.3))
+        with pytest.raises(RuntimeError, match="for rank"):
+            work.wait()
+    dist.barrier()
+
+
+def test_transfers_go_on_in_the_background(rank: int, size: int) -> None:
+    """No rank waits; the calls end nevertheless."""
+    works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(5)]
+    deadline = time.monotonic() + 10
+    while not all(work.is_completed() for work in works) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert all(work.is_completed() for work in works)
+
+
+def test_calls_from_another_thread(rank: int, size: int) -> None:
+    x = torch.ones(2)
+    thread = threading.Thread(target=dist.all_reduce, args=(x,))
+    thread.start()
+    thread.join(10)
+    assert x.tolist() == [size, size]
+
+
+def test_sequence_numbers_count_calls(world: dist.ProcessGroup) -> None:
+    before = world._get_sequence_number_for_group()
+    dist.all_reduce(torch.ones(2))
+    dist.barrier()
+    assert world._get_sequence_number_for_group() == before + 2
+
+
+def test_the_profiler_sees_the_names_that_other_backends_give(rank: int) -> None:
+    with torch.autograd.profiler.profile() as seen:
+        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(2), async_op=True).wait()
+        dist.broadcast(torch.ones(2), 0)
+        if rank == 0:
+            dist.send(torch.ones(1), 1)
+        elif rank == 1:
+            dist.recv(torch.ones(1), 0)
+    names = [event.name for event in seen.function_events]
+    assert names.count("mpi:all_reduce") == 2
+    assert names.count("mpi:broadcast") == 1
+    assert rank > 1 or names.count(("mpi:send", "mpi:recv")[rank]) == 1
