@@ -26,10 +26,17 @@ from .errors import (
 if TYPE_CHECKING:
     from .buffer import as_buffer
     from .communicator import Communicator
+    from .field import Field
+    from .halo import Halo
+    from .mesh import Mesh
+    from .mpmd.program import join
     from .p2p import P2POp, Status, batch_isend_irecv
+    from .partition import Box, Partition, Points
     from .plan import Plan
+    from .redistribution import Redistribution
     from .reduction import Op, premul_sum
     from .request import Request, wait_all, wait_any
+    from .torch_backend.bridge import from_torch
 
     world: Communicator
     self_: Communicator
@@ -45,17 +52,24 @@ __all__ = [
     "ANY_TAG",
     "PROC_NULL",
     "ROOT",
+    "Box",
     "Communicator",
     "ConfigError",
     "DtypeError",
+    "Field",
+    "Halo",
     "HpcommError",
     "LayoutError",
+    "Mesh",
     "MismatchError",
     "Op",
     "P2POp",
+    "Partition",
     "PeerFailedError",
     "Plan",
+    "Points",
     "RankError",
+    "Redistribution",
     "Request",
     "Status",
     "TransportError",
@@ -63,6 +77,8 @@ __all__ = [
     "WaitTimeoutError",
     "as_buffer",
     "batch_isend_irecv",
+    "from_torch",
+    "join",
     "premul_sum",
     "self_",
     "wait_all",
@@ -71,14 +87,23 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Box": "partition",
     "Communicator": "communicator",
+    "Field": "field",
+    "Halo": "halo",
+    "Mesh": "mesh",
     "Op": "reduction",
     "P2POp": "p2p",
+    "Partition": "partition",
     "Plan": "plan",
+    "Points": "partition",
+    "Redistribution": "redistribution",
     "Request": "request",
     "Status": "p2p",
     "as_buffer": "buffer",
     "batch_isend_irecv": "p2p",
+    "from_torch": "torch_backend.bridge",
+    "join": "mpmd.program",
     "premul_sum": "reduction",
     "wait_all": "request",
     "wait_any": "request",

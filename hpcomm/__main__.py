@@ -13,9 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# name: (module whose main(words) returns the exit status, what it does)
+# name: (module whose main(words), or the function behind a colon, returns the exit status; what it does)
 COMMANDS = {
     "run": ("hpcomm.launch", "start a job of ranks under the MPI at hand"),
+    "check": ("hpcomm.mpmd.draw:check", "say whether the spec of a job of several programs is right"),
+    "plan": ("hpcomm.mpmd.draw:plan", "say who would start where, and what would go where"),
+    "mpmd": ("hpcomm.mpmd.draw", "draw the programs and fields of a spec"),
+    "sim": ("hpcomm.sim", "simulate collectives on a machine, up to 100,000 ranks"),
+    "draw": ("hpcomm.draw", "draw a collective algorithm, its times, or which one wins where"),
+    "tune": ("hpcomm.tune", 'measure which algorithm is fastest here, and keep it for algorithm="tuned"'),
     "doctor": ("hpcomm.doctor", "examine MPI, launcher, shared memory and environment of this machine"),
 }
 MISUSED = 2  # exit status
@@ -42,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(name: str, words: list[str]) -> int:
     if name not in COMMANDS:
         raise ConfigError(f"hpcomm has no command {name!r}.", hint=_suggestion(name))
-    status: int = import_module(COMMANDS[name][0]).main(words)
+    module, _, function = COMMANDS[name][0].partition(":")
+    status: int = getattr(import_module(module), function or "main")(words)
     return status
 
 

@@ -2,6 +2,7 @@
 
     hpcomm run [-n N] [options] COMMAND...
     hpcomm run -n 1 python a.py : -n 3 python b.py
+    hpcomm run spec.toml                             (mpmd/start.py)
 
 Three thoughts, one after the other: what was asked (`parse`), which MPI is at hand (installation.py),
 what to tell its launcher (`compose`: pure, so that every cluster can be tested on a laptop). Then the
@@ -30,6 +31,7 @@ __all__ = ["Job", "Machine", "Program", "compose", "core_names", "main", "parse"
 USAGE = """\
 usage: hpcomm run [-n N] [options] COMMAND...
        hpcomm run -n N COMMAND... : -n M COMMAND... [: ...]
+       hpcomm run [--dry-run] [--only PROGRAM] [...] SPEC.toml     (see: hpcomm run --help SPEC.toml)
 
 Start COMMAND on N ranks, under the MPI that mpi4py in this Python uses.
 `python` as COMMAND is this Python. Without -n: one rank per core, or what the batch system allots.
@@ -54,10 +56,11 @@ _BINDING_SET = ("PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_bi
 
 
 class Program(NamedTuple):
-    """One executable of a job and its ranks; None: as many as there is room for."""
+    """One executable of a job, its ranks (None: as many as there is room for), its own placement."""
 
     ranks: int | None
     command: tuple[str, ...]
+    options: tuple[str, ...] = ()
 
 
 class Job(NamedTuple):
@@ -83,6 +86,11 @@ class Machine(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """`hpcomm run` with these words; returns only under --help, --dry-run and --timeout."""
+    if argv and argv[-1].endswith(".toml"):
+        from .mpmd import start
+
+        if start.takes(argv):
+            return start.main(argv)
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
@@ -293,7 +301,9 @@ def _for_srun(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str
 
 
 def _is_local(job: Job, machine: Machine) -> bool:
-    return job.hosts is None and not machine.environ.keys() & {"PBS_NODEFILE", "SLURM_JOB_ID"}
+    if job.hosts or any(program.options for program in job.programs):
+        return False
+    return not machine.environ.keys() & {"PBS_NODEFILE", "SLURM_JOB_ID"}
 
 
 def _is_crowded(job: Job, machine: Machine) -> bool:
@@ -308,7 +318,7 @@ def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str
         words += [":"] if words else []
         words += ["-n", str(ranks)] if ranks else []
         words += " ".join(options).split()
-        words += program.command
+        words += [*program.options, *program.command]
     return words
 
 

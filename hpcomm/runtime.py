@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import io
 import os
 import signal
 import sys
@@ -19,33 +20,45 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpi4py import MPI
 
     from .observe.board import Board
 
-__all__ = ["board", "start"]
+__all__ = ["abort", "board", "start", "started"]
 
 GRACE = 1.0  # s in which the other ranks may end too
 
 board: Board | None = None  # of this node, once start() has run; None if ranks share no memory
+farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
+_name = ""  # of this rank, for messages
 _exit_code: Any = None  # what sys.exit was last called with
 _main_frame: FrameType | None = None
 
 
-def start() -> None:
-    """Bring MPI up once (collective over the world): hooks, board, sentinel."""
-    global board, _farewell, _main_frame
+def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
+    """Bring MPI up once (collective over everybody, by default the world): hooks, board, sentinel.
+
+    Args:
+        everybody: the ranks that use hpcomm, where a job has others too.
+        name: this rank's, for messages.
+    """
+    global board, _farewell, _main_frame, _name
     if _farewell is not None:
         return
     from mpi4py import MPI
 
     from .observe.board import open_board
 
-    _farewell = MPI.COMM_WORLD.Dup()
+    everybody = MPI.COMM_WORLD if everybody is None else everybody
+    _name = name or f"rank {MPI.COMM_WORLD.rank}"
+    _farewell = everybody.Dup()
     if MPI.COMM_WORLD.size > 1:
         _install_hooks()
-        board = open_board(MPI.COMM_WORLD)
+        _notice_finalize()
+        board = open_board(everybody)
         if board is not None and len(board.regions) > 1:
             from .observe import sentinel
 
@@ -55,11 +68,16 @@ def start() -> None:
         _main_frame, frame = frame, frame.f_back
 
 
+def started() -> bool:
+    """Whether start has run."""
+    return _farewell is not None
+
+
 def abort(text: str, status: int = 1) -> None:
     """Say text on stderr and end the job, from whichever thread."""
     from mpi4py import MPI
 
-    print(f"\nhpcomm: rank {MPI.COMM_WORLD.rank}: {text}", file=sys.stderr, flush=True)
+    print(f"\nhpcomm: {_name or f'rank {MPI.COMM_WORLD.rank}'}: {text}", file=sys.stderr, flush=True)
     _abort(status)
 
 
@@ -79,6 +97,7 @@ def _install_hooks() -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         previous_hook(kind, error, trace)
+        _show_captured()
         if not (sys.flags.interactive or hasattr(sys, "ps1")):
             _leave(1)
 
@@ -95,11 +114,44 @@ def _install_hooks() -> None:
     atexit.register(_at_exit)
 
 
+def _show_captured() -> None:
+    """Print what a hook around ours keeps back for later (torch.distributed's does): the job may end here."""
+    captured = sys.stderr
+    if isinstance(captured, io.StringIO) and sys.__stderr__ is not None:
+        from mpi4py import MPI
+
+        lines = captured.getvalue().splitlines()
+        captured.seek(0)
+        captured.truncate()
+        print(
+            *(f"[rank{MPI.COMM_WORLD.rank}]: {line}" for line in lines),
+            sep="\n",
+            file=sys.__stderr__,
+            flush=True,
+        )
+
+
 def _at_exit() -> None:
     if _exit_code not in (None, 0) and _left_by_exception():
         _leave(_exit_code if isinstance(_exit_code, int) else 1)
-    elif board is not None:
+    else:
+        say_end()
+
+
+def say_end() -> None:
+    """Let the others know that this rank makes no more calls; the second time does nothing."""
+    if board is not None:
         board.mine.end()
+    while farewells:
+        farewells.pop()()
+
+
+def _notice_finalize() -> None:
+    """MPI_Finalize may wait for the others; the first thing it does is to delete what COMM_SELF carries."""
+    from mpi4py import MPI
+
+    key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: say_end())
+    MPI.COMM_SELF.Set_attr(key, True)
 
 
 def _left_by_exception() -> bool:
@@ -124,9 +176,17 @@ def _leave(status: int) -> None:
     sys.stderr.flush()
     if MPI.Is_finalized() or _farewell is None:
         return
+    if board is not None:
+        board.mine.fail()
+    if os.environ.get("HPCOMM_ON_FAILURE") == "continue":  # the spec lets the others go on
+        say_end()
+        return
     meeting = _farewell.Ibarrier()
     deadline = time.monotonic() + GRACE
     while not meeting.Test():
         if time.monotonic() > deadline:
+            print(f"hpcomm: {_name} ends with status {status}, so the job does", file=sys.stderr, flush=True)
+            if "HPCOMM_PROGRAM" in os.environ:  # a supervisor passes that on; MPICH kills it at once
+                time.sleep(0.5)
             _abort(status)
         time.sleep(0.01)

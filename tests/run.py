@@ -24,11 +24,12 @@ from typing import IO, NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / ".test-logs"
-BUDGET_S = 25 * 60.0  # for all steps together
-PURE_S, MPI_S, JOBS_S = 300.0, 240.0, 480.0  # for one step
+BUDGET_S = 45 * 60.0  # for all steps together
+PURE_S, MPI_S, TORCH_S, JOBS_S = 300.0, 240.0, 150.0, 480.0  # for one step
 GRACE_S = 10.0  # to end when told so
 SHOWN = 12_000  # characters of a failing log, its end
 RANKS = (1, 2, 3, 4)
+TORCH_RANKS = (2, 3, 4)
 
 sys.path.insert(0, str(ROOT))
 from hpcomm.supervise import kill_members, members, settings, stale_segments  # noqa: E402
@@ -55,21 +56,30 @@ def steps(environments: dict[str, str]) -> Iterator[Step]:
     for name, python in environments.items():
         for ranks in RANKS:
             step = Step(f"{name}, {ranks} rank{'s' * (ranks > 1)}", [], MPI_S, ranks)
-            launch = [python, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", f"{MPI_S:g}"]
-            yield step._replace(command=[*launch, "python", "tests/run.py", "--as-rank", str(step.logs)])
-        yield Step(f"{name}, jobs", [python, "-m", "pytest", "-q", "tests/mpi_jobs"], JOBS_S)
+            yield on_ranks(step, python, "tests/mpi")
+        for ranks in TORCH_RANKS:
+            yield on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")
+        jobs = ["tests/mpi_jobs", "tests/torch_jobs"]
+        yield Step(f"{name}, jobs", [python, "-m", "pytest", "-q", *jobs], JOBS_S)
+        yield Step(f"{name}, mpmd", [python, "-m", "pytest", "-q", "tests/mpmd"], JOBS_S)
+
+
+def on_ranks(step: Step, python: str, folder: str) -> Step:
+    """step, with the command that runs the tests of folder on its ranks."""
+    launch = [python, "-m", "hpcomm", "run", "-n", str(step.ranks), "--timeout", f"{step.limit_s:g}"]
+    return step._replace(command=[*launch, "python", "tests/run.py", "--as-rank", str(step.logs), folder])
 
 
 def main(words: list[str]) -> int:
     """Run the steps; 0 if all of them passed."""
     if words[0] == "--as-rank":
-        as_rank(Path(words[1]))
+        as_rank(Path(words[1]), words[2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     shutil.rmtree(LOGS, ignore_errors=True)
     total: Counter[str] = Counter()
     start = time.monotonic()
     for step in steps(dict(word.split("=", 1) for word in words)):
-        print(f"{step.name:22s}", end="", flush=True)
+        print(f"{step.name:26s}", end="", flush=True)
         begin = time.monotonic()
         outcome = run(step, start + BUDGET_S)
         total += outcome
@@ -175,14 +185,16 @@ def show(step: Step) -> None:
         shown |= {failures} if failures else set()
 
 
-def as_rank(logs: Path) -> NoReturn:
-    """Become the pytest of one rank, which writes to a file of its own."""
+def as_rank(logs: Path, folder: str) -> NoReturn:
+    """Become the pytest of one rank for the tests of folder, which writes to a file of its own."""
     names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
     rank = next(os.environ[name] for name in names if name in os.environ)
     log = os.open(logs / f"rank-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    options = ["-q", "-p", "no:cacheprovider", "--with-mpi", "tests/mpi"]
+    # pytest keeps the folders of its last three runs: ranks that shared a root would remove each other's.
+    own = ["--basetemp", str(logs / f"tmp-{rank}")]
+    options = ["-q", "-p", "no:cacheprovider", *own, "--with-mpi", folder]
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *options])
 
 

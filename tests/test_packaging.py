@@ -69,10 +69,11 @@ def modules(folder):
     return {str(path.relative_to(folder)) for path in (folder / "hpcomm").rglob("*.py")}
 
 
-def test_the_wheel_holds_every_module_and_the_mark_of_typing_and_nothing_else(built):
+def test_the_wheel_holds_every_module_the_machines_and_the_mark_of_typing_and_nothing_else(built):
     [wheel] = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == modules(ROOT) | {"hpcomm/py.typed"}
+    machines = {str(path.relative_to(ROOT)) for path in (ROOT / "hpcomm/machines").glob("*.json")}
+    assert names == modules(ROOT) | machines | {"hpcomm/py.typed"}
 
 
 def test_the_sdist_holds_what_the_wheel_needs_and_the_licence(built):

@@ -34,6 +34,17 @@ APPS = {
         [r"1000003 elements on {n} ranks", r"^softmax .* nan$", r"inf$", "parts make the whole"],
     ),
     "groups_demo": ([], [r"in 'even'", r"in 'ends'", "Every circle added up its own members"]),
+    "heat2d": (
+        ["--size", "60", "--steps", "41"],
+        [r"60 x 75 points, from step 0 to 41", r": {n} ranks on 1 node", r"to the last bit"],
+    ),
+    "fft_demo": ([], [r"numbers on {n} ranks", r"^slab .*\de[-+]\d\d$", r"^pencil ", "numpy.fft on rank 0"]),
+    "matmul_demo": ([], [r"^on {n} ranks", r"^SUMMA over", r"^tensor parallel over", "numpy on rank 0"]),
+    "restart_demo": ([], [r"^{n} ranks read step 2", r"one bit spoilt: step 1", "found what was saved"]),
+    "algorithms_demo": (
+        ["--bytes", "4k"],
+        [r"on {n} ranks", r"^all_reduce +double_tree +\d+ +[\d.]+ +[\d.]+", "Every algorithm found"],
+    ),
     "pingpong": ([], [r"of {n}$", r"^16777216( +[\d.]+){{4}}$", "arrived as it was sent"]),
 }
 DIGITS = [
@@ -87,6 +98,27 @@ def test_stats_demo_reads_csv_and_npy_and_draws(job: Any, tmp_path: Path) -> Non
             assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_heat2d_goes_on_from_its_checkpoint_on_other_ranks_and_draws(job: Any, tmp_path: Path) -> None:
+    app = [
+        "python",
+        "-m",
+        APP + "heat2d",
+        "--size",
+        "40",
+        "--checkpoint",
+        str(tmp_path / "cp"),
+        "--every",
+        "10",
+    ]
+    job(4, [*app, "--steps", "35"])
+    picture = tmp_path / "heat.png"
+    draws = ["--picture", str(picture)] if importlib.util.find_spec("matplotlib") else []
+    done = job(3, [*app, "--steps", "50", *draws])
+    assert "from step 30 to 50" in done.stdout
+    assert "to the last bit" in done.stdout
+    assert not draws or picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_stats_demo_says_which_file_it_cannot_read(job: Any, tmp_path: Path) -> None:
     (tmp_path / "words.csv").write_text("a,b\nc,d\n", encoding="utf-8")
     for name, said in [("nowhere.csv", "cannot read"), ("words.csv", "holds no row of numbers")]:
@@ -115,13 +147,26 @@ def sendrecv(self, x, dest, source, *, out=None, **others):
     return x if out is None else out
 Communicator.sendrecv = sendrecv
 """
+MOVES_NOTHING = """
+from hpcomm.exchange import Exchange
+Exchange.start = Exchange.wait = Exchange.__call__ = lambda self, timeout=None: None
+"""
+BELIEVES_ALL = """
+import hpcomm.checkpoint
+hpcomm.checkpoint.checksum = lambda field: 7
+"""
 SABOTAGE = {
     "allreduce_demo": (MULTIPLIES_FOR_SUM, ["--no-torch", "--no-timing"]),
     "softmax_demo": (MULTIPLIES_FOR_SUM, []),
     "stats_demo": (MULTIPLIES_FOR_SUM, []),
     "groups_demo": (MULTIPLIES_FOR_SUM, []),
+    "algorithms_demo": (MULTIPLIES_FOR_SUM, ["--bytes", "64"]),
     "p2p_ring": (SENDS_NOTHING, []),
     "pingpong": (SENDS_NOTHING, []),
+    "heat2d": (MOVES_NOTHING, ["--size", "30", "--steps", "5"]),
+    "fft_demo": (MOVES_NOTHING, []),
+    "matmul_demo": (MULTIPLIES_FOR_SUM, []),
+    "restart_demo": (BELIEVES_ALL, []),
 }
 
 

@@ -78,10 +78,17 @@ def test_a_step_that_leaves_processes_behind_has_failed(runner):
     assert "time.sleep(99)" in log
 
 
+STEPS_OF_AN_ENVIRONMENT = [
+    *("1 rank", "2 ranks", "3 ranks", "4 ranks"),
+    *("torch, 2 ranks", "torch, 3 ranks", "torch, 4 ranks"),
+    *("jobs", "mpmd"),
+]
+
+
 def test_every_environment_is_tested_on_1_to_4_ranks(runner):
     steps = list(runner.steps({"a": "python-a", "b": "python-b"}))
     assert [step.name for step in steps] == [
         "pure",
-        *(f"{name}, {what}" for name in "ab" for what in ("1 rank", "2 ranks", "3 ranks", "4 ranks", "jobs")),
+        *(f"{name}, {what}" for name in "ab" for what in STEPS_OF_AN_ENVIRONMENT),
     ]
     assert all(step.command[0] == f"python-{step.name[0]}" for step in steps[1:])
