@@ -23,7 +23,7 @@ for step in (1, 2, 3):
     if step == 3 and how != "well":
         victim = comm.size - 1 if how != "publish" else 0
         import hpcomm.io, hpcomm.checkpoint
-        place, name = {"data": (hpcomm.io, "_move"), "manifest": (hpcomm.checkpoint, "_entry"),
+        place, name = {"data": (hpcomm.io, "move"), "manifest": (hpcomm.checkpoint, "_entry"),
                        "publish": (hpcomm.checkpoint, "_publish")}[how]
         real = getattr(place, name)
         def die(*args, **options):
