@@ -8,9 +8,11 @@ from functools import lru_cache, wraps
 from inspect import signature
 from typing import Any
 
+import numpy as np
+
 from ..errors import UsageError
 from . import butterfly, circle, tree
-from .combine import later, pipeline, reverse, sequence, tile, turn
+from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
 from .stream import Schedule, Stream, ranks
 
@@ -249,7 +251,8 @@ def _after_shift(scan: Maker) -> Maker:
         r = ranks(p)
         rest = scan(p - 1, **options)
         shift = Stream(r[:-1], r[1:], width=rest.chunks)
-        return Schedule("exscan", p, (shift, *later(tile(rest, r[1:][None, :], p), 1)), chunks=rest.chunks)
+        up = (s._replace(source=np.add(s.source, 1), dest=np.add(s.dest, 1)) for s in rest.streams)
+        return Schedule("exscan", p, (shift, *later(up, 1)), chunks=rest.chunks)
 
     exscan.__doc__ = f"exscan: x goes one rank up, then a scan.\n\n    {scan.__doc__}"
     return exscan

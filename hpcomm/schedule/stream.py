@@ -164,7 +164,7 @@ class Schedule:
             if not s.active or (side and not np.any(s.fold)):
                 continue
             size = np.multiply(s.width, s.times) / self.chunks
-            size = np.broadcast_to(size * (np.asarray(s.fold) != COPY) if side else size, s.rows)
+            size = size * (np.asarray(s.fold) != COPY) if side else size
             moves = bool(s.march or s.hop)
             several = max(1, (1 << 20) // max(1, s.rows))  # iterations at a time
             for low in range(0, s.active if moves else 1, several):
@@ -172,7 +172,7 @@ class Schedule:
                 source = (np.atleast_1d(s.source) + k * s.march) % self.size
                 dest = (np.atleast_1d(s.dest) + k * s.hop) % self.size
                 sent = (source != dest) * size * (1 if moves else s.active)
-                ends = np.broadcast_to(dest if side else source, sent.shape)
+                ends = (dest if side else source) + np.zeros(sent.shape, np.int64)
                 total += np.bincount(ends.reshape(-1), sent.reshape(-1), self.size)
         return total
 
