@@ -108,8 +108,8 @@ class DeviceBuffer(Buffer):
     @property
     def array(self) -> NDArray[Any]:  # type: ignore[override]
         raise LayoutError(
-            f"x lies on {self.device}, which is out of reach here: this communicator or verb moves host memory",
-            hint="x.cpu() for torch, cupy.asnumpy(x); unset HPCOMM_GPU=off; docs/gpu.md says what goes",
+            f"x lies on {self.device}, and this moves host memory only",
+            hint="x.cpu() for torch, cupy.asnumpy(x); docs/gpu.md says which verbs take device arrays",
         )
 
     @property

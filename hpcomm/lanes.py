@@ -199,7 +199,6 @@ def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
     import numpy as np
 
     from . import dtypes
-    from .transport import mpi
 
     names = {
         "dtype": dtype,
@@ -254,7 +253,6 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
     from mpi4py import MPI
 
     from . import dtypes
-    from .transport import mpi
 
     torch = sys.modules["torch"]
     try:

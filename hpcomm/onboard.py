@@ -14,7 +14,6 @@ import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from mpi4py import MPI
 
 from . import compose
@@ -53,7 +52,7 @@ class Onboard:
                 f"HPCOMM_GPU={self.forced} is no path of device arrays", hint=f"off, {', '.join(PATHS)}"
             )
         self.plain = watching(comm.mpi)
-        self.channel = watching(comm.mpi.Dup(), between_ranks=True)
+        self.channel = watching(comm.mpi.Dup())
         self._line: list[_Ticket] = []
         self._serial = itertools.count()
 
@@ -70,7 +69,7 @@ class Onboard:
         self, call: Call, send: Buffer | None, recv: Buffer | None, op: Any, fold: Any, blocking: bool
     ) -> Call:
         """Let call, on arrays of which some may lie on devices, be carried out here."""
-        comm, verb = call.comm, call.verb
+        _comm, _verb = call.comm, call.verb
         if fold is not None and fold.fold is not None and _on_device(send, recv):
             raise UsageError(
                 "a function as op folds arrays of the host", hint="op by name, such as 'sum'; or x.cpu()"
@@ -166,7 +165,7 @@ class Onboard:
     # -- messages ------------------------------------------------------------------------------------
 
     def send(self, call: Call, look: Buffer, copy: bool = False) -> Call:
-        """Let a message be sent from an array that may lie on a device; copy: which may be changed at once."""
+        """Let a message be sent from an array anywhere; copy: the array may be changed at once."""
         if copy:
             look = _copy(look)
         count, itemsize = look.size, look.dtype.itemsize
@@ -349,7 +348,9 @@ def _refuse_overlap(call: Call, send: Buffer, recv: Buffer) -> None:
     if a >= b + recv.nbytes or b >= a + send.nbytes or (a == b and send.nbytes == recv.nbytes):
         return
     mine = call.comm.rank * call.count * call.look.dtype.itemsize
-    if (call.verb in ("gather", "all_gather") and a == b + mine) or (call.verb == "scatter" and b == a + mine):
+    if (call.verb in ("gather", "all_gather") and a == b + mine) or (
+        call.verb == "scatter" and b == a + mine
+    ):
         return
     raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
 

@@ -79,6 +79,7 @@ def place(x: Any) -> Place | None:
 def _torch(x: Any, torch: Any) -> Place:
     if x.layout is not torch.strided or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise LayoutError(f"x is a {type(x).__name__} of layout {x.layout}", hint="a plain dense tensor")
+    known = driver()
     dtype = dtypes.from_torch(x.dtype)
     plain = x.detach()
     lazy = plain.is_conj() or plain.is_neg()
@@ -87,7 +88,7 @@ def _torch(x: Any, torch: Any) -> Place:
     strides = None if plain.is_contiguous() else tuple(n * plain.element_size() for n in plain.stride())
     device = x.device
     return Place(
-        plain, plain.data_ptr(), tuple(plain.shape), strides, dtype, driver().device(device.index),
+        plain, plain.data_ptr(), tuple(plain.shape), strides, dtype, known.device(device.index),
         lambda: torch.cuda.current_stream(device).cuda_stream or DEFAULT_STREAM,
         lambda shape: torch.empty(shape, dtype=x.dtype, device=device),
         lambda: plain.clone(memory_format=torch.contiguous_format), lazy,
@@ -104,8 +105,12 @@ def _interface(x: Any) -> Place:
     known = driver()
     device = known.device(known.device_of(address) if address else 0)
     make, pack = _makers(x)
-    return Place(x, address or 0, shape, _strides(seen.get("strides"), shape, dtype.itemsize), dtype, device,
-                 lambda: x.__cuda_array_interface__.get("stream") or DEFAULT_STREAM, make, pack, readonly)  # fmt: skip
+    strides = _strides(seen.get("strides"), shape, dtype.itemsize)
+
+    def stream() -> int:
+        return x.__cuda_array_interface__.get("stream") or DEFAULT_STREAM
+
+    return Place(x, address or 0, shape, strides, dtype, device, stream, make, pack, readonly)
 
 
 def _makers(x: Any) -> tuple[Callable[[Shape], Any] | None, Callable[[], Any] | None]:
@@ -139,6 +144,7 @@ def _strides(strides: Any, shape: Shape, itemsize: int) -> Shape | None:
 
 def _dlpack(x: Any, torch: Any) -> Place:
     """Through a library that reads DLPack capsules and orders its own stream behind the producer's."""
+    driver()
     reader = sys.modules.get("cupy") or torch
     if reader is None:
         raise LayoutError(

@@ -31,11 +31,11 @@ __all__ = ["SIGNATURES", "CudaDevice", "CudaDriver", "Handle"]
 class Handle(ctypes.Structure):
     """CUipcMemHandle, CUipcEventHandle: 64 bytes, handed over by value."""
 
-    _fields_ = [("bytes", ctypes.c_ubyte * 64)]  # noqa: RUF012  ctypes wants a list
+    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
 
 
 class _Uuid(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_ubyte * 16)]  # noqa: RUF012
+    _fields_ = [("bytes", ctypes.c_ubyte * 16)]
 
 
 _STREAM = _EVENT = _CONTEXT = c_void_p
@@ -157,7 +157,7 @@ class CudaDriver:
         self.call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, address)
         return ordinal.value
 
-    def watch(self, mpi: Any, between_ranks: bool = False) -> Any:
+    def watch(self, mpi: Any) -> Any:
         return mpi
 
     def _number(self, name: str) -> int:

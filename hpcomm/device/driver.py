@@ -59,7 +59,7 @@ class Driver(Protocol):
     def count(self) -> int: ...
     def device(self, index: int) -> Device: ...
     def device_of(self, address: int) -> int: ...  # the index of the device that address lies on
-    def watch(self, mpi: Any, between_ranks: bool = False) -> Any: ...  # mpi, seen by whoever checks order
+    def watch(self, mpi: Any) -> Any: ...  # mpi, seen by whoever checks order
 
 
 def possible() -> bool:
@@ -92,6 +92,6 @@ def install(other: Driver | None) -> None:
     _installed[:] = [] if other is None else [other]
 
 
-def watching(mpi: Any, between_ranks: bool = False) -> Any:
+def watching(mpi: Any) -> Any:
     """mpi as an installed driver wants it seen; brings nothing up."""
-    return _installed[0].watch(mpi, between_ranks) if _installed else mpi
+    return _installed[0].watch(mpi) if _installed else mpi

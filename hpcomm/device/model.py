@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import LayoutError, TransportError
 from .order import Order, site
+from .watch import Watched
 
 __all__ = ["DeviceArray", "Model", "ModelDevice", "asarray", "empty", "stream"]
 
@@ -49,15 +50,16 @@ class _Heap:
 class _Stream:
     def __init__(self, actor: Any) -> None:
         self.actor = actor
-        self.queue: deque[tuple[float, Any, Any]] = deque()  # since when, event waited for or work, its number
+        self.queue: deque[tuple[float, Any, Any]] = (
+            deque()
+        )  # since when, event waited for or work, its number
 
 
 class _Event:
     """Recorded so many times; in shared memory if other processes may see it."""
 
-    def __init__(self, shared: NDArray[Any] | None = None, mine: bool = True) -> None:
-        self.shared = shared
-        self.mine = mine
+    def __init__(self, shared: Any = None) -> None:
+        self.shared = shared  # bytes as an array
         self.stream: _Stream | None = None  # where it was recorded here last
         self._recorded = self._reached = 0
         self._clock: Any = ({}, "never")
@@ -123,7 +125,7 @@ class Model:
         self.events: dict[int, _Event] = {}
         self._numbers = iter(range(16, 1 << 40))
         self._shared_events = 0
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._hardware: threading.Thread | None = None
         self._devices = [ModelDevice(self, index) for index in range(devices)]
 
@@ -138,10 +140,8 @@ class Model:
             raise LayoutError(f"address {address:#x} is no memory of the model", hint="numpy.asarray(x)")
         return 0
 
-    def watch(self, mpi: Any, between_ranks: bool = False) -> Any:
-        from .watch import Watched
-
-        return Watched(mpi, self, between_ranks)
+    def watch(self, mpi: Any) -> Any:
+        return Watched(mpi, self)
 
     def number(self) -> int:
         return next(self._numbers)
@@ -161,7 +161,7 @@ class Model:
 
     def put(self, stream: int, work: Work, touches: list[tuple[int, int, bool]]) -> None:
         """Put work into stream; touches: (address, bytes, whether it writes)."""
-        with self._lock:
+        with self.lock:
             found = self.find(stream)
             clock = self.order.step(found.actor)
             for address, nbytes, writes in touches:
@@ -177,14 +177,14 @@ class Model:
         return self.streams[stream]
 
     def record(self, event: int, stream: int) -> None:
-        with self._lock:
+        with self.lock:
             found, marked = self.find(stream), self.events[event]
             clock = self.order.step(found.actor)
             number = marked.record(found, (clock, site()))
             found.queue.append((time.monotonic(), lambda: marked.reach(number), number))
 
     def wait(self, stream: int, event: int) -> None:
-        with self._lock:
+        with self.lock:
             found, marked = self.find(stream), self.events[event]
             self.order.step(found.actor)
             number, _ = marked.state()
@@ -195,12 +195,12 @@ class Model:
 
     def host_waits(self, event: int, block: bool) -> bool:
         """Let the host wait for event, or only ask."""
-        with self._lock:
+        with self.lock:
             marked = self.events[event]
             number, _ = marked.state()
         pause = 0.0
         while True:
-            with self._lock:
+            with self.lock:
                 complete = self.complete(marked, number)
                 if complete:
                     clock, recorded_at = marked.clock()
@@ -242,7 +242,7 @@ class Model:
     def _run(self) -> None:
         while True:
             time.sleep(_LATE / 2)
-            with self._lock:
+            with self.lock:
                 for stream in list(self.streams.values()):
                     while stream.queue and time.monotonic() - stream.queue[0][0] > _LATE:
                         if not self._first(stream):
@@ -267,7 +267,7 @@ class Model:
         return self._heaps[key]
 
     def allocate(self, nbytes: int, exportable: bool) -> int:
-        with self._lock:
+        with self.lock:
             base, size = self._next, -(-max(nbytes, 1) // 256) * 256
             if base + size > HEAP:
                 raise TransportError("out of memory: the model's heap is full")
@@ -378,7 +378,7 @@ class ModelDevice:
         self.model.run_by_itself()
         heap = self.model.opened(process, file)
         number = self.model.number()
-        self.model.events[number] = _Event(heap.bytes[place : place + nbytes], mine=False)
+        self.model.events[number] = _Event(heap.bytes[place : place + nbytes])
         return number
 
 
@@ -417,8 +417,7 @@ def _model() -> Model:
 class DeviceArray:
     """An array on the model: made by empty and asarray, worked on in the current stream, read by get()."""
 
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None,
-                 owner: Any = None) -> None:  # fmt: skip
+    def __init__(self, address: int, shape: Any, dtype: Any, strides: Any = None, owner: Any = None) -> None:
         self.address = address
         self.shape = shape
         self.dtype = np.dtype(dtype)

@@ -30,7 +30,9 @@ class Access:
     at: str
 
     def __str__(self) -> str:
-        return f"{'write' if self.writes else 'read'} by {self.actor[1]} of process {self.actor[0]} at {self.at}"
+        return (
+            f"{'write' if self.writes else 'read'} by {self.actor[1]} of process {self.actor[0]} at {self.at}"
+        )
 
 
 class Order:

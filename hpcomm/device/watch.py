@@ -1,7 +1,4 @@
-"""A communicator of mpi4py as the model sees it: which pinned memory MPI reads and writes, and until when.
-
-Between ranks, knowledge travels beside each message, on a duplicate, under the same tag.
-"""
+"""A communicator of mpi4py as the model sees it: which pinned memory MPI reads and writes, and until when."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import TransportError
 from .order import site
 
 if TYPE_CHECKING:
@@ -16,77 +14,49 @@ if TYPE_CHECKING:
 
 __all__ = ["Watched"]
 
-_SENDS = ("Send", "Isend")
-_RECVS = ("Recv", "Irecv")
+_WRITES = {"send": (False,), "recv": (True,), "bcast": (True,), "alltoallv": (False, True)}
 
 
 class Watched:
-    """Stands in for mpi. between_ranks: messages (not collectives) order the hosts they join."""
+    """Stands in for mpi: functions in capitals are looked at, all else is handed through."""
 
-    def __init__(self, mpi: Any, model: Model, between_ranks: bool) -> None:
+    def __init__(self, mpi: Any, model: Model) -> None:
         self._mpi = mpi
         self._model = model
-        self._beside = mpi.Dup() if between_ranks else None
-        self._going: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._mpi, name)
-        if not name[:1].isupper() or name in ("Dup", "Get_rank", "Get_size"):
-            return found
-
-        def call(*arguments: Any) -> Any:
-            return self._call(name, found, arguments)
-
-        return call
-
-    def Free(self) -> None:  # noqa: N802
-        if self._beside is not None:
-            self._beside.Free()
-        self._mpi.Free()
+        return found if name.islower() else lambda *arguments: self._call(name, found, arguments)
 
     def _call(self, name: str, function: Any, arguments: tuple[Any, ...]) -> Any:
         order = self._model.order
-        background = name.startswith("I") and name != "Improbe"
-        actor = order.actor(f"request {self._model.number()}") if background else order.host
-        clock = order.step(actor)
-        plain = name.removeprefix("I").lower()
-        ways = {"send": (False,), "recv": (True,), "bcast": (True,), "alltoallv": (False, True)}
-        for argument, writes in zip(arguments, ways.get(plain, (False, True)), strict=False):
-            self._note(actor, clock, argument, writes)
-        if self._beside is not None and name in _SENDS:
-            self._going = [each for each in self._going if not each.Test()]
-            self._going.append(self._beside.isend(dict(order.clocks[order.host]), arguments[1], arguments[2]))
+        background = name.startswith("I")
+        with self._model.lock:
+            actor = order.actor(f"request {self._model.number()}") if background else order.host
+            clock = order.step(actor)
+            writes = _WRITES.get(name.removeprefix("I").lower(), (False, True))
+            seen = [self._note(actor, clock, each, way) for each, way in zip(arguments, writes, strict=False)]
         result = function(*arguments)
-        sender = arguments[1:3] if self._beside is not None and name in _RECVS else None
-        if not background:
-            if sender is not None:
-                self._heard(sender, site())
-            return result
-        return _Request(self, result, actor, clock, site(), sender)
+        return _Request(self._model, result, clock, site()) if background and any(seen) else result
 
-    def _note(self, actor: Any, clock: Any, argument: Any, writes: bool) -> None:
+    def _note(self, actor: Any, clock: Any, argument: Any, writes: bool) -> bool:
+        """Note MPI's access to an argument, if that is pinned memory."""
         array = argument[0] if isinstance(argument, (tuple, list)) else argument
         if not isinstance(array, np.ndarray):
-            return
-        address = array.__array_interface__["data"][0]
+            return False
         try:
-            _, memory, low = self._model.at(address, array.nbytes)
-        except Exception:  # memory of the host's own, which no stream sees
-            return
+            _, memory, low = self._model.at(array.__array_interface__["data"][0], array.nbytes)
+        except TransportError:  # memory of the host's own, which no stream sees
+            return False
         self._model.order.access(actor, clock, memory, low, low + array.nbytes, writes)
-
-    def _heard(self, sender: tuple[int, int], at: str) -> None:
-        assert self._beside is not None
-        clock = self._beside.recv(source=sender[0], tag=sender[1])
-        self._model.order.learn(self._model.order.host, clock, f"message at {at}")
+        return True
 
 
 class _Request:
     """A request of MPI's; its end is known to the host once it was waited for or tested."""
 
-    def __init__(self, comm: Watched, request: Any, actor: Any, clock: Any, at: str, sender: Any) -> None:
-        self._comm, self._request, self._sender = comm, request, sender
-        self._actor, self._clock, self._at = actor, clock, at
+    def __init__(self, model: Model, request: Any, clock: Any, at: str) -> None:
+        self._model, self._request, self._clock, self._at = model, request, clock, at
 
     def Wait(self, status: Any = None) -> bool:  # noqa: N802
         self._request.Wait(status)
@@ -96,10 +66,7 @@ class _Request:
         return bool(self._request.Test(status)) and self._ended()
 
     def _ended(self) -> bool:
-        order = self._comm._model.order
-        if self._actor is not None:
+        order = self._model.order
+        with self._model.lock:
             order.learn(order.host, self._clock, f"request at {self._at}")
-            if self._sender is not None:
-                self._comm._heard(self._sender, self._at)
-            self._actor = None
         return True

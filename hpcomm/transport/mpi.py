@@ -31,7 +31,8 @@ else:
     np = LazyModule("numpy")
 
 __all__ = [
-    "NAMES", "background", "check_length", "failure", "largest_count", "largest_tag", "prepare", "run", "spec", "start",
+    "NAMES", "background", "check_length", "failure", "largest_count", "largest_tag", "prepare", "run",
+    "spec", "start",
 ]  # fmt: skip
 
 NAMES = {

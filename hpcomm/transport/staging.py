@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..buffer import Buffer
     from ..device.arrays import Place
     from ..device.driver import Device
-    from ..dtypes import Dtype
 
     Array = NDArray[Any]
 
@@ -270,7 +269,7 @@ class _DeviceSink(_DeviceEnd, Sink):
 
 
 def source_of(look: Buffer, blocks: int, count: int, piece: int, apart: Buffer | None = None) -> Source:
-    """The Source of an array wherever it lies; apart: where the result goes, if that may be the same memory."""
+    """The Source of an array wherever it lies; apart: where the result goes, which may be the same memory."""
     if isinstance(look, buffer.DeviceBuffer):
         return _DeviceSource(look.packed(), blocks, count, piece)
     return Source(look, blocks, apart)
