@@ -410,7 +410,10 @@ def _judged(watch: Watch, launched: int, status: int | None) -> int:
     """The job's exit status, and the sentence that explains it."""
     if status is None:
         first = next(iter(watch.statuses.values()), 0)
-        status = first if first else (launched if not _excused(watch) else 0)
+        # MPICH's mpiexec ends with 0 when it has killed the others of a rank that left without Finalize;
+        # their supervisors may be gone before they can say so.
+        cut = FAILED if any(watch.running.values()) else 0
+        status = first or (0 if _excused(watch) else launched or cut)
     why = watch.explain(bool(status)) or (f"the job ended with status {status}" if status else None)
     if why:
         print(f"hpcomm run: {why}", file=sys.stderr, flush=True)

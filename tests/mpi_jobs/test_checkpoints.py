@@ -145,6 +145,7 @@ def test_files_past_two_gibibytes(job: Any, tmp_path: Path) -> None:
     assert "past 2 GiB" in done.stdout
 
 
+@pytest.mark.once
 def test_numpy_is_all_that_is_needed_to_read(job: Any, tmp_path: Path) -> None:
     job(
         3,

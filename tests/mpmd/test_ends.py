@@ -98,6 +98,20 @@ def test_with_a_spec_the_program_is_named_and_its_status_is_the_jobs(spec, end):
         assert "with status 3" in done.stderr
 
 
+def test_a_program_that_ends_while_another_plans_its_fields(programs):
+    """The wait is inside the work of a get; and of an exception that is raised, not called, no hook tells."""
+    start = time.monotonic()
+    done = programs(
+        [
+            (1, 'import hpcomm\nhpcomm.join("ocean")\nraise SystemExit(3)'),
+            (1, AIR.format(wait='me.get(me.takes("sst", np.zeros(1)))').replace("link.comm.barrier()", "")),
+        ],
+        expect=None,
+        timeout=30,
+    )
+    judge(done, time.monotonic() - start, "waits for rank 0 of program 'ocean', which has ended")
+
+
 def test_messages_of_a_program_that_has_ended_are_still_received(programs):
     sender = """
 import numpy as np
