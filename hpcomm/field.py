@@ -175,7 +175,7 @@ class Field:
         if isinstance(self.partition, Points):
             return slice(0, len(self.partition.owned[self.comm.rank]))
         assert self.box is not None
-        return self.box.slices(self._origin)
+        return self.box.slices(self._origin) or ...  # without axes () would be the number, not its place
 
     @property
     def _is_first(self) -> bool:

@@ -250,7 +250,7 @@ def opened(comm: Communicator, path: Path, verb: str, writing: bool) -> Iterator
     try:
         agree(comm, failed, verb, path)
         yield file[0]
-    except BaseException:
+    except HpcommError:  # everybody's; at any other the ranks would wait for each other in Close
         for handle in file:
             attempt(handle.Close)
         raise
@@ -317,8 +317,8 @@ def move(field: Field, file: MPI.File, offset: int, collective: bool, writing: b
     own = field.look.array[field._own()]
     order, displacement, kind = _view(field, offset)
     if writing:
-        # of copies the first writes
-        data = np.ascontiguousarray(own if order is None else own[order]) if field._is_first else own[:0]
+        mine = own if order is None else own[order]
+        data = np.ascontiguousarray(mine) if field._is_first else np.empty(0, own.dtype)  # once of copies
     else:
         data = np.empty(own.shape, own.dtype)
     flat = data.reshape(-1).view(np.uint8)
