@@ -1,4 +1,4 @@
-"""A real Slurm, as `hpcomm run` uses it: srun with a multi-prog file or heterogeneous steps; MPICH's mpiexec."""
+"""A real Slurm, as `hpcomm run` uses it: multi-prog files, heterogeneous steps, MPICH's own mpiexec."""
 
 import os
 import subprocess

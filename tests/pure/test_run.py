@@ -92,3 +92,8 @@ def test_every_environment_is_tested_on_1_to_4_ranks(runner):
         *(f"{name}, {what}" for name in "ab" for what in STEPS_OF_AN_ENVIRONMENT),
     ]
     assert all(step.command[0] == f"python-{step.name[0]}" for step in steps[1:])
+
+
+def test_what_does_not_depend_on_the_mpi_runs_in_the_first_environment_only(runner):
+    steps = {step.name: step.command for step in runner.steps({"a": "python-a", "b": "python-b"})}
+    assert ["not once" in steps[f"{name}, mpmd"] for name in "ab"] == [False, True]
