@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import collectives, objects, p2p, plan, ragged, runtime
+from .device import driver
 from .errors import ConfigError, RankError, UsageError
 from .lanes import NO_LANES
 from .observe import check as agreement
@@ -80,6 +81,13 @@ class Communicator:
         self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self._ring = -1
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
+        self._onboard: Any = None  # for arrays on devices, if some rank may have one (onboard.py)
+        some_rank = bytearray([driver.possible()])
+        mpi.Allreduce(MPI.IN_PLACE, [some_rank, MPI.BYTE], MPI.BOR)
+        if some_rank[0] or (self.is_inter and driver.possible()):
+            from .onboard import Onboard
+
+            self._onboard = Onboard(self)
         self._partners: Partners | None = None  # on a link: who of the other program has ended
         self._agreement = self._agree(level)
         self.check: str = self._agreement.level
@@ -302,6 +310,8 @@ class Communicator:
             self._channel[0].Free()
         if self._schedules is not None:
             self._schedules.close()
+        if self._onboard is not None:
+            self._onboard.close()
         self._parts.Free()
         self._shadow.Free()
         self.mpi.Free()

@@ -199,13 +199,12 @@ def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
     import numpy as np
 
     from . import dtypes
-    from .transport import mpi
 
     names = {
         "dtype": dtype,
         "empty": np.empty,
         "may_share_memory": np.may_share_memory,
-        "most": mpi.largest_count,
+        "most": _most(comm, dtype.itemsize) // max(dtype.itemsize, 1),
         "ndarray": np.ndarray,
     }
     return _make(comm, verb, op, dtypes.from_numpy, dtype, _NUMPY, names)
@@ -254,7 +253,6 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
     from mpi4py import MPI
 
     from . import dtypes
-    from .transport import mpi
 
     torch = sys.modules["torch"]
     try:
@@ -272,7 +270,7 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
         "empty": torch.empty,
         "empty_like": torch.empty_like,
         "least": 2 * record.itemsize,  # a single element may be a lazy negative
-        "most": mpi.largest_count * record.itemsize,
+        "most": _most(comm, record.itemsize),
         "tensor": torch.Tensor,
         "windows_x": windows_x,
         "window_x": window_x,
@@ -280,6 +278,14 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
         "window_out": window_out,
     }
     return _make(comm, verb, op, dtypes.from_torch, dtype, _TORCH, names)
+
+
+def _most(comm: Communicator, itemsize: int) -> int:
+    """Bytes up to which a lane carries an array: what one MPI call takes, in this communicator's way."""
+    from .transport import mpi
+
+    largest = mpi.largest_count * itemsize
+    return largest if comm._onboard is None else min(largest, comm._onboard.eager)
 
 
 Window = tuple[int, Any, int]  # bytes, what mpi4py wants, number of elements as signatures have it

@@ -1,4 +1,4 @@
-"""A real Slurm, as `hpcomm run` uses it: multi-prog files, heterogeneous steps, MPICH's own mpiexec."""
+"""A real Slurm, as `hpcomm run` uses it: srun with a multi-prog file or heterogeneous steps, and mpiexec."""
 
 import os
 import subprocess
