@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..request import Request
 
 __all__ = [
+    "LARGE",
     "all_gather",
     "all_gather_into",
     "all_reduce",
@@ -66,21 +67,22 @@ def all_reduce(comm: Communicator, x: Tensor, op: Any) -> Run:
 
 def fold(comm: Communicator, x: Tensor, op: Any) -> None:
     """all_reduce in place."""
-    if x.dtype in _HALVES and op in _FOLDS:
+    dtype = x.dtype
+    if (dtype is _F16 or dtype is _BF16) and op in _FOLDS:
         _fold_halves(comm, x, op)
-    elif op == "avg" and x.dtype in _FLOATS:
+    elif op == "avg" and dtype in _FLOATS:
         fold(comm, x, "sum")
         x.detach().div_(comm.size)
-    elif x.nbytes > _LARGE and x.is_contiguous() and not x.is_conj() and not x.is_neg():
+    elif x.nbytes > LARGE and x.is_contiguous() and not x.is_conj() and not x.is_neg():
         for piece in x.detach().view(-1).split(_PIECE // x.element_size()):
             comm.all_reduce(piece, op, out=piece)
     else:
         comm.all_reduce(x, op, out=x)
 
 
-_LARGE = 8 * 1024 * 1024  # bytes past which MPI would touch a fresh temporary of that size on every call,
+LARGE = 8 * 1024 * 1024  # bytes past which MPI would touch a fresh temporary of that size on every call,
 _PIECE = 4 * 1024 * 1024  # which costs more than cutting
-_HALVES = (torch.float16, torch.bfloat16)
+_HALVES = _F16, _BF16 = torch.float16, torch.bfloat16
 _FLOATS = (torch.float32, torch.float64)
 _FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, stacked, in float32
     "sum": lambda parts: parts.sum(0),
