@@ -92,6 +92,7 @@ _FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, sta
     "max": lambda parts: parts.amax(0),
 }
 _BY_BLOCKS = 16 * 1024  # bytes from which halves travel as halves
+_BY_GATHER = 512 * 1024  # bytes up to which two ranks send each other all, as much in one step as in two
 _IN_CACHE = 64 * 1024  # elements that are widened at a time
 _PASSAGE = 2 * 1024 * 1024  # bytes that go through the blocks' algorithms at a time, and stay in cache
 _ADDS = {torch.float32, torch.float64, torch.int32, torch.int64, *_HALVES}  # what torch adds in one pass
@@ -100,7 +101,8 @@ _ADDS = {torch.float32, torch.float64, torch.int32, torch.int64, *_HALVES}  # wh
 def _fold_halves(comm: Communicator, x: Tensor, op: str) -> None:
     """Halves are folded in float32 and rounded once; large ones travel as halves, a block per rank.
 
-    Reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p sent.
+    Two ranks: all-gather, n sent. More: reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner
+    and Gropp 2005), 2 n (p-1)/p sent.
     """
     x = x.detach()
     p = comm.size
@@ -110,6 +112,11 @@ def _fold_halves(comm: Communicator, x: Tensor, op: str) -> None:
         x.copy_(wide.div_(p) if op == "avg" else wide)
         return
     flat = x.contiguous().view(-1)
+    if p == 2 and x.nbytes < _BY_GATHER:
+        both = flat.new_empty((2, flat.numel()))
+        comm.all_gather(_as_bits(flat), out=_as_bits(both))
+        x.copy_(_folded(both, op).view(x.shape))
+        return
     step = _PASSAGE // x.element_size()
     parts = flat.new_empty(p * -(-min(step, flat.numel()) // p))
     for piece in flat.split(step):
