@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from . import compose
-from .buffer import Buffer, as_buffer
+from .buffer import Buffer, DeviceBuffer, as_buffer
 from .call import Call
 from .device.driver import watching
 from .errors import ConfigError, LayoutError, MismatchError, UsageError, where
+from .transport import ipc
 from .transport import mpi as transport
 from .transport.progress import drive
-from .transport.staging import After, Sink, Source, sink_of, source_of
+from .transport.staging import After, DeviceSink, DeviceSource, Sink, Source, sink_of, source_of, station
 
 if TYPE_CHECKING:
     from .communicator import Communicator
+    from .device.arrays import Place
     from .request import Stages
 
 __all__ = ["EAGER", "PIECE", "Onboard"]
@@ -37,6 +39,7 @@ _CARD = 1024  # bytes of what announces a large message
 _MAGIC = b"\x93hpcomm device message\0"
 _CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
 _STACKS = ("gather", "all_gather", "all_to_all")  # the result has
+_opened = ipc.Opened()
 PATHS = ("auto", "pipeline", "ipc")
 
 
@@ -55,6 +58,10 @@ class Onboard:
         self.channel = watching(comm.mpi.Dup())
         self._line: list[_Ticket] = []
         self._serial = itertools.count()
+        self._opened = _opened
+        self.paths: dict[
+            tuple[str, int], tuple[str, str]
+        ] = {}  # ("to" or "from", rank) -> path, why no better
 
     def close(self) -> None:
         self.channel.Free()
@@ -168,23 +175,30 @@ class Onboard:
         """Let a message be sent from an array anywhere; copy: the array may be changed at once."""
         if copy:
             look = _copy(look)
-        count, itemsize = look.size, look.dtype.itemsize
-        whole = count * itemsize <= self.eager or self._alone or call.peer == MPI.PROC_NULL
+        count = look.size
+        whole = look.nbytes <= self.eager or self._alone or call.peer == MPI.PROC_NULL
+
+        after = call.after = After()
 
         def stages() -> Stages:
-            piece = count if whole else _piece(count, 1, itemsize)
-            source = source_of(look, 1, count, piece)
-            source.begin()  # before the first yield: what the current stream holds now is what counts
+            after.renew()
             if whole:
+                source = source_of(look, 1, count, count)
+                source.begin()
                 yield from self._send_whole(call, look, source, count)
+                source.end()
             else:
-                yield from self._send_pieces(call, look, source, count, piece)
-            source.end()
+                place = look.packed() if isinstance(look, DeviceBuffer) else None
+                if place is not None:  # now: what the current stream holds at this moment is what counts
+                    station(place.device).follow(station(place.device).down, place)
+                yield from self._send_large(call, look, place, after)
             return call.finish(None)
 
-        call.after = After()
-        call.carry = lambda: drive(stages())
-        call.stages = stages
+        def carry() -> None:
+            drive(stages())
+            after.order()
+
+        call.carry, call.stages = carry, stages
         return call
 
     def _send_whole(self, call: Call, look: Buffer, source: Source, count: int) -> Stages:
@@ -194,18 +208,51 @@ class Onboard:
         array = source.columns(0, count)
         yield [self.plain.Isend(transport.spec(array, count, look.dtype), call.peer, call.tag)]
 
-    def _send_pieces(self, call: Call, look: Buffer, source: Source, count: int, piece: int) -> Stages:
-        """Card, answer, pieces. The card goes in the order of the user's messages, and holds no data."""
-        serial = next(self._serial) % (transport.largest_tag() // 2 - 1)
-        card = _pack((look.nbytes, serial, look.place is None))
-        answer = bytearray(_CARD)
+    def _send_large(self, call: Call, look: Buffer, place: Place | None, after: After) -> Stages:
+        """Card, answer, data. The card goes in the order of the user's messages, and holds no data."""
+        tag = 2 * (next(self._serial) % (transport.largest_tag() // 2 - 1))
+        kept, offer = self._offer(look, place)
+        lanes = kept.take() if isinstance(kept, ipc.Slab) else None
+        if isinstance(kept, ipc.Slab) and place is not None:
+            if lanes is None:
+                offer = "all slots of the sender's slab are in use"
+            else:
+                offer = kept.offer(lanes, place, look.nbytes)
+                if offer.direct is not None:
+                    place.device.record(lanes[0].ready, station(place.device).down)
+        card, answer = _pack((look.nbytes, tag, offer)), bytearray(_CARD)
         yield [
-            self.channel.Irecv([answer, MPI.BYTE], call.peer, 2 * serial + 1),
+            self.channel.Irecv([answer, MPI.BYTE], call.peer, tag + 1),
             self.plain.Isend([card, MPI.BYTE], call.peer, call.tag),
         ]
-        fits, piece = _unpack(answer)
+        fits, piece, path, why = _unpack(answer)
         if not fits:
             raise _misfit(call, look.nbytes)
+        self.paths["to", call.peer] = path, why
+        if path == "pipeline":
+            yield from self._send_pieces(call, look, place, piece, tag)
+        else:
+            assert place is not None
+            assert isinstance(kept, ipc.Slab)
+            assert lanes is not None
+            direct = path == "ipc, opened itself"
+            yield from ipc.sends(self.channel, tag, call.peer, place, look.nbytes, kept, lanes, direct)
+            after.leave(station(place.device), station(place.device).down, place)
+        if isinstance(kept, ipc.Slab) and lanes is not None:
+            kept.free += lanes
+
+    def _offer(self, look: Buffer, place: Place | None) -> tuple[Any, Any]:
+        """The slab for an array, or why there is none, which the receiver is told."""
+        if place is None:
+            return None, "x is in host memory"
+        if self.forced == "pipeline":
+            return None, "HPCOMM_GPU=pipeline forces it"
+        kept = ipc.slab(place.device)
+        return kept, None if isinstance(kept, ipc.Slab) else f"the sender cannot export memory: {kept}"
+
+    def _send_pieces(self, call: Call, look: Buffer, place: Place | None, piece: int, tag: int) -> Stages:
+        count = look.size
+        source = Source(look, 1, None) if place is None else DeviceSource(place, 1, count, piece)
         pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
         source.bring(*pieces[0])
         going: list[Any] = []
@@ -213,32 +260,34 @@ class Onboard:
             if waits := source.landed():
                 yield waits
             part = transport.spec(source.columns(low, high), high - low, look.dtype)
-            before, going = going, [self.channel.Isend(part, call.peer, 2 * serial)]
+            before, going = going, [self.channel.Isend(part, call.peer, tag)]
             if before:
                 yield before
             if i + 1 < len(pieces):
                 source.bring(*pieces[i + 1])
         yield going
+        source.end()
 
     def recv(self, call: Call, look: Buffer, seen: MPI.Status) -> Call:
         """Let a message be received into an array that may lie on a device; seen: filled."""
-        count, itemsize = look.size, look.dtype.itemsize
+        count = look.size
         if look.place is not None and look.frozen:
             raise LayoutError(f"out {look.frozen}", hint="give a contiguous array that can be written")
-        whole = count * itemsize <= self.eager or self._alone or call.peer == MPI.PROC_NULL
+        whole = look.nbytes <= self.eager or self._alone or call.peer == MPI.PROC_NULL
         after = call.after = After()
 
         def stages() -> Stages:
             after.renew()
-            piece = count if whole else _piece(count, 1, itemsize)
-            sink = sink_of(look, 1, count, piece)
-            sink.begin()
             if whole:
+                sink = sink_of(look, 1, count, count)
+                sink.begin()
                 yield from self._recv_whole(call, look, sink, count, seen)
+                if call.peer != MPI.PROC_NULL:
+                    sink.end(after)
             else:
-                yield from self._recv_pieces(call, look, sink, count, piece, seen)
-            if call.peer != MPI.PROC_NULL:
-                sink.end(after)
+                if look.place is not None:  # now, as in send
+                    station(look.place.device).follow(station(look.place.device).up, look.place)
+                yield from self._recv_large(call, look, seen, after)
             return call.finish(seen)
 
         def carry() -> None:
@@ -258,22 +307,47 @@ class Onboard:
             transport.check_length(call.comm, "recv", seen, look.nbytes)
             sink.deliver(0, count)
 
-    def _recv_pieces(
-        self, call: Call, look: Buffer, sink: Sink, count: int, piece: int, seen: MPI.Status
-    ) -> Stages:
-        card = bytearray(_CARD)
+    def _recv_large(self, call: Call, look: Buffer, seen: MPI.Status, after: After) -> Stages:
+        card, place = bytearray(_CARD), look.place
         statuses = yield [self.plain.Irecv([card, MPI.BYTE], call.peer, call.tag)]
         _copy_status(statuses[0], seen)
         if not card.startswith(_MAGIC):
             raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
         source = seen.Get_source()
-        nbytes, serial, from_host = _unpack(card)
+        nbytes, tag, offer = _unpack(card)
         fits = nbytes == look.nbytes
-        piece = count if from_host and look.place is None else piece
-        answer = _pack((fits, piece))
-        yield [self.channel.Isend([answer, MPI.BYTE], source, 2 * serial + 1)]
+        why, base, direct = self._judge(offer, place) if fits else ("", 0, None)
+        path = "pipeline" if why else "ipc, opened itself" if direct is not None else "ipc, through the slab"
+        both_hosts = place is None and offer == "x is in host memory"
+        piece = look.size if both_hosts else _piece(look.size, 1, look.dtype.itemsize)
+        yield [self.channel.Isend([_pack((fits, piece, path, why)), MPI.BYTE], source, tag + 1)]
         if not fits:
             raise _misfit(call, nbytes, look.nbytes)
+        self.paths["from", source] = path, why
+        if why or place is None:
+            yield from self._recv_pieces(look, source, piece, tag, after)
+        else:
+            parts = self.channel, tag, source, place, nbytes, self._opened, offer, base, direct
+            yield from ipc.receives(*parts)
+            after.leave(station(place.device), station(place.device).up, place)
+        seen.Set_elements(MPI.BYTE, nbytes)
+
+    def _judge(self, offer: Any, place: Place | None) -> tuple[str, int, int | None]:
+        """Why the sender's memory is not to be opened, else "", where its slab is, and its array, if so."""
+        if not isinstance(offer, ipc.Offer):
+            return offer, 0, None
+        if place is None:
+            return "out is in host memory", 0, None
+        if self.forced == "pipeline":
+            return "HPCOMM_GPU=pipeline forces it", 0, None
+        base = self._opened.slab(place.device, offer)
+        if isinstance(base, str):
+            return base, 0, None
+        return "", base, self._opened.direct(place.device, offer)
+
+    def _recv_pieces(self, look: Buffer, source: int, piece: int, tag: int, after: After) -> Stages:
+        count = look.size
+        sink = Sink(look, 1) if look.place is None else DeviceSink(look.place, 1, count, piece)
         pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
         coming: list[Any] = []
         for i in range(len(pieces) + 1):
@@ -283,11 +357,11 @@ class Onboard:
                     yield waits
                 low, high = pieces[i]
                 part = transport.spec(sink.columns(low, high), high - low, look.dtype)
-                coming = [self.channel.Irecv(part, source, 2 * serial)]
+                coming = [self.channel.Irecv(part, source, tag)]
             if before:
                 yield before
                 sink.deliver(*pieces[i - 1])
-        seen.Set_elements(MPI.BYTE, nbytes)
+        sink.end(after)
 
 
 class _Ticket:

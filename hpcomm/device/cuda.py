@@ -74,7 +74,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "cuIpcOpenEventHandle": [POINTER(_EVENT), Handle],
 }
 _INVALID_VALUE, _NOT_READY = 1, 600  # CUresult
-_MEMORY_TYPE, _DEVICE_ORDINAL, _LEGACY_IPC = 2, 9, 10  # CUpointer_attribute
+_MEMORY_TYPE, _BUFFER_ID, _DEVICE_ORDINAL, _LEGACY_IPC = 2, 7, 9, 10  # CUpointer_attribute
 _MEMORY_HOST = 1
 _NON_BLOCKING = 1  # CUstream_flags
 _NO_TIMING, _INTERPROCESS = 2, 4  # CUevent_flags
@@ -267,6 +267,11 @@ class CudaDevice:
         with self._here():
             self._call("cuMemGetAddressRange_v2", byref(base), byref(nbytes), address)
         return base.value, nbytes.value
+
+    def serial(self, address: int) -> int:
+        number = c_uint64()
+        self._call("cuPointerGetAttribute", byref(number), _BUFFER_ID, address)
+        return number.value
 
     def can_export(self, address: int) -> bool:
         """No: stream-ordered pools and expandable segments, which have no handle of this kind."""

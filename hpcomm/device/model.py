@@ -29,7 +29,10 @@ __all__ = ["DeviceArray", "Model", "ModelDevice", "asarray", "empty", "stream"]
 HEAP = 1 << 28  # bytes of device memory a process has; pages that nobody touches cost nothing
 POISON = 0xCB
 _BASE, _APART = 0x7E00_0000_0000, 1 << 36  # where addresses begin; from one process' to the next one's
-_EVENTS, _EVENT = 512, 8192  # events of a process that others may open, at the end of the heap; bytes of each
+_EVENTS, _EVENT = (
+    512,
+    16384,
+)  # events of a process that others may open, at the end of the heap; bytes of each
 _STATE = struct.Struct("<qqq")  # how often recorded, how often reached, length of what follows
 _LATE = 2e-3  # s after which work is done though nobody waits for it here
 _HANDLE = struct.Struct("<qqqq")  # process, its memory file, where, how many bytes
@@ -213,24 +216,22 @@ class Model:
             pause = min(pause + 1e-5, 1e-3)
 
     def complete(self, event: _Event, number: int) -> bool:
-        """Do what must be done before event was reached number times; whether it was."""
-        while event.state()[1] < number:
-            if event.stream is None or not event.stream.queue:
+        """Do what must be done before event was reached number times, and no more; whether it was."""
+        wanted = [(event, number)]
+        while wanted:
+            event, number = wanted[-1]
+            if event.state()[1] >= number:
+                wanted.pop()
+            elif event.stream is None or not event.stream.queue:
                 return False  # another process' work
-            if not self._first(event.stream):
-                return False
-        return True
-
-    def _first(self, stream: _Stream) -> bool:
-        """Do the first work of stream; whether that was possible."""
-        _, work, number = stream.queue[0]
-        if isinstance(work, _Event):
-            if not self.complete(work, number):
-                return False
-            stream.queue.popleft()
-        else:
-            stream.queue.popleft()
-            work()
+            else:
+                _, work, needs = event.stream.queue[0]
+                if isinstance(work, _Event) and work.state()[1] < needs:
+                    wanted.append((work, needs))
+                else:
+                    event.stream.queue.popleft()
+                    if not isinstance(work, _Event):
+                        work()
         return True
 
     def run_by_itself(self) -> None:
@@ -245,8 +246,12 @@ class Model:
             with self.lock:
                 for stream in list(self.streams.values()):
                     while stream.queue and time.monotonic() - stream.queue[0][0] > _LATE:
-                        if not self._first(stream):
+                        _, work, needs = stream.queue[0]
+                        if isinstance(work, _Event) and not self.complete(work, needs):
                             break
+                        stream.queue.popleft()
+                        if not isinstance(work, _Event):
+                            work()
 
     def shared_event(self) -> tuple[int, _Event]:
         if self._shared_events == _EVENTS:
@@ -348,6 +353,9 @@ class ModelDevice:
             if base <= address < base + max(nbytes, 1):
                 return base, nbytes
         raise TransportError(f"invalid value: {address:#x} is in no allocation")
+
+    def serial(self, address: int) -> int:
+        return self.range(address)[0]  # addresses are not given out again
 
     def can_export(self, address: int) -> bool:
         return self.model.allocations[self.range(address)[0]][1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Watched"]
 
+_NAMES = 64  # of requests: one that ended long ago lends its own, or clocks would grow without end
 _WRITES = {"send": (False,), "recv": (True,), "bcast": (True,), "alltoallv": (False, True)}
 
 
@@ -23,6 +25,7 @@ class Watched:
     def __init__(self, mpi: Any, model: Model) -> None:
         self._mpi = mpi
         self._model = model
+        self._numbers = itertools.count()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._mpi, name)
@@ -32,7 +35,8 @@ class Watched:
         order = self._model.order
         background = name.startswith("I")
         with self._model.lock:
-            actor = order.actor(f"request {self._model.number()}") if background else order.host
+            number = next(self._numbers) % _NAMES
+            actor = order.actor(f"request {number}") if background else order.host
             clock = order.step(actor)
             writes = _WRITES.get(name.removeprefix("I").lower(), (False, True))
             seen = [self._note(actor, clock, each, way) for each, way in zip(arguments, writes, strict=False)]

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["After", "Reached", "Sink", "Source", "Station", "sink_of", "source_of", "station"]
+__all__ = [
+    "After", "DeviceSink", "DeviceSource", "Reached", "Sink", "Source", "Station", "sink_of", "source_of",
+    "station",
+]  # fmt: skip
 
 _LEAST = 4096  # bytes of the smallest slot
 
@@ -46,27 +49,32 @@ class After:
     """What a call leaves on the device when the host's part is over: work that others may wait for."""
 
     def __init__(self) -> None:
-        self._left: list[tuple[Device, int, Place]] = []
+        self._left: list[tuple[Station, int, Place]] = []
 
-    def leave(self, station: Station, event: int, place: Place) -> None:
-        """What uses the array at place from now on must come after event."""
-        self._left.append((station.device, event, place))
+    def leave(self, station: Station, stream: int, place: Place) -> None:
+        """What uses the array at place from now on must come after what stream has been given so far."""
+        self._left.append((station, station.mark(stream), place))
 
     def renew(self) -> None:
         """A new run of the same call: what the last one left is in order with its waits."""
+        for station, event, _ in self._left:
+            station.spare(event)
         self._left.clear()
 
     def order(self) -> None:
         """Let the current streams wait."""
-        for device, event, place in self._left:
-            device.wait(place.stream(), event)
+        for station, event, place in self._left:
+            station.device.wait(place.stream(), event)
 
     def done(self) -> bool:
-        return all(device.query(event) for device, event, _ in self._left)
+        return all(station.device.query(event) for station, event, _ in self._left)
 
     def synchronize(self) -> None:
-        for device, event, _ in self._left:
-            device.synchronize(event)
+        for station, event, _ in self._left:
+            station.device.synchronize(event)
+
+    def __del__(self) -> None:
+        self.renew()
 
 
 class _Slot:
@@ -87,6 +95,7 @@ class Station:
         self.down, self.up = device.stream(), device.stream()
         self._slots: dict[tuple[str, int], list[_Slot]] = {}
         self._ready = device.event()
+        self._marks: list[int] = []
 
     def take(self, way: str, nbytes: int) -> _Slot:
         """A slot for one direction, of a power of two of bytes."""
@@ -96,6 +105,15 @@ class Station:
 
     def give(self, way: str, slot: _Slot) -> None:
         self._slots[way, slot.memory.nbytes].append(slot)
+
+    def mark(self, stream: int) -> int:
+        """An event of its own for the work put into stream so far; to be given to spare() at the end."""
+        event = self._marks.pop() if self._marks else self.device.event()
+        self.device.record(event, stream)
+        return event
+
+    def spare(self, event: int) -> None:
+        self._marks.append(event)
 
     def follow(self, stream: int, place: Place) -> None:
         """Let stream come after what the user has put into the current stream of an array.
@@ -211,7 +229,7 @@ class _DeviceEnd:
             self._station.give(self.way, slot)
 
 
-class _DeviceSource(_DeviceEnd, Source):
+class DeviceSource(_DeviceEnd, Source):
     way = "down"
 
     def __init__(self, place: Place, blocks: int, count: int, piece: int) -> None:
@@ -238,7 +256,7 @@ class _DeviceSource(_DeviceEnd, Source):
         self._give()
 
 
-class _DeviceSink(_DeviceEnd, Sink):
+class DeviceSink(_DeviceEnd, Sink):
     way = "up"
 
     def __init__(self, place: Place, blocks: int, count: int, piece: int) -> None:
@@ -263,17 +281,16 @@ class _DeviceSink(_DeviceEnd, Sink):
         slot.used = True
 
     def end(self, after: After) -> None:
-        last = self._slots[(self._turn - 1) % len(self._slots)]
-        after.leave(self._station, last.event, self._place)
+        after.leave(self._station, self._station.up, self._place)
         self._give()
 
 
 def source_of(look: Buffer, blocks: int, count: int, piece: int, apart: Buffer | None = None) -> Source:
     """The Source of an array wherever it lies; apart: where the result goes, which may be the same memory."""
     if isinstance(look, buffer.DeviceBuffer):
-        return _DeviceSource(look.packed(), blocks, count, piece)
+        return DeviceSource(look.packed(), blocks, count, piece)
     return Source(look, blocks, apart)
 
 
 def sink_of(look: Buffer, blocks: int, count: int, piece: int) -> Sink:
-    return Sink(look, blocks) if look.place is None else _DeviceSink(look.place, blocks, count, piece)
+    return Sink(look, blocks) if look.place is None else DeviceSink(look.place, blocks, count, piece)

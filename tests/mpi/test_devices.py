@@ -16,8 +16,10 @@ from mpi4py import MPI
 import hpcomm
 from hpcomm import onboard
 from hpcomm.device import driver, model, order
+from hpcomm.transport import ipc
 
-SMALL, LARGE = 20, 700  # elements: in one MPI call, and in pieces of 2 KiB of float32
+# elements of float32 that go in one MPI call; in pieces or through the slab; in an allocation opened itself
+SMALL, LARGE, DIRECT = 20, 700, 3000
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +28,18 @@ def device() -> model.Model:
 
 
 @pytest.fixture
-def comm(device: model.Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[hpcomm.Communicator]:
+def path() -> str:
+    return "auto"
+
+
+@pytest.fixture
+def comm(device: model.Model, monkeypatch: pytest.MonkeyPatch, path: str) -> Iterator[hpcomm.Communicator]:
     """A communicator whose ranks have a device; afterwards nothing that ran may have been a race."""
     monkeypatch.setattr(onboard, "EAGER", 1024)
     monkeypatch.setattr(onboard, "PIECE", 512)
-    monkeypatch.delenv("HPCOMM_GPU", raising=False)
+    monkeypatch.setattr(ipc, "SLOT", 512)
+    monkeypatch.setattr(ipc, "DIRECT", 4 * DIRECT)
+    monkeypatch.setenv("HPCOMM_GPU", path)
     driver.install(device)
     device.order.forget()
     made = hpcomm.Communicator(MPI.COMM_WORLD, name="devices")
@@ -125,7 +134,8 @@ def test_some_ranks_may_bring_host_arrays(comm: hpcomm.Communicator, n: int) -> 
     np.testing.assert_array_equal(got, sum(values(n, q) for q in range(comm.size)))
 
 
-@pytest.mark.parametrize("n", [SMALL, LARGE])
+@pytest.mark.parametrize("path", ["auto", "pipeline"])
+@pytest.mark.parametrize("n", [SMALL, LARGE, DIRECT])
 @pytest.mark.parametrize("sender_has", ["device", "host"])
 @pytest.mark.parametrize("receiver_has", ["device", "host"])
 def test_a_message_goes_between_any_two_places(
@@ -255,9 +265,8 @@ def test_a_race_is_told_although_the_data_is_right(device: model.Model) -> None:
         driver.install(None)
 
 
-def all_paths(comm: hpcomm.Communicator) -> None:
+def all_paths(comm: hpcomm.Communicator, forced: hpcomm.Communicator) -> None:
     """Calls that between them need every edge of every path; nothing waits for a device but calls."""
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for n in (SMALL, LARGE):
         x, out = given(n, comm.rank), model.empty(n, np.float32)
         for _ in range(2):  # the second uses slots that the first has used
@@ -269,19 +278,31 @@ def all_paths(comm: hpcomm.Communicator) -> None:
             comm.all_reduce(x, out=out, async_op=True).wait()
             out += 1
             out.fill(0)
-            going = comm.isend(x, dest=right)
-            comm.recv(out, source=left)
-            out += 1
-            going.wait()
-            x += 1
+            exchange(forced, x, out)
+    for n in (LARGE, DIRECT):
+        x, out = given(n, comm.rank), model.empty(n, np.float32)
+        for _ in range(2):
+            out.fill(0)
+            exchange(comm, x, out)
+
+
+def exchange(comm: hpcomm.Communicator, x: Any, out: Any) -> None:
+    going = comm.isend(x, dest=(comm.rank + 1) % comm.size)
+    comm.recv(out, source=(comm.rank - 1) % comm.size)
+    out += 1
+    going.wait()
+    x += 1
 
 
 def test_every_edge_is_needed_and_the_lack_of_any_is_told(
-    comm: hpcomm.Communicator, device: model.Model
+    comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if comm.size == 1:
         pytest.skip("with one rank there is nobody to exchange messages with")
-    all_paths(comm)
+    monkeypatch.setenv("HPCOMM_GPU", "pipeline")
+    forced = comm.dup()
+    all_paths(comm, forced)
+    assert {path for path, _ in comm._onboard.paths.values()} == {"ipc, opened itself"}
     assert found_races(device) == []
     edges = sorted({edge for part in MPI.COMM_WORLD.allgather(device.order.edges) for edge in part})
     edges = [edge for edge in edges if "test_devices.py" not in edge]
@@ -291,10 +312,11 @@ def test_every_edge_is_needed_and_the_lack_of_any_is_told(
         for edge in edges:
             device.order.forget()
             device.order.without = edge
-            all_paths(comm)
+            all_paths(comm, forced)
             if not found_races(device):
                 unnoticed.append(edge)
     finally:
         device.order.without = None
         device.order.forget()
+    forced.close()
     assert not unnoticed, "\n".join([*unnoticed, "of", *edges])
