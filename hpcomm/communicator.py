@@ -17,6 +17,7 @@ from .device import driver
 from .errors import ConfigError, RankError, UsageError
 from .lanes import NO_LANES
 from .observe import check as agreement
+from .observe import sentinel
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -407,4 +408,5 @@ class Communicator:
             return agreement.off()
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)
+        sentinel.follow(self)
         return agreement.light(self, board, ring, peers)

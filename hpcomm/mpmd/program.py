@@ -14,6 +14,7 @@ from .. import runtime
 from ..communicator import Communicator
 from ..errors import ConfigError, HpcommError, UsageError
 from ..installation import VENDORS
+from ..observe import sentinel
 from ..observe.partners import Partners
 from . import connect as connecting
 from . import handshake, replay
@@ -372,6 +373,7 @@ def _links(
         if not plain:
             carries = (made.mpi, made._shadow, made._parts)
             made._partners = Partners(inter.Dup(), carries, peer)
+            sentinel.follow(made)
             runtime.farewells.append(made._partners.say_farewell)
         links[peer] = Link(name, peer, comm, made, is_first=pair[0] == name, plain=plain)
     return links
