@@ -40,6 +40,7 @@ _MAGIC = b"\x93hpcomm device message\0"
 _CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
 _STACKS = ("gather", "all_gather", "all_to_all")  # the result has
 _opened = ipc.Opened()
+_NOT_BUILT = "direct (CUDA-aware MPI) and NCCL: refused, hpcomm has no such path yet"
 PATHS = ("auto", "pipeline", "ipc")
 
 
@@ -69,6 +70,27 @@ class Onboard:
     def takes(self, *looks: Buffer | None, block: int) -> bool:
         """Whether a call on these arrays, block bytes for each rank, is carried out here."""
         return _on_device(*looks) or (block > self.eager and not self._alone)
+
+    def explain(self, call: Call) -> str:
+        """Which way the bytes of a call take, and why no better one."""
+        place, nbytes = call.look.place, call.count * call.look.dtype.itemsize
+        where = "x in host memory" if place is None else f"x on {place.name}"
+        message = call.verb in ("send", "recv")
+        if message:
+            nbytes = call.look.nbytes
+        if self._alone or nbytes <= self.eager:
+            why = "so that ranks with host arrays can take part" if not self._alone else "as nobody can agree"
+            return f"{where}, through pinned memory in one MPI call, {why}; {_NOT_BUILT}"
+        if not message:
+            return (
+                f"{where}, through pinned memory in pieces of {PIECE} bytes, on streams of its own; "
+                f"ipc: refused, it carries messages only; {_NOT_BUILT}"
+            )
+        key = "to" if call.verb == "send" else "from", call.peer
+        if key not in self.paths:
+            return f"{where}, decided with the other rank at the first message; HPCOMM_GPU={self.forced}"
+        path, why = self.paths[key]
+        return f"{where}, by {path}" + (f"; ipc: refused, {why}" if why else "") + f"; {_NOT_BUILT}"
 
     # -- collectives ---------------------------------------------------------------------------------
 
@@ -169,12 +191,24 @@ class Onboard:
         finally:
             self._line.remove(ticket)
 
+    def copy(self, look: Buffer) -> Buffer:
+        """The same elements in memory of their own, made in the current stream."""
+        if look.place is None:
+            made = look.make(look.shape)
+            made.array[...] = look.array
+            return made
+        if look.place.pack is None:
+            raise LayoutError(
+                "this message needs a copy of x, and no kernel is known to make one", hint="isend and recv"
+            )
+        return as_buffer(look.place.pack())
+
     # -- messages ------------------------------------------------------------------------------------
 
     def send(self, call: Call, look: Buffer, copy: bool = False) -> Call:
         """Let a message be sent from an array anywhere; copy: the array may be changed at once."""
         if copy:
-            look = _copy(look)
+            look = self.copy(look)
         count = look.size
         whole = look.nbytes <= self.eager or self._alone or call.peer == MPI.PROC_NULL
 
@@ -373,18 +407,6 @@ class _Ticket:
 
     def Test(self, status: Any = None) -> bool:  # noqa: N802
         return self._line[0] is self
-
-
-def _copy(look: Buffer) -> Buffer:
-    if look.place is None:
-        made = look.make(look.shape)
-        made.array[...] = look.array
-        return made
-    if look.place.pack is None:
-        raise LayoutError(
-            "a message to this rank itself needs a copy, and no kernel is known to make it", hint="isend"
-        )
-    return as_buffer(look.place.pack())
 
 
 def _pack(said: Any) -> bytes:

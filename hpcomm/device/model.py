@@ -33,7 +33,7 @@ _EVENTS, _EVENT = (
     512,
     16384,
 )  # events of a process that others may open, at the end of the heap; bytes of each
-_STATE = struct.Struct("<qqq")  # how often recorded, how often reached, length of what follows
+_STATE = 24  # bytes of an event before the clock it was recorded at
 _LATE = 2e-3  # s after which work is done though nobody waits for it here
 _HANDLE = struct.Struct("<qqqq")  # process, its memory file, where, how many bytes
 
@@ -59,48 +59,44 @@ class _Stream:
 
 
 class _Event:
-    """Recorded so many times; in shared memory if other processes may see it."""
+    """Recorded and reached so many times; in shared memory if other processes may see it.
+
+    Other processes read while this one writes: each number is written by itself, what was recorded last.
+    """
 
     def __init__(self, shared: Any = None) -> None:
-        self.shared = shared  # bytes as an array
+        memory = np.zeros(_STATE, np.uint8) if shared is None else shared
+        self.numbers = memory[:_STATE].view(np.int64)  # recorded, reached, length of the clock
+        self.shared = shared
         self.stream: _Stream | None = None  # where it was recorded here last
-        self._recorded = self._reached = 0
         self._clock: Any = ({}, "never")
 
     def record(self, stream: _Stream, clock: Any) -> int:
         self.stream = stream
         if self.shared is None:
-            self._recorded += 1
             self._clock = clock
-            return self._recorded
-        number, reached, _ = _STATE.unpack_from(self.shared)
-        packed = pickle.dumps(clock)
-        self.shared[_STATE.size : _STATE.size + len(packed)] = np.frombuffer(packed, np.uint8)
-        _STATE.pack_into(self.shared, 0, number + 1, reached, len(packed))
-        return int(number) + 1
+        else:
+            packed = pickle.dumps(clock)
+            self.shared[_STATE : _STATE + len(packed)] = np.frombuffer(packed, np.uint8)
+            self.numbers[2] = len(packed)
+        self.numbers[0] += 1
+        return int(self.numbers[0])
 
     def reach(self, number: int) -> None:
-        if self.shared is None:
-            self._reached = max(number, self._reached)
-        else:
-            recorded, reached, length = _STATE.unpack_from(self.shared)
-            _STATE.pack_into(self.shared, 0, recorded, max(number, reached), length)
+        self.numbers[1] = max(number, int(self.numbers[1]))
 
-    def state(self) -> tuple[int, int]:
-        if self.shared is None:
-            return self._recorded, self._reached
-        recorded, reached, _ = _STATE.unpack_from(self.shared)
-        return recorded, reached
+    @property
+    def recorded(self) -> int:
+        return int(self.numbers[0])
+
+    @property
+    def reached(self) -> int:
+        return int(self.numbers[1])
 
     def clock(self) -> Any:
-        if self.shared is None:
+        if self.shared is None or not self.recorded:
             return self._clock
-        recorded, _, length = _STATE.unpack_from(self.shared)
-        return (
-            pickle.loads(self.shared[_STATE.size : _STATE.size + length].tobytes())
-            if recorded
-            else ({}, "never")
-        )
+        return pickle.loads(self.shared[_STATE : _STATE + int(self.numbers[2])].tobytes())
 
 
 class Model:
@@ -190,7 +186,7 @@ class Model:
         with self.lock:
             found, marked = self.find(stream), self.events[event]
             self.order.step(found.actor)
-            number, _ = marked.state()
+            number = marked.recorded
             if number:
                 clock, recorded_at = marked.clock()
                 self.order.learn(found.actor, clock, f"{recorded_at} before stream at {site()}")
@@ -200,7 +196,7 @@ class Model:
         """Let the host wait for event, or only ask."""
         with self.lock:
             marked = self.events[event]
-            number, _ = marked.state()
+            number = marked.recorded
         pause = 0.0
         while True:
             with self.lock:
@@ -220,13 +216,13 @@ class Model:
         wanted = [(event, number)]
         while wanted:
             event, number = wanted[-1]
-            if event.state()[1] >= number:
+            if event.reached >= number:
                 wanted.pop()
             elif event.stream is None or not event.stream.queue:
                 return False  # another process' work
             else:
                 _, work, needs = event.stream.queue[0]
-                if isinstance(work, _Event) and work.state()[1] < needs:
+                if isinstance(work, _Event) and work.reached < needs:
                     wanted.append((work, needs))
                 else:
                     event.stream.queue.popleft()
