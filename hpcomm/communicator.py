@@ -82,9 +82,7 @@ class Communicator:
         self._ring = -1
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
         self._onboard: Any = None  # for arrays on devices, if some rank may have one (onboard.py)
-        some_rank = bytearray([driver.possible()])
-        mpi.Allreduce(MPI.IN_PLACE, [some_rank, MPI.BYTE], MPI.BOR)
-        if some_rank[0] or (self.is_inter and driver.possible()):
+        if self._any_rank(driver.possible()):
             from .onboard import Onboard
 
             self._onboard = Onboard(self)
@@ -92,6 +90,16 @@ class Communicator:
         self._agreement = self._agree(level)
         self.check: str = self._agreement.level
         self._lanes: Any = {}  # see lanes.py
+
+    def _any_rank(self, here: bool) -> bool:
+        """Whether it is so on any rank, of either group."""
+        from mpi4py import MPI
+
+        known, so = [here], bytearray(1)
+        for _ in range(1 + self.is_inter):  # between groups: what is so there, then what they heard of here
+            self.mpi.Allreduce([bytes([known[-1]]), MPI.BYTE], [so, MPI.BYTE], MPI.BOR)
+            known.append(bool(so[0]))
+        return any(known)
 
     # -- the verbs --------------------------------------------------------------------------------
     broadcast = collectives.broadcast

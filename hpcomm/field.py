@@ -175,12 +175,25 @@ class Field:
         if isinstance(self.partition, Points):
             return slice(0, len(self.partition.owned[self.comm.rank]))
         assert self.box is not None
-        return self.box.slices(self._origin)
+        return self.box.slices(self._origin) or ...  # without axes () would be the number, not its place
 
     @property
     def _is_first(self) -> bool:
         """Whether what this rank holds counts: copies count once."""
         return isinstance(self.partition, Points) or self.partition.is_first(self.comm.rank)
+
+    def check_whole(self, verb: str) -> None:
+        """Refuse a partial field, whose values are not there yet.
+
+        Raises:
+            LayoutError: it is one.
+        """
+        if isinstance(self.partition, Partition) and self.partition.summands > 1:
+            raise LayoutError(
+                f"{self!r} is partial: its values are sums yet to be made",
+                where(verb, self.comm),
+                "redistribute it to a partition without partial",
+            )
 
     def __repr__(self) -> str:
         unit = f" [{self.unit}]" if self.unit else ""
@@ -365,12 +378,7 @@ class Field:
         return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
 
     def _local(self, fold: Any, nothing: Any) -> Any:
-        if isinstance(self.partition, Partition) and self.partition.summands > 1:
-            raise LayoutError(
-                "the field is partial: its values are sums yet to be made",
-                where("reduction", self.comm),
-                "redistribute it to a partition without partial",
-            )
+        self.check_whole("reduction")
         wide = self._wide()
         return fold(wide) if self._is_first and wide.size else wide.dtype.type(nothing)
 

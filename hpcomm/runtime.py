@@ -38,12 +38,13 @@ _exit_code: Any = None  # what sys.exit was last called with
 _main_frame: FrameType | None = None
 
 
-def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
+def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: bool = False) -> None:
     """Bring MPI up once (collective over everybody, by default the world): hooks, board, sentinel.
 
     Args:
         everybody: the ranks that use hpcomm, where a job has others too.
         name: this rank's, for messages.
+        has_partners: there are other programs in the job, which may end while this one waits for them.
     """
     global board, _farewell, _main_frame, _name
     if _farewell is not None:
@@ -59,7 +60,8 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
         _install_hooks()
         _notice_finalize()
         board = open_board(everybody)
-        if board is not None and len(board.regions) > 1:
+        # Alone on its node, a rank still hears of other programs that end.
+        if board is not None and (len(board.regions) > 1 or has_partners):
             from .observe import sentinel
 
             sentinel.start(board, abort)

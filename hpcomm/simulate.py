@@ -189,6 +189,43 @@ def lower_bound(verb: str, ranks: int, nbytes: float, on: Machine) -> float:
     return on.base + max(rounds * hop, least * nbytes * min(on.per_byte[: level + 1]))
 
 
+class _Line:
+    """Customers of servers: whom each server serves, in which order those do who come together.
+
+    table: a row for each server, of customers and, to fill it up, of their number; None: too uneven for one.
+    """
+
+    def __init__(self, key: Array, rank: Array) -> None:
+        self.key, n = key, key.size
+        self.order = np.argsort(rank, kind="stable")
+        self.order = self.order[np.argsort(key[self.order], kind="stable")]
+        line = key[self.order]
+        first = np.flatnonzero(np.concatenate([[True], line[1:] != line[:-1]]))
+        many = np.diff(np.append(first, n))
+        self.servers, self.table = line[first], None
+        if first.size * int(many.max()) <= 4 * n:
+            table = np.full((first.size, int(many.max())), n)
+            row = np.repeat(np.arange(first.size), many)
+            table[row, np.arange(n) - first[row]] = self.order
+            self.table = table
+
+    def serve(self, ready: Array, busy: Array, free: Array | None) -> Array:
+        """When the servers come to their customers, in the order of arrival; free: when they are, updated."""
+        if self.table is None:
+            return _serve(self.key, ready, busy, free, self.order)
+        ready, busy = np.append(ready, np.inf), np.append(busy, 0.0)
+        table = self.table
+        turns = np.argsort(np.round(ready[table] / _SAME), axis=1, kind="stable")
+        done = np.zeros(len(table)) if free is None else free[self.servers]
+        start = np.empty(ready.size)
+        for column in np.take_along_axis(table, turns, 1).T:
+            start[column] = np.maximum(ready[column], done)
+            done = np.where(column < ready.size - 1, start[column] + busy[column], done)
+        if free is not None:
+            free[self.servers] = done
+        return start[:-1]
+
+
 class _Batch(NamedTuple):
     """The messages of one iteration: what does not depend on the clock."""
 
@@ -201,8 +238,8 @@ class _Batch(NamedTuple):
     send_end: Array  # when the sender's port is done with all of them, by position in senders
     senders: Array
     receive: Array  # how long the receiver's port takes
-    by_dest: Array | None  # None: nobody receives twice
-    links: list[tuple[Array, Array, Array, Array | None]]  # (messages, link, busy, None: nobody shares)
+    by_dest: _Line | None  # None: nobody receives twice
+    links: list[tuple[Array, Array, Array, _Line | None]]  # (messages, link, busy, None: nobody shares)
     latency: Array
     touched: Array  # ranks
 
@@ -211,6 +248,7 @@ class _Clock:
     """The state: when each rank begins its next iteration, and when each link is free."""
 
     def __init__(self, schedule: Schedule, on: Machine, nbytes: float, trace: bool) -> None:
+        schedule = replace(schedule, streams=tuple(_by_sender(s, schedule.size) for s in schedule.streams))
         self.schedule, self.on = schedule, on
         self.chunk = nbytes / schedule.chunks
         self.trace = trace
@@ -225,6 +263,7 @@ class _Clock:
         self.messages: list[tuple[int, int, int, float, float, float]] = []
         self.causes: list[tuple[int, Array]] = []
         self._batches: dict[Any, _Batch] = {}
+        self._wave = 0  # by how many ranks everybody gives further in this stretch, if all do alike
 
     def run(self) -> None:
         for begin, end, streams in stretches(self.schedule):
@@ -232,9 +271,15 @@ class _Clock:
 
     def _stretch(self, begin: int, end: int, streams: list[Stream]) -> None:
         """Iterations with the same streams active; jumps ahead once all clocks advance alike."""
+        if len(streams) == 1 and streams[0].rows == 1 and not self.trace:
+            self._walk(streams[0], begin, end)
+            return
         fixed = all(not (s.march or s.hop) for s in streams)
         symmetric = self.period < self.size or self.size == 1
-        lags = [1, self.on.node] if fixed else [self.period] if symmetric else []
+        lags = [1, self.on.node] if fixed else []
+        if not fixed and symmetric:  # who comes first at a link may change around the node
+            lags = [self.period, self.period**2] if self.period <= 16 else [self.period]
+        self._wave = self._circular(streams) if fixed and not symmetric and not self.trace else 0
         history: list[tuple[Array, Array]] = []
         t = begin
         while t < end:
@@ -257,6 +302,9 @@ class _Clock:
             if lag > len(history):
                 continue
             time, free = history[-lag]
+            if self._wave and lag == self.on.node and self._roll(time, free, (end - t) // lag):
+                history.clear()
+                return t + (end - t) // lag * lag
             change = self.time[touched] - time[touched]
             if used is not None:
                 change = np.concatenate([change, self.free[used] - free[used]])
@@ -276,18 +324,71 @@ class _Clock:
 
     def _all_far(self, streams: list[Stream], t: int, end: int, lag: int) -> int:
         """Up to where moving partners stay as far (node or pod) as over the last lag iterations."""
+        wide, p = self.period, self.size
         for s in streams:
-            distance = int((np.atleast_1d(s.dest)[0] - np.atleast_1d(s.source)[0]) % self.size)
-            if s.hop != 1 or self.on.node == 1:
-                if self.on.node > 1:
-                    return t
+            if wide == 1 or not s.hop:
                 continue
-            wide = self.period
             k = t - s.begin
-            if distance + k - lag < wide:
+            distance = (int(np.atleast_1d(s.dest)[0] - np.atleast_1d(s.source)[0]) + k * s.hop) % p
+            before = distance - lag * s.hop
+            if abs(s.hop) != 1 or not all(wide <= d <= p - wide for d in (distance, before)):
                 return t
-            end = min(end, s.begin + self.size - wide - distance)
+            end = min(end, t + (p - wide - distance if s.hop > 0 else distance - wide))
         return end
+
+    def _circular(self, streams: list[Stream]) -> int:
+        """By how many ranks everybody gives further, where all do so alike and nodes may be turned; or 0."""
+        steps = {_step_around(s, self.size) for s in streams}
+        return steps.pop() if len(steps) == 1 and not self.on.pod and self.size % self.on.node == 0 else 0
+
+    def _roll(self, time: Array, free: Array, times: int) -> bool:
+        """Jump where what was at one node is now at the next: a wave that goes round, however uneven it is.
+
+        After `node` iterations everything has moved on by node * step ranks, that is by step nodes.
+        """
+        step, node = self._wave, self.on.node
+        ways = [*self.free[: self.first_uplink].reshape(2, -1)] if self.on.nic_per_byte else []
+        before = [*free[: self.first_uplink].reshape(2, -1)] if self.on.nic_per_byte else []
+        change = np.concatenate([self.time - np.roll(time, step * node)] + [
+            now - np.roll(old, step) for now, old in zip(ways, before, strict=True)
+        ])  # fmt: skip
+        low, high = float(change.min()), float(change.max())
+        if times < 1 or low <= 0 or high - low > 2e-15 * float(self.time.max()) + 1e-13 * low:
+            return False
+        more = times * (low + high) / 2
+        self.time = np.roll(self.time, times * step * node) + more
+        for way in ways:
+            way[:] = np.roll(way, times * step) + more
+        return True
+
+    def _walk(self, s: Stream, begin: int, end: int) -> None:
+        """One message per iteration: plain numbers are faster than arrays of one."""
+        on, p, time, free = self.on, self.size, self.time, self.free
+        nodes, pods = self.first_uplink // 2, (len(free) - self.first_uplink) // 2
+        nbytes = float(np.max(s.width) * np.max(s.times)) * self.chunk
+        port = [on.overhead + nbytes * each for each in on.per_byte]
+        fold = nbytes * on.fold_per_byte * bool(np.max(s.fold) != COPY)
+        (a0,), (b0,) = (each.tolist() for each in s.ends(0, p))
+        for t in range(begin, end, s.every):
+            a, b = (a0 + s.turn(t) * s.march) % p, (b0 + s.turn(t) * s.hop) % p
+            if a == b:
+                continue
+            na, nb = a // on.node, b // on.node
+            pa, pb = (na // on.pod, nb // on.pod) if on.pod else (0, 0)
+            level = (na != nb) + (pa != pb)
+            start = time[a]
+            head = tail = start + on.overhead
+            nic, up = nbytes * on.nic_per_byte * (level > 0), nbytes * on.uplink_per_byte * (level > 1)
+            way = [(na, nic), (2 * nodes + pa, up), (2 * nodes + pods + pb, up), (nodes + nb, nic)]
+            for link, busy in way:
+                if busy:
+                    head = max(head, free[link])
+                    free[link] = head + busy
+                    tail = max(tail, free[link])
+            ready = max(head + on.latency[level], time[b])
+            time[b] = max(time[b], ready + port[level] + fold, tail + on.latency[level] + on.overhead)
+            time[a] = max(time[a], start + port[level])
+            self.stepped += 1
 
     def _batch(self, streams: list[Stream], t: int) -> _Batch:
         moving = any(s.march or s.hop for s in streams)
@@ -327,7 +428,6 @@ class _Clock:
         busy = on.overhead + nbytes * np.asarray(on.per_byte)[level]
         offset, senders, send_end = _queue(source, busy)
         home = dest % self.period
-        twice = np.unique(home).size < home.size
         links = []
         nodes = self.first_uplink // 2
         for least, rate, ends, first in (
@@ -341,26 +441,28 @@ class _Clock:
             half = nodes if least == 1 else (len(self.free) - self.first_uplink) // 2
             for side in (0, 1):
                 link = first + side * half + ends[side][far] // group
-                order = (
-                    np.argsort(ends[side][far], kind="stable") if np.unique(link).size < link.size else None
-                )
-                links.append((side, least, far, link, nbytes[far] * rate, order))
+                line = _Line(link, ends[side][far]) if _repeats(link) else None
+                links.append((side, least, far, link, nbytes[far] * rate, line))
         links.sort(
             key=lambda item: (item[0], item[1] if item[0] == 0 else -item[1])
         )  # out: NIC first; in: last
         return _Batch(
             source, home, nbytes, level, busy, offset, send_end, senders,
-            busy + folded * on.fold_per_byte, np.argsort(home, kind="stable") if twice else None,
-            [(far, link, occupied, order) for _, _, far, link, occupied, order in links],
-            np.asarray(on.latency)[level], np.unique(np.concatenate([source, home])),
+            busy + folded * on.fold_per_byte, _Line(home, home) if _repeats(home) else None,
+            [(far, link, occupied, line) for _, _, far, link, occupied, line in links],
+            np.asarray(on.latency)[level], np.flatnonzero(np.bincount(np.concatenate([source, home]))),
         )  # fmt: skip
 
     def _step(self, b: _Batch, t: int) -> None:
         begin = self.time[b.source] + b.offset
         head = begin + self.on.overhead
         tail = head.copy()
-        for far, link, busy, order in b.links:
-            start = _serve(link, head[far], busy, self.free, order)
+        for far, link, busy, line in b.links:
+            if line is None:
+                start = np.maximum(head[far], self.free[link])
+                self.free[link] = start + busy
+            else:
+                start = line.serve(head[far], busy, self.free)
             head[far] = start
             tail[far] = np.maximum(tail[far], start + busy)
         head = head + b.latency
@@ -369,7 +471,7 @@ class _Clock:
         if b.by_dest is None:
             end = np.maximum(ready + b.receive, tail)
         else:
-            end = np.maximum(_serve(b.dest, ready, b.receive, None, b.by_dest) + b.receive, tail)
+            end = np.maximum(b.by_dest.serve(ready, b.receive, None) + b.receive, tail)
         new = self.time.copy()
         new[b.senders] = np.maximum(new[b.senders], self.time[b.senders] + b.send_end)
         if b.by_dest is None:
@@ -458,15 +560,28 @@ def _symmetry(schedule: Schedule, on: Machine) -> int:
     period = on.node * max(1, on.pod)
     if schedule.size % period or schedule.size <= 2 * period:
         return schedule.size
-    for s in schedule.streams:
-        if s.rows != schedule.size or np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold):
-            return schedule.size
-        if s.march or (s.hop and len({x.begin for x in schedule.streams if x.hop}) > 1):
-            return schedule.size
-        step = (np.asarray(s.dest) - s.source) % schedule.size
-        if np.ptp(step) or np.ptp((np.asarray(s.source) - np.arange(schedule.size)) % schedule.size):
-            return schedule.size
+    if not all(_step_around(s, schedule.size) for s in schedule.streams):
+        return schedule.size
+    if len({s.begin for s in schedule.streams if s.hop}) > 1:
+        return schedule.size
     return period
+
+
+def _step_around(s: Stream, p: int) -> int:
+    """By how many ranks (p: none) all ranks in order give further at first, if everybody does alike; or 0."""
+    if s.rows != p or s.march or np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold):
+        return 0
+    source, dest = s.ends(0, p)
+    step = (dest - source) % p
+    return 0 if np.ptp(step) or np.ptp((source - np.arange(p)) % p) else int(step[0]) or p
+
+
+def _by_sender(s: Stream, p: int) -> Stream:
+    """The same messages, rows in the order of the senders, where all ranks send in every iteration."""
+    if not s.march or (step := _step_around(s._replace(march=0), p)) == 0:
+        return s
+    r = np.arange(p)
+    return s._replace(source=r, dest=(r + step) % p, hop=s.hop - s.march, march=0)
 
 
 def _around(schedule: Schedule, on: Machine, nbytes: float) -> Array | None:
@@ -520,9 +635,10 @@ def _last_hops(hop: Array, back: int, n: int) -> Array:
 def _merged(source: Array, dest: Array, nbytes: Array, folded: Array, size: int) -> tuple[Array, ...]:
     """What one rank gives another in one iteration is one message."""
     pair = source * size + dest
-    unique, index, inverse = np.unique(pair, return_index=True, return_inverse=True)
-    if unique.size == pair.size:
+    line = np.sort(pair)  # far faster than what also says where
+    if (line[1:] != line[:-1]).all():
         return source, dest, nbytes, folded
+    _, index, inverse = np.unique(pair, return_index=True, return_inverse=True)
     order = np.argsort(index, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(order.size)
@@ -534,32 +650,31 @@ def _merged(source: Array, dest: Array, nbytes: Array, folded: Array, size: int)
     )  # fmt: skip
 
 
+def _repeats(key: Array) -> bool:
+    return bool(key.size and np.bincount(key).max() > 1)
+
+
 def _queue(key: Array, busy: Array) -> tuple[Array, Array, Array]:
     """(offset of each item behind those of the same key before it, keys, all that each key has to do)."""
-    unique, inverse = np.unique(key, return_inverse=True)
-    if unique.size == key.size:
+    if not _repeats(key):
         return np.zeros(key.size), key, busy
     order = np.argsort(key, kind="stable")
+    line = key[order]
+    first = np.flatnonzero(np.concatenate([[True], line[1:] != line[:-1]]))
     sums = np.cumsum(busy[order])
-    first = np.flatnonzero(np.concatenate([[True], key[order][1:] != key[order][:-1]]))
     before = sums - busy[order]
     offset = np.empty(key.size)
     offset[order] = before - np.repeat(before[first], np.diff(np.append(first, key.size)))
-    return offset, unique, np.bincount(inverse, busy, unique.size)
+    return offset, line[first], np.add.reduceat(busy[order], first)
 
 
-def _serve(key: Array, ready: Array, busy: Array, free: Array | None, order: Array | None) -> Array:
+def _serve(key: Array, ready: Array, busy: Array, free: Array | None, order: Array) -> Array:
     """When servers come to their customers: each key serves one after the other, in the order of arrival.
 
     Args:
         free: when each server is free; is updated. None: all are.
-        order: who comes first of those that come together; None: every server has one customer.
+        order: who comes first of those that come together.
     """
-    if order is None:
-        assert free is not None
-        start = np.maximum(ready, free[key])
-        free[key] = start + busy
-        return start
     line = order[np.lexsort((np.round(ready[order] / _SAME), key[order]))]
     k, r, b = key[line], ready[line], busy[line]
     first = np.concatenate([[True], k[1:] != k[:-1]])

@@ -324,7 +324,8 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     kinds = {card.name: card.kind for card in cards if card is not None}
     full = [rank for other, ranks in programs.items() if kinds[other] == "hpcomm" for rank in ranks]
     everybody = _group(world, sorted(full), _FULL_TAG)
-    runtime.start(everybody, f"rank {programs[name].index(world.rank)} of '{name}'")
+    mine = f"rank {programs[name].index(world.rank)} of '{name}'"
+    runtime.start(everybody, mine, has_partners=len(programs) > 1)
     comm = adopt(_group(world, programs[name], _OWN_TAG), name)
     links = _links(world, name, comm, programs, kinds)
     me = Program(name, comm, programs, links)

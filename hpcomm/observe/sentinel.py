@@ -17,6 +17,7 @@ from .stack import call_frame, describe_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from ..communicator import Communicator
 
@@ -53,7 +54,7 @@ def _blocked_call() -> tuple[object, Communicator, int | None, int] | None:
 
     source: the rank that a message must come from; number: of a collective call, 0 for messages.
     """
-    verb, _ = call_frame()
+    verb, _ = call_frame(is_chosen=_is_verb)
     if verb is None:
         return None
     names = verb.f_locals
@@ -72,6 +73,14 @@ def _blocked_call() -> tuple[object, Communicator, int | None, int] | None:
     if needs is None and "source" not in names and "dest" not in names:
         number = last_call(watched[0])
     return (id(verb), verb.f_lasti, number), comm, source, number
+
+
+def _is_verb(frame: FrameType) -> bool:
+    """Whether a frame of ours is a communicator's verb, or the wait for one, and no work made of several."""
+    names = frame.f_locals
+    comm = names.get("comm")
+    is_verb = comm is not None and hasattr(type(comm), frame.f_code.co_name)
+    return is_verb or getattr(names.get("self"), "_needs", None) is not None
 
 
 def _judge(comm: Communicator, source: int | None, call: int) -> str | None:

@@ -89,7 +89,7 @@ def recursive_halving(p: int, partner: Partner = halving) -> Schedule:
     return _any_size(p, q)
 
 
-def butterfly_broadcast(p: int, root: int = 0, partner: Partner = bine) -> Schedule:
+def butterfly_broadcast(p: int, partner: Partner = bine) -> Schedule:
     """broadcast: whoever has it gives it to the partner of the round; surplus ranks at the end.
 
     Cost: ceil(log2 p) rounds of n bytes, at shorter distances than the binomial tree's.
@@ -99,12 +99,12 @@ def butterfly_broadcast(p: int, root: int = 0, partner: Partner = bine) -> Sched
     streams, have = [], np.zeros(1, np.int64)
     for k in range(rounds):
         other = partner(have, k, rounds)
-        streams.append(Stream((have + root) % p, (other + root) % p, begin=k, end=k + 1))
+        streams.append(Stream(have, other, begin=k, end=k + 1))
         have = np.concatenate([have, other])
     if p > q:
         extra = np.arange(p - q)
-        streams.append(Stream((extra + root) % p, (extra + q + root) % p, begin=rounds, end=rounds + 1))
-    return Schedule("broadcast", p, tuple(streams), root=root)
+        streams.append(Stream(extra, extra + q, begin=rounds, end=rounds + 1))
+    return Schedule("broadcast", p, tuple(streams))
 
 
 def addresses(q: int, partner: Partner) -> Ints:

@@ -107,21 +107,21 @@ def bruck_exchange(p: int) -> Schedule:
     return Schedule("all_to_all", p, tuple(streams), slots=2 * p)
 
 
-def chain(p: int, root: int = 0, chunks: int = 1) -> Schedule:
-    """broadcast: root -> root+1 -> root+2 ..., chunk after chunk.
+def chain(p: int, chunks: int = 1) -> Schedule:
+    """broadcast: 0 -> 1 -> 2 ..., chunk after chunk.
 
     Cost: p-2+c rounds of n/c bytes for c chunks: n bytes sent per rank, the bound, when c is large.
     """
     streams = [
-        Stream([root], [(root + 1) % p], first=i, march=1, hop=1, begin=i, end=i + p - 1)
+        Stream([0], [1], first=i, march=1, hop=1, begin=i, end=i + p - 1)
         for i in range(chunks if p > 1 else 0)
     ]
-    return Schedule("broadcast", p, tuple(streams), chunks=chunks, root=root)
+    return Schedule("broadcast", p, tuple(streams), chunks=chunks)
 
 
 def chain_scan(p: int, chunks: int = 1) -> Schedule:
     """scan: rank r folds what r-1 gives before its own, and passes it on. Cost: p-2+c rounds of n/c bytes."""
-    streams = tuple(s._replace(fold=BEFORE) for s in chain(p, 0, chunks).streams)
+    streams = tuple(s._replace(fold=BEFORE) for s in chain(p, chunks).streams)
     return Schedule("scan", p, streams, chunks=chunks)
 
 

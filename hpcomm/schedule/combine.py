@@ -1,4 +1,4 @@
-"""Schedules out of schedules: in sequence, backwards, on sub-groups, in more chunks, in a pipeline."""
+"""Schedules out of schedules: in sequence, backwards, renamed, on sub-groups, in more chunks, pipelined."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import UsageError
 from .stream import AFTER, COPY, Schedule, Stream
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["as_verb", "later", "pipeline", "refine", "reverse", "sequence", "tile", "window"]
+__all__ = ["later", "pipeline", "refine", "reverse", "sequence", "tile", "turn", "window"]
 
 
 def later(streams: Iterable[Stream], iterations: int) -> tuple[Stream, ...]:
@@ -155,6 +156,31 @@ def pipeline(schedule: Schedule, pieces: int) -> Schedule:
     return replace(schedule, streams=streams, chunks=schedule.chunks * pieces)
 
 
-def as_verb(schedule: Schedule, verb: str, **changes: Any) -> Schedule:
-    """The same rows under another verb, slots seen as chunks or the other way round."""
-    return replace(schedule, verb=verb, **changes)
+def turn(schedule: Schedule, by: int) -> Schedule:
+    """The schedule of root 0 for root `by`: every rank renamed to `by` ranks further around the circle.
+
+    Where each rank has a block (gather, scatter), the blocks are renamed with their ranks. No verb tells
+    ranks apart but by root and by whose block it is, so a renamed schedule is right if and only if the one
+    that was renamed is right: it needs no proof of its own. Only the order of ranks is lost.
+
+    Raises:
+        UsageError: its streams wrap around in windows of chunks, which cannot be renamed.
+    """
+    if by == 0:
+        return schedule
+    if schedule.slots == 1:
+        streams = tuple(
+            s._replace(source=np.add(s.source, by), dest=np.add(s.dest, by)) for s in schedule.streams
+        )
+    else:
+        streams = tuple(_renamed(s, by, by * schedule.chunks, schedule.cells) for s in schedule.streams)
+    return replace(schedule, streams=streams, root=(schedule.root + by) % schedule.size)
+
+
+def _renamed(s: Stream, by: int, move: int, cells: int) -> Stream:
+    if np.any(s.base) or (s.lodge is not None and np.any(s.lodge)) or s.modulus < cells:
+        raise UsageError("streams with windows of chunks cannot be turned", hint="a parameter root")
+    return s._replace(
+        source=np.add(s.source, by), dest=np.add(s.dest, by), first=np.add(s.first, move),
+        into=None if s.into is None else np.add(s.into, move), modulus=cells,
+    )  # fmt: skip

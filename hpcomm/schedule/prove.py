@@ -158,7 +158,7 @@ class Flow:
         self.steady = not (stream.march or stream.hop or self.advance or self.drift)
         land = stream.stride if stream.land is None else stream.land
         self.parts: list[tuple[Any, Array, Array]] = []
-        for rows, times, width in stream._alike():
+        for rows, times, width in stream.alike():
             j, w = np.arange(times)[:, None], np.arange(width)
             here, there = (j * stream.stride + w).reshape(-1), (j * land + w).reshape(-1)
             step = max(1, (1 << 20) // max(1, here.size))
@@ -166,6 +166,25 @@ class Flow:
             for i in range(0, rows.size, step):
                 self.parts.append((slice(None) if whole else rows[i : i + step], here, there))
         self.small = len(self.parts) < 2 or sum(len(here) for _, here, _ in self.parts) * n < 1 << 20
+
+    def fits(self, cells: int) -> bool:
+        """Whether all chunks, at both ends and in all iterations, surely lie in 0 .. cells-1."""
+        last, wide = self.stream.active - 1, self.stream.modulus
+
+        def inside(base: Array, first: Array, step: int, offsets: list[Array]) -> bool:
+            if base.min() < 0:
+                return False
+            if base.max() + wide <= cells:
+                return True
+            low, high = min(0, last * step), max(0, last * step)
+            low += min(int(each.min(initial=0)) for each in offsets)
+            high += max(int(each.max(initial=0)) for each in offsets)
+            return bool(first.min() + low >= 0 and (base + first).max() + high < cells)
+
+        here, there = ([part[i] for part in self.parts] for i in (1, 2))
+        return inside(self.base, self.first, self.advance, here) and inside(
+            self.lodge, self.into, self.drift, there
+        )
 
     def ends(self, k: int) -> tuple[Array, Array]:
         """Sources and destinations in the k-th active iteration."""
@@ -190,8 +209,8 @@ class Flow:
         for rows, here, there in self.parts:
             a = (self.first[rows] + k * self.advance)[:, None] + here
             b = (self.into[rows] + k * self.drift)[:, None] + there
-            a %= wide
-            b %= wide
+            for x in (a, b):  # a power of two is worth its own case: no division
+                np.remainder(x, wide, x) if wide & (wide - 1) else np.bitwise_and(x, wide - 1, x)
             a += (self.base[rows] + source[rows] * self.room)[:, None]
             b += (self.lodge[rows] + dest[rows] * self.room)[:, None]
             yield rows, a, b
@@ -262,7 +281,10 @@ def _is_dense(schedule: Schedule, turns: list[tuple[Flow, int]]) -> bool:
 
 
 def _refuse_marked(schedule: Schedule, turns: list[tuple[Flow, int]], t: int) -> None:
-    """The same where nobody receives twice from one stream: one byte a cell, 1 folded into, 2 copied into."""
+    """The same where nobody receives twice from one stream: one byte a cell, 1 folded into, 2 copied into.
+
+    Within one message no chunk comes twice: _check_rows has seen to that.
+    """
     marks = np.zeros(schedule.size * schedule.cells, np.uint8)
     for flow, k in turns:
         for _, _, there in flow.cells(k):
@@ -278,15 +300,20 @@ def _place(schedule: Schedule, cell: int, t: int) -> tuple[int, int, int]:
 
 
 def _check_rows(schedule: Schedule, flows: dict[int, Flow]) -> None:
-    """Ranks and chunks that exist, at the first and last active iteration of every stream."""
+    """Ranks and chunks that exist, and within one message none twice."""
     cells = schedule.cells
     for s in schedule.streams:
         flow = flows[id(s)]
-        for k in (0,) if flow.steady and s.active else {0, s.active - 1} if s.active else ():
-            low = min(np.min(s.source), np.min(s.dest)) if s.rows else 0
-            high = max(np.max(s.source), np.max(s.dest)) if s.rows else 0
-            if (low < 0 and not (s.march or s.hop)) or high >= 2 * schedule.size + s.active:
-                raise ScheduleError("there is no such rank", schedule, int(high), s.begin, 0)
+        if not (s.rows and s.active):
+            continue
+        low, high = min(np.min(s.source), np.min(s.dest)), max(np.max(s.source), np.max(s.dest))
+        if (low < 0 and not (s.march or s.hop)) or high >= 2 * schedule.size + s.active:
+            raise ScheduleError("there is no such rank", schedule, int(high), s.begin, 0)
+        for rows, _, there in flow.parts:
+            if len(there) > 1 and len(np.unique(there % s.modulus)) < len(there):
+                where = int(flow.dest[rows][0]), s.begin, int((flow.into[rows][0] + there[0]) % s.modulus)
+                raise ScheduleError("one message has a chunk twice", schedule, *where)
+        for k in () if flow.fits(cells) else range(s.active):
             source, dest = flow.ends(k)
             for rows, here, there in flow.cells(k):
                 for ends, ids in ((source, here), (dest, there)):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from inspect import signature
 from typing import Any
 
+import numpy as np
+
 from ..errors import UsageError
 from . import butterfly, circle, tree
-from .combine import pipeline, reverse, sequence
+from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
-from .stream import Schedule, Stream
+from .stream import Schedule, Stream, ranks
 
 __all__ = ["ROOTED", "algorithms", "build", "describe", "register"]
 
@@ -24,8 +26,9 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 def register(name: str, verb: str) -> Callable[[Maker], Maker]:
     """Make an algorithm known under a name, for one verb.
 
-    The function takes the number of ranks p (for rooted verbs also root), other parameters by keyword with
-    defaults, and returns a Schedule. It is proved at its first use at each p.
+    The function takes the number of ranks p, other parameters by keyword with defaults, and returns a
+    Schedule, that of root 0. For rooted verbs it may take root, too; else other roots get that of root 0
+    with the ranks renamed (combine.turn). It is proved at its first use at each p.
 
     Example:
         >>> @register("star", "all_reduce")
@@ -75,7 +78,7 @@ def build(verb: str, algorithm: str, p: int, root: int = 0) -> Schedule:
     for word in filter(None, rest.split(",")):
         key, _, value = word.partition("=")
         options[key] = int(value) if value.isdigit() else value
-    if verb in ROOTED:
+    if "root" in (takes := signature(maker).parameters):
         options["root"] = root
     try:
         made = maker(p, **options)
@@ -85,13 +88,13 @@ def build(verb: str, algorithm: str, p: int, root: int = 0) -> Schedule:
         raise UsageError(
             f"{name} for {verb} has no such parameter: {rest}", hint=describe(verb, name)
         ) from None
-    return replace(made, verb=verb, name=algorithm)
+    return replace(made if "root" in takes else turn(made, root), verb=verb, name=algorithm)
 
 
 def parameters(verb: str, name: str) -> list[str]:
-    """What an algorithm takes besides p and root."""
+    """What an algorithm takes besides p."""
     maker = _MADE.get(verb, {}).get(name)
-    return [] if maker is None else [key for key in signature(maker).parameters if key not in ("p", "root")]
+    return [] if maker is None else [key for key in signature(maker).parameters if key != "p"]
 
 
 def describe(verb: str, name: str) -> str:
@@ -131,6 +134,7 @@ ring_reduce_scatter.__doc__ = f"reduce_scatter: around the ring, folding.\n\n   
 
 
 def _backwards(verb: str, maker: Maker) -> Maker:
+    @wraps(maker)  # its parameters are those of maker
     def made(p: int, **options: Any) -> Schedule:
         return reverse(verb, maker(p, **options))
 
@@ -200,21 +204,18 @@ def hierarchical(p: int, node: int = 0, inner: str = "ring", outer: str = "circu
 hierarchical.__doc__ = two_level.__doc__
 
 
-def scatter_ring(p: int, root: int = 0) -> Schedule:
+def scatter_ring(p: int) -> Schedule:
     """broadcast: scatter by a tree, then all_gather around the ring.
 
     Cost: log2 p + p-1 rounds, 2n(p-1)/p bytes (van de Geijn 1991). For large x.
     """
-    scatter = tree.binomial_scatter(p, root)
-    return sequence("broadcast", scatter, circle.ring(p), slots=1, chunks=p)
+    return sequence("broadcast", tree.binomial_scatter(p), circle.ring(p), slots=1, chunks=p)
 
 
-def gather_ring(p: int, root: int = 0) -> Schedule:
+def gather_ring(p: int) -> Schedule:
     """reduce: reduce_scatter around the ring, then gather by a tree. The broadcast "ring" backwards."""
     fold = reverse("reduce", circle.ring(p, -1))
-    return sequence(
-        "reduce", fold, reverse("gather", tree.binomial_scatter(p, root)), slots=1, chunks=p, root=root
-    )
+    return sequence("reduce", fold, reverse("gather", tree.binomial_scatter(p)), slots=1, chunks=p)
 
 
 def gather_then_broadcast(p: int) -> Schedule:
@@ -243,17 +244,15 @@ def ordered_reduce(p: int, root: int = 0) -> Schedule:
 def _after_shift(scan: Maker) -> Maker:
     """The exscan that gives x to the right first, and then scans without rank 0."""
 
+    @wraps(scan)
     def exscan(p: int, **options: Any) -> Schedule:
-        import numpy as np
-
-        from .combine import later, tile
-
         if p < 2:
             return Schedule("exscan", p, ())
-        r = np.arange(p)
+        r = ranks(p)
         rest = scan(p - 1, **options)
         shift = Stream(r[:-1], r[1:], width=rest.chunks)
-        return Schedule("exscan", p, (shift, *later(tile(rest, r[1:][None, :], p), 1)), chunks=rest.chunks)
+        up = (s._replace(source=np.add(s.source, 1), dest=np.add(s.dest, 1)) for s in rest.streams)
+        return Schedule("exscan", p, (shift, *later(up, 1)), chunks=rest.chunks)
 
     exscan.__doc__ = f"exscan: x goes one rank up, then a scan.\n\n    {scan.__doc__}"
     return exscan

@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
@@ -103,26 +101,7 @@ class Stream(NamedTuple):
         there = _at(lodge, row) + (into[row] + j * land + w) % self.modulus
         return here.reshape(-1), there.reshape(-1)
 
-    def all_chunks(self, k: int) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """(rows, chunks at source, chunks at receiver), a few rows at a time, which carry equally many."""
-        n = self.rows
-        first, into = self.starts(k)
-        land = self.stride if self.land is None else self.land
-        base = np.broadcast_to(self.base, n)
-        lodge = base if self.lodge is None else np.broadcast_to(self.lodge, n)
-        for rows, times, width in self._alike():
-            j, w = np.arange(times)[:, None], np.arange(width)
-            here, there = (j * self.stride + w).reshape(-1), (j * land + w).reshape(-1)
-            step = max(1, (1 << 20) // max(1, here.size))
-            for i in range(0, rows.size, step):
-                some = rows[i : i + step]
-                yield (
-                    some,
-                    base[some, None] + (first[some, None] + here) % self.modulus,
-                    lodge[some, None] + (into[some, None] + there) % self.modulus,
-                )
-
-    def _alike(self) -> list[tuple[Ints, int, int]]:
+    def alike(self) -> list[tuple[Ints, int, int]]:
         """Rows that carry equally many chunks: (rows, times, width)."""
         if np.ndim(self.times) == 0 and np.ndim(self.width) == 0:
             return [(np.arange(self.rows), int(self.times), int(self.width))]
@@ -182,19 +161,18 @@ class Schedule:
     def _load(self, side: int) -> NDArray[np.float64]:
         total = np.zeros(self.size)
         for s in self.streams:
-            if side and not np.any(np.asarray(s.fold) != COPY):
+            if not s.active or (side and not np.any(s.fold)):
                 continue
+            size = np.multiply(s.width, s.times) / self.chunks
+            size = size * (np.asarray(s.fold) != COPY) if side else size
             moves = bool(s.march or s.hop)
-            size = np.broadcast_to(np.multiply(s.width, s.times), s.rows) / self.chunks
-            size = size * (np.broadcast_to(s.fold, s.rows) != COPY) if side else size
-            steps = s.active if moves else min(1, s.active)
             several = max(1, (1 << 20) // max(1, s.rows))  # iterations at a time
-            for low in range(0, steps, several):
-                k = np.arange(low, min(low + several, steps))[:, None]
+            for low in range(0, s.active if moves else 1, several):
+                k = np.arange(low, min(low + several, s.active))[:, None] if moves else 0
                 source = (np.atleast_1d(s.source) + k * s.march) % self.size
                 dest = (np.atleast_1d(s.dest) + k * s.hop) % self.size
-                sent = np.where(source != dest, size * (1 if moves else s.active), 0.0)
-                ends = np.broadcast_to(dest if side else source, sent.shape)
+                sent = (source != dest) * size * (1 if moves else s.active)
+                ends = (dest if side else source) + np.zeros(sent.shape, np.int64)
                 total += np.bincount(ends.reshape(-1), sent.reshape(-1), self.size)
         return total
 

@@ -1,6 +1,7 @@
 """Trees: binomial, two binary trees at once, and those that spread blocks.
 
-Each is written downwards, as a broadcast or scatter; backwards it is a reduce or gather.
+Each is written downwards from rank 0, as a broadcast or scatter; backwards it is a reduce or gather, and
+`turn` gives the other roots.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["binary_tree", "binomial", "binomial_scatter", "chained", "direct_sca
            "double_tree_broadcast", "two_trees"]  # fmt: skip
 
 
-def binomial(p: int, root: int = 0) -> Schedule:
+def binomial(p: int) -> Schedule:
     """broadcast: whoever has it gives it to the one 2^k further, k falling.
 
         0 -----------> 4            round 0
@@ -27,11 +28,11 @@ def binomial(p: int, root: int = 0) -> Schedule:
     streams = []
     for i, d in enumerate(far):
         v = np.arange(0, p - d, 2 * d)
-        streams.append(Stream((v + root) % p, (v + d + root) % p, begin=i, end=i + 1))
-    return Schedule("broadcast", p, tuple(streams), root=root)
+        streams.append(Stream(v, v + d, begin=i, end=i + 1))
+    return Schedule("broadcast", p, tuple(streams))
 
 
-def binomial_scatter(p: int, root: int = 0) -> Schedule:
+def binomial_scatter(p: int) -> Schedule:
     """scatter: the binomial tree, each giving away the blocks of the half it does not keep.
 
     Cost: ceil(log2 p) rounds, n(p-1)/p bytes from the root.
@@ -40,17 +41,14 @@ def binomial_scatter(p: int, root: int = 0) -> Schedule:
     streams = []
     for i, d in enumerate(far):
         v = np.arange(0, p - d, 2 * d)
-        streams.append(
-            Stream((v + root) % p, (v + d + root) % p, first=v + d + root, width=np.minimum(d, p - v - d),
-                   modulus=p, begin=i, end=i + 1)
-        )  # fmt: skip
-    return Schedule("scatter", p, tuple(streams), slots=p, root=root)
+        streams.append(Stream(v, v + d, first=v + d, width=np.minimum(d, p - v - d), begin=i, end=i + 1))
+    return Schedule("scatter", p, tuple(streams), slots=p)
 
 
-def direct_scatter(p: int, root: int = 0) -> Schedule:
+def direct_scatter(p: int) -> Schedule:
     """scatter: root gives each rank its block, one after the other. Cost: p-1 messages, n(p-1)/p bytes."""
-    rest = Stream([root], [(root + 1) % p], first=root + 1, advance=1, hop=1, modulus=p, end=p - 1)
-    return Schedule("scatter", p, (rest,) if p > 1 else (), slots=p, root=root)
+    rest = Stream([0], [1], first=1, advance=1, hop=1, end=p - 1)
+    return Schedule("scatter", p, (rest,) if p > 1 else (), slots=p)
 
 
 def binary_tree(p: int) -> tuple[np.ndarray, np.ndarray]:
@@ -127,19 +125,16 @@ def _up_and_down(parent: np.ndarray, depth: np.ndarray, first: int, pieces: int)
     return streams
 
 
-def double_tree_broadcast(p: int, root: int = 0, chunks: int = 2) -> Schedule:
+def double_tree_broadcast(p: int, chunks: int = 2) -> Schedule:
     """broadcast: root feeds the roots of two trees over the other ranks, half of x through each."""
     pieces = max(1, chunks // 2)
     streams: list[Stream] = []
-    others = (ranks(p)[1:] + root) % p
     for which, (parent, depth) in enumerate(two_trees(p - 1) if p > 1 else ()):
         for d in range(int(depth.max()) + 1):
             c = np.flatnonzero(depth == d)
-            source = others[parent[c]] if d else np.full(c.shape, root)
-            streams.append(
-                Stream(source, others[c], first=which * pieces, advance=1, begin=d, end=d + pieces)
-            )
-    return Schedule("broadcast", p, tuple(streams), chunks=2 * pieces, root=root)
+            source = parent[c] + 1 if d else np.zeros_like(c)
+            streams.append(Stream(source, c + 1, first=which * pieces, advance=1, begin=d, end=d + pieces))
+    return Schedule("broadcast", p, tuple(streams), chunks=2 * pieces)
 
 
 def chained(p: int, node: int, outer: Schedule) -> Schedule:

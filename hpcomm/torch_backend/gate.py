@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import runtime
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
@@ -33,6 +33,9 @@ SPIN_S = 20e-6  # looking without pause
 _YIELD_S = 1e-3  # from then on giving the core to whoever wants it
 _LOOK_S = 0.05  # between looks whether the missing ranks still live
 _MOST_S = 1e-3  # longest pause between two looks
+_TELL_S = 5.0  # for ranks that disagree to tell each other what they called
+_WORDS = 256  # bytes of that
+_SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
 
 
 class Gate:
@@ -41,8 +44,9 @@ class Gate:
     words() says the call for messages; it is asked only when something is wrong.
     """
 
-    def __init__(self, comm: Communicator, name: str) -> None:
-        self._comm, self._name = comm, name
+    def __init__(self, comm: Communicator, name: str, store: Callable[[], Any]) -> None:
+        self._comm, self._name, self._store = comm, name, store
+        self._meetings = 0  # by message
         self.failed: HpcommError | None = None  # why no call can pass any more
         board = runtime.board
         self._slot = board.take_ring() if board is not None else -1
@@ -127,7 +131,8 @@ class Gate:
         if any(value != mine for value in posted.values()):
             time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
             posted = {rank: theirs[call % LAPS] for rank, theirs in others}
-            self._compare(call, mine, posted, words)
+            if any(value != mine for value in posted.values()):
+                self._accuse(call, posted, words)
 
     def _look_for(
         self,
@@ -159,7 +164,7 @@ class Gate:
         self.failed = as_torch(error)
         raise self.failed
 
-    def _compare(self, call: int, mine: int, posted: dict[int, int], words: Callable[[], str]) -> None:
+    def _accuse(self, call: int, posted: dict[int, int], words: Callable[[], str]) -> NoReturn:
         gone = sorted(rank for rank, value in posted.items() if value == GAVE_UP)
         if gone:
             self.failed = as_torch(
@@ -172,50 +177,72 @@ class Gate:
                 )
             )
             raise self.failed
-        if any(value != mine for value in posted.values()):
-            rows = {rank: describe(value) for rank, value in posted.items()}
-            rows[self._comm.rank] = words()
-            told = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
-            raise as_torch(
-                MismatchError(
-                    f"ranks disagree about call #{call} on '{self._name}'.\n{told}",
-                    self._where(words),
-                    "give every rank the same verb, operator, dtype, shape and root, in the same order",
-                )
+        rows = {rank: describe(value) for rank, value in posted.items()}
+        raise self._disagree(f"call #{call}", rows, words)
+
+    def _disagree(self, call: str, rows: dict[int, str], words: Callable[[], str]) -> HpcommError:
+        """The error that all ranks raise; its rows say what each of them called, by its own words.
+
+        Args:
+            rows: what to say of ranks which do not come to tell it, and so break the group.
+        """
+        from mpi4py import MPI
+
+        told, mine = bytearray(_WORDS * self._comm.size), bytearray(words().encode()[:_WORDS].ljust(_WORDS))
+        telling = self._comm._shadow.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
+        begin = time.monotonic()
+        while not (over := telling.Test()) and (waited := time.monotonic() - begin) < _TELL_S:
+            pause(waited)
+        parts = [bytes(told[i : i + _WORDS]).decode(errors="replace") for i in range(0, len(told), _WORDS)]
+        rows = dict(enumerate(map(str.strip, parts))) if over else {**rows, self._comm.rank: words()}
+        lines = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
+        error = as_torch(
+            MismatchError(
+                f"ranks disagree about {call} on '{self._name}'.\n{lines}",
+                self._where(words),
+                "give every rank the same verb, operator, dtype, shape and root, in the same order",
             )
+        )
+        if not over:
+            _abandoned.append((telling, mine, told))
+            self.failed = error
+        return error
 
     def _by_message(self, mine: int, seconds: float, words: Callable[[], str]) -> None:
         from mpi4py import MPI
 
         if self.failed is not None:
             raise self.failed
+        self._meetings += 1
         both = bytearray(struct.pack("2q", mine, -mine))
         meeting = self._comm._shadow.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
         begin = time.monotonic()
+        said = False
         while not meeting.Test():
             waited = time.monotonic() - begin
+            if not said and waited > min(seconds / 2, _SAY_S):
+                self._store().set(f"gate/{self._meetings}/{self._comm.rank}", "here")
+                said = True
             if waited > seconds:
                 _abandoned.append((meeting, both))
                 self.failed = as_torch(
                     WaitTimeoutError(
-                        f"{words()} on '{self._name}' waited {waited:.3g} s for some of its ranks",
+                        f"{words()} (call #{self._meetings} on '{self._name}') waited {waited:.3g} s for "
+                        f"{ranks(self._silent())}",
                         self._where(words),
-                        "look for the rank that does not come",
+                        "look at what that rank does; init_process_group(timeout=...) sets the time",
                     )
                 )
                 raise self.failed
             pause(waited)
         high, low = struct.unpack("2q", both)
         if high != -low:
-            calls = self._comm._shadow.allgather(words())
-            told = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
-            raise as_torch(
-                MismatchError(
-                    f"ranks disagree about a call on '{self._name}'.\n{told}",
-                    self._where(words),
-                    "give every rank the same verb, operator, dtype, shape and root, in the same order",
-                )
-            )
+            raise self._disagree(f"call #{self._meetings}", {}, words)
+
+    def _silent(self) -> list[int]:
+        """The ranks that have not said in the store that they are in this meeting."""
+        store, meeting = self._store(), f"gate/{self._meetings}"
+        return [rank for rank in range(self._comm.size) if not store.check([f"{meeting}/{rank}"])]
 
     def lost(self, missing: list[int]) -> list[int]:
         """Those of the missing ranks that have ended, are about to end by failure, or were killed."""

@@ -117,7 +117,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         self._key = comm.broadcast_object(self._group_name)  # in the store; names may differ between ranks
         timeout = told.get("timeout") or c10d.default_pg_timeout
         self.seconds = timeout.total_seconds()
-        self.gate = Gate(comm, self.label)
+        self.gate = Gate(comm, self.label, self.get_group_store)
         self._meet = self.gate.meet
         self._turn = threading.Lock()  # held by whoever makes collective calls
         self.worker = Worker(f"hpcomm-{self._group_name}")

@@ -504,6 +504,17 @@ def test_wrong_options_are_refused(folder, words, message):
         start.main([path, *words] if words == ["--files"] else [*words, path])
 
 
+def test_a_launcher_that_ends_well_while_programs_run_has_not_ended_well(folder, capfd):
+    """MPICH's mpiexec kills the others of a rank that left without Finalize, and ends with 0."""
+    watch = start.Watch(read(write(folder, RIGHT)))
+    for words in ("began ocean 0", "began air 0", "ended ocean 0 0"):
+        watch.hear(words.split())
+    assert start._judged(watch, 0, None) != 0
+    assert "program 'ocean' (rank 0 of 2) ended (status 0), while 'air' still ran" in capfd.readouterr().err
+    watch.hear(["ended", "air", "0", "0"])
+    assert start._judged(watch, 0, None) == 0
+
+
 @pytest.mark.parametrize(
     ("source", "target", "at_ten"),
     [("degC", "K", 283.15), ("W/m^2", "kW/m^2", 0.01), ("degC", "degF", 50.0), ("hour", "s", 36000.0)],

@@ -131,6 +131,34 @@ def test_what_is_extrapolated_is_exact(verb: str, name: str) -> None:
         assert uniform.seconds == pytest.approx(reference(schedule, MACHINES[2], 1e6), rel=1e-12)
 
 
+@pytest.mark.parametrize(("verb", "name"), [
+    ("all_gather", "pairwise"), ("reduce_scatter", "pairwise"), ("broadcast", "ring"), ("scan", "ring"),
+    ("scatter", "pairwise"), ("gather", "pairwise"), ("all_reduce", "hierarchical:node=30"),
+])  # fmt: skip
+@pytest.mark.parametrize("on", [
+    replace(UNEVEN, node=1, pod=0), replace(UNEVEN, node=2, pod=0), replace(UNEVEN, node=3, pod=4),
+    replace(UNEVEN, node=3, pod=0, nic_per_byte=0.0), replace(UNEVEN, node=1, pod=2),
+], ids=lambda m: f"{m.node}-{m.pod}-{m.nic_per_byte:g}")  # fmt: skip
+def test_what_moves_on_around_the_ring_is_extrapolated_exactly(verb: str, name: str, on: Machine) -> None:
+    """Against the same iterations computed one by one: partners that move, uneven waves, single messages."""
+    schedule = build(verb, name, 60)
+    for size in (8.0, 2e4, 1e6):
+        want = simulate(schedule, on, size, trace=True)
+        found = simulate(schedule, on, size)
+        assert found.seconds == pytest.approx(want.seconds, rel=1e-12)
+        if found.finish.size == want.finish.size:
+            assert found.finish == pytest.approx(want.finish, rel=1e-12)
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_no_algorithm_is_simulated_step_by_step_on_many_ranks(verb: str) -> None:
+    """Few steps that are arrays over all ranks, so that 24,576 take less than a second."""
+    for algorithm in algorithms(verb):
+        found = predict(verb, algorithm, 24_576, 1e6, machine("summit"))
+        single = sum(s.active for s in found.schedule.streams if s.rows == 1)
+        assert found.stepped <= 400 + single, algorithm
+
+
 def test_loads_and_the_critical_path_are_those_of_the_messages() -> None:
     schedule = build("all_reduce", "rabenseifner", 12)
     found = simulate(schedule, UNEVEN, 1200.0, trace=True)
