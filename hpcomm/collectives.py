@@ -387,12 +387,12 @@ def careful(
     try:
         comm._check_open(verb)
         own = algorithm is not None or deterministic
-        call = compose.compose(comm, verb, x, out, op, root, blocking=not (async_op or own))
+        call = compose.compose(comm, verb, x, out, op, root, blocking=not (async_op or own), hosts=own)
         if algorithm == "tuned" and not deterministic:
             algorithm = scheduled.tuned_for(call, op)
             own = algorithm is not None
             if not (own or async_op):
-                call = compose.compose(comm, verb, x, out, op, root, blocking=True)
+                call = compose.compose(comm, verb, x, out, op, root, blocking=True, hosts=True)
         if own:
             call = scheduled.schedule_call(call, algorithm, op, deterministic)
     except HpcommError as error:

@@ -410,15 +410,31 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
     arrival = Arrival(comm.mpi, source, tag)
     yield [arrival]
     nbytes = arrival.status.Get_elements(MPI.BYTE)
+    if comm._onboard is not None:  # it may be a card, which announces a large message
+        raw = bytearray(nbytes)
+        arrival.message.Recv([raw, MPI.BYTE])
+        arrival.message = None
+        announced = comm._onboard.length(raw)
+        nbytes = nbytes if announced is None else announced
     if nbytes % record.itemsize:
-        arrival.message.Recv(bytearray(nbytes))
+        if arrival.message is not None:
+            arrival.message.Recv(bytearray(nbytes))
         raise MismatchError(
             f"a message of {nbytes} bytes holds no whole number of {record}",
             where("recv", comm),
             "give the dtype that was sent",
         )
     look = buffer.empty((nbytes // record.itemsize,), record, torch)
-    arrival.message.Recv(transport.spec(look.array, look.array.size, record))
+    if comm._onboard is None:
+        arrival.message.Recv(transport.spec(look.array, look.array.size, record))
+    elif announced is None:
+        look.array[...] = np.frombuffer(raw, look.array.dtype)
+    else:
+        call = Call(comm, "recv", peer=source, tag=tag)
+        call.look = look
+        yield from comm._onboard.announced(call, look, raw, arrival.status, None)
+        nbytes = announced
+        arrival.status.Set_elements(MPI.BYTE, nbytes)
     _fill(status, arrival.status)
     return look.give()
 
