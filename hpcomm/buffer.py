@@ -1,19 +1,21 @@
 """The door: every array is looked at once, here, and is a numpy view of its own memory from then on.
 
-`as_buffer(x)` knows numpy, torch on the CPU, the buffer protocol, DLPack and plain numbers; nothing
-behind it knows an array library. A Buffer also knows how to make another array of the same kind, so
-results come back as what went in.
+`as_buffer(x)` knows numpy, torch, the buffer protocol, DLPack, `__cuda_array_interface__` and plain numbers;
+nothing behind it knows an array library. A Buffer also knows how to make another array of the same kind, so
+results come back as what went in. Memory on a device has no numpy view: its Buffer says where it lies.
 """
 
 from __future__ import annotations
 
 import array as stdlib_array
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import dtypes
+from .device.arrays import Place, place
 from .dtypes import Dtype
 from .errors import DtypeError, LayoutError, UsageError
 
@@ -25,7 +27,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Buffer", "as_buffer", "empty", "overlap", "same_memory"]
+__all__ = ["Buffer", "DeviceBuffer", "as_buffer", "empty", "overlap", "same_memory"]
 
 Shape = tuple[int, ...]
 _WORK = 10_000  # effort that an exact test for overlap may cost
@@ -40,6 +42,7 @@ class Buffer:
     make: shape -> Buffer of the same kind and dtype, freshly allocated, C order
     give: () -> what the user gets back once the memory is filled
     frozen: why nothing may be received here, or None
+    device: "cpu", "cuda:0", ...
     """
 
     array: NDArray[Any]
@@ -54,8 +57,22 @@ class Buffer:
         return self.array.shape
 
     @property
+    def size(self) -> int:
+        return self.array.size
+
+    @property
     def nbytes(self) -> int:
         return self.array.nbytes
+
+    @property
+    def place(self) -> Place | None:
+        """Where on a device the array lies; None for the host's memory."""
+        return None
+
+    @property
+    def stream(self) -> int | None:
+        """The current stream of the array's library, if the array lies on a device."""
+        return None
 
     def wrap(self, array: NDArray[Any]) -> Any:
         """A storage array as an array of this buffer's kind: what a user's own operator is given."""
@@ -67,16 +84,84 @@ class Buffer:
         return f"{self.dtype} {self.shape}"
 
 
+class DeviceBuffer(Buffer):
+    """One look at one array on a device. Its elements are out of the host's reach: .array raises."""
+
+    def __init__(self, x: Any, seen: Place) -> None:
+        self._place = seen
+        self.dtype = seen.dtype
+        self.device = seen.name
+        self.frozen = "is read-only" if seen.readonly else None
+        if seen.strides is not None and self.frozen is None:
+            self.frozen = "does not lie in C order on its device"
+        self.give = lambda: x
+
+        def make(shape: Shape) -> Buffer:
+            if seen.make is None:
+                raise LayoutError(
+                    f"hpcomm does not know how to make another {type(x).__name__}", hint="give out="
+                )
+            return as_buffer(seen.make(shape))
+
+        self.make = make
+
+    @property
+    def array(self) -> NDArray[Any]:  # type: ignore[override]
+        raise LayoutError(
+            f"x lies on {self.device}, and this moves host memory only",
+            hint="x.cpu() for torch, cupy.asnumpy(x); docs/gpu.md says which verbs take device arrays",
+        )
+
+    @property
+    def shape(self) -> Shape:
+        return self._place.shape
+
+    @property
+    def size(self) -> int:
+        return math.prod(self._place.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def place(self) -> Place:
+        return self._place
+
+    @property
+    def stream(self) -> int:
+        return self._place.stream()
+
+    def packed(self) -> Place:
+        """The elements in C order: as they lie, or copied so by a kernel of the array's library.
+
+        Raises:
+            LayoutError: the library has none that is known here.
+        """
+        if self._place.strides is None:
+            return self._place
+        if self._place.pack is None:
+            raise LayoutError(
+                f"x does not lie in C order on {self.device}, and no kernel of {type(self.give()).__name__} "
+                "is known to pack it",
+                hint="give a contiguous array",
+            )
+        made = place(self._place.pack())
+        assert made is not None
+        return made
+
+
 def as_buffer(x: Any) -> Buffer:
     """Look at x.
 
     Args:
-        x: numpy array (any strides), torch CPU tensor, object of the buffer protocol or DLPack on the
-            CPU, Python or numpy number.
+        x: numpy array (any strides), torch tensor, object of `__cuda_array_interface__`, the buffer
+            protocol or DLPack, Python or numpy number.
 
     Raises:
         DtypeError: elements that cannot be sent rightly (Python objects, foreign byte order).
-        LayoutError: masked, sparse or device memory.
+        LayoutError: masked or sparse, or on a device that is not CUDA's.
+        ConfigError: on a device, and CUDA's driver does not come up.
         UsageError: not an array.
     """
     if type(x) is np.ndarray:
@@ -94,8 +179,10 @@ def as_buffer(x: Any) -> Buffer:
         )
     if isinstance(x, np.ndarray):
         return _numpy(x.view(np.ndarray))
-    if hasattr(x, "__cuda_array_interface__"):
-        raise _on_device("a CUDA device")
+    if isinstance(x, Buffer):
+        return x
+    if (seen := place(x)) is not None:
+        return DeviceBuffer(x, seen)
     if hasattr(x, "__dlpack__") and not isinstance(x, memoryview):
         return _dlpack(x)
     return _buffer_protocol(x)
@@ -132,7 +219,7 @@ def same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 def _on_device(device: str) -> LayoutError:
     return LayoutError(
-        f"x lies on {device}; hpcomm moves host memory", hint="x.cpu() for torch, cupy.asnumpy(x)"
+        f"x lies on {device}; hpcomm moves memory of hosts and of CUDA devices", hint="x.cpu() for torch"
     )
 
 
@@ -161,6 +248,8 @@ def _numpy(x: NDArray[Any]) -> Buffer:
 
 def _torch(x: Any, torch: Any) -> Buffer:
     if not x.is_cpu:
+        if (seen := place(x)) is not None:
+            return DeviceBuffer(x, seen)
         raise _on_device(str(x.device))
     if x.layout is not torch.strided:
         raise LayoutError(f"x is a {x.layout} tensor", hint="x.to_dense()")

@@ -33,6 +33,7 @@ class Call:
         carry: done instead of one MPI call, where a verb needs several (blocking calls only).
         stages: done instead of one MPI call in the background: makes the generator that a Request drives.
         finish: what is left to do when the bytes have arrived; returns the result.
+        after: what the call leaves on a device, if it has to do with one (transport.staging.After).
         give: all that finish does, where nothing has to be done to the bytes; else None.
         code, count: head of the signature and number of elements (see signature.py); code 0: a message,
             of which only two ranks know.
@@ -40,7 +41,7 @@ class Call:
     """
 
     __slots__ = (
-        "carry", "code", "comm", "count", "fill", "finish", "give", "look", "moves",
+        "after", "carry", "code", "comm", "count", "fill", "finish", "give", "look", "moves",
         "op", "peer", "recv", "root", "send", "stages", "tag", "verb",
     )  # fmt: skip
 
@@ -63,6 +64,7 @@ class Call:
         self.stages: Callable[[], Any] | None = None
         self.finish: Callable[[MPI.Status | None], Any] = _nothing
         self.give: Callable[[], Any] | None = None
+        self.after: Any = None
         self.look: Any = ""
 
     def __str__(self) -> str:

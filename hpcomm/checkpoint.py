@@ -67,10 +67,10 @@ def save(
         UsageError: fields without names or with equal ones.
         TransportError: on every rank, if any could not write; older checkpoints are untouched.
     """
-    comm = _common(fields, "save")
+    comm = io.named(fields, "save")
     folder = Path(folder)
     part = comm.broadcast_object(folder / f".writing-{step:08d}-{secrets.token_hex(4)}")
-    io.agree(comm, io._on_root(comm, lambda: part.mkdir(parents=True)), "save", folder)
+    io.agree(comm, io.on_root(comm, lambda: part.mkdir(parents=True)), "save", folder)
     try:
         entries = {}
         for field in fields:
@@ -78,7 +78,7 @@ def save(
             entries[field.name] = _entry(field)
         manifest = {"format": _FORMAT, "step": step, "metadata": dict(metadata or {}), "fields": entries}
         final: list[Path] = []
-        failed = io._on_root(comm, lambda: final.append(_publish(folder, part, step, manifest, keep)))
+        failed = io.on_root(comm, lambda: final.append(_publish(folder, part, step, manifest, keep)))
         io.agree(comm, failed, "save", folder)
     except HpcommError:
         if comm.rank == 0:
@@ -99,7 +99,7 @@ def load(folder: io.PathLike, fields: Sequence[Field], step: int | None = None) 
         LayoutError, DtypeError: a field is not in it, or has another shape or dtype.
         TransportError: it is damaged.
     """
-    comm = _common(fields, "load")
+    comm = io.named(fields, "load")
     found: list[Path] = comm.broadcast_object(_paths(Path(folder), step) if comm.rank == 0 else None)
     if not found:
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
@@ -121,22 +121,6 @@ def steps(folder: io.PathLike) -> list[int]:
 
 
 # -- how ----------------------------------------------------------------------------------------------------
-def _common(fields: Sequence[Field], verb: str) -> Communicator:
-    if not fields:
-        raise UsageError("a checkpoint needs a field", f"checkpoint.{verb}")
-    comm = fields[0].comm
-    names = [field.name for field in fields]
-    if any(field.comm is not comm for field in fields):
-        raise UsageError("the fields live on different communicators", where(verb, comm))
-    if len(set(names)) < len(names) or not all(re.fullmatch(r"\w[\w.-]*", name) for name in names):
-        raise UsageError(
-            f"fields are called {names}",
-            where(verb, comm),
-            "different names of letters and digits: Field(name=...)",
-        )
-    return comm
-
-
 def _entry(field: Field) -> dict[str, Any]:
     return {
         "shape": list(field.shape),
@@ -189,7 +173,7 @@ def _paths(folder: Path, step: int | None) -> list[Path]:
 
 def _load(comm: Communicator, path: Path, fields: Sequence[Field]) -> Checkpoint:
     found: list[dict[str, Any]] = []
-    io.agree(comm, io._on_root(comm, lambda: found.append(_manifest(path))), "load", path)
+    io.agree(comm, io.on_root(comm, lambda: found.append(_manifest(path))), "load", path)
     manifest = comm.broadcast_object(found[0] if found else None)
     for field in fields:
         _check(comm, path, field, manifest["fields"])

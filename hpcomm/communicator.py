@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import collectives, objects, p2p, plan, ragged, runtime
+from .device import driver
 from .errors import ConfigError, RankError, UsageError
 from .lanes import NO_LANES
 from .observe import check as agreement
+from .observe import sentinel
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -55,8 +57,11 @@ class Communicator:
         runtime.start()
         self._take(mpi.Dup(), name, check)
 
-    def _take(self, mpi: MPI.Comm, name: str | None, check: str | None) -> None:
-        """Become the owner of mpi, which nobody else uses."""
+    def _take(self, mpi: MPI.Comm, name: str | None, check: str | None, plain: bool = False) -> None:
+        """Become the owner of mpi, which nobody else uses.
+
+        plain: the other group is a program without hpcomm, which makes the two duplicates and no more.
+        """
         from mpi4py import MPI
 
         level = check or os.environ.get("HPCOMM_CHECK") or "light"
@@ -80,10 +85,25 @@ class Communicator:
         self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self._ring = -1
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
+        self._onboard: Any = None  # for arrays on devices, if some rank may have one (onboard.py)
+        if not plain and self._any_rank(driver.possible()):
+            from .onboard import Onboard
+
+            self._onboard = Onboard(self)
         self._partners: Partners | None = None  # on a link: who of the other program has ended
         self._agreement = self._agree(level)
         self.check: str = self._agreement.level
         self._lanes: Any = {}  # see lanes.py
+
+    def _any_rank(self, here: bool) -> bool:
+        """Whether it is so on any rank, of either group."""
+        from mpi4py import MPI
+
+        known, so = [here], bytearray(1)
+        for _ in range(1 + self.is_inter):  # between groups: what is so there, then what they heard of here
+            self.mpi.Allreduce([bytes([known[-1]]), MPI.BYTE], [so, MPI.BYTE], MPI.BOR)
+            known.append(bool(so[0]))
+        return any(known)
 
     # -- the verbs --------------------------------------------------------------------------------
     broadcast = collectives.broadcast
@@ -302,6 +322,8 @@ class Communicator:
             self._channel[0].Free()
         if self._schedules is not None:
             self._schedules.close()
+        if self._onboard is not None:
+            self._onboard.close()
         self._parts.Free()
         self._shadow.Free()
         self.mpi.Free()
@@ -386,4 +408,5 @@ class Communicator:
             return agreement.off()
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)
+        sentinel.follow(self)
         return agreement.light(self, board, ring, peers)

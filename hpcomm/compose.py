@@ -75,6 +75,9 @@ def compose(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int,
     call.count = block
     if not sends and verb in _ROOT_SENDS:
         send = None
+    onboard = comm._onboard
+    if onboard is not None and onboard.takes(send, recv, block=block * dtype.itemsize):
+        return onboard.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
     if fold is None:
         return _move(call, send, recv, block)
     assert send is not None
@@ -139,23 +142,23 @@ def _geometry(comm: Communicator, verb: str, send: Buffer | None, recv: Buffer |
     if verb in ("gather", "all_gather"):
         if send is None:  # root of an inter-communicator: only out tells
             assert recv is not None
-            return recv.shape, recv.array.size // max(p, 1)
-        return (p, *send.shape), send.array.size
+            return recv.shape, recv.size // max(p, 1)
+        return (p, *send.shape), send.size
     if verb in ("scatter", "reduce_scatter", "all_to_all") and send is not None:
         ranks = comm.size if verb == "reduce_scatter" else p
         return _blocks(verb, send, recv, ranks)
     look = send or recv
     assert look is not None
-    return look.shape, look.array.size
+    return look.shape, look.size
 
 
 def _blocks(verb: str, send: Buffer, recv: Buffer | None, p: int) -> tuple[Shape, int]:
     shape = send.shape
     if shape and shape[0] == p:
-        return (shape if verb == "all_to_all" else shape[1:]), send.array.size // p
+        return (shape if verb == "all_to_all" else shape[1:]), send.size // p
     if recv is not None and shape and shape[0] % p == 0:  # out says that the blocks lie one after the other
         rows = (shape[0] // p, *shape[1:])
-        return (shape if verb == "all_to_all" else rows), send.array.size // p
+        return (shape if verb == "all_to_all" else rows), send.size // p
     raise LayoutError(
         f"the first axis of x must be the number of ranks, {p}; x has shape {shape}",
         hint=f"x.reshape({p}, ...), or {verb}_ragged where blocks differ"

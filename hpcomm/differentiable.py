@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import DtypeError, LayoutError, UsageError, where
 from .exchange import Exchange
-from .halo import exchange_of
+from .halo import Halo, reverse
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -116,14 +116,14 @@ def update_halo(field: Field, x: Any) -> Any:
 
     def forward(t: Any) -> Any:
         made = t.clone(memory_format=_torch().contiguous_format)
-        _once(exchange_of([_like(field, made)]))
+        _once(Halo(_like(field, made)))
         return made
 
     def back(g: Any) -> Any:
         """A halo element is a copy: its gradient goes to the owner, and x's own halo was overwritten."""
         made = g.clone(memory_format=_torch().contiguous_format)
         shadow = _like(field, made)
-        _once(exchange_of([shadow], reverse=True))
+        _once(reverse(shadow))
         for place in shadow.received():
             made[place] = 0
         return made

@@ -2,8 +2,8 @@
 
 Halos, redistribution and their reverses are all this: views of arrays that go out and views that come
 in. Several views to the same rank, of one array or of many, travel as one message. The MPI library
-walks over strided memory itself, by a derived datatype; only rows at any positions, and what is to be
-added on arrival, go through memory of the exchange.
+walks over strided memory itself, by a derived datatype, or numpy gathers it into memory of the exchange,
+whichever is quicker; rows at any positions, and what is to be added on arrival, always go that way.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ else:
 
 __all__ = ["Exchange", "Rows", "channel", "datatype", "strided"]
 
-_SHORT = 3 << 10  # bytes of a message that libraries send off at once
-_LONG = 32 << 10  # bytes of one that is worth sending by itself
+_LONG = 32 << 10  # bytes of a view in one piece that is worth a message of its own
+_FEW = 4  # messages that cost less than the handshake before a longer one
 
 
 class Rows:
@@ -103,6 +103,7 @@ class Exchange:
             raise transport.failure(error, verb, comm) from None
         self._under_way = False
         self._plain = bool(self._requests) and not (self._before or self._after or self._here)
+        self._startall, self._waitall = MPI.Prequest.Startall, MPI.Request.Waitall
 
     def start(self) -> None:
         """Begin.
@@ -119,7 +120,7 @@ class Exchange:
         for to, source in self._before:
             to[...] = source.array[source.at] if isinstance(source, Rows) else source
         if self._requests:
-            MPI.Prequest.Startall(self._requests)
+            self._startall(self._requests)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the end.
@@ -138,7 +139,7 @@ class Exchange:
             if timeout is not None:
                 self._poll(timeout)
             if self._requests:
-                MPI.Request.Waitall(self._requests)
+                self._waitall(self._requests)
         except MPI.Exception as error:
             self._under_way = False
             raise transport.failure(error, self._verb, self._comm) from None
@@ -149,8 +150,8 @@ class Exchange:
     def __call__(self, timeout: float | None = None) -> None:
         if self._plain and timeout is None and not self._under_way:  # nothing but messages: no detour
             try:
-                MPI.Prequest.Startall(self._requests)
-                MPI.Request.Waitall(self._requests)
+                self._startall(self._requests)
+                self._waitall(self._requests)
             except MPI.Exception as error:
                 raise transport.failure(error, self._verb, self._comm) from None
             return
@@ -199,7 +200,7 @@ class Exchange:
         return {pair for pair in likes if likes[pair][0] and theirs[pair][0]}
 
     def _outgoing(self, views: list[Any]) -> Any:
-        if not any(isinstance(view, Rows) for view in views):
+        if not _gathers(views):
             return self._spec(views)
         whole, parts = _gathered(views)
         self._before += zip(parts, views, strict=True)
@@ -207,7 +208,7 @@ class Exchange:
 
     def _incoming(self, views: list[tuple[Any, bool]]) -> Any:
         plain = [view for view, _ in views]
-        if not any(adds or isinstance(view, Rows) for view, adds in views):
+        if not (_gathers(plain) or any(adds for _, adds in views)):
             return self._spec(plain)
         whole, parts = _gathered(plain)
         self._after += [(view, part, adds) for (view, adds), part in zip(views, parts, strict=True)]
@@ -249,17 +250,51 @@ def _land(to: Any, source: Any, adds: bool) -> None:
         to[...] = source
 
 
+# What the libraries do best, measured in shared memory (benchmarks/halo.py): bytes up to which they send a
+# message off at once; whether strided ones that short are quick; mean length of a contiguous run, in bytes,
+# below which numpy copies a longer message quicker than the library's engine for datatypes (0: never), which
+# takes longer still over several views in one type.
+_HABITS = {"openmpi": (4000, False, 0), "mpich": (8000, True, 1024)}
+
+
+def _habits() -> tuple[int, bool, int]:
+    return _HABITS["mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"]
+
+
 def _alone(views: Sequence[Any]) -> bool:
     """Whether these views travel quicker as messages of their own.
 
-    Short ones, each in one piece, do: two of 2 KiB take 3.7 us on Open MPI, one that MPI gathers from both
-    4.4 us; and so do long ones, of which one is under way while the next is gathered. In between, and for
-    short strided views, one message is the better (benchmarks/halo.py).
+    They do if each is short enough to be sent off at once and all together would not be; and if they are
+    long and in one piece, so that one is under way while the next begins.
     """
     if len(views) < 2 or any(isinstance(view, Rows) for view in views):
         return False
-    short = all(view.flags.c_contiguous and view.nbytes < _SHORT for view in views)
-    return short or all(view.nbytes >= _LONG for view in views)
+    at_once, strided_too, _ = _habits()
+    solid = all(view.flags.c_contiguous for view in views)
+    if (solid or strided_too) and len(views) <= _FEW and max(view.nbytes for view in views) <= at_once:
+        return bool(sum(view.nbytes for view in views) > at_once)
+    return solid and all(view.nbytes >= _LONG for view in views)
+
+
+def _gathers(views: Sequence[Any]) -> bool:
+    """Whether what these views hold is copied by numpy into one piece, and not described to MPI."""
+    if any(isinstance(view, Rows) for view in views):
+        return True
+    at_once, _, run = _habits()
+    nbytes = sum(view.nbytes for view in views)
+    if nbytes <= at_once or (len(views) == 1 and views[0].flags.c_contiguous):
+        return False
+    return bool(nbytes < run * min(len(views), 2) * sum(_runs(view) for view in views))
+
+
+def _runs(view: View) -> int:
+    """How many contiguous pieces of memory a view has."""
+    run = view.itemsize
+    for n, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
+        if n > 1 and stride != run:
+            break
+        run *= n
+    return view.nbytes // run
 
 
 def _gathered(views: Sequence[Any]) -> tuple[View, list[View]]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import LayoutError, UsageError, where
+from .errors import UsageError, where
 from .exchange import Exchange
 from .partition import halo
 
 if TYPE_CHECKING:
     from .field import Field
 
-__all__ = ["Halo", "exchange_of"]
+__all__ = ["Halo", "reverse"]
 
 
-class Halo:
+class Halo(Exchange):
     """The halos of some fields over the same ranks, exchanged together. Collective to make.
 
     start() sends what the fields hold now; until wait() the insides may be read and the halos are in
@@ -27,52 +27,37 @@ class Halo:
 
     Raises:
         UsageError: no field, or fields over different communicators.
+        LayoutError: a field is partial.
     """
 
     def __init__(self, *fields: Field) -> None:
-        if not fields:
-            raise UsageError("Halo needs a field", "Halo", "Halo(field)")
-        comm = fields[0].comm
-        if any(field.comm is not comm for field in fields):
-            raise UsageError(
-                "the fields live on different communicators",
-                where("halo", comm),
-                "one Halo for those of each communicator",
-            )
-        self.fields: Sequence[Field] = fields
-        self._exchange = exchange_of(fields)
-        # the two words of every time step, without a detour
-        self.start = self._exchange.start
-        self.wait = self._exchange.wait
-
-    def __call__(self, timeout: float | None = None) -> None:
-        """Exchange now."""
-        self._exchange(timeout)
-
-    def explain(self) -> str:
-        """Which way the bytes take."""
-        return self._exchange.explain()
-
-    def close(self) -> None:
-        """Give back what MPI holds for it."""
-        self._exchange.close()
+        sends, receives = _faces(fields)
+        super().__init__(fields[0].comm, sends, receives, verb="halo exchange")
+        self.fields = fields
 
 
-def exchange_of(fields: Sequence[Field], reverse: bool = False) -> Exchange:
-    """The exchange of these fields' halos; reverse: halos go back and are added to what their owners have."""
+def reverse(field: Field) -> Exchange:
+    """The exchange in which the halo goes back to its owners and is added to what they have."""
+    sends, receives = _faces([field])
+    return Exchange(field.comm, receives, sends, range(len(sends)), verb="halo, in reverse")
+
+
+def _faces(fields: Sequence[Field]) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
+    """What goes out and what comes in: (peer, place in memory)."""
+    if not fields:
+        raise UsageError("Halo needs a field", "Halo", "Halo(field)")
     comm = fields[0].comm
+    if any(field.comm is not comm for field in fields):
+        raise UsageError(
+            "the fields live on different communicators",
+            where("halo", comm),
+            "one Halo for those of each communicator",
+        )
     sends: list[tuple[int, Any]] = []
     receives: list[tuple[int, Any]] = []
     for field in fields:
-        if getattr(field.partition, "summands", 1) > 1:
-            raise LayoutError(
-                f"{field} is partial: its values are sums yet to be made",
-                where("halo", comm),
-                "redistribute it first",
-            )
+        field.check_whole("halo")
         route = halo(field.partition, comm.rank, field.halo, field.periodic, field.corners)
         sends += [(piece.peer, field.place(piece.here)) for piece in route.sends]
         receives += [(piece.peer, field.place(piece.here)) for piece in route.receives]
-    if reverse:
-        return Exchange(comm, receives, sends, range(len(sends)), verb="halo, in reverse")
-    return Exchange(comm, sends, receives, verb="halo exchange")
+    return sends, receives

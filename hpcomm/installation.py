@@ -58,13 +58,24 @@ def find_mpi(forced: str | None = None, environ: Mapping[str, str] = os.environ)
     if forced is not None:
         return _forced(forced, expected, _is_bundled(library), environ)
     srun = which("srun", environ) if "SLURM_JOB_ID" in environ else None
-    if srun is not None:
+    if srun is not None and not (
+        library is not None and expected == "mpich" and _has_hydra(library, environ)
+    ):
         return Mpi(srun, expected, _is_bundled(library))
     if library is not None:
         beside = str(library.parent / "bin" / "mpiexec")
         if os.access(beside, os.X_OK):
             return Mpi(beside, expected or _ask_vendor(beside), _is_bundled(library))
     return _on_path(expected, environ)
+
+
+def _has_hydra(library: Path, environ: Mapping[str, str]) -> bool:
+    """Whether MPICH's own launcher is to start its ranks in a Slurm job: it asks srun for its agents itself.
+
+    Under srun, MPICH 5 and the pmi2 of Slurm 22.05 disagree about how long a line may be, so that some jobs
+    never come up, and heterogeneous steps never do. SLURM_MPI_TYPE says that somebody knows better.
+    """
+    return "SLURM_MPI_TYPE" not in environ and os.access(library.parent / "bin" / "hydra_pmi_proxy", os.X_OK)
 
 
 def library_folder(environ: Mapping[str, str] = os.environ) -> Path | None:

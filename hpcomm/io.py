@@ -9,13 +9,15 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from .errors import DtypeError, HpcommError, LayoutError, TransportError, where
+from .errors import DtypeError, HpcommError, LayoutError, TransportError, UsageError, where
 from .exchange import strided
 from .field import Field
 from .mesh import Mesh
@@ -34,7 +36,22 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     dtypes = LazyModule("hpcomm.dtypes")
 
-__all__ = ["agree", "load", "read_into", "read_raw", "save", "write_raw"]
+__all__ = [
+    "agree",
+    "attempt",
+    "beside",
+    "load",
+    "move",
+    "named",
+    "on_root",
+    "opened",
+    "publish",
+    "read_into",
+    "read_raw",
+    "save",
+    "stored",
+    "write_raw",
+]
 
 _PIECE = 1 << 30  # bytes of the largest single read or write: counts are C ints
 PathLike = Union[str, "os.PathLike[str]"]
@@ -55,18 +72,14 @@ def save(field: Field, path: PathLike, *, collective: bool = True, sync: bool = 
         TransportError: on every rank, if any of them could not write (a full disk, no permission).
     """
     comm = field.comm
+    field.check_whole("save")
     path = Path(path)
     head = _header(field)
-    part = comm.broadcast_object(path.with_name(f".{path.name}.{secrets.token_hex(4)}.part"))
-    with _removed_on_failure(comm, part, path):
-        with _opened(comm, part, "save", writing=True) as file:
-            failed = _attempt(lambda: _write_head(comm, file, head))
-            agree(comm, failed, "save", path)
-            _move(field, file, len(head), collective, writing=True)
-        if sync:  # not File.Sync: on a full disk Open MPI 5.0 hangs in it
-            agree(comm, _attempt(lambda: _flush(part)), "save", path)
-        expected = len(head) + _nbytes(field)
-        agree(comm, _on_root(comm, lambda: _publish(part, path, expected)), "save", path)
+    with beside(comm, path) as part:
+        with opened(comm, part, "save", writing=True) as file:
+            agree(comm, attempt(lambda: _write_head(comm, file, head)), "save", path)
+            move(field, file, len(head), collective, writing=True)
+        publish(comm, part, path, len(head) + _nbytes(field), sync)
 
 
 def load(
@@ -93,7 +106,7 @@ def load(
     if whole is not None and whole.shape != shape:
         raise LayoutError(f"{path} holds shape {shape}, the partition is {whole}", where("load", comm))
     field = Field(ranks, shape if whole is None else whole, split=split, dtype=dtype, **options)
-    _read(field, Path(path), offset, collective)
+    read_raw(field, path, offset, collective=collective)
     return field
 
 
@@ -104,13 +117,13 @@ def read_into(field: Field, path: PathLike, *, collective: bool = True) -> None:
         raise LayoutError(
             f"{path} holds shape {shape}, the field has {field.shape}", where("load", field.comm)
         )
-    if np.dtype(dtype) != _stored(field):
+    if np.dtype(dtype) != stored(field):
         raise DtypeError(
             f"{path} holds {np.dtype(dtype)}, the field {field.look.dtype}",
             where("load", field.comm),
             f"a field of dtype {np.dtype(dtype).name}",
         )
-    _read(field, Path(path), offset, collective)
+    read_raw(field, path, offset, collective=collective)
 
 
 def write_raw(field: Field, path: PathLike, offset: int = 0, *, collective: bool = True) -> None:
@@ -118,9 +131,9 @@ def write_raw(field: Field, path: PathLike, offset: int = 0, *, collective: bool
 
     The rest of the file stays; so there is nothing atomic about it.
     """
-    path = Path(path)
-    with _opened(field.comm, path, "write_raw", writing=True, keep=True) as file:
-        _move(field, file, offset, collective, writing=True)
+    field.check_whole("write_raw")
+    with opened(field.comm, Path(path), "write_raw", writing=True) as file:
+        move(field, file, offset, collective, writing=True)
 
 
 def read_raw(field: Field, path: PathLike, offset: int = 0, *, collective: bool = True) -> None:
@@ -129,7 +142,42 @@ def read_raw(field: Field, path: PathLike, offset: int = 0, *, collective: bool 
     Raises:
         TransportError: on every rank, and the field stays as it was, if the file ends too early.
     """
-    _read(field, Path(path), offset, collective)
+    path = Path(path)
+    need = offset + _nbytes(field)
+
+    def long_enough() -> None:
+        found = path.stat().st_size
+        if found < need:
+            raise OSError(f"it has {found} bytes, {need} are needed: it was cut off")
+
+    agree(field.comm, on_root(field.comm, long_enough), "load", path)
+    with opened(field.comm, path, "load", writing=False) as file:
+        # into memory of its own, and only when every rank has all of it into the field
+        data = move(field, file, offset, collective, writing=False)
+    field.look.array[field._own()] = data
+
+
+def named(fields: Sequence[Field], verb: str) -> Communicator:
+    """The communicator of fields that are to be told apart by their names in one file or folder.
+
+    Raises:
+        UsageError: no field, different communicators, or names that are missing, equal or no file names.
+    """
+    if not fields:
+        raise UsageError(f"{verb} needs a field", verb)
+    comm = fields[0].comm
+    names = [field.name for field in fields]
+    if any(field.comm is not comm for field in fields):
+        raise UsageError("the fields live on different communicators", where(verb, comm))
+    if len(set(names)) < len(names) or not all(re.fullmatch(r"\w[\w.-]*", name) for name in names):
+        raise UsageError(
+            f"fields are called {names}",
+            where(verb, comm),
+            "different names of letters and digits: Field(name=...)",
+        )
+    for field in fields:
+        field.check_whole(verb)
+    return comm
 
 
 def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
@@ -145,7 +193,7 @@ def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
 
 
 # -- header and file -------------------------------------------------------------------------------------
-def _stored(field: Field) -> Any:
+def stored(field: Field) -> Any:
     """The numpy dtype of the file. bfloat16 and the 8-bit floats have none: their bits as integers."""
     look = field.look
     if look.dtype.kind in "hq" and look.dtype.name != "float16":
@@ -155,7 +203,7 @@ def _stored(field: Field) -> Any:
 
 def _header(field: Field) -> bytes:
     buffer = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(_stored(field))
+    descr = np.lib.format.dtype_to_descr(stored(field))
     np.lib.format.write_array_header_2_0(
         buffer, {"descr": descr, "fortran_order": False, "shape": field.shape}
     )
@@ -187,45 +235,56 @@ def _read_header(comm: Communicator, path: Path) -> tuple[tuple[int, ...], Any, 
                 raise ValueError("its elements are in Fortran order; numpy.ascontiguousarray before saving")
             found.extend((tuple(shape), dtype, file.tell()))
 
-    agree(comm, _on_root(comm, look), "load", path)
+    agree(comm, on_root(comm, look), "load", path)
     shape, dtype, offset = comm.broadcast_object(found if found else None)
     return shape, dtype, offset
 
 
 @contextmanager
-def _opened(
-    comm: Communicator, path: Path, verb: str, writing: bool, keep: bool = False
-) -> Iterator[MPI.File]:
+def opened(comm: Communicator, path: Path, verb: str, writing: bool) -> Iterator[MPI.File]:
     """The file on all ranks; errors are everybody's."""
     mode = MPI.MODE_WRONLY | MPI.MODE_CREATE if writing else MPI.MODE_RDONLY
     file: list[MPI.File] = []
     intra: Any = comm.mpi
-    failed = _attempt(lambda: file.append(MPI.File.Open(intra, str(path), mode)))
+    failed = attempt(lambda: file.append(MPI.File.Open(intra, str(path), mode)))
     try:
         agree(comm, failed, verb, path)
         yield file[0]
-    except BaseException:
-        for opened in file:
-            _attempt(opened.Close)
+    except HpcommError:  # everybody's; at any other the ranks would wait for each other in Close
+        for handle in file:
+            attempt(handle.Close)
         raise
-    agree(comm, _attempt(file[0].Close), verb, path)
+    agree(comm, attempt(file[0].Close), verb, path)
 
 
 @contextmanager
-def _removed_on_failure(comm: Communicator, part: Path, path: Path) -> Iterator[None]:
+def beside(comm: Communicator, path: Path) -> Iterator[Path]:
+    """A name next to path to write to, which nothing is left of if that fails. Collective."""
+    part: Path = comm.broadcast_object(path.with_name(f".{path.name}.{secrets.token_hex(4)}.part"))
     try:
-        yield
+        yield part
     except HpcommError:
         if comm.rank == 0:
-            part.unlink(missing_ok=True)
+            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
         raise
 
 
-def _publish(part: Path, path: Path, expected: int) -> None:
-    found = part.stat().st_size
-    if found != expected:
-        raise OSError(f"{found} bytes arrived in the file instead of {expected}")
-    os.replace(part, path)  # noqa: PTH105  atomic, also over what is there
+def publish(comm: Communicator, part: Path, path: Path, expected: int | None, sync: bool) -> None:
+    """Give a file its name, if it is as long as expected. Collective.
+
+    Args:
+        sync: wait until it is on the disk. Not by File.Sync: on a full disk Open MPI 5.0 hangs in it.
+    """
+
+    def rename() -> None:
+        found = part.stat().st_size
+        if expected not in (None, found):
+            raise OSError(f"{found} bytes arrived in the file instead of {expected}")
+        os.replace(part, path)  # noqa: PTH105  atomic, also over what is there
+
+    if sync:
+        agree(comm, attempt(lambda: _flush(part)), "save", path)
+    agree(comm, on_root(comm, rename), "save", path)
 
 
 def _flush(path: Path) -> None:
@@ -237,49 +296,34 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def _on_root(comm: Communicator, deed: Callable[[], Any]) -> str:
-    return _attempt(deed) if comm.rank == 0 else ""
+def on_root(comm: Communicator, deed: Callable[[], Any]) -> str:
+    return attempt(deed) if comm.rank == 0 else ""
 
 
-def _attempt(deed: Callable[[], Any]) -> str:
+def attempt(deed: Callable[[], Any]) -> str:
     """Do it; "" or what went wrong."""
     try:
         deed()
     except MPI.Exception as error:
         return str(error.Get_error_string())
-    except (OSError, ValueError) as error:
-        return str(error)
+    except (OSError, ValueError, RuntimeError) as error:  # the last: how HDF5 says that a disk is full
+        return str(error) or type(error).__name__
     return ""
 
 
 # -- data -------------------------------------------------------------------------------------------------
-def _read(field: Field, path: Path, offset: int, collective: bool) -> None:
-    """Read into memory of its own, and only when every rank has all of it into the field."""
-    need = offset + _nbytes(field)
-
-    def long_enough() -> None:
-        found = path.stat().st_size
-        if found < need:
-            raise OSError(f"it has {found} bytes, {need} are needed: it was cut off")
-
-    agree(field.comm, _on_root(field.comm, long_enough), "load", path)
-    with _opened(field.comm, path, "load", writing=False) as file:
-        data = _move(field, file, offset, collective, writing=False)
-    field.look.array[field._own()] = data
-
-
-def _move(field: Field, file: MPI.File, offset: int, collective: bool, writing: bool) -> Any:
+def move(field: Field, file: MPI.File, offset: int, collective: bool, writing: bool) -> Any:
     """Write what this rank owns to its place in the file, or read it."""
     own = field.look.array[field._own()]
     order, displacement, kind = _view(field, offset)
     if writing:
-        # of copies the first writes
-        data = np.ascontiguousarray(own if order is None else own[order]) if field._is_first else own[:0]
+        mine = own if order is None else own[order]
+        data = np.ascontiguousarray(mine) if field._is_first else np.empty(0, own.dtype)  # once of copies
     else:
         data = np.empty(own.shape, own.dtype)
     flat = data.reshape(-1).view(np.uint8)
     verb = "save" if writing else "load"
-    failed = _attempt(lambda: file.Set_view(displacement, MPI.BYTE, kind, "native"))
+    failed = attempt(lambda: file.Set_view(displacement, MPI.BYTE, kind, "native"))
     agree(field.comm, failed, verb, "the file")
     pieces = field.comm.mpi.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)
     name = ("Write" if writing else "Read") + ("_all" if collective else "")
@@ -300,7 +344,7 @@ def _move(field: Field, file: MPI.File, offset: int, collective: bool, writing: 
 
 def _moved(file: MPI.File, name: str, piece: Any) -> str:
     status = MPI.Status()
-    failed = _attempt(lambda: getattr(file, name)([piece, MPI.BYTE], status))
+    failed = attempt(lambda: getattr(file, name)([piece, MPI.BYTE], status))
     count = status.Get_count(MPI.BYTE)
     if not failed and count != piece.nbytes:
         failed = f"{count} of {piece.nbytes} bytes went through"

@@ -243,13 +243,12 @@ def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
     import numpy as np
 
     from . import dtypes
-    from .transport import mpi
 
     names = {
         "dtype": dtype,
         "empty": np.empty,
         "may_share_memory": np.may_share_memory,
-        "most": mpi.largest_count,
+        "most": _most(comm, dtype.itemsize) // max(dtype.itemsize, 1),
         "ndarray": np.ndarray,
     }
     return _make(comm, verb, op, dtypes.from_numpy, dtype, _NUMPY, names, by)
@@ -298,7 +297,6 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
     from mpi4py import MPI
 
     from . import dtypes
-    from .transport import mpi
 
     torch = sys.modules["torch"]
     try:
@@ -316,7 +314,7 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
         "empty": torch.empty,
         "empty_like": torch.empty_like,
         "least": 2 * record.itemsize,  # a single element may be a lazy negative
-        "most": mpi.largest_count * record.itemsize,
+        "most": _most(comm, record.itemsize),
         "tensor": torch.Tensor,
         "windows_x": windows_x,
         "window_x": window_x,
@@ -324,6 +322,14 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
         "window_out": window_out,
     }
     return _make(comm, verb, op, dtypes.from_torch, dtype, _TORCH, names, by)
+
+
+def _most(comm: Communicator, itemsize: int) -> int:
+    """Bytes up to which a lane carries an array: what one MPI call takes, in this communicator's way."""
+    from .transport import mpi
+
+    largest = mpi.largest_count * itemsize
+    return largest if comm._onboard is None else min(largest, comm._onboard.eager)
 
 
 Window = tuple[int, Any, int]  # bytes, what mpi4py wants, number of elements as signatures have it

@@ -298,8 +298,16 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
         look = buffer.as_buffer(x)
     except HpcommError as error:
         raise error.located("isend" if async_op else "send", comm) from None
-    packed = np.ascontiguousarray(look.array)
     to_self = dest == comm.rank and not comm.is_inter and not async_op
+    onboard = comm._onboard
+    if onboard is not None and onboard.takes(look, block=look.nbytes):
+        call = Call(comm, "send", peer=dest, tag=tag)
+        call.look = look
+        if to_self:
+            comm._keep(collectives.carry_out(onboard.send(call, look, copy=True), True))
+            return None
+        return collectives.carry_out(onboard.send(call, look), async_op)
+    packed = np.ascontiguousarray(look.array)
     if to_self and np.shares_memory(packed, look.array):
         packed = packed.copy()
     call = Call(comm, "send", peer=dest, tag=tag)
@@ -340,6 +348,18 @@ def _recv(
 
 
 def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: Any, async_op: bool) -> Any:
+    onboard = comm._onboard
+    if onboard is not None and onboard.takes(look, block=look.nbytes):
+        status = Status() if status is None else status
+        call = Call(comm, "recv", peer=source, tag=tag)
+        call.look = look
+        seen = MPI.Status()
+        call.finish = lambda _: (_fill(status, seen), look.give())[1]
+        result = collectives.carry_out(onboard.recv(call, look, seen), async_op)
+        if async_op:
+            result.status = status
+            result.needs(comm, source)
+        return result
     landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
     status = Status() if status is None else status
 

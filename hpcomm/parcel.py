@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import struct
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,7 @@ def _card(parcel: Parcel, room: int, exactly: bool) -> tuple[bytearray, int]:
 _POOLED = range(64 << 10, 16 << 20)  # bytes of blocks that are worth keeping
 _POOL = 4  # blocks kept
 _pool: list[Any] = []
+_pooling = threading.Lock()  # whoever finds a block unused has it before the next one looks
 
 
 def _memory(nbytes: int) -> Any:
@@ -116,18 +118,23 @@ def _memory(nbytes: int) -> Any:
     holds on to its block, so the number of references tells whether anybody still looks at it.
     """
     if nbytes not in _POOLED:
-        return np.empty(nbytes, np.uint8)
-    for block in _pool:
-        if block.nbytes == nbytes and sys.getrefcount(block) == _UNUSED:
-            return block
-    block = np.empty(nbytes, np.uint8)
-    _pool.append(block)
-    if len(_pool) > _POOL:
-        del _pool[0]
-    return block
+        return np.empty(nbytes, np.uint8).data
+    with _pooling:
+        for block, references in zip(_pool, _references(_pool), strict=True):
+            if references == _UNUSED and block.nbytes == nbytes:
+                return block.data
+        block = np.empty(nbytes, np.uint8)
+        _pool.append(block)
+        if len(_pool) > _POOL:
+            del _pool[0]
+    return block.data
 
 
-_UNUSED = 3  # the pool's reference, the loop's, and getrefcount's own
+def _references(blocks: list[Any]) -> list[int]:
+    return [sys.getrefcount(block) for block in blocks]
+
+
+_UNUSED = _references([object()])[0]  # of what only a list holds; Pythons count differently
 
 
 class _Opened:
@@ -150,7 +157,7 @@ class _Opened:
                 self._expect(-1 - mark)
 
     def _expect(self, nbytes: int) -> None:
-        block = _memory(nbytes).data
+        block = _memory(nbytes)
         self.blocks.append(block)
         self._to_come.append(block)
 

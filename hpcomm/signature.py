@@ -14,12 +14,15 @@ __all__ = ["BACKGROUND", "SCHEDULED", "VERBS", "describe", "head", "marked", "si
 
 _PLAIN = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "exscan", "gather"]
 _PLAIN += ["reduce", "reduce_scatter", "scan", "scatter", "plan"]
+_NEIGHBOURS = ["all_gather", "all_to_all"]
 _RAGGED = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]
 VERBS = [
     "?",
     *_PLAIN,
     *(f"{verb}_object" for verb in _RAGGED),
     *(f"{verb}_ragged" for verb in _RAGGED),
+    *(f"neighbour_{verb}" for verb in _NEIGHBOURS),
+    *(f"neighbour_{verb}_ragged" for verb in _NEIGHBOURS),
 ]
 _CODES = {verb: i for i, verb in enumerate(VERBS)}
 _OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")

@@ -78,14 +78,17 @@ def _raise_ended(number: int, frame: object) -> NoReturn:
     raise _EndedBySignalError(number)
 
 
-def _end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False) -> None:
-    """Give the launcher time to end by itself, then ask it to, then kill whatever is left of the job."""
+def _end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:
+    """Give the launcher time to end by itself, then ask it to, then kill whatever is left of the job.
+
+    at_once: ask without giving it time.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     segments = _segments(pid for pid, _ in members(mark))
     if abort:
         _abort_ranks(mark)
-    for ask in (launcher.poll, launcher.terminate, launcher.kill):
+    for ask in (launcher.poll, launcher.terminate, launcher.kill)[at_once:]:
         ask()
         with contextlib.suppress(subprocess.TimeoutExpired):
             launcher.wait(GRACE_S)

@@ -54,14 +54,15 @@ def steps(environments: dict[str, str]) -> Iterator[Step]:
     first = next(iter(environments.values()))
     yield Step("pure", [first, "-m", "pytest", "-q", "tests/pure", *alone], PURE_S)
     for name, python in environments.items():
+        chosen = [] if python == first else ["-m", "not once"]
         for ranks in RANKS:
             step = Step(f"{name}, {ranks} rank{'s' * (ranks > 1)}", [], MPI_S, ranks)
             yield on_ranks(step, python, "tests/mpi")
         for ranks in TORCH_RANKS:
             yield on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")
         jobs = ["tests/mpi_jobs", "tests/torch_jobs"]
-        yield Step(f"{name}, jobs", [python, "-m", "pytest", "-q", *jobs], JOBS_S)
-        yield Step(f"{name}, mpmd", [python, "-m", "pytest", "-q", "tests/mpmd"], JOBS_S)
+        yield Step(f"{name}, jobs", [python, "-m", "pytest", "-q", *chosen, *jobs], JOBS_S)
+        yield Step(f"{name}, mpmd", [python, "-m", "pytest", "-q", *chosen, "tests/mpmd"], JOBS_S)
 
 
 def on_ranks(step: Step, python: str, folder: str) -> Step:

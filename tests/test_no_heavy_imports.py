@@ -20,6 +20,8 @@ HEAVY = (
     "matplotlib",
     "sklearn",
     "multiprocessing",
+    "h5py",
+    "zarr",
 )
 
 

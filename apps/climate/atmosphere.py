@@ -79,5 +79,5 @@ if options.write:
 whole = bands.gather(air)
 if options.picture and comm.rank == 0:
     picture(options.picture, f"air after {t / DAY:g} days", whole, "K")
-if comm.rank == 0 and abs(total - sum(sky)) > 1e-13 * begin:
+if comm.rank == 0 and not abs(total - sum(sky)) <= 1e-13 * begin:
     raise SystemExit("atmosphere: energy was lost")

@@ -6,6 +6,7 @@ gives the surface temperature in degrees Celsius.
 
 import argparse
 import os
+from pathlib import Path
 
 import numpy as np
 from sphere import Bands, load, picture, save
@@ -26,7 +27,7 @@ options = parser.parse_args()
 
 def device():
     """cuda, where the spec asks for a GPU and there is one."""
-    if os.environ.get("HPCOMM_DEVICE") == "gpu":
+    if os.environ.get("HPCOMM_DEVICE") == "gpu" and Path("/dev/nvidiactl").exists():
         import torch
 
         if torch.cuda.is_available():

@@ -15,25 +15,26 @@ def exact(x, y, t):
 
 
 class Square:
-    """[left, left + 1] x [0, 1] with n x n meshes; the coupled side is at x = 1.
+    """[left, left + width] x [0, 1] with n meshes to a length of 1; the coupled side is at x = 1.
 
     Rows (y) are dealt out over the ranks of comm. On the coupled side either values are given
-    (is_dirichlet) or the flux u_x. u has shape (rows here, n + 1), from left to right.
+    (is_dirichlet) or the flux u_x. u has shape (rows here, columns + 1), from left to right.
     """
 
-    def __init__(self, comm, left, n, is_dirichlet):
+    def __init__(self, comm, left, n, is_dirichlet, width=1.0):
         self.comm, self.n, self.h, self.is_dirichlet = comm, n, 1.0 / n, is_dirichlet
+        self.columns = columns = round(width * n)
         inner = np.array_split(np.arange(1, n), comm.size)[comm.rank]
         self.rows = inner  # the rows 0 and n lie on the boundary
         self.y = inner * self.h
-        self.x = left + np.arange(n + 1) * self.h
-        self.side = n if left == 0.0 else 0  # the column at x = 1
+        self.x = left + np.arange(columns + 1) * self.h
+        self.side = columns if left == 0.0 else 0  # the column at x = 1
         self.t = 0.0
         self.u = exact(self.x, self.y[:, None], 0.0)
-        self.free = np.ones(n + 1, bool)  # columns that are solved for
-        self.free[[0, n]] = False
+        self.free = np.ones(columns + 1, bool)  # that are solved for
+        self.free[[0, columns]] = False
         self.free[self.side] = not is_dirichlet
-        self.weight = np.ones(n + 1)
+        self.weight = np.ones(columns + 1)
         self.weight[self.side] = 0.5  # half a mesh at the coupled side
 
     def save(self):
@@ -74,13 +75,13 @@ class Square:
 
     def neighbours(self, u, edges):
         """The rows above and below each row here."""
-        comm, n = self.comm, self.n
-        first = exact(self.x, 0.0, self.t) if edges else np.zeros(n + 1)
-        last = exact(self.x, 1.0, self.t) if edges else np.zeros(n + 1)
+        comm, width = self.comm, self.columns + 1
+        first = exact(self.x, 0.0, self.t) if edges else np.zeros(width)
+        last = exact(self.x, 1.0, self.t) if edges else np.zeros(width)
         if comm.rank > 0:
-            first = comm.sendrecv(u[0].copy(), comm.rank - 1, comm.rank - 1, out=np.empty(n + 1))
+            first = comm.sendrecv(u[0].copy(), comm.rank - 1, comm.rank - 1, out=np.empty(width))
         if comm.rank < comm.size - 1:
-            last = comm.sendrecv(u[-1].copy(), comm.rank + 1, comm.rank + 1, out=np.empty(n + 1))
+            last = comm.sendrecv(u[-1].copy(), comm.rank + 1, comm.rank + 1, out=np.empty(width))
         whole = np.vstack([first, u, last])
         return whole[2:], whole[:-2]
 

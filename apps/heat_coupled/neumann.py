@@ -18,13 +18,14 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--meshes", type=int, default=16)
 parser.add_argument("--window", type=float, default=0.1)
 parser.add_argument("--steps", type=int, default=5, help="windows")
+parser.add_argument("--width", type=float, default=1.0, help="of this square; a narrow one converges slowly")
 parser.add_argument("--scheme", choices=SCHEMES, default="iqn-ils")
 parser.add_argument("--tolerance", type=float, default=1e-10)
 options = parser.parse_args()
 
 me = hpcomm.join("neumann")
 link = me.link("dirichlet")
-square = Square(me.comm, 1.0, options.meshes, is_dirichlet=False)
+square = Square(me.comm, 1.0, options.meshes, is_dirichlet=False, width=options.width)
 temperature = me.gives("temperature", exact(1.0, square.y, 0.0), square.rows)
 flux = me.takes("flux", np.zeros(len(square.rows)), square.rows)
 accelerator = Accelerator(me.comm, options.scheme)
@@ -41,5 +42,5 @@ for _window in range(options.steps):
     worst = max(worst, square.error())
 if me.comm.rank == 0:
     print(f"{options.scheme}: iterations {' '.join(map(str, counts))}, largest error {worst:.1e}")
-if worst > 1e-7:
+if not worst <= 1e-7:
     sys.exit("neumann: that is not the exact solution")

@@ -40,7 +40,7 @@ def main() -> int:
     if rank == 0:
         alone, _ = train(model(), x, y, arguments.epochs)
         furthest = max((a - b).abs().max().item() for a, b in zip(ours, alone, strict=True))
-        wrong = int(furthest > TOLERANCE)
+        wrong = int(not furthest <= TOLERANCE)
         print(f"{arguments.backend} {speed:,.0f} samples/s, gloo {other:,.0f} samples/s")
         print(f"furthest weight from one process: {furthest:.1e}, {'WRONG' if wrong else 'as it should be'}")
     dist.destroy_process_group()

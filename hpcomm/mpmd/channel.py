@@ -121,7 +121,7 @@ class Channel:
             memory = self._own_memory(here)
             if memory is None:
                 memory = self._packed(here)
-            self._requests.append(make([memory, MPI.BYTE], rank, self._tag))
+            self._requests.append(make([memory, MPI.BYTE], rank + self.link.shift, self._tag))
 
     def _own_memory(self, here: list[tuple[Part, Selection]]) -> NDArray[np.uint8] | None:
         """The bytes of the values themselves, if they are all that travels and lie consecutively."""

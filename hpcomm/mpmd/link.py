@@ -42,7 +42,8 @@ class Link:
         self.timeout_s = 300.0
         self.waited_s = 0.0
         self.busy_s = 0.0
-        self.wire: MPI.Intercomm
+        self.wire: MPI.Intracomm  # both programs' ranks; the peer's begin at shift
+        self.shift = 0
         self.gives: dict[str, Giving] = {}
         self.takes: dict[str, Taking] = {}
         self._connect: Callable[[], None] = lambda: None  # of the program, until it is done

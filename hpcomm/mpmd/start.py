@@ -48,6 +48,7 @@ Check SPEC.toml, start its programs as one job, show what they print with the na
 """
 MARK = "\x1e"  # begins a line that a supervisor says to us
 GRACE_S = 5.0  # between the end of a program and that of the others
+FAILED_S = 2.0  # the same where it has failed: enough for the others to say so too
 FAILED = 1
 _KINDS = tuple(f"{batch}{vendor}" for batch in ("", "slurm-", "pbs-") for vendor in VENDORS)
 _VALUED = ("--as", "--only", "--record", "--files", "--timeout", "--launcher")
@@ -317,7 +318,7 @@ class Watch:
             now = time.monotonic()
             for (program, rank), (how, when) in self.ended.items():
                 about = self.spec.programs[program]
-                late = now - when > GRACE_S
+                late = now - when > (FAILED_S if self.first else GRACE_S)
                 if late and left and (self.first or (about.joins and about.on_failure == "end")):
                     others = " and ".join(f"'{name}'" for name in left)
                     what = (
@@ -385,7 +386,7 @@ def _watched(
         watch.first = f"ended by {signal.Signals(ended.number).name}"
         status = 128 + ended.number
     if launcher.poll() is None or supervise.members(mark):
-        supervise._end(launcher, mark)
+        supervise._end(launcher, mark, at_once=status is not None)
     for reader in readers:
         reader.join(supervise.GRACE_S)
     return _judged(watch, launcher.returncode, status)
@@ -410,7 +411,10 @@ def _judged(watch: Watch, launched: int, status: int | None) -> int:
     """The job's exit status, and the sentence that explains it."""
     if status is None:
         first = next(iter(watch.statuses.values()), 0)
-        status = first if first else (launched if not _excused(watch) else 0)
+        # MPICH's mpiexec ends with 0 when it has killed the others of a rank that left without Finalize;
+        # their supervisors may be gone before they can say so.
+        cut = FAILED if any(watch.running.values()) else 0
+        status = first or (0 if _excused(watch) else launched or cut)
     why = watch.explain(bool(status)) or (f"the job ended with status {status}" if status else None)
     if why:
         print(f"hpcomm run: {why}", file=sys.stderr, flush=True)

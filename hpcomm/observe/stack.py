@@ -5,30 +5,38 @@ from __future__ import annotations
 import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import is_ours, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["call_frame", "describe_call"]
 
 _SHOWN = ("op", "root", "dest", "source", "tag", "async_op")
 
 
-def call_frame(frame: FrameType | None = None) -> tuple[FrameType | None, FrameType | None]:
+def call_frame(
+    frame: FrameType | None = None, is_chosen: Callable[[FrameType], bool] | None = None
+) -> tuple[FrameType | None, FrameType | None]:
     """The outermost frame of hpcomm (the verb that was called) and the user's frame that called it.
 
     Args:
         frame: innermost frame; the main thread's own if absent.
+        is_chosen: the outermost of those that it is true for, instead; of all, if it is for none.
     """
     if frame is None:
         thread = threading.main_thread().ident
         frame = (
             sys._getframe(1) if threading.get_ident() == thread else sys._current_frames().get(thread or 0)
         )
-    verb = None
+    verb = chosen = None
     while frame is not None and is_ours(frame.f_code):
+        if is_chosen is not None and is_chosen(frame):
+            chosen = frame
         verb, frame = frame, frame.f_back
-    return verb, frame
+    return chosen or verb, frame
 
 
 def describe_call() -> str:

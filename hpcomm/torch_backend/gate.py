@@ -14,11 +14,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import runtime
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
-from ..observe.board import LAPS, LINE, last_call, post
+from ..observe.board import GONE, LAPS, LINE, last_call, post
 from ..signature import describe
 from .errors import as_torch
 
@@ -29,20 +30,25 @@ if TYPE_CHECKING:
 __all__ = ["Gate"]
 
 GAVE_UP = -1  # posted instead of a signature by a rank that waits no more
+_LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
 SPIN_S = 20e-6  # looking without pause
 _YIELD_S = 1e-3  # from then on giving the core to whoever wants it
 _LOOK_S = 0.05  # between looks whether the missing ranks still live
 _MOST_S = 1e-3  # longest pause between two looks
+_TELL_S = 5.0  # for ranks that disagree to tell each other what they called
+_WORDS = 256  # bytes of that
+_SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
 
 
 class Gate:
-    """meet(signature, seconds, words) returns when all ranks have met for the same call.
+    """meet(signature, seconds, words, told=()) returns when all ranks have met for the same call.
 
-    words() says the call for messages; it is asked only when something is wrong.
+    words(*told) says the call for messages; it is asked only when something is wrong.
     """
 
-    def __init__(self, comm: Communicator, name: str) -> None:
-        self._comm, self._name = comm, name
+    def __init__(self, comm: Communicator, name: str, store: Callable[[], Any]) -> None:
+        self._comm, self._name, self._store = comm, name, store
+        self._meetings = 0  # by message
         self.failed: HpcommError | None = None  # why no call can pass any more
         board = runtime.board
         self._slot = board.take_ring() if board is not None else -1
@@ -62,9 +68,9 @@ class Gate:
                     rings.append((rank, board.regions[here].ring(slot)))
                     self._lives[rank] = (board.regions[here], pid if space == mine[4] else 0)
         self.on_board = len(rings) == comm.size - 1
-        self.meet: Callable[[int, float, Callable[[], str]], None]
+        self.meet: Callable[..., None]
         if comm.size == 1:
-            self.meet = lambda mine, seconds, words: None
+            self.meet = lambda mine, seconds, words, told=(): None
         elif self.on_board and board is not None:
             self.meet = self._on_board(board.mine.ring(self._slot), rings)
         else:
@@ -82,13 +88,12 @@ class Gate:
             runtime.board.give_back(self._slot)
             self._slot = -1
 
-    def _on_board(
-        self, ring: memoryview, others: list[tuple[int, memoryview]]
-    ) -> Callable[[int, float, Callable[[], str]], None]:
+    def _on_board(self, ring: memoryview, others: list[tuple[int, memoryview]]) -> Callable[..., None]:
         rings = [other for _, other in others]
         step, turn = post(ring)
+        looks = range(_LOOKS)
 
-        def meet(mine: int, seconds: float, words: Callable[[], str]) -> None:
+        def meet(mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
             if self.failed is not None:
                 raise self.failed
             i = step()
@@ -99,8 +104,12 @@ class Gate:
                 # nobody is two calls ahead, it would have waited here for this rank: so what stands there
                 # is of this call, or it is 0
                 if theirs[i] != mine:
-                    self._wait(last_call(ring), mine, ring, others, seconds, words)
-                    return
+                    for _ in looks:
+                        if theirs[i]:
+                            break
+                    if theirs[i] != mine:
+                        self._wait(last_call(ring), mine, ring, others, seconds, partial(words, *told))
+                        return
 
         return meet
 
@@ -116,8 +125,8 @@ class Gate:
         begin = time.monotonic()
         look = begin + _LOOK_S
         leave = pause if threading.current_thread() is threading.main_thread() else rest
-        missing = others
-        while missing := [(rank, theirs) for rank, theirs in missing if last_call(theirs) < call]:
+        missing, i = others, call % LAPS
+        while missing := [(rank, theirs) for rank, theirs in missing if theirs[i] in (0, GONE)]:
             waited = (now := time.monotonic()) - begin
             if now > look or waited > seconds:
                 look = now + _LOOK_S
@@ -127,7 +136,8 @@ class Gate:
         if any(value != mine for value in posted.values()):
             time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
             posted = {rank: theirs[call % LAPS] for rank, theirs in others}
-            self._compare(call, mine, posted, words)
+            if any(value != mine for value in posted.values()):
+                self._accuse(call, posted, words)
 
     def _look_for(
         self,
@@ -159,7 +169,7 @@ class Gate:
         self.failed = as_torch(error)
         raise self.failed
 
-    def _compare(self, call: int, mine: int, posted: dict[int, int], words: Callable[[], str]) -> None:
+    def _accuse(self, call: int, posted: dict[int, int], words: Callable[[], str]) -> NoReturn:
         gone = sorted(rank for rank, value in posted.items() if value == GAVE_UP)
         if gone:
             self.failed = as_torch(
@@ -172,50 +182,73 @@ class Gate:
                 )
             )
             raise self.failed
-        if any(value != mine for value in posted.values()):
-            rows = {rank: describe(value) for rank, value in posted.items()}
-            rows[self._comm.rank] = words()
-            told = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
-            raise as_torch(
-                MismatchError(
-                    f"ranks disagree about call #{call} on '{self._name}'.\n{told}",
-                    self._where(words),
-                    "give every rank the same verb, operator, dtype, shape and root, in the same order",
-                )
-            )
+        rows = {rank: describe(value) for rank, value in posted.items()}
+        raise self._disagree(f"call #{call}", rows, words)
 
-    def _by_message(self, mine: int, seconds: float, words: Callable[[], str]) -> None:
+    def _disagree(self, call: str, rows: dict[int, str], words: Callable[[], str]) -> HpcommError:
+        """The error that all ranks raise; its rows say what each of them called, by its own words.
+
+        Args:
+            rows: what to say of ranks which do not come to tell it, and so break the group.
+        """
         from mpi4py import MPI
 
+        told, mine = bytearray(_WORDS * self._comm.size), bytearray(words().encode()[:_WORDS].ljust(_WORDS))
+        telling = self._comm._shadow.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
+        begin = time.monotonic()
+        while not (over := telling.Test()) and (waited := time.monotonic() - begin) < _TELL_S:
+            pause(waited)
+        parts = [bytes(told[i : i + _WORDS]).decode(errors="replace") for i in range(0, len(told), _WORDS)]
+        rows = dict(enumerate(map(str.strip, parts))) if over else {**rows, self._comm.rank: words()}
+        lines = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
+        error = as_torch(
+            MismatchError(
+                f"ranks disagree about {call} on '{self._name}'.\n{lines}",
+                self._where(words),
+                "give every rank the same verb, operator, dtype, shape and root, in the same order",
+            )
+        )
+        if not over:
+            _abandoned.append((telling, mine, told))
+            self.failed = error
+        return error
+
+    def _by_message(self, mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
+        from mpi4py import MPI
+
+        words = partial(words, *told)
         if self.failed is not None:
             raise self.failed
+        self._meetings += 1
         both = bytearray(struct.pack("2q", mine, -mine))
         meeting = self._comm._shadow.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
         begin = time.monotonic()
+        said = False
         while not meeting.Test():
             waited = time.monotonic() - begin
+            if not said and waited > min(seconds / 2, _SAY_S):
+                self._store().set(f"gate/{self._meetings}/{self._comm.rank}", "here")
+                said = True
             if waited > seconds:
                 _abandoned.append((meeting, both))
                 self.failed = as_torch(
                     WaitTimeoutError(
-                        f"{words()} on '{self._name}' waited {waited:.3g} s for some of its ranks",
+                        f"{words()} (call #{self._meetings} on '{self._name}') waited {waited:.3g} s for "
+                        f"{ranks(self._silent())}",
                         self._where(words),
-                        "look for the rank that does not come",
+                        "look at what that rank does; init_process_group(timeout=...) sets the time",
                     )
                 )
                 raise self.failed
             pause(waited)
         high, low = struct.unpack("2q", both)
         if high != -low:
-            calls = self._comm._shadow.allgather(words())
-            told = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
-            raise as_torch(
-                MismatchError(
-                    f"ranks disagree about a call on '{self._name}'.\n{told}",
-                    self._where(words),
-                    "give every rank the same verb, operator, dtype, shape and root, in the same order",
-                )
-            )
+            raise self._disagree(f"call #{self._meetings}", {}, words)
+
+    def _silent(self) -> list[int]:
+        """The ranks that have not said in the store that they are in this meeting."""
+        store, meeting = self._store(), f"gate/{self._meetings}"
+        return [rank for rank in range(self._comm.size) if not store.check([f"{meeting}/{rank}"])]
 
     def lost(self, missing: list[int]) -> list[int]:
         """Those of the missing ranks that have ended, are about to end by failure, or were killed."""

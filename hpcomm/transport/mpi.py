@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from ..errors import HpcommError, MismatchError, TransportError, where
 from ..request import Request, Stages
+from .progress import StreamRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +31,8 @@ else:
     np = LazyModule("numpy")
 
 __all__ = [
-    "NAMES", "check_length", "failure", "largest_count", "largest_tag", "prepare", "run", "spec", "start",
+    "NAMES", "background", "check_length", "failure", "largest_count", "largest_tag", "prepare", "run",
+    "spec", "start",
 ]  # fmt: skip
 
 NAMES = {
@@ -70,7 +72,8 @@ def run(call: Call) -> Any:
 
 def start(call: Call) -> Request:
     """Begin call; the request finishes it."""
-    return Request(call, call.stages() if call.stages is not None else _background(call))
+    stages = call.stages() if call.stages is not None else background(call)
+    return Request(call, stages) if call.after is None else StreamRequest(call, stages, call.after)
 
 
 def prepare(call: Call) -> list[MPI.Prequest]:
@@ -81,7 +84,8 @@ def prepare(call: Call) -> list[MPI.Prequest]:
         raise failure(error, call.verb, call.comm) from None
 
 
-def _background(call: Call) -> Stages:
+def background(call: Call) -> Stages:
+    """The stages of call: one, over the library's nonblocking function."""
     mpi = call.comm.mpi
     mpi_error = MPI.Exception  # a local name: when the interpreter ends, globals go first
     try:

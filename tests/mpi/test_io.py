@@ -6,6 +6,7 @@ import json
 import resource
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ def folder(comm: Any, tmp_path: Path) -> Iterator[Path]:
     comm.barrier()
     yield shared
     comm.barrier()
+
+
+@contextmanager
+def small_files(nbytes: int) -> Iterator[None]:
+    """The kernel refuses to let files of this process grow, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @settings(steady, max_examples=25)
@@ -134,22 +146,17 @@ def test_a_truncated_file_is_refused_and_the_field_stays(comm: Any, folder: Path
 
 
 def test_a_full_disk_leaves_what_was_there(comm: Any, folder: Path) -> None:
-    """The kernel refuses to let files of this process grow, as a full disk would."""
     field = filled(comm, Partition((64, 64), {"p": comm.size}, ("p", None)), "float64", name="T")
     io.save(field, folder / "T.npy")
     checkpoint.save(folder / "cp", [field], step=1)
     comm.barrier()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     field.inner[...] = 0
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, hard))
+    with small_files(9000):
         for collective in (True, False):
             with pytest.raises(hpcomm.TransportError, match=r"save of .* failed on rank \d"):
                 io.save(field, folder / "T.npy", collective=collective)
         with pytest.raises(hpcomm.TransportError, match="save of"):
             checkpoint.save(folder / "cp", [field], step=2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     comm.barrier()
     assert sorted(p.name for p in folder.iterdir()) == ["T.npy", "cp"]
     assert checkpoint.steps(folder / "cp") == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -59,15 +60,51 @@ def missing(patterns: list[str], n: int, output: str) -> list[str]:
     return [p for p in patterns if not re.search(p.format(n=n), output, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("app", APPS)
-def test_every_app_finds_its_results_right(app: str, n: int, job: Any) -> None:
-    arguments, patterns = APPS[app]
-    done = job(n, ["python", "-m", APP + app, *arguments])
-    assert not missing(patterns, n, done.stdout), done.stdout + done.stderr
+# Runs apps one after another on the same ranks, each as `python -m` would: starting takes longest.
+ALL = """
+import contextlib, json, pathlib, runpy, sys
+import hpcomm.checkpoint, hpcomm.exchange
+from hpcomm import Communicator
+rank = hpcomm.world.rank
+folder = pathlib.Path(__file__).parent
+places = [Communicator, hpcomm.exchange.Exchange, hpcomm.checkpoint]
+for app, wrong, arguments in json.loads((folder / "apps.json").read_text()):
+    kept = [dict(vars(place)) for place in places]
+    exec(wrong)
+    sys.argv = [app, *arguments]
+    status = 0
+    with open(folder / f"{app}-{rank}", "w") as said, contextlib.redirect_stdout(said):
+        try:
+            runpy.run_module("hpcomm.apps." + app, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            status = end.code
+        print("status:", status or 0)
+    for place, old in zip(places, kept):
+        for name in set(vars(place)) - {"__dict__", "__weakref__"}:
+            if name not in old:
+                delattr(place, name)
+            elif vars(place)[name] is not old[name]:
+                setattr(place, name, old[name])
+"""
+
+
+def run_apps(n: int, apps: list[tuple[str, str, list[str]]], job: Any, folder: Path) -> dict[str, str]:
+    """What each of (app, statements that spoil hpcomm, arguments) printed, one rank after another."""
+    (folder / "all.py").write_text(ALL, encoding="utf-8")
+    (folder / "apps.json").write_text(json.dumps(apps), encoding="utf-8")
+    job(n, ["python", str(folder / "all.py")])
+    return {app: "".join((folder / f"{app}-{rank}").read_text() for rank in range(n)) for app, _, _ in apps}
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
+def test_every_app_finds_its_results_right(n: int, job: Any, tmp_path: Path) -> None:
+    said = run_apps(n, [(app, "", arguments) for app, (arguments, _) in APPS.items()], job, tmp_path)
+    for app, (_, patterns) in APPS.items():
+        assert not missing(patterns, n, said[app]), said[app]
+        assert said[app].count("status: 0\n") == n, said[app]
+
+
+@pytest.mark.parametrize("n", [1, 3])
 def test_stats_demo_takes_the_digits_of_scikit_learn(n: int, job: Any) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     done = job(n, ["python", "-m", APP + "stats_demo"])
@@ -81,6 +118,7 @@ def test_allreduce_demo_checks_torch_where_it_is_installed(job: Any) -> None:
     assert not missing([pattern], 2, done.stdout), done.stdout + done.stderr
 
 
+@pytest.mark.once
 def test_stats_demo_reads_csv_and_npy_and_draws(job: Any, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(1e6, [1.0, 5.0], (100, 2))
     np.save(tmp_path / "rows.npy", rows)
@@ -98,6 +136,7 @@ def test_stats_demo_reads_csv_and_npy_and_draws(job: Any, tmp_path: Path) -> Non
             assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.once
 def test_heat2d_goes_on_from_its_checkpoint_on_other_ranks_and_draws(job: Any, tmp_path: Path) -> None:
     app = [
         "python",
@@ -119,6 +158,7 @@ def test_heat2d_goes_on_from_its_checkpoint_on_other_ranks_and_draws(job: Any, t
     assert not draws or picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.once
 def test_stats_demo_says_which_file_it_cannot_read(job: Any, tmp_path: Path) -> None:
     (tmp_path / "words.csv").write_text("a,b\nc,d\n", encoding="utf-8")
     for name, said in [("nowhere.csv", "cannot read"), ("words.csv", "holds no row of numbers")]:
@@ -127,6 +167,7 @@ def test_stats_demo_says_which_file_it_cannot_read(job: Any, tmp_path: Path) -> 
         assert said in done.stderr
 
 
+@pytest.mark.once
 def test_every_app_is_tried_and_introduced() -> None:
     folder = ROOT / "hpcomm/apps"
     apps = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
@@ -170,18 +211,14 @@ SABOTAGE = {
 }
 
 
-@pytest.mark.parametrize("app", SABOTAGE)
-def test_a_wrong_result_makes_every_app_fail(app: str, job: Any) -> None:
-    if app == "stats_demo":
-        pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    wrong, arguments = SABOTAGE[app]
-    done = job(
-        3,
-        f"import sys\nfrom hpcomm import Communicator\nfrom hpcomm.apps import {app}\n{wrong}\n"
-        f"sys.exit({app}.main({arguments!r}))",
-        expect=1,
-    )
-    assert "WRONG on rank" in done.stdout, done.stdout + done.stderr
+@pytest.mark.once
+def test_a_wrong_result_makes_every_app_fail(job: Any, tmp_path: Path) -> None:
+    apps = [(app, wrong, arguments) for app, (wrong, arguments) in SABOTAGE.items()]
+    if not importlib.util.find_spec("sklearn"):
+        apps = [app for app in apps if app[0] != "stats_demo"]
+    for app, said in run_apps(3, apps, job, tmp_path).items():
+        assert "WRONG on rank" in said, app + said
+        assert said.count("status: 1\n") == 3, app + said
 
 
 def test_two_programs_in_one_job_exchange_an_array(job: Any) -> None:

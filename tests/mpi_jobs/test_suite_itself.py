@@ -94,6 +94,7 @@ def test_stuck(comm):
     assert "not every rank came" in done.stderr
 
 
+@pytest.mark.once
 def test_a_test_that_takes_too_long_ends_the_job_with_all_stacks(suite: Any) -> None:
     done = suite(
         """
@@ -107,6 +108,7 @@ def test_slow(comm):
     assert "in test_slow" in done.stderr
 
 
+@pytest.mark.once
 def test_ranks_that_run_different_tests_are_found_out(suite: Any) -> None:
     done = suite("""
 from mpi4py import MPI

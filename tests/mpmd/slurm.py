@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 NODES = 3
+PMIX = Path("/usr/lib/x86_64-linux-gnu/pmix2/lib")
 CONF = """
 ClusterName=hpcomm
 SlurmctldHost={host}(127.0.0.1)
@@ -41,13 +42,14 @@ PartitionName=all Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP OverS
 """
 
 
-def why_not() -> str | None:
-    """Why there can be no Slurm here; None: there can."""
+def why_not(vendor: str) -> str | None:
+    """Why there can be no Slurm here that starts this MPI; None: there can."""
     if os.geteuid() != 0:
         return "needs root"
     missing = [
         name for name in ("slurmctld", "slurmd", "srun", "munged", "unshare") if not shutil.which(name)
     ]
+    missing += ["libpmix2"] if vendor == "openmpi" and not PMIX.is_dir() else []
     if missing:
         return f"not installed: {', '.join(missing)} (Debian: slurm-wlm munge libpmi2-0 libpmix2)"
     if (
@@ -81,9 +83,8 @@ class Slurm:
         known = Path("/etc/hosts").read_text()
         with Path("/etc/hosts").open("a") as file:
             file.writelines(f"127.0.0.1 n{i}\n" for i in range(1, NODES + 1) if f" n{i}\n" not in known)
-        pmix = Path("/usr/lib/x86_64-linux-gnu/pmix2/lib")  # Debian's plugin loads the unversioned name
-        if (pmix / "libpmix.so.2").exists() and not (pmix / "libpmix.so").exists():
-            (pmix / "libpmix.so").symlink_to("libpmix.so.2")
+        if (PMIX / "libpmix.so.2").exists() and not (PMIX / "libpmix.so").exists():
+            (PMIX / "libpmix.so").symlink_to("libpmix.so.2")  # Debian's plugin loads the unversioned name
         self._run(["slurmctld"])
         for i in range(1, NODES + 1):
             self._run(["unshare", "-u", "sh", "-c", f"hostname n{i}; exec slurmd -N n{i}"])

@@ -35,30 +35,33 @@ def couple(programs, tmp_path):
 
 SIZES = [{"a": 2, "b": 3}, {"b": 1, "a": 3}]
 FIELDS = """
-import torch
 TOTAL = 37
 KINDS = ["float64", "float32", "int16", "uint8", "complex64", "bool"]
 values = {kind: (np.arange(TOTAL * 2).reshape(TOTAL, 2) * 5 % 101).astype(kind) for kind in KINDS}
 if me.name == "a":
     points = mine(TOTAL, 1)
     fields = [me.gives(kind, values[kind][points], points) for kind in KINDS]
-    fields.append(me.gives("torch", torch.from_numpy(values["float32"][points]), points))
-    fields.append(me.gives("half", torch.from_numpy(values["float32"][points]).to(torch.bfloat16), points))
+    if WITH_TORCH:
+        import torch
+        tensor = torch.from_numpy(values["float32"][points])
+        fields += [me.gives("half", tensor.to(torch.bfloat16), points), me.gives("torch", tensor, points)]
     fields.append(me.gives("strided", np.repeat(values["float64"][points], 2, axis=0)[::2, ::-1], points))
     back = me.takes("back", np.zeros(len(points)), points)
 else:
     points = np.concatenate([mine(TOTAL), mine(TOTAL)[:2]])  # some of them twice
     fields = [me.takes(kind, np.zeros((len(points), 2), kind), points) for kind in KINDS]
-    fields.append(me.takes("torch", torch.zeros(len(points), 2), points))
-    fields.append(me.takes("half", torch.zeros(len(points), 2, dtype=torch.bfloat16), points))
+    if WITH_TORCH:
+        import torch
+        fields.append(me.takes("half", torch.zeros(len(points), 2, dtype=torch.bfloat16), points))
+        fields.append(me.takes("torch", torch.zeros(len(points), 2), points))
     fields.append(me.takes("strided", np.zeros((len(points), 2)), points))
     back = me.gives("back", mine(TOTAL) * 1.0, mine(TOTAL))
 
 def check():
     for field, kind in zip(fields, KINDS):
         assert np.array_equal(field.values, values[kind][points]), kind
-    assert np.array_equal(fields[-3].values.numpy(), values["float32"][points])
-    assert np.array_equal(fields[-2].values.float().numpy(), values["float32"][points])
+    for field in fields[len(KINDS):-1]:
+        assert np.array_equal(field.values.float().numpy(), values["float32"][points])
     assert np.array_equal(fields[-1].values, values["float64"][points][:, ::-1])
 
 link = me.link("b" if me.name == "a" else "a")
@@ -81,7 +84,13 @@ else:
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_fields_arrive_from_owner_to_owner_for_any_dtype_and_distribution(couple, sizes):
-    couple(FIELDS, sizes)
+    couple(FIELDS.replace("WITH_TORCH", "False"), sizes)
+
+
+@pytest.mark.once
+def test_tensors_are_fields_too(couple):
+    pytest.importorskip("torch")
+    couple(FIELDS.replace("WITH_TORCH", "True"), {"a": 1, "b": 1})
 
 
 MAPPED = """
@@ -110,7 +119,7 @@ if me.name == "a" and comm.rank == 0:
 """
 
 
-@pytest.mark.parametrize("sizes", SIZES[:2], ids=str)
+@pytest.mark.parametrize("sizes", [SIZES[0], pytest.param(SIZES[1], marks=pytest.mark.once)], ids=str)
 def test_mappings_are_the_same_to_the_last_bit_for_any_number_of_ranks(couple, sizes):
     out = couple(MAPPED, sizes).stdout
     assert "conservative2" in out

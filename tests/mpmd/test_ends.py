@@ -10,7 +10,6 @@ ENDS = {
     "an exception": ("raise ValueError('lost')", "lost"),
     "exit 3": ("sys.exit(3)", ""),
     "exit 0": ("sys.exit(0)", "ocean"),
-    "the end of its file": ("pass", "ocean"),
     "a signal": ("os.kill(os.getpid(), signal.SIGKILL)", ""),
     "no Finalize": ("sys.stdout.flush(); os._exit(0)", "ocean"),
     "an early Finalize": ("MPI.Finalize(); os._exit(0)", "ocean"),
@@ -78,7 +77,6 @@ SPEC = """
 EARLY = {
     "before Init": "sys.exit(0)",
     "before Init, with a failure": "sys.exit(3)",
-    "without Init": "os._exit(0)",
 }
 
 
@@ -98,12 +96,26 @@ def test_with_a_spec_the_program_is_named_and_its_status_is_the_jobs(spec, end):
         assert "with status 3" in done.stderr
 
 
+def test_a_program_that_ends_while_another_plans_its_fields(programs):
+    """The wait is inside the work of a get; and of an exception that is raised, not called, no hook tells."""
+    start = time.monotonic()
+    done = programs(
+        [
+            (1, 'import hpcomm\nhpcomm.join("ocean")\nraise SystemExit(3)'),
+            (1, AIR.format(wait='me.get(me.takes("sst", np.zeros(1)))').replace("link.comm.barrier()", "")),
+        ],
+        expect=None,
+        timeout=30,
+    )
+    judge(done, time.monotonic() - start, "waits for rank 0 of program 'ocean', which has ended")
+
+
 def test_messages_of_a_program_that_has_ended_are_still_received(programs):
     sender = """
 import numpy as np
 import hpcomm
 me = hpcomm.join("ocean")
-for i in range(20):
+for i in range(10):
     me.link("air").comm.send(np.full(3, float(i)), dest=0)
 """
     receiver = """
@@ -111,8 +123,8 @@ import time
 import numpy as np
 import hpcomm
 me = hpcomm.join("air")
-time.sleep(1.5)
-for i in range(20):
+time.sleep(1.2)
+for i in range(10):
     time.sleep(0.05)
     assert me.link("ocean").comm.recv(np.zeros(3), source=0)[0] == i
 print("all there")

@@ -32,14 +32,14 @@ hosts = ["h3"]
 name = "sst"
 from = "ocean"
 to = "air"
-timeout = 5.0
+timeout = 2.0
 [[field]]
 name = "wind"
 from = "air"
 to = "ocean"
 lag = 1.0
 every = 1.0
-timeout = 5.0
+timeout = 2.0
 """
 OCEAN = """
 import os, sys, time

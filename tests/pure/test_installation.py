@@ -118,6 +118,16 @@ def test_in_a_slurm_job_srun_starts_the_ranks(own, tmp_path):
     assert find_mpi("srun", environ).launcher == srun
 
 
+def test_in_a_slurm_job_mpichs_own_launcher_starts_its_ranks(own, tmp_path):
+    prefix(own, "mpich")
+    environ = {"PATH": str(tmp_path / "path"), "SLURM_JOB_ID": "1"}
+    srun = executable(tmp_path / "path" / "srun")
+    assert find_mpi(environ=environ).launcher == srun  # an mpiexec alone may be anything
+    executable(own / "bin" / "hydra_pmi_proxy")
+    assert find_mpi(environ=environ) == Mpi(str(own / "bin" / "mpiexec"), "mpich", bundled=True)
+    assert find_mpi(environ={**environ, "SLURM_MPI_TYPE": "pmi2"}).launcher == srun
+
+
 def test_mpiexec_can_be_forced_in_a_slurm_job(own, tmp_path):
     prefix(own, "openmpi")
     executable(tmp_path / "path" / "srun")

@@ -504,6 +504,39 @@ def test_wrong_options_are_refused(folder, words, message):
         start.main([path, *words] if words == ["--files"] else [*words, path])
 
 
+@pytest.mark.parametrize("kind", ["a Python", "a compiled program"])
+def test_a_program_that_loads_another_mpi_is_refused_before_anything_starts(folder, monkeypatch, kind):
+    here = folder / "other"
+    for name in ("bin", "lib"):
+        (here / name).mkdir(parents=True)
+    if kind == "a Python":
+        (here / "lib" / "libmpi.so.12").touch()
+        name, words = "python3", "python3 loads MPICH, but mpirun is Open MPI"
+    else:
+        (here / "bin" / "ldd").write_text("#!/bin/sh\necho 'libmpi.so.12 => /usr/lib/libmpi.so.12'\n")
+        monkeypatch.setenv("PATH", str(here / "bin"), prepend=os.pathsep)
+        name, words = "lake", "is linked to MPICH, but the job is started by Open MPI"
+    (here / "bin" / name).write_text("#!/bin/sh\ntouch started\n")
+    for path in (here / "bin").iterdir():
+        path.chmod(0o755)
+    text = RIGHT.replace('command = ["python", "air.py"]', f'command = ["{here / "bin" / name}", "air.py"]')
+    monkeypatch.setattr(start, "find_mpi", lambda launcher: Mpi("mpirun", "openmpi"))
+    with pytest.raises(ConfigError, match=words):
+        start.main([str(write(folder, text))])
+    assert not (folder / "started").exists()
+
+
+def test_a_launcher_that_ends_well_while_programs_run_has_not_ended_well(folder, capfd):
+    """MPICH's mpiexec kills the others of a rank that left without Finalize, and ends with 0."""
+    watch = start.Watch(read(write(folder, RIGHT)))
+    for words in ("began ocean 0", "began air 0", "ended ocean 0 0"):
+        watch.hear(words.split())
+    assert start._judged(watch, 0, None) != 0
+    assert "program 'ocean' (rank 0 of 2) ended (status 0), while 'air' still ran" in capfd.readouterr().err
+    watch.hear(["ended", "air", "0", "0"])
+    assert start._judged(watch, 0, None) == 0
+
+
 @pytest.mark.parametrize(
     ("source", "target", "at_ten"),
     [("degC", "K", 283.15), ("W/m^2", "kW/m^2", 0.01), ("degC", "degF", 50.0), ("hour", "s", 36000.0)],

@@ -55,6 +55,12 @@ def test_a_step_that_counts_well_but_ends_badly_has_failed(runner):
     assert outcome(runner, "print('3 passed in 0.10s'); raise SystemExit(1)")[0] == (3, 1, 0)
 
 
+def test_what_needs_no_second_mpi_runs_in_the_first_environment_only(runner):
+    jobs = {step.name: step.command for step in runner.steps({"openmpi": "python-a", "mpich": "python-b"})}
+    assert "not once" not in jobs["openmpi, jobs"]
+    assert "not once" in jobs["mpich, jobs"]
+
+
 def test_a_step_without_tests_has_failed(runner):
     assert outcome(runner, "print('no tests ran in 0.01s')")[0] == (0, 1, 0)
 

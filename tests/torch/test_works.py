@@ -106,6 +106,20 @@ def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int,
             dist.all_reduce(torch.ones(2), group=group)
 
 
+def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
+    """As without a board: disagreement is told, and who does not come is named."""
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
+    group.gate.meet = group._meet = group.gate._by_message
+    dist.all_reduce(x := torch.ones(2), group=group)
+    assert x[0] == size
+    with pytest.raises(hpcomm.MismatchError, match=r"(?s)rank 0: all_reduce.* \(2,\).*rank 1: .* \(3,\)"):
+        dist.all_reduce(torch.ones(2 + rank), group=group)
+    if rank != size - 1:
+        with pytest.raises(hpcomm.WaitTimeoutError, match=rf"call #3 .* for rank {size - 1}\n"):
+            dist.barrier(group)
+    dist.barrier()
+
+
 def test_a_longer_name_for_the_same_timeout(rank: int, size: int) -> None:
     group = dist.new_group(list(range(size)))
     if rank == 0:
@@ -152,3 +166,18 @@ def test_the_profiler_sees_the_names_that_other_backends_give(rank: int) -> None
     assert names.count("mpi:all_reduce") == 2
     assert names.count("mpi:broadcast") == 1
     assert rank > 1 or names.count(("mpi:send", "mpi:recv")[rank]) == 1
+
+
+def test_debug_level_detail_compares_shapes_of_equal_length(rank: int, size: int) -> None:
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = dist.new_group(list(range(size)))
+    finally:
+        dist.set_debug_level(before)
+    shape = (2, 3) if rank else (3, 2)
+    with pytest.raises(hpcomm.MismatchError, match=r"rank 0: all_reduce\(float32 \(3, 2\)"):
+        dist.all_reduce(torch.ones(shape), group=group)
+    dist.all_reduce(x := torch.ones(2, 3), group=group)
+    assert bool((x == size).all())
+    dist.all_reduce(torch.ones(shape))  # the level of the group counts, not that of the moment

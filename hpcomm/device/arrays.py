@@ -1,0 +1,162 @@
+"""Arrays that lie on a device, whatever library made them: address, layout, stream, and how to make another.
+
+The current stream is asked for anew each time, because it is the one that is current when a call is made,
+or waited for, whose work must be in order with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import dtypes
+from ..errors import DtypeError, LayoutError
+from .driver import DEFAULT_STREAM, driver
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..dtypes import Dtype
+    from .driver import Device
+else:
+    from ..lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["Place", "place"]
+
+Shape = tuple[int, ...]
+_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
+
+
+@dataclass
+class Place:
+    """Where an array lies.
+
+    strides: bytes, None for C order
+    stream: () -> the library's current stream on that device
+    make: shape -> another array of the library's, or None if it is not known here
+    pack: () -> a copy in C order, by a kernel of the library's in its current stream, or None
+    """
+
+    array: Any
+    address: int
+    shape: Shape
+    strides: Shape | None
+    dtype: Dtype
+    device: Device
+    stream: Callable[[], int]
+    make: Callable[[Shape], Any] | None
+    pack: Callable[[], Any] | None
+    readonly: bool = False
+
+    @property
+    def name(self) -> str:
+        """`cuda:0`."""
+        return f"{driver().name}:{self.device.index}"
+
+
+def place(x: Any) -> Place | None:
+    """Where x lies; None if it is on the host.
+
+    Raises:
+        LayoutError: on a device, but not to be reached there.
+        DtypeError: elements that cannot be sent rightly.
+        ConfigError: there is no driver for it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _torch(x, torch) if x.is_cuda else None
+    if hasattr(x, "__cuda_array_interface__"):
+        return _interface(x)
+    if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _DLPACK_CUDA:
+        return _dlpack(x, torch)
+    return None
+
+
+def _torch(x: Any, torch: Any) -> Place:
+    if x.layout is not torch.strided or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise LayoutError(f"x is a {type(x).__name__} of layout {x.layout}", hint="a plain dense tensor")
+    known = driver()
+    dtype = dtypes.from_torch(x.dtype)
+    plain = x.detach()
+    lazy = plain.is_conj() or plain.is_neg()
+    if lazy:
+        plain = plain.resolve_conj().resolve_neg()
+    strides = None if plain.is_contiguous() else tuple(n * plain.element_size() for n in plain.stride())
+    device = x.device
+    return Place(
+        plain, plain.data_ptr(), tuple(plain.shape), strides, dtype, known.device(device.index),
+        lambda: torch.cuda.current_stream(device).cuda_stream or DEFAULT_STREAM,
+        lambda shape: torch.empty(shape, dtype=x.dtype, device=device),
+        lambda: plain.clone(memory_format=torch.contiguous_format), lazy,
+    )  # fmt: skip
+
+
+def _interface(x: Any) -> Place:
+    seen = x.__cuda_array_interface__
+    if seen.get("mask") is not None:
+        raise LayoutError("x has a mask, which would be lost", hint="x filled with a value")
+    dtype = dtypes.from_numpy(np.dtype(seen["typestr"]))
+    address, readonly = seen["data"]
+    shape = tuple(seen["shape"])
+    known = driver()
+    device = known.device(known.device_of(address) if address else 0)
+    make, pack = _makers(x)
+    strides = _strides(seen.get("strides"), shape, dtype.itemsize)
+
+    def stream() -> int:
+        return x.__cuda_array_interface__.get("stream") or DEFAULT_STREAM
+
+    return Place(x, address or 0, shape, strides, dtype, device, stream, make, pack, readonly)
+
+
+def _makers(x: Any) -> tuple[Callable[[Shape], Any] | None, Callable[[], Any] | None]:
+    """How the library of x makes an array like it, and brings x into C order."""
+    library = type(x).__module__.partition(".")[0]
+    if library == "cupy":
+        cupy = sys.modules["cupy"]
+
+        def make(shape: Shape) -> Any:
+            with cupy.cuda.Device(x.device.id):
+                return cupy.empty(shape, x.dtype)
+
+        return make, lambda: x.copy(order="C")
+    if type(x).__module__ == "hpcomm.device.model":
+        model = sys.modules["hpcomm.device.model"]
+        return lambda shape: model.empty(shape, x.dtype), x.copy
+    return None, None
+
+
+def _strides(strides: Any, shape: Shape, itemsize: int) -> Shape | None:
+    """None where these strides are those of C order."""
+    if strides is None or 0 in shape:
+        return None
+    step = itemsize
+    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if n > 1 and stride != step:
+            return tuple(strides)
+        step *= n
+    return None
+
+
+def _dlpack(x: Any, torch: Any) -> Place:
+    """Through a library that reads DLPack capsules and orders its own stream behind the producer's."""
+    driver()
+    reader = sys.modules.get("cupy") or torch
+    if reader is None:
+        raise LayoutError(
+            f"{type(x).__name__} shows its device memory by DLPack only", hint="import cupy, or torch, first"
+        )
+    try:
+        seen = place(reader.from_dlpack(x))
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise DtypeError(f"{type(x).__name__} does not hand over its memory: {error}") from None
+    assert seen is not None
+    namespace: Any = getattr(x, "__array_namespace__", lambda: None)()
+    own = seen.make
+    if hasattr(namespace, "from_dlpack") and own is not None:
+        seen.make = lambda shape: namespace.from_dlpack(own(shape))
+    return seen

@@ -1,0 +1,312 @@
+"""The seam on CUDA's driver library, by ctypes: no compiler, no toolkit, one way for CuPy and torch.
+
+Both of them work in the primary context of a device, and so does this. A symbol with a suffix (`_v2`) is
+the version whose signature stands here; a driver of CUDA 12 or 13 keeps all of these for ever, since
+programs of before link to them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from contextlib import contextmanager
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, LayoutError, TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from ..lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["SIGNATURES", "CudaDevice", "CudaDriver", "Handle"]
+
+
+class Handle(ctypes.Structure):
+    """CUipcMemHandle, CUipcEventHandle: 64 bytes, handed over by value."""
+
+    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
+
+
+class _Uuid(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 16)]
+
+
+_STREAM = _EVENT = _CONTEXT = c_void_p
+_ADDRESS, _DEVICE = c_uint64, c_int  # CUdeviceptr, CUdevice
+SIGNATURES: dict[str, list[Any]] = {
+    "cuInit": [c_uint],
+    "cuDriverGetVersion": [POINTER(c_int)],
+    "cuGetErrorName": [c_int, POINTER(c_char_p)],
+    "cuGetErrorString": [c_int, POINTER(c_char_p)],
+    "cuDeviceGetCount": [POINTER(c_int)],
+    "cuDeviceGet": [POINTER(_DEVICE), c_int],
+    "cuDeviceGetName": [c_char_p, c_int, _DEVICE],
+    "cuDeviceGetUuid_v2": [POINTER(_Uuid), _DEVICE],
+    "cuDevicePrimaryCtxRetain": [POINTER(_CONTEXT), _DEVICE],
+    "cuCtxGetCurrent": [POINTER(_CONTEXT)],
+    "cuCtxPushCurrent_v2": [_CONTEXT],
+    "cuCtxPopCurrent_v2": [POINTER(_CONTEXT)],
+    "cuPointerGetAttribute": [c_void_p, c_int, _ADDRESS],
+    "cuMemAlloc_v2": [POINTER(_ADDRESS), c_size_t],
+    "cuMemFree_v2": [_ADDRESS],
+    "cuMemGetAddressRange_v2": [POINTER(_ADDRESS), POINTER(c_size_t), _ADDRESS],
+    "cuMemHostAlloc": [POINTER(c_void_p), c_size_t, c_uint],
+    "cuMemcpyAsync": [_ADDRESS, _ADDRESS, c_size_t, _STREAM],
+    "cuStreamCreate": [POINTER(_STREAM), c_uint],
+    "cuStreamWaitEvent": [_STREAM, _EVENT, c_uint],
+    "cuStreamIsCapturing": [_STREAM, POINTER(c_int)],
+    "cuEventCreate": [POINTER(_EVENT), c_uint],
+    "cuEventDestroy_v2": [_EVENT],
+    "cuEventRecord": [_EVENT, _STREAM],
+    "cuEventSynchronize": [_EVENT],
+    "cuEventQuery": [_EVENT],
+    "cuIpcGetMemHandle": [POINTER(Handle), _ADDRESS],
+    "cuIpcOpenMemHandle_v2": [POINTER(_ADDRESS), Handle, c_uint],
+    "cuIpcCloseMemHandle": [_ADDRESS],
+    "cuIpcGetEventHandle": [POINTER(Handle), _EVENT],
+    "cuIpcOpenEventHandle": [POINTER(_EVENT), Handle],
+}
+_INVALID_VALUE, _NOT_READY = 1, 600  # CUresult
+_MEMORY_TYPE, _BUFFER_ID, _DEVICE_ORDINAL, _LEGACY_IPC = 2, 7, 9, 10  # CUpointer_attribute
+_MEMORY_HOST = 1
+_NON_BLOCKING = 1  # CUstream_flags
+_NO_TIMING, _INTERPROCESS = 2, 4  # CUevent_flags
+_PORTABLE = 1  # pinned for every context
+_LAZY_PEER_ACCESS = 1  # what cuIpcOpenMemHandle asks for
+OLDEST = 12000
+
+
+class CudaDriver:
+    """libcuda: the driver that came with the machine's kernel module.
+
+    Raises:
+        ConfigError: it is not there, too old, or says no.
+    """
+
+    name = "cuda"
+
+    def __init__(self, path: str = "libcuda.so.1") -> None:
+        try:
+            self._library = ctypes.CDLL(path)
+        except OSError as error:
+            raise ConfigError(
+                f"CUDA's driver cannot be loaded: {error}", hint="a machine with an NVIDIA driver; nvidia-smi"
+            ) from None
+        for name, arguments in SIGNATURES.items():
+            function = getattr(self._library, name, None)
+            if function is None:
+                raise ConfigError(f"{path} has no {name}", hint="a driver of CUDA 12 or later")
+            function.argtypes, function.restype = arguments, c_int
+        self.call("cuInit", 0)
+        self.version = self._number("cuDriverGetVersion")
+        if self.version < OLDEST:
+            raise ConfigError(
+                f"the driver speaks CUDA {self.version // 1000}.{self.version % 1000 // 10}",
+                hint="a driver of CUDA 12 or later",
+            )
+        self._devices: dict[int, CudaDevice] = {}
+        self._lock = threading.Lock()
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the library.
+
+        Raises:
+            TransportError: it did not return success.
+        """
+        result = getattr(self._library, name)(*arguments)
+        if result:
+            raise self.failure(name, result)
+
+    def code(self, name: str, *arguments: Any) -> int:
+        """What a function of the library returns, where more than success is an answer."""
+        return int(getattr(self._library, name)(*arguments))
+
+    def failure(self, name: str, result: int) -> TransportError:
+        said = []
+        for ask in ("cuGetErrorName", "cuGetErrorString"):
+            text = c_char_p()
+            if getattr(self._library, ask)(result, byref(text)) == 0 and text.value:
+                said.append(text.value.decode())
+        return TransportError(
+            f"{name} failed: {': '.join(said) or result}", hint="python -m hpcomm doctor", error_class=result
+        )
+
+    def count(self) -> int:
+        return self._number("cuDeviceGetCount")
+
+    def device(self, index: int) -> CudaDevice:
+        with self._lock:
+            if index not in self._devices:
+                self._devices[index] = CudaDevice(self, index)
+            return self._devices[index]
+
+    def device_of(self, address: int) -> int:
+        kind, ordinal = c_uint(0), c_int(-1)
+        result = self.code("cuPointerGetAttribute", byref(kind), _MEMORY_TYPE, address)
+        if result == _INVALID_VALUE or (result == 0 and kind.value == _MEMORY_HOST):
+            raise LayoutError(f"address {address:#x} is no memory of a CUDA device", hint="numpy.asarray(x)")
+        if result:
+            raise self.failure("cuPointerGetAttribute", result)
+        self.call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, address)
+        return ordinal.value
+
+    def watch(self, mpi: Any) -> Any:
+        return mpi
+
+    def _number(self, name: str) -> int:
+        value = c_int()
+        self.call(name, byref(value))
+        return value.value
+
+
+class CudaDevice:
+    """A device and its primary context, current for the length of each call and no longer."""
+
+    def __init__(self, driver: CudaDriver, index: int) -> None:
+        self.index = index
+        self.driver = driver
+        self._call = driver.call
+        ordinal = c_int()
+        driver.call("cuDeviceGet", byref(ordinal), index)
+        self._ordinal = ordinal.value
+        text = ctypes.create_string_buffer(128)
+        driver.call("cuDeviceGetName", text, len(text), self._ordinal)
+        self.name = text.value.decode()
+        context = c_void_p()
+        driver.call("cuDevicePrimaryCtxRetain", byref(context), self._ordinal)
+        self._context = context
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        current = c_void_p()
+        self._call("cuCtxGetCurrent", byref(current))
+        if current.value == self._context.value:
+            yield
+            return
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", byref(current))
+
+    def identity(self) -> bytes:
+        uuid = _Uuid()
+        self._call("cuDeviceGetUuid_v2", byref(uuid), self._ordinal)
+        return bytes(uuid.bytes)
+
+    def allocate(self, nbytes: int) -> int:
+        address = c_uint64()
+        with self._here():
+            self._call("cuMemAlloc_v2", byref(address), nbytes)
+        return address.value
+
+    def free(self, address: int) -> None:
+        with self._here():
+            self._call("cuMemFree_v2", address)
+
+    def pinned(self, nbytes: int) -> NDArray[Any]:
+        address = c_void_p()
+        with self._here():
+            self._call("cuMemHostAlloc", byref(address), max(nbytes, 1), _PORTABLE)
+        assert address.value is not None
+        return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address.value))
+
+    def stream(self) -> int:
+        return self._new("cuStreamCreate", _NON_BLOCKING)
+
+    def event(self, interprocess: bool = False) -> int:
+        return self._new("cuEventCreate", _NO_TIMING | (_INTERPROCESS if interprocess else 0))
+
+    def _new(self, name: str, flags: int) -> int:
+        made = c_void_p()
+        with self._here():
+            self._call(name, byref(made), flags)
+        assert made.value is not None
+        return made.value
+
+    def destroy_event(self, event: int) -> None:
+        self._call("cuEventDestroy_v2", event)
+
+    def record(self, event: int, stream: int) -> None:
+        with self._here():
+            self._call("cuEventRecord", event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        with self._here():
+            self._call("cuStreamWaitEvent", stream, event, 0)
+
+    def synchronize(self, event: int) -> None:
+        self._call("cuEventSynchronize", event)  # ctypes lets other threads run meanwhile
+
+    def query(self, event: int) -> bool:
+        result = self.driver.code("cuEventQuery", event)
+        if result not in (0, _NOT_READY):
+            raise self.driver.failure("cuEventQuery", result)
+        return result == 0
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        if nbytes:
+            with self._here():
+                self._call("cuMemcpyAsync", to, source, nbytes, stream)
+
+    def is_capturing(self, stream: int) -> bool:
+        status = c_int()
+        with self._here():
+            result = self.driver.code("cuStreamIsCapturing", stream, byref(status))
+        return bool(result or status.value)  # an error: of the default stream, while another one captures
+
+    def range(self, address: int) -> tuple[int, int]:
+        base, nbytes = c_uint64(), c_size_t()
+        with self._here():
+            self._call("cuMemGetAddressRange_v2", byref(base), byref(nbytes), address)
+        return base.value, nbytes.value
+
+    def serial(self, address: int) -> int:
+        number = c_uint64()
+        self._call("cuPointerGetAttribute", byref(number), _BUFFER_ID, address)
+        return number.value
+
+    def can_export(self, address: int) -> bool:
+        """No: stream-ordered pools and expandable segments, which have no handle of this kind."""
+        allowed = c_int()
+        result = self.driver.code("cuPointerGetAttribute", byref(allowed), _LEGACY_IPC, address)
+        return result == 0 and bool(allowed.value)
+
+    def export(self, base: int) -> bytes:
+        handle = Handle()
+        with self._here():
+            self._call("cuIpcGetMemHandle", byref(handle), base)
+        return bytes(handle.bytes)
+
+    def open(self, handle: bytes) -> int:
+        address = c_uint64()
+        with self._here():
+            self._call("cuIpcOpenMemHandle_v2", byref(address), _handle(handle), _LAZY_PEER_ACCESS)
+        return address.value
+
+    def close(self, address: int) -> None:
+        with self._here():
+            self._call("cuIpcCloseMemHandle", address)
+
+    def export_event(self, event: int) -> bytes:
+        handle = Handle()
+        self._call("cuIpcGetEventHandle", byref(handle), event)
+        return bytes(handle.bytes)
+
+    def open_event(self, handle: bytes) -> int:
+        event = c_void_p()
+        with self._here():
+            self._call("cuIpcOpenEventHandle", byref(event), _handle(handle))
+        assert event.value is not None
+        return event.value
+
+
+def _handle(raw: bytes) -> Handle:
+    return Handle.from_buffer_copy(raw)

@@ -1,0 +1,308 @@
+"""Fields in HDF5 files, written and read by all ranks together. Needs h5py: pip install 'hpcomm[hdf5]'.
+
+A dataset in one piece is made by rank 0 and then written by all ranks through MPI-IO at its place in the
+file, whatever HDF5 was built like. A dataset in chunks is written by the owners of the chunks: together if
+h5py was built with parallel HDF5, else one rank after the other. `explain()` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import io
+from .chunks import Chunks, boxes, chunk_shape, fill, share
+from .errors import ConfigError, DtypeError, HpcommError, LayoutError, where
+from .field import Field
+from .mesh import Mesh
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .communicator import Communicator
+    from .partition import Box, Partition, Points
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["explain", "load", "read_into", "save"]
+
+
+def save(
+    fields: Field | Sequence[Field],
+    path: io.PathLike,
+    *,
+    chunks: Chunks | None = None,
+    compression: Any = None,
+    sync: bool = False,
+) -> None:
+    """Write fields to a file, each as the dataset of its name, the unit as attribute. Collective.
+
+    The file is written beside its name and renamed when it is complete; if anything fails, what was there
+    before stays. bfloat16 is stored as the 16-bit integers of its bits.
+
+    Args:
+        fields: over one communicator, with different names.
+        chunks: their shape, or True for the pieces of the ranks; None: datasets in one piece.
+        compression: of the chunks, as h5py's create_dataset has it ("gzip", "lzf", ...).
+        sync: wait until the bytes are on the disk.
+
+    Raises:
+        ConfigError: h5py is not installed.
+        UsageError: names that are missing or equal.
+        LayoutError: chunks that do not fit, or a partial field.
+        TransportError: on every rank, if any of them could not write.
+    """
+    h5py = _library()
+    fields = [fields] if isinstance(fields, Field) else list(fields)
+    comm = io.named(fields, "save")
+    if compression is not None and chunks in (None, False):
+        chunks = True
+    path = Path(path)
+    try:
+        shapes = [_chunks(field, chunks) for field in fields]
+    except HpcommError as error:
+        raise error.located("save", comm) from None
+    together = h5py.get_config().mpi and any(shapes)
+    with io.beside(comm, path) as part:
+        if together:
+            failed = io.attempt(lambda: _write_together(comm, part, fields, shapes, compression))
+            io.agree(comm, failed, "save", path)
+        else:
+            made: list[Any] = []
+            failed = io.on_root(comm, lambda: made.append(_create(part, fields, shapes, compression)))
+            io.agree(comm, failed, "save", path)
+            places = comm.broadcast_object(made[0] if made else None)
+            _write_pieces(comm, part, [(f, place) for f, place in zip(fields, places, strict=True) if place])
+            shares = [(f.name, share(f, c)) for f, c in zip(fields, shapes, strict=True) if c]
+            if shares:
+                io.agree(comm, _write_in_turn(comm, part, shares), "save", path)
+        io.publish(comm, part, path, None, sync)
+
+
+def load(
+    path: io.PathLike,
+    ranks: Mesh | Communicator,
+    name: str | None = None,
+    whole: Partition | Points | None = None,
+    *,
+    split: Sequence[Any] | None = None,
+    **options: Any,
+) -> Field:
+    """Read a dataset of any HDF5 file into a new field over ranks. Collective.
+
+    Args:
+        name: of the dataset ("group/name" below the top); may be left out if there is only one.
+        whole, split: how to cut it, as Field takes them; default: over the mesh, or by rows.
+        options: halo, periodic, ... as Field takes them.
+
+    Raises:
+        ConfigError: h5py is not installed.
+        TransportError: on every rank, if the file cannot be read or has no such dataset of numbers.
+        LayoutError: the partition is of another shape.
+    """
+    comm = ranks.comm if isinstance(ranks, Mesh) else ranks
+    found = _found(comm, Path(path), name)
+    if whole is not None and whole.shape != found["shape"]:
+        raise LayoutError(
+            f"{path} holds shape {found['shape']}, the partition is {whole}", where("load", comm)
+        )
+    dtype = np.dtype(found["dtype"]).newbyteorder("=")
+    options = {"name": found["name"].rpartition("/")[2], "unit": found["unit"]} | options
+    field = Field(ranks, found["shape"] if whole is None else whole, split=split, dtype=dtype, **options)
+    _read(field, Path(path), found)
+    return field
+
+
+def read_into(field: Field, path: io.PathLike, name: str | None = None) -> None:
+    """Fill a field from the dataset of its name; if that fails it stays as it was. Collective.
+
+    Args:
+        name: of the dataset, if it is another one.
+
+    Raises:
+        LayoutError, DtypeError: the dataset has another shape or dtype.
+        TransportError: on every rank, if it cannot be read.
+    """
+    found = _found(field.comm, Path(path), name or field.name or None)
+    if found["shape"] != field.shape:
+        raise LayoutError(
+            f"{path} holds shape {found['shape']}, the field has {field.shape}", where("load", field.comm)
+        )
+    if np.dtype(found["dtype"]).newbyteorder("=") != io.stored(field):
+        raise DtypeError(
+            f"{path} holds {np.dtype(found['dtype'])}, the field {field.look.dtype}",
+            where("load", field.comm),
+        )
+    _read(field, Path(path), found)
+
+
+def explain() -> str:
+    """Who writes what, with the h5py that is installed."""
+    h5py = _library()
+    chunks = "all ranks together" if h5py.get_config().mpi else "its owners, one rank after the other"
+    build = "with" if h5py.get_config().mpi else "without"
+    return (
+        f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version} {build} MPI: datasets in one piece are "
+        f"written through MPI-IO by all ranks together, chunks by {chunks}"
+    )
+
+
+# -- writing ------------------------------------------------------------------------------------------------
+def _library() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ConfigError(
+            f"h5py cannot be loaded: {error}", "hpcomm.hdf5", "pip install 'hpcomm[hdf5]'"
+        ) from error
+    return h5py
+
+
+def _chunks(field: Field, wanted: Chunks | None) -> tuple[int, ...] | None:
+    """The shape of a field's chunks; None: in one piece, as what has no axes or no elements always is."""
+    if wanted is None or wanted is False or not field.shape or 0 in field.shape:
+        return None
+    return chunk_shape(boxes(field), field.look.array.itemsize, wanted)
+
+
+def _create(part: Path, fields: Sequence[Field], shapes: Sequence[Any], compression: Any) -> list[int | None]:
+    """Make the file with its datasets; where the data of each begin in it (None: in chunks, or nowhere)."""
+    import h5py
+
+    with h5py.File(part, "w") as file:
+        datasets = [_dataset(file, f, c, compression) for f, c in zip(fields, shapes, strict=True)]
+        return [d.id.get_offset() if d.chunks is None else None for d in datasets]
+
+
+def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: Any) -> Any:
+    import h5py
+
+    if chunks is None:
+        early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that its place in the file is known now
+        early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        kind = h5py.h5t.py_create(io.stored(field), logical=True)
+        space = h5py.h5s.create_simple(field.shape) if field.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+        made = h5py.Dataset(h5py.h5d.create(file.id, field.name.encode(), kind, space, early))
+    else:
+        made = file.create_dataset(
+            field.name, field.shape, io.stored(field), chunks=chunks, compression=compression, fillvalue=None
+        )
+    made.attrs["unit"] = field.unit
+    return made
+
+
+def _write_pieces(comm: Communicator, part: Path, places: Sequence[tuple[Field, int]]) -> None:
+    if places:
+        with io.opened(comm, part, "save", writing=True) as file:
+            for field, offset in places:
+                io.move(field, file, offset, collective=True, writing=True)
+
+
+def _write_in_turn(comm: Communicator, part: Path, shares: Sequence[tuple[str, Any]]) -> str:
+    """Each rank opens the file when those before it have closed it; what went wrong here, or ""."""
+    import h5py
+
+    mine = [(name, *own) for name, own in shares if own is not None]
+
+    def write() -> None:
+        with h5py.File(part, "r+") as file:
+            for name, box, data in mine:
+                file[name][box.slices()] = data
+
+    failed = ""
+    for rank in range(comm.size):
+        if rank == comm.rank and mine:
+            failed = io.attempt(write)
+        comm.mpi.Barrier()
+    return failed
+
+
+def _write_together(
+    comm: Communicator, part: Path, fields: Sequence[Field], shapes: Sequence[Any], compression: Any
+) -> None:
+    """All ranks in one parallel file."""
+    import h5py
+
+    with h5py.File(part, "w", driver="mpio", comm=comm.mpi) as file:
+        for field, chunks in zip(fields, shapes, strict=True):
+            dataset = _dataset(file, field, chunks, compression)
+            own = share(field, chunks or chunk_shape(boxes(field), 1))
+            if chunks is None:  # one number or none at all
+                if own is not None:
+                    dataset[own[0].slices()] = own[1]
+            else:
+                _write_collectively(dataset, own)
+
+
+def _write_collectively(dataset: Any, own: tuple[Box, Any] | None) -> None:
+    """As filters demand: who has nothing writes nothing, which h5py's own words leave out."""
+    import h5py
+
+    data = own[1] if own else np.empty((1,) * len(dataset.shape), dataset.dtype)
+    memory, place = h5py.h5s.create_simple(data.shape), dataset.id.get_space()
+    if own is None:
+        memory.select_none()
+        place.select_none()
+    else:
+        place.select_hyperslab(own[0].start, own[0].shape)
+    how = h5py.h5p.create(h5py.h5p.DATASET_XFER)
+    how.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
+    dataset.id.write(memory, place, data, dxpl=how)
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+def _found(comm: Communicator, path: Path, name: str | None) -> dict[str, Any]:
+    """Name, shape, dtype and unit of the dataset, and where its data begin, if that is all there is to it."""
+    h5py = _library()
+    found: list[dict[str, Any]] = []
+
+    def look() -> None:
+        with h5py.File(path, "r") as file:
+            names: list[str] = []
+            file.visititems(lambda each, what: names.append(each) if isinstance(what, h5py.Dataset) else None)
+            if name is None and len(names) != 1:
+                raise ValueError(f"it holds the datasets {', '.join(names) or '(none)'}: name one")
+            wanted = names[0] if name is None else name
+            if wanted not in names:
+                raise ValueError(f"it has no dataset {wanted!r}, but {', '.join(names) or '(none)'}")
+            dataset = file[wanted]
+            if dataset.dtype.kind not in "biufc":
+                raise ValueError(f"it holds {dataset.dtype}, which no field does")
+            plist = dataset.id.get_create_plist()
+            plain = (
+                plist.get_layout() == h5py.h5d.CONTIGUOUS
+                and not plist.get_external_count()
+                and dataset.dtype.isnative
+            )
+            unit = dataset.attrs.get("unit", "")
+            found.append(
+                {
+                    "name": wanted,
+                    "shape": tuple(dataset.shape),
+                    "dtype": dataset.dtype.str,
+                    "unit": unit if isinstance(unit, str) else "",
+                    "offset": dataset.id.get_offset() if plain else None,
+                }
+            )
+
+    io.agree(comm, io.on_root(comm, look), "load", path)
+    told: dict[str, Any] = comm.broadcast_object(found[0] if found else None)
+    return told
+
+
+def _read(field: Field, path: Path, found: dict[str, Any]) -> None:
+    import h5py
+
+    if found["offset"] is not None:
+        io.read_raw(field, path, found["offset"])
+        return
+
+    def read(box: Box) -> Any:
+        with h5py.File(path, "r") as file:
+            return file[found["name"]][box.slices()]
+
+    fill(field, read, path)

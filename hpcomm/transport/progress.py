@@ -1,0 +1,137 @@
+"""Requests that need the host again and again, and a thread that gives it them while it does something else.
+
+An MPI library moves its own messages on inside any of its calls. A call of several steps, some of them on a
+device, is moved on by whoever waits for any such request, and by a thread that sleeps when there is none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import WaitTimeoutError
+from ..request import Request, Stages
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+else:
+    from ..lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["StreamRequest", "drive"]
+
+_lock = threading.RLock()
+_under_way: list[StreamRequest] = []
+_work = threading.Event()
+_thread: list[threading.Thread] = []
+_PATIENCE = 200  # polls without a pause
+
+
+class StreamRequest(Request):
+    """A call whose arrays lie on a device.
+
+    wait() returns when the current stream is in order behind the call: what is put into it from now on sees
+    the result, and may overwrite x. synchronize() waits until the result is there; done() asks whether it is.
+    """
+
+    __slots__ = ("_after",)
+
+    def __init__(self, call: object, stages: Stages, after: Any) -> None:
+        self._after = after
+        with _lock:
+            super().__init__(call, stages)
+            if self._stages is not None:
+                _under_way.append(self)
+                _wake()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = _pauses()
+        while self._stages is not None:
+            advance()
+            if self._stages is not None:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise WaitTimeoutError(
+                        f"{self.call} was not complete after {timeout:g} s",
+                        f"started at {self.birth}",
+                        "wait again, or look for the rank that did not make the matching call",
+                    )
+                pause()
+        result = self._outcome()
+        self._after.order()
+        return result
+
+    def done(self) -> bool:
+        advance()
+        return self._stages is None and (self._error is not None or self._after.done())
+
+    def synchronize(self) -> None:
+        self.wait()
+        self._after.synchronize()
+
+    def step(self) -> bool:
+        """Move on without waiting; whether the host's part is over."""
+        return Request.done(self)
+
+
+def advance() -> None:
+    """Move all requests of this process on, without waiting."""
+    with _lock:
+        for each in tuple(_under_way):
+            if each in _under_way and each.step():  # one step may lead into another advance
+                _under_way.remove(each)
+
+
+def drive(stages: Iterable[Any]) -> Any:
+    """Carry out all stages now, moving other requests on meanwhile; return what they return."""
+    iterator: Any = iter(stages)
+    said: list[MPI.Status] | None = None
+    while True:
+        try:
+            waits = iterator.send(said)
+        except StopIteration as end:
+            return end.value
+        said = [MPI.Status() for _ in waits]
+        for each, status in zip(waits, said, strict=True):
+            pause = _pauses()
+            while not each.Test(status):
+                advance()
+                pause()
+
+
+def _pauses() -> Callable[[], None]:
+    """A pause that is none at first and then grows to half a millisecond."""
+    polls = 0
+
+    def pause() -> None:
+        nonlocal polls
+        polls += 1
+        time.sleep(0.0 if polls < _PATIENCE else min(2e-6 * (polls - _PATIENCE), 5e-4))
+
+    return pause
+
+
+def _wake() -> None:
+    """Let the thread work, if MPI lets several threads call it."""
+    if not _thread and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        _thread.append(threading.Thread(target=_run, daemon=True, name="hpcomm progress"))
+        _thread[0].start()
+    _work.set()
+
+
+def _run() -> None:
+    pause = _pauses()
+    while True:
+        if not _under_way:
+            _work.clear()
+            if not _under_way:
+                _work.wait()
+            pause = _pauses()
+        time.sleep(5e-5)  # who waits itself is quicker, and should be
+        if MPI.Is_finalized():
+            return
+        advance()
+        pause()

@@ -1,0 +1,296 @@
+"""Device memory through pinned host memory, a piece at a time, on streams of its own.
+
+A Source brings columns of an array to the host, a Sink takes columns from there, each through two slots in
+turn, so that one is copied while MPI works on the other. Of arrays in host memory columns are views.
+An array is blocks * count elements; columns low..high-1 are those elements of each block.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import buffer
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..buffer import Buffer
+    from ..device.arrays import Place
+    from ..device.driver import Device
+
+    Array = NDArray[Any]
+
+__all__ = [
+    "After", "DeviceSink", "DeviceSource", "Reached", "Sink", "Source", "Station", "sink_of", "source_of",
+    "station",
+]  # fmt: skip
+
+_LEAST = 4096  # bytes of the smallest slot
+
+
+class Reached:
+    """The end of work on a device, waited for by the host as an MPI request is."""
+
+    def __init__(self, device: Device, event: int) -> None:
+        self.device, self.event = device, event
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+        return self.device.query(self.event)
+
+    def Wait(self, status: Any = None) -> bool:  # noqa: N802
+        self.device.synchronize(self.event)
+        return True
+
+
+class After:
+    """What a call leaves on the device when the host's part is over: work that others may wait for."""
+
+    def __init__(self) -> None:
+        self._left: list[tuple[Station, int, Place]] = []
+
+    def leave(self, station: Station, stream: int, place: Place) -> None:
+        """What uses the array at place from now on must come after what stream has been given so far."""
+        self._left.append((station, station.mark(stream), place))
+
+    def renew(self) -> None:
+        """A new run of the same call: what the last one left is in order with its waits."""
+        for station, event, _ in self._left:
+            station.spare(event)
+        self._left.clear()
+
+    def order(self) -> None:
+        """Let the current streams wait."""
+        for station, event, place in self._left:
+            station.device.wait(place.stream(), event)
+
+    def done(self) -> bool:
+        return all(station.device.query(event) for station, event, _ in self._left)
+
+    def synchronize(self) -> None:
+        for station, event, _ in self._left:
+            station.device.synchronize(event)
+
+    def __del__(self) -> None:
+        self.renew()
+
+
+class _Slot:
+    """Pinned memory, and an event for the last work on it."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self.memory: Array = device.pinned(nbytes)
+        self.address = int(self.memory.__array_interface__["data"][0])
+        self.event = device.event()
+        self.used = False  # whether the event was recorded
+
+
+class Station:
+    """What this process keeps for one device: a stream for each direction, slots, events."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.down, self.up = device.stream(), device.stream()
+        self._slots: dict[tuple[str, int], list[_Slot]] = {}
+        self._ready = device.event()
+        self._marks: list[int] = []
+
+    def take(self, way: str, nbytes: int) -> _Slot:
+        """A slot for one direction, of a power of two of bytes."""
+        size = max(_LEAST, 1 << (nbytes - 1).bit_length()) if nbytes else _LEAST
+        free = self._slots.setdefault((way, size), [])
+        return free.pop() if free else _Slot(self.device, size)
+
+    def give(self, way: str, slot: _Slot) -> None:
+        self._slots[way, slot.memory.nbytes].append(slot)
+
+    def mark(self, stream: int) -> int:
+        """An event of its own for the work put into stream so far; to be given to spare() at the end."""
+        event = self._marks.pop() if self._marks else self.device.event()
+        self.device.record(event, stream)
+        return event
+
+    def spare(self, event: int) -> None:
+        self._marks.append(event)
+
+    def follow(self, stream: int, place: Place) -> None:
+        """Let stream come after what the user has put into the current stream of an array.
+
+        Raises:
+            UsageError: that stream is being captured into a graph, which staging cannot be part of.
+        """
+        user = place.stream()
+        if self.device.is_capturing(user):
+            raise UsageError(
+                "the current stream is being captured into a CUDA graph",
+                hint="communicate outside the capture",
+            )
+        self.device.record(self._ready, user)
+        self.device.wait(stream, self._ready)
+
+
+_stations: dict[int, Station] = {}  # by the device object
+
+
+def station(device: Device) -> Station:
+    if id(device) not in _stations:
+        _stations[id(device)] = Station(device)
+    return _stations[id(device)]
+
+
+class Source:
+    """Columns of an array in host memory: views of them, or of a copy of it where it is strided."""
+
+    def __init__(self, look: Buffer, blocks: int, apart: Buffer | None) -> None:
+        array = np.ascontiguousarray(look.array)
+        if apart is not None and apart is not look and buffer.overlap(array, apart.array):
+            array = array.copy()
+        self._array = array.reshape(blocks, -1)
+
+    def begin(self) -> None:
+        """Take note of what the array holds now."""
+
+    def bring(self, low: int, high: int) -> None:
+        """Begin to bring columns; those of two calls are kept."""
+
+    def landed(self) -> list[Any]:
+        """What the host has to wait for before it reads the columns of the oldest bring."""
+        return []
+
+    def columns(self, low: int, high: int) -> Array:
+        return self._array[:, low:high]
+
+    def end(self) -> None:
+        """Give back what is needed no longer."""
+
+
+class Sink:
+    """Columns of an array in host memory, to be filled."""
+
+    def __init__(self, look: Buffer, blocks: int) -> None:
+        self._look = look
+        self._whole = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
+        self._array = self._whole.reshape(blocks, -1)
+
+    def begin(self) -> None:
+        """Take note of who uses the array now."""
+
+    def free(self) -> list[Any]:
+        """What the host has to wait for before it writes the next columns."""
+        return []
+
+    def columns(self, low: int, high: int) -> Array:
+        return self._array[:, low:high]
+
+    def deliver(self, low: int, high: int) -> None:
+        """Put the columns where they belong."""
+
+    def end(self, after: After) -> None:
+        if self._whole is not self._look.array:
+            self._look.array[...] = self._whole
+
+
+class _DeviceEnd:
+    """Two slots of pinned memory beside an array on a device."""
+
+    way: str
+
+    def __init__(self, place: Place, blocks: int, count: int, piece: int) -> None:
+        self._place, self._blocks, self._count = place, blocks, count
+        self._itemsize = place.dtype.itemsize
+        self._kind = np.dtype(place.dtype.storage)
+        self._station = station(place.device)
+        nbytes = blocks * piece * self._itemsize
+        self._slots = [self._station.take(self.way, nbytes) for _ in range(2 if piece < count else 1)]
+        self._turn = 0
+
+    def begin(self) -> None:
+        stream = self._station.down if self.way == "down" else self._station.up
+        self._station.follow(stream, self._place)
+
+    def _slot(self, ahead: int = 0) -> _Slot:
+        return self._slots[(self._turn + ahead) % len(self._slots)]
+
+    def columns(self, low: int, high: int, slot: _Slot | None = None) -> Array:
+        n = self._blocks * (high - low)
+        found = (slot or self._slot()).memory[: n * self._itemsize].view(self._kind)
+        return found.reshape(self._blocks, high - low)
+
+    def _rows(self, low: int, high: int, slot: _Slot) -> list[tuple[int, int, int]]:
+        """(address on the device, address in the slot, bytes) of each block."""
+        row = (high - low) * self._itemsize
+        base, step = self._place.address + low * self._itemsize, self._count * self._itemsize
+        return [(base + b * step, slot.address + b * row, row) for b in range(self._blocks)]
+
+    def _give(self) -> None:
+        for slot in self._slots:
+            self._station.give(self.way, slot)
+
+
+class DeviceSource(_DeviceEnd, Source):
+    way = "down"
+
+    def __init__(self, place: Place, blocks: int, count: int, piece: int) -> None:
+        super().__init__(place, blocks, count, piece)
+        self._brought = 0
+
+    def bring(self, low: int, high: int) -> None:
+        slot = self._slots[self._brought % len(self._slots)]
+        self._brought += 1
+        device = self._station.device
+        for there, here, nbytes in self._rows(low, high, slot):
+            device.copy(here, there, nbytes, self._station.down)
+        device.record(slot.event, self._station.down)
+
+    def landed(self) -> list[Any]:
+        return [Reached(self._station.device, self._slot().event)]
+
+    def columns(self, low: int, high: int, slot: _Slot | None = None) -> Array:
+        found = super().columns(low, high)
+        self._turn += 1
+        return found
+
+    def end(self) -> None:
+        self._give()
+
+
+class DeviceSink(_DeviceEnd, Sink):
+    way = "up"
+
+    def __init__(self, place: Place, blocks: int, count: int, piece: int) -> None:
+        super().__init__(place, blocks, count, piece)
+        self._asked = 0
+
+    def free(self) -> list[Any]:
+        slot = self._slots[self._asked % len(self._slots)]
+        return [Reached(self._station.device, slot.event)] if slot.used else []
+
+    def columns(self, low: int, high: int, slot: _Slot | None = None) -> Array:
+        slot = self._slots[self._asked % len(self._slots)]
+        self._asked += 1
+        return super().columns(low, high, slot)
+
+    def deliver(self, low: int, high: int) -> None:
+        slot, device = self._slot(), self._station.device
+        self._turn += 1
+        for there, here, nbytes in self._rows(low, high, slot):
+            device.copy(there, here, nbytes, self._station.up)
+        device.record(slot.event, self._station.up)
+        slot.used = True
+
+    def end(self, after: After) -> None:
+        after.leave(self._station, self._station.up, self._place)
+        self._give()
+
+
+def source_of(look: Buffer, blocks: int, count: int, piece: int, apart: Buffer | None = None) -> Source:
+    """The Source of an array wherever it lies; apart: where the result goes, which may be the same memory."""
+    if isinstance(look, buffer.DeviceBuffer):
+        return DeviceSource(look.packed(), blocks, count, piece)
+    return Source(look, blocks, apart)
+
+
+def sink_of(look: Buffer, blocks: int, count: int, piece: int) -> Sink:
+    return Sink(look, blocks) if look.place is None else DeviceSink(look.place, blocks, count, piece)

@@ -1,0 +1,322 @@
+"""Arrays on a device, on the model of the driver: every verb, every path, in order on every stream.
+
+The model executes late, begins memory as poison, and tells races by vector clocks even where the data came
+out right. Small constants here make the pieces of small arrays many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpcomm
+from hpcomm import onboard
+from hpcomm.device import driver, model, order
+from hpcomm.transport import ipc
+
+# elements of float32 that go in one MPI call; in pieces or through the slab; in an allocation opened itself
+SMALL, LARGE, DIRECT = 20, 700, 3000
+
+
+@pytest.fixture(scope="module")
+def device() -> model.Model:
+    return model.Model()
+
+
+@pytest.fixture
+def path() -> str:
+    return "auto"
+
+
+@pytest.fixture
+def comm(device: model.Model, monkeypatch: pytest.MonkeyPatch, path: str) -> Iterator[hpcomm.Communicator]:
+    """A communicator whose ranks have a device; afterwards nothing that ran may have been a race."""
+    monkeypatch.setattr(onboard, "EAGER", 1024)
+    monkeypatch.setattr(onboard, "PIECE", 512)
+    monkeypatch.setattr(ipc, "SLOT", 512)
+    monkeypatch.setattr(ipc, "DIRECT", 4 * DIRECT)
+    monkeypatch.setenv("HPCOMM_GPU", path)
+    driver.install(device)
+    device.order.forget()
+    made = hpcomm.Communicator(MPI.COMM_WORLD, name="devices")
+    try:
+        yield made
+        assert found_races(device) == []
+        made.close()
+    finally:
+        driver.install(None)
+
+
+def found_races(device: model.Model) -> list[str]:
+    """The races of all ranks together; collective."""
+    parts = MPI.COMM_WORLD.allgather(device.order.accesses)
+    return order.races([access for part in parts for access in part])
+
+
+def values(n: int, rank: int, dtype: Any = np.float32) -> Any:
+    return (np.arange(n) % 91 + 100 * rank).astype(dtype)
+
+
+def given(n: int, rank: int, p: int = 0, dtype: Any = np.float32) -> model.DeviceArray:
+    return model.asarray(values(n * max(p, 1), rank, dtype).reshape((p, n) if p else (n,)))
+
+
+def stacked(n: int, p: int) -> Any:
+    return np.stack([values(n, rank) for rank in range(p)])
+
+
+def block(n: int, p: int, rank: int, i: int) -> Any:
+    return values(n * p, rank).reshape(p, n)[i]
+
+
+COLLECTIVES: dict[str, Callable[[int, int, int], tuple[Any, Any]]] = {
+    # verb -> (n, p, rank) -> (what it is given, what comes out; None: nothing)
+    "all_reduce": lambda n, p, r: (given(n, r), sum(values(n, q) for q in range(p))),
+    "reduce": lambda n, p, r: (given(n, r), sum(values(n, q) for q in range(p)) if r == p - 1 else None),
+    "broadcast": lambda n, p, r: (given(n, r), values(n, p - 1)),
+    "scan": lambda n, p, r: (given(n, r), sum(values(n, q) for q in range(r + 1))),
+    "exscan": lambda n, p, r: (given(n, r), sum((values(n, q) for q in range(r)), np.zeros(n, np.float32))),
+    "all_gather": lambda n, p, r: (given(n, r), stacked(n, p)),
+    "gather": lambda n, p, r: (given(n, r), stacked(n, p) if r == p - 1 else None),
+    "scatter": lambda n, p, r: (given(n, r, p), block(n, p, p - 1, r)),
+    "all_to_all": lambda n, p, r: (given(n, r, p), np.stack([block(n, p, q, r) for q in range(p)])),
+    "reduce_scatter": lambda n, p, r: (given(n, r, p), sum(block(n, p, q, r) for q in range(p))),
+}  # fmt: skip
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+
+
+def collective(comm: hpcomm.Communicator, verb: str, x: Any, **options: Any) -> Any:
+    if verb in ROOTED:
+        options["root"] = comm.size - 1
+    return getattr(comm, verb)(x, **options)
+
+
+@pytest.mark.parametrize("n", [0, SMALL, LARGE])
+@pytest.mark.parametrize("verb", COLLECTIVES)
+def test_a_collective_takes_arrays_on_a_device_and_gives_one_back(
+    comm: hpcomm.Communicator, verb: str, n: int
+) -> None:
+    x, expected = COLLECTIVES[verb](n, comm.size, comm.rank)
+    y = collective(comm, verb, x)
+    x.fill(-1)  # in the current stream, behind the call
+    if expected is None:
+        assert y is None
+    else:
+        assert type(y) is model.DeviceArray
+        y += 1
+        np.testing.assert_array_equal(y.get(), expected + 1)
+
+
+@pytest.mark.parametrize("verb", COLLECTIVES)
+def test_background_calls_of_any_size_may_be_waited_for_in_any_order(
+    comm: hpcomm.Communicator, verb: str
+) -> None:
+    jobs = [COLLECTIVES[verb](n, comm.size, comm.rank) for n in (LARGE, SMALL, LARGE + 1)]
+    requests = [collective(comm, verb, x, async_op=True) for x, _ in jobs]
+    order = (0, 1, 2) if comm.rank % 2 else (2, 1, 0)
+    for i in order:
+        y = requests[i].wait()
+        if jobs[i][1] is not None:
+            y += 1
+            np.testing.assert_array_equal(y.get(), jobs[i][1] + 1)
+
+
+@pytest.mark.parametrize("n", [SMALL, LARGE])
+def test_some_ranks_may_bring_host_arrays(comm: hpcomm.Communicator, n: int) -> None:
+    x = given(n, comm.rank) if comm.rank % 2 == 0 else values(n, comm.rank)
+    y = comm.all_reduce(x)
+    got = y.get() if comm.rank % 2 == 0 else y
+    assert type(y) is type(x)
+    np.testing.assert_array_equal(got, sum(values(n, q) for q in range(comm.size)))
+
+
+@pytest.mark.parametrize("path", ["auto", "pipeline"])
+@pytest.mark.parametrize("n", [SMALL, LARGE, DIRECT])
+@pytest.mark.parametrize("sender_has", ["device", "host"])
+@pytest.mark.parametrize("receiver_has", ["device", "host"])
+def test_a_message_goes_between_any_two_places(
+    comm: hpcomm.Communicator, n: int, sender_has: str, receiver_has: str
+) -> None:
+    """All in a ring, some sends begun first, so that everybody must be moved on while waiting."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    x = values(n, comm.rank) if sender_has == "host" else given(n, comm.rank)
+    out = np.zeros(n, np.float32) if receiver_has == "host" else model.empty(n, np.float32)
+    if receiver_has == "device":
+        out.fill(7)
+    going = comm.isend(x, dest=right, tag=3)
+    status = hpcomm.Status()
+    y = comm.recv(out, source=left, tag=3, status=status)
+    going.wait()
+    assert y is out
+    assert (status.source, status.tag, status.nbytes) == (left, 3, 4 * n)
+    np.testing.assert_array_equal(y if receiver_has == "host" else y.get(), values(n, left))
+
+
+def test_a_large_message_is_moved_on_while_both_ranks_do_something_else(comm: hpcomm.Communicator) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    out = model.empty(LARGE, np.float32)
+    coming = comm.irecv(out, source=left)
+    if comm.rank % 2:
+        comm.send(given(LARGE, comm.rank), dest=right) if right != comm.rank else None
+        comm.barrier()
+    else:
+        going = comm.isend(given(LARGE, comm.rank), dest=right)
+        comm.barrier()
+        going.wait()
+    np.testing.assert_array_equal(coming.wait().get(), values(LARGE, left))
+
+
+def test_a_strided_array_is_packed_on_its_device(comm: hpcomm.Communicator) -> None:
+    for n in (SMALL, LARGE):
+        x = model.asarray(np.repeat(values(n, comm.rank), 2).reshape(n, 2).copy())[:, 1]
+        assert x.strides is not None
+        y = comm.all_reduce(x)
+        np.testing.assert_array_equal(y.get(), sum(values(n, q) for q in range(comm.size)))
+    with pytest.raises(hpcomm.LayoutError, match="out does not lie in C order"):
+        comm.all_reduce(y, out=model.empty((LARGE, 2), np.float32)[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.bool_, np.int64, np.complex128])
+def test_conversions_are_those_of_host_arrays(comm: hpcomm.Communicator, dtype: Any) -> None:
+    for n in (SMALL, LARGE):
+        x = values(n, comm.rank).astype(dtype)
+        here = comm.all_reduce(x)
+        np.testing.assert_array_equal(comm.all_reduce(model.asarray(x)).get(), here)
+
+
+def test_in_place_calls_and_blocks_of_the_result_itself(comm: hpcomm.Communicator) -> None:
+    for n in (SMALL, LARGE):
+        x = given(n, comm.rank)
+        assert comm.all_reduce(x, out=x) is x
+        np.testing.assert_array_equal(x.get(), sum(values(n, q) for q in range(comm.size)))
+        whole = model.empty((comm.size, n), np.float32)
+        whole[comm.rank][...] = given(n, comm.rank)
+        comm.all_gather(whole[comm.rank], out=whole)
+        np.testing.assert_array_equal(whole.get(), [values(n, q) for q in range(comm.size)])
+        x = given(n, comm.rank)
+        comm.broadcast(x, out=x)
+        np.testing.assert_array_equal(x.get(), values(n, 0))
+
+
+def test_what_cannot_be_right_is_refused(comm: hpcomm.Communicator) -> None:
+    x = given(8, comm.rank)
+    with pytest.raises(hpcomm.LayoutError, match="overlap"):
+        comm.all_reduce(x[:6], out=x[2:])
+    with pytest.raises(hpcomm.UsageError, match="function as op"):
+        comm.all_reduce(x, op=lambda a, b: a)
+    with pytest.raises(hpcomm.DtypeError, match="out is float64"):
+        comm.all_reduce(x, out=model.empty(8))
+
+
+def test_a_request_orders_streams_at_wait_and_the_host_at_synchronize(comm: hpcomm.Communicator) -> None:
+    device = driver.driver().device(0)
+    producer, consumer = device.stream(), device.stream()
+    with model.stream(producer):
+        x = given(LARGE, comm.rank)
+        request = comm.all_reduce(x, async_op=True)
+    with model.stream(consumer):
+        y = request.wait()
+        y += 1
+        x.fill(0)
+        np.testing.assert_array_equal(y.get(), sum(values(LARGE, q) for q in range(comm.size)) + 1)
+    request = comm.all_reduce(given(LARGE, comm.rank), async_op=True)
+    while not request.done():
+        pass
+    assert request.result is not None
+    request = comm.all_reduce(given(LARGE, comm.rank), async_op=True)
+    request.synchronize()
+    assert request.done()
+
+
+def test_a_capture_into_a_graph_is_refused(comm: hpcomm.Communicator, device: model.Model) -> None:
+    x = given(SMALL, comm.rank)
+    device.capturing = (model.current_stream(),)  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(hpcomm.UsageError, match="captured into a CUDA graph"):
+            comm.all_reduce(x)
+    finally:
+        device.capturing = ()  # type: ignore[attr-defined]
+
+
+def test_a_race_is_told_although_the_data_is_right(device: model.Model) -> None:
+    """The model itself: two streams and no edge between them."""
+    driver.install(device)
+    try:
+        device.order.forget()
+        place = device.device(0)
+        other = place.stream()
+        x = model.asarray(np.ones(3))
+        with model.stream(other):
+            x += 1
+        assert any("write by stream" in race for race in order.races(device.order.accesses))
+        device.order.forget()
+        event = place.event()
+        x += 1
+        place.record(event, model.current_stream())
+        place.wait(other, event)
+        with model.stream(other):
+            x += 1
+        assert order.races(device.order.accesses) == []
+    finally:
+        driver.install(None)
+
+
+def all_paths(comm: hpcomm.Communicator, forced: hpcomm.Communicator) -> None:
+    """Calls that between them need every edge of every path; nothing waits for a device but calls."""
+    for n in (SMALL, LARGE):
+        x, out = given(n, comm.rank), model.empty(n, np.float32)
+        for _ in range(2):  # the second uses slots that the first has used
+            out.fill(0)  # an earlier writer of what is received into
+            comm.all_reduce(x, out=out)
+            out += 1
+            x += 1
+            out.fill(0)
+            comm.all_reduce(x, out=out, async_op=True).wait()
+            out += 1
+            out.fill(0)
+            exchange(forced, x, out)
+    for n in (LARGE, DIRECT):
+        x, out = given(n, comm.rank), model.empty(n, np.float32)
+        for _ in range(2):
+            out.fill(0)
+            exchange(comm, x, out)
+
+
+def exchange(comm: hpcomm.Communicator, x: Any, out: Any) -> None:
+    going = comm.isend(x, dest=(comm.rank + 1) % comm.size)
+    comm.recv(out, source=(comm.rank - 1) % comm.size)
+    out += 1
+    going.wait()
+    x += 1
+
+
+def test_every_edge_is_needed_and_the_lack_of_any_is_told(
+    comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.size == 1:
+        pytest.skip("with one rank there is nobody to exchange messages with")
+    monkeypatch.setenv("HPCOMM_GPU", "pipeline")
+    forced = comm.dup()
+    all_paths(comm, forced)
+    assert {path for path, _ in comm._onboard.paths.values()} == {"ipc, opened itself"}
+    assert found_races(device) == []
+    edges = sorted({edge for part in MPI.COMM_WORLD.allgather(device.order.edges) for edge in part})
+    edges = [edge for edge in edges if "test_devices.py" not in edge]
+    assert len(edges) > 8, edges
+    unnoticed = []
+    try:
+        for edge in edges:
+            device.order.forget()
+            device.order.without = edge
+            all_paths(comm, forced)
+            if not found_races(device):
+                unnoticed.append(edge)
+    finally:
+        device.order.without = None
+        device.order.forget()
+    forced.close()
+    assert not unnoticed, "\n".join([*unnoticed, "of", *edges])

@@ -1,0 +1,186 @@
+"""Fields in HDF5 files and zarr stores: readable by h5py and zarr alone, from any ranks to any others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_fields import DTYPES, dtype_of, filled, fits, partitions, plain, steady, values
+from test_io import folder, small_files
+
+import hpcomm
+from hpcomm import Field, Partition, Points, hdf5, zarr
+
+__all__ = ["folder"]  # the fixture
+Together = Callable[[object, Callable[[], None]], None]
+MODULES = {"hdf5": hdf5, "zarr": zarr}
+LIBRARIES = {"hdf5": "h5py", "zarr": "zarr"}
+KINDS = ["hdf5", "hdf5 in chunks", "zarr"]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name = LIBRARIES[request.param.split()[0]]
+    pytest.importorskip(name, reason=f"{name} is not installed")
+    return request.param
+
+
+def save(kind: str, fields: Any, path: Path, chunks: Any = True) -> None:
+    if kind == "hdf5":
+        hdf5.save(fields, path)
+    elif kind == "zarr":
+        zarr.save(fields, path, chunks=chunks)
+    else:
+        hdf5.save(fields, path, chunks=chunks, compression="gzip")
+
+
+def alone(kind: str, path: Path, name: str) -> np.ndarray:
+    """The whole as the library by itself reads it."""
+    if kind == "zarr":
+        import zarr as library
+
+        return np.asarray(library.open(path, mode="r")[name][...])
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        return np.asarray(file[name][...])
+
+
+@settings(steady, max_examples=10)
+@given(st.data())
+@pytest.mark.timeout(60)
+def test_what_some_ranks_save_others_load(
+    comm: Any, together: Together, folder: Path, kind: str, data: Any
+) -> None:
+    source = fits(comm, data.draw(partitions(partial=False)))
+    target = fits(comm, data.draw(partitions(source.shape, partial=False)))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    chunks = data.draw(st.one_of(st.just(True), st.just([2] * source.ndim)))
+
+    def body() -> None:
+        path = folder / "x"
+        whole = values(source.shape, dtype)
+        writers = comm.split(0 if comm.rank < source.size else 1)
+        if comm.rank < source.size:
+            save(kind, filled(writers, source, dtype, halo=1, name="T", unit="K"), path, chunks)
+        comm.barrier()
+        if dtype != "torch.bfloat16" and comm.rank == 0:
+            assert alone(kind, path, "T").shape == whole.shape
+            assert (alone(kind, path, "T") == whole).all()
+        readers = comm.split(0 if comm.rank < target.size else 1)
+        if comm.rank < target.size:
+            field = Field(readers, target, dtype=dtype_of(dtype), halo=2, name="T")
+            MODULES[kind.split()[0]].read_into(field, path)
+            assert (plain(field.inner) == whole[field.box.slices()]).all()
+        comm.barrier()
+        writers.close()
+        readers.close()
+
+    together((source, target, dtype, chunks), body)
+
+
+def test_several_fields_and_points_share_a_file(comm: Any, folder: Path, kind: str) -> None:
+    order = np.random.default_rng(0).permutation(11)
+    points = Points((11, 2), [order[r :: comm.size] for r in range(comm.size)])
+    fields = [
+        filled(comm, points, "float32", name="p"),
+        filled(comm, Partition((5, 4), {"x": comm.size}, (None, "x")), "float64", name="T", unit="K"),
+        Field(comm, Partition((), {"copy": comm.size}), name="time"),
+        filled(comm, Partition((0, 3), {"x": comm.size}), "float64", name="nothing"),
+    ]
+    fields[2].inner[...] = 1
+    path = folder / "all"
+    for _ in range(2):  # the second time over the first
+        save(kind, fields, path)
+    assert [p.name for p in folder.iterdir()] == ["all"]
+    module = MODULES[kind.split()[0]]
+    if comm.rank == 0:
+        for field in fields:
+            assert (alone(kind, path, field.name) == values(field.shape, "float64")).all()
+    back = module.load(path, comm, "p", points)
+    assert (back.inner == fields[0].inner).all()
+    field = module.load(path, comm.mesh(y=1, x=-1), "T", halo=1)
+    assert (field.all_gather() == values((5, 4), "float64")).all()
+    assert (field.name, field.unit, field.dtype) == ("T", "K", np.float64)
+    assert module.load(path, comm, "time", Partition((), {"copy": comm.size})).array == 1
+    field.inner[...] = -1
+    with pytest.raises(hpcomm.TransportError, match=r"rank 0: it holds the .*: name one"):
+        module.load(path, comm)
+    with pytest.raises(hpcomm.TransportError, match=r"has no .* 'q', but .*T"):
+        module.load(path, comm, "q")
+    with pytest.raises(hpcomm.LayoutError, match=r"holds shape \(5, 4\), the field has"):
+        module.read_into(Field(comm, (4, 5), name="T"), path)
+    with pytest.raises(hpcomm.DtypeError, match="holds float64, the field int16"):
+        module.read_into(Field(comm, (5, 4), dtype="int16"), path, "T")
+    with pytest.raises(hpcomm.TransportError, match=r"No such|unable to"):
+        module.load(folder / "elsewhere", comm)
+    with pytest.raises(hpcomm.UsageError, match="fields are called"):
+        save(kind, [field, field], path)
+    if comm.size > 1:
+        summands = Partition((4,), {"dp": comm.size}, (None,), partial=["dp"])
+        with pytest.raises(hpcomm.LayoutError, match="partial"):
+            save(kind, Field(comm, summands, name="s"), path)
+
+
+def test_a_full_disk_leaves_what_was_there(comm: Any, folder: Path, kind: str) -> None:
+    noise = np.random.default_rng(comm.rank)
+    field = Field(comm, (64, 64), name="T")
+    field.inner[...] = 7
+    save(kind, field, folder / "x")
+    field.inner[...] = noise.random(field.inner.shape)  # which no compression makes smaller
+    comm.barrier()
+    with small_files(4000), pytest.raises(hpcomm.TransportError, match=r"save of .* failed on rank \d"):
+        save(kind, field, folder / "x")
+    comm.barrier()
+    assert [p.name for p in folder.iterdir()] == ["x"]
+    MODULES[kind.split()[0]].read_into(field, folder / "x")
+    assert (field.inner == 7).all()
+
+
+def test_files_of_others_are_read_piece_by_piece(comm: Any, folder: Path) -> None:
+    """Big-endian numbers, in a group, which no field holds as they are."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    whole = values((6, 4), "float64")
+    if comm.rank == 0:
+        with h5py.File(folder / "x.h5", "w") as file:
+            file["run/u"] = whole.astype(">f8")
+            file["run/names"] = ["a", "b"]
+    comm.barrier()
+    field = hdf5.load(folder / "x.h5", comm, "run/u")
+    assert (field.all_gather() == whole).all()
+    assert field.name == "u"
+    with pytest.raises(hpcomm.TransportError, match="which no field does"):
+        hdf5.load(folder / "x.h5", comm, "run/names")
+    build = "with" if h5py.get_config().mpi else "without"
+    assert f"{build} MPI" in hdf5.explain()
+
+
+def test_a_folder_of_something_else_is_not_replaced(comm: Any, folder: Path) -> None:
+    pytest.importorskip("zarr", reason="zarr is not installed")
+    if comm.rank == 0:
+        (folder / "thesis").mkdir()
+        (folder / "thesis" / "chapter1").write_text("dear")
+    comm.barrier()
+    with pytest.raises(hpcomm.TransportError, match="something else is there"):
+        zarr.save(Field(comm, (4,), name="T"), folder / "thesis")
+    comm.barrier()
+    assert (folder / "thesis" / "chapter1").read_text() == "dear"
+    with pytest.raises(hpcomm.LayoutError, match=r"chunks .* do not fit"):
+        zarr.save(Field(comm, (4,), name="T"), folder / "x", chunks=(2, 2))
+
+
+@pytest.mark.parametrize("name", ["hdf5", "zarr"])
+def test_what_is_not_installed_is_said_with_the_extra(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, LIBRARIES[name], None)
+    with pytest.raises(hpcomm.ConfigError, match=rf"pip install 'hpcomm\[{name}\]'"):
+        MODULES[name].save(Field(comm, (4,), name="T"), "nowhere")
+    with pytest.raises(hpcomm.ConfigError, match=rf"pip install 'hpcomm\[{name}\]'"):
+        MODULES[name].load("nowhere", comm)
