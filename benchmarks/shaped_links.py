@@ -69,6 +69,7 @@ def launch(folder: Path) -> None:
             f"export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=^ofi {path}; "
             f"{mpirun} --prtemca plm_ssh_agent {folder}/agent --prtemca prte_if_include {NET}.0/24 "
             f"--mca btl_tcp_if_include {NET}.0/24 --mca pml ob1 --mca btl self,tcp "
+            "--mca mpi_yield_when_idle 1 "  # more ranks than cores: waiting must not starve the network
             f"-x PYTHONPATH --host {names} -n {N} {job}"
         )
     else:

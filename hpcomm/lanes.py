@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,7 @@ def chosen(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> La
 
 def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> Lane:
     make = _maker(comm, verb, op, x)
-    if make is None or comm.is_inter or not (algorithm == "tuned" or algorithm.startswith("mpi:")):
+    if make is None or comm.is_inter:
         return detour
     from .transport import controls, mpi, scheduled, tuned
 
@@ -90,11 +91,16 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> L
         verb, ([n * blocks for n in choices.limits], [{} for _ in choices.names])
     )
     which = bisect_left(limits, x.nbytes)
-    name, lane = choices.names[which], detour
+    name, by = choices.names[which], None
     theirs = None if name is None else name.removeprefix("mpi:")
     if name is None or (theirs != name and theirs in controls.choices(verb)):
         by = scheduled.by_library(comm, verb, theirs, mpi.NAMES[verb])
-        lane = make(comm, verb, op, x.dtype, (by, algorithm))
+    elif verb == "all_reduce" and make is _numpy and theirs == name:
+        from . import dtypes, reduction
+
+        with suppress(HpcommError):  # the careful way meets it again, and says where
+            by = scheduled.by_schedule(comm, name, x.dtype, reduction.resolve(op, dtypes.from_numpy(x.dtype)))
+    lane = make(comm, verb, op, x.dtype, (by, algorithm)) if by is not None else detour
     lanes[which].setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
     return lane
 

@@ -7,6 +7,7 @@ has start() and wait(). transport.scheduled has it over MPI, transport.local bet
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -62,14 +63,15 @@ class Executor:
 
     def run(self) -> None:
         """Carry out all rounds."""
-        for packs, exchange, effects in self.rounds:
-            for to, low, high in packs:
-                self._pack(to, low, high)
+        for before, exchange, after in self.rounds:
+            for step in before:
+                step()
             exchange.start()
             exchange.wait()
-            for effect in effects:
-                self._effect(*effect)
-        self.settle()
+            for step in after:
+                step()
+        if self.wire is not None:
+            self.settle()
 
     def settle(self) -> None:
         """Round what this rank kept in full as the wire rounded it for the others: all end with the same."""
@@ -80,23 +82,26 @@ class Executor:
         def views(messages: list[Message]) -> list[tuple[int, Array]]:
             return [(m.peer, (self.room if m.staged else self.work)[m.low : m.high]) for m in messages]
 
-        return round_.packs, channel.prepare(views(round_.sends), views(round_.recvs)), round_.effects
+        def parts(start: int, low: int, high: int) -> tuple[Array, Array]:
+            return self.room[start : start + high - low], self.work[low:high]
 
-    def _pack(self, to: int, low: int, high: int) -> None:
-        data, room = self.work[low:high], self.room[to : to + high - low]
-        if self.wire is None:
-            room[:] = data
-        else:
-            room[:] = dtypes.narrow(data, self.wire)
-            data[:] = dtypes.widen(room, self.wire)  # whoever folds it, here or there, folds the same
-
-    def _effect(self, start: int, low: int, high: int, how: int) -> None:
-        theirs, mine = self.room[start : start + high - low], self.work[low:high]
+        exchange = channel.prepare(views(round_.sends), views(round_.recvs))
         if self.wire is not None:
-            theirs = dtypes.widen(theirs, self.wire)
+            narrow = [partial(self._narrow, *parts(*pack)) for pack in round_.packs]
+            return narrow, exchange, [partial(self._widen, *parts(*at), how) for *at, how in round_.effects]
+        pack = [self._effect(*parts(*at)[::-1], COPY) for at in round_.packs]
+        return pack, exchange, [self._effect(*parts(*at), how) for *at, how in round_.effects]
+
+    def _effect(self, theirs: Array, mine: Array, how: int) -> Callable[[], Any]:
+        """What is to be done when theirs has arrived."""
         if how == COPY:
-            mine[:] = theirs
-        else:
-            assert self.fold is not None
-            first, second = (mine, theirs) if how == AFTER else (theirs, mine)
-            self.fold(first, second, out=mine)
+            return partial(mine.__setitem__, ..., theirs)  # half the price of np.copyto
+        assert self.fold is not None
+        return partial(self.fold, *((mine, theirs) if how == AFTER else (theirs, mine)), out=mine)
+
+    def _narrow(self, room: Array, data: Array) -> None:
+        room[:] = dtypes.narrow(data, self.wire)
+        data[:] = dtypes.widen(room, self.wire)  # whoever folds it, here or there, folds the same
+
+    def _widen(self, room: Array, mine: Array, how: int) -> None:
+        self._effect(dtypes.widen(room, self.wire), mine, how)()

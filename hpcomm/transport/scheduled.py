@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import dtypes, reduction
-from ..errors import UsageError
+from ..errors import HpcommError, UsageError
 from ..schedule import exact
 from ..schedule.program import program
 from ..schedule.prove import keeps_order, prove
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Own", "background", "by_library", "fold_of", "own", "schedule_call", "tuned_for"]
+__all__ = ["Own", "background", "by_library", "by_schedule", "fold_of", "own", "schedule_call", "tuned_for"]
 
 EXACT_UP_TO = 512  # ranks up to which a schedule is proved before its first use
 _KEPT = 16  # executors with their memory, per communicator
@@ -60,11 +60,13 @@ class _Persistent:
     def __init__(self, requests: list[MPI.Prequest]) -> None:
         self.requests = requests
 
-    def start(self) -> None:
-        MPI.Prequest.Startall(self.requests)
+    def start(self) -> None:  # one by one: Startall and Waitall make lists for MPI first, which costs more
+        for request in self.requests:
+            request.Start()
 
     def wait(self) -> None:
-        MPI.Request.Waitall(self.requests)
+        for request in self.requests:
+            request.Wait()
 
 
 class _Persisting:
@@ -222,9 +224,9 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
             f"{name} does not keep the order of ranks, and op need not commute",
             hint=f"algorithm= one of {', '.join(fitting)}",
         )
-    call.code = marked(call.code, f"{name}{wire}")
+    call.code = marked(call.code, algorithm or name)
     own_op = id(fold.op.mpi) if fold is not None and fold.op.mpi is not None else None
-    key = (verb, name, schedule.root, count, array.dtype.str, fold.code if fold else 0, wire, own_op)
+    key = (verb, name, schedule.root, count, array.dtype, fold.code if fold else 0, wire, own_op)
 
     def make(channel: Channel) -> Executor:
         part = program(schedule, comm.rank, count, staged=wire is not None)
@@ -245,6 +247,36 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
         return call.finish(None)
 
     call.carry, call.stages = carry, stages
+    return call
+
+
+def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callable[..., Any] | None:
+    """As MPI.Allreduce on plain arrays of numpy, by an own schedule; None: the careful way must look."""
+    if name.partition(":")[0] not in algorithms("all_reduce") or "wire=" in name:
+        return None
+    folding, commutes = fold_of(fold)
+    if not commutes:
+        return None
+    try:
+        _proved("all_reduce", _cut("all_reduce", name, 0), comm.size, 0)
+    except HpcommError:
+        return None
+
+    def make(channel: Channel, way: str, n: int) -> Executor:
+        return Executor(
+            program(_proved("all_reduce", way, comm.size, 0), comm.rank, n), channel, dtype, folding
+        )
+
+    def call(send: Any, recv: Any, _: Any) -> None:
+        out, n, _ = recv
+        way = _cut("all_reduce", name, n * dtype.itemsize)
+        key = ("all_reduce", way, 0, n, dtype, fold.code, None, None)
+        executor = own(comm).executor(key, lambda channel: make(channel, way, n))
+        work = executor.work
+        work[:] = (out if send is MPI.IN_PLACE else send[0]).reshape(-1)
+        executor.run()
+        out.reshape(-1)[:] = work
+
     return call
 
 
@@ -388,14 +420,14 @@ def _deterministic(call: Call, algorithm: str | None, fold: Any, array: Array, c
 
 def background(executor: Executor) -> Generator[list[Any], Any, None]:
     """The rounds of an executor one at a time, each as the MPI requests to wait for."""
-    for packs, exchange, effects in executor.rounds:
-        for pack in packs:
-            executor._pack(*pack)
+    for before, exchange, after in executor.rounds:
+        for step in before:
+            step()
         requests = exchange.begin()
         if requests:
             yield requests
-        for effect in effects:
-            executor._effect(*effect)
+        for step in after:
+            step()
     executor.settle()
 
 
