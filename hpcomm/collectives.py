@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import lanes
 from .call import Call
 from .errors import HpcommError
-from .signature import BACKGROUND, head
+from .signature import BACKGROUND, head, marked
 
 if TYPE_CHECKING:
     from . import compose
@@ -78,6 +78,10 @@ def broadcast(
         except (KeyError, AttributeError):
             lane = lanes.find(comm, "broadcast", None, x)
         done = lane(x, root if src is None else src)
+        if done is not NotImplemented:
+            return done
+    elif algorithm and not async_op and x is out:
+        done = lanes.chosen(comm, "broadcast", None, x, algorithm)(x, root if src is None else src)
         if done is not NotImplemented:
             return done
     return careful(comm, "broadcast", x, out, None, root if src is None else src, async_op, algorithm)
@@ -160,6 +164,10 @@ def all_reduce(
         except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
             lane = lanes.find(comm, "all_reduce", op, x)
         done = lane(x, out)
+        if done is not NotImplemented:
+            return done
+    elif algorithm and not (async_op or deterministic):
+        done = lanes.chosen(comm, "all_reduce", op, x, algorithm)(x, out)
         if done is not NotImplemented:
             return done
     return careful(comm, "all_reduce", x, out, op, 0, async_op, algorithm, deterministic)
@@ -369,6 +377,10 @@ def perform(
         done = lane(x, out, root)
         if done is not NotImplemented:
             return done
+    elif algorithm and not async_op:
+        done = lanes.chosen(comm, verb, op, x, algorithm)(x, out, root)
+        if done is not NotImplemented:
+            return done
     return careful(comm, verb, x, out, op, root, async_op, algorithm)
 
 
@@ -389,11 +401,14 @@ def careful(
         own = algorithm is not None or deterministic
         call = compose.compose(comm, verb, x, out, op, root, blocking=not (async_op or own))
         if algorithm == "tuned" and not deterministic:
+            code = marked(call.code, algorithm)
             algorithm = scheduled.tuned_for(call, op)
-            own = algorithm is not None
-            if not (own or async_op):
+            if algorithm is not None:
+                call = scheduled.schedule_call(call, algorithm, op)
+            elif not async_op:
                 call = compose.compose(comm, verb, x, out, op, root, blocking=True)
-        if own:
+            call.code = code  # which one it stands for, all ranks know alike
+        elif own:
             call = scheduled.schedule_call(call, algorithm, op, deterministic)
     except HpcommError as error:
         raise error.located(verb, comm) from None

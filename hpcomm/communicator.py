@@ -17,6 +17,7 @@ from .device import driver
 from .errors import ConfigError, RankError, UsageError
 from .lanes import NO_LANES
 from .observe import check as agreement
+from .observe import sentinel
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -56,8 +57,11 @@ class Communicator:
         runtime.start()
         self._take(mpi.Dup(), name, check)
 
-    def _take(self, mpi: MPI.Comm, name: str | None, check: str | None) -> None:
-        """Become the owner of mpi, which nobody else uses."""
+    def _take(self, mpi: MPI.Comm, name: str | None, check: str | None, plain: bool = False) -> None:
+        """Become the owner of mpi, which nobody else uses.
+
+        plain: the other group is a program without hpcomm, which makes the two duplicates and no more.
+        """
         from mpi4py import MPI
 
         level = check or os.environ.get("HPCOMM_CHECK") or "light"
@@ -82,7 +86,7 @@ class Communicator:
         self._ring = -1
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
         self._onboard: Any = None  # for arrays on devices, if some rank may have one (onboard.py)
-        if self._any_rank(driver.possible()):
+        if not plain and self._any_rank(driver.possible()):
             from .onboard import Onboard
 
             self._onboard = Onboard(self)
@@ -404,4 +408,5 @@ class Communicator:
             return agreement.off()
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)
+        sentinel.follow(self)
         return agreement.light(self, board, ring, peers)

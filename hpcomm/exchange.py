@@ -252,7 +252,8 @@ def _land(to: Any, source: Any, adds: bool) -> None:
 
 # What the libraries do best, measured in shared memory (benchmarks/halo.py): bytes up to which they send a
 # message off at once; whether strided ones that short are quick; mean length of a contiguous run, in bytes,
-# below which numpy copies a longer message quicker than the library's engine for datatypes (0: never).
+# below which numpy copies a longer message quicker than the library's engine for datatypes (0: never), which
+# takes longer still over several views in one type.
 _HABITS = {"openmpi": (4000, False, 0), "mpich": (8000, True, 1024)}
 
 
@@ -283,7 +284,7 @@ def _gathers(views: Sequence[Any]) -> bool:
     nbytes = sum(view.nbytes for view in views)
     if nbytes <= at_once or (len(views) == 1 and views[0].flags.c_contiguous):
         return False
-    return bool(nbytes < run * sum(_runs(view) for view in views))
+    return bool(nbytes < run * min(len(views), 2) * sum(_runs(view) for view in views))
 
 
 def _runs(view: View) -> int:

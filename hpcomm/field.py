@@ -271,18 +271,16 @@ class Field:
 
     def __getitem__(self, key: Any) -> Any:
         """The elements at global indices (numbers and slices of positive step) on every rank. Collective."""
+        self.check_whole("slicing")
         steps, drop = self._key(key)
-        shape = tuple(len(range(*s)) for s in steps)
-        whole = self.look.make(shape)
-        mine, there = self._meeting(steps)
+        whole = self.look.make(tuple(len(range(*s)) for s in steps))
         own = self.look.array[self._own()]
-        parts = self.comm.all_gather_ragged(np.ascontiguousarray(own[mine] if self._is_first else own[:0]))
-        places = self.comm.all_gather_object([(s.start, s.stop) for s in there] if self._is_first else None)
-        for part, place in zip(parts, places, strict=True):
-            if place is not None:
-                whole.array[tuple(slice(*ends) for ends in place)] = part
+        mine = own[self._meeting(steps, self.comm.rank)[0]] if self._is_first else np.empty(0, own.dtype)
+        for rank, part in enumerate(self.comm.all_gather_ragged(np.asarray(mine, order="C"))):
+            if isinstance(self.partition, Points) or self.partition.is_first(rank):
+                whole.array[self._meeting(steps, rank)[1]] = part
         result = whole.give()
-        return result[tuple(0 if a in drop else slice(None) for a in range(len(shape)))]
+        return result[tuple(0 if a in drop else slice(None) for a in range(len(steps)))]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Set elements at global indices; every rank sets those it owns. Not collective.
@@ -290,21 +288,18 @@ class Field:
         value: a number, or an array that broadcasts to the shape of the slice.
         """
         steps, drop = self._key(key)
-        mine, there = self._meeting(steps)
-        inner = self.inner[mine]
+        mine, there = self._meeting(steps, self.comm.rank)
         shape = tuple(len(range(*s)) for a, s in enumerate(steps) if a not in drop)
         if np.ndim(value) and not hasattr(value, "cpu"):
             value = np.broadcast_to(value, shape)
         elif np.ndim(value):
-            value = value.expand(shape)
+            value = value.to(self.dtype).expand(shape)  # by positions torch itself does not convert
         if np.ndim(value):
             value = value.reshape([len(range(*s)) for s in steps])[there]
-        inner[...] = value
+        self.inner[mine] = value
 
     def _key(self, key: Any) -> tuple[list[tuple[int, int, int]], set[int]]:
         """(start, stop, step) for every axis, and the axes that were single numbers."""
-        if isinstance(self.partition, Points):
-            raise LayoutError("points have no slices", where("slicing", self.comm), "gather()")
         parts = list(key) if isinstance(key, tuple) else [key]
         if Ellipsis in parts:
             i = parts.index(Ellipsis)
@@ -327,11 +322,19 @@ class Field:
             drop.add(axis)
         return steps, drop
 
-    def _meeting(self, steps: Sequence[tuple[int, int, int]]) -> tuple[Any, Any]:
-        """Slices of inner, and of the slice's result, for what this rank owns of a slice of the whole."""
-        assert self.box is not None
+    def _meeting(self, steps: Sequence[tuple[int, int, int]], rank: int) -> tuple[Any, Any]:
+        """Where in rank's inner and in the slice's result lies what rank owns of a slice of the whole."""
+        if isinstance(self.partition, Points):
+            (start, stop, step), rest = steps[0], steps[1:]
+            held = self.partition.owned[rank]
+            rows = np.flatnonzero((held >= start) & (held < stop) & ((held - start) % step == 0))
+            return (rows, *(slice(*s) for s in rest)), (
+                (held[rows] - start) // step,
+                *[slice(None)] * len(rest),
+            )
+        box = self.partition.box(rank)
         mine, there = [], []
-        for (start, stop, step), low, high in zip(steps, self.box.start, self.box.stop, strict=True):
+        for (start, stop, step), low, high in zip(steps, box.start, box.stop, strict=True):
             first = max(0, -(-(low - start) // step))
             last = max(first, -(-(min(high, stop) - start) // step))
             begin = start + first * step - low

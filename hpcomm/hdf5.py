@@ -76,8 +76,9 @@ def save(
             io.agree(comm, failed, "save", path)
             places = comm.broadcast_object(made[0] if made else None)
             _write_pieces(comm, part, [(f, place) for f, place in zip(fields, places, strict=True) if place])
-            mine = [(f.name, share(f, c)) for f, c in zip(fields, shapes, strict=True) if c]
-            io.agree(comm, _in_turn(comm, lambda: _write(part, mine)), "save", path)
+            shares = [(f.name, share(f, c)) for f, c in zip(fields, shapes, strict=True) if c]
+            if shares:
+                io.agree(comm, _write_in_turn(comm, part, shares), "save", path)
         io.publish(comm, part, path, None, sync)
 
 
@@ -201,20 +202,21 @@ def _write_pieces(comm: Communicator, part: Path, places: Sequence[tuple[Field, 
                 io.move(field, file, offset, collective=True, writing=True)
 
 
-def _write(part: Path, mine: Sequence[tuple[str, tuple[Box, Any] | None]]) -> None:
+def _write_in_turn(comm: Communicator, part: Path, shares: Sequence[tuple[str, Any]]) -> str:
+    """Each rank opens the file when those before it have closed it; what went wrong here, or ""."""
     import h5py
 
-    with h5py.File(part, "r+") as file:
-        for name, own in mine:
-            if own is not None:
-                file[name][own[0].slices()] = own[1]
+    mine = [(name, *own) for name, own in shares if own is not None]
 
+    def write() -> None:
+        with h5py.File(part, "r+") as file:
+            for name, box, data in mine:
+                file[name][box.slices()] = data
 
-def _in_turn(comm: Communicator, deed: Any) -> str:
     failed = ""
     for rank in range(comm.size):
-        if rank == comm.rank:
-            failed = io.attempt(deed)
+        if rank == comm.rank and mine:
+            failed = io.attempt(write)
         comm.mpi.Barrier()
     return failed
 

@@ -14,19 +14,20 @@ would cost 60 ns for each of them, where 500 are all that a call may cost.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .errors import HpcommError
-from .signature import head
+from .signature import head, marked
 
 if TYPE_CHECKING:
     from .communicator import Communicator
     from .dtypes import Dtype
 
-__all__ = ["NO_LANES", "detour", "find"]
+__all__ = ["NO_LANES", "chosen", "detour", "find"]
 
 Lane = Callable[..., Any]
 NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
@@ -44,20 +45,57 @@ def detour(*arguments: Any) -> Any:
 
 def find(comm: Communicator, verb: str, op: Any, x: Any) -> Lane:
     """The lane for arrays like x, kept from now on; detour if there is none."""
-    if comm._lanes is NO_LANES or (type(op) is not str if verb in _FOLDS else op is not None):
-        return detour  # and of operators, a new lambda every time must not be kept for ever
+    if comm._lanes is NO_LANES:
+        return detour
     if verb == "barrier":
         lane = comm._lanes[verb] = detour if comm.is_inter else _compose(comm, verb, _BARRIER, {}, {})
         return lane
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if numpy is not None and type(x) is numpy.ndarray:
-        make = _numpy
-    elif torch is not None and type(x) is torch.Tensor:
-        make = _torch
-    else:
+    make = _maker(comm, verb, op, x)
+    if make is None:
         return detour
     lane = detour if comm.is_inter else make(comm, verb, op, x.dtype)
     comm._lanes.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
+    return lane
+
+
+def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane] | None:
+    """What makes lanes for arrays like x; None: there are none."""
+    if comm._lanes is NO_LANES or (type(op) is not str if verb in _FOLDS else op is not None):
+        return None  # and of operators, a new lambda every time must not be kept for ever
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if numpy is not None and type(x) is numpy.ndarray:
+        return _numpy
+    return _torch if torch is not None and type(x) is torch.Tensor else None
+
+
+def chosen(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> Lane:
+    """The lane of algorithm="tuned" or "mpi:..." for arrays like x, chosen once for all."""
+    try:
+        limits, lanes = comm._lanes[algorithm][verb]
+        return lanes[bisect_left(limits, x.nbytes)][op][type(x)][x.dtype]  # type: ignore[no-any-return]
+    except (KeyError, AttributeError, TypeError):
+        return _choose(comm, verb, op, x, algorithm)
+
+
+def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> Lane:
+    make = _maker(comm, verb, op, x)
+    if make is None or comm.is_inter or not (algorithm == "tuned" or algorithm.startswith("mpi:")):
+        return detour
+    from .transport import controls, mpi, scheduled, tuned
+
+    one = tuned.Choices.of([(0, algorithm)])
+    choices = scheduled.own(comm).choices(verb) if algorithm == "tuned" else one
+    blocks = comm.size if verb in _CUTS else 1
+    limits, lanes = comm._lanes.setdefault(algorithm, {}).setdefault(
+        verb, ([n * blocks for n in choices.limits], [{} for _ in choices.names])
+    )
+    which = bisect_left(limits, x.nbytes)
+    name, lane = choices.names[which], detour
+    theirs = None if name is None else name.removeprefix("mpi:")
+    if name is None or (theirs != name and theirs in controls.choices(verb)):
+        by = scheduled.by_library(comm, verb, theirs, mpi.NAMES[verb])
+        lane = make(comm, verb, op, x.dtype, (by, algorithm))
+    lanes[which].setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
     return lane
 
 
@@ -195,7 +233,7 @@ if X.ndim != Y.ndim or (X.ndim != 1 and X.shape != Y.shape):
 }
 
 
-def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
+def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -> Lane:
     import numpy as np
 
     from . import dtypes
@@ -207,7 +245,7 @@ def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
         "most": _most(comm, dtype.itemsize) // max(dtype.itemsize, 1),
         "ndarray": np.ndarray,
     }
-    return _make(comm, verb, op, dtypes.from_numpy, dtype, _NUMPY, names)
+    return _make(comm, verb, op, dtypes.from_numpy, dtype, _NUMPY, names, by)
 
 
 # -- and at a tensor -------------------------------------------------------------------------------------
@@ -249,7 +287,7 @@ X_spec = X_seen[1]
 _TORCH["writable"] = _TORCH["writable_too"] = _TORCH["readable"]
 
 
-def _torch(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
+def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -> Lane:
     from mpi4py import MPI
 
     from . import dtypes
@@ -277,7 +315,7 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any) -> Lane:
         "windows_out": windows_out,
         "window_out": window_out,
     }
-    return _make(comm, verb, op, dtypes.from_torch, dtype, _TORCH, names)
+    return _make(comm, verb, op, dtypes.from_torch, dtype, _TORCH, names, by)
 
 
 def _most(comm: Communicator, itemsize: int) -> int:
@@ -319,8 +357,12 @@ def _make(
     dtype: Any,
     fragments: dict[str, str],
     names: dict[str, Any],
+    by: Any = None,
 ) -> Lane:
-    """The lane of a verb, or detour where MPI alone cannot do the whole job."""
+    """The lane of a verb, or detour where MPI alone cannot do the whole job.
+
+    by: what is called instead of comm.mpi's own function, and the algorithm that the user named.
+    """
     from mpi4py import MPI
 
     try:
@@ -334,19 +376,25 @@ def _make(
         return detour
     operator, fold = folding or (None, 0)
     names.update(operator=operator, kind=getattr(MPI, record.mpi), itemsize=record.itemsize)
-    names["code"] = head(verb, fold, record.code) if verb not in ("send", "recv") else 0
+    function, algorithm = by or (None, "")
+
+    def sign(*what: Any) -> int:
+        return marked(head(*what), algorithm) if algorithm else head(*what)
+
+    names["code"] = sign(verb, fold, record.code) if verb not in ("send", "recv") else 0
     rooted = verb == "broadcast" or verb in _ROOTED
     if verb == "all_reduce":
         names["last_n"] = -1
         fragments = {**fragments, "sign": fragments["sign_all_reduce"]}
     if rooted:
-        names["codes"] = [head(verb, fold, record.code, root) for root in range(comm.size)]
+        names["codes"] = [sign(verb, fold, record.code, root) for root in range(comm.size)]
         fragments = {**fragments, "sign": fragments["sign_rooted"]}
     if "CUT" in fragments["readable"]:
         cut = "// p" if verb in _CUTS else ""
         fragments = {**fragments, "readable": fragments["readable"].replace("CUT", cut)}
     bodies = {"all_reduce": _ALL_REDUCE, "broadcast": _BROADCAST, "send": _SEND, "recv": _RECV}
     body = bodies.get(verb) or _out_of_place(verb, op is not None)
+    names["function"] = function
     return _compose(comm, verb, body, fragments, names)
 
 
@@ -386,7 +434,7 @@ def _compose(
         check_length=mpi.check_length,
         comm=comm,
         failure=mpi.failure,
-        function=getattr(comm.mpi, mpi.NAMES[verb]),
+        function=names.get("function") or getattr(comm.mpi, mpi.NAMES[verb]),
         last_tag=mpi.largest_tag(),
         p=comm.size,
         rank=comm.rank,

@@ -48,14 +48,17 @@ class Mesh:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Of the axes, in order."""
         return tuple(self.shape)
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return self.comm.size
 
     @property
     def rank(self) -> int:
+        """Of this process in mesh.comm."""
         return self.comm.rank
 
     def __getitem__(self, names: str | tuple[str, ...]) -> Communicator:

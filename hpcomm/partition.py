@@ -55,10 +55,12 @@ class Box:
 
     @property
     def shape(self) -> Shape:
+        """How many indices along every axis."""
         return tuple(max(0, b - a) for a, b in zip(self.start, self.stop, strict=True))
 
     @property
     def size(self) -> int:
+        """How many indices."""
         return math.prod(self.shape)
 
     def __and__(self, other: Box) -> Box:
@@ -75,12 +77,14 @@ class Box:
         return tuple(slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, base, strict=True))
 
     def moved(self, by: Sequence[int]) -> Box:
+        """The box further along each axis by so many indices."""
         return Box(
             tuple(a + d for a, d in zip(self.start, by, strict=True)),
             tuple(b + d for b, d in zip(self.stop, by, strict=True)),
         )
 
     def grown(self, widths: Widths) -> Box:
+        """The box with a rim of (before, after) indices along each axis."""
         return Box(
             tuple(a - w for a, (w, _) in zip(self.start, widths, strict=True)),
             tuple(b + w for b, (_, w) in zip(self.stop, widths, strict=True)),
@@ -184,6 +188,7 @@ class Partition:
 
     @property
     def ndim(self) -> int:
+        """The number of array axes."""
         return len(self.shape)
 
     @cached_property
@@ -240,6 +245,7 @@ class Partition:
         return self.cell_box(self.cell(rank))
 
     def cell_box(self, cell: Shape) -> Box:
+        """The indices of one part along each axis."""
         return Box(
             tuple(e[i] for e, i in zip(self.edges, cell, strict=True)),
             tuple(e[i + 1] for e, i in zip(self.edges, cell, strict=True)),
@@ -255,6 +261,7 @@ class Partition:
 
     @property
     def summands(self) -> int:
+        """Of how many summands a value is made: 1 if nothing is partial."""
         return math.prod(self.mesh[name] for name in self.partial)
 
     def holders(self, cell: Shape, summand: int = 0) -> list[int]:
@@ -351,6 +358,7 @@ class Points:
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return len(self.owned)
 
     @cached_property
@@ -361,6 +369,7 @@ class Points:
         return owner
 
     def owner(self, index: int) -> int:
+        """The rank that owns a global index."""
         return int(self._owner[index])
 
     def owners(self, indices: NDArray[Any]) -> NDArray[np.int32]:

@@ -75,20 +75,36 @@ def started() -> bool:
     return _farewell is not None
 
 
+_LAST_S = 2.0  # until a rank that MPI cannot end ends itself
+_HEARD_S = 0.1  # for the launcher to read what was said: MPICH's drops what is left when the abort comes
+_ending: int | None = None  # the thread that is ending the job
+
+
 def abort(text: str, status: int = 1) -> None:
     """Say text on stderr and end the job, from whichever thread."""
+    global _ending
     from mpi4py import MPI
 
+    _ending = threading.get_ident()
     print(f"\nhpcomm: {_name or f'rank {MPI.COMM_WORLD.rank}'}: {text}", file=sys.stderr, flush=True)
     _abort(status)
 
 
+def _stand_still_if_ending() -> None:
+    """Wait for the end if another thread is ending the job."""
+    if _ending not in (None, threading.get_ident()):
+        time.sleep(2 * _LAST_S)
+
+
 def _abort(status: int) -> None:
+    global _ending
     from mpi4py import MPI
 
+    _ending = threading.get_ident()
     sys.stdout.flush()
     sys.stderr.flush()
-    last_resort = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGKILL))
+    time.sleep(_HEARD_S)
+    last_resort = threading.Timer(_LAST_S, os.kill, (os.getpid(), signal.SIGKILL))
     last_resort.daemon = True
     last_resort.start()  # MPI_Abort itself can hang when the library is in a bad state
     MPI.COMM_WORLD.Abort(status)
@@ -98,6 +114,7 @@ def _install_hooks() -> None:
     previous_hook, exit_ = sys.excepthook, sys.exit
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _stand_still_if_ending()  # the cause has been said; what comes of the end is no news
         previous_hook(kind, error, trace)
         _show_captured()
         if not (sys.flags.interactive or hasattr(sys, "ps1")):
@@ -134,6 +151,7 @@ def _show_captured() -> None:
 
 
 def _at_exit() -> None:
+    _stand_still_if_ending()
     if _exit_code not in (None, 0) and _left_by_exception():
         _leave(_exit_code if isinstance(_exit_code, int) else 1)
     else:

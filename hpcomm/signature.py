@@ -8,16 +8,21 @@ rank can say what another one called even when that one has gone on.
 
 from __future__ import annotations
 
-__all__ = ["BACKGROUND", "SCHEDULED", "VERBS", "describe", "head", "signature"]
+from zlib import crc32
+
+__all__ = ["BACKGROUND", "SCHEDULED", "VERBS", "describe", "head", "marked", "signature"]
 
 _PLAIN = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "exscan", "gather"]
 _PLAIN += ["reduce", "reduce_scatter", "scan", "scatter", "plan"]
+_NEIGHBOURS = ["all_gather", "all_to_all"]
 _RAGGED = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]
 VERBS = [
     "?",
     *_PLAIN,
     *(f"{verb}_object" for verb in _RAGGED),
     *(f"{verb}_ragged" for verb in _RAGGED),
+    *(f"neighbour_{verb}" for verb in _NEIGHBOURS),
+    *(f"neighbour_{verb}_ragged" for verb in _NEIGHBOURS),
 ]
 _CODES = {verb: i for i, verb in enumerate(VERBS)}
 _OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
@@ -31,6 +36,13 @@ def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
 
 
 SCHEDULED = 1 << 17  # by an own schedule: the bits of the root then hold a checksum of algorithm and root
+
+
+def marked(code: int, algorithm: str) -> int:
+    """The code of a call that an algorithm other than the library's choice carries out."""
+    return (code | SCHEDULED) ^ (crc32(algorithm.encode()) & 0xFFF) << 19
+
+
 BACKGROUND = 1 << 31  # MPI does not match blocking with nonblocking calls
 
 

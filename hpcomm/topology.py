@@ -11,10 +11,12 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .call import Call
 from .communicator import Communicator
 from .errors import HpcommError, LayoutError, RankError, UsageError
 from .exchange import channel
 from .request import Request, Stages
+from .signature import BACKGROUND, head
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,20 +128,37 @@ class Topology(Communicator):
                 result.array[...] = landing
             return result.give()
 
+        call = Call(self, verb, code=head(verb, dtype=look.dtype.code))
+        call.count, call.look = count, look
+        for observer in self._observers:
+            observer.before(call)
+
+        def seen() -> Any:
+            result = finish()
+            for observer in self._observers:
+                observer.after(call)
+            return result
+
         if async_op:
-            return Request(f"{verb}({look})", self._going(verb, f"Ineighbor_{moves}", ends, finish))
+            leave = self._agreement.late(call.code | BACKGROUND, count)
+            request = Request(call, self._going(verb, f"Ineighbor_{moves}", ends, leave, seen))
+            request.needs_all(self)
+            return request
+        self._agreement.enter(call.code, count)
         try:
             getattr(self.mpi, f"Neighbor_{moves}")(*ends)
         except MPI.Exception as error:
             raise transport.failure(error, verb, self) from None
-        return finish()
+        self._agreement.leave()
+        return seen()
 
-    def _going(self, verb: str, name: str, ends: Any, finish: Any) -> Stages:
+    def _going(self, verb: str, name: str, ends: Any, leave: Any, finish: Any) -> Stages:
         mpi_error = MPI.Exception
         try:
             yield self._begun(name, ends)
         except mpi_error as error:
             raise transport.failure(error, verb, self) from None
+        leave()
         return finish()
 
     def _begun(self, name: str, ends: Any) -> list[Any]:
@@ -159,6 +178,10 @@ class Topology(Communicator):
         lengths = np.array([[letter.nbytes] for letter in letters], np.int64).reshape(n, 1)
         coming = np.zeros((len(self.sources), 1), np.int64)
         mpi: Any = self.mpi
+        call = Call(self, verb)
+        for observer in self._observers:
+            observer.before(call)
+        self._agreement.enter(head(verb), 0)
         try:
             mpi.Neighbor_alltoall([lengths, 1, MPI.INT64_T], [coming, 1, MPI.INT64_T])
             inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
@@ -166,6 +189,9 @@ class Topology(Communicator):
                 mpi.Neighbor_alltoallw(going.spec, landing.spec)
         except MPI.Exception as error:
             raise transport.failure(error, verb, self) from None
+        self._agreement.leave()
+        for observer in self._observers:
+            observer.after(call)
         return [_opened(inbox) if inbox.nbytes else None for inbox in inboxes]
 
 

@@ -45,6 +45,7 @@ class Transform:
         return x
 
     def backward(self, x: Array) -> Array:
+        """The inverse of forward, from the last partition to the first."""
         for turn, (_, axes) in zip(reversed(self.back), reversed(self.stages[1:]), strict=True):
             x = turn(np.fft.ifftn(x, axes=axes))
         return np.fft.ifftn(x, axes=self.stages[0][1])

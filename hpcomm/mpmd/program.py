@@ -14,6 +14,7 @@ from .. import runtime
 from ..communicator import Communicator
 from ..errors import ConfigError, HpcommError, UsageError
 from ..installation import VENDORS
+from ..observe import sentinel
 from ..observe.partners import Partners
 from . import connect as connecting
 from . import handshake, replay
@@ -342,10 +343,10 @@ def _group(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm:
     return made
 
 
-def adopt(mpi: MPI.Comm, name: str, check: str | None = None) -> Communicator:
-    """A Communicator that owns mpi."""
+def adopt(mpi: MPI.Comm, name: str, check: str | None = None, plain: bool = False) -> Communicator:
+    """A Communicator that owns mpi; plain: it leads to a program without hpcomm."""
     made = object.__new__(Communicator)
-    made._take(mpi, name, check)
+    made._take(mpi, name, check, plain)
     return made
 
 
@@ -367,11 +368,12 @@ def _links(
         inter = comm.mpi.Create_intercomm(  # type: ignore[attr-defined]
             0, world, programs[peer][0], _LINK_TAG + number
         )
-        made = adopt(inter, f"{name}<->{peer}")
         plain = "plain" in (kinds[name], kinds[peer])
+        made = adopt(inter, f"{name}<->{peer}", plain=plain)
         if not plain:
             carries = (made.mpi, made._shadow, made._parts)
             made._partners = Partners(inter.Dup(), carries, peer)
+            sentinel.follow(made)
             runtime.farewells.append(made._partners.say_farewell)
         links[peer] = Link(name, peer, comm, made, is_first=pair[0] == name, plain=plain)
     return links

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["LAPS", "LINE", "Board", "Region", "last_call", "open_board", "post", "posted"]
+__all__ = ["GONE", "LAPS", "LINE", "Board", "Region", "last_call", "open_board", "post", "posted"]
 
 LAPS = 128  # entries of a ring
 LINE = 32  # of which so many are wiped at a time, one line ahead
@@ -26,7 +26,7 @@ RINGS = 127  # communicators of one rank that are watched at a time
 _TEXT = 4096
 _RING_WORDS = LAPS + 8  # signatures, and the number of the call that began the line, a cache line apart
 _START = 63  # the signature of call 0, which nobody makes
-_GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
+GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
 _HEAD_WORDS = 8 + _TEXT // 8
 _REGION = (_HEAD_WORDS + RINGS * _RING_WORDS) * 8
 _ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _PROCESS = range(6)
@@ -61,14 +61,14 @@ def posted(ring: memoryview, call: int) -> int | None:
         return None
     signature: int = ring[call % LAPS]
     wiped = ring[LAPS] // LINE - call // LINE > LAPS // LINE - 2
-    return None if wiped or signature == _GONE else signature or None
+    return None if wiped or signature == GONE else signature or None
 
 
 def last_call(ring: memoryview) -> int:
     """The number of the last call that a rank has come to, also after its end; 0 before the first."""
     number: int = ring[LAPS]
     for call in range(number, number + LINE):
-        if ring[call % LAPS] in (0, _GONE):
+        if ring[call % LAPS] in (0, GONE):
             return call - 1
     return number + LINE - 1
 
@@ -116,7 +116,7 @@ class Region:
             if ring[0] or ring[LAPS]:  # in use
                 last = last_call(ring)
                 for call in range(last + 1, last + 1 + LAPS // 2):
-                    ring[call % LAPS] = _GONE
+                    ring[call % LAPS] = GONE
         self._words[_ENDED] = 1
 
     def ask(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 from ..signature import describe
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..communicator import Communicator
 
-__all__ = ["start"]
+__all__ = ["follow", "start"]
 
 TICK = 0.2  # s between looks
 _PATIENT = 4  # looks that find the same call before it is judged
@@ -32,6 +33,39 @@ def start(board: Board, abort: Callable[[str], None]) -> None:
     threading.Thread(target=_watch, args=(board, abort), name="hpcomm-sentinel", daemon=True).start()
 
 
+_followed: dict[int, weakref.ref[Communicator]] = {}
+
+
+def follow(comm: Communicator) -> None:
+    """Have an eye on the calls of comm as long as it lives."""
+    key = id(comm)
+    _followed[key] = weakref.ref(comm, lambda _: _followed.pop(key, None))
+
+
+def _is_troubled() -> bool:
+    """Whether a call might be waiting in vain, as far as the board tells.
+
+    Asked first, because the stack of a thread that runs is no good place to look: on some Pythons, and with
+    a frame evaluation such as torch's in between, a frame may be half gone while it is read. So in a job
+    where nobody has ended and nobody disagrees, no stack is read.
+    """
+    for reference in list(_followed.values()):
+        comm = reference()
+        if comm is None:
+            continue
+        if comm._partners is not None:  # they may have said farewell by message, so the call must be known
+            return True
+        watched = comm._watched
+        if watched is None:
+            continue
+        ring, peers = watched
+        mine = posted(ring, call := last_call(ring))
+        for _, region, other in peers:
+            if region.ended or (mine is not None and posted(other, call) not in (None, mine)):
+                return True
+    return False
+
+
 def _watch(board: Board, abort: Callable[[str], None]) -> None:
     seen: object = None
     times = 0
@@ -40,7 +74,7 @@ def _watch(board: Board, abort: Callable[[str], None]) -> None:
         question = board.mine.question
         if question is not None:
             board.mine.answer(question, describe_call())
-        call = _blocked_call()
+        call = _blocked_call() if _is_troubled() else None
         times = times + 1 if call is not None and call[0] == seen else 0
         seen = call[0] if call is not None else None
         if call is not None and times >= _PATIENT:

@@ -14,11 +14,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import runtime
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
-from ..observe.board import LAPS, LINE, last_call, post
+from ..observe.board import GONE, LAPS, LINE, last_call, post
 from ..signature import describe
 from .errors import as_torch
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Gate"]
 
 GAVE_UP = -1  # posted instead of a signature by a rank that waits no more
+_LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
 SPIN_S = 20e-6  # looking without pause
 _YIELD_S = 1e-3  # from then on giving the core to whoever wants it
 _LOOK_S = 0.05  # between looks whether the missing ranks still live
@@ -39,9 +41,9 @@ _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
 
 
 class Gate:
-    """meet(signature, seconds, words) returns when all ranks have met for the same call.
+    """meet(signature, seconds, words, told=()) returns when all ranks have met for the same call.
 
-    words() says the call for messages; it is asked only when something is wrong.
+    words(*told) says the call for messages; it is asked only when something is wrong.
     """
 
     def __init__(self, comm: Communicator, name: str, store: Callable[[], Any]) -> None:
@@ -66,9 +68,9 @@ class Gate:
                     rings.append((rank, board.regions[here].ring(slot)))
                     self._lives[rank] = (board.regions[here], pid if space == mine[4] else 0)
         self.on_board = len(rings) == comm.size - 1
-        self.meet: Callable[[int, float, Callable[[], str]], None]
+        self.meet: Callable[..., None]
         if comm.size == 1:
-            self.meet = lambda mine, seconds, words: None
+            self.meet = lambda mine, seconds, words, told=(): None
         elif self.on_board and board is not None:
             self.meet = self._on_board(board.mine.ring(self._slot), rings)
         else:
@@ -86,13 +88,12 @@ class Gate:
             runtime.board.give_back(self._slot)
             self._slot = -1
 
-    def _on_board(
-        self, ring: memoryview, others: list[tuple[int, memoryview]]
-    ) -> Callable[[int, float, Callable[[], str]], None]:
+    def _on_board(self, ring: memoryview, others: list[tuple[int, memoryview]]) -> Callable[..., None]:
         rings = [other for _, other in others]
         step, turn = post(ring)
+        looks = range(_LOOKS)
 
-        def meet(mine: int, seconds: float, words: Callable[[], str]) -> None:
+        def meet(mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
             if self.failed is not None:
                 raise self.failed
             i = step()
@@ -103,8 +104,12 @@ class Gate:
                 # nobody is two calls ahead, it would have waited here for this rank: so what stands there
                 # is of this call, or it is 0
                 if theirs[i] != mine:
-                    self._wait(last_call(ring), mine, ring, others, seconds, words)
-                    return
+                    for _ in looks:
+                        if theirs[i]:
+                            break
+                    if theirs[i] != mine:
+                        self._wait(last_call(ring), mine, ring, others, seconds, partial(words, *told))
+                        return
 
         return meet
 
@@ -120,8 +125,8 @@ class Gate:
         begin = time.monotonic()
         look = begin + _LOOK_S
         leave = pause if threading.current_thread() is threading.main_thread() else rest
-        missing = others
-        while missing := [(rank, theirs) for rank, theirs in missing if last_call(theirs) < call]:
+        missing, i = others, call % LAPS
+        while missing := [(rank, theirs) for rank, theirs in missing if theirs[i] in (0, GONE)]:
             waited = (now := time.monotonic()) - begin
             if now > look or waited > seconds:
                 look = now + _LOOK_S
@@ -208,9 +213,10 @@ class Gate:
             self.failed = error
         return error
 
-    def _by_message(self, mine: int, seconds: float, words: Callable[[], str]) -> None:
+    def _by_message(self, mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
         from mpi4py import MPI
 
+        words = partial(words, *told)
         if self.failed is not None:
             raise self.failed
         self._meetings += 1

@@ -19,6 +19,7 @@ import torch
 from .. import dtypes, reduction
 from ..communicator import Communicator
 from ..errors import ConfigError, HpcommError, LayoutError
+from ..lanes import detour, find
 from ..signature import head, signature
 from . import monitor, moves, rendezvous
 from .errors import as_torch
@@ -98,6 +99,10 @@ _AllreduceOptions, _strided = options.AllreduceOptions, torch.strided
 _SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
 
 
+# of an all_reduce: operator, head of its signature, most elements, lane, and the lanes that it was found in
+_Way = tuple[str, int, int, Callable[..., Any], Any]
+
+
 class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
     """A process group of torch.distributed over a Communicator of its own.
 
@@ -123,6 +128,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         self.worker = Worker(f"hpcomm-{self._group_name}")
         self._poller = Poller(f"hpcomm-{self._group_name}-messages")
         self._calls = 0
+        self._ways: dict[tuple[int, torch.dtype], _Way] = {}
         self.barriers = 0  # monitored ones
         self._together: list[Work] | None = None  # of a coalescing manager
         self._finished = Work()
@@ -130,7 +136,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         self._detail = dist.get_debug_level() == dist.DebugLevel.DETAIL
         self._inner: Any = None  # torch's own group for devices of other backends
         self._devices = self._register_others()
-        self._plain = self._inner is None and not self._detail
+        self._plain = self._plainly = _SAYS_LATER and self._inner is None and not self._detail
 
     # -- what torch asks of a group ----------------------------------------------------------------
     def rank(self) -> int:
@@ -302,11 +308,25 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
 
     # -- collective calls ----------------------------------------------------------------------------
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
-        if type(opts) is _AllreduceOptions and len(tensors) == 1:
-            x = tensors[0]
-            op = _NAMES.get(hash(opts.reduceOp))
-            if op is not None and self._at_leisure(x, opts):
-                return self._at_once("all_reduce", x, op, 0, moves.fold, self.comm, x, op)
+        x = tensors[0]
+        if type(opts) is _AllreduceOptions and len(tensors) == 1 and self._at_leisure(x, opts):
+            key, n = (hash(opts.reduceOp), x.dtype), x.numel()
+            way = self._ways.get(key) or self._find_way(*key, x)
+            if way is not None and n <= way[2] and way[4] is self.comm._lanes:
+                # as _at_once(), where its calls and arguments would cost a tenth of all
+                op, code, _, lane, _ = way
+                turn = self._turn
+                self._calls += 1
+                turn.acquire()
+                try:
+                    self._meet(code | n << 32, self.seconds, _words, ("all_reduce", x, op, 0))
+                    if lane(x, x) is NotImplemented:
+                        moves.fold(self.comm, x, op)
+                except HpcommError as error:
+                    raise as_torch(error.located("all_reduce", self.comm)) from None
+                finally:
+                    turn.release()
+                return self._finished
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         opts = _options(opts, options.AllreduceOptions)
@@ -330,13 +350,11 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         """Whether a call can be made at once and by the shortest way, which most are."""
         return (
             self._plain
+            and not self.worker.waiting
             and x.is_cpu
             and x.layout is _strided
-            and not self.worker.waiting
-            and self._together is None
-            and _SAYS_LATER
-            and not opts.asyncOp
             and not recording()
+            and not opts.asyncOp
         )
 
     def _at_once(
@@ -347,11 +365,24 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
             mine = _head(verb, op, x.dtype, root) | (x.numel() & 0x7FFF_FFFF) << 32
             self._calls += 1
             with self._turn:
-                self._meet(mine, self.seconds, lambda: _words(verb, x, op, root))
+                self._meet(mine, self.seconds, _words, (verb, x, op, root))
                 deed(*arguments)
         except HpcommError as error:
             raise as_torch(error.located(verb, self.comm)) from None
         return self._finished
+
+    def _find_way(self, number: int, dtype: torch.dtype, x: torch.Tensor) -> _Way | None:
+        """How all_reduces of this operator and dtype go, kept from now on; None where _call looks closer."""
+        op = _NAMES.get(number)
+        if op is None:
+            return None
+        try:
+            code = _head("all_reduce", op, dtype, 0)
+        except HpcommError:
+            return None
+        lane = detour if op == "avg" else find(self.comm, "all_reduce", op, x)
+        way = self._ways[number, dtype] = op, code, moves.LARGE // dtype.itemsize, lane, self.comm._lanes
+        return way
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         opts = _options(opts, options.AllreduceCoalescedOptions)
@@ -616,10 +647,10 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
 
     # -- several calls as one --------------------------------------------------------------------------
     def _start_coalescing(self, device: Any = None) -> None:
-        self._together = []
+        self._together, self._plain = [], False
 
     def _end_coalescing(self, device: Any = None) -> Work:
-        works, self._together = self._together or [], None
+        works, self._together, self._plain = self._together or [], None, self._plainly
         return JointWork(works)
 
     # -- more groups, and the end ----------------------------------------------------------------------

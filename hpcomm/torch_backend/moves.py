@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..request import Request
 
 __all__ = [
+    "LARGE",
     "all_gather",
     "all_gather_into",
     "all_reduce",
@@ -66,21 +67,22 @@ def all_reduce(comm: Communicator, x: Tensor, op: Any) -> Run:
 
 def fold(comm: Communicator, x: Tensor, op: Any) -> None:
     """all_reduce in place."""
-    if x.dtype in _HALVES and op in _FOLDS:
+    dtype = x.dtype
+    if (dtype is _F16 or dtype is _BF16) and op in _FOLDS:
         _fold_halves(comm, x, op)
-    elif op == "avg" and x.dtype in _FLOATS:
+    elif op == "avg" and dtype in _FLOATS:
         fold(comm, x, "sum")
         x.detach().div_(comm.size)
-    elif x.nbytes > _LARGE and x.is_contiguous() and not x.is_conj() and not x.is_neg():
+    elif x.nbytes > LARGE and x.is_contiguous() and not x.is_conj() and not x.is_neg():
         for piece in x.detach().view(-1).split(_PIECE // x.element_size()):
             comm.all_reduce(piece, op, out=piece)
     else:
         comm.all_reduce(x, op, out=x)
 
 
-_LARGE = 8 * 1024 * 1024  # bytes past which MPI would touch a fresh temporary of that size on every call,
+LARGE = 8 * 1024 * 1024  # bytes past which MPI would touch a fresh temporary of that size on every call,
 _PIECE = 4 * 1024 * 1024  # which costs more than cutting
-_HALVES = (torch.float16, torch.bfloat16)
+_HALVES = _F16, _BF16 = torch.float16, torch.bfloat16
 _FLOATS = (torch.float32, torch.float64)
 _FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, stacked, in float32
     "sum": lambda parts: parts.sum(0),
@@ -90,6 +92,7 @@ _FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, sta
     "max": lambda parts: parts.amax(0),
 }
 _BY_BLOCKS = 16 * 1024  # bytes from which halves travel as halves
+_BY_GATHER = 512 * 1024  # bytes up to which two ranks send each other all, as much in one step as in two
 _IN_CACHE = 64 * 1024  # elements that are widened at a time
 _PASSAGE = 2 * 1024 * 1024  # bytes that go through the blocks' algorithms at a time, and stay in cache
 _ADDS = {torch.float32, torch.float64, torch.int32, torch.int64, *_HALVES}  # what torch adds in one pass
@@ -98,7 +101,8 @@ _ADDS = {torch.float32, torch.float64, torch.int32, torch.int64, *_HALVES}  # wh
 def _fold_halves(comm: Communicator, x: Tensor, op: str) -> None:
     """Halves are folded in float32 and rounded once; large ones travel as halves, a block per rank.
 
-    Reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p sent.
+    Two ranks: all-gather, n sent. More: reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner
+    and Gropp 2005), 2 n (p-1)/p sent.
     """
     x = x.detach()
     p = comm.size
@@ -108,6 +112,11 @@ def _fold_halves(comm: Communicator, x: Tensor, op: str) -> None:
         x.copy_(wide.div_(p) if op == "avg" else wide)
         return
     flat = x.contiguous().view(-1)
+    if p == 2 and x.nbytes < _BY_GATHER:
+        both = flat.new_empty((2, flat.numel()))
+        comm.all_gather(_as_bits(flat), out=_as_bits(both))
+        x.copy_(_folded(both, op).view(x.shape))
+        return
     step = _PASSAGE // x.element_size()
     parts = flat.new_empty(p * -(-min(step, flat.numel()) // p))
     for piece in flat.split(step):

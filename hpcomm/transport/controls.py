@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["choices", "forced", "vendor"]
+__all__ = ["choices", "forced", "switch", "vendor"]
 
 _SHORT = {
     "all_reduce": "allreduce",
@@ -28,6 +28,11 @@ _SHORT = {
     "reduce": "reduce",
     "all_gather": "allgather",
     "all_to_all": "alltoall",
+    "reduce_scatter": "reduce_scatter_block",
+    "gather": "gather",
+    "scatter": "scatter",
+    "scan": "scan",
+    "exscan": "exscan",
 }
 _DYNAMIC = "coll_tuned_use_dynamic_rules"
 _TEXT = 8192  # bytes for a description
@@ -46,9 +51,8 @@ def vendor() -> str:
     return "mpich" if "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM" in _variables() else ""
 
 
-@contextmanager
-def forced(verb: str, name: str) -> Iterator[None]:
-    """Within the block the library uses this algorithm: MPICH at once, Open MPI on communicators made here.
+def switch(verb: str, name: str) -> tuple[Callable[[], None], Callable[[], None]]:
+    """(on, off): between them the library uses this algorithm: MPICH at once, Open MPI on communicators made.
 
     Raises:
         UsageError: the library lists no such algorithm.
@@ -60,14 +64,28 @@ def forced(verb: str, name: str) -> Iterator[None]:
     pairs = [(_variable(verb), values[name])]
     if vendor() == "openmpi":
         pairs.append((_DYNAMIC, 1))
-    before = [(variable, _handle(variable).read()) for variable, _ in pairs]
-    for variable, value in pairs:
-        _handle(variable).write(value)
+    writes = [_handle(variable).writer(value) for variable, value in pairs]
+    backs = [_handle(variable).writer(_handle(variable).read()) for variable, _ in pairs]
+    return _together(writes), _together(backs)
+
+
+def _together(writes: list[Callable[[], None]]) -> Callable[[], None]:
+    def every() -> None:
+        for write in writes:
+            write()
+
+    return writes[0] if len(writes) == 1 else every
+
+
+@contextmanager
+def forced(verb: str, name: str) -> Iterator[None]:
+    """Within the block the library uses this algorithm, as with switch()."""
+    on, off = switch(verb, name)
+    on()
     try:
         yield
     finally:
-        for variable, value in before:
-            _handle(variable).write(value)
+        off()
 
 
 def _variable(verb: str) -> str:
@@ -153,10 +171,15 @@ class _Handle:
         _library().MPI_T_cvar_read(self.handle, ctypes.byref(value))
         return value.value
 
-    def write(self, value: int) -> None:
-        cell = ctypes.c_int64(value)
-        if _library().MPI_T_cvar_write(self.handle, ctypes.byref(cell)):
-            raise UsageError("the MPI library does not let its algorithm be chosen", hint="leave mpi: away")
+    def writer(self, value: int) -> Callable[[], None]:
+        """A function that writes value: everything else is done once."""
+        write, handle, cell = _library().MPI_T_cvar_write, self.handle, ctypes.byref(ctypes.c_int64(value))
+
+        def written() -> None:
+            if write(handle, cell):
+                raise UsageError("the MPI library lets no algorithm be chosen", hint="leave mpi: away")
+
+        return written
 
 
 @lru_cache

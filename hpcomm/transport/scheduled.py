@@ -7,7 +7,6 @@ calls in the background over requests of their own, so that any number may be un
 from __future__ import annotations
 
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from functools import lru_cache
@@ -22,7 +21,7 @@ from ..schedule import exact
 from ..schedule.program import program
 from ..schedule.prove import keeps_order, prove
 from ..schedule.registry import ROOTED, algorithms, build
-from ..signature import SCHEDULED
+from ..signature import marked
 from . import controls, tuned
 from .executor import Executor
 from .mpi import _pieces
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Own", "background", "fold_of", "schedule_call", "tuned_for"]
+__all__ = ["Own", "background", "by_library", "fold_of", "own", "schedule_call", "tuned_for"]
 
 EXACT_UP_TO = 512  # ranks up to which a schedule is proved before its first use
 _KEPT = 16  # executors with their memory, per communicator
@@ -136,14 +135,14 @@ class Own:
         self._tag = 0
         self._kept: OrderedDict[Any, Executor] = OrderedDict()
         self.running: list[_Running] = []
-        self._table: dict[str, list[tuple[int, str | None]]] | None = None
+        self._table: dict[str, tuned.Choices] | None = None
         self._library: dict[tuple[str, str], MPI.Comm] = {}
 
-    def table(self) -> dict[str, list[tuple[int, str | None]]]:
+    def choices(self, verb: str) -> tuned.Choices:
         """What `hpcomm tune` found for this many ranks; read at its first use, which is collective."""
         if self._table is None:
             self._table = tuned.read(self.mpi)
-        return self._table
+        return self._table.get(verb) or tuned.Choices.of([])
 
     def library(self, verb: str, name: str) -> MPI.Comm:
         """A communicator on which the library uses its algorithm name (Open MPI: a duplicate keeps it)."""
@@ -223,7 +222,7 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
             f"{name} does not keep the order of ranks, and op need not commute",
             hint=f"algorithm= one of {', '.join(fitting)}",
         )
-    call.code = (call.code | SCHEDULED) ^ (zlib.crc32(f"{name}{wire}".encode()) & 0xFFF) << 19
+    call.code = marked(call.code, f"{name}{wire}")
     own_op = id(fold.op.mpi) if fold is not None and fold.op.mpi is not None else None
     key = (verb, name, schedule.root, count, array.dtype.str, fold.code if fold else 0, wire, own_op)
 
@@ -261,8 +260,41 @@ def tuned_for(call: Call, op: Any = None) -> str | None:
         if not fold_of(fold)[1]:
             return None
     array, count = _look(call)
-    rows = own(call.comm).table().get(call.verb, [])
-    return tuned.choice(rows, count * array.itemsize)
+    return own(call.comm).choices(call.verb).name(count * array.itemsize)
+
+
+def by_library(comm: Communicator, verb: str, name: str | None, function: str) -> Callable[..., Any]:
+    """MPI's function, carried out by the library's algorithm name (None: as it chooses itself).
+
+    What that takes is made when it is first called, all ranks together: then they agree about the call.
+    """
+    if name is None:
+        return getattr(comm.mpi, function)  # type: ignore[no-any-return]
+    made: Callable[..., Any] | None = None
+
+    def call(*arguments: Any) -> None:
+        nonlocal made
+        if made is None:
+            made = _switched(verb, name, getattr(own(comm).library(verb, name), function))
+        made(*arguments)
+
+    return call
+
+
+def _switched(verb: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """function, with what MPICH has to be told around it."""
+    if controls.vendor() == "openmpi":
+        return function
+    on, off = controls.switch(verb, name)
+
+    def called(*arguments: Any) -> None:
+        on()
+        try:
+            function(*arguments)
+        finally:
+            off()
+
+    return called
 
 
 def _by_library(call: Call, name: str) -> Call:
@@ -271,17 +303,11 @@ def _by_library(call: Call, name: str) -> Call:
     if call.moves or name not in controls.choices(verb):
         known = ", ".join(f"mpi:{each}" for each in controls.choices(verb)) or "leave algorithm= away"
         raise UsageError(f"the MPI library offers no algorithm {name!r} for this {verb}", hint=known)
-    call.code = (call.code | SCHEDULED) ^ (zlib.crc32(f"mpi:{name}".encode()) & 0xFFF) << 19
+    call.code = marked(call.code, f"mpi:{name}")
 
     def carry() -> None:
-        mpi = own(comm).library(verb, name)
-        if controls.vendor() == "openmpi":
-            for function, arguments in _pieces(call):
-                getattr(mpi, function)(*arguments)
-            return
-        with controls.forced(verb, name):
-            for function, arguments in _pieces(call):
-                getattr(mpi, function)(*arguments)
+        for function, arguments in _pieces(call):
+            by_library(comm, verb, name, function)(*arguments)
 
     call.carry = carry
     return call
@@ -312,7 +338,7 @@ def _deterministic(call: Call, algorithm: str | None, fold: Any, array: Array, c
             hint="a named op, without algorithm=",
         )
     p, each = comm.size, -(-count // comm.size)
-    call.code = (call.code | SCHEDULED) ^ (0xDE7 << 19)
+    call.code = marked(call.code, "deterministic")
     plans = [_proved("all_to_all", "pairwise", p, 0), _proved("all_gather", "ring", p, 0)]
 
     def make(channel: Channel, which: int) -> Executor:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
+from bisect import bisect_left
+from itertools import pairwise
+from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigError
 from . import controls
@@ -18,7 +20,27 @@ from . import controls
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["choice", "read", "table_path"]
+__all__ = ["Choices", "read", "table_path"]
+
+
+class Choices(NamedTuple):
+    """For one verb: up to how many bytes (of x, or of one block) each name serves, the last one for ever.
+
+    A name is an algorithm's; None: the library's default. A size is served by the nearest that was measured.
+    """
+
+    limits: list[int]
+    names: list[str | None]
+
+    @classmethod
+    def of(cls, rows: list[tuple[int, str | None]]) -> Choices:
+        """From (bytes, name) as measured."""
+        rows = sorted(rows)
+        return cls([isqrt(a * b) for (a, _), (b, _) in pairwise(rows)], [name for _, name in rows] or [None])
+
+    def name(self, nbytes: int) -> str | None:
+        """Who serves a call of so many bytes."""
+        return self.names[bisect_left(self.limits, nbytes)]
 
 
 def table_path() -> Path:
@@ -30,8 +52,8 @@ def table_path() -> Path:
     return cache / "hpcomm" / f"tuned-{platform.node()}-{controls.vendor() or 'mpi'}.json"
 
 
-def read(mpi: MPI.Comm) -> dict[str, list[tuple[int, str | None]]]:
-    """verb: [(bytes, algorithm or None for the library's default)], for this many ranks; collective over mpi.
+def read(mpi: MPI.Comm) -> dict[str, Choices]:
+    """The choices of each verb that was tuned, for this many ranks; collective over mpi.
 
     Raises:
         ConfigError: there is a table that cannot be read.
@@ -49,11 +71,4 @@ def read(mpi: MPI.Comm) -> dict[str, list[tuple[int, str | None]]]:
     found = mpi.bcast(found, 0)
     if isinstance(found, str):
         raise ConfigError(f"the table of tuned algorithms cannot be read: {found}", hint="hpcomm tune")
-    return {verb: [(int(n), name) for n, name in rows] for verb, rows in found.items()}
-
-
-def choice(rows: list[tuple[int, str | None]], nbytes: int) -> str | None:
-    """The algorithm of the measured size that is nearest, as a ratio; None: the library's default."""
-    if not rows:
-        return None
-    return min(rows, key=lambda row: abs(math.log(max(row[0], 1) / max(nbytes, 1))))[1]
+    return {verb: Choices.of([(int(n), name) for n, name in rows]) for verb, rows in found.items()}

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import hpcomm
+import hpcomm.checkpoint
 from hpcomm import Field, Halo, Partition, Points, Redistribution
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "pure"))
@@ -232,6 +233,36 @@ def test_a_slice_by_global_index_is_the_wholes(field: Field, key: Any) -> None:
     changed[key] = 7
     field[key] = 7
     assert (field[...] == changed).all()
+
+
+def test_points_are_sliced_by_global_index(comm: Any) -> None:
+    order = np.random.default_rng(1).permutation(9)
+    points = Points((9, 3), [order[r :: comm.size] for r in range(comm.size)])
+    for dtype in ("float32", "torch.float32"):
+        field = filled(comm, points, dtype)
+        whole = values((9, 3), "float32")
+        for key in (np.s_[1:8:3], np.s_[4], np.s_[..., 1], np.s_[::2, 1:], np.s_[3:3]):
+            assert np.shape(field[key]) == whole[key].shape
+            assert (plain(field[key]) == whole[key]).all()
+            whole[key] *= -1
+            field[key] = torch.from_numpy(whole[key]) if dtype.startswith("torch.") else whole[key]
+            assert (plain(field.all_gather()) == whole).all()
+        field[2:4] = 7
+        assert (plain(field[2:4]) == 7).all()
+
+
+def test_a_partial_field_is_refused_by_what_needs_its_values(comm: Any, tmp_path: Path) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank alone holds the sum already")
+    field = Field(comm, Partition((3,), {"dp": comm.size}, (None,), partial=["dp"]), name="g")
+    for deed in (
+        lambda: field[0],
+        lambda: hpcomm.io.save(field, tmp_path / "x"),
+        lambda: hpcomm.io.write_raw(field, tmp_path / "x"),
+        lambda: hpcomm.checkpoint.save(tmp_path, [field]),
+    ):
+        with pytest.raises(hpcomm.LayoutError, match="is partial"):
+            deed()
 
 
 def test_torch_fields_slice_too(comm: Any) -> None:

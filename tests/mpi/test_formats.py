@@ -16,7 +16,6 @@ from test_io import folder, small_files
 
 import hpcomm
 from hpcomm import Field, Partition, Points, hdf5, zarr
-from hpcomm.chunks import aligned, chunk_shape
 
 __all__ = ["folder"]  # the fixture
 Together = Callable[[object, Callable[[], None]], None]
@@ -51,21 +50,6 @@ def alone(kind: str, path: Path, name: str) -> np.ndarray:
 
     with h5py.File(path, "r") as file:
         return np.asarray(file[name][...])
-
-
-@given(partitions(partial=False), st.data())
-def test_every_chunk_lies_on_one_rank(partition: Partition, data: Any) -> None:
-    chunks = [data.draw(st.integers(1, max(1, n))) for n in partition.shape]
-    target = aligned(partition, chunks)
-    assert target.grid == partition.grid
-    for edges, chunk, n in zip(target.edges, chunks, partition.shape, strict=True):
-        assert all(edge % chunk == 0 or edge == n for edge in edges)
-    if (
-        all(partition.shape)
-        and not partition.bounds
-        and all(n % parts == 0 for n, parts in zip(partition.shape, partition.grid, strict=True))
-    ):  # even pieces are the chunks: nothing travels
-        assert aligned(partition, chunk_shape(partition, 8)).edges == partition.edges
 
 
 @settings(steady, max_examples=10)

@@ -176,3 +176,62 @@ def test_the_same_mesh_in_torch(comm: Any, tmp_path: Any) -> None:
     finally:
         comm.barrier()
         dist.destroy_process_group()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_neighbour_verbs_are_compared_and_seen_like_all_collectives(comm: Any) -> None:
+    with comm.dup(check="full") as strict:
+        grid = strict.cart((-1,), periodic=True, name="ring")
+        x = np.ones(2)
+        pairs = {
+            ("all_gather", "all_to_all"): (grid.neighbour_all_gather, grid.neighbour_all_to_all),
+            ("float64", "float32"): (
+                lambda x: grid.neighbour_all_gather(x),
+                lambda x: grid.neighbour_all_gather(x.astype("f4")),
+            ),
+            ("(2,)", "(1,)"): (
+                lambda x: grid.neighbour_all_gather(x),
+                lambda x: grid.neighbour_all_gather(x[:1]),
+            ),
+            ("ragged", "async"): (
+                grid.neighbour_all_gather_ragged,
+                lambda x: grid.neighbour_all_gather(x, async_op=True),
+            ),
+        }
+        for (mine, theirs), (one, other) in pairs.items():
+            with pytest.raises(hpcomm.MismatchError, match=r"disagree about call #\d+ on 'ring'") as caught:
+                (other if grid.rank == grid.size - 1 else one)(x)
+            assert mine in str(caught.value)
+            assert theirs in str(caught.value)
+        seen: list[str] = []
+
+        class Observer:
+            def before(self, call: Any) -> None:
+                seen.append(f"before {call}")
+
+            def after(self, call: Any) -> None:
+                seen.append(f"after {call.verb}")
+
+        stop = grid.observe(Observer())
+        grid.neighbour_all_gather(x)
+        grid.neighbour_all_to_all(x, async_op=True).wait()
+        grid.neighbour_all_to_all_ragged([x, x])
+        stop()
+        assert [line.split("(")[0] for line in seen] == [
+            f"{when} neighbour_{verb}"
+            for verb in ("all_gather", "all_to_all", "all_to_all_ragged")
+            for when in ("before", "after")
+        ]
+        assert "float64" in seen[0]
+        grid.close()
+
+
+def test_light_agreement_of_neighbours_cries_no_wolf(comm: Any) -> None:
+    """Ranks that are no neighbours may be several calls apart."""
+    grid = comm.cart((-1,))
+    for i in range(100):
+        assert grid.neighbour_all_gather(i).tolist() == [i if s >= 0 else 0 for s in grid.sources]
+    requests = [grid.neighbour_all_gather(i, async_op=True) for i in range(5)]
+    for i, request in enumerate(requests):
+        assert request.wait().tolist() == [i if s >= 0 else 0 for s in grid.sources]
+    grid.close()

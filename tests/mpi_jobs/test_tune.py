@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcomm.transport.tuned import choice
+from hpcomm.transport.tuned import Choices
 from hpcomm.tune import fastest
 
 RANKS = """
@@ -26,8 +26,40 @@ RANKS = """
     for name in names:
         assert np.array_equal(comm.all_reduce(x, algorithm=f"mpi:{name}"), total), name
         assert np.array_equal(comm.all_reduce(x), total)
-    for name in controls.choices("broadcast"):
-        assert np.array_equal(comm.broadcast(x, root=p - 1, algorithm=f"mpi:{name}"), np.arange(5.0) + p - 1)
+    y, every = np.arange(4.0) + comm.rank, np.arange(p)[:, None] + np.arange(4.0)
+    blocks = np.arange(4.0 * p).reshape(p, 4) + comm.rank
+    expected = {
+        "broadcast": (y, every[0]), "reduce": (y, every.sum(0)),
+        "all_gather": (y, every), "gather": (y, every),
+        "scan": (y, every[: comm.rank + 1].sum(0)), "exscan": (y, every[: comm.rank].sum(0)),
+        "scatter": (blocks, np.arange(4.0) + 4 * comm.rank),
+        "reduce_scatter": (blocks, (np.arange(4.0) + 4 * comm.rank) * p + p * (p - 1) / 2),
+        "all_to_all": (blocks, every + 4 * comm.rank),
+    }
+    for verb, (given, want) in expected.items():
+        assert controls.choices(verb), verb
+        for name in controls.choices(verb):
+            try:
+                found = getattr(comm, verb)(given, algorithm=f"mpi:{name}")
+            except hpcomm.TransportError:
+                assert name == "two_proc" and p != 2, (verb, name)
+                continue
+            nothing = (verb in ("reduce", "gather") and comm.rank) or (verb == "exscan" and not comm.rank)
+            assert nothing or np.array_equal(found, want), (verb, name, found)
+    if p == 3:  # which addition comes last tells the algorithms apart: one for each third, or one for all
+        for n, order in ((3000, {0, 1, 2}), (12_000, None)):
+            xs = np.random.default_rng(n).normal(size=(3, n))
+            ways = [(xs[i - 2] + xs[i - 1]) + xs[i] for i in range(3)]
+            apart = np.repeat(xs[comm.rank], 2)[::2]  # strided: the careful way must choose alike
+            for given in (xs[comm.rank].copy(), apart):
+                found = comm.all_reduce(given, algorithm="tuned").reshape(3, -1)
+                lasts = [
+                    [i for i in range(3) if np.array_equal(ways[i].reshape(3, -1)[third], found[third])]
+                    for third in range(3)
+                ]
+                assert all(len(each) == 1 for each in lasts), lasts
+                kinds = {each[0] for each in lasts}
+                assert kinds == order if order else len(kinds) == 1, (n, lasts)
     for wrong in ("mpi:auto", "mpi:ignore", "mpi:99", "mpi:rong"):
         try:
             comm.all_reduce(x, algorithm=wrong)
@@ -41,6 +73,9 @@ RANKS = """
     big = np.ones(100_000)
     assert np.array_equal(comm.all_reduce(big, algorithm="tuned"), big * p)
     assert comm.all_reduce("abc"[comm.rank % 3] == "a", op=lambda a, b: a | b, algorithm="tuned")
+    tensor = __import__("torch").arange(5.0) + comm.rank
+    assert comm.all_reduce(tensor, algorithm="tuned").tolist() == total.tolist()
+    assert np.array_equal(comm.all_reduce(x, out=x.copy(), algorithm="mpi:" + names[2]), total)
     kept = [key[1] for key in scheduled.own(comm)._kept]
     with controls.forced("all_reduce", names[1]):
         now = controls._handle(controls._variable("all_reduce")).read()
@@ -58,6 +93,7 @@ def vendor() -> str:
 
 def test_all_ranks_follow_the_table_of_rank_0(job: Any, tmp_path: Any) -> None:
     rows = {"all_reduce": [[8, "recursive_doubling"], [1 << 20, "ring"]]}
+    rows["all_reduce"] += [[24_000, "mpi:ring"], [96_000, "mpi:recursive_doubling"]]
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"mpi": vendor(), "ranks": {"3": rows}}))
     done = job(3, RANKS, env={"HPCOMM_TUNED": str(path)})
@@ -109,7 +145,7 @@ def test_the_default_stays_unless_another_is_5_per_cent_faster() -> None:
 
 
 def test_the_nearest_size_counts() -> None:
-    rows: list[tuple[int, str | None]] = [(8, None), (1 << 10, "tree"), (1 << 20, "ring")]
-    assert [choice(rows, n) for n in (0, 8, 64, 1000, 1 << 16, 1 << 30)] == [
+    rows: list[tuple[int, str | None]] = [(8, None), (1 << 20, "ring"), (1 << 10, "tree")]
+    assert [Choices.of(rows).name(n) for n in (0, 8, 64, 1000, 1 << 16, 1 << 30)] == [
         None, None, None, "tree", "ring", "ring"]  # fmt: skip
-    assert choice([], 8) is None
+    assert Choices.of([]).name(8) is None

@@ -287,3 +287,54 @@ def test_many_elements_are_right_past_every_internal_threshold(rank: int, size: 
             x = torch.full((n,), float(rank + 1), dtype=dtype)
             dist.all_reduce(x)
             assert bool((x == size * (size + 1) / 2).all())
+
+
+BLOCKS: dict[str, Callable[..., object]] = {
+    "all_reduce": lambda out, x, op, **how: dist.all_reduce(out.copy_(x), op, **how),
+    "broadcast": lambda out, x, op, **how: dist.broadcast(out.copy_(x), 1, **how),
+    "reduce_scatter": lambda out, x, op, **how: dist.reduce_scatter_tensor(out[0], x, op, **how),
+    "all_gather": lambda out, x, op, **how: dist.all_gather_into_tensor(out, x[0], **how),
+    "all_to_all": lambda out, x, op, **how: dist.all_to_all_single(out, x, **how),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
+@pytest.mark.parametrize("verb", BLOCKS)
+def test_blocking_calls_by_the_short_way_give_what_background_calls_do(
+    verb: str, dtype: torch.dtype, rank: int, size: int
+) -> None:
+    """Of every length at which another algorithm takes over."""
+    for n in (1, 700, 5_000, 50_000, 300_001):
+        x = of_rank(rank, dtype, (size, n))
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX) if "reduce" in verb else (dist.ReduceOp.SUM,):
+            short, long = torch.zeros_like(x), torch.zeros_like(x)
+            BLOCKS[verb](short, x, op)
+            BLOCKS[verb](long, x, op, async_op=True).wait()  # type: ignore[attr-defined]
+            same(short, long)
+            if verb == "all_reduce":
+                parts = torch.stack([of_rank(r, dtype, (size, n)) for r in range(size)])
+                same(short, (parts.sum(0) if op == dist.ReduceOp.SUM else parts.amax(0)).to(dtype))
+            elif verb == "reduce_scatter":
+                parts = torch.stack([of_rank(r, dtype, (size, n))[rank] for r in range(size)])
+                same(short[0], (parts.sum(0) if op == dist.ReduceOp.SUM else parts.amax(0)).to(dtype))
+            elif verb == "broadcast":
+                same(short, of_rank(1, dtype, (size, n)))
+            else:
+                block = 0 if verb == "all_gather" else rank
+                same(short, torch.stack([of_rank(r, dtype, (size, n))[block] for r in range(size)]))
+
+
+def test_the_short_way_sees_lazy_negatives(rank: int, size: int) -> None:
+    """Tensors whose memory holds the negative of what they are."""
+    ranks = torch.arange(float(size))
+    x = torch.complex(torch.ones(size), torch.full((size,), float(rank))).conj().imag
+    assert x.is_neg()
+    gathered, swapped, total = torch.zeros(size, size), torch.zeros(size), torch.zeros(1)
+    dist.all_gather_into_tensor(gathered, x)
+    dist.all_to_all_single(swapped, x)
+    dist.reduce_scatter_tensor(total, x)
+    same(gathered, -ranks[:, None].expand(size, size))
+    same(swapped, -ranks)
+    same(total, -ranks.sum(0, keepdim=True))
+    with pytest.raises(RuntimeError, match="lazy conjugate or negative"):
+        dist.all_reduce(x)

@@ -87,6 +87,57 @@ dist.all_reduce(torch.ones(2))
     assert time.monotonic() - begin < 35
 
 
+def test_a_killed_rank_is_named_by_the_others_where_the_launcher_lets_them_live(
+    job: Any, tmp_path: Path
+) -> None:
+    """Rank 0 learns of it in a collective call, rank 2, which is queued behind, from its work."""
+    mpirun = Path(sys.executable).parent / "mpirun"
+    if not mpirun.exists():
+        pytest.skip("an MPI whose launcher's options are not known")
+    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+    leave = "--enable-recovery" if "Open MPI" in said else "-disable-auto-cleanup"
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(f'#!/bin/sh\nexec "{mpirun}" {leave} "$@"\n')
+    launcher.chmod(0o755)
+    source = (
+        START
+        + """
+dist.barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    work = dist.all_reduce(torch.ones(2), async_op=rank == 2)
+    if rank == 2:
+        work.wait()
+except hpcomm.PeerFailedError as error:
+    open(os.path.join(sys.argv[1], f"rank {rank}"), "w").write(str(error.ranks))
+time.sleep(0.5)
+os._exit(0)  # MPI's own end would wait for the dead
+"""
+    )
+    (tmp_path / "kill.py").write_text(source)
+    (place := tmp_path / "told").mkdir()  # launchers may lose what is printed after a rank was killed
+    done = job(
+        3,
+        ["python", str(tmp_path / "kill.py"), str(place)],
+        timeout=40,
+        expect=None,
+        options=("--launcher", str(launcher)),
+    )
+    told = {path.name: path.read_text() for path in place.iterdir()}
+    assert told == {"rank 0": "(1,)", "rank 2": "(1,)"}, done.stdout + done.stderr
+
+
+def test_a_part_of_torchs_own_suite(tmp_path: Path) -> None:
+    """A handful of its tests; all of them: see docs/torch.md."""
+    suite = ROOT / "tests" / "torch" / "peer_suite.py"
+    only = "test_all_reduce_coalesced_full_group_sum,test_DistributedDataParallel_requires_grad,test_isend"
+    command = [sys.executable, str(suite), "-n", "3", "--only", only, "--out", str(tmp_path / "said.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"mpi, 3 ranks: [4-9] passed, \d skipped, 0 failed, 0 hung", done.stdout), done.stdout
+
+
 def test_torchrun(tmp_path: Path) -> None:
     """MPICH's ranks find each other; Open MPI's say what to type."""
     program = tmp_path / "train.py"
