@@ -399,14 +399,14 @@ def careful(
     try:
         comm._check_open(verb)
         own = algorithm is not None or deterministic
-        call = compose.compose(comm, verb, x, out, op, root, blocking=not (async_op or own))
+        call = compose.compose(comm, verb, x, out, op, root, blocking=not (async_op or own), hosts=own)
         if algorithm == "tuned" and not deterministic:
             code = marked(call.code, algorithm)
             algorithm = scheduled.tuned_for(call, op)
             if algorithm is not None:
                 call = scheduled.schedule_call(call, algorithm, op)
             elif not async_op:
-                call = compose.compose(comm, verb, x, out, op, root, blocking=True)
+                call = compose.compose(comm, verb, x, out, op, root, blocking=True, hosts=True)
             call.code = code  # which one it stands for, all ranks know alike
         elif own:
             call = scheduled.schedule_call(call, algorithm, op, deterministic)

@@ -38,8 +38,13 @@ _MOVES_FOR_FOLD = {
 _HALVES_BY_BLOCKS = 16 * 1024  # bytes from which half types travel as halves: see _fold_blocks
 
 
-def compose(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, blocking: bool) -> Call:
-    """Look at the arrays, check all that one rank can check, and say what is to be done as a Call."""
+def compose(
+    comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, blocking: bool, hosts: bool = False
+) -> Call:
+    """Look at the arrays, check all that one rank can check, and say what is to be done as a Call.
+
+    hosts: all ranks know that only arrays in host memory can take part, as where an algorithm is named.
+    """
     sends, receives = _roles(comm, verb, root)
     send = _look(x, "x") if x is not None and x is not out else None
     recv = _look(out, "out") if out is not None and receives else None
@@ -75,7 +80,7 @@ def compose(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int,
     call.count = block
     if not sends and verb in _ROOT_SENDS:
         send = None
-    onboard = comm._onboard
+    onboard = None if hosts else comm._onboard
     if onboard is not None and onboard.takes(send, recv, block=block * dtype.itemsize):
         return onboard.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
     if fold is None:

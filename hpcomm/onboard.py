@@ -40,6 +40,7 @@ _MAGIC = b"\x93hpcomm device message\0"
 _CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
 _STACKS = ("gather", "all_gather", "all_to_all")  # the result has
 _opened = ipc.Opened()
+_NOT_BUILT = "direct (CUDA-aware MPI) and NCCL: refused, hpcomm has no such path yet"
 PATHS = ("auto", "pipeline", "ipc")
 
 
@@ -48,8 +49,9 @@ class Onboard:
 
     def __init__(self, comm: Communicator) -> None:
         self.eager = EAGER
-        self._alone = comm.is_inter or comm.size == 1  # nobody, or nobody known, to agree about pieces with
-        self.forced = os.environ.get("HPCOMM_GPU") or "auto"
+        self._between = comm.is_inter  # groups, which agree about nothing: calls of any size are one MPI call
+        said = os.environ.get("HPCOMM_GPU")
+        self.forced = "auto" if not said or said == "off" else said  # off here, and a device on another rank
         if self.forced not in PATHS:
             raise ConfigError(
                 f"HPCOMM_GPU={self.forced} is no path of device arrays", hint=f"off, {', '.join(PATHS)}"
@@ -68,7 +70,28 @@ class Onboard:
 
     def takes(self, *looks: Buffer | None, block: int) -> bool:
         """Whether a call on these arrays, block bytes for each rank, is carried out here."""
-        return _on_device(*looks) or (block > self.eager and not self._alone)
+        return _on_device(*looks) or (block > self.eager and not self._between)
+
+    def explain(self, call: Call) -> str:
+        """Which way the bytes of a call take, and why no better one."""
+        place, nbytes = call.look.place, call.count * call.look.dtype.itemsize
+        where = "x in host memory" if place is None else f"x on {place.name}"
+        message = call.verb in ("send", "recv")
+        if message:
+            nbytes = call.look.nbytes
+        if self._between or nbytes <= self.eager:
+            why = "between groups always" if self._between else "so that ranks with host arrays can take part"
+            return f"{where}, through pinned memory in one MPI call, {why}; {_NOT_BUILT}"
+        if not message:
+            return (
+                f"{where}, through pinned memory in pieces of {PIECE} bytes, on streams of its own; "
+                f"ipc: refused, it carries messages only; {_NOT_BUILT}"
+            )
+        key = "to" if call.verb == "send" else "from", call.peer
+        if key not in self.paths:
+            return f"{where}, decided with the other rank at the first message; HPCOMM_GPU={self.forced}"
+        path, why = self.paths[key]
+        return f"{where}, by {path}" + (f"; ipc: refused, {why}" if why else "") + f"; {_NOT_BUILT}"
 
     # -- collectives ---------------------------------------------------------------------------------
 
@@ -85,7 +108,7 @@ class Onboard:
             _refuse_overlap(call, send, recv)
         if recv is not None and recv.place is not None and recv.frozen:
             raise LayoutError(f"out {recv.frozen}", hint="give a contiguous array that can be written")
-        large = call.count * call.look.dtype.itemsize > self.eager and not self._alone
+        large = call.count * call.look.dtype.itemsize > self.eager and not self._between
         after = call.after = After()
 
         def stages() -> Stages:
@@ -169,14 +192,26 @@ class Onboard:
         finally:
             self._line.remove(ticket)
 
+    def copy(self, look: Buffer) -> Buffer:
+        """The same elements in memory of their own, made in the current stream."""
+        if look.place is None:
+            made = look.make(look.shape)
+            made.array[...] = look.array
+            return made
+        if look.place.pack is None:
+            raise LayoutError(
+                "this message needs a copy of x, and no kernel is known to make one", hint="isend and recv"
+            )
+        return as_buffer(look.place.pack())
+
     # -- messages ------------------------------------------------------------------------------------
 
     def send(self, call: Call, look: Buffer, copy: bool = False) -> Call:
         """Let a message be sent from an array anywhere; copy: the array may be changed at once."""
         if copy:
-            look = _copy(look)
+            look = self.copy(look)
         count = look.size
-        whole = look.nbytes <= self.eager or self._alone or call.peer == MPI.PROC_NULL
+        whole = look.nbytes <= self.eager or self._between or call.peer == MPI.PROC_NULL
 
         after = call.after = After()
 
@@ -227,6 +262,8 @@ class Onboard:
         ]
         fits, piece, path, why = _unpack(answer)
         if not fits:
+            if isinstance(kept, ipc.Slab) and lanes is not None:
+                kept.free += lanes
             raise _misfit(call, look.nbytes)
         self.paths["to", call.peer] = path, why
         if path == "pipeline":
@@ -273,7 +310,7 @@ class Onboard:
         count = look.size
         if look.place is not None and look.frozen:
             raise LayoutError(f"out {look.frozen}", hint="give a contiguous array that can be written")
-        whole = look.nbytes <= self.eager or self._alone or call.peer == MPI.PROC_NULL
+        whole = look.nbytes <= self.eager or self._between or call.peer == MPI.PROC_NULL
         after = call.after = After()
 
         def stages() -> Stages:
@@ -308,12 +345,18 @@ class Onboard:
             sink.deliver(0, count)
 
     def _recv_large(self, call: Call, look: Buffer, seen: MPI.Status, after: After) -> Stages:
-        card, place = bytearray(_CARD), look.place
+        card = bytearray(_CARD)
         statuses = yield [self.plain.Irecv([card, MPI.BYTE], call.peer, call.tag)]
         _copy_status(statuses[0], seen)
         if not card.startswith(_MAGIC):
             raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
-        source = seen.Get_source()
+        yield from self.announced(call, look, card, seen, after)
+
+    def announced(
+        self, call: Call, look: Buffer, card: bytearray, seen: MPI.Status, after: After | None
+    ) -> Stages:
+        """Receive the large message that a card has announced."""
+        place, source = look.place, seen.Get_source()
         nbytes, tag, offer = _unpack(card)
         fits = nbytes == look.nbytes
         why, base, direct = self._judge(offer, place) if fits else ("", 0, None)
@@ -327,10 +370,16 @@ class Onboard:
         if why or place is None:
             yield from self._recv_pieces(look, source, piece, tag, after)
         else:
+            assert after is not None
             parts = self.channel, tag, source, place, nbytes, self._opened, offer, base, direct
             yield from ipc.receives(*parts)
             after.leave(station(place.device), station(place.device).up, place)
         seen.Set_elements(MPI.BYTE, nbytes)
+
+    def length(self, card: bytearray) -> int | None:
+        """Bytes of the message that a card announces; None if it is no card, but a message itself."""
+        announces = len(card) == _CARD and card.startswith(_MAGIC)
+        return int(_unpack(card)[0]) if announces else None
 
     def _judge(self, offer: Any, place: Place | None) -> tuple[str, int, int | None]:
         """Why the sender's memory is not to be opened, else "", where its slab is, and its array, if so."""
@@ -345,7 +394,7 @@ class Onboard:
             return base, 0, None
         return "", base, self._opened.direct(place.device, offer)
 
-    def _recv_pieces(self, look: Buffer, source: int, piece: int, tag: int, after: After) -> Stages:
+    def _recv_pieces(self, look: Buffer, source: int, piece: int, tag: int, after: After | None) -> Stages:
         count = look.size
         sink = Sink(look, 1) if look.place is None else DeviceSink(look.place, 1, count, piece)
         pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
@@ -361,7 +410,7 @@ class Onboard:
             if before:
                 yield before
                 sink.deliver(*pieces[i - 1])
-        sink.end(after)
+        sink.end(after or After())
 
 
 class _Ticket:
@@ -373,18 +422,6 @@ class _Ticket:
 
     def Test(self, status: Any = None) -> bool:  # noqa: N802
         return self._line[0] is self
-
-
-def _copy(look: Buffer) -> Buffer:
-    if look.place is None:
-        made = look.make(look.shape)
-        made.array[...] = look.array
-        return made
-    if look.place.pack is None:
-        raise LayoutError(
-            "a message to this rank itself needs a copy, and no kernel is known to make it", hint="isend"
-        )
-    return as_buffer(look.place.pack())
 
 
 def _pack(said: Any) -> bytes:

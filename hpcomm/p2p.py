@@ -199,6 +199,9 @@ def sendrecv(
         look = buffer.as_buffer(x)
         recv = look if out is x else (buffer.as_buffer(out) if out is not None else look.make(look.shape))
         _check_writable(recv)
+        onboard = comm._onboard
+        if onboard is not None and onboard.takes(look, recv, block=max(look.nbytes, recv.nbytes)):
+            return _sendrecv_onboard(comm, look, recv, dest, source, sendtag, recvtag, status)
         in_place = recv is look or buffer.same_memory(look.array, recv.array)
         if not in_place and buffer.overlap(look.array, recv.array):
             raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
@@ -229,6 +232,24 @@ def sendrecv(
     for observer in comm._observers:
         observer.after(call)
     return recv.give()
+
+
+def _sendrecv_onboard(
+    comm: Communicator, look: Buffer, recv: Buffer, dest: Any, source: Any, sendtag: Any, recvtag: Any,
+    status: Any,
+) -> Any:  # fmt: skip
+    """sendrecv where arrays may lie on devices; in place, what is sent is a copy."""
+    sent = look.give()
+    if recv is look or (look.place is None and recv.place is None and buffer.overlap(look.array, recv.array)):
+        sent = comm._onboard.copy(look).give()
+    elif look.place is not None and recv.place is not None:
+        low, there = look.place.address, recv.place.address
+        if low < there + recv.nbytes and there < low + look.nbytes:
+            raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
+    going = _send(comm, sent, dest, sendtag, True)
+    result = _recv(comm, recv.give(), source, recvtag, None, None, status, False)
+    going.wait()
+    return result
 
 
 def probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:
@@ -389,15 +410,31 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
     arrival = Arrival(comm.mpi, source, tag)
     yield [arrival]
     nbytes = arrival.status.Get_elements(MPI.BYTE)
+    if comm._onboard is not None:  # it may be a card, which announces a large message
+        raw = bytearray(nbytes)
+        arrival.message.Recv([raw, MPI.BYTE])
+        arrival.message = None
+        announced = comm._onboard.length(raw)
+        nbytes = nbytes if announced is None else announced
     if nbytes % record.itemsize:
-        arrival.message.Recv(bytearray(nbytes))
+        if arrival.message is not None:
+            arrival.message.Recv(bytearray(nbytes))
         raise MismatchError(
             f"a message of {nbytes} bytes holds no whole number of {record}",
             where("recv", comm),
             "give the dtype that was sent",
         )
     look = buffer.empty((nbytes // record.itemsize,), record, torch)
-    arrival.message.Recv(transport.spec(look.array, look.array.size, record))
+    if comm._onboard is None:
+        arrival.message.Recv(transport.spec(look.array, look.array.size, record))
+    elif announced is None:
+        look.array[...] = np.frombuffer(raw, look.array.dtype)
+    else:
+        call = Call(comm, "recv", peer=source, tag=tag)
+        call.look = look
+        yield from comm._onboard.announced(call, look, raw, arrival.status, None)
+        nbytes = announced
+        arrival.status.Set_elements(MPI.BYTE, nbytes)
     _fill(status, arrival.status)
     return look.give()
 

@@ -43,8 +43,16 @@ class Plan:
     def __init__(self, comm: Communicator, call: Call) -> None:
         self._comm = comm
         self._call = call
-        self._prepared: list[Any] = transport.prepare(call)
-        self._begin: Any = self._prepared[0].Start if len(self._prepared) == 1 else self._start_all
+        self._onboard: list[Any] | None = None
+        if call.after is not None:  # on devices nothing is prepared but the call itself
+            requests: list[Any] = []  # the one under way
+            self._onboard = requests
+            self._prepared: list[Any] = [call]
+            self._begin: Any = lambda: requests.append(transport.start(call))
+            self._fill, self._under_way, self._complete = None, False, 0
+            return
+        self._prepared = transport.prepare(call)
+        self._begin = self._prepared[0].Start if len(self._prepared) == 1 else self._start_all
         self._fill = call.fill
         self._receives = call.verb == "recv"
         self._under_way = False
@@ -109,6 +117,11 @@ class Plan:
             raise UsageError(
                 f"the plan of {self._call} was not started", hint="plan.start(), or plan()"
             ).located("plan", self._comm)
+        if self._onboard is not None:
+            result = self._onboard[0].wait(timeout)
+            self._onboard.clear()
+            self._under_way = False
+            return result
         status = self._status if self._receives else None
         try:
             if timeout is not None:
@@ -138,7 +151,7 @@ class Plan:
         """Give MPI's persistent requests back; waits for a call under way. A second close does nothing."""
         if self._under_way:
             self.wait()
-        for request in self._prepared:
+        for request in self._prepared if self._onboard is None else ():
             request.Free()
         self._prepared = []
         self._at_once = None
@@ -156,6 +169,8 @@ class Plan:
         """Which way the bytes take."""
         if not self._prepared:
             return f"{self._call}: closed"
+        if self._onboard is not None:
+            return f"{self._call}: {self._comm._onboard.explain(self._call)}"
         return f"{self._call}: persistent MPI ({len(self._prepared)} request), {self._way()}"
 
     def _way(self) -> str:
@@ -253,16 +268,22 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
             hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)",
         )
     look = buffer.as_buffer(target)
-    if not look.array.flags.c_contiguous or (not sending and look.frozen):
+    onboard = comm._onboard is not None and comm._onboard.takes(look, block=look.nbytes)
+    if (not onboard and not look.array.flags.c_contiguous) or (not sending and look.frozen):
         raise UsageError(
             "a plan of send or recv needs a contiguous array that can be written",
             hint="numpy.ascontiguousarray(x)",
         )
-    part = transport.spec(look.array, look.array.size, look.dtype)
     number = p2p._tag(comm, 0 if tag is None and sending else tag, sending=sending)
     rank = p2p._peer(comm, peer, "dest") if sending else p2p._source(comm, peer)
     call = Call(comm, verb, peer=rank, tag=number)
     call.look = look
+    if onboard:
+        seen = MPI.Status()
+        call.finish = lambda _: None if sending else look.give()
+        made = comm._onboard.send(call, look) if sending else comm._onboard.recv(call, look, seen)
+        return Plan(comm, made)
+    part = transport.spec(look.array, look.array.size, look.dtype)
     if sending:
         call.send = part
     else:

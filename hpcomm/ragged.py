@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from . import buffer, dtypes
+    from .buffer import DeviceBuffer
     from .communicator import Communicator
 else:
     from .lazy import LazyModule
@@ -163,6 +164,8 @@ def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool =
 def encode(x: Any) -> Parcel:
     """An array with its shape, dtype and library."""
     look = buffer.as_buffer(x)
+    if isinstance(look, buffer.DeviceBuffer):
+        return _from_device(look)
     opaque = look.dtype.kind == "o"
     name = repr(np.lib.format.dtype_to_descr(look.array.dtype)) if opaque else look.dtype.name
     torch = type(x).__module__.startswith("torch")
@@ -170,6 +173,16 @@ def encode(x: Any) -> Parcel:
     description = parcel.ARRAY + struct.pack(f"<q{len(look.shape)}q", len(look.shape), *look.shape) + text
     flat = np.ascontiguousarray(look.array).reshape(-1).view(np.uint8)
     return Parcel(description, [flat])
+
+
+def _from_device(look: DeviceBuffer) -> Parcel:
+    """A copy on the host; it arrives there as a torch tensor or a numpy array, in host memory."""
+    from .transport.staging import on_host
+
+    torch = type(look.give()).__module__.startswith("torch")
+    host = buffer.empty(look.shape, look.dtype, torch)
+    host.array[...] = on_host(look)
+    return encode(host.give())
 
 
 def decode(got: Parcel) -> Any:

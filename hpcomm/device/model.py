@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ _EVENTS, _EVENT = (
     512,
     16384,
 )  # events of a process that others may open, at the end of the heap; bytes of each
-_STATE = struct.Struct("<qqq")  # how often recorded, how often reached, length of what follows
+_STATE = 24  # bytes of an event before the clock it was recorded at
 _LATE = 2e-3  # s after which work is done though nobody waits for it here
 _HANDLE = struct.Struct("<qqqq")  # process, its memory file, where, how many bytes
 
@@ -53,54 +53,59 @@ class _Heap:
 class _Stream:
     def __init__(self, actor: Any) -> None:
         self.actor = actor
-        self.queue: deque[tuple[float, Any, Any]] = (
-            deque()
-        )  # since when, event waited for or work, its number
+        self.queue: deque[tuple[float, Any]] = deque()  # since when; work, or what is _Waited for
 
 
 class _Event:
-    """Recorded so many times; in shared memory if other processes may see it."""
+    """Recorded and reached so many times; in shared memory if other processes may see it.
+
+    Other processes read while this one writes: each number is written by itself, what was recorded last.
+    """
 
     def __init__(self, shared: Any = None) -> None:
-        self.shared = shared  # bytes as an array
+        memory = np.zeros(_STATE, np.uint8) if shared is None else shared
+        self.numbers = memory[:_STATE].view(np.int64)  # recorded, reached, length of the clock
+        self.shared = shared
         self.stream: _Stream | None = None  # where it was recorded here last
-        self._recorded = self._reached = 0
+        self._reached: set[int] = set()  # which of the times: another stream may come to a later one first
         self._clock: Any = ({}, "never")
 
     def record(self, stream: _Stream, clock: Any) -> int:
         self.stream = stream
         if self.shared is None:
-            self._recorded += 1
             self._clock = clock
-            return self._recorded
-        number, reached, _ = _STATE.unpack_from(self.shared)
-        packed = pickle.dumps(clock)
-        self.shared[_STATE.size : _STATE.size + len(packed)] = np.frombuffer(packed, np.uint8)
-        _STATE.pack_into(self.shared, 0, number + 1, reached, len(packed))
-        return int(number) + 1
+        else:
+            packed = pickle.dumps(clock)
+            self.shared[_STATE : _STATE + len(packed)] = np.frombuffer(packed, np.uint8)
+            self.numbers[2] = len(packed)
+        self.numbers[0] += 1
+        return int(self.numbers[0])
 
     def reach(self, number: int) -> None:
-        if self.shared is None:
-            self._reached = max(number, self._reached)
-        else:
-            recorded, reached, length = _STATE.unpack_from(self.shared)
-            _STATE.pack_into(self.shared, 0, recorded, max(number, reached), length)
+        self._reached.add(number)
+        self.numbers[1] = max(number, int(self.numbers[1]))
 
-    def state(self) -> tuple[int, int]:
+    @property
+    def recorded(self) -> int:
+        return int(self.numbers[0])
+
+    def has_reached(self, number: int) -> bool:
         if self.shared is None:
-            return self._recorded, self._reached
-        recorded, reached, _ = _STATE.unpack_from(self.shared)
-        return recorded, reached
+            return number == 0 or number in self._reached
+        return number <= int(self.numbers[1])
 
     def clock(self) -> Any:
-        if self.shared is None:
+        if self.shared is None or not self.recorded:
             return self._clock
-        recorded, _, length = _STATE.unpack_from(self.shared)
-        return (
-            pickle.loads(self.shared[_STATE.size : _STATE.size + length].tobytes())
-            if recorded
-            else ({}, "never")
-        )
+        return pickle.loads(self.shared[_STATE : _STATE + int(self.numbers[2])].tobytes())
+
+
+class _Waited(NamedTuple):
+    """An event as it was when a wait for it began: which time of recording, and in which stream."""
+
+    event: _Event
+    number: int
+    stream: _Stream | None
 
 
 class Model:
@@ -170,7 +175,7 @@ class Model:
             for address, nbytes, writes in touches:
                 _, memory, low = self.at(address, nbytes)
                 self.order.access(found.actor, clock, memory, low, low + nbytes, writes)
-            found.queue.append((time.monotonic(), work, None))
+            found.queue.append((time.monotonic(), work))
 
     def find(self, stream: int) -> _Stream:
         if stream not in self.streams:
@@ -184,27 +189,27 @@ class Model:
             found, marked = self.find(stream), self.events[event]
             clock = self.order.step(found.actor)
             number = marked.record(found, (clock, site()))
-            found.queue.append((time.monotonic(), lambda: marked.reach(number), number))
+            found.queue.append((time.monotonic(), lambda: marked.reach(number)))
 
     def wait(self, stream: int, event: int) -> None:
         with self.lock:
             found, marked = self.find(stream), self.events[event]
             self.order.step(found.actor)
-            number, _ = marked.state()
+            number = marked.recorded
             if number:
                 clock, recorded_at = marked.clock()
                 self.order.learn(found.actor, clock, f"{recorded_at} before stream at {site()}")
-                found.queue.append((time.monotonic(), marked, number))
+                found.queue.append((time.monotonic(), _Waited(marked, number, marked.stream)))
 
     def host_waits(self, event: int, block: bool) -> bool:
         """Let the host wait for event, or only ask."""
         with self.lock:
             marked = self.events[event]
-            number, _ = marked.state()
+            waited = _Waited(marked, number := marked.recorded, marked.stream)
         pause = 0.0
         while True:
             with self.lock:
-                complete = self.complete(marked, number)
+                complete = self.complete(waited)
                 if complete:
                     clock, recorded_at = marked.clock()
                     if number:
@@ -215,22 +220,22 @@ class Model:
             time.sleep(pause)
             pause = min(pause + 1e-5, 1e-3)
 
-    def complete(self, event: _Event, number: int) -> bool:
-        """Do what must be done before event was reached number times, and no more; whether it was."""
-        wanted = [(event, number)]
+    def complete(self, waited: _Waited) -> bool:
+        """Do what must be done before an event is reached, and no more; whether it was."""
+        wanted = [waited]
         while wanted:
-            event, number = wanted[-1]
-            if event.state()[1] >= number:
+            event, number, stream = wanted[-1]
+            if event.has_reached(number):
                 wanted.pop()
-            elif event.stream is None or not event.stream.queue:
+            elif stream is None or not stream.queue:
                 return False  # another process' work
             else:
-                _, work, needs = event.stream.queue[0]
-                if isinstance(work, _Event) and work.state()[1] < needs:
-                    wanted.append((work, needs))
+                _, work = stream.queue[0]
+                if isinstance(work, _Waited) and not work.event.has_reached(work.number):
+                    wanted.append(work)
                 else:
-                    event.stream.queue.popleft()
-                    if not isinstance(work, _Event):
+                    stream.queue.popleft()
+                    if not isinstance(work, _Waited):
                         work()
         return True
 
@@ -246,11 +251,11 @@ class Model:
             with self.lock:
                 for stream in list(self.streams.values()):
                     while stream.queue and time.monotonic() - stream.queue[0][0] > _LATE:
-                        _, work, needs = stream.queue[0]
-                        if isinstance(work, _Event) and not self.complete(work, needs):
+                        _, work = stream.queue[0]
+                        if isinstance(work, _Waited) and not self.complete(work):
                             break
                         stream.queue.popleft()
-                        if not isinstance(work, _Event):
+                        if not isinstance(work, _Waited):
                             work()
 
     def shared_event(self) -> tuple[int, _Event]:

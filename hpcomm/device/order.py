@@ -2,7 +2,7 @@
 
 An actor is a host, a stream or an MPI request; a clock says how far each actor's past is known. Two
 accesses to the same bytes, one of them a write, by actors of which neither knew of the other's, are a race,
-also where the data came out right (Lamport 1978; Mattern 1989).
+also where the data came out right (Lamport 1978; Fidge 1988).
 """
 
 from __future__ import annotations

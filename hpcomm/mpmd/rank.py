@@ -1,6 +1,7 @@
 """The supervisor of one rank: sets its program up, starts it, marks what it prints, and says how it ended.
 
-    python -m hpcomm.mpmd.rank [--head] [--files FOLDER] [--record FOLDER | --replay FOLDER] SPEC PROGRAM
+    python -m hpcomm.mpmd.rank [--head] [--colour] [--files FOLDER]
+                               [--record FOLDER | --replay FOLDER] SPEC PROGRAM
 
 Stands between the launcher and the program, as a shell would: the program inherits the launcher's
 variables and file descriptors, so MPI does not notice.
@@ -47,7 +48,7 @@ def _read(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     options, words = {}, list(argv)
     while words[0].startswith("--"):
         option = words.pop(0)
-        options[option] = "" if option == "--head" else words.pop(0)
+        options[option] = "" if option in ("--head", "--colour") else words.pop(0)
     return options, words
 
 
@@ -97,7 +98,7 @@ def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], opt
         return 127
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, _: child.send_signal(n))
-    prefix = _prefix(spec, name, rank)
+    prefix = prefix_of(spec, name, rank, "--colour" in options)
     copies = [
         _copy(stream, fd, prefix, options.get("--files"), f"{name}.{rank}.{end}")
         for stream, fd, end in ((child.stdout, 1, "out"), (child.stderr, 2, "err"))
@@ -133,12 +134,11 @@ def _die_with_parent() -> None:
         libc.prctl(1, signal.SIGKILL)
 
 
-def _prefix(spec: specs.JobSpec, name: str, rank: int) -> bytes:
-    """`[ocean 0] `, in a colour per program where a terminal has said that it shows some."""
+def prefix_of(spec: specs.JobSpec, name: str, rank: int, coloured: bool) -> bytes:
+    """`[ocean 0] `, in a colour of the program's own if a terminal shows it."""
     text = f"[{name} {rank}] " if spec.programs[name].ranks > 1 else f"[{name}] "
-    colour = _COLOURS[list(spec.programs).index(name) % len(_COLOURS)] if name in spec.programs else 0
-    shows = os.environ.get("HPCOMM_COLOUR") == "1"
-    return f"\033[{colour}m{text}\033[0m".encode() if shows else text.encode()
+    colour = _COLOURS[list(spec.programs).index(name) % len(_COLOURS)]
+    return f"\033[{colour}m{text}\033[0m".encode() if coloured else text.encode()
 
 
 def _copy(

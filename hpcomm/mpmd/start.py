@@ -150,7 +150,8 @@ def _machine(kind: str | None) -> launch.Machine:
 
 
 def _options(asked: Asked) -> list[str]:
-    words = [] if asked.dry_run else ["--head"]
+    shows_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    words = [] if asked.dry_run else ["--head", "--colour"] if shows_colour else ["--head"]
     for name in ("--files", "--record"):
         words += [name, str(Path(asked.values[name]).resolve())] if name in asked.values else []
     return words
@@ -283,15 +284,13 @@ class Watch:
         self._lock = threading.Lock()
 
     def hear(self, words: Sequence[str]) -> None:
-        """`began PROGRAM RANK`, `ended PROGRAM RANK STATUS`, `says PROGRAM TEXT...`."""
+        """`began PROGRAM RANK`, `ended PROGRAM RANK STATUS`."""
         with self._lock:
             what, program, *rest = words
             if what == "began":
                 self.running.setdefault(program, set()).add(int(rest[0]))
             elif what == "ended":
                 self._end(program, int(rest[0]), int(rest[1]))
-            elif what == "says":
-                print(f"hpcomm: {program}: {' '.join(rest)}", file=sys.stderr, flush=True)
 
     def _end(self, program: str, rank: int, status: int) -> None:
         self.running.get(program, set()).discard(rank)

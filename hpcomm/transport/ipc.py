@@ -4,7 +4,7 @@ A sender has a slab, exported once, through whose slots any array can go, whatev
 array whose allocation can be exported is opened itself. Interprocess events order the two devices' streams:
 slot i is written after `done` of its last reader, read after `ready` of its writer.
 
-Whether the receiver can open the sender's memory is not asked but tried, with a pattern, when they meet first.
+Whether the receiver can open the sender's memory is tried, with a pattern, when they first meet.
 """
 
 from __future__ import annotations

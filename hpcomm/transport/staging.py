@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 __all__ = [
-    "After", "DeviceSink", "DeviceSource", "Reached", "Sink", "Source", "Station", "sink_of", "source_of",
-    "station",
+    "After", "DeviceSink", "DeviceSource", "Reached", "Sink", "Source", "Station", "on_host", "sink_of",
+    "source_of", "station",
 ]  # fmt: skip
 
 _LEAST = 4096  # bytes of the smallest slot
@@ -283,6 +283,18 @@ class DeviceSink(_DeviceEnd, Sink):
     def end(self, after: After) -> None:
         after.leave(self._station, self._station.up, self._place)
         self._give()
+
+
+def on_host(look: buffer.DeviceBuffer) -> Array:
+    """A copy of an array on a device in memory of the host, in the storage type of its elements."""
+    source = DeviceSource(look.packed(), 1, look.size, look.size)
+    source.begin()
+    source.bring(0, look.size)
+    for each in source.landed():
+        each.Wait()
+    copy: Array = source.columns(0, look.size).reshape(look.shape).copy()
+    source.end()
+    return copy
 
 
 def source_of(look: Buffer, blocks: int, count: int, piece: int, apart: Buffer | None = None) -> Source:

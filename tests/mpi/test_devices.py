@@ -265,6 +265,95 @@ def test_a_race_is_told_although_the_data_is_right(device: model.Model) -> None:
         driver.install(None)
 
 
+@pytest.mark.parametrize("n", [SMALL, LARGE])
+def test_sendrecv_batches_and_ragged_arrays_take_device_arrays(comm: hpcomm.Communicator, n: int) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    x = given(n, comm.rank)
+    y = comm.sendrecv(x, right, left)
+    np.testing.assert_array_equal(y.get(), values(n, left))
+    assert comm.sendrecv(x, right, left, out=x) is x
+    np.testing.assert_array_equal(x.get(), values(n, left))
+    out = model.empty(n, np.float32)
+    jobs = [hpcomm.P2POp("send", y, right), hpcomm.P2POp("recv", out, left)]
+    hpcomm.wait_all(hpcomm.batch_isend_irecv(comm, jobs))
+    np.testing.assert_array_equal(out.get(), values(n, (left - 1) % comm.size))
+    parts = comm.all_gather_ragged(given(n + comm.rank, comm.rank))
+    for rank, part in enumerate(parts):
+        np.testing.assert_array_equal(part, values(n + rank, rank))
+    objects = comm.all_gather_object({"x": given(n, comm.rank)})
+    np.testing.assert_array_equal(objects[left]["x"].get(), values(n, left))
+
+
+def test_plans_take_device_arrays_and_explain_their_way(comm: hpcomm.Communicator) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for n, way in (
+        (SMALL, "in one MPI call"),
+        (LARGE, "pinned memory in pieces"),
+    ):
+        x, out = given(n, comm.rank), model.empty(n, np.float32)
+        with comm.plan("all_reduce", x, out=out) as step:
+            assert way in step.explain()
+            assert "NCCL: refused" in step.explain()
+            for _ in range(2):
+                assert step() is out
+                np.testing.assert_array_equal(out.get(), sum(values(n, q) for q in range(comm.size)))
+    x, out = given(LARGE, comm.rank), model.empty(LARGE, np.float32)
+    with comm.plan("send", x, dest=right) as send, comm.plan("recv", out=out, source=left) as recv:
+        for _ in range(2):
+            send.start()
+            recv()
+            send.wait()
+            np.testing.assert_array_equal(out.get(), values(LARGE, left))
+        if comm.size > 1:
+            assert "ipc, through the slab" in send.explain()
+            assert "ipc, through the slab" in recv.explain()
+
+
+def test_large_host_arrays_go_the_same_way_on_a_machine_with_devices(comm: hpcomm.Communicator) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    expected = sum(values(LARGE, q) for q in range(comm.size))
+    np.testing.assert_array_equal(comm.all_reduce(values(LARGE, comm.rank)), expected)
+    np.testing.assert_array_equal(comm.all_reduce(values(LARGE, comm.rank), algorithm="ring"), expected)
+    np.testing.assert_array_equal(comm.all_reduce(values(LARGE, comm.rank), async_op=True).wait(), expected)
+    with pytest.raises(hpcomm.LayoutError, match="moves host memory only"):
+        comm.all_reduce(given(LARGE, comm.rank), algorithm="ring")
+    for n in (SMALL, 256, LARGE):  # 256 elements are as long as a card
+        for x in (values(n, comm.rank), given(n, comm.rank)):
+            going = comm.isend(x, dest=right)
+            status = hpcomm.Status()
+            got = comm.recv(dtype=np.float32, source=left, status=status)
+            going.wait()
+            np.testing.assert_array_equal(got, values(n, left))
+            assert status.nbytes == 4 * n
+
+
+def test_a_message_that_does_not_fit_is_an_error_on_both_ranks(comm: hpcomm.Communicator) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    going = comm.isend(given(LARGE, comm.rank), dest=right)
+    with pytest.raises(
+        hpcomm.MismatchError, match=f"message has {4 * LARGE} bytes, the array .* {4 * LARGE + 4}"
+    ):
+        comm.recv(model.empty(LARGE + 1, np.float32), source=left)
+    with pytest.raises(hpcomm.MismatchError, match=f"message has {4 * LARGE} bytes"):
+        going.wait()
+
+
+def test_memory_that_cannot_be_opened_goes_by_pieces_and_says_why(
+    comm: hpcomm.Communicator, device: model.Model
+) -> None:
+    if comm.size == 1:
+        pytest.skip("with one rank there is nobody whose memory could be opened")
+    device.can_open = False
+    kept, comm._onboard._opened = comm._onboard._opened, ipc.Opened()
+    try:
+        out = model.empty(LARGE, np.float32)
+        exchange(comm, given(LARGE, comm.rank), out)
+        with comm.plan("recv", out=out, source=(comm.rank - 1) % comm.size) as recv:
+            assert "by pipeline; ipc: refused, operation not supported" in recv.explain()
+    finally:
+        device.can_open, comm._onboard._opened = True, kept
+
+
 def all_paths(comm: hpcomm.Communicator, forced: hpcomm.Communicator) -> None:
     """Calls that between them need every edge of every path; nothing waits for a device but calls."""
     for n in (SMALL, LARGE):
@@ -297,8 +386,10 @@ def exchange(comm: hpcomm.Communicator, x: Any, out: Any) -> None:
 def test_every_edge_is_needed_and_the_lack_of_any_is_told(
     comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if comm.size == 1:
-        pytest.skip("with one rank there is nobody to exchange messages with")
+    if comm.size not in (2, 3):
+        pytest.skip(
+            "one rank has nobody to exchange messages with, and four have no edges that three have not"
+        )
     monkeypatch.setenv("HPCOMM_GPU", "pipeline")
     forced = comm.dup()
     all_paths(comm, forced)

@@ -504,6 +504,21 @@ def test_wrong_options_are_refused(folder, words, message):
         start.main([path, *words] if words == ["--files"] else [*words, path])
 
 
+def test_programs_are_told_apart_by_colour_on_a_terminal(folder, monkeypatch):
+    spec = read(write(folder, RIGHT))
+    assert rank.prefix_of(spec, "ocean", 1, False) == b"[ocean 1] "
+    made = [rank.prefix_of(spec, name, 0, True) for name in spec.programs]
+    assert made[0] == b"\033[36m[ocean 0] \033[0m"
+    assert len({text[:5] for text in made}) == 3
+    asked = start.parse([str(spec.path)])
+    for shows, environ in ((True, {}), (False, {}), (False, {"NO_COLOR": "1"})):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: shows or bool(environ), raising=False)  # noqa: B023
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        assert ("--colour" in start._options(asked)) == shows
+
+
 @pytest.mark.parametrize("kind", ["a Python", "a compiled program"])
 def test_a_program_that_loads_another_mpi_is_refused_before_anything_starts(folder, monkeypatch, kind):
     here = folder / "other"
