@@ -22,7 +22,7 @@ from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .errors import HpcommError
-from .signature import head, marked
+from .signature import VERBS, head, marked
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -80,7 +80,7 @@ def chosen(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> La
 
 def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> Lane:
     make = _maker(comm, verb, op, x)
-    if make is None or comm.is_inter:
+    if make is None or comm.is_inter or algorithm in VERBS:  # those are keys of their own in comm._lanes
         return detour
     from .transport import controls, mpi, scheduled, tuned
 

@@ -230,6 +230,9 @@ def test_an_unknown_algorithm_is_refused_before_anybody_waits(comm: Any) -> None
     with pytest.raises(hpcomm.UsageError, match="no algorithm 'rung' for all_reduce") as caught:
         comm.all_reduce(np.ones(3), algorithm="rung")
     assert "test_schedules.py" in str(caught.value.where)
+    comm.barrier()
+    with pytest.raises(hpcomm.UsageError, match="no algorithm 'barrier' for all_reduce"):
+        comm.all_reduce(np.ones(3), algorithm="barrier")
     assert comm.all_reduce(1) == comm.size
 
 
