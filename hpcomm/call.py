@@ -32,6 +32,7 @@ class Call:
         fill: copies x into the memory that travels, where that is not x itself; done once already.
         carry: done instead of one MPI call, where a verb needs several (blocking calls only).
         stages: done instead of one MPI call in the background: makes the generator that a Request drives.
+        prepare: done instead of asking MPI for persistent requests, where a plan is carried out otherwise.
         finish: what is left to do when the bytes have arrived; returns the result.
         after: what the call leaves on a device, if it has to do with one (transport.staging.After).
         give: all that finish does, where nothing has to be done to the bytes; else None.
@@ -42,7 +43,7 @@ class Call:
 
     __slots__ = (
         "after", "carry", "code", "comm", "count", "fill", "finish", "give", "look", "moves",
-        "op", "peer", "recv", "root", "send", "stages", "tag", "verb",
+        "op", "peer", "prepare", "recv", "root", "send", "stages", "tag", "verb",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +63,7 @@ class Call:
         self.fill: Callable[[], None] | None = None
         self.carry: Callable[[], None] | None = None
         self.stages: Callable[[], Any] | None = None
+        self.prepare: Callable[[], Any] | None = None
         self.finish: Callable[[MPI.Status | None], Any] = _nothing
         self.give: Callable[[], Any] | None = None
         self.after: Any = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from . import p2p
 from .call import Call
 from .errors import HpcommError, UsageError, WaitTimeoutError, where
-from .signature import VERBS, head
+from .signature import REDUCTIONS, VERBS, head
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from . import buffer, compose
     from .communicator import Communicator
     from .transport import mpi as transport
+    from .transport import scheduled
 else:
     from .lazy import LazyModule
 
     MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.buffer")
     compose = LazyModule("hpcomm.compose")
+    scheduled = LazyModule("hpcomm.transport.scheduled")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Plan", "plan"]
@@ -32,7 +34,8 @@ class Plan:
 
     start() begins it, wait() ends it and returns the result, calling the plan does both. Between start
     and wait the arrays belong to the call. Whatever x holds at start() is what travels. Collective
-    plans are made by all ranks, in the same order; close() gives MPI's requests back.
+    plans are made by all ranks, in the same order; close() gives MPI's requests back. A plan with algorithm
+    keeps the messages of every round of that schedule prepared; they go on while a rank waits or polls.
 
     Where an array cannot be handed to MPI as it lies (strided, half types, bool), memory of the plan's
     own travels instead, filled at each start or emptied at each wait; explain() says so.
@@ -169,6 +172,9 @@ class Plan:
         """Which way the bytes take."""
         if not self._prepared:
             return f"{self._call}: closed"
+        if self._call.prepare is not None:
+            name = self._prepared[0].name
+            return f"{self._call}: own schedule {name}, rounds of persistent MPI, from memory of its own"
         if self._onboard is not None:
             return f"{self._call}: {self._comm._onboard.explain(self._call)}"
         return f"{self._call}: persistent MPI ({len(self._prepared)} request), {self._way()}"
@@ -220,6 +226,7 @@ def plan(
     dest: int | None = None,
     source: int | None = None,
     tag: int | None = None,
+    algorithm: str | None = None,
 ) -> Plan:
     """Prepare a call once to start it many times. Same as MPI_Allreduce_init and its kin.
 
@@ -228,9 +235,11 @@ def plan(
         x, out, op, root: as the verb takes them. Without out each wait() returns an array of the plan's
             own, which the next start may fill again.
         dest, source, tag: for "send" and "recv".
+        algorithm: an own schedule for a collective: "ring", ... (docs/algorithms.md). Host memory only.
 
     Raises:
-        As the verb does, now and not at start; UsageError: verb cannot be planned.
+        As the verb does, now and not at start; UsageError: verb cannot be planned, or not with this
+        algorithm ("tuned" and those of the MPI library, "mpi:...", choose at each call).
 
     Example (4 ranks):
         >>> step = comm.plan("all_reduce", x, out=x)
@@ -239,20 +248,30 @@ def plan(
     """
     try:
         comm._check_open("plan")
+        if algorithm is not None and (algorithm == "tuned" or algorithm.startswith("mpi:")):
+            raise UsageError(
+                f"algorithm={algorithm!r} cannot be planned", hint="an own schedule by name, or leave it away"
+            )
         if verb in ("send", "recv"):
+            if algorithm is not None:
+                raise UsageError(f"{verb} has no algorithm", hint="leave algorithm= away")
             return _message(comm, verb, x, out, dest if verb == "send" else source, tag)
         if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")):
             raise UsageError(f"{verb!r} cannot be planned", hint="a collective verb, 'send' or 'recv'")
-        return _collective(comm, verb, x, out, op, root)
+        return _collective(comm, verb, x, out, op, root, algorithm)
     except HpcommError as error:
         raise error.located(f"plan of {verb}", comm) from None
 
 
-def _collective(comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int) -> Plan:
+def _collective(
+    comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, algorithm: str | None
+) -> Plan:
     if verb == "barrier":
         call = Call(comm, "barrier", code=head("barrier"))
     else:
-        call = compose.compose(comm, verb, x, out, op, root, blocking=False)
+        call = compose.compose(comm, verb, x, out, op, root, blocking=False, hosts=algorithm is not None)
+    if algorithm is not None:
+        call = scheduled.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
     comm._agreement.enter(call.code - head(verb) + head("plan"), call.count)
     made = Plan(comm, call)
     comm._agreement.leave()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
-__all__ = ["BACKGROUND", "SCHEDULED", "VERBS", "describe", "head", "marked", "signature"]
+__all__ = ["BACKGROUND", "REDUCTIONS", "SCHEDULED", "VERBS", "describe", "head", "marked", "signature"]
 
 _PLAIN = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "exscan", "gather"]
 _PLAIN += ["reduce", "reduce_scatter", "scan", "scatter", "plan"]
@@ -26,7 +26,7 @@ VERBS = [
 ]
 _CODES = {verb: i for i, verb in enumerate(VERBS)}
 _OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
-_REDUCTIONS = ("all_reduce", "exscan", "reduce", "reduce_scatter", "scan")
+REDUCTIONS = ("all_reduce", "exscan", "reduce", "reduce_scatter", "scan")
 _ROOTED = ("broadcast", "gather", "reduce", "scatter")
 
 
@@ -63,7 +63,7 @@ def describe(signature: int) -> str:
     if dtype:
         name = next((d.name for d in BY_NAME.values() if d.code == dtype), "opaque")
         parts += [name, f"{signature >> 32} elements"]
-    if verb in _REDUCTIONS:
+    if verb in REDUCTIONS:
         parts.append(f"op={_OPS[op]!r}" if op < len(_OPS) else "op=a function")
     if scheduled:
         parts.append("algorithm=...")

@@ -30,6 +30,10 @@ def register(name: str, verb: str) -> Callable[[Maker], Maker]:
     Schedule, that of root 0. For rooted verbs it may take root, too; else other roots get that of root 0
     with the ranks renamed (combine.turn). It is proved at its first use at each p.
 
+    Raises:
+        UsageError: verb has an algorithm of this name. What was prepared from it on this rank or another
+            would go on running; give a changed schedule a new name.
+
     Example:
         >>> @register("star", "all_reduce")
         ... def star(p):
@@ -40,8 +44,11 @@ def register(name: str, verb: str) -> Callable[[Maker], Maker]:
     """
 
     def known(maker: Maker) -> Maker:
-        _MADE.setdefault(verb, {})[name] = maker
-        build.cache_clear()
+        if name in _MADE.setdefault(verb, {}):
+            raise UsageError(
+                f"{verb} has an algorithm {name!r} already", hint=f"another name, as {name + '_2'!r}"
+            )
+        _MADE[verb][name] = maker
         return maker
 
     return known
@@ -270,8 +277,8 @@ def _fill() -> None:
     }  # fmt: skip
     for name, maker in gathers.items():
         register(name, "all_gather")(maker)
-        register(name, "reduce_scatter")(_backwards("reduce_scatter", maker))
-    register("ring", "reduce_scatter")(ring_reduce_scatter)
+        fold = ring_reduce_scatter if name == "ring" else _backwards("reduce_scatter", maker)
+        register(name, "reduce_scatter")(fold)
     register("tree", "all_gather")(gather_then_broadcast)
     register("tree", "reduce_scatter")(reduce_then_scatter)
     register("ring", "all_reduce")(ring_all_reduce)

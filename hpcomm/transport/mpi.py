@@ -77,8 +77,10 @@ def start(call: Call) -> Request:
 
 
 def prepare(call: Call) -> list[MPI.Prequest]:
-    """Persistent requests for call, to be started many times."""
+    """Persistent requests for call, or what is used like them, to be started many times."""
     try:
+        if call.prepare is not None:
+            return [call.prepare()]
         return [getattr(call.comm.mpi, f"{name}_init")(*arguments) for name, arguments in _pieces(call)]
     except MPI.Exception as error:
         raise failure(error, call.verb, call.comm) from None

@@ -24,7 +24,7 @@ from ..schedule.registry import ROOTED, algorithms, build
 from ..signature import marked
 from . import controls, tuned
 from .executor import Executor
-from .mpi import _pieces
+from .mpi import _pieces, largest_tag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Own", "background", "by_library", "by_schedule", "fold_of", "own", "schedule_call", "tuned_for"]
 
 EXACT_UP_TO = 512  # ranks up to which a schedule is proved before its first use
+_TAGS = 32_000  # for calls; those above are for plans
 _KEPT = 16  # executors with their memory, per communicator
 _PIECE = 256 * 1024  # bytes that one piece of a pipeline should have about
 _UFUNCS: dict[str, Any] = {
@@ -59,6 +60,10 @@ class _Persistent:
 
     def __init__(self, requests: list[MPI.Prequest]) -> None:
         self.requests = requests
+
+    def begin(self) -> list[MPI.Prequest]:
+        self.start()
+        return self.requests
 
     def start(self) -> None:  # one by one: Startall and Waitall make lists for MPI first, which costs more
         for request in self.requests:
@@ -120,6 +125,14 @@ class _Running:
         while not self.Test():
             time.sleep(0)
 
+    def finish(self) -> None:
+        """Wait where nothing else is under way: in MPI's own waiting, which is faster."""
+        while self.pending is not None:
+            for request in self.pending:
+                request.Wait()
+            self.pending = next(self.rounds, None)
+        self.own.running.remove(self)
+
     def advance(self) -> None:
         """Begin the next rounds as long as the messages of the last one are there."""
         while self.pending is not None and MPI.Request.Testall(self.pending):
@@ -128,13 +141,48 @@ class _Running:
             self.own.running.remove(self)
 
 
+class Planned:
+    """A schedule prepared once on memory of its own; is started and waited for as MPI's persistent requests.
+
+    Attributes:
+        name: of the algorithm, with its parameters.
+    """
+
+    def __init__(self, own: Own, name: str, executor: Executor, bring: Callable[[], None],
+                 take: Callable[[], None]) -> None:  # fmt: skip
+        self.own, self.name, self.executor, self.bring, self.take = own, name, executor, bring, take
+        self.running: _Running | None = None
+
+    def Start(self) -> None:  # noqa: N802  as MPI.Prequest has it
+        self.running = _Running(self.own, self._rounds())
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802
+        return self.running is None or self.running.Test()
+
+    def Wait(self, status: Any = None) -> None:  # noqa: N802
+        if self.running is None:
+            return
+        if self.own.running == [self.running]:
+            self.running.finish()
+        else:
+            self.running.Wait()
+
+    def Free(self) -> None:  # noqa: N802
+        _free(self.executor)
+
+    def _rounds(self) -> Generator[list[Any], Any, None]:
+        self.bring()
+        yield from background(self.executor)
+        self.take()
+
+
 class Own:
     """What a communicator keeps for its own schedules: a duplicate, a counter of tags, executors by call."""
 
     def __init__(self, comm: Communicator) -> None:
         self.mpi = comm.mpi.Dup()
         self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
-        self._tag = 0
+        self._tag = self._plans = 0
         self._kept: OrderedDict[Any, Executor] = OrderedDict()
         self.running: list[_Running] = []
         self._table: dict[str, tuned.Choices] | None = None
@@ -158,8 +206,13 @@ class Own:
 
     def tag(self) -> int:
         """A number that all ranks come to alike, since they make the same calls in the same order."""
-        self._tag = (self._tag + 1) % 32_000
+        self._tag = (self._tag + 1) % _TAGS
         return self._tag
+
+    def plan_tag(self) -> int:
+        """As tag(), of numbers for plans alone: those stay in use."""
+        self._plans += 1
+        return _TAGS + self._plans % (largest_tag() - _TAGS + 1)
 
     def executor(self, key: Any, make: Callable[[Channel], Executor]) -> Executor:
         """The executor for key, made at its first use; the oldest one gives way."""
@@ -246,7 +299,12 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
         _take(call, executor)
         return call.finish(None)
 
-    call.carry, call.stages = carry, stages
+    def prepare() -> Planned:
+        mine = own(comm)
+        executor = make(_Persisting(mine.mpi, mine.plan_tag()))
+        return Planned(mine, name, executor, lambda: _bring(call, executor), lambda: _take(call, executor))
+
+    call.carry, call.stages, call.prepare = carry, stages, prepare
     return call
 
 

@@ -243,3 +243,79 @@ def test_repeated_calls_reuse_what_was_prepared(own_comm: Any) -> None:
     for n in range(40):
         own_comm.all_reduce(np.ones(n + 1), algorithm="ring")
     assert len(own_comm._schedules._kept) <= 16
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_a_plan_by_an_algorithm_gives_what_its_verb_gives_each_time(own_comm: Any, verb: str) -> None:
+    """Bit for bit, without and with out, alone and with timeout; and the plan frees what it prepared."""
+    p, wrong = own_comm.size, []
+    for name in algorithms(verb):
+        for n, root in ((0, 0), (7, p - 1), (1000, 0)):
+            x = np.zeros(shape(verb, p, n))
+            keywords: dict[str, Any] = {"root": root} if verb in ROOTED else {}
+            arguments = () if verb == "barrier" else (x,)
+            out = x if verb in ("all_reduce", "broadcast", "scan") and n == 7 else None
+            step = own_comm.plan(verb, *arguments, out=out, algorithm=name, **keywords)
+            for turn in range(3):
+                x[...] = given(verb, own_comm.rank + 10 * turn, p, n)
+                expected = getattr(own_comm, verb)(*arguments, algorithm=name, **keywords)
+                found = step(timeout=30) if turn == 1 else step()
+                same = found is expected is None or found.tobytes() == expected.tobytes()
+                if not same or (out is not None and found is not out):
+                    wrong.append((name, n, root, turn, found, expected))
+            step.close()
+    assert wrong == []
+    assert not own_comm._schedules.running
+
+
+@pytest.mark.parametrize(
+    "op",
+    ["avg", "max", hpcomm.premul_sum(2), lambda a, b: a - b],
+    ids=["avg", "max", "premul_sum", "function"],
+)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_plan_by_an_algorithm_takes_any_operator_and_layout(comm: Any, op: Any, dtype: str) -> None:
+    x = np.zeros(12, dtype)[::2]
+    step = comm.plan("all_reduce", x, op=op, algorithm="recursive_doubling")
+    for turn in range(3):
+        x[...] = np.arange(6) + comm.rank + turn
+        assert step().tobytes() == comm.all_reduce(x, op, algorithm="recursive_doubling").tobytes()
+    step.close()
+
+
+def test_plans_by_algorithms_and_calls_in_the_background_may_be_under_way_at_once(comm: Any) -> None:
+    """And be waited for in any order, by each rank in another one."""
+    x, y = np.ones(3), np.full(5, 2.0)
+    one = comm.plan("all_reduce", x, algorithm="ring")
+    two = comm.plan("all_reduce", y, algorithm="tree")
+    three = comm.plan("all_reduce", y, algorithm="tree")
+    for _ in range(5):
+        one.start()
+        two.start()
+        request = comm.all_reduce(y, algorithm="ring", async_op=True)
+        three.start()
+        waits = [one.wait, two.wait, three.wait, request.wait]
+        found = {i: waits[i]() for i in np.roll(range(4), comm.rank).tolist()}
+        assert [found[i][0] for i in range(4)] == [comm.size, 2 * comm.size, 2 * comm.size, 2 * comm.size]
+    assert "own schedule ring" in one.explain()
+    for step in (one, two, three):
+        step.close()
+    with pytest.raises(hpcomm.UsageError, match="closed"):
+        one()
+
+
+def test_what_no_plan_can_choose_is_refused(comm: Any) -> None:
+    mistakes: list[tuple[str, Any]] = [
+        (
+            "algorithm='tuned' cannot be planned",
+            lambda: comm.plan("all_reduce", np.ones(1), algorithm="tuned"),
+        ),
+        ("'mpi:ring' cannot be", lambda: comm.plan("all_reduce", np.ones(1), algorithm="mpi:ring")),
+        ("send has no algorithm", lambda: comm.plan("send", np.ones(1), dest=0, algorithm="ring")),
+        ("no algorithm 'rung'", lambda: comm.plan("all_reduce", np.ones(1), algorithm="rung")),
+    ]
+    for words, call in mistakes:
+        with pytest.raises(hpcomm.UsageError, match=words) as caught:
+            call()
+        assert "test_schedules.py:" in str(caught.value.where)
+    assert comm.all_reduce(1) == comm.size

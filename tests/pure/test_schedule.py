@@ -319,6 +319,15 @@ def test_an_algorithm_of_the_users_gets_everything() -> None:
         del registry._MADE["all_reduce"]["star_of_test"]
 
 
+def test_a_name_stands_for_one_schedule() -> None:
+    """What has been built, proved and prepared from the first one would go on running."""
+    with pytest.raises(
+        hpcomm.UsageError, match=r"an algorithm 'ring' already\n  try:   another name, as 'ring_2'"
+    ):
+        register("ring", "all_reduce")(lambda p: Schedule("all_reduce", p, ()))
+    assert build("all_reduce", "ring", 5).iterations == 8
+
+
 def test_an_unknown_algorithm_or_parameter_is_refused_with_what_there_is() -> None:
     with pytest.raises(
         hpcomm.UsageError, match=r"no algorithm 'rong' for all_reduce\n  try:   one of ring, tree"
