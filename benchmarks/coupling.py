@@ -1,6 +1,7 @@
 """What moving a field between two programs costs, and planning it.
 
-    hpcomm run -n 2 python benchmarks/coupling.py a : -n 2 python benchmarks/coupling.py b [--save] [--quick]
+    hpcomm run -n 2 python benchmarks/coupling.py a [--save] : -n 2 python benchmarks/coupling.py b
+    (--quick, given to both, takes fewer sizes and rounds)
 
 Three ways take turns: `link.exchange()`; point-to-point written by hand with mpi4py, its indices known; and
 by way of the roots: gathered at one, sent to the other, scattered. Blocks: both programs own consecutive

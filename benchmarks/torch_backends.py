@@ -3,7 +3,7 @@
     hpcomm run -n 2 python benchmarks/torch_backends.py [--save] [--quick]
 
 Both backends are groups of one job and take turns. "floor" is torch's own dispatch: a process group that
-does nothing. "hidden" is the part of a background all-reduce that a matrix product of the same length covers.
+does nothing. "hidden" is the part of a background all-reduce that matrix products, or a wait, cover.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> None:
                 lines.append(shown(row))
                 say(lines[-1])
                 rows.append({"pattern": pattern, "dtype": name, "ranks": ranks} | row)
-    for text, row in (step(groups, rounds), hidden(rounds)):
+    for text, row in (step(groups, rounds), *(hidden(rounds, where) for where in ("core", "elsewhere"))):
         say(text)
         lines.append(text)
         rows.append(row)
@@ -196,11 +196,18 @@ def _training(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[]
     return once
 
 
-def hidden(rounds: int) -> tuple[str, dict[str, Any]]:
-    """How much of an 8 MiB all-reduce a computation of at least its length hides."""
+def hidden(rounds: int, where: str) -> tuple[str, dict[str, Any]]:
+    """How much of an 8 MiB all-reduce a computation of at least its length hides.
+
+    where: "core", the computation is matrix products on the rank's own core, which the transfer needs too
+    if there is no other; "elsewhere", it is a wait, as for an accelerator.
+    """
     x, a = torch.zeros(2 << 20), torch.randn(512, 512)
 
     def compute() -> None:
+        if where == "elsewhere":
+            time.sleep(products * 1e-3)
+            return
         for _ in range(products):
             torch.mm(a, a)
 
@@ -218,7 +225,7 @@ def hidden(rounds: int) -> tuple[str, dict[str, Any]]:
     transfer = time.perf_counter() - once
     once = time.perf_counter()
     compute()
-    longest = torch.tensor([2 * transfer / (time.perf_counter() - once)])
+    longest = torch.tensor([2 * transfer / (time.perf_counter() - once)], dtype=torch.float64)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     products = int(longest.item()) + 1
     calls: Calls = {"transfer": lambda: dist.all_reduce(x), "compute": compute, "together": together}
@@ -229,12 +236,14 @@ def hidden(rounds: int) -> tuple[str, dict[str, Any]]:
     ]
     part = sorted(parts)[len(parts) // 2]
     found = {name: median(each) for name, each in times.items()}
+    what = "matrix products" if where == "core" else "a wait, as for an accelerator"
     text = (
-        f"8 MiB all_reduce behind matrix products: transfer {found['transfer'] / 1e3:.1f} ms, "
+        f"8 MiB all_reduce behind {what}: "
+        f"transfer {found['transfer'] / 1e3:.1f} ms, "
         f"compute {found['compute'] / 1e3:.1f} ms, together {found['together'] / 1e3:.1f} ms: "
         f"{100 * part:.0f} % of it hidden"
     )
-    return text, {"pattern": "hidden", "part": part} | found
+    return text, {"pattern": f"hidden, {where}", "part": part} | found
 
 
 def plot(rows: list[dict[str, Any]], name: str) -> None:

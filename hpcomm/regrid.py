@@ -284,6 +284,27 @@ class Weights:
             matrix = _sparse().csr_matrix((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
             return cls(matrix, kept["sources"], kept["fraction"])
 
+    @staticmethod
+    def sizes(path: Path) -> tuple[int, int]:
+        """Of what save has written: how many targets, and one more than the highest source. Needs no SciPy.
+
+        Raises:
+            ConfigError: there is nothing there that save has written.
+        """
+        try:
+            with np.load(path) as kept:
+                return len(kept["indptr"]) - 1, int(kept["sources"].max(initial=-1)) + 1
+        except Exception as error:  # depends on what the file is instead
+            raise ConfigError(
+                f"no weights in {path}: {error}", "regrid", "hpcomm.regrid.weights(...).save(path)"
+            ) from error
+
+    def part(self, points: Indices) -> Weights:
+        """Those of some of the points only: the same rows, to the last bit."""
+        rows = self.matrix[points]
+        used = np.unique(rows.indices)
+        return Weights(rows[:, used], self.sources[used], self.fraction[points])
+
 
 def weights(
     source: Grid, target: Grid, mapping: str, *, neighbours: int = 4, given: Any = None, points: Any = None

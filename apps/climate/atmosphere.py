@@ -10,7 +10,7 @@ printed: nothing is lost between the grids.
 import argparse
 
 import numpy as np
-from sphere import Bands, load, picture, save
+from sphere import Bands, film, load, picture, save
 
 import hpcomm
 
@@ -25,6 +25,7 @@ parser.add_argument("--days", type=float, default=5.0)
 parser.add_argument("--read", help="go on from this restart file")
 parser.add_argument("--write", help="write a restart file")
 parser.add_argument("--picture", help="write a map")
+parser.add_argument("--film", help="write a GIF, a map for each coupling period")
 options = parser.parse_args()
 
 me = hpcomm.join("atmosphere")
@@ -48,6 +49,14 @@ every, step = 6 * HOUR, HOUR
 begin, sky, sea = bands.total(CAPACITY * air), [], []  # J
 in_transit = bands.total(water * flux) * every
 end = t + options.days * DAY
+
+
+def shot():
+    """(title, field) of a map of now; the field on rank 0 only."""
+    return f"air after {t / DAY:g} days", bands.gather(air)
+
+
+frames = [shot()] if options.film else []
 while t < end - 1.0:
     sea_surface = me.get(surface, t + every).reshape(bands.shape)
     for _ in range(round(every / step)):
@@ -60,6 +69,8 @@ while t < end - 1.0:
         t += step
         heat.values = flux.ravel()
         me.put(heat, t)
+    if options.film:
+        frames.append(shot())
 
 gained = bands.total(CAPACITY * air) - begin
 last = sum(sea[-round(every / step) :])
@@ -76,8 +87,10 @@ if comm.rank == 0:
     print(report)
 if options.write:
     save(bands, options.write, t, air=air, flux=ocean.gives["heat_flux"].last.reshape(bands.shape))
-whole = bands.gather(air)
+title, whole = shot()
 if options.picture and comm.rank == 0:
-    picture(options.picture, f"air after {t / DAY:g} days", whole, "K")
+    picture(options.picture, title, whole, "K")
+if options.film and comm.rank == 0:
+    film(options.film, frames, "K")
 if comm.rank == 0 and not abs(total - sum(sky)) <= 1e-13 * begin:
     raise SystemExit("atmosphere: energy was lost")

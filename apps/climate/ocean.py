@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from sphere import Bands, load, picture, save
+from sphere import Bands, film, load, picture, save
 
 import hpcomm
 
@@ -22,6 +22,7 @@ parser.add_argument("--days", type=float, default=5.0)
 parser.add_argument("--read", help="go on from this restart file")
 parser.add_argument("--write", help="write a restart file")
 parser.add_argument("--picture", help="write a map")
+parser.add_argument("--film", help="write a GIF, a map for each coupling period")
 options = parser.parse_args()
 
 
@@ -66,6 +67,14 @@ every, step = 6 * HOUR, 3 * HOUR
 begin = bands.total(CAPACITY * sea)
 end = t + options.days * DAY
 flux = np.zeros(bands.shape)
+
+
+def shot():
+    """(title, field) of a map of now; the field on rank 0 only."""
+    return f"sea after {t / DAY:g} days", bands.gather(np.where(wet, sea, np.nan))
+
+
+frames = [shot()] if options.film else []
 while t < end - 1.0:
     got = me.get(heat, t + every)
     flux[wet] = 1000.0 * (got if gpu is None else got.cpu().numpy())
@@ -75,6 +84,8 @@ while t < end - 1.0:
         t += step
     surface.values = placed(sea[wet])
     me.put(surface, t)
+    if options.film:
+        frames.append(shot())
 
 mean = bands.total(np.where(wet, sea, 0.0)) / bands.total(wet.astype(float))
 mine = {"gained": bands.total(CAPACITY * sea) - begin, "mean": mean}
@@ -83,6 +94,8 @@ if comm.rank == 0:
 me.report()
 if options.write:
     save(bands, options.write, t, sea=sea)
-whole = bands.gather(np.where(wet, sea, np.nan))
+title, whole = shot()
 if options.picture and comm.rank == 0:
-    picture(options.picture, f"sea after {t / DAY:g} days", whole, "degC")
+    picture(options.picture, title, whole, "degC")
+if options.film and comm.rank == 0:
+    film(options.film, frames, "degC")

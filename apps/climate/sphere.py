@@ -75,16 +75,50 @@ def load(bands, path):
 
 def picture(path, title, x, unit):
     """A map of a whole field, if matplotlib is there."""
+    pyplot = plotting(title)
+    if pyplot is not None:
+        figure, _, _ = draw(pyplot, title, x, unit)
+        figure.savefig(path, dpi=90)
+
+
+def film(path, frames, unit, most=200):
+    """Maps of whole fields one after the other, as a GIF, if matplotlib is there.
+
+    frames: (title, field) of each; where there are more than most, some are left out, never the last.
+    """
+    pyplot = plotting(frames[-1][0])
+    if pyplot is None:
+        return
+    from matplotlib.animation import PillowWriter
+
+    shown = frames[:: -len(frames) // most][::-1]
+    writer = PillowWriter(fps=8)
+    figure, axes, image = draw(pyplot, *shown[0], unit)
+    image.set_clim(*(extreme([extreme(x) for _, x in shown]) for extreme in (np.nanmin, np.nanmax)))
+    with writer.saving(figure, path, dpi=90):
+        for title, x in shown:
+            image.set_data(x)
+            axes.set_title(title)
+            writer.grab_frame()
+
+
+def plotting(title):
+    """pyplot without a screen, or None and a word about it."""
     try:
         import matplotlib
     except ImportError:
         print(f"no picture of {title}: matplotlib is not installed")
-        return
+        return None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def draw(pyplot, title, x, unit):
+    """(figure, axes, image) of a map."""
     figure, axes = pyplot.subplots(figsize=(7, 3.5))
-    shown = axes.imshow(x, origin="lower", extent=(0, 360, -90, 90), cmap="RdYlBu_r")
-    figure.colorbar(shown, label=unit)
+    image = axes.imshow(x, origin="lower", extent=(0, 360, -90, 90), cmap="RdYlBu_r")
+    figure.colorbar(image, label=unit)
     axes.set(title=title, xlabel="longitude", ylabel="latitude")
-    figure.savefig(path, dpi=90)
+    return figure, axes, image

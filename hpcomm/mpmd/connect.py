@@ -115,9 +115,12 @@ def connect(
         if each.mapping != "none":
             from .. import regrid
 
-            weights = regrid.weights_between(
-                merged, field.grid, field.points, is_giver, each.mapping, each.neighbours
-            )
+            if each.weights is None:
+                weights = regrid.weights_between(
+                    merged, field.grid, field.points, is_giver, each.mapping, each.neighbours
+                )
+            elif not is_giver:
+                weights = regrid.Weights.load(each.weights).part(field.points)
         wanted = field.points if weights is None else weights.sources
         made = route.plan(merged, field.points if is_giver else None, None if is_giver else wanted)
         _check(made.lack, each)

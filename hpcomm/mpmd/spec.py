@@ -96,6 +96,7 @@ class FieldSpec:
     neighbours: int = 4
     implicit: bool = False
     timeout_s: float = 300.0
+    weights: Path | None = None  # of the mapping, kept in a file; None: to be computed
 
     def __str__(self) -> str:
         return f"{self.name} ({self.source} -> {self.target})"
@@ -418,7 +419,7 @@ class _Reader:
         self.where = ("field", str(number))
         keys = (
             "name from to mapping from_grid to_grid every lag time unit from_unit to_unit neighbours"
-            " implicit timeout"
+            " implicit timeout weights"
         )
         self.known(table, tuple(keys.split()), "a field")
         what = f"field {table.get('name', number + 1)!r}"
@@ -448,8 +449,10 @@ class _Reader:
             self.whole(table, "neighbours", 1, 4),
             implicit,
             self.seconds(table, "timeout", 300.0),
+            (self.path.parent / self.text(table, "weights")).resolve() if "weights" in table else None,
         )
         self.check_mapping(made, grids)
+        self.check_weights(made, grids)
         self.check_times(made, programs)
         return made
 
@@ -518,6 +521,29 @@ class _Reader:
                 f"{made} goes between a sphere and a plane ({flat})",
                 "grids of one field lie on the same surface",
                 "from_grid",
+            )
+
+    def check_weights(self, made: FieldSpec, grids: dict[str, GridSpec]) -> None:
+        """That the file is there, and is of these grids' sizes."""
+        if made.weights is None:
+            return
+        if made.mapping == "none":
+            self.fail(f"{made} has weights, but no mapping", 'mapping = "conservative"', "weights")
+        if not self.here:
+            return
+        from .. import regrid
+
+        try:
+            targets, sources = regrid.Weights.sizes(made.weights)
+        except ConfigError as error:
+            self.fail(f"{made}: {error.what}", error.hint or "", "weights")
+        source, target = grids[made.source_grid or ""], grids[made.target_grid or ""]
+        if targets != target.size or sources > source.size:
+            self.fail(
+                f"{made.weights.name} maps {sources} points or more to {targets}, but the grids have"
+                f" {source.size} and {target.size}",
+                "make the weights again for these grids",
+                "weights",
             )
 
     def check_times(self, made: FieldSpec, programs: dict[str, ProgramSpec]) -> None:

@@ -1,5 +1,6 @@
 """The programs of apps/ do what they say, for any number of ranks."""
 
+import importlib.util
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -55,8 +56,17 @@ def climate(spec, ranks, days, options=None):
     return found[0]
 
 
-def test_the_climate_loses_no_energy(spec):
-    climate(spec, (1, 2), 0.5)
+def test_the_climate_loses_no_energy_and_can_be_seen(spec, tmp_path):
+    picture, film = tmp_path / "air.png", tmp_path / "sea.gif"
+    draws = importlib.util.find_spec("matplotlib")
+    options = {"atmosphere": f" --picture {picture}", "ocean": f" --film {film}"}
+    climate(spec, (1, 2), 0.5, options if draws else None)
+    if draws:
+        from PIL import Image
+
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        with Image.open(film) as frames:
+            assert (frames.format, frames.n_frames) == ("GIF", 3)  # one at the start, and one for each period
 
 
 @pytest.mark.once

@@ -326,3 +326,63 @@ def test_implicit_coupling_finds_the_fixed_point_and_rolls_back(couple, scheme, 
 def test_a_window_that_does_not_converge_is_an_error_on_both_sides(couple):
     done = couple(IMPLICIT.replace("SCHEME", "('constant', 3)"), {"a": 1, "b": 1}, expect="failure")
     assert "the coupling of 'a' and 'b' did not converge: after 3 iterations" in done.stderr
+
+
+WEIGHTS = """
+[program.a]
+command = "python a.py"
+ranks = 1
+
+[program.b]
+command = "python b.py"
+ranks = 2
+
+[grid.coarse]
+kind = "latlon"
+nlat = 4
+nlon = 8
+
+[grid.fine]
+kind = "gaussian"
+nlat = 8
+nlon = 12
+
+[[field]]
+name = "f"
+from = "a"
+to = "b"
+mapping = "conservative"
+weights = "w.npz"
+from_grid = "coarse"
+to_grid = "fine"
+"""
+GIVER = """
+import numpy as np
+import hpcomm
+
+me = hpcomm.join("a")
+me.put(me.gives("f", np.arange(32.0), grid=me.grid("coarse")))
+"""
+TAKER = """
+import numpy as np
+import hpcomm
+from hpcomm import regrid
+
+me = hpcomm.join("b")
+grid = me.grid("fine")
+points = np.random.default_rng(1).permutation(grid.size)[me.comm.rank :: 2]
+got = me.get(me.takes("f", np.zeros(len(points)), points, grid=grid))
+alone = regrid.weights(regrid.LatLon(4, 8), grid, "conservative", points=points)
+assert np.array_equal(got, 2 * alone.apply(np.arange(32.0)[alone.sources]))
+"""
+
+
+@pytest.mark.once
+def test_weights_come_from_a_file(spec, tmp_path):
+    """Doubled ones, which nobody would compute."""
+    regrid = pytest.importorskip("hpcomm.regrid")
+    pytest.importorskip("scipy")
+    weights = regrid.weights(regrid.LatLon(4, 8), regrid.Gaussian(8, 12), "conservative")
+    weights.matrix *= 2
+    weights.save(tmp_path / "w.npz")
+    spec(WEIGHTS, files={"a.py": GIVER, "b.py": TAKER})

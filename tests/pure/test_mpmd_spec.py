@@ -318,6 +318,24 @@ WRONG = {
         "its grids have 128 and 160 points",
         'name = "sst"',
     ),
+    "weights that are not there": (
+        'mapping = "bilinear"\n',
+        'mapping = "bilinear"\nweights = "none.npz"\n',
+        "no weights in .*none.npz",
+        'weights = "none.npz"',
+    ),
+    "weights in a file that is something else": (
+        'mapping = "bilinear"\n',
+        'mapping = "bilinear"\nweights = "air.py"\n',
+        "no weights in .*air.py",
+        'weights = "air.py"',
+    ),
+    "weights without a mapping": (
+        'mapping = "bilinear"\nfrom_grid = "sea"\nto_grid = "sky"\n',
+        'weights = "none.npz"\n',
+        "has weights, but no mapping",
+        'weights = "none.npz"',
+    ),
     "a unit that is none": ('from_unit = "K"', 'from_unit = "kelvins2"', "no unit", 'to_unit = "degC"'),
     "units that do not convert": (
         'to_unit = "degC"',
@@ -392,6 +410,21 @@ def test_a_wrong_spec_starts_nothing(folder):
 def test_a_spec_that_is_not_there_says_so(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path / "job.toml")
+
+
+def test_weights_from_a_file_must_be_of_the_sizes_of_the_grids(folder):
+    pytest.importorskip("scipy")
+    from hpcomm import regrid
+
+    path = folder / "w.npz"
+    text = RIGHT.replace('mapping = "bilinear"', 'mapping = "bilinear"\nweights = "w.npz"')
+    sea, sky = regrid.LatLon(8, 16), regrid.Gaussian(8, 20)
+    regrid.weights(sea, sky, "bilinear").save(path)
+    assert read(write(folder, text)).fields[0].weights == path.resolve()
+    for source, target in ((regrid.LatLon(9, 16), sky), (sea, regrid.Gaussian(8, 18))):
+        regrid.weights(source, target, "bilinear").save(path)
+        with pytest.raises(ConfigError, match="but the grids have 128 and 160"):
+            read(write(folder, text))
 
 
 # -- what the launchers are told ---------------------------------------------------------------------
