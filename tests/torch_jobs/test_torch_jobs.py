@@ -95,7 +95,9 @@ def test_a_killed_rank_is_named_by_the_others_where_the_launcher_lets_them_live(
     if not mpirun.exists():
         pytest.skip("an MPI whose launcher's options are not known")
     said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
-    leave = "--enable-recovery" if "Open MPI" in said else "-disable-auto-cleanup"
+    if "Open MPI" not in said:
+        pytest.skip("MPICH's launcher, told to let the others live, now and then ends them all the same")
+    leave = "--enable-recovery"
     launcher = tmp_path / "mpirun"
     launcher.write_text(f'#!/bin/sh\nexec "{mpirun}" {leave} "$@"\n')
     launcher.chmod(0o755)
