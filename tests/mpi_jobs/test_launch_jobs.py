@@ -149,8 +149,10 @@ def test_a_signal_ends_every_rank(tmp_path, supervision, number):
         deadline = time.monotonic() + 5
         while members(mark) and time.monotonic() < deadline:
             time.sleep(0.05)
-        if supervision or number != signal.SIGINT:  # alone it is the launcher's own: MPICH's may say 0
-            assert process.returncode != 0
+        from hpcomm.installation import find_mpi
+
+        launchers_own = not supervision and number == signal.SIGINT and find_mpi().vendor == "mpich"
+        assert process.returncode != 0 or launchers_own, out + err  # MPICH's now and then says 0
         assert members(mark) == [], out + err
     finally:
         kill_members(mark)
