@@ -10,8 +10,11 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from contextlib import suppress
 from itertools import cycle
 from typing import TYPE_CHECKING
+
+from ..shelf import Shelves, slot_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,12 +147,16 @@ class Region:
 
 
 class Board:
-    """All regions of this node; regions[here] is this rank's own; node: a number common to the node."""
+    """All regions of this node; regions[here] is this rank's own; node: a number common to the node.
 
-    def __init__(self, regions: list[Region], here: int, node: int) -> None:
+    shelves: memory of the same ranks to hand data over in; None where there is too little.
+    """
+
+    def __init__(self, regions: list[Region], here: int, node: int, shelves: Shelves | None = None) -> None:
         self.regions = regions
         self.here = here
         self.node = node
+        self.shelves = shelves
         self._free = list(range(RINGS - 1, -1, -1))
 
     @property
@@ -177,43 +184,58 @@ def open_board(world: MPI.Intracomm) -> Board | None:
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        path = bytearray(64)  # and the number of the node behind it
+        card = bytearray(80)  # the path, the number of the node, bytes of a slot of the shelves
         if node.rank == 0:
-            path[:] = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode().ljust(64)
-        card = path + struct.pack("q", world.rank)
+            path = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode()
+            struct.pack_into("64s2q", card, 0, path, world.rank, slot_bytes(node.size, _free()))
         node.Bcast([card, MPI.BYTE], 0)
-        name, (number,) = card[:64].decode().strip(), struct.unpack("q", card[64:])
-        size = node.size * _REGION
-        memory = _open(name, size, os.O_CREAT | os.O_EXCL) if node.rank == 0 else None
+        padded, number, slot = struct.unpack("64s2q", card)
+        name = padded.rstrip(b"\0").decode()
+        if node.rank == 0:
+            memory, shelves = _open(name, os.O_CREAT | os.O_EXCL, node, slot)
         node.Barrier()
         if node.rank != 0:
-            memory = _open(name, size, 0)
+            memory, shelves = _open(name, 0, node, slot)
         view = memoryview(memory or b"")
         regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size if memory else 0)]
         if regions:
             regions[node.rank]._words[_PROCESS] = os.getpid()
-        worst = bytearray(struct.pack("q", memory is not None))
+        worst = bytearray(struct.pack("q", (memory is not None) + (shelves is not None)))
         node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
         if node.rank == 0 and memory is not None:
             os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
-        if memory is None or not struct.unpack("q", worst)[0]:
+        have = struct.unpack("q", worst)[0]
+        if have == 0:
             return None
         for region in regions:
             region.look()
-        return Board(regions, node.rank, number)
+        return Board(regions, node.rank, number, shelves if have == 2 else None)
     finally:
         node.Free()
 
 
-def _open(name: str, size: int, flags: int) -> mmap.mmap | None:
-    """Map the file; None where that is not possible: the board is a comfort, and doctor shows its absence."""
+def _free() -> int:
     try:
+        about = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return about.f_bavail * about.f_frsize
+
+
+def _open(name: str, flags: int, node: MPI.Comm, slot: int) -> tuple[mmap.mmap | None, Shelves | None]:
+    """Map the file, the board first; None where that cannot be: a comfort, and doctor shows its absence."""
+    start = node.size * _REGION
+    start += -start % mmap.ALLOCATIONGRANULARITY
+    memory = shelves = None
+    with suppress(OSError):
         file = os.open(name, os.O_RDWR | flags, 0o600)
         try:
             if flags:
-                os.ftruncate(file, size)
-            return mmap.mmap(file, size)
+                os.ftruncate(file, start + Shelves.nbytes(node.size, slot))
+            memory = mmap.mmap(file, start)
+            if slot:
+                shelves = Shelves(file, start, node.size, node.rank, slot)
         finally:
-            os.close(file)
-    except OSError:
-        return None
+            if shelves is None:
+                os.close(file)
+    return memory, shelves
