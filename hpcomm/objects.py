@@ -182,7 +182,7 @@ def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) 
 
     Args:
         op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land",
-            "lor", "band", "bor", "bxor".
+            "lor", "band", "bor", "bxor"; of pairs (value, place), "minloc" and "maxloc".
     """
     fold = _python_op(comm, "reduce_object", op)
     got = gather_object(comm, obj, root)
@@ -330,6 +330,8 @@ def _python_op(comm: Communicator, verb: str, op: Any) -> Callable[[Any, Any], A
         "bxor": operator.xor,
         "land": lambda a, b: bool(a and b),
         "lor": lambda a, b: bool(a or b),
+        "minloc": min,
+        "maxloc": lambda a, b: a if (a[0], b[1]) > (b[0], a[1]) else b,  # of equal values the first place
     }
     if callable(op):
         return op  # type: ignore[no-any-return]

@@ -298,6 +298,13 @@ def test_reduce_object_knows_operators_by_name(comm: Any, op: str, expected: Any
     assert reduced == (expected(values) if comm.rank == 0 else None)
 
 
+def test_the_place_of_the_least_and_the_greatest_is_the_first_one(comm: Any) -> None:
+    values = [3.5, 1.0, 3.5, 1.0][: comm.size]
+    pair = (values[comm.rank], comm.rank)
+    assert comm.all_reduce_object(pair, "maxloc") == (3.5, 0)
+    assert comm.all_reduce_object(pair, "minloc") == (min(values), values.index(min(values)))
+
+
 @pytest.mark.parametrize("length", ["short", "long"])
 def test_a_list_that_is_not_one_object_per_rank_is_a_usage_error(own_comm: Any, length: str) -> None:
     wrong = [0] * (own_comm.size + (1 if length == "long" else -1))
