@@ -178,6 +178,22 @@ class Field:
         return self.box.slices(self._origin) or ...  # without axes () would be the number, not its place
 
     @property
+    def owned_shape(self) -> tuple[int, ...]:
+        """Of inner."""
+        if isinstance(self.partition, Points):
+            return (len(self.partition.owned[self.comm.rank]), *self.shape[1:])
+        assert self.box is not None
+        return self.box.shape
+
+    def on_host(self) -> Any:
+        """What this rank owns, in host memory, in the numpy dtype that the elements are stored in."""
+        return self.look.array[self._own()]
+
+    def from_host(self, data: Any) -> None:
+        """Fill inner with an array as on_host gives them."""
+        self.look.array[self._own()] = data
+
+    @property
     def _is_first(self) -> bool:
         """Whether what this rank holds counts: copies count once."""
         return isinstance(self.partition, Points) or self.partition.is_first(self.comm.rank)
