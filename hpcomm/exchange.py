@@ -30,7 +30,7 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Exchange", "Rows", "channel", "datatype", "strided"]
+__all__ = ["Exchange", "Rows", "channel", "datatype", "set_zero", "strided"]
 
 _LONG = 32 << 10  # bytes of a view in one piece that is worth a message of its own
 _FEW = 4  # messages that cost less than the handshake before a longer one
@@ -248,6 +248,14 @@ def _land(to: Any, source: Any, adds: bool) -> None:
         to += source
     else:
         to[...] = source
+
+
+def set_zero(place: Any) -> None:
+    """Fill a view or Rows with zeros."""
+    if isinstance(place, Rows):
+        place.array[place.at] = 0
+    else:
+        place[...] = 0
 
 
 # What the libraries do best, measured in shared memory (benchmarks/halo.py): bytes up to which they send a

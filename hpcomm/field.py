@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import HpcommError, LayoutError, where
 from .exchange import Rows
-from .halo import Halo
+from .halo import Faces, Halo
 from .mesh import Mesh
-from .partition import Box, Partition, Points, Region, Split, Width, halo_width
-from .partition import halo as find_halo
+from .partition import Box, Partition, Points, Split
 from .redistribution import Redistribution
+from .route import Region, Width, halo_width
+from .route import halo as halo_route
 
 if TYPE_CHECKING:
     import numpy as np
@@ -160,16 +161,10 @@ class Field:
         order = np.argsort(here, kind="stable")
         return Rows(self.look.array, order[np.searchsorted(here[order], region)])
 
-    def received(self) -> list[Any]:
-        """The places in this rank's array that an exchange of the halo fills."""
-        route = find_halo(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
-        places = []
-        for piece in route.receives:
-            if isinstance(piece.here, Box):
-                places.append(piece.here.slices(self._origin))
-            else:
-                places.append(self.place(piece.here).at)
-        return places
+    def faces(self) -> Faces:
+        """What an exchange of the halo takes from this rank's array and fills in it."""
+        route = halo_route(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
+        return Faces(*([(piece.peer, self.place(piece.here)) for piece in side] for side in route))
 
     def _own(self) -> Any:
         if isinstance(self.partition, Points):

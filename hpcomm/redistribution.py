@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import partition as thought
+from . import route
 from .errors import DtypeError, HpcommError, LayoutError
 from .exchange import Exchange, Rows, channel
-from .partition import Box, Partition, Points, Region
+from .partition import Box, Partition, Points
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,9 +67,7 @@ class Redistribution:
                     f"the partitions use rank {highest}, the communicator has {comm.size} ranks",
                     hint="a communicator that holds the ranks of both",
                 )
-            self._route = thought.redistribute(
-                source, target, comm.rank, self.source_ranks, self.target_ranks
-            )
+            self._route = route.redistribute(source, target, comm.rank, self.source_ranks, self.target_ranks)
         except HpcommError as error:
             raise error.located("redistribution", comm) from None
         self._tag = channel(comm)[1]
@@ -223,7 +221,7 @@ def _same(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
     return a is b or (a is not None and b is not None and buffer.same_memory(a, b))
 
 
-def _place(partition: Partition | Points, rank: int, array: Any, region: Region) -> Any:
+def _place(partition: Partition | Points, rank: int, array: Any, region: route.Region) -> Any:
     """Where region lies in what rank holds."""
     if isinstance(partition, Partition):
         box = partition.box(rank)
