@@ -248,7 +248,8 @@ class Stored:
                 where("load", comm),
                 f"a partition of shape {self.shape}",
             )
-        options = {"name": self.name, "unit": self.unit, "dtype": self.dtype} | options
+        dtype = {} if "like" in options else {"dtype": self.dtype}
+        options = {"name": self.name, "unit": self.unit} | dtype | options
         field = Field(ranks, self.shape if whole is None else whole, split=split, **options)
         self.into(field)
         return field
