@@ -323,6 +323,8 @@ class Communicator:
         self._watched = None
         if self._channel is not None:
             self._channel[0].Free()
+            if self._channel[2] is not None:
+                self._channel[2].close()
         if self._schedules is not None:
             self._schedules.close()
         if self._onboard is not None:
