@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import dtypes
+from ..dtypes import Dtype
+from .kernels import FOLDS
 from .modelled import Model
 from .queues import Work
 
-__all__ = ["DeviceArray", "Model", "asarray", "current_stream", "empty", "stream"]
+__all__ = ["DeviceArray", "Model", "ModelKernels", "asarray", "current_stream", "empty", "stream"]
 
 _current: dict[int, int] = {}  # thread -> its current stream
 
@@ -136,3 +139,57 @@ def asarray(array: Any) -> DeviceArray:
     mine = made._on_host()[0]
     made._work(lambda: np.copyto(mine, given))
     return made
+
+
+class ModelKernels:
+    """The model's own kernels; see kernels.Kernels. They compute as numpy does."""
+
+    name = "model"
+
+    def refuses(self, op: str | None, dtype: Dtype) -> str | None:
+        return None
+
+    def on(self, number: int) -> stream:
+        return stream(number)
+
+    def view(self, address: int, count: int, dtype: Dtype) -> _View:
+        return _View(address, (count,), dtype)
+
+    def fold(self, op: str, a: _View, b: _View, out: _View) -> None:
+        function = getattr(np, FOLDS[op])
+        x, y, z = (each._on_host()[0] for each in (a, b, out))
+        out._work(lambda: function(x, y, out=z), (a, b))
+
+    def convert(self, source: _View, target: _View) -> None:
+        x, y = source._on_host()[0], target._on_host()[0]
+        if (half := target.kind).kind == "h":
+            target._work(lambda: np.copyto(y, dtypes.narrow(x.astype(np.float32), half)), (source,))
+        elif (half := source.kind).kind == "h":
+            target._work(lambda: np.copyto(y, dtypes.widen(x, half)), (source,))
+        else:
+            target._work(lambda: np.copyto(y, x, casting="unsafe"), (source,))
+
+    def truth(self, source: _View, target: _View) -> None:
+        x, y = source._on_host()[0], target._on_host()[0]
+        bits = 0x7FFF if source.kind.kind == "h" else None  # -0.0 is false too
+        target._work(lambda: np.copyto(y, (x if bits is None else x & np.uint16(bits)) != 0), (source,))
+
+    def scale(self, x: _View, factor: Any) -> None:
+        mine = x._on_host()[0]
+        x._work(lambda: np.multiply(mine, mine.dtype.type(factor), out=mine), (x,))
+
+    def divide(self, x: _View, by: int) -> None:
+        mine = x._on_host()[0]
+        x._work(lambda: np.divide(mine, by, out=mine), (x,))
+
+    def fill(self, x: _View, value: Any) -> None:
+        half = x.kind.kind == "h"
+        DeviceArray.fill(x, dtypes.narrow(np.full(1, value, np.float32), x.kind)[0] if half else value)
+
+
+class _View(DeviceArray):
+    """Memory at an address as elements of a dtype, in the type that these are stored in."""
+
+    def __init__(self, address: int, shape: Any, kind: Dtype) -> None:
+        super().__init__(address, shape, kind.storage)
+        self.kind = kind
