@@ -55,43 +55,32 @@ def reference(schedule: Schedule, on: Machine, nbytes: float) -> float:
                     entry = messages.setdefault((a, b), [0.0, 0.0])
                     entry[0] += size
                     entry[1] += size if fold else 0.0
-        flights = []
-        sent: dict[int, float] = {}
-        for (a, b), (size, folded) in messages.items():
+        messages = dict(sorted(messages.items()))  # by rank of the senders, then of the receivers
+        passing: dict[Any, float] = {}
+        ways: dict[tuple[int, int], list[Any]] = {}
+        for (a, b), (size, _) in messages.items():
             (na, pa), (nb, pb) = place(a), place(b)
-            level = (na != nb) + (pa != pb)
-            begin = clock[a] + sent.get(a, 0.0)
-            busy = on.overhead + size * on.per_byte[level]
-            sent[a] = sent.get(a, 0.0) + busy
-            way = []
-            if level >= 1 and on.nic_per_byte:
-                way.append((("nic out", na), size * on.nic_per_byte, a))
-            if level >= 2 and on.uplink_per_byte:
-                way += [
-                    (("up", pa), size * on.uplink_per_byte, a),
-                    (("down", pb), size * on.uplink_per_byte, b),
-                ]
-            if level >= 1 and on.nic_per_byte:
-                way.append((("nic in", nb), size * on.nic_per_byte, b))
-            head = begin + on.overhead
-            flights.append({"a": a, "b": b, "head": head, "tail": head, "way": way, "level": level,
-                            "take": busy + folded * on.fold_per_byte})  # fmt: skip
-        for stage in ("nic out", "up", "down", "nic in"):
-            waiting = [(f, w) for f in flights for w in f["way"] if w[0][0] == stage]
-            waiting.sort(key=lambda item: (round(item[0]["head"] / 1e-13), item[1][2]))
-            for f, (link, busy, _) in waiting:
-                start = max(f["head"], free.get(link, 0.0))
-                free[link] = start + busy
-                f["head"], f["tail"] = start, max(f["tail"], start + busy)
-        done = [clock[r] + sent.get(r, 0.0) for r in range(p)]
-        for f in flights:
-            f["ready"] = max(f["head"] + on.latency[f["level"]], clock[f["b"]])
-        taken: dict[int, float] = {}
-        for f in sorted(flights, key=lambda f: round(f["ready"] / 1e-13)):
-            start = max(f["ready"], taken.get(f["b"], 0.0))
-            taken[f["b"]] = start + f["take"]
-            end = max(taken[f["b"]], f["tail"] + on.latency[f["level"]] + on.overhead)
-            done[f["b"]] = max(done[f["b"]], end)
+            ways[a, b] = [("nic out", na), ("nic in", nb)] if na != nb else []
+            ways[a, b] += [("up", pa), ("down", pb)] if pa != pb else []
+            for link in ways[a, b]:
+                passing[link] = passing.get(link, 0.0) + size
+        port, done = list(clock), list(clock)
+        arrivals: dict[int, list[tuple[float, float, float]]] = {}
+        for (a, b), (size, folded) in messages.items():
+            level = len(ways[a, b]) // 2
+            rates = {"nic": on.nic_per_byte, "up": on.uplink_per_byte, "down": on.uplink_per_byte}
+            head = port[a] + on.overhead
+            tail = head + max((passing[w] * rates[w[0].split()[0]] for w in ways[a, b]), default=0.0)
+            port[a] += on.overhead + size * on.per_byte[level]
+            done[a] = max(done[a], port[a], tail)
+            take = on.overhead + size * on.per_byte[level] + folded * on.fold_per_byte
+            late = tail + on.latency[level] + on.overhead
+            arrivals.setdefault(b, []).append((head + on.latency[level], take, late))
+        for b, line in arrivals.items():
+            free = clock[b]
+            for ready, take, late in line:
+                free = max(free, ready) + take
+                done[b] = max(done[b], free, late)
         clock = done
     return max(clock) + on.base
 
