@@ -3,24 +3,24 @@
 A message of B bytes from rank a to rank b, in an iteration that a begins at time[a] and b at time[b]:
 
     sender's port     one message after the other, by rank of their receivers: overhead + B * per_byte[level]
-    links             NIC of the node, uplink of the pod, and those of the receiver: what passes one in the same
-                      iteration shares it evenly. So the tail leaves W after the head, where W is the most that
-                      any of them needs for all that passes, bytes * nic_per_byte (uplink_per_byte)
+    links             NIC of the node, uplink of the pod, and those of the receiver: all that passes one in an
+                      iteration shares it evenly. So the tail leaves W after the head, W being what the
+                      slowest needs for all that passes it: bytes * nic_per_byte (uplink_per_byte)
     latency[level]    level 0: same node, 1: same pod, 2: another one
     receiver's port   one after the other, by rank of their senders: overhead + B * per_byte, and
                       B * fold_per_byte more if it is folded; and each at least overhead after its tail
 
 A rank goes on to the next iteration when all its messages of this one are sent, tails included, and received.
-Sizes are real numbers: a chunk has bytes/chunks bytes. Nothing is random, no link remembers the iteration before.
+Sizes are real numbers: a chunk has bytes/chunks bytes. Nothing is random, and no link remembers the iteration
+before.
 
 So an iteration is a linear map in the algebra of (max, +), and its rows are known beforehand:
 
     time'[b] = max(time[b] + own[b],  time[a] + hop[a, b] for all messages into b)
 
-Powers of such maps have closed forms, which are exact: where all go around circles (`_circles`), where all give
-to the one d further on and d moves (`_shifts`), where chunks follow each other down a chain (`_chain`). What
-is left is computed map by map; a rank or a message costs nothing where nothing happens, and where all
-clocks advance alike the rest of it is one multiplication.
+Powers of such maps have closed forms, which are exact: where all go around circles (`_circles`), where all
+give to the one d further on and d moves (`_shifts`), where chunks follow each other down a chain (`_chain`).
+What is left is computed map by map, and where all clocks advance alike the rest of it is one multiplication.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,22 +80,16 @@ class Machine:
         """This machine as it is for one algorithm."""
         return replace(self, **self.families.get(algorithm.partition(":")[0], {}), families={})
 
-    def level(self, source: Array, dest: Array) -> Array:
-        """0: same node, 1: same pod, 2: neither."""
-        a, b = source // self.node, dest // self.node
-        if not self.pod:
-            return np.asarray(a != b, np.int64)
-        return np.asarray(np.asarray(a != b, np.int64) + (a // self.pod != b // self.pod))
-
     @property
     def group(self) -> int:
         """Ranks so far apart have nothing in common."""
         return self.node * max(1, self.pod)
 
-    def links(self) -> list[tuple[str, int, int, float]]:
-        """What ranks share: (name, least level of messages that pass it, ranks that share it, per byte)."""
-        nic = [("nic", 1, self.node, self.nic_per_byte)]
-        return nic + [("uplink", 2, self.group, self.uplink_per_byte)] * bool(self.pod)
+    def links(self, ranks: int) -> list[tuple[str, Array, float]]:
+        """What ranks share: (name, whose each rank uses, seconds per byte); by level, from 1."""
+        r = np.arange(ranks)
+        nic = [("nic", r // self.node, self.nic_per_byte)]
+        return nic + [("uplink", r // self.group, self.uplink_per_byte)] * bool(self.pod)
 
 
 def machines() -> list[str]:
@@ -234,43 +229,44 @@ class _Rows(NamedTuple):
 class _Map:
     """One iteration: time' = max(time + own, time[source] + hop for each message)."""
 
-    def __init__(self, rows: _Rows, on: Machine, size: int) -> None:
+    def __init__(self, rows: _Rows, on: Machine, links: list[tuple[str, Array, float]], size: int) -> None:
         self.rows = rows = rows.joined()
         self.source, self.dest = source, dest = rows.source, rows.dest
-        level = on.level(source, dest)
+        level, wide = np.zeros(source.size, np.int64), np.zeros(source.size)
+        for _, uses, rate in links:
+            a, b = uses[source], uses[dest]
+            far = a != b
+            level += far
+            if rate:
+                at = np.flatnonzero(far)
+                a, b, load = a[at], b[at], rows.nbytes[at] * rate
+                wide[at] = np.maximum(wide[at], np.maximum(np.bincount(a, load)[a], np.bincount(b, load)[b]))
         busy = on.overhead + rows.nbytes * np.asarray(on.per_byte)[level]
-        wide = np.zeros(source.size)
-        for _, least, many, rate in on.links():
-            far = level >= least
-            load = np.where(far, rows.nbytes * rate, 0.0)
-            for ends in (source // many, dest // many):
-                wide = np.where(far, np.maximum(wide, np.bincount(ends, load)[ends]), wide)
-        take = busy + rows.folded * on.fold_per_byte
-        latency = np.asarray(on.latency)[level]
+        self.take = busy + rows.folded * on.fold_per_byte
 
         self.first = _firsts(dest)  # messages into one rank stand together
         self.receivers = dest[self.first]
-        self.alone = self.first.size == dest.size
-        rest = take + _before(dest[::-1], take[::-1])[::-1]
-        order = np.argsort(source, kind="stable")
-        line = source[order]
-        offset = np.empty(source.size)
-        offset[order] = _before(line, busy[order])
+        rest = self.take + _before(dest[::-1], self.take[::-1])[::-1]
         self.own = np.zeros(size)
         self.own[self.receivers] = rest[self.first]
-        gone = np.maximum(offset + busy, offset + on.overhead + wide)[order]
-        if source.size:
+        if source.size and int(np.bincount(source).max()) > 1:
+            order = np.argsort(source, kind="stable")
+            line = source[order]
+            self.offset = np.empty(source.size)
+            self.offset[order] = _before(line, busy[order])
+            gone = self.offset + np.maximum(busy, on.overhead + wide)
             senders = _firsts(line)
-            last = np.maximum.reduceat(gone, senders)
-            self.own[line[senders]] = np.maximum(self.own[line[senders]], last)
-        self.offset, self.rest, self.take = offset, rest, take
-        self.head = offset + on.overhead + latency
+            last, who = np.maximum.reduceat(gone[order], senders), line[senders]
+        else:
+            self.offset, last, who = np.zeros(source.size), np.maximum(busy, on.overhead + wide), source
+        self.own[who] = np.maximum(self.own[who], last)
+        self.head = self.offset + on.overhead + np.asarray(on.latency)[level]
         self.hop = self.head + np.maximum(rest, wide + on.overhead)
 
     def __call__(self, time: Array) -> Array:
         new: Array = time + self.own
         arrives = time[self.source] + self.hop
-        if not self.alone:
+        if self.first.size < arrives.size:
             arrives = np.maximum.reduceat(arrives, self.first)
         new[self.receivers] = np.maximum(new[self.receivers], arrives)
         return new
@@ -282,6 +278,7 @@ class _Clock:
     def __init__(self, schedule: Schedule, on: Machine, chunk: float, trace: bool) -> None:
         self.on, self.size, self.chunk, self.trace = on, schedule.size, chunk, trace
         self.phases = phases(schedule)
+        self.links = on.links(schedule.size)
         self.time = np.zeros(schedule.size)
         self.stepped = 0
         self.messages: list[tuple[int, int, int, float, float, float]] = []
@@ -294,7 +291,10 @@ class _Clock:
                 self._stepwise(streams)
 
     def _map(self, streams: list[tuple[Stream, int]]) -> _Map:
-        return _Map(_Rows.of(streams, self.size, self.chunk), self.on, self.size)
+        return self._map_of(_Rows.of(streams, self.size, self.chunk))
+
+    def _map_of(self, rows: _Rows) -> _Map:
+        return _Map(rows, self.on, self.links, self.size)
 
     # -- map by map ------------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class _Clock:
             elif rows is not None:
                 on = np.array([s.turn(begin) >= 0 for s in still])
                 now = rows if on.all() else rows.pick(np.flatnonzero(on[rows.which]))
-                self._step(_Map(now, self.on, self.size), begin, end - begin)
+                self._step(self._map_of(now), begin, end - begin)
 
     def _step(self, step: _Map, t: int, times: int) -> None:
         """Apply a map; once all clocks that it moves advance alike they do so for ever."""
@@ -323,7 +323,7 @@ class _Clock:
             if not left or self.trace or not busy.size:
                 continue
             low, high = float(gain.min()), float(gain.max())
-            if 0 < low and high - low <= 2e-15 * float(new.max()) + 1e-13 * low:
+            if low > 0 and high - low <= 2e-15 * float(new.max()) + 1e-13 * low:
                 self.time[busy] += left * (low + high) / 2
                 return
 
@@ -371,7 +371,7 @@ class _Clock:
         if others or s.march or s.hop or s.every > 1 or s.active < 3:
             return False
         step = self._map([(s, 0)])
-        if not step.alone or not np.array_equal(np.sort(step.source), step.receivers):
+        if not np.array_equal(np.sort(step.source), step.receivers):
             return False
         circles = _circles_of(step.source, step.dest, self.size)
         if circles is None or circles.shape[1] < 2:
@@ -405,17 +405,21 @@ class _Clock:
         far = (d >= group) & (d <= p - group)
         edges = [0, *(np.flatnonzero(far[1:] != far[:-1]) + 1).tolist(), s.active]
         for low, high in pairwise(edges):
-            several = far[low] and 2 * (high - low) > p + 2
-            step = self._map([(s, low)]) if several else None
-            if step is not None and np.ptp(step.hop) == 0 == np.ptp(step.own):
+            step = self._shifted(s, int(d[low]))
+            if far[low] and 2 * (high - low) > p + 2 and np.ptp(step.hop) == 0 == np.ptp(step.own):
                 hop, spare = step.hop[0] * (high - low), step.hop[0] - step.own[0]
                 moved = np.roll(self.time, int(d[low:high].sum() % p))
                 once = _largest_ahead(moved, int(d[low:high].min()), high - low) - spare
                 self.time = hop + np.maximum(np.maximum(moved, once), self.time.max() - 2 * spare)
                 continue
             for k in range(low, high):
-                self._step(self._map([(s, k)]), s.begin + k, 1)
+                self._step(self._shifted(s, int(d[k])), s.begin + k, 1)
         return True
+
+    def _shifted(self, s: Stream, d: int) -> _Map:
+        r = np.arange(self.size)
+        nbytes = np.full(self.size, float(s.width * s.times * self.chunk))
+        return self._map_of(_Rows(np.roll(r, d), r, nbytes, nbytes * (s.fold != COPY), r))
 
     def _chain(self, streams: list[Stream]) -> bool:
         """Chunks that follow each other from rank to rank, one iteration apart.
@@ -424,9 +428,11 @@ class _Clock:
         """
         streams = sorted(streams, key=lambda s: s.begin)
         s = streams[0]
-        plain = s.rows == 1 and abs(s.march) == 1 and s.march == s.hop and s.every == 1 and s.active < self.size
+        plain = (
+            _is_single(s) and abs(s.march) == 1 and s.march == s.hop and s.every == 1 and s.active < self.size
+        )
         like = [
-            o.rows == 1 and o.begin == s.begin + i and all(
+            _is_single(o) and o.begin == s.begin + i and all(
                 np.all(x == y) for x, y in
                 zip(_kind(o), _kind(s), strict=True)
             )
@@ -449,7 +455,7 @@ class _Clock:
     def _walk(self, streams: list[Stream]) -> bool:
         """One message per iteration, in plain numbers."""
         (s, *others) = streams
-        if others or s.rows != 1 or s.active < 3:
+        if others or not _is_single(s) or s.active < 3:
             return False
         k = np.arange(s.active)
         a, b = ((np.atleast_1d(x) + k * y) % self.size for x, y in ((s.source, s.march), (s.dest, s.hop)))
@@ -466,15 +472,16 @@ class _Clock:
 
     def _single(self, s: Stream, source: Array, dest: Array) -> tuple[Array, Array, Array]:
         """(hop, what the receiver does, what the sender does) of messages that share no link."""
-        on, level = self.on, self.on.level(source, dest)
-        nbytes = float(np.max(s.width) * np.max(s.times)) * self.chunk
-        busy = on.overhead + nbytes * np.asarray(on.per_byte)
-        take = busy + nbytes * on.fold_per_byte * bool(np.max(s.fold) != COPY)
-        wide = np.zeros(3)
-        for _, least, _, rate in on.links():
-            wide[least:] = np.maximum(wide[least:], nbytes * rate)
-        hop = on.overhead + np.asarray(on.latency) + np.maximum(take, wide + on.overhead)
-        return hop[level], take[level], np.maximum(busy, on.overhead + wide)[level]
+        on, level, nbytes = self.on, np.zeros(source.size, np.int64), float(s.width * s.times * self.chunk)
+        wide = np.zeros(source.size)
+        for _, uses, rate in self.links:
+            far = uses[source] != uses[dest]
+            level += far
+            wide = np.maximum(wide, far * nbytes * rate)
+        busy = on.overhead + nbytes * np.asarray(on.per_byte)[level]
+        take = busy + nbytes * on.fold_per_byte * (s.fold != COPY)
+        hop = on.overhead + np.asarray(on.latency)[level] + np.maximum(take, wide + on.overhead)
+        return hop, take, np.maximum(busy, on.overhead + wide)
 
 
 def phases(schedule: Schedule) -> list[list[Stream]]:
@@ -510,31 +517,30 @@ def stretches(streams: list[Stream]) -> Iterator[tuple[int, int, list[Stream]]]:
 def loads(schedule: Schedule, on: Machine, nbytes: float) -> dict[str, tuple[float, float]]:
     """{kind of link: (bytes that leave by the busiest one, by all together)}."""
     p = schedule.size
-    kinds = [("rank", 0, 1, 0.0), *on.links()]
-    totals = {name: np.zeros(-(-p // many)) for name, _, many, _ in kinds}
+    kinds = [("rank", np.arange(p), 0.0), *on.links(p)]
+    totals = {name: np.zeros(int(uses[-1]) + 1) for name, uses, _ in kinds}
     for s in schedule.streams:
         size = np.multiply(s.width, s.times) * (nbytes / schedule.chunks)
-        moving, way = bool(s.march or s.hop), None
-        k = np.arange(s.active if moving else min(1, s.active))
-        each = 1 if moving else s.active
-        if moving and (way := _shift(s, p)) is not None:
-            d = (way[0] + k * way[1]) % p
+        if (way := _shift(s, p)) is not None:
+            d = (way[0] + np.arange(s.active) * way[1]) % p
             far = (d >= on.group) & (d <= p - on.group)
-            for name, _, many, _ in kinds:
-                totals[name] += np.bincount(np.arange(p) // many) * (size * int(far.sum()))
-            k = k[~far]
+            for name, uses, _ in kinds:
+                times = np.full(p, far.sum())
+                for i in d[~far].tolist():
+                    times += uses != np.roll(uses, -i)
+                totals[name] += np.bincount(uses, size * times)
+            continue
+        moving = bool(s.march or s.hop)
+        k = np.arange(s.active if moving else min(1, s.active))
         several = max(1, _BLOCK // max(1, s.rows))
         for low in range(0, k.size, several):
             now = k[low : low + several, None]
             source = (np.atleast_1d(s.source) + now * s.march) % p
             dest = (np.atleast_1d(s.dest) + now * s.hop) % p
-            source, dest, sent = np.broadcast_arrays(source, dest, size * each)
-            apart = source != dest
-            source, dest, sent = source[apart], dest[apart], sent[apart]
-            level = on.level(source, dest)
-            for name, least, many, _ in kinds:
-                away = level >= least
-                totals[name] += np.bincount(source[away] // many, sent[away], totals[name].size)
+            source, dest, sent = np.broadcast_arrays(source, dest, size * (1 if moving else s.active))
+            for name, uses, _ in kinds:
+                away = uses[source] != uses[dest]
+                totals[name] += np.bincount(uses[source[away]], sent[away], totals[name].size)
     return {name: (float(x.max(initial=0)), float(x.sum())) for name, x in totals.items()}
 
 
@@ -549,13 +555,20 @@ def _shift(s: Stream, p: int) -> tuple[int, int] | None:
     return int(d[0]), s.hop - s.march
 
 
+def _is_single(s: Stream) -> bool:
+    return s.rows == 1 and not (np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold))
+
+
 def _kind(s: Stream) -> tuple[Any, ...]:
     """What makes chunks of a chain alike."""
     return s.source, s.dest, s.march, s.hop, s.width, s.times, s.fold, s.every, s.active
 
 
 def _circles_of(source: Array, dest: Array, size: int) -> Array | None:
-    """The ranks in the order in which each gives to the next, a row for each circle; None: of unequal sizes."""
+    """Ranks in the order in which each gives to the next, a row for each circle; None: of unlike sizes."""
+    d = int(dest[0] - source[0])
+    if source.size == size and gcd(d, size) == 1 and not ((dest - source - d) % size).any():
+        return np.asarray(np.arange(size) * d % size)[None, :]
     following = np.full(size, -1)
     following[source] = dest
     after, found = following.tolist(), []
@@ -563,7 +576,7 @@ def _circles_of(source: Array, dest: Array, size: int) -> Array | None:
         circle = []
         while after[start] >= 0:
             circle.append(start)
-            after[start], start = -1, after[start]  # noqa: PLW2901  on to the next
+            after[start], start = -1, after[start]
         if circle:
             found.append(circle)
     return np.array(found) if len({len(circle) for circle in found}) == 1 else None
