@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .field import Field
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..communicator import Communicator
     from .channel import Channel
     from .coupling import Giving, Taking
+    from .wire import Wire
 
 __all__ = ["Link"]
 
@@ -27,7 +26,8 @@ class Link:
         comm: the inter-communicator, with all verbs; ranks given to send and recv are the peer's.
         local: this program's own communicator.
         is_first: whether this side comes first where the two must take turns; the other side does not.
-        timeout_s: seconds that a put, get or exchange waits for the other program.
+        timeout_s: seconds that implicit coupling waits for the other program: the longest of the fields'.
+        busy_s: seconds spent in put, get and exchange.
     """
 
     def __init__(
@@ -40,19 +40,23 @@ class Link:
         self.is_first = is_first
         self.is_plain = plain
         self.timeout_s = 300.0
-        self.waited_s = 0.0
         self.busy_s = 0.0
-        self.wire: MPI.Intracomm  # both programs' ranks; the peer's begin at shift
-        self.shift = 0
+        self.wire: Wire | None = None  # once connected
         self.gives: dict[str, Giving] = {}
         self.takes: dict[str, Taking] = {}
         self._connect: Callable[[], None] = lambda: None  # of the program, until it is done
-        self._both: tuple[Channel | None, Channel | None] = (None, None)
+        self._together: tuple[Channel | None, Channel | None] = (None, None)  # in and out, of exchange()
+        self._apart: tuple[list[Giving], list[Taking]] = ([], [])  # what exchange() moves one by one
 
     @property
     def size(self) -> int:
         """How many ranks the other program has."""
         return self.comm.remote_size
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds of busy_s spent waiting for the other program."""
+        return self.wire.waited_s if self.wire is not None else 0.0
 
     def ended(self) -> set[int]:
         """Ranks of the other program that have ended."""
@@ -73,9 +77,12 @@ class Link:
             WaitTimeoutError, PeerFailedError: the last put is still not taken.
         """
         self._connect()
-        with _Clock(self):
+        began = perf_counter()
+        try:
             for field in _each(fields):
                 self._giving(field).put(time)
+        finally:
+            self.busy_s += perf_counter() - began
 
     def get(self, fields: Field | Iterable[Field], time: float | None = None) -> Any:
         """Receive into the fields what holds at time; returns the values of the (last) field.
@@ -87,9 +94,12 @@ class Link:
         """
         self._connect()
         values = None
-        with _Clock(self):
+        began = perf_counter()
+        try:
             for field in _each(fields):
                 values = self._taking(field).get(time)
+        finally:
+            self.busy_s += perf_counter() - began
         return values
 
     def exchange(self, time: float | None = None) -> None:
@@ -99,22 +109,24 @@ class Link:
         own memory where they lie consecutively.
         """
         self._connect()
-        with _Clock(self):
-            outgoing, incoming = self._both
+        began = perf_counter()
+        try:
+            incoming, outgoing = self._together
             if incoming is not None:
                 incoming.start()
             if outgoing is not None:
                 outgoing.start()
-            packed = {part.field.name for channel in self._both if channel for part in channel.parts}
-            for name, giving in self.gives.items():
-                if name not in packed:
-                    giving.put(time)
-            for name, taking in self.takes.items():
-                if name not in packed:
-                    taking.get(time)
-            for channel in (incoming, outgoing):
-                if channel is not None:
-                    channel.finish()
+            gives, takes = self._apart
+            for giving in gives:
+                giving.put(time)
+            for taking in takes:
+                taking.get(time)
+            if incoming is not None:
+                incoming.finish()
+            if outgoing is not None:
+                outgoing.finish()
+        finally:
+            self.busy_s += perf_counter() - began
 
     def _giving(self, field: Field) -> Giving:
         if field.name not in self.gives:
@@ -136,19 +148,6 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link '{self.name}' <-> '{self.peer}', {self.local.size} and {self.size} ranks>"
-
-
-class _Clock:
-    """Adds the time of a block to the link's."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self.link.busy_s += time.perf_counter() - self.start
 
 
 def _each(fields: Field | Iterable[Field]) -> Iterable[Field]:
