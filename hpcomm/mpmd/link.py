@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from .. import runtime
+from ..communicator import Communicator
 from ..errors import ConfigError
+from ..observe import sentinel
+from ..observe.partners import Partners
 from .field import Field
 
 if TYPE_CHECKING:
-    from ..communicator import Communicator
+    from mpi4py import MPI
+
     from .channel import Channel
     from .coupling import Giving, Taking
     from .wire import Wire
 
-__all__ = ["Link"]
+__all__ = ["Link", "adopt"]
 
 
 class Link:
@@ -47,6 +52,31 @@ class Link:
         self._connect: Callable[[], None] = lambda: None  # of the program, until it is done
         self._together: tuple[Channel | None, Channel | None] = (None, None)  # in and out, of exchange()
         self._apart: tuple[list[Giving], list[Taking]] = ([], [])  # what exchange() moves one by one
+
+    @classmethod
+    def over(
+        cls,
+        name: str,
+        peer: str,
+        local: Communicator,
+        inter: MPI.Intercomm,
+        *,
+        plain: bool = False,
+        foreign: bool = False,
+    ) -> Link:
+        """A link that owns inter. Collective over both programs.
+
+        Args:
+            plain: whether the peer speaks MPI only.
+            foreign: whether it is of another job.
+        """
+        comm = adopt(inter, f"{name}<->{peer}", plain=plain)
+        if not plain:
+            carries = (comm.mpi, comm._shadow, comm._parts)
+            comm._partners = Partners(inter.Dup(), carries, peer, foreign)
+            sentinel.follow(comm)
+            runtime.farewells.append(comm._partners.say_farewell)
+        return cls(name, peer, local, comm, is_first=name < peer, plain=plain)
 
     @property
     def size(self) -> int:
@@ -148,6 +178,13 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link '{self.name}' <-> '{self.peer}', {self.local.size} and {self.size} ranks>"
+
+
+def adopt(mpi: MPI.Comm, name: str, *, plain: bool = False) -> Communicator:
+    """A Communicator that owns mpi; plain: it leads to a program without hpcomm."""
+    made = object.__new__(Communicator)
+    made._take(mpi, name, None, plain)
+    return made
 
 
 def _each(fields: Field | Iterable[Field]) -> Iterable[Field]:

@@ -180,7 +180,8 @@ def open_board(world: MPI.Intracomm) -> Board | None:
         path = bytearray(64)  # and the number of the node behind it
         if node.rank == 0:
             path[:] = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode().ljust(64)
-        card = path + struct.pack("q", world.rank)
+        # Drawn at random: ranks of another job may come to compare theirs with it (mpmd.jobs).
+        card = path + struct.pack("q", int.from_bytes(os.urandom(7), "little"))
         node.Bcast([card, MPI.BYTE], 0)
         name, (number,) = card[:64].decode().strip(), struct.unpack("q", card[64:])
         size = node.size * _REGION
