@@ -38,7 +38,7 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
     return added if "PYTHONFAULTHANDLER" in environ else {**added, "PYTHONFAULTHANDLER": "1"}
 
 
-class _EndedBySignalError(Exception):
+class EndedBySignalError(Exception):
     """Somebody asked this process to end."""
 
     def __init__(self, number: int) -> None:
@@ -53,12 +53,12 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float) -> 
     """
     mark = environ[MARK].rpartition(",")[2]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _raise_ended)
+        signal.signal(number, raise_ended)
     launcher = subprocess.Popen(command, env=environ)
     try:
         status = launcher.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        _end(launcher, mark, abort=True)
+        end(launcher, mark, abort=True)
         print(
             f"hpcomm run: the job had not ended after {timeout_s:g} s, so it was ended.\n"
             "  where: the stacks of its ranks are above, if they are Python\n"
@@ -66,19 +66,19 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float) -> 
             file=sys.stderr,
         )
         return TIMED_OUT
-    except _EndedBySignalError as ended:
+    except EndedBySignalError as ended:
         if ended.number != signal.SIGINT:  # a terminal has sent that one to the launcher as well
             launcher.send_signal(ended.number)
-        _end(launcher, mark)
+        end(launcher, mark)
         return 128 + ended.number
     return status if status >= 0 else 128 - status
 
 
-def _raise_ended(number: int, frame: object) -> NoReturn:
-    raise _EndedBySignalError(number)
+def raise_ended(number: int, frame: object) -> NoReturn:
+    raise EndedBySignalError(number)
 
 
-def _end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:
+def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:
     """Give the launcher time to end by itself, then ask it to, then kill whatever is left of the job.
 
     at_once: ask without giving it time.

@@ -47,6 +47,11 @@ class Giving:
         self._count = 0
         self.version = -1
 
+    @property
+    def last(self) -> Any:
+        """What was sent last: of a mean, the mean."""
+        return self._sent.values
+
     def put(self, t: float | None) -> bool:
         """Add the field's values as those of time t; whether they, or what they completed, were sent."""
         if not self._timed:

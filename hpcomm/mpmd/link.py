@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from .channel import Channel
     from .coupling import Giving, Taking
+    from .progress import Progress
     from .wire import Wire
 
 __all__ = ["Link", "adopt"]
@@ -49,6 +50,7 @@ class Link:
         self.wire: Wire | None = None  # once connected
         self.gives: dict[str, Giving] = {}
         self.takes: dict[str, Taking] = {}
+        self.progress: Progress | None = None
         self._connect: Callable[[], None] = lambda: None  # of the program, until it is done
         self._together: tuple[Channel | None, Channel | None] = (None, None)  # in and out, of exchange()
         self._apart: tuple[list[Giving], list[Taking]] = ([], [])  # what exchange() moves one by one
@@ -112,7 +114,7 @@ class Link:
             for field in _each(fields):
                 self._giving(field).put(time)
         finally:
-            self.busy_s += perf_counter() - began
+            self._note(perf_counter(), began, time)
 
     def get(self, fields: Field | Iterable[Field], time: float | None = None) -> Any:
         """Receive into the fields what holds at time; returns the values of the (last) field.
@@ -129,7 +131,7 @@ class Link:
             for field in _each(fields):
                 values = self._taking(field).get(time)
         finally:
-            self.busy_s += perf_counter() - began
+            self._note(perf_counter(), began, time)
         return values
 
     def exchange(self, time: float | None = None) -> None:
@@ -156,7 +158,12 @@ class Link:
             if outgoing is not None:
                 outgoing.finish()
         finally:
-            self.busy_s += perf_counter() - began
+            self._note(perf_counter(), began, time)
+
+    def _note(self, now: float, began: float, time: float | None) -> None:
+        self.busy_s += now - began
+        if self.progress is not None:
+            self.progress.note(now, time)
 
     def _giving(self, field: Field) -> Giving:
         if field.name not in self.gives:

@@ -18,6 +18,7 @@ from . import handshake, replay
 from . import report as reporting
 from .field import Field
 from .link import Link, adopt
+from .progress import progress
 from .record import recorder
 from .spec import FieldSpec, JobSpec, read
 
@@ -57,6 +58,7 @@ class Program:
         self.peers: tuple[str, ...] = ()
         self.spec: JobSpec | None = _spec()
         self.is_connected = False
+        self._progress = progress(os.environ, comm.rank)
         self._links: dict[str, Link] = {}
         if os.environ.get("HPCOMM_REPLAY") and self.spec is not None:
             links = [cast("Link", replay.Absent(name, peer)) for peer in self.spec.programs if peer != name]
@@ -70,6 +72,7 @@ class Program:
     def admit(self, link: Link) -> None:
         """Count link among those of this program."""
         link._connect = self.connect
+        link.progress = self._progress
         self._links[link.peer] = link
         self.peers = tuple(sorted(self._links))
 
