@@ -84,13 +84,15 @@ class Machine(NamedTuple):
     prefix: str = sys.prefix
 
 
+def has_spec(argv: Sequence[str]) -> bool:
+    """Whether these words run a spec (mpmd/start.py), and not a command that has one as its argument."""
+    rest = [word for word in argv if not word.startswith("-")]
+    is_last = bool(rest) and rest[-1].endswith(".toml")
+    return is_last and not any(word in ("-n", "-np", "--ranks") for word in argv)
+
+
 def main(argv: Sequence[str]) -> int:
     """`hpcomm run` with these words; the job's exit status."""
-    if argv and argv[-1].endswith(".toml"):
-        from .mpmd import start
-
-        if start.takes(argv):
-            return start.main(argv)
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
@@ -100,14 +102,14 @@ def main(argv: Sequence[str]) -> int:
         check_python(program.command[0], mpi)
     command, added = compose(job, mpi, Machine(usable_cores(), os.geteuid() == 0, os.environ))
     if job.dry_run or job.verbose:
-        print(_shell_line(command, added), file=sys.stdout if job.dry_run else sys.stderr)
+        print(shell_line(command, added), file=sys.stdout if job.dry_run else sys.stderr)
     if job.dry_run:
         return 0
     environ = {**os.environ, **added, **supervise.settings(os.environ)}
     return supervise.supervise(command, environ, job.timeout_s)
 
 
-def _shell_line(command: list[str], added: Mapping[str, str]) -> str:
+def shell_line(command: list[str], added: Mapping[str, str]) -> str:
     import shlex
 
     return " ".join([*(f"{name}={shlex.quote(added[name])}" for name in sorted(added)), shlex.join(command)])
@@ -165,7 +167,7 @@ def _read_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         if word in _FLAGS:
             options[_FLAGS[word]] = True
         elif name not in _OPTIONS:
-            raise _unknown_option(name)
+            raise unknown_option(name)
         elif not joined and not left:
             raise _error(f"{name} needs a value.", "hpcomm run --help")
         else:
@@ -175,7 +177,7 @@ def _read_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return options, left
 
 
-def _unknown_option(name: str) -> ConfigError:
+def unknown_option(name: str) -> ConfigError:
     from difflib import get_close_matches
 
     close = get_close_matches(name, [*_FLAGS, *_OPTIONS], 1)
@@ -188,7 +190,7 @@ def _read_ranks(text: str) -> int:
     return int(text)
 
 
-def _read_timeout(text: str) -> float:
+def read_timeout(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
@@ -211,7 +213,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "-np": ("ranks", _read_ranks),
     "--ranks": ("ranks", _read_ranks),
     "--hosts": ("hosts", str),
-    "--timeout": ("timeout_s", _read_timeout),
+    "--timeout": ("timeout_s", read_timeout),
     "-x": ("env", _read_env),
     "--env": ("env", _read_env),
     "--launcher": ("launcher", str),

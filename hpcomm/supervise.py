@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["kill_members", "members", "settings", "stale_segments", "start", "supervise"]
+__all__ = [
+    "EndedBySignalError",
+    "end",
+    "kill_members",
+    "members",
+    "raise_ended",
+    "settings",
+    "stale_segments",
+    "start",
+    "supervise",
+]
 
 MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
 TIMED_OUT = 124  # as timeout(1) has it
@@ -40,7 +50,7 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
     return added if "PYTHONFAULTHANDLER" in environ else {**added, "PYTHONFAULTHANDLER": "1"}
 
 
-class _EndedBySignalError(Exception):
+class EndedBySignalError(Exception):
     """Somebody asked this process to end."""
 
     def __init__(self, number: int) -> None:
@@ -55,12 +65,12 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
     """
     mark = environ[MARK].rpartition(",")[2]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _raise_ended)
+        signal.signal(number, raise_ended)
     launcher = start(command, environ)
     try:
         status = launcher.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        _end(launcher, mark, abort=True)
+        end(launcher, mark, abort=True)
         print(
             f"hpcomm run: the job had not ended after {timeout_s:g} s, so it was ended.\n"
             "  where: the stacks of its ranks are above, if they are Python\n"
@@ -68,10 +78,10 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
             file=sys.stderr,
         )
         return TIMED_OUT
-    except _EndedBySignalError as ended:
+    except EndedBySignalError as ended:
         if ended.number != signal.SIGINT:  # a terminal has sent that one to the launcher as well
             launcher.send_signal(ended.number)
-        _end(launcher, mark)
+        end(launcher, mark)
         return 128 + ended.number
     return status if status >= 0 else 128 - status
 
@@ -88,11 +98,11 @@ def start(command: list[str], environ: dict[str, str], **streams: Any) -> subpro
     )
 
 
-def _raise_ended(number: int, frame: object) -> NoReturn:
-    raise _EndedBySignalError(number)
+def raise_ended(number: int, frame: object) -> NoReturn:
+    raise EndedBySignalError(number)
 
 
-def _end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:
+def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:
     """Give the launcher time to end by itself, then ask it to, then kill whatever is left of the job.
 
     at_once: ask without giving it time.

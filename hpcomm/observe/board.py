@@ -187,7 +187,9 @@ def open_board(world: MPI.Intracomm) -> Board | None:
         card = bytearray(80)  # the path, the number of the node, bytes of a slot of the shelves
         if node.rank == 0:
             path = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode()
-            struct.pack_into("64s2q", card, 0, path, world.rank, slot_bytes(node.size, _free()))
+            # Drawn at random: ranks of another job may come to compare theirs with it (mpmd.jobs).
+            number = int.from_bytes(os.urandom(7), "little")
+            struct.pack_into("64s2q", card, 0, path, number, slot_bytes(node.size, _free()))
         node.Bcast([card, MPI.BYTE], 0)
         padded, number, slot = struct.unpack("64s2q", card)
         name = padded.rstrip(b"\0").decode()
