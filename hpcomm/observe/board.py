@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from contextlib import suppress
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["GONE", "LAPS", "LINE", "Board", "Region", "last_call", "open_board", "post", "posted"]
+__all__ = ["GONE", "LAPS", "LINE", "Board", "Region", "last_call", "open_board", "post", "posted", "share"]
 
 LAPS = 128  # entries of a ring
 LINE = 32  # of which so many are wiped at a time, one line ahead
@@ -177,41 +178,61 @@ def open_board(world: MPI.Intracomm) -> Board | None:
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        path = bytearray(64)  # and the number of the node behind it
-        if node.rank == 0:
-            path[:] = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode().ljust(64)
-        card = path + struct.pack("q", world.rank)
-        node.Bcast([card, MPI.BYTE], 0)
-        name, (number,) = card[:64].decode().strip(), struct.unpack("q", card[64:])
-        size = node.size * _REGION
-        memory = _open(name, size, os.O_CREAT | os.O_EXCL) if node.rank == 0 else None
-        node.Barrier()
-        if node.rank != 0:
-            memory = _open(name, size, 0)
-        view = memoryview(memory or b"")
-        regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size if memory else 0)]
-        if regions:
-            regions[node.rank]._words[_PROCESS] = os.getpid()
-        worst = bytearray(struct.pack("q", memory is not None))
-        node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
-        if node.rank == 0 and memory is not None:
-            os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
-        if memory is None or not struct.unpack("q", worst)[0]:
+        memory = share(node, _REGION)
+        number = bytearray(struct.pack("q", world.rank))
+        node.Bcast([number, MPI.BYTE], 0)
+        if memory is None:
             return None
+        view = memoryview(memory)
+        regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size)]
+        regions[node.rank]._words[_PROCESS] = os.getpid()
+        node.Barrier()
         for region in regions:
             region.look()
-        return Board(regions, node.rank, number)
+        return Board(regions, node.rank, struct.unpack("q", number)[0])
     finally:
         node.Free()
 
 
-def _open(name: str, size: int, flags: int) -> mmap.mmap | None:
+def share(node: MPI.Comm, own: int, reserve: bool = False) -> mmap.mmap | None:
+    """Memory that the ranks of node share, own bytes of each, in the order of their ranks; collective.
+
+    Args:
+        reserve: make sure now that there is so much; else it is taken as it is touched.
+
+    Returns:
+        None on all ranks where one of them cannot map it.
+    """
+    from mpi4py import MPI
+
+    path = bytearray(64)
+    if node.rank == 0:
+        path[:] = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode().ljust(64)
+    node.Bcast([path, MPI.BYTE], 0)
+    name = path.decode().strip()
+    size = node.size * own
+    kept = range(node.rank * own, (node.rank + 1) * own) if reserve else range(0)
+    memory = _open(name, size, os.O_CREAT | os.O_EXCL, kept) if node.rank == 0 else None
+    node.Barrier()
+    if node.rank != 0:
+        memory = _open(name, size, 0, kept)
+    worst = bytearray(struct.pack("q", memory is not None))
+    node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
+    if node.rank == 0:
+        with suppress(FileNotFoundError):
+            os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
+    return memory if struct.unpack("q", worst)[0] else None
+
+
+def _open(name: str, size: int, flags: int, kept: range) -> mmap.mmap | None:
     """Map the file; None where that is not possible: the board is a comfort, and doctor shows its absence."""
     try:
         file = os.open(name, os.O_RDWR | flags, 0o600)
         try:
             if flags:
                 os.ftruncate(file, size)
+            if kept:
+                os.posix_fallocate(file, kept.start, len(kept))
             return mmap.mmap(file, size)
         finally:
             os.close(file)

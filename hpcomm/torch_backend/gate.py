@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..communicator import Communicator
     from ..observe.board import Region
 
-__all__ = ["Gate"]
+__all__ = ["LOOKS", "LOOK_S", "Gate", "pause", "rest"]
 
 GAVE_UP = -1  # posted instead of a signature by a rank that waits no more,
 DOUBTS = -2  # and by one that is about to
@@ -40,10 +40,10 @@ _SETTLE_S = (
     1e-3  # until all see what was posted: a core that goes on, or changes to other work, writes it out
 )
 _NOT_HERE = (0, GONE, DOUBTS)
-_LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
+LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
 SPIN_S = 20e-6  # looking without pause
 _YIELD_S = 1e-3  # from then on giving the core to whoever wants it
-_LOOK_S = 0.05  # between looks whether the missing ranks still live
+LOOK_S = 0.05  # between looks whether the missing ranks still live
 _MOST_S = 1e-3  # longest pause between two looks
 _TELL_S = 5.0  # for ranks that disagree to tell each other what they called
 _WORDS = 256  # bytes of that
@@ -82,7 +82,8 @@ class Gate:
         if comm.size == 1:
             self.meet = lambda mine, seconds, words, told=(): None
         elif self.on_board and board is not None:
-            self.meet = self._on_board(board.mine.ring(self._slot), rings)
+            self._ring = board.mine.ring(self._slot)
+            self.meet = self._on_board(self._ring, rings)
         else:
             self.meet = self._by_message
 
@@ -102,7 +103,7 @@ class Gate:
         rings = [other for _, other in others]
         again = rings if len(rings) > 1 else []  # the last of them may have come after a doubt of the first
         step, turn = post(ring)
-        looks = range(_LOOKS)
+        looks = range(LOOKS)
 
         def meet(mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
             if self.failed is not None:
@@ -138,7 +139,7 @@ class Gate:
         words: Callable[[], str],
     ) -> None:
         begin = time.monotonic()
-        look = begin + _LOOK_S
+        look = begin + LOOK_S
         leave = pause if threading.current_thread() is threading.main_thread() else rest
         i = call % LAPS
         while True:
@@ -152,7 +153,7 @@ class Gate:
                 continue
             waited = (now := time.monotonic()) - begin
             if now > look or waited > seconds:
-                look = now + _LOOK_S
+                look = now + LOOK_S
                 lost = self.lost(absent)
                 if (lost or waited > seconds) and (missing := self._give_up(i, mine, ring, others, lost)):
                     self._raise_absent(call, lost, missing, waited, words)
@@ -188,6 +189,14 @@ class Gate:
             )
         self.failed = as_torch(error)
         raise self.failed
+
+    def check(
+        self, missing: list[int], waited: float, seconds: float, words: Callable[..., str], told: Any = ()
+    ) -> None:
+        """Raise if ranks that are awaited within a call are gone, or the time is."""
+        lost = self.lost(missing)
+        if lost or waited > seconds:
+            self._raise_absent(last_call(self._ring), lost, missing, waited, partial(words, *told))
 
     def _accuse(self, call: int, posted: dict[int, int], words: Callable[[], str]) -> NoReturn:
         gone = sorted(rank for rank, value in posted.items() if value == GAVE_UP)

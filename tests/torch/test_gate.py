@@ -61,7 +61,7 @@ class Ring:
 def meet(seconds: list[float], choose: Callable[[list[int]], int], monkeypatch: Any) -> list[str]:
     """How ranks that wait so long leave the gate, "passed" or the error, under an order of their accesses."""
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
-    monkeypatch.setattr(module, "_LOOKS", 1)
+    monkeypatch.setattr(module, "LOOKS", 1)
     p = len(seconds)
     turns = Turns(p, choose)
     words = [[63] + [0] * LAPS for _ in range(p)]
