@@ -14,7 +14,7 @@ import threading
 import weakref
 from typing import Any
 
-__all__ = ["LEAST", "Shelves", "slot_bytes"]
+__all__ = ["LEAST", "Shelves", "shelf_bytes", "slot_bytes"]
 
 SLOTS = 8
 LEAST = 32 << 10  # bytes of a block from which it is worth it
@@ -29,30 +29,30 @@ def slot_bytes(ranks: int, free: int) -> int:
     return min(fair, _SLOT.stop) if fair >= _SLOT.start else 0
 
 
+def shelf_bytes(slot: int) -> int:
+    """Bytes of a shelf with slots of so many bytes: a page for its words first."""
+    return mmap.PAGESIZE + SLOTS * slot
+
+
 class Shelves:
     """The shelves of all ranks of a node.
 
     Args:
-        file, start: what lies behind them, open for reading and writing, and where in it; is kept.
+        memory, file: what all of them have mapped, shelf_bytes(slot) of each; both are kept.
         ranks, here: how many ranks there are, and whose shelf is one's own to fill.
         slot: bytes of a slot.
     """
 
-    def __init__(self, file: int, start: int, ranks: int, here: int, slot: int) -> None:
+    def __init__(self, memory: mmap.mmap, file: int, ranks: int, here: int, slot: int) -> None:
         self.slot = slot
-        self._file, self._start, self._here = file, start, here
-        self._slots = _words(ranks)  # where they begin: words come first
-        self._memory = memoryview(mmap.mmap(file, self.nbytes(ranks, slot), offset=start))
-        self._lent = self._memory[: self._slots].cast("q")
+        self._file, self._here = file, here
+        self._memory = memoryview(memory)
+        starts = range(0, ranks * shelf_bytes(slot), shelf_bytes(slot))
+        self._lent = [self._memory[at : at + 8 * SLOTS].cast("q") for at in starts]  # whether, by slot
         self._real = [0] * SLOTS  # bytes of each own slot that have memory behind them
         self._choosing = threading.Lock()
-        self._leases: dict[int, weakref.finalize[Any, Any]] = {}  # of what is borrowed, by its word
+        self._leases: dict[tuple[int, int], weakref.finalize[Any, Any]] = {}  # of what is borrowed
         os.register_at_fork(before=self._keep_all)
-
-    @staticmethod
-    def nbytes(ranks: int, slot: int) -> int:
-        """Bytes of the file that so many shelves take."""
-        return _words(ranks) + ranks * SLOTS * slot
 
     def put(self, block: Any) -> int:
         """Copy a block of bytes into a free slot, which is lent from now on; -1 where none is free."""
@@ -67,11 +67,11 @@ class Shelves:
     def _free_slot(self, nbytes: int) -> int:
         if nbytes > self.slot:
             return -1
-        first = self._here * SLOTS
+        lent = self._lent[self._here]
         with self._choosing:
             for number in range(SLOTS):
-                if not self._lent[first + number] and self._has_memory(number, nbytes):
-                    self._lent[first + number] = 1
+                if not lent[number] and self._has_memory(number, nbytes):
+                    lent[number] = 1
                     return number
         return -1
 
@@ -80,7 +80,7 @@ class Shelves:
         if self._real[number] < nbytes:
             wanted = min(-(-nbytes // _STEP) * _STEP, self.slot)
             try:
-                os.posix_fallocate(self._file, self._start + self._at(self._here, number), wanted)
+                os.posix_fallocate(self._file, self._at(self._here, number), wanted)
             except OSError:  # full: MPI carries the block
                 return False
             self._real[number] = wanted
@@ -93,14 +93,13 @@ class Shelves:
         at = self._at(owner, number)
         # An array, because whatever looks at a part of it holds on to it, unlike with a memoryview.
         block = np.frombuffer(self._memory[at : at + nbytes], np.uint8)
-        word = owner * SLOTS + number
-        lease = self._leases[word] = weakref.finalize(block, self._give_back, word)
+        lease = self._leases[owner, number] = weakref.finalize(block, self._give_back, owner, number)
         lease.atexit = False
         return block.data
 
-    def _give_back(self, word: int) -> None:
-        del self._leases[word]
-        self._lent[word] = 0
+    def _give_back(self, owner: int, number: int) -> None:
+        del self._leases[owner, number]
+        self._lent[owner][number] = 0
 
     def _keep_all(self) -> None:
         """Keep what is borrowed for ever: a child is made, which looks at it too, and nobody will know."""
@@ -109,9 +108,4 @@ class Shelves:
         self._leases.clear()
 
     def _at(self, owner: int, number: int) -> int:
-        return self._slots + (owner * SLOTS + number) * self.slot
-
-
-def _words(ranks: int) -> int:
-    """Bytes of the words of all slots, whole pages."""
-    return -(-ranks * SLOTS * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+        return owner * shelf_bytes(self.slot) + mmap.PAGESIZE + number * self.slot

@@ -1,12 +1,13 @@
 """Slots in shared memory: lent once, given back when nobody looks, refused when there is no more room."""
 
 import gc
+import mmap
 import os
 
 import numpy as np
 import pytest
 
-from hpcomm.shelf import LEAST, SLOTS, Shelves, slot_bytes
+from hpcomm.shelf import LEAST, SLOTS, Shelves, shelf_bytes, slot_bytes
 
 SLOT = 1 << 20
 
@@ -15,8 +16,9 @@ SLOT = 1 << 20
 def two(tmp_path):
     """The same shelves as rank 0 and as rank 1 sees them."""
     file = os.open(tmp_path / "shelves", os.O_RDWR | os.O_CREAT)
-    os.ftruncate(file, 4096 + Shelves.nbytes(2, SLOT))
-    yield Shelves(file, 4096, 2, 0, SLOT), Shelves(file, 4096, 2, 1, SLOT)
+    size = 2 * shelf_bytes(SLOT)
+    os.ftruncate(file, size)
+    yield tuple(Shelves(mmap.mmap(file, size), file, 2, here, SLOT) for here in (0, 1))
     os.close(file)
 
 
