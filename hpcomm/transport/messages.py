@@ -132,8 +132,6 @@ class Messages:
                 offer = "all slots of the sender's slab are in use"
             else:
                 offer = kept.offer(lanes, place, look.nbytes)
-                if offer.direct is not None:
-                    place.device.record(lanes[0].ready, station(place.device).down)
         card, answer = _pack((look.nbytes, tag, offer)), bytearray(_CARD)
         yield [
             self.channel.Irecv([answer, MPI.BYTE], call.peer, tag + 1),

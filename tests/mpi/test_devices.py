@@ -433,6 +433,7 @@ def test_memory_that_cannot_be_opened_goes_by_pieces_and_says_why(
 
 def all_paths(comms: list[hpcomm.Communicator]) -> None:
     """Calls that between them need every edge of every path; nothing waits for a device but calls."""
+    one_way(comms[0])
     for comm in comms:
         for n in (SMALL, LARGE, DIRECT) if comm is comms[0] else (LARGE,):
             x, out = given(n, comm.rank), model.empty(n, np.float32)
@@ -460,6 +461,15 @@ def exchange(comm: hpcomm.Communicator, x: Any, out: Any) -> None:
     x += 1
 
 
+def one_way(comm: hpcomm.Communicator) -> None:
+    """Rank 0 hears nothing of ranks 1 and 2 but that they have taken what it sent."""
+    for n, dest in ((LARGE, 1), (DIRECT, 2), (LARGE, 1)):
+        if comm.rank == 0:
+            comm.send(given(n, 0), dest=dest)
+        elif comm.rank == dest:
+            comm.recv(model.empty(n, np.float32), source=0)
+
+
 def test_every_edge_is_needed_and_the_lack_of_any_is_told(
     comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,7 +479,8 @@ def test_every_edge_is_needed_and_the_lack_of_any_is_told(
     all_paths(comms)  # the ranks meet
     device.order.forget()
     all_paths(comms)
-    assert {path for path, _ in comm._onboard.messages.paths.values()} == {"ipc, opened itself"}
+    taken = {path for path, _ in comm._onboard.messages.paths.values()}
+    assert taken <= {"ipc, opened itself", "ipc, through the slab"}
     assert found_races(device) == []
     edges = sorted({edge for part in MPI.COMM_WORLD.allgather(device.order.edges) for edge in part})
     edges = [edge for edge in edges if "test_devices.py" not in edge]
