@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 
 from .far import HALVES
 
@@ -107,6 +106,8 @@ def _plan(near: Near, verb: str, op: Any, dtype: torch.dtype, root: int, key: Ke
 
 
 def _at(address: int, n: int, dtype: torch.dtype) -> Tensor:
+    from mpi4py import MPI  # here: under torchrun it must be told first where it is (pmi.py)
+
     return torch.frombuffer(MPI.buffer.fromaddress(address, n * dtype.itemsize), dtype=dtype)
 
 

@@ -194,7 +194,7 @@ Exchange.start = Exchange.wait = Exchange.__call__ = lambda self, timeout=None: 
 """
 BELIEVES_ALL = """
 import hpcomm.checkpoint
-hpcomm.checkpoint.checksum = lambda field: 7
+hpcomm.checkpoint.checksum = lambda field, owned=None: 7
 """
 SABOTAGE = {
     "allreduce_demo": (MULTIPLIES_FOR_SUM, ["--no-torch", "--no-timing"]),
