@@ -7,9 +7,11 @@ comes after it, by the group's worker, in order. Before each collective call the
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -22,6 +24,7 @@ from ..errors import ConfigError, HpcommError, LayoutError
 from ..signature import head, signature
 from . import monitor, moves, rendezvous
 from .errors import as_torch
+from .far import Far
 from .gate import Gate
 from .names import c10d, dist, options
 from .near import carrier
@@ -67,12 +70,30 @@ def create() -> ProcessGroupMPI:
     world = rendezvous.world()
     ranks = [int(r) for r in told["ranks"]]
     name = str(told["group_name"])
+    with _watched(ranks, name):
+        return ProcessGroupMPI(_communicator(world, ranks, name), told)
+
+
+@contextmanager
+def _watched(ranks: list[int], name: str) -> Iterator[None]:
+    """While a group of these ranks of the default group is made: see watch."""
+    group = c10d.GroupMember.WORLD
+    carrier = Far(group.comm, group.gate) if isinstance(group, ProcessGroupMPI) else None
+    if carrier is not None:
+        carrier.call, carrier.needs = (0, group.seconds, lambda: f"making group '{name}'"), ranks
+        carrier.inside = time.monotonic()
+    try:
+        yield
+    finally:
+        if carrier is not None:
+            carrier.done()
+
+
+def _communicator(world: Communicator, ranks: list[int], name: str) -> Communicator:
     if ranks:
         # not by its name: torch counts each rank's own groups in the names of those that members make
-        comm = world.group(_as_mpi(ranks, world), name=name, tag=zlib.crc32(repr(ranks).encode()) & 0x7FFF)
-    else:
-        comm = world.group(range(world.size), name=name)
-    return ProcessGroupMPI(comm, told)
+        return world.group(_as_mpi(ranks, world), name=name, tag=zlib.crc32(repr(ranks).encode()) & 0x7FFF)
+    return world.group(range(world.size), name=name)
 
 
 def _as_mpi(ranks: list[int], world: Communicator) -> list[int]:
@@ -271,7 +292,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
                 try:
                     run()
                 finally:
-                    self._by.arrive()
+                    self._by.done()
 
         return self._carry_out(verb, meet_and_run, outputs, words, background, shown)
 
