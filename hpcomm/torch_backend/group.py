@@ -117,6 +117,7 @@ def _head(verb: str, op: Any, dtype: Any, root: int) -> int:
 
 
 _AllreduceOptions, _strided = options.AllreduceOptions, torch.strided
+_NO_OPERATOR = -1
 _SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
 
 
@@ -373,7 +374,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
     def _shortly(self, verb: str, number: int, root: int, x: torch.Tensor, out: torch.Tensor) -> bool:
         """Make a call on small plain tensors at once; False where it needs a closer look.
 
-        number: that torch's operator hashes to.
+        number: what torch's operator hashes to, or _NO_OPERATOR.
         """
         dtype, n = x.dtype, x.numel()
         key = verb, number, dtype, root
@@ -399,7 +400,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
     def _find_way(self, verb: str, number: int, dtype: torch.dtype, root: int) -> _Way | None:
         op = _NAMES.get(number)
         try:
-            found = None if op is None and number else self._by.short(verb, op, dtype, root)
+            found = None if op is None and number != _NO_OPERATOR else self._by.short(verb, op, dtype, root)
             way = None if found is None else (*found, _head(verb, op, dtype, root), op)
         except HpcommError:  # _call meets it again
             way = None
@@ -430,7 +431,11 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         if self._foreign(tensors[0]):
             return self._inner.broadcast(tensors, opts)
         root, x = opts.rootRank, tensors[0]
-        if len(tensors) == 1 and self._at_leisure(x, opts) and self._shortly("broadcast", 0, root, x, x):
+        if (
+            len(tensors) == 1
+            and self._at_leisure(x, opts)
+            and self._shortly("broadcast", _NO_OPERATOR, root, x, x)
+        ):
             return self._finished
         run = _each([moves.broadcast(self._by, x, root) for x in tensors])
         return self._call(
@@ -463,7 +468,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         opts = _options(opts, options.AllgatherOptions)
         if self._foreign(x):
             return getattr(self._inner, _spelling("all_gather_single", "_allgather_base"))(output, x, opts)
-        if self._at_leisure(x, opts) and self._shortly("all_gather", 0, 0, x, output):
+        if self._at_leisure(x, opts) and self._shortly("all_gather", _NO_OPERATOR, 0, x, output):
             return self._finished
         run = moves.all_gather_into(self._by, output, x)
         return self._call("all_gather", run, [output], x, background=_later(opts))
@@ -602,7 +607,11 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
                 output, x, output_sizes, input_sizes, opts
             )
         if not output_sizes and not input_sizes:
-            if self._at_leisure(x, opts) and x.dim() == 1 and self._shortly("all_to_all", 0, 0, x, output):
+            if (
+                self._at_leisure(x, opts)
+                and x.dim() == 1
+                and self._shortly("all_to_all", _NO_OPERATOR, 0, x, output)
+            ):
                 return self._finished
             run, count = moves.all_to_all_single(self._by, output, x), x.numel()
         else:
