@@ -11,7 +11,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -123,6 +123,7 @@ _SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does n
 
 # most elements, the function for so few, head of the signature, operator
 _Way = tuple[int, Callable[..., bool], int, str | None]
+_NO_WAY: _Way = (-1, lambda *_: False, 0, None)
 
 
 class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
@@ -150,7 +151,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         self.worker = Worker(f"hpcomm-{self._group_name}")
         self._poller = Poller(f"hpcomm-{self._group_name}-messages")
         self._calls = 0
-        self._ways: dict[tuple[str, int, torch.dtype, int], _Way | None] = {}
+        self._ways: dict[tuple[str, int, torch.dtype, int], _Way] = {}
         self.barriers = 0  # monitored ones
         self._together: list[Work] | None = None  # of a coalescing manager
         self._finished = Work()
@@ -378,8 +379,8 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         """
         dtype, n = x.dtype, x.numel()
         key = verb, number, dtype, root
-        found = self._ways[key] if key in self._ways else self._find_way(*key)
-        if found is None or n > found[0] or not x.is_contiguous() or (n < 2 and (not n or x.is_neg())):
+        found = self._ways.get(key) or self._find_way(*key)
+        if n > found[0] or not x.is_contiguous() or (n < 2 and (not n or x.is_neg())):
             return False
         if out is not x and (
             out.dtype is not dtype or not out.is_cpu or not out.is_contiguous() or out.is_neg()
@@ -397,13 +398,13 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         self._calls += made
         return made
 
-    def _find_way(self, verb: str, number: int, dtype: torch.dtype, root: int) -> _Way | None:
-        op = _NAMES.get(number)
-        try:
-            found = None if op is None and number != _NO_OPERATOR else self._by.short(verb, op, dtype, root)
-            way = None if found is None else (*found, _head(verb, op, dtype, root), op)
-        except HpcommError:  # _call meets it again
-            way = None
+    def _find_way(self, verb: str, number: int, dtype: torch.dtype, root: int) -> _Way:
+        """The short way of a call, for no tensor at all where there is none; kept from now on."""
+        op, way = _NAMES.get(number), _NO_WAY
+        if op is not None or number == _NO_OPERATOR:
+            with suppress(HpcommError):  # _call meets it again
+                found = self._by.short(verb, op, dtype, root)
+                way = _NO_WAY if found is None else (*found, _head(verb, op, dtype, root), op)
         self._ways[verb, number, dtype, root] = way
         return way
 
