@@ -52,7 +52,8 @@ def steps(environments: dict[str, str]) -> Iterator[Step]:
     """All there is to run, for environments given as {name: its Python}."""
     alone = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py"))]
     first = next(iter(environments.values()))
-    yield Step("pure", [first, "-m", "pytest", "-q", "tests/pure", *alone], PURE_S)
+    two = ["-n", "2", "--dist", "loadfile"]  # processes of pytest-xdist: these have no ranks that need the cores
+    yield Step("pure", [first, "-m", "pytest", "-q", *two, "tests/pure", *alone], PURE_S)
     for name, python in environments.items():
         chosen = [] if python == first else ["-m", "not once"]
         for ranks in RANKS:

@@ -19,7 +19,8 @@ from typing import IO, TYPE_CHECKING
 
 from . import spec as specs
 from .handshake import PROGRAMS
-from .start import MARK, told
+from .progress import PIPE
+from .watch import MARK, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,8 +82,14 @@ def environment(spec: specs.JobSpec, name: str, rank: int) -> dict[str, str]:
 
 def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], options: dict[str, str]) -> int:
     program = spec.programs[name]
-    if "--head" in options:
+    has_head = "--head" in options
+    pipe = (-1, -1)
+    if has_head:
         _tell(f"began {name} {rank}")
+        if rank == 0:
+            pipe = os.pipe()
+            os.set_inheritable(pipe[1], True)
+            environ = {**environ, PIPE: str(pipe[1])}
     try:
         child = subprocess.Popen(
             program.command,
@@ -103,10 +110,13 @@ def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], opt
         _copy(stream, fd, prefix, options.get("--files"), f"{name}.{rank}.{end}")
         for stream, fd, end in ((child.stdout, 1, "out"), (child.stderr, 2, "err"))
     ]
+    if pipe[0] >= 0:
+        os.close(pipe[1])
+        copies.append(_pass_on(pipe[0], name))
     status = child.wait()
     for copy in copies:
         copy.join(2.0)
-    return _ended(program, rank, status, "--head" in options)
+    return _ended(program, rank, status, has_head)
 
 
 def _ended(program: specs.ProgramSpec, rank: int, status: int, has_head: bool) -> int:
@@ -155,6 +165,19 @@ def _copy(
             os.write(fd, prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
 
     thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    return thread
+
+
+def _pass_on(fd: int, name: str) -> threading.Thread:
+    """Tell our head what the program says of its progress."""
+
+    def read() -> None:
+        with os.fdopen(fd) as stream:
+            for line in stream:
+                _tell(f"at {name} {line.strip()}")
+
+    thread = threading.Thread(target=read, daemon=True)
     thread.start()
     return thread
 

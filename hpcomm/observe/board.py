@@ -14,6 +14,8 @@ from contextlib import suppress
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from ..shelf import Shelves, shelf_bytes, slot_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -145,12 +147,16 @@ class Region:
 
 
 class Board:
-    """All regions of this node; regions[here] is this rank's own; node: a number common to the node."""
+    """All regions of this node; regions[here] is this rank's own; node: a number common to the node.
 
-    def __init__(self, regions: list[Region], here: int, node: int) -> None:
+    shelves: memory of the same ranks to hand data over in; None where there is too little.
+    """
+
+    def __init__(self, regions: list[Region], here: int, node: int, shelves: Shelves | None = None) -> None:
         self.regions = regions
         self.here = here
         self.node = node
+        self.shelves = shelves
         self._free = list(range(RINGS - 1, -1, -1))
 
     @property
@@ -178,30 +184,49 @@ def open_board(world: MPI.Intracomm) -> Board | None:
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        memory = share(node, _REGION)
-        number = bytearray(struct.pack("q", world.rank))
-        node.Bcast([number, MPI.BYTE], 0)
-        if memory is None:
+        card = bytearray(16)  # the number of the node, bytes of a slot of its shelves
+        if node.rank == 0:
+            # Drawn at random: ranks of another job may come to compare theirs with it (mpmd.jobs).
+            number = int.from_bytes(os.urandom(7), "little")
+            struct.pack_into("2q", card, 0, number, slot_bytes(node.size, _free()))
+        node.Bcast([card, MPI.BYTE], 0)
+        number, slot = struct.unpack("2q", card)
+        shared = share(node, _REGION)
+        if shared is None:
             return None
+        memory, file = shared
+        os.close(file)
         view = memoryview(memory)
         regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size)]
         regions[node.rank]._words[_PROCESS] = os.getpid()
-        node.Barrier()
+        shared = share(node, shelf_bytes(slot)) if slot else None  # all have come to this before it ends
+        shelves = None if shared is None else Shelves(*shared, node.size, node.rank, slot)
+        if shared is None:
+            node.Barrier()
         for region in regions:
             region.look()
-        return Board(regions, node.rank, struct.unpack("q", number)[0])
+        return Board(regions, node.rank, number, shelves)
     finally:
         node.Free()
 
 
-def share(node: MPI.Comm, own: int, reserve: bool = False) -> mmap.mmap | None:
+def _free() -> int:
+    try:
+        about = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return about.f_bavail * about.f_frsize
+
+
+def share(node: MPI.Comm, own: int, reserve: bool = False) -> tuple[mmap.mmap, int] | None:
     """Memory that the ranks of node share, own bytes of each, in the order of their ranks; collective.
 
     Args:
         reserve: make sure now that there is so much; else it is taken as it is touched.
 
     Returns:
-        None on all ranks where one of them cannot map it.
+        The memory and the open file behind it, whose name is gone; None on all ranks where one of them
+        cannot map it.
     """
     from mpi4py import MPI
 
@@ -212,29 +237,32 @@ def share(node: MPI.Comm, own: int, reserve: bool = False) -> mmap.mmap | None:
     name = path.decode().strip()
     size = node.size * own
     kept = range(node.rank * own, (node.rank + 1) * own) if reserve else range(0)
-    memory = _open(name, size, os.O_CREAT | os.O_EXCL, kept) if node.rank == 0 else None
+    shared = _open(name, size, os.O_CREAT | os.O_EXCL, kept) if node.rank == 0 else None
     node.Barrier()
     if node.rank != 0:
-        memory = _open(name, size, 0, kept)
-    worst = bytearray(struct.pack("q", memory is not None))
+        shared = _open(name, size, 0, kept)
+    worst = bytearray(struct.pack("q", shared is not None))
     node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
     if node.rank == 0:
         with suppress(FileNotFoundError):
             os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
-    return memory if struct.unpack("q", worst)[0] else None
+    if shared is not None and not struct.unpack("q", worst)[0]:
+        os.close(shared[1])
+        return None
+    return shared
 
 
-def _open(name: str, size: int, flags: int, kept: range) -> mmap.mmap | None:
-    """Map the file; None where that is not possible: the board is a comfort, and doctor shows its absence."""
+def _open(name: str, size: int, flags: int, kept: range) -> tuple[mmap.mmap, int] | None:
+    """Map the file; None where that is not possible: a comfort, and doctor shows its absence."""
+    file = -1
     try:
         file = os.open(name, os.O_RDWR | flags, 0o600)
-        try:
-            if flags:
-                os.ftruncate(file, size)
-            if kept:
-                os.posix_fallocate(file, kept.start, len(kept))
-            return mmap.mmap(file, size)
-        finally:
-            os.close(file)
+        if flags:
+            os.ftruncate(file, size)
+        if kept:
+            os.posix_fallocate(file, kept.start, len(kept))
+        return mmap.mmap(file, size), file
     except OSError:
+        if file >= 0:
+            os.close(file)
         return None

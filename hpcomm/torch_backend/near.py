@@ -12,6 +12,7 @@ told by an exception.
 from __future__ import annotations
 
 import mmap
+import os
 import platform
 import threading
 import time
@@ -60,8 +61,12 @@ def carrier(comm: Communicator, gate: Gate) -> Far:
     """What carries out the calls of comm: Near if all its ranks share memory, else Far. Collective."""
     if comm.size == 1 or not gate.on_board or comm.size > _MOST or platform.machine() not in _ORDERED:
         return Far(comm, gate)
-    memory = share(comm.mpi, _SHELF, reserve=True)
-    return Far(comm, gate) if memory is None else Near(comm, gate, memory)
+    shared = share(comm.mpi, _SHELF, reserve=True)
+    if shared is None:
+        return Far(comm, gate)
+    memory, file = shared
+    os.close(file)
+    return Near(comm, gate, memory)
 
 
 class Near(Far):

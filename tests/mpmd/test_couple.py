@@ -87,6 +87,23 @@ def test_fields_arrive_from_owner_to_owner_for_any_dtype_and_distribution(couple
     couple(FIELDS.replace("WITH_TORCH", "False"), sizes)
 
 
+ONE_END_PACKS = """
+other = "b" if me.name == "a" else "a"
+order = np.random.default_rng(3).permutation(7) if me.name == "a" else np.arange(7)
+f = me.gives("f", order * 1.0, order) if me.name == "a" else me.takes("f", np.zeros(7), order)
+link = me.link(other)
+for move in (link.exchange, lambda: link.put(f) if me.name == "a" else link.get(f)):
+    move()
+    assert np.array_equal(f.values, order)
+    f.values = f.values.copy() if me.name == "a" else np.zeros(7)  # other memory: prepared again
+"""
+
+
+@pytest.mark.once
+def test_a_message_that_is_packed_at_one_end_only_is_as_long_as_what_the_other_expects(couple):
+    couple(ONE_END_PACKS, {"a": 1, "b": 1})
+
+
 @pytest.mark.once
 def test_tensors_are_fields_too(couple):
     pytest.importorskip("torch")

@@ -78,7 +78,9 @@ def test_a_program_that_may_fail_leaves_the_others_running(spec):
         assert me.comm.all_reduce(1) == 2
         print("solved")
     """
-    done = spec(text, files={"viewer.py": viewer, "solver.py": solver})
+    done = spec(text, "--progress", "0.5", files={"viewer.py": viewer, "solver.py": solver})
     assert done.stdout.count("solved") == 2
     assert "ValueError: no screen" in done.stderr
     assert "program 'viewer' (rank 0) ended with status 1; the others go on without it" in done.stderr
+    assert re.search(r"hpcomm: after \d+ s: viewer .*; solver has made \d exchanges?\n", done.stderr)
+    assert re.search(r"program 'solver' has ended after \S+ s, with \d exchanges?\n", done.stderr)
