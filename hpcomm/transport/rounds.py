@@ -45,24 +45,26 @@ class Lasting:
 
 
 class _Prepared:
+    """Starts and waits one by one: Startall and Waitall make lists for MPI first, which costs more."""
+
     def __init__(self, requests: list[MPI.Prequest]) -> None:
         self.requests = requests
+        self.starts = [request.Start for request in requests]
+        self.waits = [request.Wait for request in requests]
 
     def begin(self) -> list[MPI.Prequest]:
         self.start()
         return self.requests
 
-    def start(self) -> None:  # one by one: Startall and Waitall make lists for MPI first, which costs more
-        for request in self.requests:
-            request.Start()
+    def start(self) -> None:
+        for start in self.starts:
+            start()
 
     def wait(self) -> None:
-        if under_way:
-            while not MPI.Request.Testall(self.requests):
-                advance()
-        else:
-            for request in self.requests:
-                request.Wait()
+        while under_way and not MPI.Request.Testall(self.requests):
+            advance()
+        for wait in self.waits:
+            wait()
 
 
 class Passing(Lasting):
@@ -152,7 +154,8 @@ def pieces(messages: Messages, most: Callable[[int], int]) -> Iterator[tuple[int
 
 
 def release(executor: Executor) -> None:
-    """Free the requests that were prepared for an executor."""
+    """Free the requests that were prepared for an executor; it has no rounds any more."""
     for _, exchange, _ in executor.rounds:
         for request in getattr(exchange, "requests", ()):
             request.Free()
+    executor.rounds = []

@@ -7,7 +7,6 @@ calls in the background over requests of their own, so that any number may be un
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -46,6 +45,7 @@ _UFUNCS: dict[str, Any] = {
     "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
     "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
 }  # fmt: skip
+IN_PLACE = MPI.IN_PLACE
 _STANDS_FOR = {
     "all_reduce": "ring",
     "all_gather": "ring",
@@ -94,7 +94,7 @@ class Own:
         wait(made)
         self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self._tag = self._plans = 0
-        self._kept: OrderedDict[Any, Executor] = OrderedDict()
+        self._kept: dict[Any, Executor] = {}
         self._far = _far(self.mpi)
         self._table: dict[str, tuned.Choices] | None = None
         self._library: dict[tuple[str, str], MPI.Comm] = {}
@@ -130,15 +130,16 @@ class Own:
         return self._far.get(peer, LARGEST)
 
     def executor(self, key: Any, make: Callable[[Channel], Executor]) -> Executor:
-        """The executor for key, made at its first use; the oldest one gives way."""
+        """The executor for key, made at its first use; the oldest one gives way.
+
+        The oldest, not the one that was not used for longest: so that ranks of which some come here by a
+        lane and others by the careful way keep the same ones.
+        """
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = make(Lasting(self.mpi, self.tag(), self.most))
             if len(self._kept) > _KEPT:
-                _, old = self._kept.popitem(last=False)
-                release(old)
-        else:
-            self._kept.move_to_end(key)
+                release(self._kept.pop(next(iter(self._kept))))
         return found
 
     def close(self) -> None:
@@ -255,15 +256,26 @@ def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callabl
             program(_proved("all_reduce", way, comm.size, 0), comm.rank, n), channel, dtype, folding
         )
 
-    def call(send: Any, recv: Any, _: Any) -> None:
-        out, n, _ = recv
+    def executor_of(n: int) -> Executor:
         way = cut("all_reduce", name, n * dtype.itemsize)
         key = ("all_reduce", way, 0, n, dtype, fold.code, None, None)
-        executor = own(comm).executor(key, lambda channel: make(channel, way, n))
-        work = executor.work
-        work[:] = (out if send is MPI.IN_PLACE else send[0]).reshape(-1)
+        found = ready[n] = own(comm).executor(key, lambda channel: make(channel, way, n))
+        return found
+
+    ready: dict[int, Executor] = {}
+
+    def call(send: Any, recv: Any, _: Any) -> None:
+        out, n, _ = recv
+        executor = ready.get(n)
+        if executor is None or not executor.rounds:  # none yet, or it has given way to others
+            executor = executor_of(n)
+        given, work = out if send is IN_PLACE else send[0], executor.work
+        work[:] = given if given.ndim == 1 else given.reshape(-1)
         executor.run()
-        out.reshape(-1)[:] = work
+        if out.ndim == 1:
+            out[:] = work
+        else:
+            out.reshape(-1)[:] = work
 
     return call
 
