@@ -58,6 +58,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "cuMemFree_v2": [_ADDRESS],
     "cuMemGetAddressRange_v2": [POINTER(_ADDRESS), POINTER(c_size_t), _ADDRESS],
     "cuMemHostAlloc": [POINTER(c_void_p), c_size_t, c_uint],
+    "cuMemFreeHost": [c_void_p],
     "cuMemcpyAsync": [_ADDRESS, _ADDRESS, c_size_t, _STREAM],
     "cuStreamCreate": [POINTER(_STREAM), c_uint],
     "cuStreamWaitEvent": [_STREAM, _EVENT, c_uint],
@@ -217,6 +218,10 @@ class CudaDevice:
             self._call("cuMemHostAlloc", byref(address), max(nbytes, 1), _PORTABLE)
         assert address.value is not None
         return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address.value))
+
+    def unpin(self, memory: NDArray[Any]) -> None:
+        with self._here():
+            self._call("cuMemFreeHost", memory.__array_interface__["data"][0])
 
     def stream(self) -> int:
         return self._new("cuStreamCreate", _NON_BLOCKING)

@@ -210,8 +210,8 @@ def _watched(
     mark = environ[supervise.MARK].rpartition(",")[2]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, supervise.raise_ended)
-    launcher = subprocess.Popen(
-        command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    launcher = supervise.start(
+        command, environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     readers = [_reader(stream, out, watch) for stream, out in ((launcher.stdout, 1), (launcher.stderr, 2))]
     status = None

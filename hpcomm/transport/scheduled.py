@@ -20,7 +20,7 @@ from ..errors import HpcommError, UsageError
 from ..schedule import exact
 from ..schedule.program import program
 from ..schedule.prove import keeps_order, prove
-from ..schedule.registry import ROOTED, algorithms, build
+from ..schedule.registry import ROOTED, algorithms, build, cut
 from ..signature import marked
 from . import controls, tuned
 from .executor import Executor
@@ -41,7 +41,6 @@ __all__ = ["Own", "background", "by_library", "by_schedule", "fold_of", "own", "
 EXACT_UP_TO = 512  # ranks up to which a schedule is proved before its first use
 _TAGS = 32_000  # for calls; those above are for plans
 _KEPT = 16  # executors with their memory, per communicator
-_PIECE = 256 * 1024  # bytes that one piece of a pipeline should have about
 _UFUNCS: dict[str, Any] = {
     "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
     "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
@@ -52,7 +51,6 @@ _STANDS_FOR = {
     "gather": "tree",
     "all_to_all": "pairwise",
 }  # to move what functions fold
-_PIPELINED = ("chain", "double_tree")
 
 
 class _Persistent:
@@ -268,7 +266,7 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
     name, wire = _wire(algorithm or _STANDS_FOR[verb], array, fold)
     if call.moves and name.partition(":")[0] not in algorithms(verb):
         name = _STANDS_FOR[verb]
-    name = _cut(verb, name, count * array.itemsize)
+    name = cut(verb, name, count * array.itemsize)
     schedule = _proved(verb, name, comm.size, call.root if verb in ROOTED else 0)
     folding, commutes = (np.bitwise_or, True) if fold is None or call.moves else fold_of(fold)
     if not commutes and not _in_order(schedule):
@@ -316,7 +314,7 @@ def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callabl
     if not commutes:
         return None
     try:
-        _proved("all_reduce", _cut("all_reduce", name, 0), comm.size, 0)
+        _proved("all_reduce", cut("all_reduce", name, 0), comm.size, 0)
     except HpcommError:
         return None
 
@@ -327,7 +325,7 @@ def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callabl
 
     def call(send: Any, recv: Any, _: Any) -> None:
         out, n, _ = recv
-        way = _cut("all_reduce", name, n * dtype.itemsize)
+        way = cut("all_reduce", name, n * dtype.itemsize)
         key = ("all_reduce", way, 0, n, dtype, fold.code, None, None)
         executor = own(comm).executor(key, lambda channel: make(channel, way, n))
         work = executor.work
@@ -518,13 +516,6 @@ def _in_order_of(key: tuple[str, str, int, int]) -> bool:
 
 def _in_order(schedule: Schedule) -> bool:
     return _in_order_of((schedule.verb, schedule.name, schedule.size, schedule.root))
-
-
-def _cut(verb: str, algorithm: str, nbytes: int) -> str:
-    """Into how many pieces a pipeline cuts x, where the caller does not say."""
-    if algorithm not in _PIPELINED or verb not in ("all_reduce", "broadcast", "reduce"):
-        return algorithm
-    return f"{algorithm}:chunks={2 * max(1, min(32, nbytes // (2 * _PIECE)))}"
 
 
 def _look(call: Call) -> tuple[Array, int]:

@@ -109,6 +109,14 @@ CUresult cuMemHostAlloc(void **at, size_t size, unsigned int flags) {
     known[count++] = (Memory){(unsigned long long)*at, size, *at, -1, 2};
     return OK;
 }
+CUresult cuMemFreeHost(void *at) {
+    NEED_CONTEXT;
+    Memory *memory = find((CUdeviceptr)at, 0);
+    if (!memory || memory->kind != 2) return INVALID;
+    memory->kind = 0;
+    free(at);
+    return OK;
+}
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream) {
     NEED_CONTEXT;
     Memory *a = find(to, n), *b = find(from, n);

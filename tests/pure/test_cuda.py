@@ -86,6 +86,7 @@ def test_memory_goes_there_and_back_in_any_thread_with_any_context(known: CudaDr
     assert device.serial(there + 5) == device.serial(there) != device.serial(elsewhere)
     assert not device.is_capturing(stream)
     device.destroy_event(event)
+    device.unpin(back)
     device.free(there)
     with pytest.raises(
         hpcomm.TransportError, match="cuMemGetAddressRange_v2 failed: CUDA_ERROR_INVALID_VALUE"
