@@ -16,8 +16,9 @@ import signal
 import sys
 import threading
 import time
+from contextlib import redirect_stderr
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +146,10 @@ def _install_hooks() -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _stand_still_if_ending()  # the cause has been said; what comes of the end is no news
-        previous_hook(kind, error, trace)
+        said = io.StringIO()
+        with redirect_stderr(said):
+            previous_hook(kind, error, trace)
+        _write(sys.stderr, said.getvalue())
         _show_captured()
         if not (sys.flags.interactive or hasattr(sys, "ps1")):
             _leave(1)
@@ -172,12 +176,14 @@ def _show_captured() -> None:
         lines = captured.getvalue().splitlines()
         captured.seek(0)
         captured.truncate()
-        print(
-            *(f"[rank{MPI.COMM_WORLD.rank}]: {line}" for line in lines),
-            sep="\n",
-            file=sys.__stderr__,
-            flush=True,
-        )
+        _write(sys.__stderr__, "".join(f"[rank{MPI.COMM_WORLD.rank}]: {line}\n" for line in lines))
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """Write at once: a launcher mixes what ranks say piece by piece, as Python does with a traceback."""
+    if stream is not None:
+        stream.write(text)
+        stream.flush()
 
 
 def _at_exit() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import time
@@ -157,6 +158,23 @@ def test_all_ranks_failing_alike_print_and_end(job: Any, statement: str) -> None
     assert done.stdout.count("before") == 3
     if "Value" in statement:
         assert "ValueError: all of us" in done.stderr
+
+
+def test_tracebacks_of_several_ranks_are_not_mixed(job: Any) -> None:
+    code = """
+        import hpcomm
+        def fail(depth):
+            if depth == 0:
+                raise ValueError(f"here on rank {hpcomm.world.rank}")
+            fail(depth - 1)
+        hpcomm.world.barrier()
+        fail(2)
+    """
+    said = job(4, code, expect=1).stderr
+    stack = r"(  File .*, line \d+, in \S+\n(    .*\n)*)+"
+    assert len(re.findall(rf"^Traceback .*\n{stack}ValueError: here on rank \d$", said, re.MULTILINE)) == 4, (
+        said
+    )
 
 
 @pytest.mark.parametrize("launcher", ["hpcomm run", "mpirun"])
