@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hpcomm
-from hpcomm.schedule.prove import interpret_values
+from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.registry import ROOTED, algorithms, build, register, verbs
 from hpcomm.schedule.stream import AFTER, Schedule, Stream
 from hpcomm.transport import rounds, scheduled

@@ -144,9 +144,10 @@ def test_the_default_stays_unless_another_is_5_per_cent_faster() -> None:
     assert fastest({"": 1.0, "ring": 0.95, "tree": 0.9}) == "tree"
 
 
-def test_the_nearest_size_counts() -> None:
+def test_the_nearest_size_counts_and_the_default_where_nobody_measured_it_slower() -> None:
     rows: list[tuple[int, str | None]] = [(8, None), (1 << 20, "ring"), (1 << 10, "tree")]
-    assert [Choices.of(rows).name(n) for n in (0, 8, 64, 1000, 1 << 16, 1 << 30)] == [
-        None, None, None, "tree", "ring", "ring"]  # fmt: skip
+    assert [Choices.of(rows).name(n) for n in (0, 8, 1000, 1024, 1 << 14, 1 << 16, 1 << 30)] == [
+        None, None, None, "tree", "tree", "ring", "ring"]  # fmt: skip
+    assert Choices.of([(8, "ring"), (64, None)]).name(9) is None
     assert Choices.of([]).name(8) is None
-    assert Choices.of([(8, None), (64, None), (512, "ring")]).limits == [181]  # nothing to choose below
+    assert Choices.of([(8, None), (64, None), (512, "ring")]).limits == [511]  # nothing to choose below
