@@ -34,6 +34,8 @@ class Call:
         stages: done instead of one MPI call in the background: makes the generator that a Request drives.
         prepare: done instead of asking MPI for persistent requests, where a plan is carried out otherwise.
         finish: what is left to do when the bytes have arrived; returns the result.
+        chosen: the path that the ranks have chosen for it on devices (transport.choice.Choice), if they have.
+        settle: lets them choose, all together, without carrying the call out; None: nothing is to be chosen.
         after: what the call leaves on a device, if it has to do with one (transport.staging.After).
         give: all that finish does, where nothing has to be done to the bytes; else None.
         code, count: head of the signature and number of elements (see signature.py); code 0: a message,
@@ -42,8 +44,8 @@ class Call:
     """
 
     __slots__ = (
-        "after", "carry", "code", "comm", "count", "fill", "finish", "give", "look", "moves",
-        "op", "peer", "prepare", "recv", "root", "send", "stages", "tag", "verb",
+        "after", "carry", "chosen", "code", "comm", "count", "fill", "finish", "give", "look", "moves",
+        "op", "peer", "prepare", "recv", "root", "send", "settle", "stages", "tag", "verb",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +69,8 @@ class Call:
         self.finish: Callable[[MPI.Status | None], Any] = _nothing
         self.give: Callable[[], Any] | None = None
         self.after: Any = None
+        self.chosen: Any = None
+        self.settle: Callable[[], Any] | None = None
         self.look: Any = ""
 
     def __str__(self) -> str:

@@ -2,46 +2,49 @@
 
 A communicator of which some rank has a device has one Onboard. Up to `eager` bytes per rank a call is one
 MPI call on pinned memory, so it meets ranks whose arrays are numpy's. Above that all ranks, wherever their
-arrays lie, go through here: the call becomes a call for each piece of columns (staging.py), and a message
-becomes a card, an answer, and pieces on a communicator of their own.
+arrays lie, go through here, and first tell each other where that is. If all lie on devices the ranks' arenas
+meet, once (transport/arena.py), and the path is chosen (transport/choice.py); else the call becomes one MPI
+call for each piece of columns, through pinned memory.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from . import compose
-from .buffer import Buffer, DeviceBuffer, as_buffer
+from .buffer import Buffer, DeviceBuffer
 from .call import Call
 from .device.driver import watching
+from .device.kernels import kernels
 from .errors import ConfigError, LayoutError, MismatchError, UsageError, where
-from .transport import ipc
+from .transport import columns, nccl
 from .transport import mpi as transport
+from .transport.arena import Arena
+from .transport.choice import PATHS, choose
+from .transport.messages import Messages, carried
+from .transport.nccl import ByNccl, refuses
+from .transport.pieces import cut
 from .transport.progress import drive
-from .transport.staging import After, DeviceSink, DeviceSource, Sink, Source, sink_of, source_of, station
+from .transport.rounds import Rounds, algorithm, schedule
+from .transport.staging import After, Sink, Source, sink_of, source_of, station
 
 if TYPE_CHECKING:
     from .communicator import Communicator
     from .device.arrays import Place
+    from .reduction import Reduction
     from .request import Stages
 
-__all__ = ["EAGER", "PIECE", "Onboard"]
+__all__ = ["EAGER", "Onboard"]
 
 EAGER = 1 << 20  # bytes of a rank's block up to which a call is one MPI call
-PIECE = 1 << 20  # bytes of pinned memory a piece takes
-_CARD = 1024  # bytes of what announces a large message
-_MAGIC = b"\x93hpcomm device message\0"
 _CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
 _STACKS = ("gather", "all_gather", "all_to_all")  # the result has
-_opened = ipc.Opened()
-_NOT_BUILT = "direct (CUDA-aware MPI) and NCCL: refused, hpcomm has no such path yet"
-PATHS = ("auto", "pipeline", "ipc")
+# What each rank says before a large call; what all say is true of the call:
+_DEVICE, _HOST, _FOLDS, _CONVERTS, _MET = 1, 2, 4, 8, 16
 
 
 class Onboard:
@@ -50,48 +53,62 @@ class Onboard:
     def __init__(self, comm: Communicator) -> None:
         self.eager = EAGER
         self._between = comm.is_inter  # groups, which agree about nothing: calls of any size are one MPI call
-        said = os.environ.get("HPCOMM_GPU")
-        self.forced = "auto" if not said or said == "off" else said  # off here, and a device on another rank
-        if self.forced not in PATHS:
-            raise ConfigError(
-                f"HPCOMM_GPU={self.forced} is no path of device arrays", hint=f"off, {', '.join(PATHS)}"
-            )
+        self.forced = _forced(comm)
         self.plain = watching(comm.mpi)
         self.channel = watching(comm.mpi.Dup())
         self._line: list[_Ticket] = []
-        self._serial = itertools.count()
-        self._opened = _opened
-        self.paths: dict[
-            tuple[str, int], tuple[str, str]
-        ] = {}  # ("to" or "from", rank) -> path, why no better
+        self.arena: Arena | None = None
+        self._nccl: Any = None
+        self._no_nccl = "nobody has met"
+        self.messages = Messages(self.plain, self.channel, self.forced, self._is_one_call)
+        self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
+        self.announced, self.length = self.messages.announced, self.messages.length
 
     def close(self) -> None:
+        if self.arena is not None:
+            drive(self.arena.leave(self.channel))
+            self._leave_nccl()
+            self.arena = None
         self.channel.Free()
 
     def takes(self, *looks: Buffer | None, block: int) -> bool:
         """Whether a call on these arrays, block bytes for each rank, is carried out here."""
-        return _on_device(*looks) or (block > self.eager and not self._between)
+        return _on_device(*looks) or not self._is_one_call(block)
+
+    def _is_one_call(self, nbytes: int) -> bool:
+        """Whether so many bytes of each rank go in one MPI call."""
+        return nbytes <= self.eager or self._between
+
+    # -- explaining ----------------------------------------------------------------------------------
 
     def explain(self, call: Call) -> str:
         """Which way the bytes of a call take, and why no better one."""
         place, nbytes = call.look.place, call.count * call.look.dtype.itemsize
-        where = "x in host memory" if place is None else f"x on {place.name}"
+        here = "x in host memory" if place is None else f"x on {place.name}"
         message = call.verb in ("send", "recv")
-        if message:
-            nbytes = call.look.nbytes
-        if self._between or nbytes <= self.eager:
+        if self._is_one_call(call.look.nbytes if message else nbytes):
             why = "between groups always" if self._between else "so that ranks with host arrays can take part"
-            return f"{where}, through pinned memory in one MPI call, {why}; {_NOT_BUILT}"
-        if not message:
+            return f"{here}, staged: through pinned memory in one MPI call, {why}"
+        if message:
+            key = "to" if call.verb == "send" else "from", call.peer
+            if key not in self.messages.paths:
+                return f"{here}, decided with the other rank at the first message; HPCOMM_GPU={self.forced}"
+            path, why = self.messages.paths[key]
+            return f"{here}, by {path}" + (f"; ipc: refused, {why}" if why else "")
+        if call.chosen is None:
             return (
-                f"{where}, through pinned memory in pieces of {PIECE} bytes, on streams of its own; "
-                f"ipc: refused, it carries messages only; {_NOT_BUILT}"
+                f"{here}; ranks tell each other at each call where their arrays lie, HPCOMM_GPU={self.forced}"
             )
-        key = "to" if call.verb == "send" else "from", call.peer
-        if key not in self.paths:
-            return f"{where}, decided with the other rank at the first message; HPCOMM_GPU={self.forced}"
-        path, why = self.paths[key]
-        return f"{where}, by {path}" + (f"; ipc: refused, {why}" if why else "") + f"; {_NOT_BUILT}"
+        return "\n  ".join([f"{here}, by {call.chosen}", *self._pairs()])
+
+    def _pairs(self) -> list[str]:
+        """How messages of schedules come here from each rank, ranks of the same way together."""
+        ways: dict[str, list[str]] = {}
+        for rank, peer in enumerate(self.arena.peers if self.arena is not None else ()):
+            if self.arena is not None and rank != self.arena.rank:
+                way = f"through pinned memory, for it {peer.why}" if peer.why else "device to device"
+                ways.setdefault(way, []).append(str(rank))
+        return [f"from rank {', '.join(ranks)}: {way}" for way, ranks in ways.items()]
 
     # -- collectives ---------------------------------------------------------------------------------
 
@@ -99,7 +116,6 @@ class Onboard:
         self, call: Call, send: Buffer | None, recv: Buffer | None, op: Any, fold: Any, blocking: bool
     ) -> Call:
         """Let call, on arrays of which some may lie on devices, be carried out here."""
-        _comm, _verb = call.comm, call.verb
         if fold is not None and fold.fold is not None and _on_device(send, recv):
             raise UsageError(
                 "a function as op folds arrays of the host", hint="op by name, such as 'sum'; or x.cpu()"
@@ -108,59 +124,123 @@ class Onboard:
             _refuse_overlap(call, send, recv)
         if recv is not None and recv.place is not None and recv.frozen:
             raise LayoutError(f"out {recv.frozen}", hint="give a contiguous array that can be written")
-        large = call.count * call.look.dtype.itemsize > self.eager and not self._between
-        after = call.after = After()
+        large = not self._is_one_call(call.count * call.look.dtype.itemsize)
+        call.after = After()
+        job = _Job(call, send, recv, op, fold, blocking)
 
         def stages() -> Stages:
-            after.renew()
-            columns = self._columns(call, send, recv, op, large, blocking, after)
-            next(columns)  # what the current stream holds now is what counts
-            return self._in_turn(columns) if large else columns
+            job.begin()  # what the current stream holds now is what counts
+            return self._in_turn(self._large(job)) if large else self._pipeline(job, self.plain, call.count)
 
-        def background() -> Stages:
-            coming = stages()
-            yield from coming
-            return call.finish(None)
-
-        def carry() -> None:
-            drive(stages())
-            after.order()
-
-        call.carry, call.stages = carry, background
+        call.settle = (lambda: drive(self._in_turn(self._agree(job)))) if large else None
         call.finish = lambda status: recv.give() if recv is not None else None
-        return call
+        return carried(call, stages)
 
-    def _columns(
-        self, call: Call, send: Buffer | None, recv: Buffer | None, op: Any, large: bool,
-        blocking: bool, after: After,
-    ) -> Stages:  # fmt: skip
-        """The stages of a collective; the first yield comes before its turn."""
-        comm, verb, count = call.comm, call.verb, call.count
-        p = comm.remote_size if comm.is_inter else comm.size
+    def _large(self, job: _Job) -> Stages:
+        """A collective of which the ranks first agree about the way."""
+        call = job.call
+        if not (yield from self._agree(job)):
+            yield from self._pipeline(job, self.channel, call.count)  # all arrays are the host's
+            return
+        assert call.chosen is not None
+        if call.chosen.path == "pipeline":
+            p = max(job.blocks_in, job.blocks_out)
+            yield from self._pipeline(job, self.channel, cut(call.count, p, call.look.dtype.itemsize))
+            return
+        arena = self.arena
+        assert arena is not None
+        for _, event in job.moments.values():
+            arena.device.wait(arena.stream, event)
+        job.end()
+        mover = self._mover(job, call.chosen.path)
+        send, recv = job.places()
+        yield from columns.carry(call, send, recv, job.fold, job.kernels, arena, mover, call.count)
+        for place in (send, recv):
+            if place is not None:
+                call.after.leave(arena.station, arena.stream, place)
+
+    def _mover(self, job: _Job, path: str) -> columns.Mover:
+        call, fold, arena = job.call, job.fold, self.arena
+        assert arena is not None
+        wide = columns.travels(fold, call.look.dtype)
+        name = algorithm(call.verb, arena.size, call.count * wide.itemsize)
+        op = fold.mpi_op if fold is not None else None
+        if path == "nccl":
+            slots = schedule(call.verb, name, arena.size, call.root).slots
+            return ByNccl(arena, self._nccl, call.verb, slots, op, wide, call.root)
+        return Rounds(arena, self.channel, job.kernels, call.verb, name, call.root, op, wide)
+
+    def _agree(self, job: _Job) -> Stages:
+        """Choose the path of a call, all ranks together; false: all arrays lie in host memory."""
+        call, device = job.call, job.device
+        met = self.arena is not None and (device is None or self.arena.device is device)
+        kind = _DEVICE if device is not None else 0 if _on_device(job.send, job.recv) else _HOST
+        mine = kind | _FOLDS * (not job.lacks[0]) | _CONVERTS * (not job.lacks[1]) | _MET * met
+        said = bytearray([mine])
+        yield [self.channel.Iallreduce(MPI.IN_PLACE, [said, MPI.BYTE], MPI.BAND)]
+        if said[0] & _HOST:
+            return False
+        on_devices = bool(said[0] & _DEVICE)
+        if on_devices and not said[0] & _MET:
+            yield from self._meet(device)
+        elsewhere = "another rank has no kernel for it"
+        arena, dtype, fold = self.arena, call.look.dtype, job.fold
+        op = fold.mpi_op if fold is not None else None
+        chosen = choose(
+            self.forced, call.verb, all_on_devices=on_devices, folds=fold is not None,
+            kernels="" if said[0] & _FOLDS else job.lacks[0] or elsewhere,
+            converts="" if said[0] & _CONVERTS else job.lacks[1] or elsewhere,
+            pairs=arena.whys if arena is not None else ["nobody has met"],
+            nccl=self._no_nccl or refuses(call.verb, op, columns.travels(fold, dtype)),
+            direct="not built",
+        )  # fmt: skip
+        if not chosen.path:
+            raise ConfigError(
+                f"HPCOMM_GPU={self.forced} forces a path that cannot carry this call: "
+                f"{chosen.refused[self.forced]}",
+                where(call.verb, call.comm),
+                "HPCOMM_GPU=auto, or another path; hpcomm doctor",
+            )
+        call.chosen = chosen
+        return True
+
+    def _meet(self, device: Any) -> Stages:
+        if self.arena is not None:
+            yield from self.arena.leave(self.channel)
+            self._leave_nccl()
+        facts = {"nccl": nccl.fact(device), "nccl_shares": nccl.shares()}
+        self.arena = Arena(device, self.channel.Get_rank(), self.channel.Get_size(), facts)
+        yield from self.arena.meet(self.channel)
+        self._no_nccl = nccl.lack(self.arena.cards)
+        if not self._no_nccl and self.forced in ("auto", "nccl"):
+            self._nccl, self._no_nccl = yield from nccl.join(self.channel, self.arena)
+
+    def _leave_nccl(self) -> None:
+        if self._nccl is not None:
+            self._nccl.close()
+            self._nccl = None
+
+    def _pipeline(self, job: _Job, mpi: Any, piece: int) -> Stages:
+        """One MPI call for each piece of columns, through pinned memory where an array lies on a device."""
+        call, count = job.call, job.call.count
+        comm, verb = call.comm, call.verb
         here = SimpleNamespace(rank=comm.rank, size=comm.size, is_inter=comm.is_inter, name=comm.name,
-                               remote_size=comm.remote_size, mpi=self.channel if large else self.plain,
-                               _onboard=None)  # fmt: skip
-        blocks_in = (comm.size if verb == "reduce_scatter" else p) if verb in _CUTS else 1
-        blocks_out = p if verb in _STACKS else 1
-        piece = count if not large else _piece(count, max(blocks_in, blocks_out), call.look.dtype.itemsize)
-        source = None if send is None else source_of(send, blocks_in, count, piece, recv)
-        in_place = verb == "broadcast" and send is not None and send is recv
-        sink = None if recv is None or in_place else sink_of(recv, blocks_out, count, piece)
+                               remote_size=comm.remote_size, mpi=mpi, _onboard=None)  # fmt: skip
+        in_turn = mpi is self.channel
+        source = None if job.packed is None else source_of(job.packed, job.blocks_in, count, piece, job.recv)
+        in_place = verb == "broadcast" and job.send is not None and job.send is job.recv
+        recv = None if in_place else job.recv
+        sink = None if recv is None else sink_of(recv, job.blocks_out, count, piece)
         pieces = [(low, min(low + piece, count)) for low in range(0, count, max(piece, 1))] or [(0, 0)]
         if source is not None:
-            source.begin()
+            source.begin(job.moment("send"))
             source.bring(*pieces[0])
         if sink is not None:
-            sink.begin()
-        yield []
-        if large:
-            anywhere = bytearray([_on_device(send, recv)])
-            yield [self.channel.Iallreduce(MPI.IN_PLACE, [anywhere, MPI.BYTE], MPI.BOR)]
-            if not anywhere[0]:  # large arrays, but all of them the host's
-                pieces = [(0, count)]
+            sink.begin(job.moment("recv"))
+        job.end()
         for i, (low, high) in enumerate(pieces):
             waits = [*(source.landed() if source else ()), *(sink.free() if sink else ())]
-            if large and waits:
+            if in_turn and waits:
                 yield waits
             else:  # so that MPI's call is begun in the order in which the user makes calls
                 for each in waits:
@@ -169,8 +249,8 @@ class Onboard:
             out = x if in_place else None if sink is None else _part(sink, low, high, call, verb in _STACKS)
             if source is not None and i + 1 < len(pieces):
                 source.bring(*pieces[i + 1])
-            part = compose.compose(here, verb, x, out, op, call.root, blocking)  # type: ignore[arg-type]
-            if blocking:
+            part = compose.compose(here, verb, x, out, job.op, call.root, job.blocking)  # type: ignore[arg-type]
+            if job.blocking:
                 transport.run(part)
             else:
                 yield from transport.background(part)
@@ -179,8 +259,7 @@ class Onboard:
         if source is not None:
             source.end()
         if sink is not None:
-            sink.end(after)
-        return None
+            sink.end(call.after)
 
     def _in_turn(self, stages: Stages) -> Stages:
         """Collectives of several MPI calls: one after the other, in the order in which they were made."""
@@ -192,225 +271,71 @@ class Onboard:
         finally:
             self._line.remove(ticket)
 
-    def copy(self, look: Buffer) -> Buffer:
-        """The same elements in memory of their own, made in the current stream."""
-        if look.place is None:
-            made = look.make(look.shape)
-            made.array[...] = look.array
-            return made
-        if look.place.pack is None:
-            raise LayoutError(
-                "this message needs a copy of x, and no kernel is known to make one", hint="isend and recv"
-            )
-        return as_buffer(look.place.pack())
 
-    # -- messages ------------------------------------------------------------------------------------
+class _Job:
+    """A collective with what this rank brings to it."""
 
-    def send(self, call: Call, look: Buffer, copy: bool = False) -> Call:
-        """Let a message be sent from an array anywhere; copy: the array may be changed at once."""
-        if copy:
-            look = self.copy(look)
-        count = look.size
-        whole = look.nbytes <= self.eager or self._between or call.peer == MPI.PROC_NULL
+    def __init__(self, call: Call, send: Buffer | None, recv: Buffer | None, op: Any,
+                 fold: Reduction | None, blocking: bool) -> None:  # fmt: skip
+        self.call, self.send, self.recv = call, send, recv
+        self.op, self.fold, self.blocking = op, fold, blocking
+        self.packed = send
+        comm, verb = call.comm, call.verb
+        p = comm.remote_size if comm.is_inter else comm.size
+        self.blocks_in = (comm.size if verb == "reduce_scatter" else p) if verb in _CUTS else 1
+        self.blocks_out = p if verb in _STACKS else 1
+        places = [x.place for x in (send, recv) if x is not None]
+        place = next((each for each in places if each is not None), None)
+        self.device = None if place is None or None in places else place.device
+        found = kernels(place) if place is not None and fold is not None else None
+        self.lacks = columns.lacks(fold, call.look.dtype, found)
+        self.kernels = None if isinstance(found, str) else found
+        self.moments: dict[str, tuple[Place, int]] = {}
 
-        after = call.after = After()
+    def begin(self) -> None:
+        """Take note of what the current streams hold now, which the call comes after."""
+        self.end()
+        self.packed = self.send
+        if isinstance(self.send, DeviceBuffer) and self.send.place.strides is not None:
+            self.packed = DeviceBuffer(self.send.give(), self.send.packed())
+        for name, x in (("send", self.packed), ("recv", self.recv)):
+            if x is not None and x.place is not None:
+                self.moments[name] = x.place, station(x.place.device).moment(x.place)
 
-        def stages() -> Stages:
-            after.renew()
-            if whole:
-                source = source_of(look, 1, count, count)
-                source.begin()
-                yield from self._send_whole(call, look, source, count)
-                source.end()
-            else:
-                place = look.packed() if isinstance(look, DeviceBuffer) else None
-                if place is not None:  # now: what the current stream holds at this moment is what counts
-                    station(place.device).follow(station(place.device).down, place)
-                yield from self._send_large(call, look, place, after)
-            return call.finish(None)
+    def places(self) -> tuple[Place | None, Place | None]:
+        send, recv = self.packed, self.recv
+        return None if send is None else send.place, None if recv is None else recv.place
 
-        def carry() -> None:
-            drive(stages())
-            after.order()
+    def moment(self, name: str) -> int | None:
+        return self.moments[name][1] if name in self.moments else None
 
-        call.carry, call.stages = carry, stages
-        return call
+    def end(self) -> None:
+        """All that had to come after the moments has been told so."""
+        for place, event in self.moments.values():
+            station(place.device).spare(event)
+        self.moments.clear()
 
-    def _send_whole(self, call: Call, look: Buffer, source: Source, count: int) -> Stages:
-        source.bring(0, count)
-        for each in source.landed():
-            each.Wait()
-        array = source.columns(0, count)
-        yield [self.plain.Isend(transport.spec(array, count, look.dtype), call.peer, call.tag)]
 
-    def _send_large(self, call: Call, look: Buffer, place: Place | None, after: After) -> Stages:
-        """Card, answer, data. The card goes in the order of the user's messages, and holds no data."""
-        tag = 2 * (next(self._serial) % (transport.largest_tag() // 2 - 1))
-        kept, offer = self._offer(look, place)
-        lanes = kept.take() if isinstance(kept, ipc.Slab) else None
-        if isinstance(kept, ipc.Slab) and place is not None:
-            if lanes is None:
-                offer = "all slots of the sender's slab are in use"
-            else:
-                offer = kept.offer(lanes, place, look.nbytes)
-                if offer.direct is not None:
-                    place.device.record(lanes[0].ready, station(place.device).down)
-        card, answer = _pack((look.nbytes, tag, offer)), bytearray(_CARD)
-        yield [
-            self.channel.Irecv([answer, MPI.BYTE], call.peer, tag + 1),
-            self.plain.Isend([card, MPI.BYTE], call.peer, call.tag),
-        ]
-        fits, piece, path, why = _unpack(answer)
-        if not fits:
-            if isinstance(kept, ipc.Slab) and lanes is not None:
-                kept.free += lanes
-            raise _misfit(call, look.nbytes)
-        self.paths["to", call.peer] = path, why
-        if path == "pipeline":
-            yield from self._send_pieces(call, look, place, piece, tag)
-        else:
-            assert place is not None
-            assert isinstance(kept, ipc.Slab)
-            assert lanes is not None
-            direct = path == "ipc, opened itself"
-            yield from ipc.sends(self.channel, tag, call.peer, place, look.nbytes, kept, lanes, direct)
-            after.leave(station(place.device), station(place.device).down, place)
-        if isinstance(kept, ipc.Slab) and lanes is not None:
-            kept.free += lanes
+def _forced(comm: Communicator) -> str:
+    """The path that the user forces, the same on all ranks.
 
-    def _offer(self, look: Buffer, place: Place | None) -> tuple[Any, Any]:
-        """The slab for an array, or why there is none, which the receiver is told."""
-        if place is None:
-            return None, "x is in host memory"
-        if self.forced == "pipeline":
-            return None, "HPCOMM_GPU=pipeline forces it"
-        kept = ipc.slab(place.device)
-        return kept, None if isinstance(kept, ipc.Slab) else f"the sender cannot export memory: {kept}"
-
-    def _send_pieces(self, call: Call, look: Buffer, place: Place | None, piece: int, tag: int) -> Stages:
-        count = look.size
-        source = Source(look, 1, None) if place is None else DeviceSource(place, 1, count, piece)
-        pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
-        source.bring(*pieces[0])
-        going: list[Any] = []
-        for i, (low, high) in enumerate(pieces):
-            if waits := source.landed():
-                yield waits
-            part = transport.spec(source.columns(low, high), high - low, look.dtype)
-            before, going = going, [self.channel.Isend(part, call.peer, tag)]
-            if before:
-                yield before
-            if i + 1 < len(pieces):
-                source.bring(*pieces[i + 1])
-        yield going
-        source.end()
-
-    def recv(self, call: Call, look: Buffer, seen: MPI.Status) -> Call:
-        """Let a message be received into an array that may lie on a device; seen: filled."""
-        count = look.size
-        if look.place is not None and look.frozen:
-            raise LayoutError(f"out {look.frozen}", hint="give a contiguous array that can be written")
-        whole = look.nbytes <= self.eager or self._between or call.peer == MPI.PROC_NULL
-        after = call.after = After()
-
-        def stages() -> Stages:
-            after.renew()
-            if whole:
-                sink = sink_of(look, 1, count, count)
-                sink.begin()
-                yield from self._recv_whole(call, look, sink, count, seen)
-                if call.peer != MPI.PROC_NULL:
-                    sink.end(after)
-            else:
-                if look.place is not None:  # now, as in send
-                    station(look.place.device).follow(station(look.place.device).up, look.place)
-                yield from self._recv_large(call, look, seen, after)
-            return call.finish(seen)
-
-        def carry() -> None:
-            drive(stages())
-            after.order()
-
-        call.carry, call.stages = carry, stages
-        return call
-
-    def _recv_whole(self, call: Call, look: Buffer, sink: Sink, count: int, seen: MPI.Status) -> Stages:
-        for each in sink.free():
-            each.Wait()
-        part = transport.spec(sink.columns(0, count), count, look.dtype)
-        statuses = yield [self.plain.Irecv(part, call.peer, call.tag)]
-        _copy_status(statuses[0], seen)
-        if call.peer != MPI.PROC_NULL:
-            transport.check_length(call.comm, "recv", seen, look.nbytes)
-            sink.deliver(0, count)
-
-    def _recv_large(self, call: Call, look: Buffer, seen: MPI.Status, after: After) -> Stages:
-        card = bytearray(_CARD)
-        statuses = yield [self.plain.Irecv([card, MPI.BYTE], call.peer, call.tag)]
-        _copy_status(statuses[0], seen)
-        if not card.startswith(_MAGIC):
-            raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
-        yield from self.announced(call, look, card, seen, after)
-
-    def announced(
-        self, call: Call, look: Buffer, card: bytearray, seen: MPI.Status, after: After | None
-    ) -> Stages:
-        """Receive the large message that a card has announced."""
-        place, source = look.place, seen.Get_source()
-        nbytes, tag, offer = _unpack(card)
-        fits = nbytes == look.nbytes
-        why, base, direct = self._judge(offer, place) if fits else ("", 0, None)
-        path = "pipeline" if why else "ipc, opened itself" if direct is not None else "ipc, through the slab"
-        both_hosts = place is None and offer == "x is in host memory"
-        piece = look.size if both_hosts else _piece(look.size, 1, look.dtype.itemsize)
-        yield [self.channel.Isend([_pack((fits, piece, path, why)), MPI.BYTE], source, tag + 1)]
-        if not fits:
-            raise _misfit(call, nbytes, look.nbytes)
-        self.paths["from", source] = path, why
-        if why or place is None:
-            yield from self._recv_pieces(look, source, piece, tag, after)
-        else:
-            assert after is not None
-            parts = self.channel, tag, source, place, nbytes, self._opened, offer, base, direct
-            yield from ipc.receives(*parts)
-            after.leave(station(place.device), station(place.device).up, place)
-        seen.Set_elements(MPI.BYTE, nbytes)
-
-    def length(self, card: bytearray) -> int | None:
-        """Bytes of the message that a card announces; None if it is no card, but a message itself."""
-        announces = len(card) == _CARD and card.startswith(_MAGIC)
-        return int(_unpack(card)[0]) if announces else None
-
-    def _judge(self, offer: Any, place: Place | None) -> tuple[str, int, int | None]:
-        """Why the sender's memory is not to be opened, else "", where its slab is, and its array, if so."""
-        if not isinstance(offer, ipc.Offer):
-            return offer, 0, None
-        if place is None:
-            return "out is in host memory", 0, None
-        if self.forced == "pipeline":
-            return "HPCOMM_GPU=pipeline forces it", 0, None
-        base = self._opened.slab(place.device, offer)
-        if isinstance(base, str):
-            return base, 0, None
-        return "", base, self._opened.direct(place.device, offer)
-
-    def _recv_pieces(self, look: Buffer, source: int, piece: int, tag: int, after: After | None) -> Stages:
-        count = look.size
-        sink = Sink(look, 1) if look.place is None else DeviceSink(look.place, 1, count, piece)
-        pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
-        coming: list[Any] = []
-        for i in range(len(pieces) + 1):
-            before = coming
-            if i < len(pieces):
-                if waits := sink.free():
-                    yield waits
-                low, high = pieces[i]
-                part = transport.spec(sink.columns(low, high), high - low, look.dtype)
-                coming = [self.channel.Irecv(part, source, tag)]
-            if before:
-                yield before
-                sink.deliver(*pieces[i - 1])
-        sink.end(after or After())
+    Raises:
+        ConfigError: there is no such path. MismatchError: the ranks are told different ones.
+    """
+    said = os.environ.get("HPCOMM_GPU")
+    forced = "auto" if not said or said == "off" else said  # off here, and a device on another rank
+    known = PATHS.index(forced) if forced in PATHS else -1
+    both = bytearray([known + 1, 255 - (known + 1)])
+    comm.mpi.Allreduce(MPI.IN_PLACE, [both, MPI.UINT8_T], MPI.MIN) if not comm.is_inter else None
+    if known < 0:
+        raise ConfigError(f"HPCOMM_GPU={forced} is no path of device arrays", hint=f"off, {', '.join(PATHS)}")
+    if both[0] != 255 - both[1]:
+        raise MismatchError(
+            f"HPCOMM_GPU is {forced} on rank {comm.rank}, and another path elsewhere",
+            where("communicator", comm),
+            "the same for all ranks",
+        )
+    return forced
 
 
 class _Ticket:
@@ -424,14 +349,6 @@ class _Ticket:
         return self._line[0] is self
 
 
-def _pack(said: Any) -> bytes:
-    return (_MAGIC + pickle.dumps(said)).ljust(_CARD, b"\0")
-
-
-def _unpack(card: bytearray) -> Any:
-    return pickle.loads(card[len(_MAGIC) :])
-
-
 def _part(end: Source | Sink, low: int, high: int, call: Call, stacked: bool) -> Buffer:
     """A piece of columns as an array of a call of its own."""
     array = end.columns(low, high)
@@ -441,11 +358,6 @@ def _part(end: Source | Sink, low: int, high: int, call: Call, stacked: bool) ->
 
 def _no_more(shape: Any) -> Buffer:
     raise AssertionError("a piece makes no arrays")
-
-
-def _piece(count: int, blocks: int, itemsize: int) -> int:
-    """Elements of a block that one piece takes, the same on all ranks."""
-    return max(1, min(count, PIECE // (blocks * itemsize)))
 
 
 def _on_device(*looks: Buffer | None) -> bool:
@@ -464,18 +376,3 @@ def _refuse_overlap(call: Call, send: Buffer, recv: Buffer) -> None:
     ):
         return
     raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
-
-
-def _copy_status(status: MPI.Status, seen: MPI.Status) -> None:
-    seen.Set_source(status.Get_source())
-    seen.Set_tag(status.Get_tag())
-    seen.Set_elements(MPI.BYTE, status.Get_elements(MPI.BYTE))
-
-
-def _misfit(call: Call, sent: int, room: int | None = None) -> MismatchError:
-    what = "" if room is None else f", the array that receives it {room}"
-    return MismatchError(
-        f"the message has {sent} bytes{what or ', the array that receives it has not'}",
-        where(call.verb, call.comm),
-        "give both ranks the same shape and dtype",
-    )

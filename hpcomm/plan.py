@@ -274,6 +274,8 @@ def _collective(
         call = scheduled.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
     comm._agreement.enter(call.code - head(verb) + head("plan"), call.count)
     made = Plan(comm, call)
+    if call.settle is not None:
+        call.settle()
     comm._agreement.leave()
     return made
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ..errors import TransportError
-from .order import site
-
-if TYPE_CHECKING:
-    from .model import Model
+from .order import Order, site
 
 __all__ = ["Watched"]
 
@@ -20,11 +18,13 @@ _WRITES = {"send": (False,), "recv": (True,), "bcast": (True,), "alltoallv": (Fa
 
 
 class Watched:
-    """Stands in for mpi: functions in capitals are looked at, all else is handed through."""
+    """Stands in for mpi: functions in capitals are looked at, all else is handed through.
 
-    def __init__(self, mpi: Any, model: Model) -> None:
-        self._mpi = mpi
-        self._model = model
+    at: (address, bytes) -> the bytes, what they are part of, and where in it they begin
+    """
+
+    def __init__(self, mpi: Any, order: Order, lock: Any, at: Callable[[int, int], Any]) -> None:
+        self._mpi, self._order, self._lock, self._at = mpi, order, lock, at
         self._numbers = itertools.count()
 
     def __getattr__(self, name: str) -> Any:
@@ -32,16 +32,16 @@ class Watched:
         return found if name.islower() else lambda *arguments: self._call(name, found, arguments)
 
     def _call(self, name: str, function: Any, arguments: tuple[Any, ...]) -> Any:
-        order = self._model.order
+        order = self._order
         background = name.startswith("I")
-        with self._model.lock:
+        with self._lock:
             number = next(self._numbers) % _NAMES
             actor = order.actor(f"request {number}") if background else order.host
             clock = order.step(actor)
             writes = _WRITES.get(name.removeprefix("I").lower(), (False, True))
             seen = [self._note(actor, clock, each, way) for each, way in zip(arguments, writes, strict=False)]
         result = function(*arguments)
-        return _Request(self._model, result, clock, site()) if background and any(seen) else result
+        return _Request(order, self._lock, result, clock, site()) if background and any(seen) else result
 
     def _note(self, actor: Any, clock: Any, argument: Any, writes: bool) -> bool:
         """Note MPI's access to an argument, if that is pinned memory."""
@@ -49,18 +49,18 @@ class Watched:
         if not isinstance(array, np.ndarray):
             return False
         try:
-            _, memory, low = self._model.at(array.__array_interface__["data"][0], array.nbytes)
+            _, memory, low = self._at(array.__array_interface__["data"][0], array.nbytes)
         except TransportError:  # memory of the host's own, which no stream sees
             return False
-        self._model.order.access(actor, clock, memory, low, low + array.nbytes, writes)
+        self._order.access(actor, clock, memory, low, low + array.nbytes, writes)
         return True
 
 
 class _Request:
     """A request of MPI's; its end is known to the host once it was waited for or tested."""
 
-    def __init__(self, model: Model, request: Any, clock: Any, at: str) -> None:
-        self._model, self._request, self._clock, self._at = model, request, clock, at
+    def __init__(self, order: Order, lock: Any, request: Any, clock: Any, at: str) -> None:
+        self._order, self._lock, self._request, self._clock, self._at = order, lock, request, clock, at
 
     def Wait(self, status: Any = None) -> bool:  # noqa: N802
         self._request.Wait(status)
@@ -70,7 +70,6 @@ class _Request:
         return bool(self._request.Test(status)) and self._ended()
 
     def _ended(self) -> bool:
-        order = self._model.order
-        with self._model.lock:
-            order.learn(order.host, self._clock, f"request at {self._at}")
+        with self._lock:
+            self._order.learn(self._order.host, self._clock, f"request at {self._at}")
         return True

@@ -97,13 +97,18 @@ class Slab:
         """Slots for a message; None if all are in use."""
         if len(self.free) < PER_MESSAGE:
             return None
-        return [self.free.pop(0) for _ in range(PER_MESSAGE)]
+        return [self.free.pop() for _ in range(PER_MESSAGE)]
 
     def offer(self, lanes: list[Lane], place: Place, nbytes: int) -> Offer:
-        """What the receiver of an array needs to know."""
+        """What the receiver of an array needs to know; the array is as the stream `down` leaves it."""
         device, direct = self.device, None
         if nbytes >= DIRECT and device.can_export(place.address):
             base, _ = device.range(place.address)
+            lane, stream = lanes[0], station(device).down
+            if lane.used:  # its events are about to stand for the array: what they stood for comes first
+                device.wait(stream, lane.done)
+                lane.used = False
+            device.record(lane.ready, stream)
             direct = device.export(base), device.serial(place.address), place.address - base
         shown = [(lane.index, *lane.handles) for lane in lanes]
         return Offer(node(), os.getpid(), self.handle, self.pattern, self.written, self.slot, shown, direct)

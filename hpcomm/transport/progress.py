@@ -21,7 +21,7 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["StreamRequest", "drive"]
+__all__ = ["StreamRequest", "Together", "drive"]
 
 _lock = threading.RLock()
 _under_way: list[StreamRequest] = []
@@ -75,6 +75,28 @@ class StreamRequest(Request):
     def step(self) -> bool:
         """Move on without waiting; whether the host's part is over."""
         return Request.done(self)
+
+
+class Together:
+    """Several stages of one call, carried on side by side; waited for as an MPI request is."""
+
+    def __init__(self, branches: Iterable[Stages]) -> None:
+        self._under_way = [(stages, list(next(stages, ()))) for stages in branches]
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+        self._under_way = [branch for branch in self._under_way if not self._ended(*branch)]
+        return not self._under_way
+
+    def _ended(self, stages: Stages, pending: list[Any]) -> bool:
+        while True:
+            while pending:
+                if not pending[-1].Test():
+                    return False
+                pending.pop()
+            try:
+                pending += next(stages)
+            except StopIteration:
+                return True
 
 
 def advance() -> None:

@@ -1,161 +1,125 @@
-"""Rounds of messages over MPI, prepared for many times or made when their turn comes; and those under way.
+"""Collectives on devices by the project's own schedules: messages from arena to arena, folds by kernels.
 
-Whoever waits for one of them here, blocking or not, moves on all that are in the background in this process:
-other ranks may wait for them in another order, or on another communicator.
+A message goes from device to device where the receiver has the sender's arena open: it waits for the event
+`ready`, copies, and records `read`, which the sender waits for before it works on. Else it goes through
+pinned memory, in pieces. The host passes words, and waits for no device but for its pinned memory.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Generator, Iterator
+import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from mpi4py import MPI
 
+from ..schedule.program import program
+from ..schedule.registry import ROOTED, build
+from ..schedule.stream import AFTER, COPY
+from .pieces import receive_bytes, send_bytes
+from .progress import Together
+
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from ..device.kernels import Kernels
+    from ..dtypes import Dtype
+    from ..request import Stages
+    from ..schedule.program import Message, Program
+    from ..schedule.stream import Schedule
+    from .arena import Arena
 
-    from .executor import Executor
+__all__ = ["TAGS", "Rounds", "algorithm"]
 
-    Array = NDArray[Any]
-    Messages = list[tuple[int, Array]]  # (peer, memory)
-
-__all__ = ["LARGEST", "Lasting", "Passing", "Running", "background", "pieces", "release", "wait"]
-
-LARGEST = 1 << 30  # bytes of one MPI message: what counts of 32 bits hold, well aligned
-under_way: list[Running] = []
-
-
-class Lasting:
-    """A channel whose rounds are prepared once and started many times, under one tag.
-
-    Args:
-        most: bytes that one message to or from a peer may have; longer ones travel in pieces.
-    """
-
-    def __init__(self, mpi: MPI.Comm, tag: int, most: Callable[[int], int]) -> None:
-        self.mpi, self.tag, self.most = mpi, tag, most
-
-    def prepare(self, sends: Messages, recvs: Messages) -> _Prepared:
-        mpi, tag = self.mpi, self.tag
-        made = [mpi.Recv_init(data, peer, tag) for peer, data in pieces(recvs, self.most)]
-        return _Prepared(made + [mpi.Send_init(data, peer, tag) for peer, data in pieces(sends, self.most)])
+TAGS = 3  # tags of the channel that rounds use, from 0
+_WORD, _ANSWER, _DATA = range(TAGS)
+_RING = 64 << 10  # bytes for each rank from which a ring is better than a tree (not measured on GPUs)
 
 
-class _Prepared:
-    """Starts and waits one by one: Startall and Waitall make lists for MPI first, which costs more."""
-
-    def __init__(self, requests: list[MPI.Prequest]) -> None:
-        self.requests = requests
-        self.starts = [request.Start for request in requests]
-        self.waits = [request.Wait for request in requests]
-
-    def begin(self) -> list[MPI.Prequest]:
-        self.start()
-        return self.requests
-
-    def start(self) -> None:
-        for start in self.starts:
-            start()
-
-    def wait(self) -> None:
-        while under_way and not MPI.Request.Testall(self.requests):
-            advance()
-        for wait in self.waits:
-            wait()
+def algorithm(verb: str, p: int, nbytes: int) -> str:
+    """The schedule for a verb on blocks of nbytes."""
+    large = nbytes >= p * _RING
+    return {
+        "all_reduce": "ring" if large else "rabenseifner",
+        "reduce": "ring" if large else "tree",
+        "broadcast": "ring" if large else "tree",
+        "all_gather": "ring", "reduce_scatter": "ring",
+        "gather": "pairwise", "scatter": "pairwise", "all_to_all": "pairwise",
+        "scan": "tree", "exscan": "tree",
+    }[verb]  # fmt: skip
 
 
-class Passing(Lasting):
-    """A channel whose rounds are made when their turn comes: for calls in the background."""
-
-    def prepare(self, sends: Messages, recvs: Messages) -> Any:
-        return _Made(self, sends, recvs)
+@lru_cache(maxsize=256)
+def schedule(verb: str, name: str, p: int, root: int) -> Schedule:
+    return build(verb, name, p, root if verb in ROOTED else 0)
 
 
-class _Made:
-    def __init__(self, channel: Lasting, sends: Messages, recvs: Messages) -> None:
-        self.channel, self.sends, self.recvs = channel, sends, recvs
-
-    def begin(self) -> list[MPI.Request]:
-        mpi, tag, most = self.channel.mpi, self.channel.tag, self.channel.most
-        made = [mpi.Irecv(data, peer, tag) for peer, data in pieces(self.recvs, most)]
-        return made + [mpi.Isend(data, peer, tag) for peer, data in pieces(self.sends, most)]
+@lru_cache(maxsize=64)
+def _program(verb: str, name: str, p: int, root: int, rank: int, count: int) -> Program:
+    return program(schedule(verb, name, p, root), rank, count)
 
 
-class Running:
-    """Rounds in the background; waits as an MPI request does."""
+class Rounds:
+    """How a collective goes on in an arena: work memory from its beginning, the temporary behind it."""
 
-    def __init__(self, rounds: Generator[list[Any], Any, None]) -> None:
-        self.rounds, self.busy = rounds, threading.Lock()
-        self.pending: list[Any] | None = next(rounds, None)
-        under_way.append(self)
+    def __init__(self, arena: Arena, channel: Any, kernels: Kernels | None, verb: str, name: str,
+                 root: int, op: str | None, dtype: Dtype) -> None:  # fmt: skip
+        self.arena, self.channel, self.kernels = arena, channel, kernels
+        self.key, self.op, self.dtype = (verb, name, arena.size, root), op, dtype
+        self.slots = schedule(*self.key).slots
+        self.capacity = max(1, arena.nbytes // (2 * self.slots * dtype.itemsize))  # elements of a slot
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
-        advance()
-        return self.pending is None
+    def move(self, count: int) -> Stages:
+        """All rounds, on slots of count elements."""
+        part = _program(*self.key, self.arena.rank, count)
+        device, stream, work = self.arena.device, self.arena.stream, self.arena.work
+        size = self.dtype.itemsize
+        room = work + self.slots * count * size
+        assert part.room <= self.slots * count
 
-    def Wait(self, status: Any = None) -> None:  # noqa: N802
-        if under_way == [self]:  # alone, in MPI's own waiting, which is faster
-            while self.pending is not None:
-                for request in self.pending:
-                    request.Wait()
-                self.pending = next(self.rounds, None)
-            under_way.remove(self)
-        while not self.Test():
-            time.sleep(0)
+        def at(message: Message) -> int:
+            return (room if message.staged else work) + message.low * size
 
-    def advance(self) -> None:
-        """Begin the next rounds as long as the messages of the last one are there."""
-        if not self.busy.acquire(blocking=False):
-            return  # another thread does
-        try:
-            while self.pending is not None and MPI.Request.Testall(self.pending):
-                self.pending = next(self.rounds, None)
-            if self.pending is None and self in under_way:
-                under_way.remove(self)
-        finally:
-            self.busy.release()
+        for each in part.rounds:
+            for start, low, high in each.packs:
+                device.copy(room + start * size, work + low * size, (high - low) * size, stream)
+            if any(self.arena.peers[m.peer].gives for m in each.sends):
+                device.record(self.arena.ready, stream)
+            branches = [self._give(m.peer, at(m), (m.high - m.low) * size) for m in each.sends]
+            branches += [self._take(m.peer, at(m), (m.high - m.low) * size) for m in each.recvs]
+            yield [Together(branches)]
+            for start, low, high, how in each.effects:
+                theirs, mine = room + start * size, work + low * size
+                if how == COPY:
+                    device.copy(mine, theirs, (high - low) * size, stream)
+                else:
+                    self._fold(mine, theirs, high - low, how)
 
+    def _fold(self, mine: int, theirs: int, count: int, how: int) -> None:
+        assert self.kernels is not None
+        assert self.op is not None
+        with self.kernels.on(self.arena.stream):
+            a, b = (self.kernels.view(address, count, self.dtype) for address in (mine, theirs))
+            self.kernels.fold(self.op, *((a, b) if how == AFTER else (b, a)), out=a)
 
-def advance() -> None:
-    """Move on all that is in the background, without waiting."""
-    for each in tuple(under_way):
-        each.advance()
+    def _give(self, rank: int, address: int, nbytes: int) -> Stages:
+        arena, peer = self.arena, self.arena.peers[rank]
+        if not peer.gives:
+            yield from send_bytes(self.channel, rank, _DATA, arena.device, arena.stream, address, nbytes)
+            return
+        word, answer = struct.pack("=q", address - arena.base), bytearray(1)
+        yield [
+            self.channel.Isend([word, MPI.BYTE], rank, _WORD),
+            self.channel.Irecv([answer, MPI.BYTE], rank, _ANSWER),
+        ]
+        arena.device.wait(arena.stream, peer.has_read)
 
-
-def wait(request: MPI.Request) -> None:
-    """Wait for one request of MPI."""
-    while not request.Test():
-        advance()
-
-
-def background(executor: Executor) -> Generator[list[Any], Any, None]:
-    """The rounds of an executor one at a time, each as the MPI requests to wait for."""
-    for before, exchange, after in executor.rounds:
-        for step in before:
-            step()
-        requests = exchange.begin()
-        if requests:
-            yield requests
-        for step in after:
-            step()
-    executor.settle()
-
-
-def pieces(messages: Messages, most: Callable[[int], int]) -> Iterator[tuple[int, list[Any]]]:
-    """(peer, what mpi4py wants to know): each message in pieces of at most so many bytes, in order."""
-    for peer, view in messages:
-        data, step = view.view(np.uint8), most(peer)
-        for low in range(0, data.nbytes, step):
-            piece = data[low : low + step]
-            yield peer, [piece, piece.nbytes, MPI.BYTE]
-
-
-def release(executor: Executor) -> None:
-    """Free the requests that were prepared for an executor; it has no rounds any more."""
-    for _, exchange, _ in executor.rounds:
-        for request in getattr(exchange, "requests", ()):
-            request.Free()
-    executor.rounds = []
+    def _take(self, rank: int, address: int, nbytes: int) -> Stages:
+        arena, peer = self.arena, self.arena.peers[rank]
+        if peer.why:
+            yield from receive_bytes(self.channel, rank, _DATA, arena.device, arena.stream, address, nbytes)
+            return
+        word = bytearray(8)
+        yield [self.channel.Irecv([word, MPI.BYTE], rank, _WORD)]
+        arena.device.wait(arena.stream, peer.ready)
+        arena.device.copy(address, peer.base + struct.unpack("=q", word)[0], nbytes, arena.stream)
+        arena.device.record(peer.read, arena.stream)
+        yield [self.channel.Isend([b"k", MPI.BYTE], rank, _ANSWER)]

@@ -22,9 +22,9 @@ from ..schedule.prove import keeps_order, prove
 from ..schedule.registry import ROOTED, algorithms, build, cut
 from ..signature import marked
 from . import controls, tuned
+from .channels import LARGEST, Lasting, Passing, Running, background, release, wait
 from .executor import Executor
 from .mpi import _pieces, largest_tag
-from .rounds import LARGEST, Lasting, Passing, Running, background, release, wait
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -29,6 +29,8 @@ __all__ = [
 ]  # fmt: skip
 
 _LEAST = 4096  # bytes of the smallest slot
+_PIECE = 4 << 20  # bytes of a slot that a copy to the host goes through
+KEPT = 64 << 20  # bytes of pinned memory that a process keeps for later, per device
 
 
 class Reached:
@@ -88,23 +90,40 @@ class _Slot:
 
 
 class Station:
-    """What this process keeps for one device: a stream for each direction, slots, events."""
+    """What this process keeps for one device: streams, slots of pinned memory, events.
+
+    Streams: down and up for what goes through pinned memory, side for what stays on devices.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.down, self.up = device.stream(), device.stream()
-        self._slots: dict[tuple[str, int], list[_Slot]] = {}
-        self._ready = device.event()
+        self.down, self.up, self.side = device.stream(), device.stream(), device.stream()
+        self._free: dict[tuple[str, int], list[_Slot]] = {}  # (direction, bytes) -> slots
+        self._kept = 0  # bytes of them
+        self._going: list[_Slot] = []  # to be freed once the device is through with them
         self._marks: list[int] = []
 
     def take(self, way: str, nbytes: int) -> _Slot:
-        """A slot for one direction, of a power of two of bytes."""
+        """A slot for one direction, of a power of two of bytes. Its last work may not be over: see used."""
         size = max(_LEAST, 1 << (nbytes - 1).bit_length()) if nbytes else _LEAST
-        free = self._slots.setdefault((way, size), [])
-        return free.pop() if free else _Slot(self.device, size)
+        if free := self._free.get((way, size)):
+            self._kept -= size
+            return free.pop()
+        return _Slot(self.device, size)
 
     def give(self, way: str, slot: _Slot) -> None:
-        self._slots[way, slot.memory.nbytes].append(slot)
+        """Keep a slot for later, or, beyond KEPT bytes, free it as soon as the device is through with it."""
+        nbytes = slot.memory.nbytes
+        if self._kept + nbytes <= KEPT:
+            self._kept += nbytes
+            self._free.setdefault((way, nbytes), []).append(slot)
+        else:
+            self._going.append(slot)
+        for each in tuple(self._going):
+            if not each.used or self.device.query(each.event):
+                self._going.remove(each)
+                self.device.destroy_event(each.event)
+                self.device.unpin(each.memory)
 
     def mark(self, stream: int) -> int:
         """An event of its own for the work put into stream so far; to be given to spare() at the end."""
@@ -115,8 +134,8 @@ class Station:
     def spare(self, event: int) -> None:
         self._marks.append(event)
 
-    def follow(self, stream: int, place: Place) -> None:
-        """Let stream come after what the user has put into the current stream of an array.
+    def moment(self, place: Place) -> int:
+        """A mark of what the user has put into the current stream of an array so far; for spare(), too.
 
         Raises:
             UsageError: that stream is being captured into a graph, which staging cannot be part of.
@@ -127,8 +146,13 @@ class Station:
                 "the current stream is being captured into a CUDA graph",
                 hint="communicate outside the capture",
             )
-        self.device.record(self._ready, user)
-        self.device.wait(stream, self._ready)
+        return self.mark(user)
+
+    def follow(self, stream: int, place: Place) -> None:
+        """Let stream come after it."""
+        event = self.moment(place)
+        self.device.wait(stream, event)
+        self.spare(event)
 
 
 _stations: dict[int, Station] = {}  # by the device object
@@ -149,8 +173,8 @@ class Source:
             array = array.copy()
         self._array = array.reshape(blocks, -1)
 
-    def begin(self) -> None:
-        """Take note of what the array holds now."""
+    def begin(self, moment: int | None = None) -> None:
+        """Take note of what the array holds now, or held at a moment (Station.moment)."""
 
     def bring(self, low: int, high: int) -> None:
         """Begin to bring columns; those of two calls are kept."""
@@ -174,8 +198,8 @@ class Sink:
         self._whole = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
         self._array = self._whole.reshape(blocks, -1)
 
-    def begin(self) -> None:
-        """Take note of who uses the array now."""
+    def begin(self, moment: int | None = None) -> None:
+        """Take note of who uses the array now, or did at a moment."""
 
     def free(self) -> list[Any]:
         """What the host has to wait for before it writes the next columns."""
@@ -197,18 +221,21 @@ class _DeviceEnd:
 
     way: str
 
-    def __init__(self, place: Place, blocks: int, count: int, piece: int) -> None:
+    def __init__(self, place: Place, blocks: int, count: int, piece: int, stream: int | None = None) -> None:
         self._place, self._blocks, self._count = place, blocks, count
         self._itemsize = place.dtype.itemsize
         self._kind = np.dtype(place.dtype.storage)
         self._station = station(place.device)
+        self._stream = stream or (self._station.down if self.way == "down" else self._station.up)
         nbytes = blocks * piece * self._itemsize
         self._slots = [self._station.take(self.way, nbytes) for _ in range(2 if piece < count else 1)]
         self._turn = 0
 
-    def begin(self) -> None:
-        stream = self._station.down if self.way == "down" else self._station.up
-        self._station.follow(stream, self._place)
+    def begin(self, moment: int | None = None) -> None:
+        if moment is None:
+            self._station.follow(self._stream, self._place)
+        else:
+            self._station.device.wait(self._stream, moment)
 
     def _slot(self, ahead: int = 0) -> _Slot:
         return self._slots[(self._turn + ahead) % len(self._slots)]
@@ -224,7 +251,7 @@ class _DeviceEnd:
         base, step = self._place.address + low * self._itemsize, self._count * self._itemsize
         return [(base + b * step, slot.address + b * row, row) for b in range(self._blocks)]
 
-    def _give(self) -> None:
+    def give_back(self) -> None:
         for slot in self._slots:
             self._station.give(self.way, slot)
 
@@ -232,8 +259,8 @@ class _DeviceEnd:
 class DeviceSource(_DeviceEnd, Source):
     way = "down"
 
-    def __init__(self, place: Place, blocks: int, count: int, piece: int) -> None:
-        super().__init__(place, blocks, count, piece)
+    def __init__(self, place: Place, blocks: int, count: int, piece: int, stream: int | None = None) -> None:
+        super().__init__(place, blocks, count, piece, stream)
         self._brought = 0
 
     def bring(self, low: int, high: int) -> None:
@@ -241,8 +268,8 @@ class DeviceSource(_DeviceEnd, Source):
         self._brought += 1
         device = self._station.device
         for there, here, nbytes in self._rows(low, high, slot):
-            device.copy(here, there, nbytes, self._station.down)
-        device.record(slot.event, self._station.down)
+            device.copy(here, there, nbytes, self._stream)
+        device.record(slot.event, self._stream)
 
     def landed(self) -> list[Any]:
         return [Reached(self._station.device, self._slot().event)]
@@ -253,14 +280,14 @@ class DeviceSource(_DeviceEnd, Source):
         return found
 
     def end(self) -> None:
-        self._give()
+        self.give_back()
 
 
 class DeviceSink(_DeviceEnd, Sink):
     way = "up"
 
-    def __init__(self, place: Place, blocks: int, count: int, piece: int) -> None:
-        super().__init__(place, blocks, count, piece)
+    def __init__(self, place: Place, blocks: int, count: int, piece: int, stream: int | None = None) -> None:
+        super().__init__(place, blocks, count, piece, stream)
         self._asked = 0
 
     def free(self) -> list[Any]:
@@ -276,25 +303,34 @@ class DeviceSink(_DeviceEnd, Sink):
         slot, device = self._slot(), self._station.device
         self._turn += 1
         for there, here, nbytes in self._rows(low, high, slot):
-            device.copy(there, here, nbytes, self._station.up)
-        device.record(slot.event, self._station.up)
+            device.copy(there, here, nbytes, self._stream)
+        device.record(slot.event, self._stream)
         slot.used = True
 
     def end(self, after: After) -> None:
-        after.leave(self._station, self._station.up, self._place)
-        self._give()
+        after.leave(self._station, self._stream, self._place)
+        self.give_back()
 
 
 def on_host(look: buffer.DeviceBuffer) -> Array:
     """A copy of an array on a device in memory of the host, in the storage type of its elements."""
-    source = DeviceSource(look.packed(), 1, look.size, look.size)
+    place, count = look.packed(), look.size
+    piece = max(1, min(count, _PIECE // look.dtype.itemsize))
+    source = DeviceSource(place, 1, count, piece)
+    copy: Array = np.empty(count, place.dtype.storage)
     source.begin()
-    source.bring(0, look.size)
-    for each in source.landed():
-        each.Wait()
-    copy: Array = source.columns(0, look.size).reshape(look.shape).copy()
+    cuts = [(low, min(low + piece, count)) for low in range(0, count, piece)]
+    for i, (low, high) in enumerate(cuts):
+        if i == 0:
+            source.bring(low, high)
+        for each in source.landed():
+            each.Wait()
+        columns = source.columns(low, high)
+        if i + 1 < len(cuts):
+            source.bring(*cuts[i + 1])
+        copy[low:high] = columns.reshape(-1)
     source.end()
-    return copy
+    return copy.reshape(look.shape)
 
 
 def source_of(look: Buffer, blocks: int, count: int, piece: int, apart: Buffer | None = None) -> Source:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from stand_ins import ModelNccl
 
 import hpcomm
 from hpcomm import onboard
 from hpcomm.device import driver, model, order
-from hpcomm.transport import ipc
+from hpcomm.transport import arena, ipc, pieces
 
 # elements of float32 that go in one MPI call; in pieces or through the slab; in an allocation opened itself
 SMALL, LARGE, DIRECT = 20, 700, 3000
@@ -36,7 +37,8 @@ def path() -> str:
 def comm(device: model.Model, monkeypatch: pytest.MonkeyPatch, path: str) -> Iterator[hpcomm.Communicator]:
     """A communicator whose ranks have a device; afterwards nothing that ran may have been a race."""
     monkeypatch.setattr(onboard, "EAGER", 1024)
-    monkeypatch.setattr(onboard, "PIECE", 512)
+    monkeypatch.setattr(pieces, "PIECE", 512)
+    monkeypatch.setattr(arena, "ARENA", 4096)
     monkeypatch.setattr(ipc, "SLOT", 512)
     monkeypatch.setattr(ipc, "DIRECT", 4 * DIRECT)
     monkeypatch.setenv("HPCOMM_GPU", path)
@@ -180,12 +182,128 @@ def test_a_strided_array_is_packed_on_its_device(comm: hpcomm.Communicator) -> N
         comm.all_reduce(y, out=model.empty((LARGE, 2), np.float32)[:, 0])
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.bool_, np.int64, np.complex128])
-def test_conversions_are_those_of_host_arrays(comm: hpcomm.Communicator, dtype: Any) -> None:
+OPERATORS = [
+    ("sum", np.float16), ("avg", np.float16), ("max", np.bool_), ("sum", np.int64), ("avg", np.complex128),
+    ("land", np.float32), ("lor", np.float16), ("bxor", np.uint16), ("prod", np.float32), ("min", np.uint64),
+    (hpcomm.premul_sum(0.5), np.float16), (hpcomm.premul_sum(3), np.int32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "dtype"), OPERATORS, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_operators_give_what_they_give_on_host_arrays(comm: hpcomm.Communicator, op: Any, dtype: Any) -> None:
     for n in (SMALL, LARGE):
-        x = values(n, comm.rank).astype(dtype)
-        here = comm.all_reduce(x)
-        np.testing.assert_array_equal(comm.all_reduce(model.asarray(x)).get(), here)
+        x = (values(n, comm.rank) % 3).astype(dtype)
+        for verb in ("all_reduce", "exscan"):
+            if verb == "exscan" and op == "avg":
+                continue
+            here = getattr(comm, verb)(x, op)
+            np.testing.assert_array_equal(getattr(comm, verb)(model.asarray(x), op).get(), here)
+
+
+@pytest.mark.parametrize("path", ["schedule", "pipeline"])
+@pytest.mark.parametrize("verb", COLLECTIVES)
+def test_every_path_gives_the_same(comm: hpcomm.Communicator, device: model.Model, verb: str) -> None:
+    """Through pinned memory: rank 0 opens nobody's memory, the others open all."""
+    device.can_open = comm.rank != 0
+    try:
+        x, expected = COLLECTIVES[verb](LARGE, comm.size, comm.rank)
+        y = collective(comm, verb, x)
+        assert expected is None or (y.get() == expected).all()
+    finally:
+        device.can_open = True
+
+
+@pytest.mark.parametrize("path", ["ipc"])
+def test_a_path_that_cannot_work_is_refused_by_all(comm: hpcomm.Communicator, device: model.Model) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank needs no memory but its own")
+    device.can_open = comm.rank != 0
+    try:
+        why = (
+            "HPCOMM_GPU=ipc forces a path .* rank 0 cannot copy from rank 1: cannot be opened: operation not"
+        )
+        for _ in range(2):
+            with pytest.raises(hpcomm.ConfigError, match=why):
+                comm.all_reduce(given(LARGE, comm.rank))
+        with pytest.raises(hpcomm.ConfigError, match="some ranks bring arrays in host memory"):
+            comm.all_reduce(given(LARGE, comm.rank) if comm.rank else values(LARGE, 0))
+        x, out = values(LARGE, comm.rank), model.empty(LARGE, np.float32)
+        going = comm.isend(x, dest=(comm.rank + 1) % comm.size)
+        with pytest.raises(hpcomm.ConfigError, match="cannot carry this message: x is in host memory"):
+            comm.recv(out, source=(comm.rank - 1) % comm.size)
+        with pytest.raises(hpcomm.ConfigError, match="cannot carry this message: x is in host memory"):
+            going.wait()
+    finally:
+        device.can_open = True
+
+
+@pytest.fixture
+def nccl(device: model.Model) -> Iterator[ModelNccl]:
+    """Each rank has a device of its own, and there is NCCL."""
+    made = device.nccl = ModelNccl(MPI.COMM_WORLD.Dup(), device)
+    device.number_of_gpu = MPI.COMM_WORLD.rank
+    yield made
+    device.nccl, device.number_of_gpu = None, 0
+    made.mpi.Free()
+
+
+@pytest.mark.parametrize("verb", COLLECTIVES)
+def test_nccl_carries_what_it_can(nccl: ModelNccl, comm: hpcomm.Communicator, verb: str) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank needs no NCCL")
+    for dtype in (np.float32, np.float16):
+        x, expected = COLLECTIVES[verb](LARGE, comm.size, comm.rank)
+        if dtype is np.float16 and verb == "all_reduce":  # folded in float32
+            x, expected = model.asarray(x.get().astype(dtype)), expected.astype(dtype)
+        y = collective(comm, verb, x)
+        x.fill(-1)
+        if expected is not None:
+            y += 1
+            np.testing.assert_array_equal(y.get(), expected + 1)
+    assert set(nccl.calls) == (set() if "scan" in verb else {verb})
+
+
+def test_nccl_is_left_where_ranks_share_a_gpu(
+    nccl: ModelNccl, comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank needs no NCCL")
+    x = given(LARGE, comm.rank)
+    with comm.plan("all_reduce", x) as step:
+        assert "by nccl" in step.explain()
+    device.number_of_gpu = 0
+    with comm.dup() as other, other.plan("all_reduce", x) as step:
+        assert "by ipc" in step.explain()
+        assert "nccl: refused, ranks 0 and 1 share a GPU" in step.explain()
+    monkeypatch.setenv("HPCOMM_GPU", "nccl")
+    with comm.dup() as other, pytest.raises(hpcomm.ConfigError, match="ranks 0 and 1 share a GPU"):
+        other.all_reduce(x)
+
+
+def test_a_path_must_be_one_and_the_same_on_all_ranks(
+    comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCOMM_GPU", "carrier pigeon")
+    with pytest.raises(hpcomm.ConfigError, match="HPCOMM_GPU=carrier pigeon is no path"):
+        comm.dup()
+    if comm.size > 1:
+        monkeypatch.setenv("HPCOMM_GPU", "ipc" if comm.rank else "pipeline")
+        with pytest.raises(hpcomm.MismatchError, match="another path elsewhere"):
+            comm.dup()
+
+
+def test_a_closed_communicator_has_given_its_device_memory_back(
+    comm: hpcomm.Communicator, device: model.Model
+) -> None:
+    x = given(LARGE, comm.rank)
+    before, events = len(device.allocations), len(device.events)
+    with comm.dup() as made:
+        y = made.all_reduce(x)
+        assert len(device.allocations) == before + 2
+        y.get()
+    del y
+    assert len(device.allocations) == before + 1
+    assert len(device.events) <= events + 4  # of waits that others may take
 
 
 def test_in_place_calls_and_blocks_of_the_result_itself(comm: hpcomm.Communicator) -> None:
@@ -287,13 +405,13 @@ def test_sendrecv_batches_and_ragged_arrays_take_device_arrays(comm: hpcomm.Comm
 def test_plans_take_device_arrays_and_explain_their_way(comm: hpcomm.Communicator) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for n, way in (
-        (SMALL, "in one MPI call"),
-        (LARGE, "pinned memory in pieces"),
+        (SMALL, "staged: through pinned memory in one MPI call"),
+        (LARGE, "by ipc (an own schedule"),
     ):
         x, out = given(n, comm.rank), model.empty(n, np.float32)
         with comm.plan("all_reduce", x, out=out) as step:
             assert way in step.explain()
-            assert "NCCL: refused" in step.explain()
+            assert n == SMALL or "nccl: refused" in step.explain()
             for _ in range(2):
                 assert step() is out
                 np.testing.assert_array_equal(out.get(), sum(values(n, q) for q in range(comm.size)))
@@ -344,35 +462,39 @@ def test_memory_that_cannot_be_opened_goes_by_pieces_and_says_why(
     if comm.size == 1:
         pytest.skip("with one rank there is nobody whose memory could be opened")
     device.can_open = False
-    kept, comm._onboard._opened = comm._onboard._opened, ipc.Opened()
+    kept, comm._onboard.messages.opened = comm._onboard.messages.opened, ipc.Opened()
     try:
         out = model.empty(LARGE, np.float32)
         exchange(comm, given(LARGE, comm.rank), out)
         with comm.plan("recv", out=out, source=(comm.rank - 1) % comm.size) as recv:
             assert "by pipeline; ipc: refused, operation not supported" in recv.explain()
+        with comm.plan("all_reduce", out) as step:
+            assert "by schedule" in step.explain()
+            assert "through pinned memory, for it cannot be opened: operation not supported" in step.explain()
     finally:
-        device.can_open, comm._onboard._opened = True, kept
+        device.can_open, comm._onboard.messages.opened = True, kept
 
 
-def all_paths(comm: hpcomm.Communicator, forced: hpcomm.Communicator) -> None:
+def all_paths(comms: list[hpcomm.Communicator]) -> None:
     """Calls that between them need every edge of every path; nothing waits for a device but calls."""
-    for n in (SMALL, LARGE):
-        x, out = given(n, comm.rank), model.empty(n, np.float32)
-        for _ in range(2):  # the second uses slots that the first has used
-            out.fill(0)  # an earlier writer of what is received into
-            comm.all_reduce(x, out=out)
-            out += 1
-            x += 1
-            out.fill(0)
-            comm.all_reduce(x, out=out, async_op=True).wait()
-            out += 1
-            out.fill(0)
-            exchange(forced, x, out)
-    for n in (LARGE, DIRECT):
-        x, out = given(n, comm.rank), model.empty(n, np.float32)
-        for _ in range(2):
-            out.fill(0)
-            exchange(comm, x, out)
+    one_way(comms[0])
+    for comm in comms:
+        for n in (SMALL, LARGE, DIRECT) if comm is comms[0] else (LARGE,):
+            x, out = given(n, comm.rank), model.empty(n, np.float32)
+            for again in range(2):  # the second uses slots that the first has used
+                out.fill(0)  # an earlier writer of what is received into
+                if n != DIRECT:
+                    request = comm.all_reduce(x, out=out, async_op=bool(again))
+                    request.wait() if again else None
+                    out += 1
+                    x += 1
+                    out.fill(0)
+                exchange(comm, x, out)
+        for verb in ("all_gather", "scan") if "nccl" not in comm.name else ("all_gather",):
+            x, _ = COLLECTIVES[verb](LARGE // 2, comm.size, comm.rank)
+            y = collective(comm, verb, x)
+            x.fill(0)
+            y += 1
 
 
 def exchange(comm: hpcomm.Communicator, x: Any, out: Any) -> None:
@@ -383,31 +505,56 @@ def exchange(comm: hpcomm.Communicator, x: Any, out: Any) -> None:
     x += 1
 
 
+def one_way(comm: hpcomm.Communicator) -> None:
+    """Rank 0 hears nothing of ranks 1 and 2 but that they have taken what it sent."""
+    for n, dest in ((LARGE, 1), (DIRECT, 2), (LARGE, 1)):
+        if comm.rank == 0:
+            comm.send(given(n, 0), dest=dest)
+        elif comm.rank == dest:
+            comm.recv(model.empty(n, np.float32), source=0)
+
+
 def test_every_edge_is_needed_and_the_lack_of_any_is_told(
-    comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
+    nccl: ModelNccl, comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if comm.size not in (2, 3):
-        pytest.skip(
-            "one rank has nobody to exchange messages with, and four have no edges that three have not"
-        )
-    monkeypatch.setenv("HPCOMM_GPU", "pipeline")
-    forced = comm.dup()
-    all_paths(comm, forced)
-    assert {path for path, _ in comm._onboard.paths.values()} == {"ipc, opened itself"}
+    if comm.size != 3:
+        pytest.skip("three ranks have all edges, and these runs take seconds")
+    comms = [forced(comm, device, monkeypatch, path) for path in ("ipc", "pipeline", "schedule", "nccl")]
+    all_paths(comms)  # the ranks meet
+    device.order.forget()
+    all_paths(comms)
+    taken = {path for path, _ in comms[0]._onboard.messages.paths.values()}
+    assert taken <= {"ipc, opened itself", "ipc, through the slab"}
     assert found_races(device) == []
     edges = sorted({edge for part in MPI.COMM_WORLD.allgather(device.order.edges) for edge in part})
     edges = [edge for edge in edges if "test_devices.py" not in edge]
-    assert len(edges) > 8, edges
+    assert len(edges) > 12, edges
     unnoticed = []
     try:
         for edge in edges:
             device.order.forget()
             device.order.without = edge
-            all_paths(comm, forced)
+            all_paths(comms)
             if not found_races(device):
                 unnoticed.append(edge)
     finally:
         device.order.without = None
         device.order.forget()
-    forced.close()
+    for each in comms:
+        each.close()
     assert not unnoticed, "\n".join([*unnoticed, "of", *edges])
+
+
+def forced(
+    comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch, path: str
+) -> hpcomm.Communicator:
+    """A communicator whose calls take one path; "schedule": with messages through pinned memory."""
+    monkeypatch.setenv("HPCOMM_GPU", path)
+    made = comm.dup(name=path)
+    device.can_open = path != "schedule"
+    try:
+        with made.plan("all_reduce", given(LARGE, comm.rank)) as step:
+            assert f"by {path}" in step.explain()
+    finally:
+        device.can_open = True
+    return made

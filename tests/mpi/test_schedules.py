@@ -13,7 +13,7 @@ import hpcomm
 from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.registry import ROOTED, algorithms, build, register, verbs
 from hpcomm.schedule.stream import AFTER, Schedule, Stream
-from hpcomm.transport import rounds, scheduled
+from hpcomm.transport import channels, scheduled
 
 MOVING = [verb for verb in verbs() if verb != "barrier"]
 COUNTS = (0, 1, 2, 7, 1000)
@@ -161,7 +161,7 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
 def test_messages_beyond_2_gib_travel_in_pieces_that_mpi_can_count() -> None:
     """On memory that only seems to be there: one byte, told to be 5 GiB and 3."""
     long = np.broadcast_to(np.zeros(1, np.uint8), 5 * 2**30 + 3)
-    made = list(rounds.pieces([(7, long), (2, long[:9])], lambda peer: rounds.LARGEST))
+    made = list(channels.pieces([(7, long), (2, long[:9])], lambda peer: channels.LARGEST))
     assert [(peer, n) for peer, (_, n, _) in made] == [(7, 2**30)] * 5 + [(7, 3), (2, 9)]
     assert all(data.nbytes == n < 2**31 for _, (data, n, _) in made)
 
@@ -325,7 +325,7 @@ def test_a_plan_by_an_algorithm_gives_what_its_verb_gives_each_time(own_comm: An
                     wrong.append((name, n, root, turn, found, expected))
             step.close()
     assert wrong == []
-    assert not rounds.under_way
+    assert not channels.under_way
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ SOURCE = Path(__file__).with_name("libcuda.c")
 HEADERS = [Path("/usr/local/cuda/include"), Path("/opt/cuda/include"), Path("/usr/include")]
 
 
-def compiled(target: Path, *options: str) -> Path:
+def compiled(target: Path, *options: str, source: Path = SOURCE) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
     done = subprocess.run(
-        [compiler, "-shared", "-fPIC", "-w", *options, "-o", str(target), str(SOURCE)],
+        [compiler, "-shared", "-fPIC", "-w", *options, "-o", str(target), str(source)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -86,6 +86,7 @@ def test_memory_goes_there_and_back_in_any_thread_with_any_context(known: CudaDr
     assert device.serial(there + 5) == device.serial(there) != device.serial(elsewhere)
     assert not device.is_capturing(stream)
     device.destroy_event(event)
+    device.unpin(back)
     device.free(there)
     with pytest.raises(
         hpcomm.TransportError, match="cuMemGetAddressRange_v2 failed: CUDA_ERROR_INVALID_VALUE"

@@ -1,0 +1,67 @@
+"""Which path a collective on device arrays takes, and why no better one: thought only, alike on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["COLLECTIVE", "PATHS", "Choice", "choose"]
+
+COLLECTIVE = ("nccl", "ipc", "direct", "schedule", "pipeline")  # best first
+PATHS = ("auto", *COLLECTIVE)
+MEANS = {
+    "nccl": "NCCL",
+    "ipc": "an own schedule, all messages from device to device",
+    "direct": "the MPI library, on device memory",
+    "schedule": "an own schedule with folds on the device, some messages through pinned memory",
+    "pipeline": "the MPI library on pieces in pinned memory",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """path: the best one that is not refused, or ""; refused: why each better one was."""
+
+    path: str
+    refused: Mapping[str, str]
+
+    def __str__(self) -> str:
+        whys = "; ".join(f"{name}: refused, {why}" for name, why in self.refused.items())
+        return f"{self.path} ({MEANS[self.path]})" + (f"; {whys}" if whys else "")
+
+
+def choose(
+    forced: str, verb: str, *, all_on_devices: bool, folds: bool, kernels: str, converts: str,
+    pairs: Sequence[str], nccl: str, direct: str,
+) -> Choice:  # fmt: skip
+    """Choose.
+
+    Args:
+        forced: "auto", or the only path that the user wants.
+        kernels: why op cannot fold on devices on some rank, or "".
+        converts: why x cannot be brought there into the form in which op folds it, or "".
+        pairs: of each rank, why it cannot copy from some other one's memory, or "".
+        nccl, direct: why that cannot carry this call, or "".
+    """
+    unopened = next((f"rank {r} cannot copy from {why}" for r, why in enumerate(pairs) if why), "")
+    hosts = "" if all_on_devices else "some ranks bring arrays in host memory"
+    lacks = {
+        "nccl": hosts or nccl or converts,
+        "ipc": hosts or converts or kernels or unopened,
+        "direct": hosts or direct or converts,
+        "schedule": hosts
+        or converts
+        or kernels
+        or ("" if folds or forced == "schedule" else f"{verb} folds nothing"),
+        "pipeline": "",
+    }
+    refused: dict[str, str] = {}
+    for name in COLLECTIVE:
+        why = lacks[name] or ("" if forced in ("auto", name) else f"HPCOMM_GPU={forced} forces another")
+        if not why:
+            return Choice(name, refused)
+        refused[name] = lacks[name] or why
+    return Choice("", refused)
