@@ -158,6 +158,18 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
         apart.close()
 
 
+def test_only_what_leaves_the_node_is_cut_by_what_travels_unannounced(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the least of all ranks, so that both ends cut alike; not at all where one of them does not know."""
+    monkeypatch.setattr(scheduled.controls, "vendor", lambda: "openmpi")
+    monkeypatch.setattr(scheduled.controls, "unannounced_bytes", lambda: 1000 + comm.rank)
+    away = [peer for peer in range(comm.size) if peer % 2 != comm.rank % 2]
+    assert scheduled._far(comm.mpi, f"node{comm.rank % 2}") == dict.fromkeys(away, 1000)
+    monkeypatch.setattr(scheduled.controls, "unannounced_bytes", lambda: 1000 * (comm.rank > 0))
+    assert scheduled._far(comm.mpi, f"node{comm.rank % 2}") == {}
+
+
 def test_messages_beyond_2_gib_travel_in_pieces_that_mpi_can_count() -> None:
     """On memory that only seems to be there: one byte, told to be 5 GiB and 3."""
     long = np.broadcast_to(np.zeros(1, np.uint8), 5 * 2**30 + 3)

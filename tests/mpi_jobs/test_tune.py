@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcomm.transport.tuned import Choices
-from hpcomm.tune import fastest
+from hpcomm.tune import confirmed, fastest
 
 RANKS = """
     import numpy as np
@@ -142,6 +142,13 @@ def test_tune_measures_and_keeps_a_table(tmp_path: Any) -> None:
 def test_the_default_stays_unless_another_is_5_per_cent_faster() -> None:
     assert fastest({"": 1.0, "ring": 0.96}) == ""
     assert fastest({"": 1.0, "ring": 0.95, "tree": 0.9}) == "tree"
+
+
+def test_a_choice_must_win_round_by_round() -> None:
+    """Also where its median is far better, since noise struck the default for a while."""
+    steady = {"": [1.0] * 8, "ring": [0.9] * 6 + [1.5] * 2}
+    assert confirmed(steady, "ring") == "ring"
+    assert confirmed({"": [1.0] * 3 + [9.0] * 5, "ring": [1.4] * 3 + [2.0] * 5}, "ring") == ""
 
 
 def test_the_nearest_size_counts_and_the_default_where_nobody_measured_it_slower() -> None:

@@ -127,6 +127,13 @@ def test_pipelines_are_right_with_any_number_of_chunks(chunks: int) -> None:
         prove(build("all_reduce", f"double_tree:chunks={chunks},node={2 if p % 2 == 0 else 1}", p))
 
 
+@pytest.mark.parametrize(("verb", "name"), EVERY)
+def test_an_algorithm_says_what_it_does_and_what_it_costs(verb: str, name: str) -> None:
+    text = registry._MADE[verb][name].__doc__ or ""
+    assert text.strip().startswith(f"{verb}: ")
+    assert "Cost: " in text
+
+
 def test_a_ring_over_100_000_ranks_is_two_streams() -> None:
     ring = build("all_reduce", "ring", 100_000)
     assert len(ring.streams) == 2
