@@ -3,7 +3,7 @@
     python benchmarks/tuned.py        # 2 ranks; the MPI of this Python
 
 Writes benchmarks/results/tuned_<mpi>.{json,txt}: per verb and size, also sizes that were not tuned for, us,
-medians of rounds that alternate between both.
+medians of rounds that alternate between both; and what an own schedule of 8 bytes takes beside the default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VERBS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 TUNED, CHECKED = "8,8k,64k,1M", (8, 512, 8 << 10, 64 << 10, 256 << 10, 1 << 20)
-ROUNDS = 15
+ROUNDS, OWN = 15, "recursive_doubling"
 
 
 def measure(out: str) -> None:
@@ -35,8 +35,12 @@ def measure(out: str) -> None:
             choice = scheduled.own(comm).choices(verb).name(nbytes) or "default"
             row = {"verb": verb, "bytes": nbytes, "choice": choice}
             rows.append(row | {"default": seconds[""], "tuned": seconds["tuned"]})
+    calls = {name: tune._call(comm, "all_reduce", 8, name) for name in ("", OWN)}
+    own = tune._alternated(comm, calls, list(calls), ROUNDS)
     if comm.rank == 0:
-        Path(out).write_text(json.dumps({"mpi": controls.vendor(), "ranks": comm.size, "rows": rows}))
+        Path(out).write_text(
+            json.dumps({"mpi": controls.vendor(), "ranks": comm.size, "rows": rows, "own": own})
+        )
 
 
 def table(found: dict) -> str:
@@ -46,6 +50,11 @@ def table(found: dict) -> str:
         default, tuned = row["default"] * 1e6, row["tuned"] * 1e6
         line = f"{row['verb']:16s}{row['bytes']:9d}{default:10.1f}{tuned:10.1f}{tuned / default:7.2f}"
         lines.append(f"{line}  {row['choice']}")
+    own, default = (found["own"][name] * 1e6 for name in (OWN, ""))
+    lines += [
+        "",
+        f"own path: all_reduce of 8 bytes by {OWN} {own:.1f}, default {default:.1f}: +{own - default:.1f}",
+    ]
     return "\n".join(lines)
 
 

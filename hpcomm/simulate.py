@@ -57,7 +57,10 @@ class Machine:
 
     node: ranks per node; pod: nodes per pod, 0: no pods. latency, per_byte: by level, node, pod, system.
     nic_per_byte, uplink_per_byte: of what the ranks of a node, the nodes of a pod share; 0: not shared.
-    base: once per collective. families: other values for single algorithms, by name. nodewise: algorithms
+    base: once per collective. curve: (bytes, seconds) of messages as measured, in place of per_byte; between
+    them straight lines. copy_per_byte: of the memory that a schedule works on, to fill and to empty it.
+    cores: where there are more ranks, they take turns; 0: they never do.
+    families: other values for single algorithms, by name. nodewise: algorithms
     that treat nodes apart (their parameter node). sources: where each value comes from.
     """
 
@@ -72,6 +75,9 @@ class Machine:
     uplink_per_byte: float = 0.0
     fold_per_byte: float = 0.0
     base: float = 0.0
+    curve: tuple[tuple[float, float], ...] = ()
+    copy_per_byte: float = 0.0
+    cores: int = 0
     families: dict[str, dict[str, Any]] = field(default_factory=dict)
     nodewise: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
@@ -79,6 +85,14 @@ class Machine:
     def running(self, algorithm: str) -> Machine:
         """This machine as it is for one algorithm."""
         return replace(self, **self.families.get(algorithm.partition(":")[0], {}), families={})
+
+    def port(self, nbytes: Array, level: Array) -> Array:
+        """How long a port is busy with messages."""
+        if not self.curve:
+            return np.asarray(self.overhead + nbytes * np.asarray(self.per_byte)[level])
+        size, seconds = np.array(self.curve).T
+        beyond = np.maximum(nbytes - size[-1], 0) * self.per_byte[0]
+        return np.asarray(self.overhead + np.interp(nbytes, size, seconds) + beyond)
 
     @property
     def group(self) -> int:
@@ -151,7 +165,9 @@ def simulate(schedule: Schedule, on: Machine, nbytes: float, trace: bool = False
     on = on.running(schedule.name)
     clock = _Clock(schedule, on, nbytes / schedule.chunks, trace)
     clock.run()
-    seconds = float(clock.time.max(initial=0)) + on.base
+    seconds = float(clock.time.max(initial=0)) + on.base + on.copy_per_byte * nbytes * schedule.slots
+    if on.cores and schedule.size > on.cores:
+        seconds *= schedule.size / on.cores
     load = loads(schedule, on, nbytes)
     found = Simulation(schedule, seconds, clock.time, load, clock.stepped, schedule.iterations)
     if trace:
@@ -241,7 +257,7 @@ class _Map:
                 at = np.flatnonzero(far)
                 a, b, load = a[at], b[at], rows.nbytes[at] * rate
                 wide[at] = np.maximum(wide[at], np.maximum(np.bincount(a, load)[a], np.bincount(b, load)[b]))
-        busy = on.overhead + rows.nbytes * np.asarray(on.per_byte)[level]
+        busy = on.port(rows.nbytes, level)
         self.take = busy + rows.folded * on.fold_per_byte
 
         self.first = _firsts(dest)  # messages into one rank stand together
@@ -478,7 +494,7 @@ class _Clock:
             far = uses[source] != uses[dest]
             level += far
             wide = np.maximum(wide, far * nbytes * rate)
-        busy = on.overhead + nbytes * np.asarray(on.per_byte)[level]
+        busy = on.port(np.asarray(nbytes), level)
         take = busy + nbytes * on.fold_per_byte * (s.fold != COPY)
         hop = on.overhead + np.asarray(on.latency)[level] + np.maximum(take, wide + on.overhead)
         return hop, take, np.maximum(busy, on.overhead + wide)

@@ -143,7 +143,7 @@ def dissemination(p: int) -> Schedule:
 
 
 def ring_barrier(p: int) -> Schedule:
-    """barrier: everyone tells the next what it knows, p-1 times."""
+    """barrier: everyone tells the next what it knows. Cost: p-1 rounds."""
     r = ranks(p)
     return Schedule("barrier", p, (Stream(r, (r + 1) % p, fold=AFTER, end=p - 1),))
 

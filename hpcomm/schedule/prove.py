@@ -1,11 +1,14 @@
-"""The proof of a schedule: an interpreter over sets of contributions.
+"""The proof of a schedule: it is carried out on sets of contributions.
 
-What a chunk holds is the set of ranks whose x went into it, and where in x it belongs. The interpreter
-carries out the rows on such sets; a contribution that would count twice, a chunk sent before it is there,
-two messages into one chunk, or a wrong end are refused with rank, iteration and chunk.
+What a chunk holds is the set of ranks whose x went into it, and where in x it belongs. A contribution that
+would count twice, a chunk sent before it is there, two messages into one chunk, or a wrong end are refused
+with rank, iteration and chunk.
 
-Exact sets cost size^2 * cells bits. Beyond a limit random 64-bit weights take their place: a chunk holds
-the sum of its contributors' weights, and a wrong set passes with a probability of about 2^-64 per chunk.
+Exact sets cost size^2 * cells bits. Beyond a limit fingerprints of 8 bytes take their place: each (rank,
+place) has as its weight one of the 2^63 odd numbers of 64 bits, and a chunk holds the sum of the weights of
+all that went in. A wrong chunk, in which some contribution is missing or counts too often by an odd number,
+has the right sum for at most one value of that one's weight: it passes with a probability of 2^-63. (If all
+are off by multiples of 2^k: 2^(k-63).) The weights are well mixed, but fixed, so that proofs can be repeated.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import HpcommError
-from .stream import AFTER, BEFORE, COPY, Schedule, Stream
+from .interpret import ScheduleError, checked, interpret, place
+from .stream import AFTER, BEFORE, COPY, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,18 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Proof", "ScheduleError", "keeps_order", "prove"]
 
 EXACT_BYTES = 16 << 20  # up to here sets, beyond it fingerprints
-
-
-class ScheduleError(HpcommError):
-    """A schedule that does not do what its verb says. rank, iteration, chunk: where."""
-
-    def __init__(self, what: str, schedule: Schedule, rank: int, iteration: int, chunk: int) -> None:
-        super().__init__(
-            f"rank {rank}, iteration {iteration}, chunk {chunk}: {what}",
-            f"{schedule.verb} by '{schedule.name or '?'}' on {schedule.size} ranks, root {schedule.root}",
-            "python -m hpcomm draw shows who sends what when",
-        )
-        self.rank, self.iteration, self.chunk = rank, iteration, chunk
 
 
 @dataclass(frozen=True)
@@ -70,11 +61,10 @@ def prove(schedule: Schedule, exact: bool | None = None) -> Proof:
         ScheduleError: it does not do what its verb says; names rank, iteration and chunk.
     """
     p = schedule.size
-    flows = _flows(schedule)
-    _check_rows(schedule, flows)
+    flows = checked(schedule)
     if exact is None:
         exact = p * p * schedule.cells <= 8 * EXACT_BYTES
-    state: _State = _Sets(schedule) if exact or schedule.verb == "barrier" else _Weights(schedule)
+    state = _Sets(schedule) if exact or schedule.verb == "barrier" else _Weights(schedule)
     interpret(schedule, state, flows)
     state.check_end()
     sent, folded = _bounds(schedule)
@@ -103,232 +93,8 @@ def keeps_order(schedule: Schedule) -> bool:
     return True
 
 
-def interpret(schedule: Schedule, state: Any, flows: dict[int, Flow] | None = None) -> None:
-    """Carry the rows out on state.
-
-    state has read(cells) -> what is there, as a tuple of arrays, and put(cells, read, how, ranks); a cell is
-    rank * schedule.cells + chunk, and both may raise through state.fail.
-    """
-    flows = flows or _flows(schedule)
-    for t, streams in _iterations(schedule):
-        state.iteration = t
-        turns = [(flows[id(s)], k) for s, k in streams]
-        blocks = [list(flow.cells(k)) if flow.small else None for flow, k in turns]
-        reads = [
-            [state.read(here) for _, here, _ in (known or flow.cells(k))]
-            for (flow, k), known in zip(turns, blocks, strict=True)
-        ]
-        if len(turns) > 1 or turns[0][0].how is None:
-            _refuse_collisions(schedule, turns, t)
-        for (flow, k), known, found in zip(turns, blocks, reads, strict=True):
-            found.reverse()
-            for rows, _, to in known or flow.cells(k):
-                read = found.pop()  # so that its memory is free at once
-                if flow.how is not None:
-                    state.put(to, read, flow.how)
-                    continue
-                for pick, how in _steps(flow.ends(k)[1][rows], flow.fold[rows]):
-                    state.put(to[pick], tuple(each[pick] for each in read), how)
-
-
-def _flows(schedule: Schedule) -> dict[int, Flow]:
-    return {id(s): Flow(s, schedule) for s in schedule.streams}
-
-
-class Flow:
-    """A stream with its arrays at full length, made once for all iterations.
-
-    how: how all rows fold, if they do so alike and nobody receives twice; else None.
-    """
-
-    def __init__(self, stream: Stream, schedule: Schedule) -> None:
-        n, self.stream, self.size, self.room = stream.rows, stream, schedule.size, schedule.cells
-        self.source, self.dest = _full(stream.source, n) % self.size, _full(stream.dest, n) % self.size
-        self.first = _full(stream.first, n)
-        self.into = self.first if stream.into is None else _full(stream.into, n)
-        self.advance = stream.advance
-        self.drift = stream.advance if stream.into is None or stream.drift is None else stream.drift
-        self.base = _full(stream.base, n)
-        self.lodge = self.base if stream.lodge is None else _full(stream.lodge, n)
-        self.fold = _full(stream.fold, n)
-        alike = bool(n) and (np.ndim(stream.fold) == 0 or bool((self.fold == self.fold[0]).all()))
-        alone = alike and int(np.bincount(self.dest, minlength=1).max()) == 1
-        self.how = int(self.fold[0]) if alone else None
-        self.kept: list[tuple[Any, Array, Array]] | None = None
-        self.steady = not (stream.march or stream.hop or self.advance or self.drift)
-        land = stream.stride if stream.land is None else stream.land
-        self.parts: list[tuple[Any, Array, Array]] = []
-        for rows, times, width in stream.alike():
-            j, w = np.arange(times)[:, None], np.arange(width)
-            here, there = (j * stream.stride + w).reshape(-1), (j * land + w).reshape(-1)
-            step = max(1, (1 << 20) // max(1, here.size))
-            whole = rows.size == n <= step
-            for i in range(0, rows.size, step):
-                self.parts.append((slice(None) if whole else rows[i : i + step], here, there))
-        self.small = len(self.parts) < 2 or sum(len(here) for _, here, _ in self.parts) * n < 1 << 20
-
-    def fits(self, cells: int) -> bool:
-        """Whether all chunks, at both ends and in all iterations, surely lie in 0 .. cells-1."""
-        last, wide = self.stream.active - 1, self.stream.modulus
-
-        def inside(base: Array, first: Array, step: int, offsets: list[Array]) -> bool:
-            if base.min() < 0:
-                return False
-            if base.max() + wide <= cells:
-                return True
-            low, high = min(0, last * step), max(0, last * step)
-            low += min(int(each.min(initial=0)) for each in offsets)
-            high += max(int(each.max(initial=0)) for each in offsets)
-            return bool(first.min() + low >= 0 and (base + first).max() + high < cells)
-
-        here, there = ([part[i] for part in self.parts] for i in (1, 2))
-        return inside(self.base, self.first, self.advance, here) and inside(
-            self.lodge, self.into, self.drift, there
-        )
-
-    def ends(self, k: int) -> tuple[Array, Array]:
-        """Sources and destinations in the k-th active iteration."""
-        march, hop = k * self.stream.march, k * self.stream.hop
-        source = (self.source + march) % self.size if march else self.source
-        return source, (self.dest + hop) % self.size if hop else self.dest
-
-    def cells(self, k: int) -> Iterator[tuple[Any, Array, Array]]:
-        """(rows, cells at the source, cells at the receiver), a few rows at a time."""
-        if self.kept is not None:
-            yield from self.kept
-            return
-        if self.steady and len(self.parts) == 1 and self.stream.active > 1:
-            self.kept = list(self._cells(k))
-            yield from self.kept
-            return
-        yield from self._cells(k)
-
-    def _cells(self, k: int) -> Iterator[tuple[Any, Array, Array]]:
-        source, dest = self.ends(k)
-        wide = self.stream.modulus
-        for rows, here, there in self.parts:
-            a = (self.first[rows] + k * self.advance)[:, None] + here
-            b = (self.into[rows] + k * self.drift)[:, None] + there
-            for x in (a, b):  # a power of two is worth its own case: no division
-                np.remainder(x, wide, x) if wide & (wide - 1) else np.bitwise_and(x, wide - 1, x)
-            a += (self.base[rows] + source[rows] * self.room)[:, None]
-            b += (self.lodge[rows] + dest[rows] * self.room)[:, None]
-            yield rows, a, b
-
-
-def _full(value: Any, rows: int) -> Array:
-    """An array of one entry per row."""
-    entries = np.asarray(value, np.int64)
-    return np.full(rows, entries) if entries.ndim == 0 or entries.size != rows else entries.reshape(-1)
-
-
-def _steps(dest: Array, fold: Array) -> Iterator[tuple[Array, int]]:
-    """Rows that can be carried out at once, and how they fold; later rows later."""
-    for rows in _one_at_a_time(dest):
-        for how in (COPY, AFTER, BEFORE):
-            pick = rows[fold[rows] == how]
-            if pick.size:
-                yield pick, how
-
-
-def _iterations(schedule: Schedule) -> Iterator[tuple[int, list[tuple[Stream, int]]]]:
-    """Every iteration in which something happens, with its streams in order."""
-    due: dict[int, list[tuple[Stream, int]]] = {}
-    for s in schedule.streams:
-        for k in range(s.active):
-            due.setdefault(s.begin + k * s.every, []).append((s, k))
-    yield from sorted(due.items(), key=lambda item: item[0])
-
-
-def _one_at_a_time(dest: Array) -> list[Array]:
-    """Rows in groups within which nobody receives twice, earlier rows in earlier groups."""
-    order = np.argsort(dest, kind="stable")
-    new = np.ones(dest.size, bool)
-    new[1:] = dest[order][1:] != dest[order][:-1]
-    if new.all():
-        return [np.arange(dest.size)]
-    starts = np.flatnonzero(new)
-    turn = np.arange(dest.size) - np.repeat(starts, np.diff(np.append(starts, dest.size)))
-    return [np.sort(order[turn == i]) for i in range(int(turn.max()) + 1)]
-
-
-def _refuse_collisions(schedule: Schedule, turns: list[tuple[Flow, int]], t: int) -> None:
-    """A chunk that is copied into must have no other message in the same iteration."""
-    if not any((flow.fold == COPY).any() for flow, _ in turns):
-        return
-    if all(flow.how is not None for flow, _ in turns) and len(turns) > 1 and _is_dense(schedule, turns):
-        _refuse_marked(schedule, turns, t)
-        return
-    ids, kinds = [], []
-    for flow, k in turns:
-        for rows, _, there in flow.cells(k):
-            ids.append(there.reshape(-1))
-            kinds.append(np.repeat(flow.fold[rows] == COPY, there.shape[1]))
-    cells, copies = np.concatenate(ids), np.concatenate(kinds)
-    order = np.argsort(cells, kind="stable")
-    cells, copies = cells[order], copies[order]
-    twice = (cells[1:] == cells[:-1]) & (copies[1:] | copies[:-1])
-    if twice.any():
-        raise ScheduleError(
-            "two messages into one chunk", schedule, *_place(schedule, int(cells[1:][twice][0]), t)
-        )
-
-
-def _is_dense(schedule: Schedule, turns: list[tuple[Flow, int]]) -> bool:
-    """Whether so many chunks travel that marking all cells is cheaper than sorting those."""
-    moved = sum(len(here) * (flow.source[rows].size) for flow, _ in turns for rows, here, _ in flow.parts)
-    return bool(moved * 32 > schedule.size * schedule.cells)
-
-
-def _refuse_marked(schedule: Schedule, turns: list[tuple[Flow, int]], t: int) -> None:
-    """The same where nobody receives twice from one stream: one byte a cell, 1 folded into, 2 copied into.
-
-    Within one message no chunk comes twice: _check_rows has seen to that.
-    """
-    marks = np.zeros(schedule.size * schedule.cells, np.uint8)
-    for flow, k in turns:
-        for _, _, there in flow.cells(k):
-            wrong = marks[there] > (0 if flow.how == COPY else 1)
-            if wrong.any():
-                place = _place(schedule, int(there[wrong][0]), t)
-                raise ScheduleError("two messages into one chunk", schedule, *place)
-            marks[there] = 2 if flow.how == COPY else 1
-
-
-def _place(schedule: Schedule, cell: int, t: int) -> tuple[int, int, int]:
-    return cell // schedule.cells, t, cell % schedule.cells
-
-
-def _check_rows(schedule: Schedule, flows: dict[int, Flow]) -> None:
-    """Ranks and chunks that exist, and within one message none twice."""
-    cells = schedule.cells
-    for s in schedule.streams:
-        flow = flows[id(s)]
-        if not (s.rows and s.active):
-            continue
-        low, high = min(np.min(s.source), np.min(s.dest)), max(np.max(s.source), np.max(s.dest))
-        if (low < 0 and not (s.march or s.hop)) or high >= 2 * schedule.size + s.active:
-            raise ScheduleError("there is no such rank", schedule, int(high), s.begin, 0)
-        for rows, _, there in flow.parts:
-            if len(there) > 1 and len(np.unique(there % s.modulus)) < len(there):
-                where = int(flow.dest[rows][0]), s.begin, int((flow.into[rows][0] + there[0]) % s.modulus)
-                raise ScheduleError("one message has a chunk twice", schedule, *where)
-        for k in () if flow.fits(cells) else range(s.active):
-            source, dest = flow.ends(k)
-            for rows, here, there in flow.cells(k):
-                for ends, ids in ((source, here), (dest, there)):
-                    wrong = ids // cells != ends[rows, None] if ids.size else ids
-                    if wrong.any():
-                        row, col = np.argwhere(wrong)[0]
-                        at, chunk = int(ends[rows][row]), int(ids[row, col])
-                        raise ScheduleError(
-                            f"there are only {cells} chunks",
-                            schedule, at, s.begin + k * s.every, chunk - at * cells,
-                        )  # fmt: skip
-
-
-class _State:
-    """What the interpreter works on: something for every cell."""
+class _Cells:
+    """What all states know: of which schedule they are, and how to say what is wrong."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -338,16 +104,7 @@ class _State:
         """Raise if any entry of wrong is set."""
         if wrong.any():
             cell = int(np.broadcast_to(cells, wrong.shape)[wrong][0])
-            raise ScheduleError(what, self.schedule, *_place(self.schedule, cell, self.iteration))
-
-    def read(self, cells: Array) -> tuple[Array, ...]:
-        raise NotImplementedError
-
-    def put(self, cells: Array, read: tuple[Array, ...], how: int) -> None:
-        raise NotImplementedError
-
-    def check_end(self) -> None:
-        raise NotImplementedError
+            raise ScheduleError(what, self.schedule, *place(self.schedule, cell, self.iteration))
 
 
 def beginning(schedule: Schedule, rank: Array) -> Array:
@@ -393,7 +150,7 @@ def ending(schedule: Schedule, rank: Array) -> tuple[Array, Array, Array, Array]
     return (*table[schedule.verb], place)
 
 
-class _Sets(_State):
+class _Sets(_Cells):
     """Exact: which ranks have contributed, one bit each."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -446,7 +203,7 @@ def _below(p: int) -> Array:
     return np.asarray(np.where(bits > 0, full >> shift, np.uint64(0)))
 
 
-class _Weights(_State):
+class _Weights(_Cells):
     """Fingerprints: the sum, modulo 2^64, of the weights of all that went in; 0 is nothing."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -524,7 +281,7 @@ def _weight(rank: Array, place: Array) -> Array:
     return np.asarray((z ^ (z >> np.uint64(31))) | np.uint64(1))
 
 
-class _Intervals(_State):
+class _Intervals(_Cells):
     """For order: a chunk holds the ranks low..high-1, and folds must join neighbours."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -564,36 +321,3 @@ def _bounds(schedule: Schedule) -> tuple[float, float]:
         "barrier": (0.0, 0.0),
     }
     return least[schedule.verb]
-
-
-def interpret_values(schedule: Schedule, given: list[Any], op: Any) -> list[Any]:
-    """What every rank's memory holds at the end, computed on real arrays, in the executor's order.
-
-    Args:
-        given: per rank the memory it begins with: arrays of one axis, slots * count elements.
-        op: op(a, b, out=c) folds two arrays element by element.
-    """
-    from .layout import edges
-
-    memory = [np.array(x) for x in given]
-    bounds = edges(schedule, memory[0].size // schedule.slots)
-    for t in range(schedule.iterations):
-        moves = []
-        for stream, k in schedule.active(t):
-            source, dest = stream.ends(k, schedule.size)
-            for row in range(stream.rows):
-                here, there = stream.chunks(k, row)
-                fold = int(np.broadcast_to(stream.fold, source.shape)[row])
-                for a, b in zip(here, there, strict=True):
-                    moves.append(
-                        (int(dest[row]), b, memory[source[row]][bounds[a] : bounds[a + 1]].copy(), fold)
-                    )
-        for d, b, data, fold in moves:
-            mine = memory[d][bounds[b] : bounds[b + 1]]
-            if fold == COPY:
-                mine[:] = data
-            elif fold == AFTER:
-                op(mine, data, out=mine)
-            else:
-                op(data, mine, out=mine)
-    return memory

@@ -204,8 +204,10 @@ def bine(p: int) -> Schedule:
 
 
 rabenseifner.__doc__ = butterfly.recursive_halving.__doc__
-swing.__doc__ = f"all_reduce: recursive halving with other partners. {butterfly.swing.__doc__}"
-bine.__doc__ = f"all_reduce: recursive doubling with other partners. {butterfly.bine.__doc__}"
+swing.__doc__ = f"""all_reduce: recursive halving with other partners. {butterfly.swing.__doc__}
+    Cost: that of rabenseifner, over shorter ways."""
+bine.__doc__ = f"""all_reduce: recursive doubling with other partners. {butterfly.bine.__doc__}
+    Cost: that of recursive_doubling, over shorter ways."""
 
 
 def recursive_doubling(p: int) -> Schedule:
@@ -239,7 +241,10 @@ def scatter_ring(p: int) -> Schedule:
 
 
 def gather_ring(p: int) -> Schedule:
-    """reduce: reduce_scatter around the ring, then gather by a tree. The broadcast "ring" backwards."""
+    """reduce: reduce_scatter around the ring, then gather by a tree. The broadcast "ring" backwards.
+
+    Cost: log2 p + p-1 rounds, at most 2n(p-1)/p bytes. For large x.
+    """
     fold = reverse("reduce", circle.ring(p, -1))
     return sequence("reduce", fold, reverse("gather", tree.binomial_scatter(p)), slots=1, chunks=p)
 
@@ -252,14 +257,20 @@ def gather_then_broadcast(p: int) -> Schedule:
 
 
 def reduce_then_scatter(p: int) -> Schedule:
-    """reduce_scatter: reduce by a tree to rank 0, then scatter by one. Keeps the order of ranks."""
+    """reduce_scatter: reduce by a tree to rank 0, then scatter by one. Keeps the order of ranks.
+
+    Cost: 2 ceil(log2 p) rounds, of all p blocks on the way up.
+    """
     wide = tuple(s._replace(width=p) for s in reverse("reduce", tree.binomial(p)).streams)
     scatter = tree.binomial_scatter(p)
     return sequence("reduce_scatter", replace(scatter, streams=wide), scatter)
 
 
 def ordered_reduce(p: int, root: int = 0) -> Schedule:
-    """reduce: up the tree of rank 0, which keeps the order of ranks, and from there to root."""
+    """reduce: up the tree of rank 0, which keeps the order of ranks, and from there to root.
+
+    Cost: ceil(log2 p) rounds of n bytes, and one more where root is not rank 0.
+    """
     up = reverse("reduce", tree.binomial(p))
     if root == 0:
         return replace(up, root=root)

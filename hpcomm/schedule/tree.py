@@ -126,7 +126,11 @@ def _up_and_down(parent: np.ndarray, depth: np.ndarray, first: int, pieces: int)
 
 
 def double_tree_broadcast(p: int, chunks: int = 2) -> Schedule:
-    """broadcast: root feeds the roots of two trees over the other ranks, half of x through each."""
+    """broadcast: root feeds the roots of two trees over the other ranks, half of x through each.
+
+    Cost: about log2(p) + c rounds of n/c bytes in each tree, n bytes sent per rank (Sanders, Speck and Träff
+    2009). chunks: of both trees.
+    """
     pieces = max(1, chunks // 2)
     streams: list[Stream] = []
     for which, (parent, depth) in enumerate(two_trees(p - 1) if p > 1 else ()):

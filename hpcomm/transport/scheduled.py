@@ -95,7 +95,7 @@ class Own:
         self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self._tag = self._plans = 0
         self._kept: dict[Any, Executor] = {}
-        self._far = _far(self.mpi)
+        self._far = _far(self.mpi, MPI.Get_processor_name())
         self._table: dict[str, tuned.Choices] | None = None
         self._library: dict[tuple[str, str], MPI.Comm] = {}
 
@@ -151,7 +151,7 @@ class Own:
         self.mpi.Free()
 
 
-def _far(mpi: MPI.Comm) -> dict[int, int]:
+def _far(mpi: MPI.Comm, name: str) -> dict[int, int]:
     """{peer on another node: bytes that travel there without being announced}; where such a limit matters.
 
     Open MPI announces longer messages over TCP and waits for the answer, which waits behind all that the
@@ -159,7 +159,7 @@ def _far(mpi: MPI.Comm) -> dict[int, int]:
     """
     if mpi.size == 1 or controls.vendor() != "openmpi":
         return {}
-    node = zlib.crc32(MPI.Get_processor_name().encode())
+    node = zlib.crc32(name.encode())
     cards = np.empty((mpi.size, 2), np.int64)
     wait(mpi.Iallgather(np.array([node, controls.unannounced_bytes()], np.int64), cards))
     least = int(cards[:, 1].min())

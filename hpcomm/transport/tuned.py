@@ -26,7 +26,8 @@ __all__ = ["Choices", "read", "table_path"]
 class Choices(NamedTuple):
     """For one verb: up to how many bytes (of x, or of one block) each name serves, the last one for ever.
 
-    A name is an algorithm's; None: the library's default. A size is served by the nearest that was measured.
+    A name is an algorithm's; None: the library's default. A size is served by the nearest that was measured;
+    between one where the default was best and one where it was not, by the default.
     """
 
     limits: list[int]
@@ -36,9 +37,12 @@ class Choices(NamedTuple):
     def of(cls, rows: list[tuple[int, str | None]]) -> Choices:
         """From (bytes, name) as measured."""
         rows = sorted(rows)
-        changes = [(a, b) for a, b in pairwise(rows) if a[1] != b[1]]
-        first = rows[0][1] if rows else None
-        return cls([isqrt(a * b) for (a, _), (b, _) in changes], [first, *(name for _, (_, name) in changes)])
+        found = cls([], [rows[0][1] if rows else None])
+        for (a, one), (b, other) in pairwise(rows):
+            if one != other:
+                found.limits.append(b - 1 if one is None else a if other is None else isqrt(a * b))
+                found.names.append(other)
+        return found
 
     def name(self, nbytes: int) -> str | None:
         """Who serves a call of so many bytes."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hpcomm
-from hpcomm.schedule.prove import interpret_values
+from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.registry import ROOTED, algorithms, build, register, verbs
 from hpcomm.schedule.stream import AFTER, Schedule, Stream
 from hpcomm.transport import channels, scheduled
@@ -156,6 +156,18 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
         if comm.size > 1:
             assert len(executor.rounds[0][1].requests) > 4
         apart.close()
+
+
+def test_only_what_leaves_the_node_is_cut_by_what_travels_unannounced(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the least of all ranks, so that both ends cut alike; not at all where one of them does not know."""
+    monkeypatch.setattr(scheduled.controls, "vendor", lambda: "openmpi")
+    monkeypatch.setattr(scheduled.controls, "unannounced_bytes", lambda: 1000 + comm.rank)
+    away = [peer for peer in range(comm.size) if peer % 2 != comm.rank % 2]
+    assert scheduled._far(comm.mpi, f"node{comm.rank % 2}") == dict.fromkeys(away, 1000)
+    monkeypatch.setattr(scheduled.controls, "unannounced_bytes", lambda: 1000 * (comm.rank > 0))
+    assert scheduled._far(comm.mpi, f"node{comm.rank % 2}") == {}
 
 
 def test_messages_beyond_2_gib_travel_in_pieces_that_mpi_can_count() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpcomm.schedule.prove import interpret_values
+from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.registry import algorithms, build
 from hpcomm.transport.local import run
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import sim
+from hpcomm import fit, sim
 from hpcomm.__main__ import main
 from hpcomm.schedule.registry import algorithms, build, verbs
 from hpcomm.schedule.stream import COPY, Schedule
@@ -226,6 +226,41 @@ def test_a_machine_file_with_a_word_too_many_is_refused(tmp_path: Any) -> None:
     (tmp_path / "m.json").write_text(json.dumps({"name": "m", "latence": 1}))
     with pytest.raises(hpcomm.ConfigError, match="a machine has no latence"):
         machine(str(tmp_path / "m.json"))
+
+
+POINTS = [
+    {"bytes": n, "seconds": t, "fold": 1e-10, "copy": 2e-10, "one_round": 4e-6, "two_rounds": 5.5e-6}
+    for n, t in ((8, 1e-6), (1024, 2e-6), (4096, 9e-6), (8192, 11e-6))
+]
+
+
+def test_a_fit_goes_through_what_was_measured_with_straight_lines_between(tmp_path: Any) -> None:
+    """By hand: a round, what the message takes beyond it, its fold, the copies of x, turns on cores."""
+    (tmp_path / "here.json").write_text(json.dumps(fit.fitted(POINTS) | {"cores": 2}))
+    on = machine(str(tmp_path / "here.json"))
+    for nbytes, beyond in ((8, 0.0), (1024, 1e-6), (2560, 4.5e-6), (8192, 10e-6), (16384, 14e-6)):
+        want = 4e-6 + beyond + (1e-10 + 2e-10) * nbytes
+        found = predict("all_reduce", "recursive_doubling", 2, nbytes, on)
+        assert found.seconds == pytest.approx(want, rel=1e-9), nbytes
+    alone = predict("all_reduce", "ring", 3, 600, replace(on, cores=3)).seconds
+    assert predict("all_reduce", "ring", 3, 600, on).seconds == pytest.approx(1.5 * alone)
+
+
+def test_a_fit_says_how_far_off_it_is_apart_where_ranks_share_cores(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def job(ranks: int, part: str) -> list[dict[str, Any]]:
+        if part == "pingpong":
+            return POINTS
+        seconds = predict("all_reduce", "ring", ranks, 512, machine(str(tmp_path / "m.json"))).seconds
+        return [{"algorithm": "ring", "ranks": ranks, "bytes": 512, "seconds": seconds / (ranks - 1)}]
+
+    monkeypatch.setattr(fit, "_job", job)
+    monkeypatch.setattr(fit, "cores", lambda: 2)
+    assert main(["sim", "--fit", str(tmp_path / "m.json")]) == 0
+    said = capsys.readouterr().out
+    assert "  2 ranks, a core each: 0%, largest 0%" in said
+    assert "  3 ranks, sharing 2 cores: 100%, largest 100%" in said
 
 
 def test_sim_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
