@@ -20,13 +20,11 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0  # for one test
-MODULES: list[Any] = []  # torch's, one for each backend that its tests are decorated for
 WORST = ("hung", "failed", "skipped", "passed")
 
 
@@ -87,33 +85,20 @@ def names() -> list[str]:
 
 
 def the_suite() -> Any:
-    """torch's class of tests; for "mpi" also those that it prescribes for gloo by name."""
+    """torch's class of tests, with what it forbids "mpi" by name lifted."""
     from torch.testing._internal.common_distributed import DistTestCases
-    from torch.testing._internal.common_utils import TestCase
 
     for backends in DistTestCases.skip_collective.values():
         backends.discard("mpi")
     for feature in ("cuda", "ddp", "gpu", "subgroup"):  # what needs a GPU in fact says so itself
         DistTestCases.backend_feature[feature].add("mpi")
-    backend = os.environ["BACKEND"]
-    suite: Any = type("Suite", (TestCase, tests_for(backend)), {})
-    if backend == "mpi":
-        theirs = tests_for("gloo")
-        for name in dir(theirs):
-            test = getattr(suite, name, None)
-            if name.startswith("test_") and getattr(test, "__unittest_skip__", False):
-                setattr(suite, name, getattr(theirs, name))
-    return suite
+    from torch.testing._internal.common_utils import TestCase
+    from torch.testing._internal.distributed import distributed_test
 
+    class Suite(TestCase, distributed_test.DistributedTest._DistTestBase):  # type: ignore[misc]
+        pass
 
-def tests_for(backend: str) -> Any:
-    """The tests as they are decorated where the environment names this backend."""
-    was, os.environ["BACKEND"] = os.environ["BACKEND"], backend
-    sys.modules.pop("torch.testing._internal.distributed.distributed_test", None)
-    module = import_module("torch.testing._internal.distributed.distributed_test")
-    module.BACKEND = os.environ["BACKEND"] = was  # what the tests themselves ask
-    MODULES.append(module)
-    return module.DistributedTest._DistTestBase
+    return Suite
 
 
 def run_job(rest: list[str], n: int, backend: str, done: dict[str, list[str]]) -> None:
@@ -203,10 +188,11 @@ def as_rank() -> None:
 def run_test(suite: Any, name: str, world: Any) -> tuple[str, str]:
     import unittest
 
+    from torch.testing._internal.distributed.distributed_test import Barrier
+
     if world.rank == 0:
-        MODULES[0].Barrier.init()
-    for module in MODULES:
-        module.Barrier.barrier_id = 0
+        Barrier.init()
+    Barrier.barrier_id = 0
     world.Barrier()
     test = suite(name)
     test.rank, test.world_size = world.rank, world.size
