@@ -38,6 +38,7 @@ __all__ = ["Near", "carrier"]
 Tensor = torch.Tensor
 _PIECE = 512 * 1024  # bytes of a shelf's place
 _PLACES = 3  # a piece is laid while the one before is folded, and the one before that is taken
+_NEAR_S = 2e-4  # within a call another rank is not far; a thread in the background does not sleep yet
 _HEAD = 4096  # bytes before them; the number of the last meeting a rank has come to
 _SHELF = _HEAD + _PLACES * _PIECE
 _MOST = 16  # ranks; more have many cores, and algorithms of many steps
@@ -140,14 +141,17 @@ class Near(Far):
     def _wait(self, count: int) -> None:
         begin = time.monotonic()
         look = begin + LOOK_S
-        leave = pause if threading.current_thread() is threading.main_thread() else rest
+        in_front = threading.current_thread() is threading.main_thread()
         seconds = self.call[1]
         while missing := [rank for rank, at in self._others if self._words[at] < count]:
             waited = (now := time.monotonic()) - begin
             if now > look or waited > seconds:
                 look = now + LOOK_S
                 self.gate.check(missing, waited, *self.call[1:])
-            leave(waited)
+            if in_front or waited < _NEAR_S:
+                pause(waited)
+            else:
+                rest(waited)
 
     def _through(self, pieces: int, *stages: Callable[[int, int], None]) -> None:
         """Every piece through every stage(piece, its place), with a meeting between two stages."""

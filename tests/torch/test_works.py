@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import hpcomm
 from hpcomm.torch_backend.far import Far
+from hpcomm.torch_backend.near import Near
 
 
 def test_background_calls_keep_their_order_and_let_the_caller_go_on(rank: int, size: int) -> None:
@@ -105,6 +106,30 @@ def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int,
     if rank == size - 1:
         with pytest.raises(hpcomm.PeerFailedError, match="gave up"):
             dist.all_reduce(torch.ones(2), group=group)
+
+
+def test_a_rank_that_stands_still_in_the_middle_of_a_call_is_named(rank: int, size: int) -> None:
+    """All have come to the gate, and some pieces have gone through shared memory."""
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=0.5))
+    carrier = group._by
+    if not isinstance(carrier, Near):
+        pytest.skip("the ranks share no memory")
+    if rank == size - 1:
+        go_on, meetings = carrier._together, [0]
+
+        def stand_still() -> None:
+            meetings[0] += 1
+            if meetings[0] == 3:
+                time.sleep(1.5)
+            go_on()
+
+        carrier._together = stand_still  # type: ignore[method-assign]
+    missing = r"ranks? \d" if rank == size - 1 else f"rank {size - 1}\n"
+    with pytest.raises(hpcomm.WaitTimeoutError, match=rf"all_reduce\(float32 .*waited .* s for {missing}"):
+        dist.all_reduce(torch.ones(2_000_000), group=group)
+    with pytest.raises(hpcomm.WaitTimeoutError):
+        dist.barrier(group)
+    dist.barrier()
 
 
 def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
