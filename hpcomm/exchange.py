@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
@@ -41,6 +42,7 @@ else:
 
 __all__ = ["Exchange", "Rows", "channel", "datatype", "meet", "memory", "set_zero", "strided"]
 
+_ONE_BY_ONE = 8  # requests up to which mpi4py is quicker in starting each than all from a list
 _LONG = 32 << 10  # bytes of a view in one piece that is worth a message of its own
 _FEW = 4  # messages that cost less than the handshake before a longer one
 
@@ -131,8 +133,16 @@ class Exchange:
             raise error.located(verb, comm) from None
         self._under_way = False
         self._going: list[Plan] = []
-        self._plain = bool(self._requests) and not (self._before or self._after or self._here or self._plans)
-        self._startall, self._waitall = MPI.Prequest.Startall, MPI.Request.Waitall
+        self._starts: list[Any] = []
+        self._waits: list[Any] = []
+        if len(self._requests) <= _ONE_BY_ONE:
+            self._starts = [request.Start for request in self._requests]
+            self._waits = [request.Wait for request in self._requests]
+        else:
+            self._starts = [partial(MPI.Prequest.Startall, self._requests)]
+            self._waits = [partial(MPI.Request.Waitall, self._requests)]
+        more = self._before or self._after or self._here or self._plans
+        self._round = () if more else (*self._starts, *self._waits)  # nothing but messages: no detour
 
     def start(self) -> None:
         """Begin.
@@ -150,8 +160,8 @@ class Exchange:
             site.device.wait(site.place.stream(), site.event)
         for to, source in self._before:
             to[...] = source.array[source.at] if isinstance(source, Rows) else source
-        if self._requests:
-            self._startall(self._requests)
+        for begin in self._starts:
+            begin()
         for plan in self._plans:
             plan.start()
             self._going.append(plan)
@@ -173,8 +183,8 @@ class Exchange:
         try:
             if timeout is not None:
                 self._poll(timeout)
-            if self._requests:
-                self._waitall(self._requests)
+            for end in self._waits:
+                end()
             while self._going:
                 self._going[0].wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
                 del self._going[0]
@@ -188,10 +198,10 @@ class Exchange:
             site.device.record(site.event, site.place.stream())
 
     def __call__(self, timeout: float | None = None) -> None:
-        if self._plain and timeout is None and not self._under_way:  # nothing but messages: no detour
+        if self._round and timeout is None and not self._under_way:
             try:
-                self._startall(self._requests)
-                self._waitall(self._requests)
+                for act in self._round:
+                    act()
             except MPI.Exception as error:
                 raise transport.failure(error, self._verb, self._comm) from None
             return
@@ -211,9 +221,8 @@ class Exchange:
         for site in self._sites:
             site.device.destroy_event(site.event)
         self._requests, self._types, self._before, self._after, self._here = [], [], [], [], []
-        self._plans, self._sites = [], []
+        self._plans, self._sites, self._starts, self._waits, self._round = [], [], [], [], ()
         self._keep = None  # type: ignore[assignment]
-        self._plain = False
 
     @property
     def messages(self) -> int:

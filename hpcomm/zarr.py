@@ -24,6 +24,8 @@ else:
 
 __all__ = ["load", "read_into", "save"]
 
+_COMPLETE = "all_chunks_written"  # attribute of an array
+
 
 def save(
     fields: Field | Sequence[Field], path: files.PathLike, *, chunks: Chunks = True, **options: Any
@@ -54,6 +56,9 @@ def save(
     except HpcommError as error:
         raise error.located("save", comm) from None
 
+    # zarr reads a chunk that is not there as empty; so all are written, and a lost one can be told
+    all_of_them = bool(dict(options.get("config") or {}).get("write_empty_chunks", True))
+
     def create() -> None:
         if path.exists() and not (path / "zarr.json").exists():
             raise OSError("something else is there")
@@ -62,13 +67,14 @@ def save(
             made = group.create_array(
                 field.name, shape=field.shape, chunks=shape, dtype=files.storage_of(field), **options
             )
-            made.attrs["unit"] = field.unit
+            made.attrs.update({"unit": field.unit, _COMPLETE: all_of_them})
 
     def write() -> None:
         group = zarr.open_group(part, mode="r+")
-        for field, own in zip(fields, shares, strict=True):
-            if own is not None:
-                group[field.name][own[0].slices()] = own[1]
+        with zarr.config.set({"array.write_empty_chunks": all_of_them}):
+            for field, own in zip(fields, shares, strict=True):
+                if own is not None:
+                    group[field.name][own[0].slices()] = own[1]
 
     with files.beside(comm, path) as part:
         files.agree(comm, files.on_root(comm, create), "save", path)
@@ -161,6 +167,9 @@ def _look(path: Path, name: str | None) -> tuple[Path, str, tuple[int, ...], Any
     dtype = np.dtype(store.dtype)
     if dtype.kind not in "biufc":
         raise ValueError(f"it holds {dtype}, which no field does")
+    lost = store.nchunks - store.nchunks_initialized if store.attrs.get(_COMPLETE) else 0
+    if lost:
+        raise ValueError(f"{lost} of its {store.nchunks} chunks are lost")
     unit = str(store.attrs.get("unit", ""))
     return path, wanted, tuple(store.shape), np.dtype(dtype.newbyteorder("=").str), unit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from test_devices import comm, device, found_races, path
 
 import hpcomm
 from hpcomm import Field, Halo, Partition, Points, Redistribution, checkpoint, hdf5, io, zarr
+from hpcomm.apps import _library, gpu_demo, overlap_demo
+from hpcomm.apps._library import Library
 from hpcomm.checksum import checksum
 from hpcomm.device import driver, model
 
@@ -271,3 +274,33 @@ def test_what_a_device_cannot_do_is_refused(comm: hpcomm.Communicator) -> None:
     if comm.size > 1:
         with pytest.raises(hpcomm.LayoutError, match="does not expect"):
             turn(x)
+
+
+class Model(Library):
+    """The model's arrays, as the apps would have CuPy's."""
+
+    name, on_device = "model", True
+
+    def there(self, x: Any) -> Any:
+        return model.asarray(x)
+
+    def here(self, x: Any) -> Any:
+        return x.get()
+
+    def start_products(self, a: Any, times: int) -> Callable[[], bool]:
+        return lambda: True
+
+
+def test_the_apps_show_a_device_where_there_is_one(
+    comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_library, "find", lambda: (Model(), []))
+    monkeypatch.setattr(gpu_demo, "SPAN_S", 0.0)
+    assert gpu_demo.main(["--most", "4096"]) == 0
+    assert overlap_demo.main(["--bytes", "4000"]) == 0
+    if comm.rank == 0:
+        said = capsys.readouterr().out
+        assert re.findall(r"^(\w+) +4096 ", said, re.MULTILINE) == ["naive", "pipeline", "auto"]
+        if comm.size > 1:
+            assert re.search(r"^auto: .*by ipc, through the slab", said, re.MULTILINE)
+            assert re.search(r"^pipeline: .*HPCOMM_GPU=pipeline forces it", said, re.MULTILINE)

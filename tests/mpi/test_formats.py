@@ -144,6 +144,27 @@ def test_a_full_disk_leaves_what_was_there(comm: Any, folder: Path, kind: str) -
     assert (field.inner == 7).all()
 
 
+def cut_file(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("spoil", [cut_file, Path.unlink])
+def test_a_damaged_store_is_refused_and_the_field_stays(
+    comm: Any, folder: Path, kind: str, spoil: Callable[[Path], Any]
+) -> None:
+    path = folder / "x"
+    field = filled(comm, Partition((6, 4), {"x": comm.size}, (None, "x")), "float64", name="T")
+    field.inner[...] = 0 if kind == "zarr" else field.inner  # zarr by itself would leave such chunks away
+    save(kind, field, path, chunks=[3, 4])
+    if comm.rank == 0:
+        spoil(path / "T" / "c" / "1" / "0" if kind == "zarr" else path)
+    comm.barrier()
+    field.inner[...] = -1
+    with pytest.raises(hpcomm.TransportError, match=r"load of .*x failed on rank 0"):
+        MODULES[kind.split()[0]].read_into(field, path)
+    assert (field.inner == -1).all()
+
+
 class Killed(BaseException):
     """Nobody cleans up after it, as after a signal."""
 

@@ -112,6 +112,22 @@ def test_raw_numbers_lie_at_their_offset(comm: Any, folder: Path) -> None:
         io.read_raw(back, path, offset=12)
 
 
+def test_places_past_four_gibibytes_and_data_in_several_pieces(
+    comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sparse file, which takes no room, and with pieces that are smaller than a C int allows."""
+    path, far = folder / "raw", (5 << 30) + 3
+    field = filled(comm, Partition((9, 7), {"p": comm.size}, (None, "p")), "float64")
+    for piece in (1 << 30, 40):
+        monkeypatch.setattr(io, "_PIECE", piece)
+        for collective in (True, False):
+            io.write_raw(field, path, far, collective=collective)
+            back = Field(comm, (9, 7))
+            io.read_raw(back, path, far, collective=collective)
+            assert (back.all_gather() == values((9, 7), "float64")).all()
+            comm.barrier()
+
+
 def test_a_file_that_numpy_wrote_becomes_a_field(comm: Any, folder: Path) -> None:
     whole = np.arange(24, dtype="i2").reshape(4, 6)
     if comm.rank == 0:
