@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .field import Field
     from .halo import Halo
     from .mesh import Mesh
-    from .mpmd.program import join
+    from .mpmd.join import join
     from .p2p import P2POp, Status, batch_isend_irecv
     from .partition import Box, Partition, Points
     from .plan import Plan
@@ -103,7 +103,7 @@ _HOMES = {
     "as_buffer": "buffer",
     "batch_isend_irecv": "p2p",
     "from_torch": "torch_backend.bridge",
-    "join": "mpmd.program",
+    "join": "mpmd.join",
     "premul_sum": "reduction",
     "wait_all": "request",
     "wait_any": "request",

@@ -7,9 +7,7 @@ bilinear        2      no         latlon, gaussian, plane
 conservative    1      yes        cells: overlap areas (Jones 1999)
 conservative2   2      yes        cells: with gradients of the source (Kritsikis et al. 2017)
 
-On the sphere everything is done in three dimensions, so no pole and no date line is special. Cells given
-by vertices have great circles as edges; cells of latlon and gaussian grids have parallels among
-themselves, and great circles against cells. SciPy's trees and sparse matrices do the heavy work.
+SciPy's trees and sparse matrices do the heavy work; grid.py has the grids.
 
 Points that are not given (masked, land) do not count: a target cell takes the mean over the part of it that
 is covered, `Weights.fraction` says how large that is, and a point that nothing reaches keeps its value.
@@ -25,6 +23,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ConfigError
+from .geometry import across, between, beyond_poles, clipped, meetings, moments, rectangle_moments, repeated
+from .grid import (
+    Cells,
+    Gaussian,
+    Grid,
+    LatLon,
+    Plane,
+    Points,
+    Rectangles,
+    areas_against,
+    from_spec,
+    size_of,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,6 +52,7 @@ __all__ = [
     "Plane",
     "Points",
     "Weights",
+    "areas_against",
     "from_spec",
     "weights",
     "weights_between",
@@ -49,191 +61,6 @@ __all__ = [
 MAPPINGS = ("nearest", "idw", "bilinear", "conservative", "conservative2")
 _FAR = 8.0  # farther than anything on the unit sphere is from anything else
 _DIGITS = 12  # to which distances count as equal; then the lower index wins, whatever the partition
-
-
-# -- grids -------------------------------------------------------------------------------------------
-
-
-class _Rectangles:
-    """Cells that are products of intervals: u x v, numbered row by row: index = j * nu + i."""
-
-    kind = ""
-    sphere = True
-
-    def __init__(self, u: Array, v: Array) -> None:
-        self.u_edges, self.v_edges = u, v
-        self.nu, self.nv = len(u) - 1, len(v) - 1
-
-    @property
-    def size(self) -> int:
-        return self.nu * self.nv
-
-    @cached_property
-    def u_centres(self) -> Array:
-        return (self.u_edges[1:] + self.u_edges[:-1]) / 2
-
-    @cached_property
-    def v_centres(self) -> Array:
-        return (self.v_edges[1:] + self.v_edges[:-1]) / 2
-
-    def at(self, points: Indices) -> tuple[Indices, Indices]:
-        return points // self.nu, points % self.nu
-
-    def centres(self, points: Indices) -> Array:
-        """Where the values live: (points, 3) on the unit sphere, (points, 2) on a plane."""
-        j, i = self.at(points)
-        return self.place(self.u_centres[i], self.v_centres[j])
-
-    def corners(self, points: Indices) -> Array:
-        """(points, 4, 3 or 2), anticlockwise seen from outside."""
-        j, i = self.at(points)
-        u, v = self.u_edges, self.v_edges
-        around = [(u[i], v[j]), (u[i + 1], v[j]), (u[i + 1], v[j + 1]), (u[i], v[j + 1])]
-        return np.stack([self.place(a, b) for a, b in around], axis=1)
-
-    def place(self, u: Array, v: Array) -> Array:
-        return np.stack([u, v], axis=-1)
-
-    def areas(self, points: Indices) -> Array:
-        """Of the cells; on the unit sphere, so that all of them are 4π."""
-        j, i = self.at(points)
-        return np.diff(self.u_edges)[i] * np.diff(self.heights)[j]
-
-    @property
-    def heights(self) -> Array:
-        """v such that du dv is area."""
-        return self.v_edges
-
-
-class Plane(_Rectangles):
-    """nx x ny cells of a rectangle x0, x1, y0, y1."""
-
-    kind, sphere = "plane", False
-
-    def __init__(self, nx: int, ny: int, bounds: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)) -> None:
-        super().__init__(np.linspace(bounds[0], bounds[1], nx + 1), np.linspace(bounds[2], bounds[3], ny + 1))
-
-
-class _Sphere(_Rectangles):
-    """u: longitude, v: latitude, in radians; the area of a cell is du d(sin v)."""
-
-    def place(self, u: Array, v: Array) -> Array:
-        return np.stack([np.cos(v) * np.cos(u), np.cos(v) * np.sin(u), np.sin(v)], axis=-1)
-
-    @property
-    def heights(self) -> Array:
-        return np.sin(self.v_edges)
-
-
-class LatLon(_Sphere):
-    """nlat x nlon cells of equal angles, from the south pole, from longitude 0."""
-
-    kind = "latlon"
-
-    def __init__(self, nlat: int, nlon: int) -> None:
-        super().__init__(np.linspace(0, 2 * np.pi, nlon + 1), np.linspace(-np.pi / 2, np.pi / 2, nlat + 1))
-
-
-class Gaussian(_Sphere):
-    """nlat Gaussian latitudes with their weights as areas x nlon longitudes, from the south."""
-
-    kind = "gaussian"
-
-    def __init__(self, nlat: int, nlon: int) -> None:
-        z, w = np.polynomial.legendre.leggauss(nlat)
-        edges = np.concatenate(([-1.0], np.cumsum(w) - 1.0))
-        edges[-1] = 1.0
-        super().__init__(np.linspace(0, 2 * np.pi, nlon + 1), np.arcsin(edges))
-        self._latitudes = np.arcsin(z)
-
-    @cached_property
-    def v_centres(self) -> Array:
-        return self._latitudes
-
-
-class Points:
-    """Points anywhere: this rank's own, in the order of its field's points.
-
-    Args:
-        coordinates: (points, 2): longitude and latitude in degrees, or x and y.
-    """
-
-    kind = "points"
-
-    def __init__(self, coordinates: Any, *, sphere: bool = True) -> None:
-        self.coordinates = np.asarray(coordinates, float)
-        self.sphere = sphere
-
-    def centres(self, points: Indices) -> Array:
-        return _placed(self.coordinates, self.sphere)
-
-    def part(self, which: Indices) -> Points:
-        return Points(self.coordinates[which], sphere=self.sphere)
-
-
-class Cells:
-    """Convex cells given by their vertices: this rank's own, in the order of its field's points.
-
-    Args:
-        vertices: (cells, vertices, 2): longitude and latitude in degrees, or x and y, anticlockwise; a
-            cell with fewer vertices repeats its last one.
-    """
-
-    kind = "cells"
-
-    def __init__(self, vertices: Any, *, sphere: bool = True) -> None:
-        self.vertices = np.asarray(vertices, float)
-        self.sphere = sphere
-
-    def corners(self, points: Indices) -> Array:
-        return _placed(self.vertices, self.sphere)
-
-    def centres(self, points: Indices) -> Array:
-        area, moment = _moments(self.corners(points))
-        return _on_surface(moment / area[:, None], self.sphere)
-
-    def areas(self, points: Indices) -> Array:
-        return _moments(self.corners(points))[0]
-
-    def part(self, which: Indices) -> Cells:
-        return Cells(self.vertices[which], sphere=self.sphere)
-
-
-Grid = Plane | LatLon | Gaussian | Points | Cells
-
-
-def from_spec(spec: Any) -> Any:
-    """The grid that a spec describes; of points and cells only the kind stands there."""
-    if spec.kind == "plane":
-        return Plane(spec.shape[0], spec.shape[1], spec.bounds)
-    if spec.kind in ("latlon", "gaussian"):
-        return (LatLon if spec.kind == "latlon" else Gaussian)(*spec.shape)
-    raise ConfigError(
-        f"grid {spec.name!r} is of kind {spec.kind}: its coordinates are the program's",
-        "grid",
-        "hpcomm.regrid.Points(coordinates) or hpcomm.regrid.Cells(vertices)",
-    )
-
-
-def _placed(coordinates: Array, sphere: bool) -> Array:
-    if not sphere:
-        return coordinates
-    lon, lat = np.radians(coordinates[..., 0]), np.radians(coordinates[..., 1])
-    return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=-1)
-
-
-def _on_surface(x: Array, sphere: bool) -> Array:
-    return x / np.linalg.norm(x, axis=-1, keepdims=True) if sphere else x
-
-
-def areas_against(grid: Any, points: Indices, other_kind: str | None) -> Array:
-    """Areas with the edges that overlaps with a grid of that kind have: see the top of this file."""
-    if "cells" in (grid.kind, other_kind):
-        return _moments(grid.corners(points))[0]
-    return np.asarray(grid.areas(points))
-
-
-# -- weights -----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -315,18 +142,12 @@ def weights(
         given: indices of the source points that there are; None: all.
         points: indices of the target points; None: all.
     """
-    here = np.arange(_size(source)) if given is None else np.asarray(given, np.int64)
-    there = np.arange(_size(target)) if points is None else np.asarray(points, np.int64)
-    shapes = _shapes(source, np.arange(_size(source)), mapping)[here]
+    here = np.arange(size_of(source)) if given is None else np.asarray(given, np.int64)
+    there = np.arange(size_of(target)) if points is None else np.asarray(points, np.int64)
+    shapes = _shapes(source, np.arange(size_of(source)), mapping)[here]
     if isinstance(target, (Points, Cells)) and points is not None:
         target = target.part(there)
     return _Mapper(source, target, there, mapping, neighbours).weights(here, shapes)
-
-
-def _size(grid: Any) -> int:
-    if isinstance(grid, _Rectangles):
-        return grid.size
-    return len(grid.coordinates if isinstance(grid, Points) else grid.vertices)
 
 
 def weights_between(
@@ -369,7 +190,7 @@ class _Card:
 
     @classmethod
     def of(cls, grid: Any, points: Indices, is_giver: bool, mapping: str) -> _Card:
-        kept = grid if is_giver and isinstance(grid, _Rectangles) else None
+        kept = grid if is_giver and isinstance(grid, Rectangles) else None
         if not len(points):
             wide = 3 if grid.sphere else 2
             return cls(is_giver, kept, (np.full(wide, np.inf), np.full(wide, -np.inf)), 0.0)
@@ -474,14 +295,14 @@ class _Mapper:
             if s.sphere
             else x.T
         )
-        i, a = _between(s.u_centres, u, 2 * np.pi if s.sphere else None)
-        j, b = _between(_beyond_poles(s.v_centres) if s.sphere else s.v_centres, v, None)
+        i, a = between(s.u_centres, u, 2 * np.pi if s.sphere else None)
+        j, b = between(beyond_poles(s.v_centres) if s.sphere else s.v_centres, v, None)
         j = j - 1 if s.sphere else j
         n = len(self.points)
         rows, columns, values = [], [], []
         for dj, wb in ((0, 1 - b), (1, b)):
             for di, wa in ((0, 1 - a), (1, a)):
-                columns.append(_across(s, i + di, j + dj))
+                columns.append(across(s, i + di, j + dj))
                 rows.append(np.arange(n))
                 values.append(wa * wb)
         row, column, value = (np.concatenate(part) for part in (rows, columns, values))
@@ -507,7 +328,7 @@ class _Mapper:
         which, there = self._source_neighbours(given, shapes[:, 0])
         owner, neighbour, gradient = _gradients(shapes[:, 0], which, there, bool(self.target.sphere))
         first = np.searchsorted(owner, np.arange(len(given) + 1))
-        k, nth = _repeated(np.diff(first)[column])
+        k, nth = repeated(np.diff(first)[column])
         e = first[column][k] + nth
         more = (way[k] * gradient[e]).sum(axis=1) * (area / covered[row])[k]
         return (
@@ -521,18 +342,18 @@ class _Mapper:
         """With the edges that overlaps are computed with."""
         t = self.target
         return np.asarray(
-            t.areas(self.points) if self._both_rectangles else _moments(t.corners(self.points))[0]
+            t.areas(self.points) if self._both_rectangles else moments(t.corners(self.points))[0]
         )
 
     def _source_neighbours(self, given: Indices, x: Array) -> tuple[Indices, Any]:
         """Eight cells around each source cell (positions in given), and which of them there are."""
-        if not isinstance(self.source, _Rectangles):
+        if not isinstance(self.source, Rectangles):
             which = _near(x, 8)
             return which, np.ones(which.shape, bool)
         s = self.source
         j, i = s.at(given)
         around = [(a, b) for b in (-1, 0, 1) for a in (-1, 0, 1) if a or b]
-        index = np.stack([_across(s, i + a, j + b) for a, b in around], axis=1)
+        index = np.stack([across(s, i + a, j + b) for a, b in around], axis=1)
         inside = np.ones(index.shape, bool)
         if not s.sphere:
             inside = np.stack(
@@ -544,7 +365,7 @@ class _Mapper:
 
     @property
     def _both_rectangles(self) -> bool:
-        return isinstance(self.source, _Rectangles) and isinstance(self.target, _Rectangles)
+        return isinstance(self.source, Rectangles) and isinstance(self.target, Rectangles)
 
     def _overlaps(self, given: Indices, shapes: Array) -> tuple[Indices, Indices, Array, Array]:
         """(target, source, area, moment) of each overlap; moment: the integral of the position over it."""
@@ -554,25 +375,25 @@ class _Mapper:
 
     def _source_moments(self, given: Indices, shapes: Array) -> tuple[Array, Array]:
         if not self._both_rectangles:
-            return _moments(shapes[:, 1:])
+            return moments(shapes[:, 1:])
         s = self.source
         j, i = s.at(given)
-        return _rectangle_moments(s.sphere, s.u_edges[i], s.u_edges[i + 1], s.heights[j], s.heights[j + 1])
+        return rectangle_moments(s.sphere, s.u_edges[i], s.u_edges[i + 1], s.heights[j], s.heights[j + 1])
 
     def _rectangle_overlaps(self, given: Indices) -> tuple[Indices, Indices, Array, Array]:
         s, t = self.source, self.target
         j, i = t.at(self.points)
-        u_first, u_source, u_low, u_high = _meetings(t.u_edges, s.u_edges)
-        v_first, v_source, v_low, v_high = _meetings(t.heights, s.heights)
+        u_first, u_source, u_low, u_high = meetings(t.u_edges, s.u_edges)
+        v_first, v_source, v_low, v_high = meetings(t.heights, s.heights)
         nu, nv = np.diff(u_first)[i], np.diff(v_first)[j]
-        row, nth = _repeated(nu * nv)
+        row, nth = repeated(nu * nv)
         a, b = u_first[i][row] + nth % nu[row], v_first[j][row] + nth // nu[row]
         index = v_source[b] * s.nu + u_source[a]
         at = np.searchsorted(given, index)
         at[at == len(given)] = 0
         kept = given[at] == index
         row, at, a, b = row[kept], at[kept], a[kept], b[kept]
-        return row, at, *_rectangle_moments(t.sphere, u_low[a], u_high[a], v_low[b], v_high[b])
+        return row, at, *rectangle_moments(t.sphere, u_low[a], u_high[a], v_low[b], v_high[b])
 
     def _polygon_overlaps(self, shapes: Array) -> tuple[Indices, Indices, Array, Array]:
         from scipy.spatial import cKDTree
@@ -585,7 +406,7 @@ class _Mapper:
         row = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
         column = np.concatenate([np.asarray(each, np.int64) for each in lists]) if len(row) else row
         parts = np.array_split(np.arange(len(row)), max(1, len(row) // 50_000))
-        pieces = [_moments(_clipped(mine[row[part]], corners[column[part]])) for part in parts]
+        pieces = [moments(clipped(mine[row[part]], corners[column[part]])) for part in parts]
         area, moment = (np.concatenate(part) for part in zip(*pieces, strict=True))
         kept = area > 1e-15
         return row[kept], column[kept], area[kept], moment[kept]
@@ -599,132 +420,6 @@ def _sparse() -> Any:
             "mappings between grids need SciPy", "regrid", "pip install 'hpcomm[mpmd]'"
         ) from None
     return scipy.sparse
-
-
-def _repeated(counts: Indices) -> tuple[Indices, Indices]:
-    k = np.repeat(np.arange(len(counts)), counts)
-    return k, np.arange(len(k)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-# -- rectangles ----------------------------------------------------------------------------------------
-
-
-def _between(centres: Array, x: Array, period: float | None) -> tuple[Indices, Array]:
-    """The centre below each x, and how far x is on the way to the next; up to half a way beyond the last."""
-    if period is not None:
-        centres = np.concatenate(([centres[-1] - period], centres, [centres[0] + period]))
-    at = np.clip(np.searchsorted(centres, x, "right") - 1, 0, len(centres) - 2)
-    share = (x - centres[at]) / (centres[at + 1] - centres[at])
-    share = np.where(np.abs(share) < 1e-13, 0.0, np.where(np.abs(share - 1) < 1e-13, 1.0, share))
-    return at - (period is not None), share if period is not None else np.clip(share, -0.5, 1.5)
-
-
-def _beyond_poles(latitudes: Array) -> Array:
-    """With the first and last row once more, seen across the poles."""
-    return np.concatenate(([-np.pi - latitudes[0]], latitudes, [np.pi - latitudes[-1]]))
-
-
-def _across(grid: Any, i: Indices, j: Indices) -> Indices:
-    """Index of column i and row j; a row beyond a pole is that row, half way round."""
-    if grid.sphere:
-        beyond = (j < 0) | (j >= grid.nv)
-        i = np.where(beyond, i + grid.nu // 2, i) % grid.nu
-        j = np.where(j < 0, 0, np.where(j >= grid.nv, grid.nv - 1, j))
-    return np.asarray(j * grid.nu + i, np.int64)
-
-
-def _meetings(target: Array, source: Array) -> tuple[Indices, Indices, Array, Array]:
-    """Where intervals between ascending edges meet: (first of each target, source, low, high)."""
-    edges = np.union1d(target, source)
-    edges = edges[np.concatenate(([True], np.diff(edges) > 1e-13))]
-    edges = edges[
-        (edges >= max(target[0], source[0]) - 1e-13) & (edges <= min(target[-1], source[-1]) + 1e-13)
-    ]
-    middle = (edges[1:] + edges[:-1]) / 2
-    t, s = (np.searchsorted(e, middle, "right") - 1 for e in (target, source))
-    return np.searchsorted(t, np.arange(len(target))), s, edges[:-1], edges[1:]
-
-
-def _rectangle_moments(sphere: bool, u0: Array, u1: Array, h0: Array, h1: Array) -> tuple[Array, Array]:
-    """(area, integral of the position) over u0..u1 x h0..h1; on the sphere h = sin of the latitude."""
-    area = (u1 - u0) * (h1 - h0)
-    if not sphere:
-        return area, area[:, None] * np.stack([(u0 + u1) / 2, (h0 + h1) / 2], axis=1)
-    f0, f1 = ((h * np.sqrt(np.maximum(1 - h * h, 0)) + np.arcsin(np.clip(h, -1, 1))) / 2 for h in (h0, h1))
-    x, y = (np.sin(u1) - np.sin(u0)) * (f1 - f0), (np.cos(u0) - np.cos(u1)) * (f1 - f0)
-    return area, np.stack([x, y, (u1 - u0) * (h1 - h0) * (h1 + h0) / 2], axis=1)
-
-
-# -- polygons ------------------------------------------------------------------------------------------
-
-
-def _moments(corners: Array) -> tuple[Array, Array]:
-    """(area, integral of the position) of convex polygons, (n, k, 2 or 3); on the sphere by great circles.
-
-    Triangles fan out from the first corner. The area of a spherical one by Eriksson (1990), from
-    differences of corners, so that small ones are as exact as large ones. The integral of the position
-    over a spherical polygon is half the sum of arc length times normal over its edges.
-    """
-    if corners.shape[2] == 2:
-        a, b, c = corners[:, :1], corners[:, 1:-1], corners[:, 2:]
-        double = (b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0]
-        moment = ((a + b + c) * double[..., None]).sum(axis=1) / 6
-        return double.sum(axis=1) / 2, moment
-    a, b, c = corners[:, :1], corners[:, 1:-1], corners[:, 2:]
-    triple = (a * np.cross(b - a, c - a)).sum(axis=2)
-    below = 1 + (a * b).sum(axis=2) + (b * c).sum(axis=2) + (c * a).sum(axis=2)
-    area = 2 * np.arctan2(triple, below).sum(axis=1)
-    following = np.roll(corners, -1, axis=1)
-    normal = np.cross(corners, following - corners)
-    sine = np.linalg.norm(normal, axis=2)
-    arc = np.arctan2(sine, (corners * following).sum(axis=2))
-    scale = np.divide(arc, sine, out=np.ones_like(arc), where=sine > 1e-300)
-    return area, (normal * scale[..., None]).sum(axis=1) / 2
-
-
-def _clipped(polygon: Array, window: Array) -> Array:
-    """The part of each convex polygon inside its window: Sutherland & Hodgman (1974), all pairs at once.
-
-    Both (n, k, 2 or 3), anticlockwise. On the sphere edges are great circles: the sides of planes through the
-    centre. Corners that are no longer needed repeat the last one.
-    """
-    for e in range(window.shape[1]):
-        start, end = window[:, e], window[:, (e + 1) % window.shape[1]]
-        if polygon.shape[2] == 2:
-            edge = end - start
-            off = polygon - start[:, None]
-            side = edge[:, None, 0] * off[..., 1] - edge[:, None, 1] * off[..., 0]
-        else:
-            normal = np.cross(start, end - start)
-            side = (polygon * normal[:, None]).sum(axis=2)
-        side[np.abs(side) < 1e-16] = 0.0
-        polygon = _cut(polygon, side)
-    return polygon
-
-
-def _cut(polygon: Array, side: Array) -> Array:
-    """What is left of polygons where side >= 0."""
-    following, next_side = np.roll(polygon, -1, axis=1), np.roll(side, -1, axis=1)
-    inside = side >= 0
-    crosses = (side > 0) & (next_side < 0) | (side < 0) & (next_side > 0)
-    if inside.all():
-        return polygon
-    share = np.divide(side, side - next_side, out=np.zeros_like(side), where=crosses)
-    crossing = polygon + share[..., None] * (following - polygon)
-    if polygon.shape[2] == 3:
-        length = np.linalg.norm(crossing, axis=2, keepdims=True)
-        crossing = crossing / np.where(length > 0, length, 1.0)
-    n, k, wide = polygon.shape
-    both = np.stack([polygon, crossing], axis=2).reshape(n, 2 * k, wide)
-    kept = np.stack([inside, crosses], axis=2).reshape(n, 2 * k)
-    order = np.argsort(~kept, axis=1, kind="stable")
-    count = kept.sum(axis=1)
-    most = max(1, int(count.max(initial=1)))
-    last = np.maximum(count - 1, 0)[:, None]
-    order = np.take_along_axis(order, np.minimum(np.arange(most)[None], last), axis=1)
-    made = np.take_along_axis(both, order[..., None], axis=1)
-    made[count == 0] = both[count == 0, :1]  # nothing left: a point, which has no area
-    return made
 
 
 def _near(x: Array, k: int) -> Indices:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from . import spec as specs
+from .reader import read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from .spec import FieldSpec, JobSpec, ProgramSpec
 
 __all__ = ["check", "main", "plan", "svg"]
 
@@ -75,13 +77,13 @@ def _helped(command: str, argv: Sequence[str]) -> bool:
     return asked
 
 
-def _read(argv: Sequence[str]) -> specs.JobSpec:
+def _read(argv: Sequence[str]) -> JobSpec:
     if not argv or not argv[0].endswith(".toml"):
         raise ConfigError("which spec?", "hpcomm", "hpcomm check SPEC.toml")
-    return specs.read(Path(argv[0]))
+    return read(Path(argv[0]))
 
 
-def _about(each: specs.FieldSpec) -> str:
+def _about(each: FieldSpec) -> str:
     parts = [] if each.mapping == "none" else [each.mapping]
     if each.every_s is not None:
         parts.append(f"every {each.every_s:g} s")
@@ -97,7 +99,7 @@ def _about(each: specs.FieldSpec) -> str:
     return ", ".join(parts) or "as it is"
 
 
-def svg(spec: specs.JobSpec) -> str:
+def svg(spec: JobSpec) -> str:
     """Programs on a circle with a square per rank, and an arrow per field."""
     radius = 150.0 + 30.0 * len(spec.programs)
     wide, high = 2 * radius + 260, 2 * radius + 160
@@ -120,7 +122,7 @@ def svg(spec: specs.JobSpec) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _arrow(each: specs.FieldSpec, a: tuple[float, float], b: tuple[float, float], nth: int) -> str:
+def _arrow(each: FieldSpec, a: tuple[float, float], b: tuple[float, float], nth: int) -> str:
     """A bent arrow; the nth between two programs is bent more."""
     dx, dy = b[0] - a[0], b[1] - a[1]
     length = math.hypot(dx, dy) or 1.0
@@ -137,7 +139,7 @@ def _arrow(each: specs.FieldSpec, a: tuple[float, float], b: tuple[float, float]
     )
 
 
-def _box(program: specs.ProgramSpec, ranks: range, x: float, y: float) -> str:
+def _box(program: ProgramSpec, ranks: range, x: float, y: float) -> str:
     fill = "#d8ecd8" if program.device == "gpu" else "#dde6f4"
     stroke = "black" if program.joins else "gray"
     shown = list(ranks)[:8]

@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from ..observe import sentinel
 from ..observe.partners import Partners
 from .field import Field
+from .report import link_lines
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -159,6 +160,10 @@ class Link:
                 outgoing.finish()
         finally:
             self._note(perf_counter(), began, time)
+
+    def report(self) -> str:
+        """What each field moves over this link, and what its mapping keeps. Collective over both programs."""
+        return "\n".join(link_lines(self))
 
     def _note(self, now: float, began: float, time: float | None) -> None:
         self.busy_s += now - began

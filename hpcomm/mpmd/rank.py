@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, NoReturn
 from . import spec as specs
 from .handshake import PROGRAMS
 from .progress import DONE, JOINED, PIPE
+from .reader import read
 from .watch import MARK, told
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _COLOURS = (36, 33, 35, 32, 34, 31)  # of programs, in turn
 def main(argv: Sequence[str]) -> int:
     """Run one rank; its exit status."""
     options, (path, name) = _read(argv)
-    spec = specs.read(Path(path), here=False)
+    spec = read(Path(path), here=False)
     if "--replay" in options:
         spec = specs.JobSpec(spec.path, spec.name, {name: spec.programs[name]}, spec.grids, spec.fields)
     ranks = spec.world_ranks()[name]

@@ -25,7 +25,7 @@ class Absent:
         self.name, self.peer = name, peer
         self.gives: dict[str, Any] = {}
         self.takes: dict[str, Any] = {}
-        self.is_plain = False
+        self.is_plain = True  # nothing can be asked of it
 
     def _connect(self) -> None:
         """Replaced by the program's."""

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..geometry import repeated
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -63,7 +65,7 @@ def split(start: Indices, length: Indices, at: Indices, chunk: int) -> tuple[Ind
     """Cut runs where homes meet: (home, start, length, position) of each piece."""
     first = start // chunk
     pieces = (start + length - 1) // chunk - first + 1
-    k, nth = _repeated(pieces)
+    k, nth = repeated(pieces)
     home = first[k] + nth
     low = np.maximum(start[k], home * chunk)
     high = np.minimum(start[k] + length[k], (home + 1) * chunk)
@@ -122,7 +124,7 @@ def _intersect(given: Indices, taken: Indices) -> tuple[Indices, Lack]:
     first_doubled = int(begin[doubled[0] + 1]) if doubled.size else -1
     low, high = taken[:, 1], taken[:, 1] + taken[:, 2]
     from_, to = np.searchsorted(end, low, "right"), np.searchsorted(begin, high, "left")
-    k, nth = _repeated(np.maximum(to - from_, 0))
+    k, nth = repeated(np.maximum(to - from_, 0))
     i = from_[k] + nth
     first, last = np.maximum(begin[i], low[k]), np.minimum(end[i], high[k])
     length = last - first
@@ -148,12 +150,6 @@ def _first_lost(taken: Indices, first: Indices, last: Indices) -> int:
     return at
 
 
-def _repeated(counts: Indices) -> tuple[Indices, Indices]:
-    """(0, 0, 1, 2, 2, 2, ...), each number as often as counts says; and which of its kind each is."""
-    k = np.repeat(np.arange(len(counts)), counts)
-    return k, np.arange(len(k)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
 def _partners(comm: MPI.Intracomm, rows: Indices) -> list[tuple[int, Selection]]:
     """From rows (this end's rank, other end's rank, position, length) at the homes to this end's lists.
 
@@ -174,7 +170,7 @@ def positions(start: Indices, length: Indices) -> Selection:
     """The positions in runs, one behind the other; a slice where they are consecutive."""
     if np.array_equal(start[1:], start[:-1] + length[:-1]):
         return slice(int(start[0]), int(start[-1] + length[-1]))
-    k, nth = _repeated(length)
+    k, nth = repeated(length)
     return start[k] + nth
 
 

@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from ..installation import VENDORS, Mpi, check_python, find_mpi, which
 from . import spec as specs
 from . import watch
+from .reader import read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0
     asked = parse(argv)
-    spec = specs.read(asked.spec)
+    spec = read(asked.spec)
     if "--only" in asked.values:
         return run_alone(spec, asked)
     kind = asked.values.get("--as")
@@ -271,7 +272,8 @@ def run_alone(spec: specs.JobSpec, asked: Asked) -> int:
     program = spec.programs[name]
     alone = specs.JobSpec(spec.path, spec.name, {name: program}, spec.grids, (), spec.timeout_s)
     mpi = find_mpi(asked.values.get("--launcher"))
-    composed = compose(alone, mpi, _machine(None), ["--head", "--replay", str(folder)])
+    asked.values.pop("--record", None)
+    composed = compose(alone, mpi, _machine(None), [*_options(asked), "--replay", str(folder)])
     if asked.dry_run:
         print(shown(composed))
         return 0

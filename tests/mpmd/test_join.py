@@ -1,6 +1,5 @@
 """Programs meet by name, in any order and number, and say who came when somebody did not."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import finish
 
 VERBS = """
     import sys
@@ -59,6 +59,40 @@ def test_programs_meet_by_name_and_their_links_have_all_verbs(programs, sizes):
     assert done.stderr == ""
 
 
+HILL = """
+    import numpy as np
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    card = "\\n".join(["hpcomm 1", "hill", "plain", "hill.py", "here", "1", ""]).encode().ljust(512, b"\\0")
+    cards = bytearray(512 * world.size)
+    if world.rank == 0:
+        cards[:512] = card
+        for r in range(1, world.size):
+            world.Recv([memoryview(cards)[512 * r : 512 * (r + 1)], MPI.BYTE], r, 32101)
+        for r in range(1, world.size):
+            world.Send([cards, MPI.BYTE], r, 32102)
+    else:
+        world.Send([card, MPI.BYTE], 0, 32101)
+        world.Recv([cards, MPI.BYTE], 0, 32102)
+    names = [bytes(cards[i : i + 512]).split(b"\\n")[1].decode() for i in range(0, len(cards), 512)]
+    own = world.Create_group(world.group.Incl([r for r, name in enumerate(names) if name == "hill"]), 32111)
+    programs, links, number = sorted(set(names)), {}, 32200
+    for i, a in enumerate(programs):
+        for b in programs[i + 1 :]:
+            if "hill" in (a, b):
+                peer = b if a == "hill" else a
+                links[peer] = own.Create_intercomm(0, world, names.index(peer), number)
+                kept = links[peer].Dup(), links[peer].Dup()
+            number += 1
+    got = np.zeros(1)
+    links["lake"].Allreduce(np.array([1.0]), got)
+    links["lake"].Send(np.array([2.5]), 0, 3)
+    links["ocean"].Allreduce(np.array([7.0]), got)
+    print(f"hill got {got[0]}\\n", end="")
+"""
+
+
 def test_a_program_without_hpcomm_takes_part_by_the_documented_handshake(programs, tmp_path):
     """A C program and one of plain mpi4py, as docs/mpmd.md shows them."""
     compiler = Path(shutil.which("mpicc", path=str(Path(sys.prefix) / "bin")) or "")
@@ -76,16 +110,18 @@ def test_a_program_without_hpcomm_takes_part_by_the_documented_handshake(program
         total = me.link("lake").comm.all_reduce(np.array([1.0 + me.comm.rank]))
         if me.comm.rank == 0:
             me.link("lake").comm.send(np.array([2.5]), dest=0, tag=3)
+        if NAME == "ocean":
+            assert me.link("hill").comm.all_reduce(np.array([4.0]))[0] == 7.0
         print(f"{NAME} got {total[0]}\\n", end="")
     """
-    for order in (["lake", "ocean", "air"], ["air", "lake", "ocean"]):
-        parts = [
-            (2, [str(tmp_path / "lake")]) if name == "lake" else (1, named(name, source)) for name in order
-        ]
+    for order in (["lake", "ocean", "air", "hill"], ["hill", "air", "lake", "ocean"]):
+        commands = {"lake": (2, [str(tmp_path / "lake")]), "hill": (1, HILL)}
+        parts = [commands.get(name) or (1, named(name, source)) for name in order]
         done = programs(parts)
         assert "ocean got 30.0" in done.stdout
         assert "air got 30.0" in done.stdout
         assert done.stdout.count("lake got 1.0 and 2.5 from ocean") == 1
+        assert "hill got 4.0" in done.stdout
 
 
 JOIN = """
@@ -168,16 +204,7 @@ def test_what_join_refuses(programs):
 def test_programs_under_another_mpis_launcher_say_so(tmp_path):
     """The launcher starts two ranks, and each believes that it is alone."""
     (tmp_path / "a.py").write_text("import hpcomm\nhpcomm.join('ocean')\n")
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PMI_SIZE": "2"}
-    done = subprocess.run(
-        [sys.executable, "a.py"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = finish([sys.executable, "a.py"], 60, tmp_path, {"PMI_SIZE": "2"})
     if "sees only itself" not in done.stderr:
         assert done.returncode != 0  # MPICH reads that variable itself, and finds no launcher
     else:

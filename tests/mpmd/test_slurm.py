@@ -1,12 +1,11 @@
 """A real Slurm, as `hpcomm run` uses it: srun with a multi-prog file or heterogeneous steps, and mpiexec."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from processes import finish
 from slurm import Slurm, why_not
 
 from hpcomm.installation import find_mpi
@@ -56,23 +55,8 @@ def slurm():
 def run(folder, text, source=COUPLE):
     (folder / "job.toml").write_text(text)
     (folder / "couple.py").write_text(source)
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [
-        "salloc",
-        "-N3",
-        "-n6",
-        sys.executable,
-        "-m",
-        "hpcomm",
-        "run",
-        "--timeout",
-        "60",
-        "-v",
-        "job.toml",
-    ]
-    return subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+    hpcomm = [sys.executable, "-m", "hpcomm", "run", "--timeout", "60", "-v", "job.toml"]
+    return finish(["salloc", "-N3", "-n6", *hpcomm], 120, folder)
 
 
 def test_an_allocation_starts_the_programs(slurm, tmp_path):

@@ -2,17 +2,16 @@
 
 import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from processes import finish
 
 from hpcomm.errors import ConfigError
 from hpcomm.installation import Mpi
 from hpcomm.launch import Machine
 from hpcomm.mpmd import rank, start, watch
-from hpcomm.mpmd.spec import read
+from hpcomm.mpmd.reader import read
 from hpcomm.mpmd.unit import conversion
 
 pytest.importorskip("pint")
@@ -390,17 +389,8 @@ def test_a_wrong_spec_gives_one_message_with_its_line(folder, kind):
 
 def test_a_wrong_spec_starts_nothing(folder):
     write(folder, RIGHT.replace("lag = 3600.0\n", ""))
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     for command in ("run", "check", "plan"):
-        done = subprocess.run(
-            [sys.executable, "-m", "hpcomm", command, "job.toml"],
-            cwd=folder,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = finish([sys.executable, "-m", "hpcomm", command, "job.toml"], 60, folder)
         assert done.returncode == 2
         assert done.stderr.startswith("ConfigError: nobody could begin")
         assert "Traceback" not in done.stderr

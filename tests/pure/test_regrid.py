@@ -6,6 +6,8 @@ import pytest
 pytest.importorskip("scipy")
 from hpcomm import regrid
 from hpcomm.errors import ConfigError
+from hpcomm.geometry import moments
+from hpcomm.grid import size_of
 
 
 def smooth(x):
@@ -59,13 +61,13 @@ CASES = [
 
 
 def everything(grid):
-    return np.arange(regrid._size(grid))
+    return np.arange(size_of(grid))
 
 
 def areas(grid, other):
     """With great circles as edges where one of the two is given by vertices."""
     if "cells" in (grid.kind, other.kind) and grid.sphere:
-        return regrid._moments(grid.corners(everything(grid)))[0]
+        return moments(grid.corners(everything(grid)))[0]
     return grid.areas(everything(grid))
 
 

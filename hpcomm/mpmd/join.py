@@ -1,0 +1,187 @@
+"""Joining: a process brings MPI up, meets the other programs of its job, and gets its own world and links."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from .. import runtime
+from ..errors import ConfigError, HpcommError, UsageError
+from ..installation import VENDORS
+from . import handshake
+from .link import Link, adopt
+from .program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpi4py import MPI
+
+    from ..communicator import Communicator
+
+__all__ = ["join"]
+
+NAME = "HPCOMM_PROGRAM"  # what the launcher calls this program
+TIMEOUT_S = 10.0
+INIT_S = 60.0  # MPI comes up within that, or the process ends: then some program never began
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what launchers say
+_FULL_TAG, _OWN_TAG, _LINK_TAG = 32110, 32111, 32200
+
+_me: Program | None = None
+
+
+def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float = TIMEOUT_S) -> Program:
+    """Meet the other programs of this job, by name. Collective over all of them; the first call to hpcomm.
+
+    From here on hpcomm.world is this program's own world.
+
+    Args:
+        name: this program's; None: what the spec calls it. All its ranks give the same.
+        peers: programs that this one cannot do without.
+        timeout: seconds that the others may come later, once MPI is up.
+
+    Raises:
+        ConfigError: the programs do not fit together: the same on every rank, with the list of who came.
+        UsageError: hpcomm or join was used before.
+
+    Example (mpirun -n 1 python ocean.py : -n 2 python atmosphere.py):
+        >>> me = hpcomm.join("ocean")
+        >>> me.link("atmosphere").comm.send(sst, dest=0)
+    """
+    global _me
+    if _me is not None and name in (None, _me.name):
+        return _me
+    _check_first()
+    world = _start_mpi()
+    try:
+        _me = _join(world, _checked_name(name), peers, timeout)
+    except HpcommError:
+        _end_at_exit(world)
+        raise
+    _become_world(_me.comm)
+    return _me
+
+
+def _check_first() -> None:
+    if _me is not None or runtime.started():
+        what = f"this program has joined as {_me.name!r}" if _me else "hpcomm.world was used before join"
+        raise UsageError(
+            what, "join", "call hpcomm.join once, first; write hpcomm.world, not `from hpcomm import world`"
+        )
+
+
+def _checked_name(name: str | None) -> str:
+    given = os.environ.get(NAME) if name is None else name
+    if not isinstance(given, str) or not given.isprintable() or not 1 <= len(given.encode()) <= 64:
+        raise ConfigError(
+            f"{given!r} is no name for a program" if given else "this program has no name",
+            "join",
+            "hpcomm.join('ocean'): up to 64 printable characters",
+        )
+    if any(mark in given for mark in " ,=\t"):
+        raise ConfigError(f"the name {given!r} holds a blank, a comma or '='", "join", "hpcomm.join('ocean')")
+    return given
+
+
+def _start_mpi() -> MPI.Intracomm:
+    """Bring MPI up; it waits for every process of the job, so somebody must count the seconds."""
+    import faulthandler
+
+    watched = "mpi4py.MPI" not in sys.modules and "pytest" not in sys.modules
+    if watched:  # a thread of Python's could not run meanwhile
+        faulthandler.dump_traceback_later(INIT_S, exit=True)
+    try:
+        from mpi4py import MPI
+    finally:
+        if watched:
+            faulthandler.cancel_dump_traceback_later()
+    return MPI.COMM_WORLD
+
+
+def _check_launcher(world: MPI.Intracomm) -> None:
+    """A rank under another MPI's launcher believes that it is alone."""
+    from mpi4py import MPI
+
+    told = max((int(os.environ.get(each, "1") or 1) for each in _SIZES), default=1)
+    if world.size == 1 and told > 1:
+        mine = "openmpi" if "Open MPI" in MPI.Get_library_version() else "mpich"
+        raise ConfigError(
+            f"the launcher started {told} ranks, but this program's MPI ({VENDORS[mine]}) sees only itself.\n"
+            f"  came:  {handshake.own_card('?', ()).script}, alone",
+            "join",
+            "start it with its own MPI's launcher; all programs of a job load the same MPI",
+        )
+
+
+def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float) -> Program:
+    announced = handshake.expected(os.environ, world.size)
+    _check_launcher(world)
+    members = [rank for ranks in announced.values() for rank in ranks] or list(range(world.size))
+    members.sort()
+    if world.rank not in members:
+        raise ConfigError(
+            f"{name!r} joins, but the spec says that it does not (joins = false)",
+            "join",
+            "take that line out",
+        )
+    cards = handshake.meet(world, members, handshake.own_card(name, wants), timeout)
+    programs = handshake.check(members, cards, announced, timeout)
+    kinds = {card.name: card.kind for card in cards if card is not None}
+    full = [rank for other, ranks in programs.items() if kinds[other] == "hpcomm" for rank in ranks]
+    everybody = _group(world, sorted(full), _FULL_TAG)
+    mine = f"rank {programs[name].index(world.rank)} of '{name}'"
+    runtime.start(everybody, mine, has_partners=len(programs) > 1)
+    comm = adopt(_group(world, programs[name], _OWN_TAG), name)
+    return Program(name, comm, programs, _links(world, name, comm, programs, kinds))
+
+
+def _group(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm:
+    """The communicator of some ranks of the world; only they call."""
+    some = world.Get_group().Incl(ranks)
+    made = world.Create_group(some, tag)
+    some.Free()
+    return made
+
+
+def _links(
+    world: MPI.Intracomm,
+    name: str,
+    comm: Communicator,
+    programs: dict[str, list[int]],
+    kinds: dict[str, str],
+) -> list[Link]:
+    """A link for every other program, made in one order by all, so that nobody waits in a circle."""
+    names = sorted(programs)
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    links = []
+    for number, pair in enumerate(pairs):
+        if name not in pair:
+            continue
+        peer = pair[pair[0] == name]
+        inter = comm.mpi.Create_intercomm(  # type: ignore[attr-defined]
+            0, world, programs[peer][0], _LINK_TAG + number
+        )
+        plain = "plain" in (kinds[name], kinds[peer])
+        links.append(Link.over(name, peer, comm, inter, plain=plain))
+    return links
+
+
+def _become_world(comm: Communicator) -> None:
+    import hpcomm
+
+    hpcomm.__dict__["world"] = comm
+
+
+def _end_at_exit(world: MPI.Intracomm) -> None:
+    """After a join that failed the others may wait for ever: end the job when this program ends."""
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(1.0)  # so that the others can say it too
+        world.Abort(1)
+
+    atexit.register(end)
