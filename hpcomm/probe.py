@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .launch import core_names
@@ -23,6 +21,8 @@ _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 def probe() -> None:
     """Bring MPI up, look around together with all ranks, and print it as a line of JSON on rank 0."""
     from mpi4py import MPI
+
+    from .transport.direct import loaded_library, says
 
     world = MPI.COMM_WORLD
     secret = ctypes.create_string_buffer(os.urandom(16), 16)
@@ -44,11 +44,11 @@ def probe() -> None:
             "vendor": vendor,
             "version": ".".join(map(str, version)),
             "standard": ".".join(map(str, MPI.Get_version())),
-            "library": _loaded_library(),
+            "library": loaded_library(),
             "threads": _THREAD_LEVELS[MPI.Query_thread()],
             "size": world.size,
             "reads_memory_of_peers": None if set(readable) == {None} else False not in readable,
-            "reads_cuda_memory": _reads_cuda(vendor, MPI.Get_library_version()),
+            "reads_cuda_memory": says(vendor, MPI.Get_library_version()),
             "ranks": [{"host": each["host"], "cores": each["cores"]} for each in everyone],
         }
         print(ANSWER + json.dumps(about), flush=True)
@@ -68,25 +68,3 @@ def _reads(peer: Mapping[str, Any]) -> bool | None:
     remote = _Iovec(peer["address"], 16)
     count = read(peer["pid"], ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
     return bool(count == 16 and here.raw.hex() == peer["secret"])
-
-
-def _loaded_library() -> str | None:
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:  # macOS
-        return None
-    found = re.search(r"/\S*/libmpi[^/\s]*\.so[^/\s]*", maps)
-    return found[0] if found else None
-
-
-def _reads_cuda(vendor: str, description: str) -> bool | None:
-    """Whether this MPI reads device memory; None: it does not say. Never by passing it a device pointer.
-
-    MPICH's own query ends the process unless MPI is up and built for it: its configuration is read instead.
-    """
-    if vendor == "Open MPI":
-        query = getattr(ctypes.CDLL(_loaded_library()), "MPIX_Query_cuda_support", None)
-        return bool(query()) if query else None
-    if "--with-cuda" in description:
-        return True
-    return False if "--without-cuda" in description else None
