@@ -97,14 +97,12 @@ def _alone(link: Any, field: Any) -> Any:
 
     sends = field.name in link.gives
     side = link.gives[field.name] if sends else link.takes[field.name]
-    channel = Channel(link, [side.part], 3, sends=sends, direct=True)
-    both = (channel, None) if sends else (None, channel)
+    channel = Channel(link.wire, [side.part], 3, sends=sends, direct=True)
+    together = (None, channel) if sends else (channel, None)
 
     def exchange() -> None:
-        link._both, kept = both, (link._both, link.gives, link.takes)
-        link.gives, link.takes = {}, {}
+        link._together = together
         link.exchange()
-        link._both, link.gives, link.takes = kept
 
     return exchange
 

@@ -94,8 +94,7 @@ def launch(folder: Path) -> None:
     for name, seconds in found["seconds"].items():
         row = f"{name:16s}{seconds * 1e3:10.1f}"
         if name != "default":
-            chunks = f":chunks={found['chunks']}" if name == "double_tree" else ""
-            guess = predict("all_reduce", name + chunks, N, NBYTES, machine("ethernet")).seconds
+            guess = predict("all_reduce", name, N, NBYTES, machine("ethernet")).seconds
             row += (
                 f"{guess * 1e3:11.1f}{guess / seconds - 1:+8.1%}{found['seconds']['default'] / seconds:8.2f}"
             )
@@ -129,11 +128,8 @@ def measure(out: str, rounds: int = 5) -> None:
     if comm.rank == 0:
         found = {name: float(np.median(row)) for name, row in times.items()}
         library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
-        chunks = 2 * max(1, min(32, NBYTES >> 19))
         Path(out).write_text(
-            json.dumps(
-                {"library": library, "seconds": found, "rounds": rounds, "chunks": chunks, "nbytes": NBYTES}
-            )
+            json.dumps({"library": library, "seconds": found, "rounds": rounds, "nbytes": NBYTES})
         )
 
 

@@ -6,6 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from . import launch
 from .errors import ConfigError, HpcommError
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def _dispatch(name: str, words: list[str]) -> int:
     if name not in COMMANDS:
         raise ConfigError(f"hpcomm has no command {name!r}.", hint=_suggestion(name))
     module, _, function = COMMANDS[name][0].partition(":")
+    if name == "run" and launch.has_spec(words):
+        module = "hpcomm.mpmd.start"
     status: int = getattr(import_module(module), function or "main")(words)
     return status
 

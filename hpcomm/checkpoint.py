@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import shutil
 import warnings
 import zlib
@@ -19,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import io
+from . import files, io
 from .checksum import checksum
-from .errors import DtypeError, HpcommError, LayoutError, TransportError, UsageError, where
+from .errors import DtypeError, LayoutError, TransportError, UsageError, where
 from .field import Field
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Checkpoint:
 
 
 def save(
-    folder: io.PathLike,
+    folder: files.PathLike,
     fields: Sequence[Field],
     step: int = 0,
     metadata: Mapping[str, Any] | None = None,
@@ -64,31 +63,26 @@ def save(
         The folder of this checkpoint.
 
     Raises:
-        UsageError: fields without names or with equal ones.
+        UsageError: fields without names or with equal ones; metadata that JSON does not hold.
         TransportError: on every rank, if any could not write; older checkpoints are untouched.
     """
-    comm = io.named(fields, "save")
+    comm = files.named(fields, "save")
     folder = Path(folder)
-    part = comm.broadcast_object(folder / f".writing-{step:08d}-{secrets.token_hex(4)}")
-    io.agree(comm, io.on_root(comm, lambda: part.mkdir(parents=True)), "save", folder)
-    try:
+    said = _told(comm, metadata)
+    with files.beside(comm, folder / "step") as part:
+        files.agree(comm, files.on_root(comm, lambda: part.mkdir(parents=True)), "save", folder)
         entries = {}
         for field in fields:
             io.save(field, part / f"{field.name}.npy", sync=sync)
             entries[field.name] = _entry(field)
-        manifest = {"format": _FORMAT, "step": step, "metadata": dict(metadata or {}), "fields": entries}
-        final: list[Path] = []
-        failed = io.on_root(comm, lambda: final.append(_publish(folder, part, step, manifest, keep)))
-        io.agree(comm, failed, "save", folder)
-    except HpcommError:
-        if comm.rank == 0:
-            shutil.rmtree(part, ignore_errors=True)
-        raise
-    made: Path = comm.broadcast_object(final[0] if final else None)
+        manifest = {"format": _FORMAT, "step": step, "metadata": said, "fields": entries}
+        made: Path = files.from_root(
+            comm, "save", folder, lambda: _publish(folder, part, step, manifest, keep)
+        )
     return made
 
 
-def load(folder: io.PathLike, fields: Sequence[Field], step: int | None = None) -> Checkpoint:
+def load(folder: files.PathLike, fields: Sequence[Field], step: int | None = None) -> Checkpoint:
     """Fill fields by their names from the newest good checkpoint, or from that of step. Collective.
 
     A damaged checkpoint is passed over with a warning, unless step asks for it. No field is touched
@@ -99,7 +93,7 @@ def load(folder: io.PathLike, fields: Sequence[Field], step: int | None = None) 
         LayoutError, DtypeError: a field is not in it, or has another shape or dtype.
         TransportError: it is damaged.
     """
-    comm = io.named(fields, "load")
+    comm = files.named(fields, "load")
     found: list[Path] = comm.broadcast_object(_paths(Path(folder), step) if comm.rank == 0 else None)
     if not found:
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
@@ -115,12 +109,31 @@ def load(folder: io.PathLike, fields: Sequence[Field], step: int | None = None) 
     raise AssertionError("unreachable")
 
 
-def steps(folder: io.PathLike) -> list[int]:
+def steps(folder: files.PathLike) -> list[int]:
     """The steps whose checkpoints are in folder, ascending. Not collective."""
     return sorted({_number(path)[0] for path in _paths(Path(folder), None)})
 
 
 # -- how ----------------------------------------------------------------------------------------------------
+def _told(comm: Communicator, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Rank 0's metadata, on every rank."""
+    wrong = ""
+    if comm.rank == 0:
+        try:
+            json.dumps(metadata)
+        except (TypeError, ValueError) as error:
+            wrong = str(error)
+    wrong = comm.broadcast_object(wrong)
+    if wrong:
+        raise UsageError(
+            f"the metadata is nothing for JSON: {wrong}",
+            where("save", comm),
+            "numbers, text, lists and dicts of them",
+        )
+    told: dict[str, Any] = dict(metadata or {}) if comm.rank == 0 else {}
+    return told
+
+
 def _entry(field: Field) -> dict[str, Any]:
     return {
         "shape": list(field.shape),
@@ -138,26 +151,13 @@ def _publish(folder: Path, part: Path, step: int, manifest: Mapping[str, Any], k
         file.flush()
         os.fsync(file.fileno())
     final = folder / f"step-{step:08d}"
-    again = 0
-    while final.exists():  # the same step once more: the older one stays until this one is there
-        again += 1
-        final = folder / f"step-{step:08d}.{again}"
+    if older := _paths(folder, step):  # the same step once more: the older one stays until this one is there
+        final = folder / f"step-{step:08d}.{_number(older[0])[1] + 1}"
     part.rename(final)
-    _sync_folder(folder)
-    for stale in folder.glob(".writing-*"):
-        shutil.rmtree(stale, ignore_errors=True)
+    files.flush(folder)  # the new name itself must reach the disk
     for old in _paths(folder, None)[keep:] if keep else []:
         shutil.rmtree(old, ignore_errors=True)
     return final
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new name itself must reach the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _number(path: Path) -> tuple[int, int]:
@@ -172,25 +172,25 @@ def _paths(folder: Path, step: int | None) -> list[Path]:
 
 
 def _load(comm: Communicator, path: Path, fields: Sequence[Field]) -> Checkpoint:
-    found: list[dict[str, Any]] = []
-    io.agree(comm, io.on_root(comm, lambda: found.append(_manifest(path))), "load", path)
-    manifest = comm.broadcast_object(found[0] if found else None)
+    manifest = files.from_root(comm, "load", path, lambda: _manifest(path))
     for field in fields:
         _check(comm, path, field, manifest["fields"])
     read = []
     for field in fields:
-        fresh = Field(comm, field.partition, dtype=field.look.make((0,)).give().dtype, name=field.name)
-        io.read_into(fresh, path / f"{field.name}.npy")
-        wanted = manifest["fields"][field.name]["checksum"]
-        if f"{checksum(fresh):016x}" != wanted:
+        file = path / f"{field.name}.npy"
+        try:
+            values = io.found(comm, file).values(field)
+        except (LayoutError, DtypeError) as error:  # not what the manifest says
+            raise TransportError(f"{file} is damaged: {error.what}", where("load", comm)) from None
+        if f"{checksum(field, values):016x}" != manifest["fields"][field.name]["checksum"]:
             raise TransportError(
-                f"the checksum of {path / field.name}.npy is not that of the field that was saved",
+                f"the checksum of {file} is not that of the field that was saved",
                 where("load", comm),
                 "an older checkpoint; the disk is to be mistrusted",
             )
-        read.append(fresh)
-    for field, fresh in zip(fields, read, strict=True):
-        field.look.array[field._own()] = fresh.look.array[fresh._own()]
+        read.append(values)
+    for field, values in zip(fields, read, strict=True):
+        field.from_host(values)
     return Checkpoint(manifest["step"], manifest["metadata"], path)
 
 

@@ -6,22 +6,21 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import files
 from .errors import LayoutError
 from .field import Field
-from .io import agree, attempt
+from .files import PathLike
 from .partition import Box, Partition, cuts
 from .redistribution import Redistribution
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from .io import PathLike
 else:
     from .lazy import LazyModule
 
     np = LazyModule("numpy")
 
-__all__ = ["Chunks", "aligned", "chunk_shape", "fill", "share"]
+__all__ = ["Chunks", "aligned", "chunk_shape", "share", "values"]
 
 Chunks = bool | Sequence[int]
 _LARGEST = 64 << 20  # bytes of a chunk that nobody asked for
@@ -69,7 +68,7 @@ def share(field: Field, chunks: Sequence[int]) -> tuple[Box, Any] | None:
     Where cuts and chunks differ, values move to the rank that writes their chunk.
     """
     target = aligned(boxes(field), chunks)
-    data = field.look.array[field._own()]
+    data = field.on_host()
     if boxes(field) is not field.partition or target.edges != field.partition.edges:
         move = Redistribution(field.comm, field.partition, target)
         data = move(data)
@@ -78,20 +77,19 @@ def share(field: Field, chunks: Sequence[int]) -> tuple[Box, Any] | None:
     return (box, np.asarray(data, order="C")) if box.size and target.is_first(field.comm.rank) else None
 
 
-def fill(field: Field, read: Callable[[Box], Any], path: PathLike) -> None:
-    """Fill the field with what read(box) finds there. Collective.
+def values(field: Field, read: Callable[[Box], Any], path: PathLike) -> Any:
+    """What this rank owns of the field, as read(box) finds it there. Collective.
 
     Raises:
-        TransportError: on every rank if read fails on any, and the field stays as it was.
+        TransportError: on every rank if read fails on any.
     """
     partition = boxes(field)
     found: list[Any] = []
-    failed = attempt(lambda: found.append(read(partition.box(field.comm.rank))))
-    agree(field.comm, failed, "load", path)
-    own = field.look.array[field._own()]
-    if partition is field.partition:
-        own[...] = found[0]
-        return
-    move = Redistribution(field.comm, partition, field.partition)
-    move(np.asarray(found[0], own.dtype, order="C"), out=own)
-    move.close()
+    failed = files.attempt(lambda: found.append(read(partition.box(field.comm.rank))))
+    files.agree(field.comm, failed, "load", path)
+    data = np.asarray(found[0], field.look.dtype.storage, order="C")
+    if partition is not field.partition:
+        move = Redistribution(field.comm, partition, field.partition)
+        data = move(data)
+        move.close()
+    return data

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .observe.board import Region
     from .observe.partners import Partners
     from .request import Request
+    from .shelf import Shelves
     from .topology import Cart, Graph
 
 __all__ = ["Communicator"]
@@ -85,6 +86,8 @@ class Communicator:
         self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self._ring = -1
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
+        self._shelves: Shelves | None = None  # memory of this node that objects are handed over in,
+        self._shelf_of: dict[int, int] = {}  # and the ranks that have a part of it
         self._onboard: Any = None  # for arrays on devices, if some rank may have one (onboard.py)
         if not plain and self._any_rank(driver.possible()):
             from .onboard import Onboard
@@ -320,6 +323,8 @@ class Communicator:
         self._watched = None
         if self._channel is not None:
             self._channel[0].Free()
+            if self._channel[2] is not None:
+                self._channel[2].close()
         if self._schedules is not None:
             self._schedules.close()
         if self._onboard is not None:
@@ -381,30 +386,39 @@ class Communicator:
         self._kept = [kept for kept in self._kept if not kept.done()]
         self._kept.append(request)
 
-    def _agree(self, level: str) -> agreement.Agreement:
-        """The agreement of this communicator's ranks; they exchange where each one posts."""
+    def _meet(self, posts: bool) -> list[tuple[int, Region, int]]:
+        """Exchange where each rank posts: (rank, its part of the board, its ring or -1) of those near.
+
+        Collective; those behind this rank come first.
+        """
         from mpi4py import MPI
 
-        if self.is_inter or self.size == 1 or level == "off":
-            return agreement.off()
-        if level == "full":
-            return agreement.full(self, self._shadow)
         board = runtime.board
-        if board is not None:
+        if board is not None and posts:
             self._ring = board.take_ring()
         card = struct.pack("3q", board.node if board else -1, board.here if board else -1, self._ring)
         cards = bytearray(len(card) * self.size)
         self._shadow.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
-        if board is None or self._ring < 0:
-            return agreement.off()
+        if board is None:
+            return []
         there = list(struct.iter_unpack("3q", cards))
         order = [(self.rank + i) % self.size for i in range(1, self.size)]
-        peers = [
-            (r, board.regions[there[r][1]], board.regions[there[r][1]].ring(there[r][2]))
-            for r in order
-            if there[r][0] == board.node and there[r][2] >= 0
-        ]
-        if not peers:
+        near = [r for r in order if there[r][0] == board.node]
+        self._shelves = board.shelves
+        if board.shelves is not None:
+            self._shelf_of = {r: there[r][1] for r in near}
+        return [(r, board.regions[there[r][1]], there[r][2]) for r in near]
+
+    def _agree(self, level: str) -> agreement.Agreement:
+        """The agreement of this communicator's ranks."""
+        if self.is_inter or self.size == 1:
+            return agreement.off()
+        near = self._meet(posts=level == "light")
+        if level == "full":
+            return agreement.full(self, self._shadow)
+        board = runtime.board
+        peers = [(r, region, region.ring(slot)) for r, region, slot in near if slot >= 0]
+        if board is None or self._ring < 0 or not peers:
             return agreement.off()
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)

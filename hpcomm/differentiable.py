@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .errors import DtypeError, LayoutError, UsageError, where
-from .exchange import Exchange
+from .exchange import Exchange, set_zero
 from .halo import Halo, reverse
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def update_halo(field: Field, x: Any) -> Any:
         made = g.clone(memory_format=_torch().contiguous_format)
         shadow = _like(field, made)
         _once(reverse(shadow))
-        for place in shadow.received():
-            made[place] = 0
+        for _, place in shadow.faces().receives:
+            set_zero(place)
         return made
 
     return _through(comm, x, forward, back)

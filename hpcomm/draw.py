@@ -235,7 +235,7 @@ def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
     from .simulate import lower_bound, predict
 
     sizes = [2**k for k in range(3, 31)]
-    times = {name: [predict(verb, _cut(name, n), ranks, n, on).seconds for n in sizes] for name in names}
+    times = {name: [predict(verb, name, ranks, n, on).seconds for n in sizes] for name in names}
     figure, axes = pyplot().subplots(figsize=(7, 4.5))
     for name, row in times.items():
         axes.loglog(sizes, [t * 1e6 for t in row], label=name)
@@ -264,7 +264,7 @@ def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
     sizes = [2**k for k in range(3, 31, 3)]
     several = sorted({max(2, int(ranks / 2 ** (i / 2))) for i in range(14)})
     best = np.array([
-        [int(np.argmin([predict(verb, _cut(name, n), p, n, on).seconds for name in names])) for n in sizes]
+        [int(np.argmin([predict(verb, name, p, n, on).seconds for name in names])) for n in sizes]
         for p in several
     ])  # fmt: skip
     figure, axes = pyplot().subplots(figsize=(7, 4.5))
@@ -294,13 +294,6 @@ def chrome_trace(found: Simulation) -> dict[str, Any]:
         for r in range(found.schedule.size)
     ]
     return {"traceEvents": rows + events, "displayTimeUnit": "ns"}
-
-
-def _cut(name: str, nbytes: int) -> str:
-    """Pipelines in pieces of 256 KiB, as the executor cuts them."""
-    if name not in ("double_tree", "chain"):
-        return name
-    return f"{name}:chunks={2 * max(1, min(32, nbytes >> 19))}"
 
 
 def _short(nbytes: int) -> str:

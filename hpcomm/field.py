@@ -11,18 +11,19 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import HpcommError, LayoutError, where
-from .exchange import Rows
-from .halo import Halo
+from .errors import DtypeError, HpcommError, LayoutError, UsageError, where
+from .exchange import Rows, memory, set_zero
+from .halo import Faces, Halo
 from .mesh import Mesh
-from .partition import Box, Partition, Points, Region, Split, Width, halo_width
-from .partition import halo as find_halo
+from .partition import Box, Partition, Points, Split
 from .redistribution import Redistribution
+from .route import Region, Width, halo_width
+from .route import halo as halo_route
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from . import buffer, dtypes
+    from . import buffer, dtypes, hostcopy
     from .communicator import Communicator
 else:
     from .lazy import LazyModule
@@ -30,6 +31,7 @@ else:
     np = LazyModule("numpy")
     buffer = LazyModule("hpcomm.buffer")
     dtypes = LazyModule("hpcomm.dtypes")
+    hostcopy = LazyModule("hpcomm.hostcopy")
 
 __all__ = ["Field"]
 
@@ -42,7 +44,7 @@ class Field:
         whole: shape of the whole, cut over the mesh (over the ranks of a communicator: by rows); or a
             Partition or Points.
         split: which mesh axis cuts which array axis (see Partition).
-        dtype: of the elements; a torch dtype makes a tensor.
+        dtype: of the elements ("float64"); a torch dtype makes a tensor.
         halo: how many elements of the neighbours each rank sees around its own: a number, one for each
             axis, or (before, after) for each axis. The rim is there at the ends of the whole too, for
             boundary values; only periodic axes fill it.
@@ -50,9 +52,13 @@ class Field:
         corners: whether the halo has corners.
         name, unit: for people and files.
         array: this rank's array with its halo, instead of a new one (which holds zeros).
+        like: an array; the new one is of its library, dtype and device.
+
+    Arrays may lie on devices (docs/gpu.md), on some ranks or on all. Halos, redistribution, gather and
+    scatter move them there; numbers, slices and files go through host memory. Points have host arrays only.
 
     Attributes:
-        array: this rank's array, halo included, as numpy array or tensor.
+        array: this rank's array, halo included, as numpy array, tensor or CuPy array.
         inner: the view of it without the halo: what this rank owns.
         box: the global indices of inner (None for Points).
         partition, comm, halo, name, unit: as given.
@@ -67,13 +73,14 @@ class Field:
         whole: Sequence[int] | Partition | Points,
         *,
         split: Sequence[Split] | None = None,
-        dtype: Any = "float64",
+        dtype: Any = None,
         halo: Width = 0,
         periodic: Iterable[int] | None = None,
         corners: bool = True,
         name: str = "",
         unit: str = "",
         array: Any = None,
+        like: Any = None,
     ) -> None:
         comm = ranks.comm if isinstance(ranks, Mesh) else ranks
         self.comm: Communicator = comm
@@ -88,14 +95,21 @@ class Field:
                 )
             self._set_up(halo, periodic, ranks)
             shape = self._shape_here()
+            if sum(given is not None for given in (dtype, array, like)) > 1:
+                raise UsageError("a field has its dtype from dtype, array or like", hint="one of them")
             if array is None:
-                self.look = buffer.empty(shape, *dtypes.parse(dtype))
-                self.look.array[...] = np.zeros((), self.look.array.dtype)
+                made = buffer.as_buffer(like).make(shape) if like is not None else None
+                self.look = made or buffer.empty(shape, *dtypes.parse(dtype or "float64"))
+                set_zero(memory(self.look))
             else:
                 self.look = buffer.as_buffer(array)
-                if self.look.shape != shape or self.look.frozen:
-                    wrong = self.look.frozen or f"has shape {self.look.shape}, due is {shape}"
+                place = self.look.place
+                frozen = self.look.frozen if place is None else place.readonly and self.look.frozen
+                if self.look.shape != shape or frozen:
+                    wrong = frozen or f"has shape {self.look.shape}, due is {shape}"
                     raise LayoutError(f"array {wrong}", hint="this rank's box, with its halo, to be written")
+            if self.look.place is not None and isinstance(self.partition, Points):
+                raise LayoutError("fields of points cannot lie on a device yet", hint="a host array")
         except HpcommError as error:
             raise error.located(f"field {name!r}", comm) from None
         self.array: Any = self.look.give()
@@ -152,7 +166,7 @@ class Field:
     def place(self, region: Region) -> Any:
         """Where a region of this rank's grown box lies in memory."""
         if isinstance(region, Box):
-            return self.look.array[region.slices(self._origin)]
+            return memory(self.look)[region.slices(self._origin)]
         points = self.partition
         assert isinstance(points, Points)
         assert points.ghosts is not None
@@ -160,22 +174,43 @@ class Field:
         order = np.argsort(here, kind="stable")
         return Rows(self.look.array, order[np.searchsorted(here[order], region)])
 
-    def received(self) -> list[Any]:
-        """The places in this rank's array that an exchange of the halo fills."""
-        route = find_halo(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
-        places = []
-        for piece in route.receives:
-            if isinstance(piece.here, Box):
-                places.append(piece.here.slices(self._origin))
-            else:
-                places.append(self.place(piece.here).at)
-        return places
+    def faces(self) -> Faces:
+        """What an exchange of the halo takes from this rank's array and fills in it."""
+        route = halo_route(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
+        return Faces(*([(piece.peer, self.place(piece.here)) for piece in side] for side in route))
 
     def _own(self) -> Any:
         if isinstance(self.partition, Points):
             return slice(0, len(self.partition.owned[self.comm.rank]))
         assert self.box is not None
         return self.box.slices(self._origin) or ...  # without axes () would be the number, not its place
+
+    @property
+    def owned_shape(self) -> tuple[int, ...]:
+        """Of inner."""
+        if isinstance(self.partition, Points):
+            return (len(self.partition.owned[self.comm.rank]), *self.shape[1:])
+        assert self.box is not None
+        return self.box.shape
+
+    def on_host(self) -> Any:
+        """What this rank owns, in host memory, in the numpy dtype that the elements are stored in.
+
+        A view; of an array on a device a copy.
+        """
+        own = self._owned()
+        return own if self.look.place is None else hostcopy.to_host(buffer.as_buffer(own))  # type: ignore[arg-type]
+
+    def from_host(self, data: Any) -> None:
+        """Fill inner with an array as on_host gives them."""
+        if self.look.place is None:
+            self.look.array[self._own()] = data
+        else:
+            hostcopy.from_host(data, buffer.as_buffer(self._owned()))
+
+    def _owned(self) -> Any:
+        """inner, as an exchange takes it."""
+        return memory(self.look)[self._own()]
 
     @property
     def _is_first(self) -> bool:
@@ -231,7 +266,7 @@ class Field:
         Raises:
             LayoutError, DtypeError: x does not have the field's shape or dtype; on every rank.
         """
-        look = None
+        look: Any = None
         wrong = None
         if self.comm.rank == root:
             try:
@@ -243,8 +278,15 @@ class Field:
         wrong = self.comm.broadcast_object(wrong, root)
         if wrong:
             raise LayoutError(wrong, where("scatter", self.comm), "an array of the whole's shape and dtype")
+        if look is not None and (look.place is None) != (self.look.place is None):  # to where the field is
+            there = self.look.make(self.shape)
+            if look.place is None:
+                hostcopy.from_host(look.array, there)
+            else:
+                there.array[...] = hostcopy.to_host(look)
+            look = there
         move = Redistribution(self.comm, Partition(self.shape, {}), self.partition, [root])
-        move(None if look is None else look.array, out=self.look.array[self._own()])
+        move(None if look is None else memory(look), out=self._owned())
         move.close()
         return self
 
@@ -262,10 +304,11 @@ class Field:
         if isinstance(target, Field):
             made = target
         else:
-            like = self.look.make((0,)).give().dtype
-            made = Field(comm or self.comm, target, dtype=like, halo=halo, name=self.name, unit=self.unit)
+            made = Field(
+                comm or self.comm, target, like=self.array, halo=halo, name=self.name, unit=self.unit
+            )
         move = Redistribution(self.comm, self.partition, made.partition)
-        move(self.look.array[self._own()], out=made.look.array[made._own()])
+        move(self._owned(), out=made._owned())
         move.close()
         return made
 
@@ -274,11 +317,14 @@ class Field:
         self.check_whole("slicing")
         steps, drop = self._key(key)
         whole = self.look.make(tuple(len(range(*s)) for s in steps))
-        own = self.look.array[self._own()]
+        there = whole.array if whole.place is None else np.empty(whole.shape, whole.dtype.storage)
+        own = self.on_host()
         mine = own[self._meeting(steps, self.comm.rank)[0]] if self._is_first else np.empty(0, own.dtype)
         for rank, part in enumerate(self.comm.all_gather_ragged(np.asarray(mine, order="C"))):
             if isinstance(self.partition, Points) or self.partition.is_first(rank):
-                whole.array[self._meeting(steps, rank)[1]] = part
+                there[self._meeting(steps, rank)[1]] = part
+        if whole.place is not None:
+            hostcopy.from_host(there, whole)
         result = whole.give()
         return result[tuple(0 if a in drop else slice(None) for a in range(len(steps)))]
 
@@ -290,6 +336,12 @@ class Field:
         steps, drop = self._key(key)
         mine, there = self._meeting(steps, self.comm.rank)
         shape = tuple(len(range(*s)) for a, s in enumerate(steps) if a not in drop)
+        if self.look.place is not None:
+            own = self.on_host()
+            full = np.broadcast_to(self._converted(value), shape)
+            own[mine] = full.reshape([len(range(*s)) for s in steps])[there]
+            self.from_host(own)
+            return
         if np.ndim(value) and not hasattr(value, "cpu"):
             value = np.broadcast_to(value, shape)
         elif np.ndim(value):
@@ -297,6 +349,21 @@ class Field:
         if np.ndim(value):
             value = value.reshape([len(range(*s)) for s in steps])[there]
         self.inner[mine] = value
+
+    def _converted(self, value: Any) -> Any:
+        """A number or an array, in host memory, in the dtype that the field's elements are stored in."""
+        look = buffer.as_buffer(value)
+        data = look.array if look.place is None else hostcopy.to_host(look)  # type: ignore[arg-type]
+        dtype = self.look.dtype
+        if look.dtype == dtype:
+            return data
+        if dtype.kind == "q" or look.dtype.kind in "hqo":
+            raise DtypeError(
+                f"the field holds {dtype}, the value is {look.dtype}", hint=f"a value of {dtype}"
+            )
+        return (
+            dtypes.narrow(data.astype(np.float32), dtype) if dtype.kind == "h" else data.astype(dtype.storage)
+        )
 
     def _key(self, key: Any) -> tuple[list[tuple[int, int, int]], set[int]]:
         """(start, stop, step) for every axis, and the axes that were single numbers."""
@@ -374,7 +441,7 @@ class Field:
 
     def _wide(self) -> Any:
         """inner as numpy array in the widest type of its family."""
-        own = self.look.array[self._own()]
+        own = self.on_host()
         if self.look.dtype.kind == "h":
             return dtypes.widen(own, self.look.dtype).astype(np.float64)
         wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
@@ -389,7 +456,7 @@ class Field:
     def _to(self, target: Partition, ranks: list[int]) -> Any:
         move = Redistribution(self.comm, self.partition, target, None, ranks)
         made = self.look.make(self.shape) if self.comm.rank in ranks else None
-        move(self.look.array[self._own()], out=None if made is None else made.array)
+        move(self._owned(), out=None if made is None else memory(made))
         move.close()
         return None if made is None else made.give()
 

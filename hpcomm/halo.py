@@ -6,17 +6,31 @@ halo.start(); inside(); halo.wait(); rim()  # overlapped
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .errors import UsageError, where
 from .exchange import Exchange
-from .partition import halo
 
 if TYPE_CHECKING:
-    from .field import Field
+    from .communicator import Communicator
 
-__all__ = ["Halo", "reverse"]
+__all__ = ["Faces", "Halo", "HasHalo", "reverse"]
+
+
+class Faces(NamedTuple):
+    """(peer, place in memory) of what goes out and of what comes in."""
+
+    sends: list[tuple[int, Any]]
+    receives: list[tuple[int, Any]]
+
+
+class HasHalo(Protocol):
+    """What a Field is here."""
+
+    comm: Communicator
+
+    def faces(self) -> Faces: ...
+    def check_whole(self, verb: str) -> None: ...
 
 
 class Halo(Exchange):
@@ -30,34 +44,27 @@ class Halo(Exchange):
         LayoutError: a field is partial.
     """
 
-    def __init__(self, *fields: Field) -> None:
-        sends, receives = _faces(fields)
-        super().__init__(fields[0].comm, sends, receives, verb="halo exchange")
+    def __init__(self, *fields: HasHalo) -> None:
+        if not fields:
+            raise UsageError("Halo needs a field", "Halo", "Halo(field)")
+        comm = fields[0].comm
+        if any(field.comm is not comm for field in fields):
+            raise UsageError(
+                "the fields live on different communicators",
+                where("halo", comm),
+                "one Halo for those of each communicator",
+            )
+        for field in fields:
+            field.check_whole("halo")
+        faces = [field.faces() for field in fields]
+        sends = [each for one in faces for each in one.sends]
+        receives = [each for one in faces for each in one.receives]
+        super().__init__(comm, sends, receives, verb="halo exchange")
         self.fields = fields
 
 
-def reverse(field: Field) -> Exchange:
+def reverse(field: HasHalo) -> Exchange:
     """The exchange in which the halo goes back to its owners and is added to what they have."""
-    sends, receives = _faces([field])
+    field.check_whole("halo")
+    sends, receives = field.faces()
     return Exchange(field.comm, receives, sends, range(len(sends)), verb="halo, in reverse")
-
-
-def _faces(fields: Sequence[Field]) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
-    """What goes out and what comes in: (peer, place in memory)."""
-    if not fields:
-        raise UsageError("Halo needs a field", "Halo", "Halo(field)")
-    comm = fields[0].comm
-    if any(field.comm is not comm for field in fields):
-        raise UsageError(
-            "the fields live on different communicators",
-            where("halo", comm),
-            "one Halo for those of each communicator",
-        )
-    sends: list[tuple[int, Any]] = []
-    receives: list[tuple[int, Any]] = []
-    for field in fields:
-        field.check_whole("halo")
-        route = halo(field.partition, comm.rank, field.halo, field.periodic, field.corners)
-        sends += [(piece.peer, field.place(piece.here)) for piece in route.sends]
-        receives += [(piece.peer, field.place(piece.here)) for piece in route.receives]
-    return sends, receives

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import io
-from .chunks import Chunks, boxes, chunk_shape, fill, share
-from .errors import ConfigError, DtypeError, HpcommError, LayoutError, where
+from . import files, io
+from .chunks import Chunks, boxes, chunk_shape, share, values
+from .errors import ConfigError, HpcommError
 from .field import Field
 from .mesh import Mesh
 
@@ -32,7 +32,7 @@ __all__ = ["explain", "load", "read_into", "save"]
 
 def save(
     fields: Field | Sequence[Field],
-    path: io.PathLike,
+    path: files.PathLike,
     *,
     chunks: Chunks | None = None,
     compression: Any = None,
@@ -57,7 +57,7 @@ def save(
     """
     h5py = _library()
     fields = [fields] if isinstance(fields, Field) else list(fields)
-    comm = io.named(fields, "save")
+    comm = files.named(fields, "save")
     if compression is not None and chunks in (None, False):
         chunks = True
     path = Path(path)
@@ -66,24 +66,21 @@ def save(
     except HpcommError as error:
         raise error.located("save", comm) from None
     together = h5py.get_config().mpi and any(shapes)
-    with io.beside(comm, path) as part:
+    with files.beside(comm, path) as part:
         if together:
-            failed = io.attempt(lambda: _write_together(comm, part, fields, shapes, compression))
-            io.agree(comm, failed, "save", path)
+            failed = files.attempt(lambda: _write_together(comm, part, fields, shapes, compression))
+            files.agree(comm, failed, "save", path)
         else:
-            made: list[Any] = []
-            failed = io.on_root(comm, lambda: made.append(_create(part, fields, shapes, compression)))
-            io.agree(comm, failed, "save", path)
-            places = comm.broadcast_object(made[0] if made else None)
+            places = files.from_root(comm, "save", path, lambda: _create(part, fields, shapes, compression))
             _write_pieces(comm, part, [(f, place) for f, place in zip(fields, places, strict=True) if place])
             shares = [(f.name, share(f, c)) for f, c in zip(fields, shapes, strict=True) if c]
             if shares:
-                io.agree(comm, _write_in_turn(comm, part, shares), "save", path)
-        io.publish(comm, part, path, None, sync)
+                files.agree(comm, _write_in_turn(comm, part, shares), "save", path)
+        files.publish(comm, part, path, sync=sync)
 
 
 def load(
-    path: io.PathLike,
+    path: files.PathLike,
     ranks: Mesh | Communicator,
     name: str | None = None,
     whole: Partition | Points | None = None,
@@ -104,19 +101,10 @@ def load(
         LayoutError: the partition is of another shape.
     """
     comm = ranks.comm if isinstance(ranks, Mesh) else ranks
-    found = _found(comm, Path(path), name)
-    if whole is not None and whole.shape != found["shape"]:
-        raise LayoutError(
-            f"{path} holds shape {found['shape']}, the partition is {whole}", where("load", comm)
-        )
-    dtype = np.dtype(found["dtype"]).newbyteorder("=")
-    options = {"name": found["name"].rpartition("/")[2], "unit": found["unit"]} | options
-    field = Field(ranks, found["shape"] if whole is None else whole, split=split, dtype=dtype, **options)
-    _read(field, Path(path), found)
-    return field
+    return _stored(comm, path, name).load(ranks, whole, split, options)
 
 
-def read_into(field: Field, path: io.PathLike, name: str | None = None) -> None:
+def read_into(field: Field, path: files.PathLike, name: str | None = None) -> None:
     """Fill a field from the dataset of its name; if that fails it stays as it was. Collective.
 
     Args:
@@ -126,17 +114,7 @@ def read_into(field: Field, path: io.PathLike, name: str | None = None) -> None:
         LayoutError, DtypeError: the dataset has another shape or dtype.
         TransportError: on every rank, if it cannot be read.
     """
-    found = _found(field.comm, Path(path), name or field.name or None)
-    if found["shape"] != field.shape:
-        raise LayoutError(
-            f"{path} holds shape {found['shape']}, the field has {field.shape}", where("load", field.comm)
-        )
-    if np.dtype(found["dtype"]).newbyteorder("=") != io.stored(field):
-        raise DtypeError(
-            f"{path} holds {np.dtype(found['dtype'])}, the field {field.look.dtype}",
-            where("load", field.comm),
-        )
-    _read(field, Path(path), found)
+    _stored(field.comm, path, name or field.name or None).into(field)
 
 
 def explain() -> str:
@@ -165,7 +143,7 @@ def _chunks(field: Field, wanted: Chunks | None) -> tuple[int, ...] | None:
     """The shape of a field's chunks; None: in one piece, as what has no axes or no elements always is."""
     if wanted is None or wanted is False or not field.shape or 0 in field.shape:
         return None
-    return chunk_shape(boxes(field), field.look.array.itemsize, wanted)
+    return chunk_shape(boxes(field), field.look.dtype.itemsize, wanted)
 
 
 def _create(part: Path, fields: Sequence[Field], shapes: Sequence[Any], compression: Any) -> list[int | None]:
@@ -184,12 +162,17 @@ def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compressio
         early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that its place in the file is known now
         early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        kind = h5py.h5t.py_create(io.stored(field), logical=True)
+        kind = h5py.h5t.py_create(files.storage_of(field), logical=True)
         space = h5py.h5s.create_simple(field.shape) if field.shape else h5py.h5s.create(h5py.h5s.SCALAR)
         made = h5py.Dataset(h5py.h5d.create(file.id, field.name.encode(), kind, space, early))
     else:
         made = file.create_dataset(
-            field.name, field.shape, io.stored(field), chunks=chunks, compression=compression, fillvalue=None
+            field.name,
+            field.shape,
+            files.storage_of(field),
+            chunks=chunks,
+            compression=compression,
+            fillvalue=None,
         )
     made.attrs["unit"] = field.unit
     return made
@@ -216,7 +199,7 @@ def _write_in_turn(comm: Communicator, part: Path, shares: Sequence[tuple[str, A
     failed = ""
     for rank in range(comm.size):
         if rank == comm.rank and mine:
-            failed = io.attempt(write)
+            failed = files.attempt(write)
         comm.mpi.Barrier()
     return failed
 
@@ -255,54 +238,43 @@ def _write_collectively(dataset: Any, own: tuple[Box, Any] | None) -> None:
 
 
 # -- reading ------------------------------------------------------------------------------------------------
-def _found(comm: Communicator, path: Path, name: str | None) -> dict[str, Any]:
+def _stored(comm: Communicator, path: files.PathLike, name: str | None) -> files.Stored:
+    _library()
+    name, shape, dtype, unit, offset = files.from_root(comm, "load", path, lambda: _look(Path(path), name))
+
+    def read(field: Field) -> Any:
+        if offset is not None:
+            return io.values(field, path, offset)
+        return values(field, lambda box: _read_box(path, name, box), path)
+
+    return files.Stored(path, shape, dtype, read, name.rpartition("/")[2], unit)
+
+
+def _look(path: Path, name: str | None) -> tuple[str, tuple[int, ...], Any, str, int | None]:
     """Name, shape, dtype and unit of the dataset, and where its data begin, if that is all there is to it."""
-    h5py = _library()
-    found: list[dict[str, Any]] = []
-
-    def look() -> None:
-        with h5py.File(path, "r") as file:
-            names: list[str] = []
-            file.visititems(lambda each, what: names.append(each) if isinstance(what, h5py.Dataset) else None)
-            if name is None and len(names) != 1:
-                raise ValueError(f"it holds the datasets {', '.join(names) or '(none)'}: name one")
-            wanted = names[0] if name is None else name
-            if wanted not in names:
-                raise ValueError(f"it has no dataset {wanted!r}, but {', '.join(names) or '(none)'}")
-            dataset = file[wanted]
-            if dataset.dtype.kind not in "biufc":
-                raise ValueError(f"it holds {dataset.dtype}, which no field does")
-            plist = dataset.id.get_create_plist()
-            plain = (
-                plist.get_layout() == h5py.h5d.CONTIGUOUS
-                and not plist.get_external_count()
-                and dataset.dtype.isnative
-            )
-            unit = dataset.attrs.get("unit", "")
-            found.append(
-                {
-                    "name": wanted,
-                    "shape": tuple(dataset.shape),
-                    "dtype": dataset.dtype.str,
-                    "unit": unit if isinstance(unit, str) else "",
-                    "offset": dataset.id.get_offset() if plain else None,
-                }
-            )
-
-    io.agree(comm, io.on_root(comm, look), "load", path)
-    told: dict[str, Any] = comm.broadcast_object(found[0] if found else None)
-    return told
-
-
-def _read(field: Field, path: Path, found: dict[str, Any]) -> None:
     import h5py
 
-    if found["offset"] is not None:
-        io.read_raw(field, path, found["offset"])
-        return
+    with h5py.File(path, "r") as file:
+        names: list[str] = []
+        file.visititems(lambda each, what: names.append(each) if isinstance(what, h5py.Dataset) else None)
+        if name is None and len(names) != 1:
+            raise ValueError(f"it holds the datasets {', '.join(names) or '(none)'}: name one")
+        wanted = names[0] if name is None else name
+        if wanted not in names:
+            raise ValueError(f"it has no dataset {wanted!r}, but {', '.join(names) or '(none)'}")
+        dataset = file[wanted]
+        if dataset.dtype.kind not in "biufc":
+            raise ValueError(f"it holds {dataset.dtype}, which no field does")
+        plist = dataset.id.get_create_plist()
+        contiguous = plist.get_layout() == h5py.h5d.CONTIGUOUS and not plist.get_external_count()
+        offset = dataset.id.get_offset() if contiguous and dataset.dtype.isnative else None
+        unit = dataset.attrs.get("unit", "")
+        dtype = np.dtype(dataset.dtype.str).newbyteorder("=")
+        return wanted, tuple(dataset.shape), dtype, unit if isinstance(unit, str) else "", offset
 
-    def read(box: Box) -> Any:
-        with h5py.File(path, "r") as file:
-            return file[found["name"]][box.slices()]
 
-    fill(field, read, path)
+def _read_box(path: files.PathLike, name: str, box: Box) -> Any:
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        return file[name][box.slices()]

@@ -5,9 +5,8 @@
     hpcomm run spec.toml                             (mpmd/start.py)
 
 Three thoughts, one after the other: what was asked (`parse`), which MPI is at hand (installation.py),
-what to tell its launcher (`compose`: pure, so that every cluster can be tested on a laptop). Then the
-launcher takes the place of this process: its signals and its exit status are the job's own. Only
---timeout keeps a supervisor in between (supervise.py).
+what to tell its launcher (`compose`: pure, so that every cluster can be tested on a laptop). Then this
+process looks after the launcher until the job has ended (supervise.py).
 
 What each setting is for, with the measurements behind it: docs/launching.md.
 """
@@ -18,8 +17,9 @@ import os
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import supervise
 from .errors import ConfigError
 from .installation import Mpi, check_python, find_mpi, which
 
@@ -84,13 +84,15 @@ class Machine(NamedTuple):
     prefix: str = sys.prefix
 
 
-def main(argv: Sequence[str]) -> int:
-    """`hpcomm run` with these words; returns only under --help, --dry-run and --timeout."""
-    if argv and argv[-1].endswith(".toml"):
-        from .mpmd import start
+def has_spec(argv: Sequence[str]) -> bool:
+    """Whether these words run a spec (mpmd/start.py), and not a command that has one as its argument."""
+    rest = [word for word in argv if not word.startswith("-")]
+    is_last = bool(rest) and rest[-1].endswith(".toml")
+    return is_last and not any(word in ("-n", "-np", "--ranks") for word in argv)
 
-        if start.takes(argv):
-            return start.main(argv)
+
+def main(argv: Sequence[str]) -> int:
+    """`hpcomm run` with these words; the job's exit status."""
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
@@ -99,30 +101,18 @@ def main(argv: Sequence[str]) -> int:
     for program in job.programs:
         check_python(program.command[0], mpi)
     command, added = compose(job, mpi, Machine(usable_cores(), os.geteuid() == 0, os.environ))
-    if job.timeout_s is not None:
-        from .supervise import settings, supervise
-
-        added |= settings(os.environ)
     if job.dry_run or job.verbose:
-        print(_shell_line(command, added), file=sys.stdout if job.dry_run else sys.stderr)
+        print(shell_line(command, added), file=sys.stdout if job.dry_run else sys.stderr)
     if job.dry_run:
         return 0
-    environ = {**os.environ, **added}
-    if job.timeout_s is None:
-        _become(command, environ)
-    return supervise(command, environ, job.timeout_s)
+    environ = {**os.environ, **added, **supervise.settings(os.environ)}
+    return supervise.supervise(command, environ, job.timeout_s)
 
 
-def _shell_line(command: list[str], added: Mapping[str, str]) -> str:
+def shell_line(command: list[str], added: Mapping[str, str]) -> str:
     import shlex
 
     return " ".join([*(f"{name}={shlex.quote(added[name])}" for name in sorted(added)), shlex.join(command)])
-
-
-def _become(command: list[str], environ: dict[str, str]) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execvpe(command[0], command, environ)
 
 
 # -- what was asked ----------------------------------------------------------------------------------
@@ -177,7 +167,7 @@ def _read_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         if word in _FLAGS:
             options[_FLAGS[word]] = True
         elif name not in _OPTIONS:
-            raise _unknown_option(name)
+            raise unknown_option(name)
         elif not joined and not left:
             raise _error(f"{name} needs a value.", "hpcomm run --help")
         else:
@@ -187,7 +177,7 @@ def _read_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return options, left
 
 
-def _unknown_option(name: str) -> ConfigError:
+def unknown_option(name: str) -> ConfigError:
     from difflib import get_close_matches
 
     close = get_close_matches(name, [*_FLAGS, *_OPTIONS], 1)
@@ -200,7 +190,7 @@ def _read_ranks(text: str) -> int:
     return int(text)
 
 
-def _read_timeout(text: str) -> float:
+def read_timeout(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
@@ -223,7 +213,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "-np": ("ranks", _read_ranks),
     "--ranks": ("ranks", _read_ranks),
     "--hosts": ("hosts", str),
-    "--timeout": ("timeout_s", _read_timeout),
+    "--timeout": ("timeout_s", read_timeout),
     "-x": ("env", _read_env),
     "--env": ("env", _read_env),
     "--launcher": ("launcher", str),

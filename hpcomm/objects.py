@@ -54,18 +54,18 @@ _OUT_OF_BAND = 2048  # bytes from which an array is not copied into the pickle
 
 def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
     """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send."""
-    stages = _send(comm, "send_object", obj, dest, tag, blocking=dest != comm.rank)
-    if dest == comm.rank and not comm.is_inter:
-        comm._keep(Request("send_object", stages))
+    peer, number, made = _addressed(comm, "send_object", obj, dest, tag)
+    if peer == comm.rank and not comm.is_inter:  # would wait for itself
+        comm._keep(Request("send_object", parcel.isend(comm, made, peer, number)))
     else:
-        guarded(comm, "send_object", stages)
+        at_once(comm, "send_object", lambda: parcel.send(comm, made, peer, number), peer, number)
 
 
 def isend_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> Request:
     """Begin to send obj; arrays in it must not change before the request is complete."""
-    return Request(
-        f"isend_object(dest={dest}, tag={tag})", _send(comm, "isend_object", obj, dest, tag, blocking=False)
-    )
+    peer, number, made = _addressed(comm, "isend_object", obj, dest, tag)
+    stages = shown(comm, "send_object", parcel.isend(comm, made, peer, number), peer=peer, tag=number)
+    return Request(f"isend_object(dest={dest}, tag={tag})", stages)
 
 
 def recv_object(
@@ -77,16 +77,12 @@ def recv_object(
         source, tag: None for any.
         status: a Status that is filled.
     """
-    return guarded(comm, "recv_object", _receive(comm, "recv_object", source, tag, status, blocking=True))
+    return receive(comm, "recv_object", source, tag, status, decode)
 
 
 def irecv_object(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request:
     """Begin to receive an object of any size; nobody needs to know how large it is."""
-    status = Status()
-    stages = _receive(comm, "irecv_object", source, tag, status, blocking=False)
-    request = Request(f"irecv_object(source={source}, tag={tag})", stages, status)
-    request.needs(comm, source)
-    return request
+    return ireceive(comm, "irecv_object", source, tag, Status(), decode)
 
 
 def sendrecv_object(
@@ -100,10 +96,10 @@ def sendrecv_object(
     status: Any = None,
 ) -> Any:
     """Send obj to dest and receive another from source at once, without deadlock."""
-    going = Request("sendrecv_object", _send(comm, "sendrecv_object", obj, dest, sendtag, blocking=False))
+    peer, number, made = _addressed(comm, "sendrecv_object", obj, dest, sendtag)
+    going = Request("sendrecv_object", parcel.isend(comm, made, peer, number))
     try:
-        coming = _receive(comm, "sendrecv_object", source, recvtag, status, blocking=True)
-        return guarded(comm, "sendrecv_object", coming)
+        return receive(comm, "sendrecv_object", source, recvtag, status, decode)
     finally:
         going.wait()
 
@@ -186,7 +182,7 @@ def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) 
 
     Args:
         op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land",
-            "lor", "band", "bor", "bxor".
+            "lor", "band", "bor", "bxor"; of pairs (value, place), "minloc" and "maxloc".
     """
     fold = _python_op(comm, "reduce_object", op)
     got = gather_object(comm, obj, root)
@@ -205,7 +201,8 @@ def _fold(op: Callable[[Any, Any], Any], objs: list[Any], rank: int) -> Any:
     return functools.reduce(op, objs)
 
 
-_FAILED = b"\x94cannot be pickled: "  # no pickle starts so
+_PICKLED = 0x80  # how every pickle begins,
+_FAILED = b"\x94cannot be pickled: "  # and this none
 
 
 def _wrapped(objs: Sequence[Any]) -> tuple[list[Parcel], UsageError | None]:
@@ -259,11 +256,11 @@ def decode(got: Parcel) -> Any:
         PeerFailedError: the sender could not pickle it.
         UsageError: it is an array of send_ragged.
     """
-    mark = bytes(got.description[: len(_FAILED)])
-    if mark == _FAILED:
-        what = bytes(got.description[len(_FAILED) :]).decode()
-        raise PeerFailedError(f"no object came: on its rank {what}", hint="look at that rank's own error")
-    if mark.startswith(parcel.ARRAY):
+    if got.description[0] != _PICKLED:
+        text = bytes(got.description)
+        if text.startswith(_FAILED):
+            what = text.removeprefix(_FAILED).decode()
+            raise PeerFailedError(f"no object came: on its rank {what}", hint="look at that rank's own error")
         raise UsageError("an array of send_ragged arrived where an object was expected", hint="recv_ragged")
     return pickle.loads(got.description, buffers=got.contents)
 
@@ -296,9 +293,17 @@ def _take_tensor_apart(tensor: Any) -> tuple[Any, ...]:
     flat = tensor.detach() if tensor.requires_grad else tensor
     if flat.is_conj() or flat.is_neg() or not flat.is_contiguous():
         flat = flat.resolve_conj().resolve_neg().contiguous()
-    block = pickle.PickleBuffer(flat.view(-1).view(torch.uint8).numpy()) if flat.numel() else b""
+    block = pickle.PickleBuffer(_bytes_of(flat)) if flat.numel() else b""
     name = str(tensor.dtype).removeprefix("torch.")
     return _put_tensor_together, (block, name, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _bytes_of(flat: Any) -> Any:
+    """A contiguous tensor's memory as something that Python can look into."""
+    try:
+        return flat.numpy()
+    except TypeError:  # a type that numpy has no name for, as bfloat16
+        return flat.view(-1).view(sys.modules["torch"].uint8).numpy()
 
 
 def _put_tensor_together(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
@@ -309,7 +314,8 @@ def _put_tensor_together(block: Any, dtype: str, shape: tuple[int, ...], require
         tensor = torch.empty(shape, dtype=kind)
     else:
         memory = block if not memoryview(block).readonly else bytearray(block)
-        tensor = torch.frombuffer(memory, dtype=kind).reshape(shape)
+        tensor = torch.frombuffer(memory, dtype=kind)
+        tensor = tensor if len(shape) == 1 else tensor.view(shape)
     return tensor.requires_grad_() if requires_grad else tensor
 
 
@@ -324,6 +330,8 @@ def _python_op(comm: Communicator, verb: str, op: Any) -> Callable[[Any, Any], A
         "bxor": operator.xor,
         "land": lambda a, b: bool(a and b),
         "lor": lambda a, b: bool(a or b),
+        "minloc": min,
+        "maxloc": lambda a, b: a if (a[0], b[1]) > (b[0], a[1]) else b,  # of equal values the first place
     }
     if callable(op):
         return op  # type: ignore[no-any-return]
@@ -334,28 +342,62 @@ def _python_op(comm: Communicator, verb: str, op: Any) -> Callable[[Any, Any], A
     ).located(verb, comm)
 
 
-def _send(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any, blocking: bool) -> Stages:
+def _addressed(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any) -> tuple[int, int, Parcel]:
+    """Receiver and tag as MPI takes them, and what to send."""
     try:
         comm._check_open(verb)
-        peer, number = _peer(comm, dest, "dest"), _tag(comm, tag, sending=True)
-        made = encode(obj)
+        return _peer(comm, dest, "dest"), _tag(comm, tag, sending=True), encode(obj)
     except HpcommError as error:
         raise error.located(verb, comm) from error.__cause__
-    return shown(
-        comm, verb.removeprefix("i"), parcel.send(comm, made, peer, number, blocking), peer=peer, tag=number
-    )
 
 
-def _receive(comm: Communicator, verb: str, source: Any, tag: Any, status: Any, *, blocking: bool) -> Stages:
+def receive(
+    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel], Any]
+) -> Any:
+    """Wait for a parcel; what decode makes of it, None from hpcomm.PROC_NULL."""
     peer, number = _sender(comm, verb, source, tag)
-    stages = _received(comm, peer, number, status, blocking)
-    return shown(comm, verb.removeprefix("i"), stages, peer=peer, tag=number)
+
+    def action() -> Any:
+        got, seen = parcel.receive(comm, peer, number)
+        if status is not None:
+            _fill(status, seen)
+        return None if got is None else decode(got)
+
+    return at_once(comm, verb, action, peer, number)
 
 
-def _received(comm: Communicator, source: int, tag: int, status: Any, blocking: bool) -> Stages:
-    got, seen = yield from parcel.receive(comm, source, tag, blocking)
-    _fill(status, seen)
-    return None if got is None else decode(got)
+def ireceive(
+    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel], Any]
+) -> Request:
+    """The same in the background."""
+    peer, number = _sender(comm, verb, source, tag)
+
+    def stages() -> Stages:
+        got, seen = yield from parcel.ireceive(comm, peer, number)
+        _fill(status, seen)
+        return None if got is None else decode(got)
+
+    coming = shown(comm, verb.replace("irecv", "recv"), stages(), peer=peer, tag=number)
+    request = Request(f"{verb}(source={source}, tag={tag})", coming, status)
+    request.needs(comm, source)
+    return request
+
+
+def at_once(comm: Communicator, verb: str, action: Callable[[], Any], peer: int, tag: int) -> Any:
+    """Carry out a message now, with the observers looking on and errors in hpcomm's words."""
+    try:
+        if not comm._observers:
+            return action()
+        return parcel.run(shown(comm, verb, _one_stage(action), peer=peer, tag=tag))
+    except MPI.Exception as error:
+        raise transport.failure(error, verb, comm) from None
+    except HpcommError as error:
+        raise error.located(verb, comm) from error.__cause__
+
+
+def _one_stage(action: Callable[[], Any]) -> Stages:
+    yield []
+    return action()
 
 
 def guarded(comm: Communicator, verb: str, stages: Stages) -> Any:

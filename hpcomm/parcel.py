@@ -6,7 +6,8 @@ A parcel is a short description and any number of memory blocks. `_object` verbs
 
 First everybody exchanges cards of fixed size. What fits on the card is on it, so that small data
 travel in one round; what does not follows block by block, straight from and into its memory, in
-pieces that any MPI takes.
+pieces that any MPI takes. In a message to a rank of the same node, large blocks are handed over on a
+shelf (shelf.py) while there is room, and the card says where they stand.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from .p2p import Arrival
 from .request import Stages
+from .shelf import LEAST
 
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
     from .communicator import Communicator
+    from .shelf import Shelves
     from .transport import mpi as transport
 else:
     from .lazy import LazyModule
@@ -34,13 +37,27 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Parcel", "all_gather", "all_to_all", "broadcast", "gather", "receive", "run", "scatter", "send"]
+__all__ = [
+    "Parcel",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "ireceive",
+    "isend",
+    "receive",
+    "run",
+    "scatter",
+    "send",
+]
 
 CARD = 1024  # bytes of a card in collectives
 LETTER = 32 * 1024  # bytes up to which a message travels whole, copied once on either side
 PIECE = 1 << 30  # bytes of the largest single MPI message
 _ALIGN = 64
 _HEAD = struct.Struct("<qq")  # number of blocks, tag of the parts (-1: everything is here)
+_MARK = struct.Struct("<q")
+_LETTER = struct.Struct("<qqq40x")  # and the length of the only block, which stands at _ALIGN
 
 ARRAY = b"\x93hpcomm"  # how the description of an array begins; no pickle does: both share one channel
 
@@ -82,27 +99,42 @@ def _lay_out(lengths: Sequence[int], start: int, room: int) -> tuple[list[int], 
     return offsets, start
 
 
-def _card(parcel: Parcel, room: int, exactly: bool) -> tuple[bytearray, int]:
+_PLACE = 1 << 48  # more bytes than a block has
+
+
+def _card(parcel: Parcel, room: int, exactly: bool, shelves: Shelves | None = None) -> tuple[bytearray, int]:
     """A card for parcel, and the tag of the parts that follow it (-1: none).
 
-    The card holds the lengths of all blocks, and those blocks that fit; a length below 0 (-1 for
-    none at all) is that of a block which follows.
+    The card holds a mark for each block, and those blocks that fit. The mark is the length of a block
+    that is on the card, and below 0 for one that is not: -1 - length, and PLACE less for each slot up to
+    that where the block stands, if it stands on a shelf.
     """
     lengths = [b.nbytes for b in parcel.blocks]
+    if len(lengths) == 1 and not exactly and lengths[0] <= room - _ALIGN:  # what most messages are
+        return bytearray(_LETTER.pack(1, -1, lengths[0])) + parcel.blocks[0], -1
     head = _HEAD.size + 8 * len(lengths)
     if head > room:  # thousands of blocks: their lengths travel as a part of their own
         card, tag = bytearray(room), next(_serial) % transport.largest_tag()
         _HEAD.pack_into(card, 0, -len(lengths), tag)
         return card, tag
     offsets, end = _lay_out(lengths, head, room)
-    tag = next(_serial) % transport.largest_tag() if -1 in offsets else -1
-    card = bytearray(room if exactly else end)
     marks = [n if at >= 0 else -1 - n for n, at in zip(lengths, offsets, strict=True)]
+    if shelves is not None:
+        for i, block in enumerate(parcel.blocks):
+            if marks[i] < -LEAST:
+                marks[i] -= _PLACE * (1 + shelves.put(block))
+    tag = next(_serial) % transport.largest_tag() if any(map(_follows, marks)) else -1
+    card = bytearray(room if exactly else end)
     struct.pack_into(f"<2q{len(lengths)}q", card, 0, len(lengths), tag, *marks)
     for offset, block in zip(offsets, parcel.blocks, strict=True):
         if offset >= 0:
             card[offset : offset + block.nbytes] = block
     return card, tag
+
+
+def _follows(mark: int) -> bool:
+    """Whether the block of this mark comes by a message of its own."""
+    return -_PLACE <= mark < 0
 
 
 _POOLED = range(64 << 10, 16 << 20)  # bytes of blocks that are worth keeping
@@ -138,23 +170,33 @@ _UNUSED = _references([object()])[0]  # of what only a list holds; Pythons count
 
 
 class _Opened:
-    """What a card says, as far as it is known: the blocks, and those that are still to come."""
+    """What a card says, as far as it is known: the blocks, and those that are still to come.
 
-    def __init__(self, card: Any, room: int) -> None:
+    shelves, owner: where blocks may stand, and whose shelf that is.
+    """
+
+    def __init__(self, card: Any, room: int, shelves: Shelves | None = None, owner: int = -1) -> None:
         self.count, self.tag = _HEAD.unpack_from(card, 0)
         self.blocks: list[Any] = []
         self._to_come: list[Any] = []
         if self.count < 0:
             return
+        view = memoryview(card)
+        if self.count == 1 and (nbytes := _MARK.unpack_from(card, _HEAD.size)[0]) >= 0:
+            self.blocks.append(view[_ALIGN : _ALIGN + nbytes])
+            return
         head = _HEAD.size + 8 * self.count
         marks = struct.unpack_from(f"<{self.count}q", card, _HEAD.size)
         offsets, _ = _lay_out([n if n >= 0 else room + 1 for n in marks], head, room)
-        view = memoryview(card)
         for mark, at in zip(marks, offsets, strict=True):
             if mark >= 0:
                 self.blocks.append(view[at : at + mark])
-            else:
+            elif _follows(mark):
                 self._expect(-1 - mark)
+            else:
+                assert shelves is not None
+                place, nbytes = divmod(-1 - mark, _PLACE)
+                self.blocks.append(shelves.take(owner, place - 1, nbytes))
 
     def _expect(self, nbytes: int) -> None:
         block = _memory(nbytes)
@@ -196,19 +238,25 @@ def run(stages: Stages) -> Any:
         return end.value
 
 
-def send(comm: Communicator, parcel: Parcel, dest: int, tag: int, blocking: bool) -> Stages:
+def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
     """Send parcel to dest: one message if it is small, else a card and its parts."""
-    card, part_tag = _card(parcel, LETTER, exactly=False)
-    pieces = [] if part_tag < 0 else _parts_after(card, parcel)
-    byte, parts = MPI.BYTE, comm._parts
-    if blocking:
-        comm._shadow.Send((card, byte), dest, tag)
-        for piece in pieces:
-            parts.Send((piece, byte), dest, part_tag)
-        return None
-    first = comm._shadow.Isend((card, byte), dest, tag)
-    yield [first, *(parts.Isend((piece, byte), dest, part_tag) for piece in pieces)]
-    return None
+    card, part_tag, pieces = _message(comm, parcel, dest)
+    comm._shadow.Send((card, MPI.BYTE), dest, tag)
+    for piece in pieces:
+        comm._parts.Send((piece, MPI.BYTE), dest, part_tag)
+
+
+def isend(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> Stages:
+    """The same in the background."""
+    card, part_tag, pieces = _message(comm, parcel, dest)
+    first = comm._shadow.Isend((card, MPI.BYTE), dest, tag)
+    yield [first, *(comm._parts.Isend((piece, MPI.BYTE), dest, part_tag) for piece in pieces)]
+
+
+def _message(comm: Communicator, parcel: Parcel, dest: int) -> tuple[bytearray, int, list[Any]]:
+    """The card of a message, and the tag of the parts that follow it."""
+    card, part_tag = _card(parcel, LETTER, False, comm._shelves if dest in comm._shelf_of else None)
+    return card, part_tag, [] if part_tag < 0 else _parts_after(card, parcel)
 
 
 def _parts_after(card: bytearray, parcel: Parcel) -> list[Any]:
@@ -217,29 +265,43 @@ def _parts_after(card: bytearray, parcel: Parcel) -> list[Any]:
         lengths = [b.nbytes for b in parcel.blocks]
         return [memoryview(struct.pack(f"<{len(lengths)}q", *lengths)), *_cut(parcel.blocks)]
     marks = struct.unpack_from(f"<{count}q", card, _HEAD.size)
-    return _cut([block for block, mark in zip(parcel.blocks, marks, strict=True) if mark < 0])
+    return _cut([block for block, mark in zip(parcel.blocks, marks, strict=True) if _follows(mark)])
 
 
-def receive(comm: Communicator, source: int, tag: int, blocking: bool) -> Stages:
-    """Receive a parcel; the value is (parcel, status), the parcel None from hpcomm.PROC_NULL."""
+def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, MPI.Status]:
+    """Receive a parcel, None from hpcomm.PROC_NULL, and who sent it."""
     arrival = Arrival(comm._shadow, source, tag)
-    if blocking:
-        arrival.Wait()
-    else:
-        yield [arrival]
-    status = arrival.status
-    if source == MPI.PROC_NULL:
-        return None, status
-    card = np.empty(status.Get_elements(MPI.BYTE), np.uint8)
-    arrival.message.Recv([card, MPI.BYTE])
-    opened = _Opened(card, LETTER)
-    source = status.Get_source()
+    arrival.Wait()
+    opened, source = _take(comm, arrival, source)
+    if opened is None:
+        return None, arrival.status
     pieces = opened.pieces()
-    if blocking and len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
+    if len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
         comm._parts.Recv((pieces[0], MPI.BYTE), source, opened.tag)
-    else:
-        yield from _fetch(comm, opened, source)
-    return opened.parcel(), status
+    elif opened.tag >= 0:
+        run(_fetch(comm, opened, source))
+    return opened.parcel(), arrival.status
+
+
+def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
+    """The same in the background."""
+    arrival = Arrival(comm._shadow, source, tag)
+    yield [arrival]
+    opened, source = _take(comm, arrival, source)
+    if opened is None:
+        return None, arrival.status
+    yield from _fetch(comm, opened, source)
+    return opened.parcel(), arrival.status
+
+
+def _take(comm: Communicator, arrival: Arrival, source: int) -> tuple[_Opened | None, int]:
+    """The card that has arrived, and from whom."""
+    if source == MPI.PROC_NULL:
+        return None, source
+    card = np.empty(arrival.status.Get_elements(MPI.BYTE), np.uint8)
+    arrival.message.Recv((card, MPI.BYTE))
+    source = arrival.status.Get_source()
+    return _Opened(card, LETTER, comm._shelves, comm._shelf_of.get(source, -1)), source
 
 
 def _fetch(comm: Communicator, opened: _Opened, source: int) -> Stages:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import parcel
 from .errors import HpcommError, UsageError
-from .objects import check_list, check_root, collective, guarded, shown
-from .p2p import Status, _fill, _peer, _sender, _tag
+from .objects import at_once, check_list, check_root, collective, ireceive, receive, shown
+from .p2p import Status, _peer, _tag
 from .parcel import Parcel
 from .request import Request, Stages
 
@@ -53,16 +53,15 @@ def send_ragged(
         made = encode(x)
     except HpcommError as error:
         raise error.located("send_ragged", comm) from None
-    to_self = peer == comm.rank and not comm.is_inter
-    going = parcel.send(comm, made, peer, number, blocking=not (async_op or to_self))
-    stages = shown(comm, "send_ragged", going, peer=peer, tag=number)
-    if async_op or to_self:
-        request = Request(f"send_ragged(dest={dest}, tag={tag})", stages)
-        if async_op:
-            return request
-        comm._keep(request)
+    to_self = peer == comm.rank and not comm.is_inter  # would wait for itself
+    if not (async_op or to_self):
+        at_once(comm, "send_ragged", lambda: parcel.send(comm, made, peer, number), peer, number)
         return None
-    guarded(comm, "send_ragged", stages)
+    stages = shown(comm, "send_ragged", parcel.isend(comm, made, peer, number), peer=peer, tag=number)
+    request = Request(f"send_ragged(dest={dest}, tag={tag})", stages)
+    if async_op:
+        return request
+    comm._keep(request)
     return None
 
 
@@ -80,20 +79,9 @@ def recv_ragged(
         source, tag: None for any.
         status: a Status that is filled.
     """
-    peer, number = _sender(comm, "recv_ragged", source, tag)
-    status = Status() if status is None else status
-
-    def stages() -> Stages:
-        got, seen = yield from parcel.receive(comm, peer, number, not async_op)
-        _fill(status, seen)
-        return None if got is None else decode(got)
-
-    coming = shown(comm, "recv_ragged", stages(), peer=peer, tag=number)
     if async_op:
-        request = Request(f"recv_ragged(source={source}, tag={tag})", coming, status)
-        request.needs(comm, source)
-        return request
-    return guarded(comm, "recv_ragged", coming)
+        return ireceive(comm, "recv_ragged", source, tag, Status() if status is None else status, decode)
+    return receive(comm, "recv_ragged", source, tag, status, decode)
 
 
 def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_op: bool = False) -> Any:

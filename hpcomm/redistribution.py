@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import partition as thought
+from . import route
 from .errors import DtypeError, HpcommError, LayoutError
-from .exchange import Exchange, Rows, channel
-from .partition import Box, Partition, Points, Region
+from .exchange import Exchange, Rows, channel, meet, memory, set_zero
+from .partition import Box, Partition, Points
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
     from . import buffer, dtypes
     from .communicator import Communicator
@@ -67,13 +66,12 @@ class Redistribution:
                     f"the partitions use rank {highest}, the communicator has {comm.size} ranks",
                     hint="a communicator that holds the ranks of both",
                 )
-            self._route = thought.redistribute(
-                source, target, comm.rank, self.source_ranks, self.target_ranks
-            )
+            self._route = route.redistribute(source, target, comm.rank, self.source_ranks, self.target_ranks)
         except HpcommError as error:
             raise error.located("redistribution", comm) from None
-        self._tag = channel(comm)[1]
-        self._last: tuple[NDArray[Any] | None, NDArray[Any] | None, Exchange] | None = None
+        self._tag = channel(comm).number
+        self._aboard: Any = None  # known from the first call on
+        self._last: tuple[Any, Any, Exchange] | None = None  # looks at x and out
         self._repeated: tuple[Any, Any, Exchange] | None = None  # the user's own x and out of the last call
 
     @property
@@ -111,7 +109,11 @@ class Redistribution:
             if look is not None and made is not None:
                 if look.dtype != made.dtype:
                     raise DtypeError(f"x holds {look.dtype}, out {made.dtype}", hint="the same for both")
-                if buffer.overlap(look.array, made.array):
+                if (look.place is None) != (made.place is None):
+                    raise LayoutError(
+                        f"x lies on {look.device}, out on {made.device}", hint="both in one place"
+                    )
+                if meet(look, made):
                     raise LayoutError("x and out overlap in memory", hint="an out of its own")
             if made is not None and self._sums and made.dtype.kind in "hqo":
                 raise DtypeError(
@@ -119,11 +121,9 @@ class Redistribution:
                 )
         except HpcommError as error:
             raise error.located("redistribution", self.comm) from None
-        given = None if look is None else look.array
-        landing = None if made is None else made.array
-        if landing is not None and (self._sums or self._is_padding):
-            landing[...] = 0
-        exchange = self._planned(given, landing)
+        if made is not None and (self._sums or self._is_padding):
+            set_zero(memory(made))
+        exchange = self._planned(look, made)
         exchange()
         if x is not None and out is not None and not self._sums and not self._is_padding:
             self._repeated = (x, out, exchange)
@@ -183,7 +183,7 @@ class Redistribution:
             return None
         if out is not None:
             made = self._look(out, shape, "out")
-            if made.frozen:
+            if made.frozen if made.place is None else made.place.readonly:
                 raise LayoutError(f"out {made.frozen}", hint="give an array that can be written")
             return made
         if look is not None:
@@ -192,23 +192,24 @@ class Redistribution:
             raise DtypeError("this rank brings no array that tells the dtype", hint="dtype=, or out=")
         return buffer.empty(shape, *dtypes.parse(dtype))
 
-    def _planned(self, x: NDArray[Any] | None, out: NDArray[Any] | None) -> Exchange:
+    def _planned(self, look: Any, made: Any) -> Exchange:
         if self._last is not None:
-            if _same(self._last[0], x) and _same(self._last[1], out):
+            if _same(self._last[0], look) and _same(self._last[1], made):
                 return self._last[2]
             self.close()
         sends = [
-            (p.peer, _place(self.source, self.source_ranks.index(self.comm.rank), x, p.here))
+            (p.peer, _place(self.source, self.source_ranks.index(self.comm.rank), look, p.here))
             for p in self._route.sends
         ]
         receives = [
-            (p.peer, _place(self.target, self.target_ranks.index(self.comm.rank), out, p.here))
+            (p.peer, _place(self.target, self.target_ranks.index(self.comm.rank), made, p.here))
             for p in self._route.receives
         ]
         add = [i for i, p in enumerate(self._route.receives) if p.sum]
-        made = Exchange(self.comm, sends, receives, add, self._tag, "redistribution")
-        self._last = (x, out, made)
-        return made
+        exchange = Exchange(self.comm, sends, receives, add, self._tag, self._aboard, "redistribution")
+        self._aboard = exchange.aboard
+        self._last = (look, made, exchange)
+        return exchange
 
 
 def _held(partition: Partition | Points, ranks: list[int], rank: int) -> tuple[int, ...] | None:
@@ -219,12 +220,23 @@ def _held(partition: Partition | Points, ranks: list[int], rank: int) -> tuple[i
     return partition.box(ranks.index(rank)).shape
 
 
-def _same(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
-    return a is b or (a is not None and b is not None and buffer.same_memory(a, b))
+def _same(a: Any, b: Any) -> bool:
+    """Whether two looks, or Nones, are at the same elements in the same order."""
+    if a is None or b is None or a.place is None or b.place is None:
+        return a is b or (None not in (a, b) and a.place is b.place and buffer.same_memory(a.array, b.array))
+    here, there = a.place, b.place
+    return (here.address, here.shape, here.strides, here.dtype) == (
+        there.address, there.shape, there.strides, there.dtype
+    )  # fmt: skip
 
 
-def _place(partition: Partition | Points, rank: int, array: Any, region: Region) -> Any:
+def _place(partition: Partition | Points, rank: int, look: Any, region: route.Region) -> Any:
     """Where region lies in what rank holds."""
+    array = memory(look)
+    if look.place is not None and not isinstance(region, Box):
+        raise LayoutError(
+            "points cannot be gathered on a device yet", hint="host arrays, or partitions of boxes"
+        )
     if isinstance(partition, Partition):
         box = partition.box(rank)
         if isinstance(region, Box):

@@ -36,6 +36,9 @@ _MPI = {"sum": "SUM", "avg": "SUM", "premul_sum": "SUM", "prod": "PROD", "min": 
         "band": "BAND", "bor": "BOR", "bxor": "BXOR", "land": "LAND", "lor": "LOR"}  # fmt: skip
 _ON_BOOL = {"sum": "BOR", "max": "BOR", "lor": "BOR", "bor": "BOR", "prod": "BAND", "min": "BAND",
             "land": "BAND", "band": "BAND", "bxor": "BXOR"}  # fmt: skip
+_OTHER_WORDS = {"mean": "avg", "average": "avg", "add": "sum", "mul": "prod", "product": "prod",
+                "minimum": "min", "maximum": "max", "and": "land", "all": "land", "or": "lor", "any": "lor",
+                "xor": "bxor"}  # fmt: skip
 FOLD_CODE = 31  # code of every operator that MPI does not know by name
 
 
@@ -101,9 +104,10 @@ def named(op: Any) -> Op:
     """op in our words, whichever library spelt it."""
     if isinstance(op, str):
         if op not in NAMES:
-            raise UsageError(
-                f"there is no operator {op!r}", hint=f"one of {', '.join(NAMES)}, or a function f(a, b)"
-            )
+            word = op.lower()
+            meant = _OTHER_WORDS.get(word, word)
+            hint = f"op={meant!r}" if meant in NAMES else f"one of {', '.join(NAMES)}, or a function f(a, b)"
+            raise UsageError(f"there is no operator {op!r}", hint=hint)
         if op == "premul_sum":
             raise UsageError("premul_sum needs its factor", hint="op=hpcomm.premul_sum(0.5)")
         return Op(op)
@@ -160,7 +164,8 @@ def _known(name: str, dtype: Dtype) -> Reduction:
     kind = dtype.kind
     if kind in "qo":
         raise DtypeError(
-            f"{dtype} can be moved but not reduced", hint="convert first, for example to float32"
+            f"{dtype} can be moved but not reduced",
+            hint="x.view('int64') for times, else convert first, for example to float32",
         )
     if name in ("band", "bor", "bxor") and kind not in "biu":
         raise DtypeError(

@@ -33,7 +33,10 @@ GRACE = 1.0  # s in which the other ranks may end too
 board: Board | None = None  # of this node, once start() has run; None if ranks share no memory
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
+_has_sentinel = False
+_has_foreigners = False  # programs of other jobs, which ours goes on without
 _name = ""  # of this rank, for messages
+status = 0  # with which this rank ends, once it fails
 _exit_code: Any = None  # what sys.exit was last called with
 _main_frame: FrameType | None = None
 
@@ -46,28 +49,51 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: 
         name: this rank's, for messages.
         has_partners: there are other programs in the job, which may end while this one waits for them.
     """
-    global board, _farewell, _main_frame, _name
+    global _farewell, _main_frame, _name
     if _farewell is not None:
         return
     from mpi4py import MPI
-
-    from .observe.board import open_board
 
     everybody = MPI.COMM_WORLD if everybody is None else everybody
     _name = name or f"rank {MPI.COMM_WORLD.rank}"
     _farewell = everybody.Dup()
     if MPI.COMM_WORLD.size > 1:
-        _install_hooks()
-        _notice_finalize()
-        board = open_board(everybody)
-        # Alone on its node, a rank still hears of other programs that end.
-        if board is not None and (len(board.regions) > 1 or has_partners):
-            from .observe import sentinel
-
-            sentinel.start(board, abort)
+        _watch(everybody, has_partners)
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         _main_frame, frame = frame, frame.f_back
+
+
+def _watch(everybody: MPI.Intracomm, has_partners: bool) -> None:
+    global board
+    from .observe.board import open_board
+
+    _install_hooks()
+    _notice_finalize()
+    board = open_board(everybody)
+    # Alone on its node, a rank still hears of other programs that end.
+    if board is not None and (len(board.regions) > 1 or has_partners):
+        _start_sentinel(board)
+
+
+def _start_sentinel(board: Board) -> None:
+    global _has_sentinel
+    from .observe import sentinel
+
+    if not _has_sentinel:
+        _has_sentinel = True
+        sentinel.start(board, abort)
+
+
+def expect_foreigners() -> None:
+    """From now on there are programs of another job, which does not end with this one. Collective."""
+    global _has_foreigners
+    assert _farewell is not None
+    _has_foreigners = True
+    if board is not None:
+        _start_sentinel(board)
+    elif _farewell.size == 1:
+        _watch(_farewell, True)
 
 
 def started() -> bool:
@@ -103,7 +129,11 @@ def _abort(status: int) -> None:
     _ending = threading.get_ident()
     sys.stdout.flush()
     sys.stderr.flush()
+    if _has_foreigners:
+        say_end()
     time.sleep(_HEARD_S)
+    if os.environ.get("HPCOMM_ON_FAILURE") == "continue":  # this program ends, and the job goes on
+        os._exit(status)
     last_resort = threading.Timer(_LAST_S, os.kill, (os.getpid(), signal.SIGKILL))
     last_resort.daemon = True
     last_resort.start()  # MPI_Abort itself can hang when the library is in a bad state
@@ -188,10 +218,12 @@ def _left_by_exception() -> bool:
     return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
-def _leave(status: int) -> None:
+def _leave(code: int) -> None:
     """End this rank by failure: together with all others if they end too, else by ending the job."""
+    global status
     from mpi4py import MPI
 
+    status = code
     sys.stdout.flush()
     sys.stderr.flush()
     if MPI.Is_finalized() or _farewell is None:
@@ -205,8 +237,10 @@ def _leave(status: int) -> None:
     deadline = time.monotonic() + GRACE
     while not meeting.Test():
         if time.monotonic() > deadline:
-            print(f"hpcomm: {_name} ends with status {status}, so the job does", file=sys.stderr, flush=True)
+            print(f"hpcomm: {_name} ends with status {code}, so the job does", file=sys.stderr, flush=True)
             if "HPCOMM_PROGRAM" in os.environ:  # a supervisor passes that on; MPICH kills it at once
                 time.sleep(0.5)
-            _abort(status)
+            _abort(code)
         time.sleep(0.01)
+    if _has_foreigners:  # MPI_Finalize would wait for them
+        _abort(code)

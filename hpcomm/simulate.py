@@ -1,22 +1,26 @@
 """What a schedule costs on a machine: LogGP with ports and shared links, up to 100,000 ranks and more.
 
-A message of B bytes from a rank in iteration t:
+A message of B bytes from rank a to rank b, in an iteration that a begins at time[a] and b at time[b]:
 
-    sender's port     waits its turn, then is busy for  overhead + B * per_byte[level]
-    links             NIC of the node, uplink of the pod, and those of the receiver: each serves one message
-                      after the other, iteration by iteration, in the order in which their heads arrive
-                      (ties: by stream, then by rank), and is busy for B * nic_per_byte (uplink_per_byte)
+    sender's port     one message after the other, by rank of their receivers: overhead + B * per_byte[level]
+    links             NIC of the node, uplink of the pod, and those of the receiver: all that passes one in an
+                      iteration shares it evenly. So the tail leaves W after the head, W being what the
+                      slowest needs for all that passes it: bytes * nic_per_byte (uplink_per_byte)
     latency[level]    level 0: same node, 1: same pod, 2: another one
-    receiver's port   once the receiver is in iteration t, one after the other: overhead + B * per_byte,
-                      and B * fold_per_byte more if it is folded
+    receiver's port   one after the other, by rank of their senders: overhead + B * per_byte, and
+                      B * fold_per_byte more if it is folded; and each at least overhead after its tail
 
-A rank goes on to the next iteration when all its messages of this one are sent and received. Sizes are
-real numbers: a chunk has bytes/chunks bytes. Nothing is random.
+A rank goes on to the next iteration when all its messages of this one are sent, tails included, and received.
+Sizes are real numbers: a chunk has bytes/chunks bytes. Nothing is random, and no link remembers the iteration
+before.
 
-Three exact shortcuts: ranks that a rotation by whole nodes maps onto each other are computed once; where
-every iteration of a stretch is like the one before and all clocks advance alike, the rest of it is one
-multiplication (a system in (max, +) that is homogeneous); and a ring whose hops take longer than any port or
-link is busy is a sum along the ring.
+So an iteration is a linear map in the algebra of (max, +), and its rows are known beforehand:
+
+    time'[b] = max(time[b] + own[b],  time[a] + hop[a, b] for all messages into b)
+
+Powers of such maps have closed forms, which are exact: where all go around circles (`_circles`), where all
+give to the one d further on and d moves (`_shifts`), where chunks follow each other down a chain (`_chain`).
+What is left is computed map by map, and where all clocks advance alike the rest of it is one multiplication.
 """
 
 from __future__ import annotations
@@ -24,16 +28,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .errors import ConfigError
-from .schedule.registry import build, parameters
+from .schedule.registry import build, cut, parameters
 from .schedule.stream import COPY, Schedule, Stream
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
@@ -41,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Machine", "Simulation", "lower_bound", "machine", "machines", "predict", "simulate"]
 
 PRESETS = Path(__file__).parent / "machines"
-_SAME = 1e-13  # s: heads that arrive closer together than this arrive together
+_BLOCK = 1 << 20  # messages looked at together
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,16 @@ class Machine:
         """This machine as it is for one algorithm."""
         return replace(self, **self.families.get(algorithm.partition(":")[0], {}), families={})
 
-    def level(self, source: Array, dest: Array) -> Array:
-        """0: same node, 1: same pod, 2: neither."""
-        a, b = source // self.node, dest // self.node
-        if not self.pod:
-            return np.asarray(a != b, np.int64)
-        return np.asarray(np.asarray(a != b, np.int64) + (a // self.pod != b // self.pod))
+    @property
+    def group(self) -> int:
+        """Ranks so far apart have nothing in common."""
+        return self.node * max(1, self.pod)
+
+    def links(self, ranks: int) -> list[tuple[str, Array, float]]:
+        """What ranks share: (name, whose each rank uses, seconds per byte); by level, from 1."""
+        r = np.arange(ranks)
+        nic = [("nic", r // self.node, self.nic_per_byte)]
+        return nic + [("uplink", r // self.group, self.uplink_per_byte)] * bool(self.pod)
 
 
 def machines() -> list[str]:
@@ -113,9 +124,9 @@ def machine(name: str) -> Machine:
 class Simulation:
     """What a simulation found.
 
-    seconds: from the common start to the end of the last rank. finish: per rank (or per class of ranks that
-    behave alike). load: bytes by kind of link: {"node": ..., "nic": ..., "uplink": ...}, the busiest one and
-    all together. stepped, iterations: how many of the iterations were computed one by one.
+    seconds: from the common start to the end of the last rank. finish: per rank. load: bytes by kind of link:
+    {"rank": ..., "nic": ..., "uplink": ...}, what leaves by the busiest one and by all together. stepped,
+    iterations: how many of the iterations were computed one by one.
     messages: with trace: (iteration, source, dest, bytes, begin, end) of every message. path: with trace, the
     critical one: [(iteration, rank)], each waiting for the one before.
     """
@@ -138,29 +149,21 @@ def simulate(schedule: Schedule, on: Machine, nbytes: float, trace: bool = False
         trace: keep every message, and find the critical path; for small cases.
     """
     on = on.running(schedule.name)
-    load = loads(schedule, on, nbytes)
-    if not trace:
-        found = _around(schedule, on, nbytes)
-        if found is not None:
-            return Simulation(schedule, float(found.max()) + on.base, found, load, 0, schedule.iterations)
-    clock = _Clock(schedule, on, nbytes, trace)
+    clock = _Clock(schedule, on, nbytes / schedule.chunks, trace)
     clock.run()
-    done = Simulation(
-        schedule,
-        float(clock.time.max(initial=0)) + on.base,
-        clock.time,
-        load,
-        clock.stepped,
-        schedule.iterations,
-    )
-    done.messages = clock.messages
+    seconds = float(clock.time.max(initial=0)) + on.base
+    load = loads(schedule, on, nbytes)
+    found = Simulation(schedule, seconds, clock.time, load, clock.stepped, schedule.iterations)
     if trace:
-        done.path = clock.critical()
-    return done
+        found.messages, found.path = clock.messages, clock.critical()
+    return found
 
 
 def predict(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine) -> Simulation:
-    """Simulate an algorithm by name; those that can treat nodes apart do so where the machine says it."""
+    """Simulate an algorithm by name, in as many chunks as the executor cuts x into.
+
+    Algorithms that can treat nodes apart do so where the machine says it.
+    """
     name = algorithm.partition(":")[0]
     if (
         name in (*on.nodewise, "hierarchical")
@@ -170,7 +173,7 @@ def predict(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine) -
         and ranks % on.node == 0
     ):
         algorithm += f"{',' if ':' in algorithm else ':'}node={on.node}"
-    return simulate(build(verb, algorithm, ranks), on, nbytes)
+    return simulate(build(verb, cut(verb, algorithm, int(nbytes)), ranks), on, nbytes)
 
 
 def lower_bound(verb: str, ranks: int, nbytes: float, on: Machine) -> float:
@@ -189,307 +192,160 @@ def lower_bound(verb: str, ranks: int, nbytes: float, on: Machine) -> float:
     return on.base + max(rounds * hop, least * nbytes * min(on.per_byte[: level + 1]))
 
 
-class _Line:
-    """Customers of servers: whom each server serves, in which order those do who come together.
-
-    table: a row for each server, of customers and, to fill it up, of their number; None: too uneven for one.
-    """
-
-    def __init__(self, key: Array, rank: Array) -> None:
-        self.key, n = key, key.size
-        self.order = np.argsort(rank, kind="stable")
-        self.order = self.order[np.argsort(key[self.order], kind="stable")]
-        line = key[self.order]
-        first = np.flatnonzero(np.concatenate([[True], line[1:] != line[:-1]]))
-        many = np.diff(np.append(first, n))
-        self.servers, self.table = line[first], None
-        if first.size * int(many.max()) <= 4 * n:
-            table = np.full((first.size, int(many.max())), n)
-            row = np.repeat(np.arange(first.size), many)
-            table[row, np.arange(n) - first[row]] = self.order
-            self.table = table
-
-    def serve(self, ready: Array, busy: Array, free: Array | None) -> Array:
-        """When the servers come to their customers, in the order of arrival; free: when they are, updated."""
-        if self.table is None:
-            return _serve(self.key, ready, busy, free, self.order)
-        ready, busy = np.append(ready, np.inf), np.append(busy, 0.0)
-        table = self.table
-        turns = np.argsort(np.round(ready[table] / _SAME), axis=1, kind="stable")
-        done = np.zeros(len(table)) if free is None else free[self.servers]
-        start = np.empty(ready.size)
-        for column in np.take_along_axis(table, turns, 1).T:
-            start[column] = np.maximum(ready[column], done)
-            done = np.where(column < ready.size - 1, start[column] + busy[column], done)
-        if free is not None:
-            free[self.servers] = done
-        return start[:-1]
-
-
-class _Batch(NamedTuple):
-    """The messages of one iteration: what does not depend on the clock."""
+class _Rows(NamedTuple):
+    """Messages in the order of receivers, then senders; which: of which stream."""
 
     source: Array
     dest: Array
     nbytes: Array
-    level: Array
-    busy: Array  # of the port
-    offset: Array  # when the sender's port comes to it
-    send_end: Array  # when the sender's port is done with all of them, by position in senders
-    senders: Array
-    receive: Array  # how long the receiver's port takes
-    by_dest: _Line | None  # None: nobody receives twice
-    links: list[tuple[Array, Array, Array, _Line | None]]  # (messages, link, busy, None: nobody shares)
-    latency: Array
-    touched: Array  # ranks
+    folded: Array
+    which: Array
+
+    @classmethod
+    def of(cls, streams: list[tuple[Stream, int]], size: int, chunk: float) -> _Rows:
+        """From streams, each with its k."""
+        parts = []
+        for i, (s, k) in enumerate(streams):
+            source, dest = s.ends(k, size)
+            nbytes = np.broadcast_to(np.multiply(s.width, s.times) * chunk, source.shape)
+            folded = nbytes * np.broadcast_to(np.asarray(s.fold) != COPY, source.shape)
+            parts.append((source, dest, nbytes, folded, np.full(source.size, i)))
+        rows = cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        order = np.argsort(rows.dest * size + rows.source, kind="stable")
+        return rows.pick(order[(rows.source != rows.dest)[order]])
+
+    def pick(self, which: Array) -> _Rows:
+        return _Rows(*(column[which] for column in self))
+
+    def joined(self) -> _Rows:
+        """What one rank gives another is one message."""
+        first = _firsts(self.source, self.dest)
+        if first.size == self.source.size:
+            return self
+        nbytes, folded = (np.add.reduceat(column, first) for column in (self.nbytes, self.folded))
+        return _Rows(self.source[first], self.dest[first], nbytes, folded, self.which[first])
+
+
+class _Map:
+    """One iteration: time' = max(time + own, time[source] + hop for each message)."""
+
+    def __init__(self, rows: _Rows, on: Machine, links: list[tuple[str, Array, float]], size: int) -> None:
+        self.rows = rows = rows.joined()
+        self.source, self.dest = source, dest = rows.source, rows.dest
+        level, wide = np.zeros(source.size, np.int64), np.zeros(source.size)
+        for _, uses, rate in links:
+            a, b = uses[source], uses[dest]
+            far = a != b
+            level += far
+            if rate:
+                at = np.flatnonzero(far)
+                a, b, load = a[at], b[at], rows.nbytes[at] * rate
+                wide[at] = np.maximum(wide[at], np.maximum(np.bincount(a, load)[a], np.bincount(b, load)[b]))
+        busy = on.overhead + rows.nbytes * np.asarray(on.per_byte)[level]
+        self.take = busy + rows.folded * on.fold_per_byte
+
+        self.first = _firsts(dest)  # messages into one rank stand together
+        self.receivers = dest[self.first]
+        rest = self.take + _before(dest[::-1], self.take[::-1])[::-1]
+        self.own = np.zeros(size)
+        self.own[self.receivers] = rest[self.first]
+        if source.size and int(np.bincount(source).max()) > 1:
+            order = np.argsort(source, kind="stable")
+            line = source[order]
+            self.offset = np.empty(source.size)
+            self.offset[order] = _before(line, busy[order])
+            gone = self.offset + np.maximum(busy, on.overhead + wide)
+            senders = _firsts(line)
+            last, who = np.maximum.reduceat(gone[order], senders), line[senders]
+        else:
+            self.offset, last, who = np.zeros(source.size), np.maximum(busy, on.overhead + wide), source
+        self.own[who] = np.maximum(self.own[who], last)
+        self.head = self.offset + on.overhead + np.asarray(on.latency)[level]
+        self.hop = self.head + np.maximum(rest, wide + on.overhead)
+
+    def __call__(self, time: Array) -> Array:
+        new: Array = time + self.own
+        arrives = time[self.source] + self.hop
+        if self.first.size < arrives.size:
+            arrives = np.maximum.reduceat(arrives, self.first)
+        new[self.receivers] = np.maximum(new[self.receivers], arrives)
+        return new
 
 
 class _Clock:
-    """The state: when each rank begins its next iteration, and when each link is free."""
+    """When each rank begins its next iteration."""
 
-    def __init__(self, schedule: Schedule, on: Machine, nbytes: float, trace: bool) -> None:
-        schedule = replace(schedule, streams=tuple(_by_sender(s, schedule.size) for s in schedule.streams))
-        self.schedule, self.on = schedule, on
-        self.chunk = nbytes / schedule.chunks
-        self.trace = trace
-        self.size = schedule.size
-        self.period = self.size if trace else _symmetry(schedule, on)
-        self.time = np.zeros(self.period)
-        nodes = -(-self.size // on.node)
-        pods = -(-nodes // on.pod) if on.pod else 0
-        self.first_uplink = 2 * nodes
-        self.free = np.zeros(2 * nodes + 2 * pods)
+    def __init__(self, schedule: Schedule, on: Machine, chunk: float, trace: bool) -> None:
+        self.on, self.size, self.chunk, self.trace = on, schedule.size, chunk, trace
+        self.phases = phases(schedule)
+        self.links = on.links(schedule.size)
+        self.time = np.zeros(schedule.size)
         self.stepped = 0
         self.messages: list[tuple[int, int, int, float, float, float]] = []
         self.causes: list[tuple[int, Array]] = []
-        self._batches: dict[Any, _Batch] = {}
-        self._wave = 0  # by how many ranks everybody gives further in this stretch, if all do alike
 
     def run(self) -> None:
-        for begin, end, streams in stretches(self.schedule):
-            self._stretch(begin, end, streams)
+        for streams in self.phases:
+            ways = () if self.trace else (self._circles, self._shifts, self._chain, self._walk)
+            if not any(way(streams) for way in ways):
+                self._stepwise(streams)
 
-    def _stretch(self, begin: int, end: int, streams: list[Stream]) -> None:
-        """Iterations with the same streams active; jumps ahead once all clocks advance alike."""
-        if len(streams) == 1 and streams[0].rows == 1 and not self.trace:
-            self._walk(streams[0], begin, end)
-            return
-        fixed = all(not (s.march or s.hop) for s in streams)
-        symmetric = self.period < self.size or self.size == 1
-        lags = [1, self.on.node] if fixed else []
-        if not fixed and symmetric:  # who comes first at a link may change around the node
-            lags = [self.period, self.period**2] if self.period <= 16 else [self.period]
-        self._wave = self._circular(streams) if fixed and not symmetric and not self.trace else 0
-        history: list[tuple[Array, Array]] = []
-        t = begin
-        while t < end:
-            batch = self._batch(streams, t)
-            if lags and not self.trace:
-                history.append((self.time.copy(), self.free.copy()))
-                history = history[-max(lags) - 1 :]
-            self._step(batch, t)
+    def _map(self, streams: list[tuple[Stream, int]]) -> _Map:
+        return self._map_of(_Rows.of(streams, self.size, self.chunk))
+
+    def _map_of(self, rows: _Rows) -> _Map:
+        return _Map(rows, self.on, self.links, self.size)
+
+    # -- map by map ------------------------------------------------------------------------------------
+
+    def _stepwise(self, streams: list[Stream]) -> None:
+        still = [s for s in streams if not (s.march or s.hop)]
+        rows = _Rows.of([(s, 0) for s in still], self.size, self.chunk) if still else None
+        for begin, end, active in stretches(streams):
+            if any(s.march or s.hop for s in active):
+                for t in range(begin, end):
+                    self._step(self._map([(s, s.turn(t)) for s in active]), t, 1)
+            elif rows is not None:
+                on = np.array([s.turn(begin) >= 0 for s in still])
+                now = rows if on.all() else rows.pick(np.flatnonzero(on[rows.which]))
+                self._step(self._map_of(now), begin, end - begin)
+
+    def _step(self, step: _Map, t: int, times: int) -> None:
+        """Apply a map; once all clocks that it moves advance alike they do so for ever."""
+        busy = np.flatnonzero(step.own)
+        for left in range(times - 1, -1, -1):
+            new = step(self.time)
             self.stepped += 1
-            t += 1
-            if len(history) > 1 and t < end:
-                t = self._jump(batch, history, lags, streams, t, end)
-
-    def _jump(
-        self, batch: _Batch, history: list[Any], lags: list[int], streams: list[Stream], t: int, end: int
-    ) -> int:
-        touched = batch.touched
-        used = np.unique(np.concatenate([link for _, link, _, _ in batch.links])) if batch.links else None
-        for lag in lags:
-            if lag > len(history):
+            if self.trace:
+                self._note(step, t + times - 1 - left, new)
+            gain = (new - self.time)[busy]
+            self.time = new
+            if not left or self.trace or not busy.size:
                 continue
-            time, free = history[-lag]
-            if self._wave and lag == self.on.node and self._roll(time, free, (end - t) // lag):
-                history.clear()
-                return t + (end - t) // lag * lag
-            change = self.time[touched] - time[touched]
-            if used is not None:
-                change = np.concatenate([change, self.free[used] - free[used]])
-            low, high = float(change.min()), float(change.max())
-            if low <= 0 or high - low > 2e-15 * float(self.time.max()) + 1e-13 * low:
-                continue
-            stop = end if all(not s.hop for s in streams) else self._all_far(streams, t, end, lag)
-            times = (stop - t) // lag
-            if times < 1:
-                continue
-            self.time[touched] += times * (low + high) / 2
-            if used is not None:
-                self.free[used] += times * (low + high) / 2
-            history.clear()
-            return t + times * lag
-        return t
+            low, high = float(gain.min()), float(gain.max())
+            if low > 0 and high - low <= 2e-15 * float(new.max()) + 1e-13 * low:
+                self.time[busy] += left * (low + high) / 2
+                return
 
-    def _all_far(self, streams: list[Stream], t: int, end: int, lag: int) -> int:
-        """Up to where moving partners stay as far (node or pod) as over the last lag iterations."""
-        wide, p = self.period, self.size
-        for s in streams:
-            if wide == 1 or not s.hop:
-                continue
-            k = t - s.begin
-            distance = (int(np.atleast_1d(s.dest)[0] - np.atleast_1d(s.source)[0]) + k * s.hop) % p
-            before = distance - lag * s.hop
-            if abs(s.hop) != 1 or not all(wide <= d <= p - wide for d in (distance, before)):
-                return t
-            end = min(end, t + (p - wide - distance if s.hop > 0 else distance - wide))
-        return end
-
-    def _circular(self, streams: list[Stream]) -> int:
-        """By how many ranks everybody gives further, where all do so alike and nodes may be turned; or 0."""
-        steps = {_step_around(s, self.size) for s in streams}
-        return steps.pop() if len(steps) == 1 and not self.on.pod and self.size % self.on.node == 0 else 0
-
-    def _roll(self, time: Array, free: Array, times: int) -> bool:
-        """Jump where what was at one node is now at the next: a wave that goes round, however uneven it is.
-
-        After `node` iterations everything has moved on by node * step ranks, that is by step nodes.
-        """
-        step, node = self._wave, self.on.node
-        ways = [*self.free[: self.first_uplink].reshape(2, -1)] if self.on.nic_per_byte else []
-        before = [*free[: self.first_uplink].reshape(2, -1)] if self.on.nic_per_byte else []
-        change = np.concatenate([self.time - np.roll(time, step * node)] + [
-            now - np.roll(old, step) for now, old in zip(ways, before, strict=True)
-        ])  # fmt: skip
-        low, high = float(change.min()), float(change.max())
-        if times < 1 or low <= 0 or high - low > 2e-15 * float(self.time.max()) + 1e-13 * low:
-            return False
-        more = times * (low + high) / 2
-        self.time = np.roll(self.time, times * step * node) + more
-        for way in ways:
-            way[:] = np.roll(way, times * step) + more
-        return True
-
-    def _walk(self, s: Stream, begin: int, end: int) -> None:
-        """One message per iteration: plain numbers are faster than arrays of one."""
-        on, p, time, free = self.on, self.size, self.time, self.free
-        nodes, pods = self.first_uplink // 2, (len(free) - self.first_uplink) // 2
-        nbytes = float(np.max(s.width) * np.max(s.times)) * self.chunk
-        port = [on.overhead + nbytes * each for each in on.per_byte]
-        fold = nbytes * on.fold_per_byte * bool(np.max(s.fold) != COPY)
-        (a0,), (b0,) = (each.tolist() for each in s.ends(0, p))
-        for t in range(begin, end, s.every):
-            a, b = (a0 + s.turn(t) * s.march) % p, (b0 + s.turn(t) * s.hop) % p
-            if a == b:
-                continue
-            na, nb = a // on.node, b // on.node
-            pa, pb = (na // on.pod, nb // on.pod) if on.pod else (0, 0)
-            level = (na != nb) + (pa != pb)
-            start = time[a]
-            head = tail = start + on.overhead
-            nic, up = nbytes * on.nic_per_byte * (level > 0), nbytes * on.uplink_per_byte * (level > 1)
-            way = [(na, nic), (2 * nodes + pa, up), (2 * nodes + pods + pb, up), (nodes + nb, nic)]
-            for link, busy in way:
-                if busy:
-                    head = max(head, free[link])
-                    free[link] = head + busy
-                    tail = max(tail, free[link])
-            ready = max(head + on.latency[level], time[b])
-            time[b] = max(time[b], ready + port[level] + fold, tail + on.latency[level] + on.overhead)
-            time[a] = max(time[a], start + port[level])
-            self.stepped += 1
-
-    def _batch(self, streams: list[Stream], t: int) -> _Batch:
-        moving = any(s.march or s.hop for s in streams)
-        key = (tuple(map(id, streams)), t if moving else -1)
-        if moving:
-            return self._make(streams, t)
-        if key not in self._batches:
-            self._batches = {key: self._make(streams, t)}
-        return self._batches[key]
-
-    def _make(self, streams: list[Stream], t: int) -> _Batch:
-        sources, dests, sizes, folds = [], [], [], []
-        for s in streams:
-            source, dest = s.ends(s.turn(t), self.size)
-            nbytes = np.broadcast_to(np.multiply(s.width, s.times) * self.chunk, source.shape)
-            fold = np.broadcast_to(np.asarray(s.fold) != COPY, source.shape)
-            if self.period < self.size:
-                step = int((dest[0] - source[0]) % self.size)
-                source = np.arange(self.period)
-                dest = (source + step) % self.size
-                nbytes, fold = nbytes[:1].repeat(self.period), fold[:1].repeat(self.period)
-            sources.append(source)
-            dests.append(dest)
-            sizes.append(nbytes)
-            folds.append(fold * nbytes)
-        source, dest = np.concatenate(sources), np.concatenate(dests)
-        nbytes, folded = np.concatenate(sizes), np.concatenate(folds)
-        apart = source != dest
-        source, dest, nbytes, folded = source[apart], dest[apart], nbytes[apart], folded[apart]
-        if len(streams) > 1:
-            source, dest, nbytes, folded = _merged(source, dest, nbytes, folded, self.size)
-        return self._ready(source, dest, nbytes, folded)
-
-    def _ready(self, source: Array, dest: Array, nbytes: Array, folded: Array) -> _Batch:
-        on = self.on
-        level = on.level(source, dest)
-        busy = on.overhead + nbytes * np.asarray(on.per_byte)[level]
-        offset, senders, send_end = _queue(source, busy)
-        home = dest % self.period
-        links = []
-        nodes = self.first_uplink // 2
-        for least, rate, ends, first in (
-            (1, on.nic_per_byte, (source, home), 0),
-            (2, on.uplink_per_byte, (source, home), self.first_uplink),
-        ):
-            far = np.flatnonzero(level >= least)
-            if not rate or not far.size:
-                continue
-            group = on.node if least == 1 else on.node * on.pod
-            half = nodes if least == 1 else (len(self.free) - self.first_uplink) // 2
-            for side in (0, 1):
-                link = first + side * half + ends[side][far] // group
-                line = _Line(link, ends[side][far]) if _repeats(link) else None
-                links.append((side, least, far, link, nbytes[far] * rate, line))
-        links.sort(
-            key=lambda item: (item[0], item[1] if item[0] == 0 else -item[1])
-        )  # out: NIC first; in: last
-        return _Batch(
-            source, home, nbytes, level, busy, offset, send_end, senders,
-            busy + folded * on.fold_per_byte, _Line(home, home) if _repeats(home) else None,
-            [(far, link, occupied, line) for _, _, far, link, occupied, line in links],
-            np.asarray(on.latency)[level], np.flatnonzero(np.bincount(np.concatenate([source, home]))),
-        )  # fmt: skip
-
-    def _step(self, b: _Batch, t: int) -> None:
-        begin = self.time[b.source] + b.offset
-        head = begin + self.on.overhead
-        tail = head.copy()
-        for far, link, busy, line in b.links:
-            if line is None:
-                start = np.maximum(head[far], self.free[link])
-                self.free[link] = start + busy
-            else:
-                start = line.serve(head[far], busy, self.free)
-            head[far] = start
-            tail[far] = np.maximum(tail[far], start + busy)
-        head = head + b.latency
-        tail = tail + b.latency + self.on.overhead
-        ready = np.maximum(head, self.time[b.dest])
-        if b.by_dest is None:
-            end = np.maximum(ready + b.receive, tail)
-        else:
-            end = np.maximum(b.by_dest.serve(ready, b.receive, None) + b.receive, tail)
-        new = self.time.copy()
-        new[b.senders] = np.maximum(new[b.senders], self.time[b.senders] + b.send_end)
-        if b.by_dest is None:
-            new[b.dest] = np.maximum(new[b.dest], end)
-        else:
-            np.maximum.at(new, b.dest, end)
-        if self.trace:
-            self._note(b, t, begin, end, new)
-        self.time = new
-
-    def _note(self, b: _Batch, t: int, begin: Array, end: Array, new: Array) -> None:
-        rows = zip(
-            b.source.tolist(), b.dest.tolist(), b.nbytes.tolist(), begin.tolist(), end.tolist(), strict=True
-        )
-        self.messages += [(t, *row) for row in rows]
+    def _note(self, step: _Map, t: int, new: Array) -> None:
+        rows, time = step.rows, self.time
+        ready = np.maximum(time[step.source] + step.head, time[step.dest])
+        done: list[float] = []
+        for i, (b, at, take, tail) in enumerate(
+            zip(
+                step.dest.tolist(), ready.tolist(), step.take.tolist(),
+                (time[step.source] + step.hop).tolist(), strict=True,
+            )
+        ):  # fmt: skip
+            before = done[-1] if i and b == step.dest[i - 1] else 0.0
+            last = i + 1 == len(ready) or b != step.dest[i + 1]
+            done.append(max(before, at) + take if not last else max(max(before, at) + take, tail))
+        begin = time[step.source] + step.offset
+        columns = (rows.source, rows.dest, rows.nbytes, begin, np.array(done))
+        self.messages += [(t, *row) for row in zip(*(c.tolist() for c in columns), strict=True)]
         cause = np.arange(self.size)
-        decides = end >= new[b.dest]
-        cause[b.dest[decides]] = b.source[decides]
+        decides = time[step.source] + step.hop >= new[step.dest]
+        cause[step.dest[decides]] = step.source[decides]
         self.causes.append((t, cause))
 
     def critical(self) -> list[tuple[int, int]]:
@@ -502,194 +358,290 @@ class _Clock:
                 rank = int(cause[rank])
         return [(-1, rank), *reversed(path)]
 
+    # -- powers in closed form -------------------------------------------------------------------------
 
-def stretches(schedule: Schedule) -> list[tuple[int, int, list[Stream]]]:
-    """(begin, end, streams): iterations in which the same streams are active, every time."""
-    cuts = {0, schedule.iterations}
-    for s in schedule.streams:
-        if not s.active:
+    def _circles(self, streams: list[Stream]) -> bool:
+        """All that take part stand in circles of one size, and each gives to the next every time.
+
+        After n times a rank's clock is the largest, over all h up to n, of the one h places back, with h hops
+        and n - h times the largest `own` on the way. There are few values of `own`; for each one it is a
+        largest value over a range, with a slope.
+        """
+        (s, *others) = streams
+        if others or s.march or s.hop or s.every > 1 or s.active < 3:
+            return False
+        step = self._map([(s, 0)])
+        if not np.array_equal(np.sort(step.source), step.receivers):
+            return False
+        circles = _circles_of(step.source, step.dest, self.size)
+        if circles is None or circles.shape[1] < 2:
+            return False
+        own = step.own[circles]
+        values = np.unique(own)
+        if values.size > 8:
+            return False
+        hop = np.zeros(self.size)
+        hop[step.dest] = step.hop
+        time, left, most = self.time[circles], s.active, circles.shape[1] - 1
+        while left:
+            time = _power(time, hop[circles], own, values, min(left, most))
+            left -= min(left, most)
+        self.time[circles] = time
+        return True
+
+    def _shifts(self, streams: list[Stream]) -> bool:
+        """All give to the one d further on, and d moves by one each time.
+
+        As long as that is farther than nodes and pods reach, hop and own are the same for all, hop the
+        larger. The best way back over n iterations hops every time; or all but once, which reaches any rank
+        that some d leads to; or all but twice, which reaches all of them.
+        """
+        (s, *others) = streams
+        way = None if others else _shift(s, self.size)
+        if way is None or s.every > 1 or abs(way[1]) != 1:
+            return False
+        p, group = self.size, self.on.group
+        d = (way[0] + np.arange(s.active) * way[1]) % p
+        far = (d >= group) & (d <= p - group)
+        edges = [0, *(np.flatnonzero(far[1:] != far[:-1]) + 1).tolist(), s.active]
+        for low, high in pairwise(edges):
+            step = self._shifted(s, int(d[low]))
+            if far[low] and 2 * (high - low) > p + 2 and np.ptp(step.hop) == 0 == np.ptp(step.own):
+                hop, spare = step.hop[0] * (high - low), step.hop[0] - step.own[0]
+                moved = np.roll(self.time, int(d[low:high].sum() % p))
+                once = _largest_ahead(moved, int(d[low:high].min()), high - low) - spare
+                self.time = hop + np.maximum(np.maximum(moved, once), self.time.max() - 2 * spare)
+                continue
+            for k in range(low, high):
+                self._step(self._shifted(s, int(d[k])), s.begin + k, 1)
+        return True
+
+    def _shifted(self, s: Stream, d: int) -> _Map:
+        r = np.arange(self.size)
+        nbytes = np.full(self.size, float(s.width * s.times * self.chunk))
+        return self._map_of(_Rows(np.roll(r, d), r, nbytes, nbytes * (s.fold != COPY), r))
+
+    def _chain(self, streams: list[Stream]) -> bool:
+        """Chunks that follow each other from rank to rank, one iteration apart.
+
+        When a rank has chunk c: own after it had chunk c-1, or hop after its neighbour had chunk c.
+        """
+        streams = sorted(streams, key=lambda s: s.begin)
+        s = streams[0]
+        plain = (
+            _is_single(s) and abs(s.march) == 1 and s.march == s.hop and s.every == 1 and s.active < self.size
+        )
+        like = [
+            _is_single(o) and o.begin == s.begin + i and all(
+                np.all(x == y) for x, y in
+                zip(_kind(o), _kind(s), strict=True)
+            )
+            for i, o in enumerate(streams)
+        ]  # fmt: skip
+        a, b = s.ends(0, self.size)
+        if not (plain and all(like)) or (b - a - s.march) % self.size:
+            return False
+        line = (a + np.arange(s.active + 1) * s.march) % self.size
+        hop, take, gone = self._single(s, line[:-1], line[1:])
+        hop, take, gone = np.append(0.0, hop), np.append(0.0, take), np.append(gone, 0.0)
+        far = np.cumsum(hop)
+        had = self.time[line] + take
+        for i in range(len(streams)):
+            had = far + np.maximum.accumulate(had - far)
+            had += np.maximum(take, gone) if i + 1 < len(streams) else gone
+        self.time[line] = had
+        return True
+
+    def _walk(self, streams: list[Stream]) -> bool:
+        """One message per iteration, in plain numbers."""
+        (s, *others) = streams
+        if others or not _is_single(s) or s.active < 3:
+            return False
+        k = np.arange(s.active)
+        a, b = ((np.atleast_1d(x) + k * y) % self.size for x, y in ((s.source, s.march), (s.dest, s.hop)))
+        apart = a != b
+        a, b = a[apart], b[apart]
+        time = self.time.tolist()
+        columns = (a, b, *self._single(s, a, b))
+        for source, dest, hop, take, gone in zip(*(c.tolist() for c in columns), strict=True):
+            begin = time[source]
+            time[source] = begin + gone
+            time[dest] = max(time[dest] + take, begin + hop)
+        self.time = np.array(time)
+        return True
+
+    def _single(self, s: Stream, source: Array, dest: Array) -> tuple[Array, Array, Array]:
+        """(hop, what the receiver does, what the sender does) of messages that share no link."""
+        on, level, nbytes = self.on, np.zeros(source.size, np.int64), float(s.width * s.times * self.chunk)
+        wide = np.zeros(source.size)
+        for _, uses, rate in self.links:
+            far = uses[source] != uses[dest]
+            level += far
+            wide = np.maximum(wide, far * nbytes * rate)
+        busy = on.overhead + nbytes * np.asarray(on.per_byte)[level]
+        take = busy + nbytes * on.fold_per_byte * (s.fold != COPY)
+        hop = on.overhead + np.asarray(on.latency)[level] + np.maximum(take, wide + on.overhead)
+        return hop, take, np.maximum(busy, on.overhead + wide)
+
+
+def phases(schedule: Schedule) -> list[list[Stream]]:
+    """The streams in groups that follow each other in time; those that never leave a rank are left out."""
+    found: list[list[Stream]] = []
+    until = -1
+    for s in sorted(schedule.streams, key=lambda s: s.begin):
+        if not s.active or not s.rows:
             continue
-        if s.every == 1 or s.active == 1:
-            cuts |= {s.begin, s.begin + (s.active - 1) * s.every + 1}
-        else:
-            for t in range(s.begin, s.end, s.every):
-                cuts |= {t, t + 1}
-    edges = sorted(cuts)
-    starts: dict[int, list[tuple[int, Stream]]] = {}
-    for i, s in enumerate(schedule.streams):
-        if s.active:
-            starts.setdefault(s.begin, []).append((i, s))
-    now: list[tuple[int, Stream]] = []
-    found = []
-    for begin, end in pairwise(edges):
-        now = [(i, s) for i, s in now if s.begin + (s.active - 1) * s.every >= begin]
-        now = sorted(now + starts.get(begin, []), key=lambda pair: pair[0])
-        active = [s for _, s in now if s.turn(begin) >= 0]
-        if active:
-            found.append((begin, end, active))
+        if not (s.march or s.hop) and np.all(np.asarray(s.source) == np.asarray(s.dest)):
+            continue
+        if s.begin >= until:
+            found.append([])
+        found[-1].append(s)
+        until = max(until, s.begin + (s.active - 1) * s.every + 1)
     return found
 
 
+def stretches(streams: list[Stream]) -> Iterator[tuple[int, int, list[Stream]]]:
+    """(begin, end, streams): iterations in which the same streams are active, every time."""
+    cuts = set()
+    for s in streams:
+        last = s.begin + (s.active - 1) * s.every + 1
+        cuts |= {s.begin, last}
+        if s.every > 1:
+            cuts |= {t + i for t in range(s.begin, last, s.every) for i in (0, 1)}
+    for begin, end in pairwise(sorted(cuts)):
+        active = [s for s in streams if s.turn(begin) >= 0]
+        if active:
+            yield begin, end, active
+
+
 def loads(schedule: Schedule, on: Machine, nbytes: float) -> dict[str, tuple[float, float]]:
-    """{kind of link: (bytes on the busiest one, going out, and on all)}."""
-    chunk = nbytes / schedule.chunks
-    nodes = -(-schedule.size // on.node)
-    totals = {"rank": np.zeros(schedule.size), "nic": np.zeros(nodes)}
-    if on.pod:
-        totals["uplink"] = np.zeros(-(-nodes // on.pod))
+    """{kind of link: (bytes that leave by the busiest one, by all together)}."""
+    p = schedule.size
+    kinds = [("rank", np.arange(p), 0.0), *on.links(p)]
+    totals = {name: np.zeros(int(uses[-1]) + 1) for name, uses, _ in kinds}
     for s in schedule.streams:
-        moving = s.march or s.hop
-        size = np.broadcast_to(np.multiply(s.width, s.times) * chunk, s.rows)
-        turns = range(s.active) if moving and s.rows < 64 else range(min(1, s.active))
-        repeat = s.active / max(1, len(turns))
-        for k in turns:
-            source, dest = s.ends(k, schedule.size)
-            level = on.level(source, dest)
-            apart = source != dest
-            np.add.at(totals["rank"], source[apart], size[apart] * repeat)
-            far = level > 0
-            np.add.at(totals["nic"], source[far] // on.node, size[far] * repeat)
-            if on.pod:
-                far = level > 1
-                np.add.at(totals["uplink"], source[far] // on.node // on.pod, size[far] * repeat)
-    return {kind: (float(x.max(initial=0)), float(x.sum())) for kind, x in totals.items()}
+        size = np.multiply(s.width, s.times) * (nbytes / schedule.chunks)
+        if (way := _shift(s, p)) is not None:
+            d = (way[0] + np.arange(s.active) * way[1]) % p
+            far = (d >= on.group) & (d <= p - on.group)
+            for name, uses, _ in kinds:
+                times = np.full(p, far.sum())
+                for i in d[~far].tolist():
+                    times += uses != np.roll(uses, -i)
+                totals[name] += np.bincount(uses, size * times)
+            continue
+        moving = bool(s.march or s.hop)
+        k = np.arange(s.active if moving else min(1, s.active))
+        several = max(1, _BLOCK // max(1, s.rows))
+        for low in range(0, k.size, several):
+            now = k[low : low + several, None]
+            source = (np.atleast_1d(s.source) + now * s.march) % p
+            dest = (np.atleast_1d(s.dest) + now * s.hop) % p
+            source, dest, sent = np.broadcast_arrays(source, dest, size * (1 if moving else s.active))
+            for name, uses, _ in kinds:
+                away = uses[source] != uses[dest]
+                totals[name] += np.bincount(uses[source[away]], sent[away], totals[name].size)
+    return {name: (float(x.max(initial=0)), float(x.sum())) for name, x in totals.items()}
 
 
-def _symmetry(schedule: Schedule, on: Machine) -> int:
-    """A number of ranks by which the whole schedule and machine can be turned without a change; or size."""
-    period = on.node * max(1, on.pod)
-    if schedule.size % period or schedule.size <= 2 * period:
-        return schedule.size
-    if not all(_step_around(s, schedule.size) for s in schedule.streams):
-        return schedule.size
-    if len({s.begin for s in schedule.streams if s.hop}) > 1:
-        return schedule.size
-    return period
-
-
-def _step_around(s: Stream, p: int) -> int:
-    """By how many ranks (p: none) all ranks in order give further at first, if everybody does alike; or 0."""
-    if s.rows != p or s.march or np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold):
-        return 0
+def _shift(s: Stream, p: int) -> tuple[int, int] | None:
+    """(d, e) if everybody gives equally much to the one d further on, and d moves by e each time."""
+    if s.rows != p or not (s.march or s.hop) or np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold):
+        return None
     source, dest = s.ends(0, p)
-    step = (dest - source) % p
-    return 0 if np.ptp(step) or np.ptp((source - np.arange(p)) % p) else int(step[0]) or p
-
-
-def _by_sender(s: Stream, p: int) -> Stream:
-    """The same messages, rows in the order of the senders, where all ranks send in every iteration."""
-    if not s.march or (step := _step_around(s._replace(march=0), p)) == 0:
-        return s
-    r = np.arange(p)
-    return s._replace(source=r, dest=(r + step) % p, hop=s.hop - s.march, march=0)
-
-
-def _around(schedule: Schedule, on: Machine, nbytes: float) -> Array | None:
-    """Finish of every rank, if all streams go once around the ring and hops outlast every port and link."""
-    p, chunk = schedule.size, nbytes / schedule.chunks
-    if p < 3 or on.overhead < 0:
+    d = (dest - source) % p
+    if np.ptp(d) or np.bincount(source, minlength=p).max() > 1:
         return None
-    total, hops, phases = 0, [], []
-    busiest = 0.0
-    for s in sorted(schedule.streams, key=lambda s: s.begin):
-        one_way = s.rows == p and not (np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold))
-        if not one_way or s.every != 1 or s.hop or s.march or s.begin != total:
-            return None
-        source, dest = s.ends(0, p)
-        if ((dest - source) % p != 1).any():
-            return None
-        size = float(s.width * s.times * chunk)
-        order = np.argsort(source)
-        level = on.level(source, dest)[order]
-        if on.node > 1 and p % on.node == 1 and p <= on.node + 1:
-            return None
-        port = on.overhead + size * np.asarray(on.per_byte)[level]
-        fold = size * on.fold_per_byte * (s.fold != COPY)
-        nic = np.where(level > 0, size * on.nic_per_byte, 0.0)
-        up = np.where(level > 1, size * on.uplink_per_byte, 0.0)
-        latency = np.asarray(on.latency)[level]
-        hop = np.maximum(on.overhead + latency + port + fold, 2 * on.overhead + latency + np.maximum(nic, up))
-        busiest = max(busiest, float((port + fold).max()), float(nic.max()), float(up.max()))
-        hops.append(hop)
-        phases.append(s.active)
-        total += s.active
-    if not hops or min(float(h.min()) for h in hops) < busiest:
-        return None
-    finish = np.zeros(p)
-    back = 0
-    for hop, n in reversed(list(zip(hops, phases, strict=True))):
-        finish += _last_hops(hop, back, n)
-        back += n
-    return finish
+    return int(d[0]), s.hop - s.march
 
 
-def _last_hops(hop: Array, back: int, n: int) -> Array:
-    """For each rank r the sum of hop[r - 1 - back], ..., n of them, around the circle."""
-    p = hop.size
-    laps, rest = divmod(n, p)
-    sums = np.concatenate([[0.0], np.cumsum(np.concatenate([hop, hop]))])
-    high = (np.arange(p) - back) % p + p
-    return np.asarray(laps * hop.sum() + sums[high] - sums[high - rest])
+def _is_single(s: Stream) -> bool:
+    return s.rows == 1 and not (np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold))
 
 
-def _merged(source: Array, dest: Array, nbytes: Array, folded: Array, size: int) -> tuple[Array, ...]:
-    """What one rank gives another in one iteration is one message."""
-    pair = source * size + dest
-    line = np.sort(pair)  # far faster than what also says where
-    if (line[1:] != line[:-1]).all():
-        return source, dest, nbytes, folded
-    _, index, inverse = np.unique(pair, return_index=True, return_inverse=True)
-    order = np.argsort(index, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(order.size)
-    where = place[inverse]
-    keep = index[order]
-    return (
-        source[keep], dest[keep],
-        np.bincount(where, nbytes, order.size), np.bincount(where, folded, order.size),
-    )  # fmt: skip
+def _kind(s: Stream) -> tuple[Any, ...]:
+    """What makes chunks of a chain alike."""
+    return s.source, s.dest, s.march, s.hop, s.width, s.times, s.fold, s.every, s.active
 
 
-def _repeats(key: Array) -> bool:
-    return bool(key.size and np.bincount(key).max() > 1)
+def _circles_of(source: Array, dest: Array, size: int) -> Array | None:
+    """Ranks in the order in which each gives to the next, a row for each circle; None: of unlike sizes."""
+    d = int(dest[0] - source[0])
+    if source.size == size and gcd(d, size) == 1 and not ((dest - source - d) % size).any():
+        return np.asarray(np.arange(size) * d % size)[None, :]
+    following = np.full(size, -1)
+    following[source] = dest
+    after, found = following.tolist(), []
+    for start in source.tolist():
+        circle = []
+        while after[start] >= 0:
+            circle.append(start)
+            after[start], start = -1, after[start]
+        if circle:
+            found.append(circle)
+    return np.array(found) if len({len(circle) for circle in found}) == 1 else None
 
 
-def _queue(key: Array, busy: Array) -> tuple[Array, Array, Array]:
-    """(offset of each item behind those of the same key before it, keys, all that each key has to do)."""
-    if not _repeats(key):
-        return np.zeros(key.size), key, busy
-    order = np.argsort(key, kind="stable")
-    line = key[order]
-    first = np.flatnonzero(np.concatenate([[True], line[1:] != line[:-1]]))
-    sums = np.cumsum(busy[order])
-    before = sums - busy[order]
-    offset = np.empty(key.size)
-    offset[order] = before - np.repeat(before[first], np.diff(np.append(first, key.size)))
-    return offset, line[first], np.add.reduceat(busy[order], first)
+def _power(time: Array, hop: Array, own: Array, values: Array, n: int) -> Array:
+    """The clocks of circles (rows) after n times, fewer than they are long; values: those of own."""
+    q = time.shape[1]
+    place = np.arange(2 * q)
+    twice, along, owns = (np.concatenate([x, x], 1) for x in (time, hop, own))
+    along = np.cumsum(along, 1)
+    new = np.full_like(time, -np.inf)
+    for value in values:
+        last = np.maximum.accumulate(np.where(owns >= value, place, -1), 1)[:, q:]  # one with so much
+        first = place[q:] - n
+        best = _largest_between(twice - along + place * value, first, last)
+        new = np.maximum(new, np.where(last >= first, best + along[:, q:] - first * value, -np.inf))
+    return new
 
 
-def _serve(key: Array, ready: Array, busy: Array, free: Array | None, order: Array) -> Array:
-    """When servers come to their customers: each key serves one after the other, in the order of arrival.
+def _largest_between(x: Array, first: Array, last: Array) -> Array:
+    """The largest of x[:, first..last] for each column of first and last; nonsense where last < first."""
+    length = np.maximum(last - first + 1, 1)
+    power = np.frexp(length)[1] - 1  # 2**power fits in once, and twice covers it
+    best = np.empty(last.shape)
+    rows = np.arange(x.shape[0])[:, None]
+    for i in range(int(power.max()) + 1):
+        here = power == i
+        if here.any():
+            ends = np.maximum(last - (1 << i) + 1, 0)
+            both = np.maximum(x[rows, np.minimum(first, x.shape[1] - 1)], x[rows, ends])
+            best = np.where(here, both, best)
+        x = np.concatenate([np.maximum(x[:, : -(1 << i)], x[:, 1 << i :]), x[:, x.shape[1] - (1 << i) :]], 1)
+    return best
 
-    Args:
-        free: when each server is free; is updated. None: all are.
-        order: who comes first of those that come together.
-    """
-    line = order[np.lexsort((np.round(ready[order] / _SAME), key[order]))]
-    k, r, b = key[line], ready[line], busy[line]
-    first = np.concatenate([[True], k[1:] != k[:-1]])
-    if free is not None:
-        r = np.where(first, np.maximum(r, free[k]), r)
-    group = np.cumsum(first) - 1
-    before = np.cumsum(b) - b
-    before -= before[first][group]
-    slack = r - before
-    lift = (slack.max() - slack.min() + 1.0) if slack.size else 1.0
-    start = np.maximum.accumulate(slack + group * lift) - group * lift + before
-    start = np.maximum(start, r)
-    out: Array = np.empty_like(start)
-    out[line] = start
-    if free is not None:
-        last = np.concatenate([first[1:], [True]])
-        free[k[last]] = start[last] + b[last]
-    return out
+
+def _largest_ahead(x: Array, low: int, many: int) -> Array:
+    """The largest of x[i + low .. i + low + many - 1], around the circle."""
+    p = x.size
+    place = np.arange(p) + low
+    found = _largest_between(np.tile(x, 3)[None, :], place, (place + many - 1)[None, :])
+    return np.asarray(found[0])
+
+
+def _firsts(*keys: Array) -> Array:
+    """Where something new begins."""
+    if not keys[0].size:
+        return np.zeros(0, np.int64)
+    new = np.ones(keys[0].size, bool)
+    new[1:] = False
+    for key in keys:
+        new[1:] |= key[1:] != key[:-1]
+    return np.flatnonzero(new)
+
+
+def _before(line: Array, x: Array) -> Array:
+    """The sum of those before it in the same line, for each."""
+    first = _firsts(line)
+    total = np.zeros(x.size)
+    if first.size == x.size:
+        return total
+    place = np.arange(x.size) - np.repeat(first, np.diff(np.append(first, x.size)))
+    order = np.argsort(place, kind="stable")
+    for i, (low, high) in enumerate(pairwise(np.cumsum(np.append(0, np.bincount(place))).tolist())):
+        if i:
+            at = order[low:high]
+            total[at] = total[at - 1] + x[at - 1]
+    return total

@@ -1,8 +1,9 @@
-"""A job with a time limit: run its launcher, and leave nothing behind when the time is up.
+"""Look after a job: run its launcher, and leave nothing behind when it is interrupted or its time is up.
 
 Killing a launcher is not enough: ranks live in sessions of their own and may outlive it. So every
 process of the job inherits a mark in its environment, and is found again by that. And killed ranks leave
-the files of their shared memory in /dev/shm, which may be small.
+the files of their shared memory in /dev/shm, which may be small. A launcher's word is not enough either:
+MPICH's now and then says 0 after an interrupt.
 """
 
 from __future__ import annotations
@@ -15,17 +16,28 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["kill_members", "members", "settings", "stale_segments", "supervise"]
+__all__ = [
+    "EndedBySignalError",
+    "end",
+    "kill_members",
+    "members",
+    "raise_ended",
+    "settings",
+    "stale_segments",
+    "start",
+    "supervise",
+]
 
 MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
 TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
 YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
+_PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 _SEGMENT = re.compile(r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+")  # MPICH's, Open MPI's
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
 
@@ -38,7 +50,7 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
     return added if "PYTHONFAULTHANDLER" in environ else {**added, "PYTHONFAULTHANDLER": "1"}
 
 
-class _EndedBySignalError(Exception):
+class EndedBySignalError(Exception):
     """Somebody asked this process to end."""
 
     def __init__(self, number: int) -> None:
@@ -46,19 +58,19 @@ class _EndedBySignalError(Exception):
         self.number = number
 
 
-def supervise(command: list[str], environ: dict[str, str], timeout_s: float) -> int:
-    """Run command for at most timeout_s seconds; its exit status, 124 if it took longer.
+def supervise(command: list[str], environ: dict[str, str], timeout_s: float | None) -> int:
+    """Run command for at most timeout_s seconds, if that is given; its exit status, 124 if it took longer.
 
     environ holds what settings() gave. A signal that ends us ends the job too.
     """
     mark = environ[MARK].rpartition(",")[2]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _raise_ended)
-    launcher = subprocess.Popen(command, env=environ)
+        signal.signal(number, raise_ended)
+    launcher = start(command, environ)
     try:
         status = launcher.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        _end(launcher, mark, abort=True)
+        end(launcher, mark, abort=True)
         print(
             f"hpcomm run: the job had not ended after {timeout_s:g} s, so it was ended.\n"
             "  where: the stacks of its ranks are above, if they are Python\n"
@@ -66,19 +78,31 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float) -> 
             file=sys.stderr,
         )
         return TIMED_OUT
-    except _EndedBySignalError as ended:
+    except EndedBySignalError as ended:
         if ended.number != signal.SIGINT:  # a terminal has sent that one to the launcher as well
             launcher.send_signal(ended.number)
-        _end(launcher, mark)
+        end(launcher, mark)
         return 128 + ended.number
     return status if status >= 0 else 128 - status
 
 
-def _raise_ended(number: int, frame: object) -> NoReturn:
-    raise _EndedBySignalError(number)
+def start(command: list[str], environ: dict[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+    """The launcher, which ends the job if this process is killed and cannot; streams as Popen has them."""
+    if sys.platform != "linux":
+        return subprocess.Popen(command, env=environ, **streams)
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+    return subprocess.Popen(
+        command, env=environ, preexec_fn=lambda: prctl(_PDEATHSIG, signal.SIGTERM), **streams
+    )
 
 
-def _end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:
+def raise_ended(number: int, frame: object) -> NoReturn:
+    raise EndedBySignalError(number)
+
+
+def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:
     """Give the launcher time to end by itself, then ask it to, then kill whatever is left of the job.
 
     at_once: ask without giving it time.

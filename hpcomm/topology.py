@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .call import Call
 from .communicator import Communicator
 from .errors import HpcommError, LayoutError, RankError, UsageError
-from .exchange import channel
+from .exchange import channel, meet
 from .request import Request, Stages
 from .signature import BACKGROUND, head
 
@@ -22,16 +22,20 @@ if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
-    from . import buffer, parcel, ragged
+    from . import buffer, hostcopy, parcel, ragged
     from .transport import mpi as transport
+    from .transport import progress, staging
 else:
     from .lazy import LazyModule
 
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.buffer")
+    hostcopy = LazyModule("hpcomm.hostcopy")
     parcel = LazyModule("hpcomm.parcel")
     ragged = LazyModule("hpcomm.ragged")
+    progress = LazyModule("hpcomm.transport.progress")
+    staging = LazyModule("hpcomm.transport.staging")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Cart", "Graph", "Topology", "cart", "fitting_shapes", "graph", "node_order"]
@@ -110,21 +114,26 @@ class Topology(Communicator):
                 raise LayoutError(f"out is {result}, what arrives is {look.dtype} {shape}")
             if result.frozen:
                 raise LayoutError(f"out {result.frozen}", hint="give an array that can be written")
-            if out is not None and buffer.overlap(look.array, result.array):
+            if out is not None and meet(look, result):
                 raise LayoutError("x and out overlap in memory", hint="an out of its own")
         except HpcommError as error:
             raise error.located(verb, self) from None
         count = math.prod(block)
-        packed = np.ascontiguousarray(look.array)
-        direct = result.array.flags.c_contiguous
-        landing = result.array if direct else np.empty(shape, result.array.dtype)
+        given = look.array if look.place is None else hostcopy.to_host(look)  # type: ignore[arg-type]
+        packed = np.ascontiguousarray(given)
+        direct = result.place is None and result.array.flags.c_contiguous
+        landing = result.array if direct else np.empty(shape, look.dtype.storage)
+        up = None if result.place is None else hostcopy.Landing(result)
+        after = staging.After()  # what a device has still to do then
         for i, source in enumerate(self.sources):
             if source == MPI.PROC_NULL:
                 landing[i] = 0
         ends = transport.spec(packed, count, look.dtype), transport.spec(landing, count, look.dtype)
 
         def finish() -> Any:
-            if not direct:
+            if up is not None:
+                up.fill(landing, after)
+            elif not direct:
                 result.array[...] = landing
             return result.give()
 
@@ -141,7 +150,8 @@ class Topology(Communicator):
 
         if async_op:
             leave = self._agreement.late(call.code | BACKGROUND, count)
-            request = Request(call, self._going(verb, f"Ineighbor_{moves}", ends, leave, seen))
+            stages = self._going(verb, f"Ineighbor_{moves}", ends, leave, seen)
+            request = Request(call, stages) if up is None else progress.StreamRequest(call, stages, after)
             request.needs_all(self)
             return request
         self._agreement.enter(call.code, count)
@@ -150,7 +160,9 @@ class Topology(Communicator):
         except MPI.Exception as error:
             raise transport.failure(error, verb, self) from None
         self._agreement.leave()
-        return seen()
+        arrived = seen()
+        after.order()
+        return arrived
 
     def _going(self, verb: str, name: str, ends: Any, leave: Any, finish: Any) -> Stages:
         mpi_error = MPI.Exception
@@ -243,7 +255,7 @@ class Cart(Topology):
         if not any(ring and n < 3 for ring, n in zip(self.periodic, self.shape, strict=True)):
             return super()._begun(name, ends)
         (out, count, kind), (landing, _, _) = ends
-        mpi, number = channel(self)
+        mpi, number, _ = channel(self)
         places = range(len(self.sources))
         ours = out.reshape(len(places), -1) if name.endswith("alltoall") else [out] * len(places)
         theirs = landing.reshape(len(places), -1)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import io
-from .chunks import Chunks, boxes, chunk_shape, fill, share
-from .errors import ConfigError, DtypeError, HpcommError, LayoutError, where
+from . import files
+from .chunks import Chunks, boxes, chunk_shape, share, values
+from .errors import ConfigError, HpcommError
 from .field import Field
 from .mesh import Mesh
 
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .communicator import Communicator
-    from .partition import Box, Partition, Points
+    from .partition import Partition, Points
 else:
     from .lazy import LazyModule
 
@@ -26,14 +24,17 @@ else:
 
 __all__ = ["load", "read_into", "save"]
 
+_COMPLETE = "all_chunks_written"  # attribute of an array
+
 
 def save(
-    fields: Field | Sequence[Field], path: io.PathLike, *, chunks: Chunks = True, **options: Any
+    fields: Field | Sequence[Field], path: files.PathLike, *, chunks: Chunks = True, **options: Any
 ) -> None:
     """Write fields to a zarr group, each as the array of its name, the unit as attribute. Collective.
 
     The group is a folder. It is written beside its name and renamed when it is complete; if anything
-    fails, what was there before stays. bfloat16 is stored as the 16-bit integers of its bits.
+    fails, what was there before stays; if the job is killed in the moment of renaming, only load finds it.
+    bfloat16 is stored as the 16-bit integers of its bits.
 
     Args:
         fields: over one communicator, with different names.
@@ -48,12 +49,15 @@ def save(
     """
     zarr = _library()
     fields = [fields] if isinstance(fields, Field) else list(fields)
-    comm = io.named(fields, "save")
+    comm = files.named(fields, "save")
     path = Path(path)
     try:
-        shapes = [chunk_shape(boxes(field), field.look.array.itemsize, chunks) for field in fields]
+        shapes = [chunk_shape(boxes(field), field.look.dtype.itemsize, chunks) for field in fields]
     except HpcommError as error:
         raise error.located("save", comm) from None
+
+    # zarr reads a chunk that is not there as empty; so all are written, and a lost one can be told
+    all_of_them = bool(dict(options.get("config") or {}).get("write_empty_chunks", True))
 
     def create() -> None:
         if path.exists() and not (path / "zarr.json").exists():
@@ -61,27 +65,28 @@ def save(
         group = zarr.open_group(part, mode="w-")
         for field, shape in zip(fields, shapes, strict=True):
             made = group.create_array(
-                field.name, shape=field.shape, chunks=shape, dtype=io.stored(field), **options
+                field.name, shape=field.shape, chunks=shape, dtype=files.storage_of(field), **options
             )
-            made.attrs["unit"] = field.unit
+            made.attrs.update({"unit": field.unit, _COMPLETE: all_of_them})
 
     def write() -> None:
         group = zarr.open_group(part, mode="r+")
-        for field, own in zip(fields, shares, strict=True):
-            if own is not None:
-                group[field.name][own[0].slices()] = own[1]
+        with zarr.config.set({"array.write_empty_chunks": all_of_them}):
+            for field, own in zip(fields, shares, strict=True):
+                if own is not None:
+                    group[field.name][own[0].slices()] = own[1]
 
-    with io.beside(comm, path) as part:
-        io.agree(comm, io.on_root(comm, create), "save", path)
+    with files.beside(comm, path) as part:
+        files.agree(comm, files.on_root(comm, create), "save", path)
         # with shards, files are these and not the chunks within them
         borders = [options.get("shards") or shape for shape in shapes]
         shares = [share(field, border) for field, border in zip(fields, borders, strict=True)]
-        io.agree(comm, io.attempt(write), "save", path)
-        io.agree(comm, io.on_root(comm, lambda: _publish(part, path)), "save", path)
+        files.agree(comm, files.attempt(write), "save", path)
+        files.publish(comm, part, path)
 
 
 def load(
-    path: io.PathLike,
+    path: files.PathLike,
     ranks: Mesh | Communicator,
     name: str | None = None,
     whole: Partition | Points | None = None,
@@ -103,16 +108,10 @@ def load(
         LayoutError: the partition is of another shape.
     """
     comm = ranks.comm if isinstance(ranks, Mesh) else ranks
-    where_to, shape, dtype, unit = _found(comm, Path(path), name)
-    if whole is not None and whole.shape != shape:
-        raise LayoutError(f"{path} holds shape {shape}, the partition is {whole}", where("load", comm))
-    options = {"name": where_to, "unit": unit} | options
-    field = Field(ranks, shape if whole is None else whole, split=split, dtype=np.dtype(dtype), **options)
-    _read(field, Path(path), where_to)
-    return field
+    return _stored(comm, path, name).load(ranks, whole, split, options)
 
 
-def read_into(field: Field, path: io.PathLike, name: str | None = None) -> None:
+def read_into(field: Field, path: files.PathLike, name: str | None = None) -> None:
     """Fill a field from the array of its name; if that fails it stays as it was. Collective.
 
     Args:
@@ -122,16 +121,7 @@ def read_into(field: Field, path: io.PathLike, name: str | None = None) -> None:
         LayoutError, DtypeError: the array has another shape or dtype.
         TransportError: on every rank, if it cannot be read.
     """
-    where_to, shape, dtype, _ = _found(field.comm, Path(path), name or field.name or None)
-    if shape != field.shape:
-        raise LayoutError(
-            f"{path} holds shape {shape}, the field has {field.shape}", where("load", field.comm)
-        )
-    if np.dtype(dtype) != io.stored(field):
-        raise DtypeError(
-            f"{path} holds {np.dtype(dtype)}, the field {field.look.dtype}", where("load", field.comm)
-        )
-    _read(field, Path(path), where_to)
+    _stored(field.comm, path, name or field.name or None).into(field)
 
 
 # -- how ----------------------------------------------------------------------------------------------------
@@ -146,51 +136,46 @@ def _library() -> Any:
     return zarr
 
 
-def _publish(part: Path, path: Path) -> None:
-    """Give the folder its name; an older one steps aside for a moment, because folders replace none."""
-    old = part.with_suffix(".old")
-    if path.exists():
-        path.rename(old)
-    part.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+def _stored(comm: Communicator, path: files.PathLike, name: str | None) -> files.Stored:
+    _library()
+    place, name, shape, dtype, unit = files.from_root(
+        comm, "load", path, lambda: _look(files.standing(Path(path)), name)
+    )
+
+    def read(field: Field) -> Any:
+        return values(field, lambda box: np.asarray(_array(place, name)[box.slices()]), path)
+
+    return files.Stored(path, shape, dtype, read, name, unit)
+
+
+def _look(path: Path, name: str | None) -> tuple[Path, str, tuple[int, ...], Any, str]:
+    """Path, name (empty for path itself), shape, native dtype and unit of the array."""
+    import zarr
+
+    if not path.is_dir():  # zarr would speak of a node
+        raise FileNotFoundError(f"No such folder: {path}")
+    store: Any = zarr.open(path, mode="r")
+    wanted = ""
+    if isinstance(store, zarr.Group):
+        names = sorted(each for each, _ in store.arrays())
+        if name is None and len(names) != 1:
+            raise ValueError(f"it holds the arrays {', '.join(names) or '(none)'}: name one")
+        wanted = names[0] if name is None else name
+        if wanted not in names:
+            raise ValueError(f"it has no array {wanted!r}, but {', '.join(names) or '(none)'}")
+        store = store[wanted]
+    dtype = np.dtype(store.dtype)
+    if dtype.kind not in "biufc":
+        raise ValueError(f"it holds {dtype}, which no field does")
+    lost = store.nchunks - store.nchunks_initialized if store.attrs.get(_COMPLETE) else 0
+    if lost:
+        raise ValueError(f"{lost} of its {store.nchunks} chunks are lost")
+    unit = str(store.attrs.get("unit", ""))
+    return path, wanted, tuple(store.shape), np.dtype(dtype.newbyteorder("=").str), unit
 
 
 def _array(path: Path, name: str) -> Any:
-    found = _library().open(path, mode="r")
+    import zarr
+
+    found: Any = zarr.open(path, mode="r")
     return found[name] if name else found
-
-
-def _found(comm: Communicator, path: Path, name: str | None) -> tuple[str, tuple[int, ...], str, str]:
-    """Name (empty for path itself), shape, native dtype and unit of the array."""
-    zarr = _library()
-    found: list[Any] = []
-
-    def look() -> None:
-        if not os.path.isdir(path):  # noqa: PTH112  zarr would speak of a node
-            raise FileNotFoundError(f"No such folder: {path}")
-        store = zarr.open(path, mode="r")
-        wanted = ""
-        if isinstance(store, zarr.Group):
-            names = sorted(each for each, _ in store.arrays())
-            if name is None and len(names) != 1:
-                raise ValueError(f"it holds the arrays {', '.join(names) or '(none)'}: name one")
-            wanted = names[0] if name is None else name
-            if wanted not in names:
-                raise ValueError(f"it has no array {wanted!r}, but {', '.join(names) or '(none)'}")
-            store = store[wanted]
-        dtype = np.dtype(store.dtype)
-        if dtype.kind not in "biufc":
-            raise ValueError(f"it holds {dtype}, which no field does")
-        unit = store.attrs.get("unit", "")
-        found.append((wanted, tuple(store.shape), dtype.newbyteorder("=").str, str(unit)))
-
-    io.agree(comm, io.on_root(comm, look), "load", path)
-    told: tuple[str, tuple[int, ...], str, str] = comm.broadcast_object(found[0] if found else None)
-    return told
-
-
-def _read(field: Field, path: Path, name: str) -> None:
-    def read(box: Box) -> Any:
-        return np.asarray(_array(path, name)[box.slices()])
-
-    fill(field, read, path)

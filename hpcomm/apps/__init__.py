@@ -11,6 +11,8 @@ matmul_demo     products of matrices that no rank holds whole
 restart_demo    save on some ranks, restart on others
 algorithms_demo every algorithm of every verb, checked, measured beside predicted
 pingpong        latency and bandwidth between two ranks
+gpu_demo        which ways arrays of a GPU take here, and how fast each is
+overlap_demo    a long computation and a large transfer at once: what is saved
 
 Each leaves with a status other than 0 when a result was wrong.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from hpcomm import Box
 
-__all__ = ["draw_field", "draw_histogram", "draw_pingpong", "require_matplotlib"]
+__all__ = [
+    "draw_bandwidths", "draw_field", "draw_histogram", "draw_pingpong", "draw_timeline", "require_matplotlib",
+]  # fmt: skip
 
 
 def require_matplotlib(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +58,30 @@ def draw_pingpong(rows: list[list[float]], path: str) -> None:
     right.loglog(nbytes, 2 * nbytes / both / 1e9, "s--", label="both ways at once")
     right.set(xlabel="bytes", ylabel="GB/s", title="bandwidth")
     right.legend()
+    figure.savefig(path)
+
+
+def draw_bandwidths(rows: Sequence[tuple[str, int, float]], path: str) -> None:
+    """(path, bytes, GB/s): a curve for each path."""
+    figure, axes = _subplots(1)
+    for name in dict.fromkeys(row[0] for row in rows):
+        axes.loglog(*zip(*[row[1:] for row in rows if row[0] == name], strict=True), "o-", label=name)
+    axes.set(xlabel="bytes", ylabel="GB/s", title="both ways at once, of each")
+    axes.legend()
+    figure.savefig(path)
+
+
+def draw_timeline(runs: Mapping[str, Mapping[str, tuple[float, float]]], path: str) -> None:
+    """(begin, end) in seconds of every deed of every run, as bars."""
+    figure, axes = _subplots(1)
+    labels = [f"{run}: {deed}" for run, deeds in runs.items() for deed in deeds]
+    spans = [span for deeds in runs.values() for span in deeds.values()]
+    names = [deed for deeds in runs.values() for deed in deeds]
+    colours = {deed: f"C{i}" for i, deed in enumerate(dict.fromkeys(names))}
+    for row, ((begin, end), deed) in enumerate(zip(spans, names, strict=True)):
+        axes.barh(row, (end - begin) * 1e3, left=begin * 1e3, color=colours[deed])
+    axes.set(xlabel="ms", yticks=range(len(labels)), yticklabels=labels, title="computing and a transfer")
+    axes.invert_yaxis()
     figure.savefig(path)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from hpcomm import Communicator
 
-__all__ = ["Progress", "table", "verdict"]
+__all__ = ["Progress", "sleep_until_all", "table", "verdict"]
 
 _PATIENCE_S = 2.0  # between two lines of progress, and before the first
 
@@ -41,6 +41,14 @@ class Progress:
         if self._speaks and time.monotonic() - self._spoke > _PATIENCE_S:
             print(f"  {self._what}: {self._done} of {self._total}", file=sys.stderr, flush=True)
             self._spoke = time.monotonic()
+
+
+def sleep_until_all(comm: Communicator) -> None:
+    """Wait until all ranks have come here; a blocking barrier would keep the cores of who is early busy."""
+    here = comm.barrier(async_op=True)
+    while not here.done():
+        time.sleep(0.005)
+    here.wait()
 
 
 def verdict(comm: Communicator, wrong: Sequence[str], right: str) -> int:

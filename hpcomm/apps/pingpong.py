@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import hpcomm
 from hpcomm import Communicator
 from hpcomm.apps._picture import draw_pingpong, require_matplotlib
-from hpcomm.apps._report import Progress, table, verdict
+from hpcomm.apps._report import Progress, sleep_until_all, table, verdict
 
 SIZES = [8 << (3 * i) for i in range(8)]  # 8 B to 16 MiB
 BUDGET = 64 << 20  # bytes sent for each size, at most
@@ -89,10 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     wrong: list[str] = []
     if world.rank in (0, peer):
         rows, wrong = measure(world, peer if world.rank == 0 else 0)
-    quiet = world.barrier(async_op=True)
-    while not quiet.done():  # the other ranks sleep: a blocking barrier would keep their cores busy
-        time.sleep(0.005)
-    quiet.wait()
+    sleep_until_all(world)
     if world.rank == 0:
         print(f"ranks 0 and {peer} of {world.size}\n")
         header = ["bytes", "one way us", "GB/s", "exchange us", "GB/s both ways"]

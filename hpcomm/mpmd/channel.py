@@ -6,8 +6,7 @@ memory that the channel keeps. The requests are persistent.
 
 from __future__ import annotations
 
-import os
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,14 +20,13 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
-    from .link import Link
     from .route import Selection
+    from .wire import Wire
 
-__all__ = ["HEADER", "Channel", "Part"]
+__all__ = ["HEADER", "TIMEOUT_S", "Channel", "Part"]
 
 HEADER = 16  # bytes: number of the coupling time, and the time itself
-_SPINS = 20
-_LOOK_S = 0.2  # between looks at whether the partners still live
+TIMEOUT_S = 300.0
 
 
 class Part(NamedTuple):
@@ -46,28 +44,33 @@ class Channel:
         sends: whether this side sends.
         stamped: whether messages begin with the time.
         direct: whether values may travel from, or into, their own memory.
+        timeout_s: seconds that it waits for the other program.
     """
 
     def __init__(
         self,
-        link: Link,
+        wire: Wire,
         parts: Sequence[Part],
         tag: int,
         *,
         sends: bool,
         stamped: bool = False,
         direct: bool = False,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self.link = link
+        self.wire = wire
         self.parts = parts
         self.sends = sends
         self.stamp = (-1.0, -1.0)
+        self.timeout_s = timeout_s
         self._stamped = stamped
         self._direct = direct
         self._tag = tag
-        self._made_for: list[Any] = []
+        self._made_for: list[tuple[Field, Any]] | None = None
         self._requests: list[MPI.Prequest] = []
-        self._copies: list[Callable[[], None]] = []
+        self._launch: Callable[[], Any]
+        self._test: Callable[[], bool]
+        self._copies: list[Callable[[], Any]] = []
         self._heads: list[NDArray[np.float64]] = []
         self._under_way = False
 
@@ -75,30 +78,32 @@ class Channel:
         """Begin: packs and sends, or readies to receive; waits for the last start of this channel first."""
         if self._under_way:
             self.finish()
-        if (
-            any(a is not b.field.values for a, b in zip(self._made_for, self.parts, strict=False))
-            or not self._made_for
-        ):
+        if self._made_for is None:
             self._prepare()
+        else:
+            for field, values in self._made_for:
+                if field.values is not values:
+                    self._prepare()
+                    break
         if self.sends:
             for head in self._heads:
                 head[:] = self.stamp
             for copy in self._copies:
                 copy()
-        for request in self._requests:
-            request.Start()
+        self._launch()
         self._under_way = True
 
     def finish(self) -> None:
         """Wait until what was begun is complete; a receiver then has it in its fields.
 
         Raises:
-            WaitTimeoutError: the link's deadline is over.
+            WaitTimeoutError: the deadline is over.
             PeerFailedError: the other program has ended.
         """
         if not self._under_way:
             return
-        self._wait()
+        if not self._test():
+            self.wire.wait(self._test, self._judge)
         self._under_way = False
         if not self.sends:
             for copy in self._copies:
@@ -113,15 +118,20 @@ class Channel:
     def _prepare(self) -> None:
         from mpi4py import MPI
 
-        self.free()
-        self._made_for = [part.field.values for part in self.parts]
-        make = self.link.wire.Send_init if self.sends else self.link.wire.Recv_init
+        self._free()
+        self._made_for = [(part.field, part.field.values) for part in self.parts]
+        make = self.wire.mpi.Send_init if self.sends else self.wire.mpi.Recv_init
         for rank in sorted({rank for part in self.parts for rank, _ in part.rows}):
             here = [(part, rows) for part in self.parts for r, rows in part.rows if r == rank]
             memory = self._own_memory(here)
             if memory is None:
                 memory = self._packed(here)
-            self._requests.append(make([memory, MPI.BYTE], rank + self.link.shift, self._tag))
+            self._requests.append(make([memory, MPI.BYTE], rank + self.wire.shift, self._tag))
+        if len(self._requests) == 1:  # a list of one costs half a microsecond each time
+            self._launch, self._test = self._requests[0].Start, self._requests[0].Test
+        else:
+            self._launch = partial(MPI.Prequest.Startall, self._requests)
+            self._test = partial(MPI.Request.Testall, self._requests)
 
     def _own_memory(self, here: list[tuple[Part, Selection]]) -> NDArray[np.uint8] | None:
         """The bytes of the values themselves, if they are all that travels and lie consecutively."""
@@ -138,68 +148,50 @@ class Channel:
     def _packed(self, here: list[tuple[Part, Selection]]) -> NDArray[np.uint8]:
         """Memory for a message, and what copies into it or out of it."""
         counts = [_count(rows) * width_of(part.field) * part.dtype.itemsize for part, rows in here]
-        starts = np.cumsum([HEADER if self._stamped else 0, *(-(-count // 16) * 16 for count in counts)])
-        memory = np.zeros(int(starts[-1]), np.uint8)
+        starts = np.cumsum([HEADER if self._stamped else 0, *(-(-count // 16) * 16 for count in counts[:-1])])
+        memory = np.zeros(int(starts[-1]) + counts[-1], np.uint8)  # no more: the other end may not pack
         if self._stamped:
             self._heads.append(memory[:HEADER].view(np.float64))
-        for (part, rows), start, count in zip(here, starts, counts, strict=False):
+        for (part, rows), start, count in zip(here, starts, counts, strict=True):
             view = memory[start : start + count].view(part.dtype).reshape(_count(rows), *part.field.shape)
-            self._copies.append(self._copier(part.field, rows, view))
+            self._copies.append(self._copier(part.field.values, rows, view))
         return memory
 
-    def _copier(self, field: Field, rows: Selection, view: NDArray[Any]) -> Callable[[], None]:
-        if self.sends:
-            return lambda: gather(field.values, rows, view)
-        return lambda: scatter(field.values, rows, view)
-
-    def _wait(self) -> None:
-        from mpi4py import MPI
-
-        test, requests = MPI.Request.Testall, self._requests
-        for _ in range(_SPINS):
-            if test(requests):
-                return
-        started = looked = time.monotonic()
-        while not test(requests):
-            os.sched_yield()  # no sleep: large messages move by these very calls
-            for _ in range(_SPINS):
-                if test(requests):
-                    break
-            now = time.monotonic()
-            if now - looked > _LOOK_S:
-                looked = now
-                self._judge(now - started)
-        self.link.waited_s += time.monotonic() - started
+    def _copier(self, values: Any, rows: Selection, view: NDArray[Any]) -> Callable[[], Any]:
+        """What fills view from rows of values, or those from view; numpy's arrays with nothing in between."""
+        if type(values) is not np.ndarray or values.dtype != view.dtype:
+            return partial(gather if self.sends else scatter, values, rows, view)
+        if not self.sends:
+            return partial(values.__setitem__, rows, view)
+        if isinstance(rows, slice):
+            return partial(np.copyto, view, values[rows])
+        return partial(values.take, rows, 0, view, "clip")
 
     def _judge(self, waited_s: float) -> None:
         """Raise if this wait can bring nothing more."""
-        verb = "put" if self.sends else "get"
-        gone = self.link.ended()
-        lost = gone & {rank for part in self.parts for rank, _ in part.rows}
-        if lost and not self.link.comm.mpi.Iprobe() and not all(r.Test() for r in self._requests):
+        verb, wire = "put" if self.sends else "get", self.wire
+        lost = wire.ended() & {rank for part in self.parts for rank, _ in part.rows}
+        if lost and not self._test():
             last = f"; the last that came was of time {self.stamp[1]:g} s" if self.stamp[1] >= 0 else ""
             raise PeerFailedError(
-                f"{verb} of {self.names} needs rank {min(lost)} of program '{self.link.peer}',"
+                f"{verb} of {self.names} needs rank {min(lost)} of program '{wire.peer}',"
                 f" which has ended{last}",
-                where(verb, self.link.comm),
-                f"look at what '{self.link.peer}' printed; both programs must go on to the same time",
+                where(verb, wire.comm),
+                f"look at what '{wire.peer}' printed; both programs must go on to the same time",
                 sorted(lost),
             )
-        if waited_s > self.link.timeout_s:
+        if waited_s > self.timeout_s:
             raise WaitTimeoutError(
-                f"{verb} of {self.names} waited {waited_s:.0f} s for program '{self.link.peer}'",
-                where(verb, self.link.comm),
+                f"{verb} of {self.names} waited {waited_s:.0f} s for program '{wire.peer}'",
+                where(verb, wire.comm),
                 "look at what the other program does, or at the network; timeout of the field if it is slow",
             )
 
-    def free(self) -> None:
+    def _free(self) -> None:
         """Give the requests back."""
-        if self._under_way:
-            self._wait()
-            self._under_way = False
         for request in self._requests:
             request.Free()
-        self._requests, self._copies, self._heads, self._made_for = [], [], [], []
+        self._requests, self._copies, self._heads = [], [], []
 
 
 def _count(rows: Selection) -> int:

@@ -15,6 +15,7 @@ from .clock import Schedule
 from .coupling import Giving, Taking
 from .field import Field
 from .spec import FieldSpec
+from .wire import Wire
 
 if TYPE_CHECKING:
     from .link import Link
@@ -105,9 +106,7 @@ def connect(
     Raises:
         ConfigError: points that are taken and given by nobody, or given twice.
     """
-    # Not over the inter-communicator: MPICH 5 sends on one as if to another host, 4 to 9 times as slowly.
-    merged = link.wire = link.comm.mpi.Merge(high=not link.is_first)  # type: ignore[attr-defined]
-    shift = link.shift = link.local.size if link.is_first else 0
+    wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first)
     for number, each in enumerate(fields):
         is_giver = each.source == link.name
         field = gives[each.name] if is_giver else takes[each.name][0]
@@ -117,27 +116,27 @@ def connect(
 
             if each.weights is None:
                 weights = regrid.weights_between(
-                    merged, field.grid, field.points, is_giver, each.mapping, each.neighbours
+                    wire.mpi, field.grid, field.points, is_giver, each.mapping, each.neighbours
                 )
             elif not is_giver:
                 weights = regrid.Weights.load(each.weights).part(field.points)
         wanted = field.points if weights is None else weights.sources
-        made = route.plan(merged, field.points if is_giver else None, None if is_giver else wanted)
+        made = route.plan(wire.mpi, field.points if is_giver else None, None if is_giver else wanted)
         _check(made.lack, each)
-        rows = [(rank - shift, where) for rank, where in (made.gives if is_giver else made.takes)]
+        rows = [(rank - wire.shift, where) for rank, where in (made.gives if is_giver else made.takes)]
         schedule = Schedule(each.every_s, each.lag_s, each.time)
-        link.timeout_s = each.timeout_s
         if is_giver:
-            link.gives[each.name] = Giving(link, field, rows, schedule, _FIRST_TAG + number)
+            link.gives[each.name] = Giving(wire, field, rows, schedule, _FIRST_TAG + number, each.timeout_s)
         else:
             dtype = np.dtype(theirs["gives"][each.name]["dtype"])
             units = (each.source_unit, each.target_unit)
             link.takes[each.name] = Taking(
-                link,
+                wire,
                 field,
                 rows,
                 schedule,
                 _FIRST_TAG + number,
+                each.timeout_s,
                 dtype=dtype,
                 weights=weights,
                 conversion=unit.conversion(units[0], units[1]) if units[0] and units[1] else (1.0, 0.0),
@@ -147,7 +146,8 @@ def connect(
         side = link.gives[each.name] if is_giver else link.takes[each.name]
         side.mapping = each.mapping
         side.peer_kind = theirs["takes" if is_giver else "gives"][each.name]["grid"]
-    _bundle(link, fields, recorder is not None)
+    link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)
+    _bundle(link, wire, fields, recorder is not None)
 
 
 def _check(lack: route.Lack, each: FieldSpec) -> None:
@@ -166,19 +166,24 @@ def _check(lack: route.Lack, each: FieldSpec) -> None:
         )
 
 
-def _bundle(link: Link, fields: list[FieldSpec], recorded: bool) -> None:
-    """One channel each way for everything that exchange() can send as it is."""
-    if recorded:
-        return
-    plain = [
+def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> None:
+    """One channel each way for everything that exchange() can send as it is; the rest goes one by one."""
+    bundled = [
         each
         for each in fields
         if each.mapping == "none" and each.every_s is None and each.source_unit == each.target_unit
+        if not recorded
     ]
-    out = [link.gives[each.name].part for each in plain if each.source == link.name]
-    in_ = [link.takes[each.name].part for each in plain if each.target == link.name]
+    in_ = [each.name for each in bundled if each.target == link.name]
+    out = [each.name for each in bundled if each.source == link.name]
+    link._apart = (
+        [giving for name, giving in link.gives.items() if name not in out],
+        [taking for name, taking in link.takes.items() if name not in in_],
+    )
+    timeout_s = max((each.timeout_s for each in bundled), default=0.0)
     mine, its = _TOGETHER if link.is_first else _TOGETHER[::-1]
-    link._both = (
-        Channel(link, out, mine, sends=True, direct=True) if out else None,
-        Channel(link, in_, its, sends=False, direct=True) if in_ else None,
+    come, go = [link.takes[name].part for name in in_], [link.gives[name].part for name in out]
+    link._together = (
+        Channel(wire, come, its, sends=False, direct=True, timeout_s=timeout_s) if come else None,
+        Channel(wire, go, mine, sends=True, direct=True, timeout_s=timeout_s) if go else None,
     )

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
-from .channel import Channel, Part, memory_of
+from .channel import TIMEOUT_S, Channel, Part, memory_of
 from .clock import Schedule
-from .field import Field, gather, scatter
+from .field import Field, scatter
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .link import Link
     from .record import Recorder
     from .route import Selection
+    from .wire import Wire
 
 __all__ = ["Giving", "Taking"]
 
@@ -25,23 +25,32 @@ class Giving:
     """One field on its way out."""
 
     def __init__(
-        self, link: Link, field: Field, rows: list[tuple[int, Selection]], schedule: Schedule, tag: int
+        self,
+        wire: Wire,
+        field: Field,
+        rows: list[tuple[int, Selection]],
+        schedule: Schedule,
+        tag: int,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.field = field
         self.schedule = schedule
-        self.tag = tag
         self.mapping = "none"
         self.peer_kind: str | None = None  # of the grid at the other side
         self.part = Part(field, rows, field.dtype)
         self._timed = schedule.every_s is not None
         self._sent = Field.__new__(Field)
         self._sent.__dict__.update(field.__dict__)
-        self._channel = Channel(
-            link, [Part(self._sent, rows, field.dtype)], tag, sends=True, stamped=self._timed
-        )
+        part = Part(self._sent, rows, field.dtype)
+        self._channel = Channel(wire, [part], tag, sends=True, stamped=self._timed, timeout_s=timeout_s)
         self._sum: NDArray[Any] | None = None
         self._count = 0
         self.version = -1
+
+    @property
+    def last(self) -> Any:
+        """What was sent last: of a mean, the mean."""
+        return self._sent.values
 
     def put(self, t: float | None) -> bool:
         """Add the field's values as those of time t; whether they, or what they completed, were sent."""
@@ -83,25 +92,21 @@ class Giving:
         self._sent.values = values
         self._channel.start()
 
-    @property
-    def last(self) -> Any:
-        """What was sent last: of a mean, the mean."""
-        return self._sent.values
-
-    def finish(self) -> None:
-        self._channel.finish()
-
 
 class Taking:
-    """One field on its way in. weights: from what arrives to the field's points; None: as it is."""
+    """One field on its way in.
+
+    wire: None if it is read from a file. weights: from what arrives to the field's points; None: as it is.
+    """
 
     def __init__(
         self,
-        link: Link,
+        wire: Wire | None,
         field: Field,
         rows: list[tuple[int, Selection]],
         schedule: Schedule,
         tag: int,
+        timeout_s: float = TIMEOUT_S,
         *,
         dtype: np.dtype[Any],
         weights: Any = None,
@@ -109,24 +114,34 @@ class Taking:
         recorder: Recorder | None = None,
         start_s: float = 0.0,
     ) -> None:
-        self.link = link
         self.field = field
         self.schedule = schedule
-        self.tag = tag
         self.mapping = "none"
         self.peer_kind: str | None = None  # of the grid at the other side
         self.weights = weights
         self.conversion = conversion
-        self.is_plain = weights is None and conversion == (1.0, 0.0) and schedule.every_s is None
         self.part = Part(field, rows, dtype)
         self._recorder = recorder
         self._timed = schedule.every_s is not None
-        self._inbox = Field.__new__(Field)
-        self._inbox.__dict__.update(field.__dict__)
+        # Values that are right as they come go straight to their places; others to an inbox first.
+        self._as_it_comes = weights is None and conversion == (1.0, 0.0) and not self._timed
         count = len(field.points) if weights is None else weights.columns
-        self._inbox.values = np.zeros((count, *field.shape), dtype)
-        self._channel = Channel(link, [Part(self._inbox, rows, dtype)], tag, sends=False, stamped=self._timed)
+        self._inbox = field
+        if not self._as_it_comes:
+            self._inbox = Field.__new__(Field)
+            self._inbox.__dict__.update(field.__dict__)
+            self._inbox.values = np.zeros((count, *field.shape), dtype)
         self._covered = _covered(rows, count) if weights is None else None
+        if wire is not None:
+            self._channel = Channel(
+                wire,
+                [Part(self._inbox, rows, dtype)],
+                tag,
+                sends=False,
+                stamped=self._timed,
+                direct=True,
+                timeout_s=timeout_s,
+            )
         self.version = -1  # of newer
         self._first = schedule.first(start_s) if self._timed else 0
         self._older: NDArray[Any] | None = None
@@ -137,7 +152,9 @@ class Taking:
         if self._recorder is not None and self._recorder.replays:
             self._set(self._recorder.next(self.field.name))
             return self.field.values
-        if not self._timed:
+        if self._as_it_comes:
+            self._receive()
+        elif not self._timed:
             self._set(self._mapped(self._receive()))
         else:
             if t is None:
@@ -204,11 +221,3 @@ def _no_time(verb: str, name: str) -> UsageError:
         verb,
         f"link.{verb}(field, time)",
     )
-
-
-def gathered(field: Field, rows: Selection) -> NDArray[Any]:
-    """Rows of a field in new memory."""
-    count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-    out = np.empty((count, *field.shape), field.dtype)
-    gather(field.values, rows, out)
-    return out

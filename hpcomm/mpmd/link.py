@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from .. import runtime
+from ..communicator import Communicator
 from ..errors import ConfigError
+from ..observe import sentinel
+from ..observe.partners import Partners
 from .field import Field
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..communicator import Communicator
     from .channel import Channel
     from .coupling import Giving, Taking
+    from .progress import Progress
+    from .wire import Wire
 
-__all__ = ["Link"]
+__all__ = ["Link", "adopt"]
 
 
 class Link:
@@ -27,7 +32,8 @@ class Link:
         comm: the inter-communicator, with all verbs; ranks given to send and recv are the peer's.
         local: this program's own communicator.
         is_first: whether this side comes first where the two must take turns; the other side does not.
-        timeout_s: seconds that a put, get or exchange waits for the other program.
+        timeout_s: seconds that implicit coupling waits for the other program: the longest of the fields'.
+        busy_s: seconds spent in put, get and exchange.
     """
 
     def __init__(
@@ -40,19 +46,49 @@ class Link:
         self.is_first = is_first
         self.is_plain = plain
         self.timeout_s = 300.0
-        self.waited_s = 0.0
         self.busy_s = 0.0
-        self.wire: MPI.Intracomm  # both programs' ranks; the peer's begin at shift
-        self.shift = 0
+        self.wire: Wire | None = None  # once connected
         self.gives: dict[str, Giving] = {}
         self.takes: dict[str, Taking] = {}
+        self.progress: Progress | None = None
         self._connect: Callable[[], None] = lambda: None  # of the program, until it is done
-        self._both: tuple[Channel | None, Channel | None] = (None, None)
+        self._together: tuple[Channel | None, Channel | None] = (None, None)  # in and out, of exchange()
+        self._apart: tuple[list[Giving], list[Taking]] = ([], [])  # what exchange() moves one by one
+
+    @classmethod
+    def over(
+        cls,
+        name: str,
+        peer: str,
+        local: Communicator,
+        inter: MPI.Intercomm,
+        *,
+        plain: bool = False,
+        foreign: bool = False,
+    ) -> Link:
+        """A link that owns inter. Collective over both programs.
+
+        Args:
+            plain: whether the peer speaks MPI only.
+            foreign: whether it is of another job.
+        """
+        comm = adopt(inter, f"{name}<->{peer}", plain=plain)
+        if not plain:
+            carries = (comm.mpi, comm._shadow, comm._parts)
+            comm._partners = Partners(inter.Dup(), carries, peer, foreign)
+            sentinel.follow(comm)
+            runtime.farewells.append(comm._partners.say_farewell)
+        return cls(name, peer, local, comm, is_first=name < peer, plain=plain)
 
     @property
     def size(self) -> int:
         """How many ranks the other program has."""
         return self.comm.remote_size
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds of busy_s spent waiting for the other program."""
+        return self.wire.waited_s if self.wire is not None else 0.0
 
     def ended(self) -> set[int]:
         """Ranks of the other program that have ended."""
@@ -73,9 +109,12 @@ class Link:
             WaitTimeoutError, PeerFailedError: the last put is still not taken.
         """
         self._connect()
-        with _Clock(self):
+        began = perf_counter()
+        try:
             for field in _each(fields):
                 self._giving(field).put(time)
+        finally:
+            self._note(perf_counter(), began, time)
 
     def get(self, fields: Field | Iterable[Field], time: float | None = None) -> Any:
         """Receive into the fields what holds at time; returns the values of the (last) field.
@@ -87,9 +126,12 @@ class Link:
         """
         self._connect()
         values = None
-        with _Clock(self):
+        began = perf_counter()
+        try:
             for field in _each(fields):
                 values = self._taking(field).get(time)
+        finally:
+            self._note(perf_counter(), began, time)
         return values
 
     def exchange(self, time: float | None = None) -> None:
@@ -99,22 +141,29 @@ class Link:
         own memory where they lie consecutively.
         """
         self._connect()
-        with _Clock(self):
-            outgoing, incoming = self._both
+        began = perf_counter()
+        try:
+            incoming, outgoing = self._together
             if incoming is not None:
                 incoming.start()
             if outgoing is not None:
                 outgoing.start()
-            packed = {part.field.name for channel in self._both if channel for part in channel.parts}
-            for name, giving in self.gives.items():
-                if name not in packed:
-                    giving.put(time)
-            for name, taking in self.takes.items():
-                if name not in packed:
-                    taking.get(time)
-            for channel in (incoming, outgoing):
-                if channel is not None:
-                    channel.finish()
+            gives, takes = self._apart
+            for giving in gives:
+                giving.put(time)
+            for taking in takes:
+                taking.get(time)
+            if incoming is not None:
+                incoming.finish()
+            if outgoing is not None:
+                outgoing.finish()
+        finally:
+            self._note(perf_counter(), began, time)
+
+    def _note(self, now: float, began: float, time: float | None) -> None:
+        self.busy_s += now - began
+        if self.progress is not None:
+            self.progress.note(now, time)
 
     def _giving(self, field: Field) -> Giving:
         if field.name not in self.gives:
@@ -138,17 +187,11 @@ class Link:
         return f"<Link '{self.name}' <-> '{self.peer}', {self.local.size} and {self.size} ranks>"
 
 
-class _Clock:
-    """Adds the time of a block to the link's."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self.link.busy_s += time.perf_counter() - self.start
+def adopt(mpi: MPI.Comm, name: str, *, plain: bool = False) -> Communicator:
+    """A Communicator that owns mpi; plain: it leads to a program without hpcomm."""
+    made = object.__new__(Communicator)
+    made._take(mpi, name, None, plain)
+    return made
 
 
 def _each(fields: Field | Iterable[Field]) -> Iterable[Field]:

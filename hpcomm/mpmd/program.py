@@ -11,16 +11,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from .. import runtime
-from ..communicator import Communicator
 from ..errors import ConfigError, HpcommError, UsageError
 from ..installation import VENDORS
-from ..observe import sentinel
-from ..observe.partners import Partners
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
 from .field import Field
-from .link import Link
+from .link import Link, adopt
+from .progress import progress
 from .record import recorder
 from .spec import FieldSpec, JobSpec, read
 
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpi4py import MPI
+
+    from ..communicator import Communicator
 
 __all__ = ["Program", "join"]
 
@@ -47,24 +47,34 @@ class Program:
         name: this program's.
         comm: the communicator of its own ranks; hpcomm.world is the same one from now on.
         peers: names of the other programs, sorted.
+        is_connected: whether its fields are planned, and no more programs or fields can come.
         ranks: the ranks of every program, this one included, in MPI's own world.
     """
 
-    def __init__(self, name: str, comm: Communicator, ranks: dict[str, list[int]], links: dict[str, Link]):
+    def __init__(self, name: str, comm: Communicator, ranks: dict[str, list[int]], links: list[Link]):
         self.name = name
         self.comm = comm
         self.ranks = ranks
-        self.peers = tuple(sorted(set(ranks) - {name}))
+        self.peers: tuple[str, ...] = ()
         self.spec: JobSpec | None = _spec()
-        self._links = links
+        self.is_connected = False
+        self._progress = progress(os.environ)
+        self._links: dict[str, Link] = {}
         if os.environ.get("HPCOMM_REPLAY") and self.spec is not None:
-            self.peers = tuple(sorted(set(self.spec.programs) - {name}))
-            self._links = {peer: cast("Link", replay.Absent(name, peer)) for peer in self.peers}
+            links = [cast("Link", replay.Absent(name, peer)) for peer in self.spec.programs if peer != name]
+        for link in links:
+            self.admit(link)
         self._gives: dict[str, Field] = {}
         self._takes: dict[str, tuple[Field, FieldSpec]] = {}
         self._recorder = recorder(os.environ, name, comm.rank)
-        self._connected = False
         self._began = perf_counter()
+
+    def admit(self, link: Link) -> None:
+        """Count link among those of this program."""
+        link._connect = self.connect
+        link.progress = self._progress
+        self._links[link.peer] = link
+        self.peers = tuple(sorted(self._links))
 
     def link(self, peer: str) -> Link:
         """The link to another program. Not collective.
@@ -131,7 +141,7 @@ class Program:
         return self._takes[name][0]
 
     def _declare(self, role: str, name: str) -> None:
-        if self._connected:
+        if self.is_connected:
             raise UsageError(
                 f"field {name!r} comes too late", role, "declare all fields before the first put or get"
             )
@@ -146,9 +156,9 @@ class Program:
         Args:
             time: of the model when it starts, for a run that goes on from an earlier one.
         """
-        if self._connected:
+        if self.is_connected:
             return
-        self._connected = True
+        self.is_connected = True
         if self._recorder is not None and self._recorder.replays:
             replay.connect(self._links, self._gives, self._takes, self.spec, self.name, self._recorder)
             return
@@ -328,11 +338,7 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     mine = f"rank {programs[name].index(world.rank)} of '{name}'"
     runtime.start(everybody, mine, has_partners=len(programs) > 1)
     comm = adopt(_group(world, programs[name], _OWN_TAG), name)
-    links = _links(world, name, comm, programs, kinds)
-    me = Program(name, comm, programs, links)
-    for link in me._links.values():
-        link._connect = me.connect
-    return me
+    return Program(name, comm, programs, _links(world, name, comm, programs, kinds))
 
 
 def _group(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm:
@@ -343,24 +349,17 @@ def _group(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm:
     return made
 
 
-def adopt(mpi: MPI.Comm, name: str, check: str | None = None, plain: bool = False) -> Communicator:
-    """A Communicator that owns mpi; plain: it leads to a program without hpcomm."""
-    made = object.__new__(Communicator)
-    made._take(mpi, name, check, plain)
-    return made
-
-
 def _links(
     world: MPI.Intracomm,
     name: str,
     comm: Communicator,
     programs: dict[str, list[int]],
     kinds: dict[str, str],
-) -> dict[str, Link]:
+) -> list[Link]:
     """A link for every other program, made in one order by all, so that nobody waits in a circle."""
     names = sorted(programs)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
-    links = {}
+    links = []
     for number, pair in enumerate(pairs):
         if name not in pair:
             continue
@@ -369,13 +368,7 @@ def _links(
             0, world, programs[peer][0], _LINK_TAG + number
         )
         plain = "plain" in (kinds[name], kinds[peer])
-        made = adopt(inter, f"{name}<->{peer}", plain=plain)
-        if not plain:
-            carries = (made.mpi, made._shadow, made._parts)
-            made._partners = Partners(inter.Dup(), carries, peer)
-            sentinel.follow(made)
-            runtime.farewells.append(made._partners.say_farewell)
-        links[peer] = Link(name, peer, comm, made, is_first=pair[0] == name, plain=plain)
+        links.append(Link.over(name, peer, comm, inter, plain=plain))
     return links
 
 

@@ -64,12 +64,12 @@ def connect(
             if (each.source, each.target) == (name, link.peer) and each.name in gives:
                 link.gives[each.name] = None
             elif (each.source, each.target) == (link.peer, name) and each.name in takes:
-                link.takes[each.name] = _from_file(link, takes[each.name][0], recorder)
+                link.takes[each.name] = _from_file(takes[each.name][0], recorder)
 
 
-def _from_file(link: Link, field: Field, recorder: Recorder) -> Taking:
+def _from_file(field: Field, recorder: Recorder) -> Taking:
     return Taking(
-        link,
+        None,
         field,
         [(0, slice(0, len(field.points)))],
         Schedule(),

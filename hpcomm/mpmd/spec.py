@@ -112,6 +112,7 @@ class JobSpec:
     grids: dict[str, GridSpec]
     fields: tuple[FieldSpec, ...]
     timeout_s: float | None = None
+    until_s: float | None = None  # of the model, for progress
 
     def world_ranks(self) -> dict[str, range]:
         """The ranks of the world that each program gets: one after the other, as the file has them."""
@@ -255,8 +256,9 @@ class _Reader:
         self.known(tables, ("job", "program", "grid", "field"), "the spec")
         job = tables.get("job", {})
         self.where = ("job",)
-        self.known(job, ("name", "timeout"), "[job]")
-        name, timeout = self.text(job, "name", self.path.stem), self.seconds(job, "timeout")
+        self.known(job, ("name", "timeout", "until"), "[job]")
+        name = self.text(job, "name", self.path.stem)
+        timeout, until = self.seconds(job, "timeout"), self.seconds(job, "until")
         self.where = ()
         programs = tables.get("program", {})
         if not isinstance(programs, dict) or not programs:
@@ -269,7 +271,7 @@ class _Reader:
             self.fail("fields are a list of tables", "write [[field]] with two brackets")
         fields = [self.field(i, table, read, grids) for i, table in enumerate(listed)]
         self.check_together(fields, read)
-        return JobSpec(self.path, name, read, grids, tuple(fields), timeout)
+        return JobSpec(self.path, name, read, grids, tuple(fields), timeout, until)
 
     def program(self, name: str, table: Any) -> ProgramSpec:
         self.where = ("program", name)

@@ -1,36 +1,26 @@
-"""`hpcomm run SPEC.toml`: start the programs of a spec as one job, watch them, and end them together.
-
-    this process ── mpirun / mpiexec / srun ──┬── rank.py ── python ocean.py       a supervisor per rank
-                 <─ lines, and who has ended ─┴── rank.py ── python atmosphere.py
-
-MPI ends a job when a rank is killed or ends with a status; it does not when one ends with 0 too early, and
-then the others wait for ever. So each rank's supervisor says when its program has ended, and here stands
-the rule: a program that has ended while others still run has ended the job.
-"""
+"""`hpcomm run SPEC.toml`: what was asked, and what to tell the launcher; watch.py then runs it."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-import signal
 import subprocess
 import sys
-import tempfile
-import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .. import launch, supervise
+from .. import launch
 from ..errors import ConfigError
 from ..installation import VENDORS, Mpi, check_python, find_mpi, which
 from . import spec as specs
+from . import watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Composition", "compose", "main", "takes"]
+__all__ = ["Composition", "compose", "main"]
 
 USAGE = """\
 usage: hpcomm run [options] SPEC.toml
@@ -42,16 +32,13 @@ Check SPEC.toml, start its programs as one job, show what they print with the na
   --only PROGRAM        run one program alone, against what --record has kept of the others
   --record FOLDER       keep what the programs exchange; --only reads it from there (default: recorded)
   --files FOLDER        write each rank's output to a file of its own: FOLDER/ocean.0.out
+  --progress SECONDS    say so often how far each program is (default: 10; 0: never)
   --timeout SECONDS     end the job after that time, exit with 124 (default: timeout of [job])
   --launcher WHICH      mpiexec, srun or a path, instead of the one that fits
   -v, --verbose         print the command line, then run it
 """
-MARK = "\x1e"  # begins a line that a supervisor says to us
-GRACE_S = 5.0  # between the end of a program and that of the others
-FAILED_S = 2.0  # the same where it has failed: enough for the others to say so too
-FAILED = 1
 _KINDS = tuple(f"{batch}{vendor}" for batch in ("", "slurm-", "pbs-") for vendor in VENDORS)
-_VALUED = ("--as", "--only", "--record", "--files", "--timeout", "--launcher")
+_VALUED = ("--as", "--only", "--record", "--files", "--progress", "--timeout", "--launcher")
 
 
 @dataclass
@@ -70,16 +57,6 @@ class Composition(NamedTuple):
     command: list[str]
     environ: dict[str, str]
     files: dict[str, str]
-
-
-def takes(argv: Sequence[str]) -> bool:
-    """Whether these words run a spec, and not a command that has one as its argument."""
-    rest = [word for word in argv if not word.startswith("-")]
-    return (
-        bool(rest)
-        and rest[-1].endswith(".toml")
-        and not any(word in ("-n", "-np", "--ranks") for word in argv)
-    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -102,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     composed = compose(spec, mpi, _machine(kind), _options(asked))
     if asked.dry_run or asked.verbose:
         print(shown(composed), file=sys.stdout if asked.dry_run else sys.stderr)
-    return 0 if asked.dry_run else run(spec, composed, _timeout(asked, spec))
+    return 0 if asked.dry_run else _run(spec, composed, asked)
 
 
 def parse(argv: Sequence[str]) -> Asked:
@@ -124,7 +101,7 @@ def parse(argv: Sequence[str]) -> Asked:
                 raise ConfigError(f"{name} needs a value.", "hpcomm run", "hpcomm run --help SPEC.toml")
             asked.values[name] = value if joined else words.pop(0)
         elif word.startswith("-"):
-            raise launch._unknown_option(name)
+            raise launch.unknown_option(name)
         else:
             asked.spec = Path(word)
     kind = asked.values.get("--as")
@@ -157,8 +134,19 @@ def _options(asked: Asked) -> list[str]:
     return words
 
 
-def _timeout(asked: Asked, spec: specs.JobSpec) -> float | None:
-    return launch._read_timeout(asked.values["--timeout"]) if "--timeout" in asked.values else spec.timeout_s
+def _run(spec: specs.JobSpec, composed: Composition, asked: Asked) -> int:
+    given = asked.values.get("--timeout")
+    timeout_s = spec.timeout_s if given is None else launch.read_timeout(given)
+    every_s = _seconds(asked.values.get("--progress", "10"))
+    return watch.run(spec, composed.command, composed.environ, composed.files, timeout_s, every_s)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
+        raise ConfigError(
+            f"--progress {text}: a number of seconds, or 0 for none.", "hpcomm run", "--progress 10"
+        )
+    return float(text)
 
 
 def check_mpi(program: specs.ProgramSpec, mpi: Mpi) -> None:
@@ -262,187 +250,8 @@ def _multi_prog(
 def shown(composed: Composition) -> str:
     """The files, then the line, as one could type them."""
     parts = [f"cat > {name} <<'END'\n{content}END" for name, content in composed.files.items()]
-    line = launch._shell_line(composed.command, composed.environ).replace(
-        "'$PBS_NODEFILE'", '"$PBS_NODEFILE"'
-    )
+    line = launch.shell_line(composed.command, composed.environ).replace("'$PBS_NODEFILE'", '"$PBS_NODEFILE"')
     return "\n".join([*parts, line])
-
-
-# -- running it --------------------------------------------------------------------------------------
-
-
-class Watch:
-    """Who runs, and who has ended how; fed by the lines of the supervisors."""
-
-    def __init__(self, spec: specs.JobSpec) -> None:
-        self.spec = spec
-        self.running: dict[str, set[int]] = {}
-        self.ended: dict[tuple[str, int], tuple[str, float]] = {}  # (program, rank): how, when
-        self.statuses: dict[str, int] = {}
-        self.first: str | None = None  # the sentence about the first failure
-        self.started = time.monotonic()
-        self._lock = threading.Lock()
-
-    def hear(self, words: Sequence[str]) -> None:
-        """`began PROGRAM RANK`, `ended PROGRAM RANK STATUS`."""
-        with self._lock:
-            what, program, *rest = words
-            if what == "began":
-                self.running.setdefault(program, set()).add(int(rest[0]))
-            elif what == "ended":
-                self._end(program, int(rest[0]), int(rest[1]))
-
-    def _end(self, program: str, rank: int, status: int) -> None:
-        self.running.get(program, set()).discard(rank)
-        self.ended[program, rank] = (told(status), time.monotonic())
-        goes_on = self.spec.programs[program].on_failure == "continue"
-        if status and not goes_on:
-            self.statuses.setdefault(program, status)
-            n = self.spec.programs[program].ranks
-            self.first = self.first or f"program '{program}' (rank {rank} of {n}) {told(status)}"
-        elif status:
-            print(
-                f"hpcomm: program '{program}' (rank {rank}) {told(status)}; the others go on without it",
-                file=sys.stderr,
-                flush=True,
-            )
-        if not self.running[program] and not status:
-            seconds = time.monotonic() - self.started
-            print(f"hpcomm: program '{program}' has ended after {seconds:.1f} s", file=sys.stderr, flush=True)
-
-    def verdict(self) -> str | None:
-        """Why the job must be ended now, or None."""
-        with self._lock:
-            left = sorted(name for name, ranks in self.running.items() if ranks)
-            now = time.monotonic()
-            for (program, rank), (how, when) in self.ended.items():
-                about = self.spec.programs[program]
-                late = now - when > (FAILED_S if self.first else GRACE_S)
-                if late and left and (self.first or (about.joins and about.on_failure == "end")):
-                    others = " and ".join(f"'{name}'" for name in left)
-                    what = (
-                        f"program '{program}' (rank {rank} of {about.ranks}) {how}, while {others} still ran"
-                    )
-                    return self.first or what
-                if late and left and all(self._is_free(name) for name in left):
-                    return ""
-        return None
-
-    def explain(self, failed: bool) -> str | None:
-        """The sentence about what ended the job, where it did not end well."""
-        if not failed:
-            return self.first
-        ends = sorted((when, place, how) for place, (how, when) in self.ended.items())
-        left = sorted(name for name, ranks in self.running.items() if ranks)
-        killed = [program for _, (program, _), how in ends if "killed" in how]
-        if ends and ends[0][2] == told(0) and (killed or (left and not self.first)):
-            (program, rank), how = ends[0][1:]
-            others = " and ".join(f"'{name}'" for name in {*killed, *left} - {program})
-            n = self.spec.programs[program].ranks
-            return f"program '{program}' (rank {rank} of {n}) {how}, while {others} still ran"
-        return self.first
-
-    def _is_free(self, program: str) -> bool:
-        """Whether program may be ended when it is alone: it does not join."""
-        return not self.spec.programs[program].joins
-
-
-def told(status: int) -> str:
-    """`ended with status 3`, `was killed by SIGKILL`."""
-    if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"ended with status {status}" if status else "ended (status 0)"
-
-
-def run(spec: specs.JobSpec, composed: Composition, timeout_s: float | None) -> int:
-    """Run it in a folder of its own; the job's exit status."""
-    with tempfile.TemporaryDirectory(prefix="hpcomm-") as folder:
-        command = list(composed.command)
-        for name, content in composed.files.items():
-            path = Path(folder, name)
-            path.write_text(content)
-            command = [str(path) if word == name else word for word in command]
-        environ = {**os.environ, **composed.environ}
-        environ |= supervise.settings(environ)
-        return _watched(spec, command, environ, timeout_s)
-
-
-def _watched(
-    spec: specs.JobSpec, command: list[str], environ: dict[str, str], timeout_s: float | None
-) -> int:
-    mark = environ[supervise.MARK].rpartition(",")[2]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, supervise._raise_ended)
-    watch = Watch(spec)
-    launcher = subprocess.Popen(
-        command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    readers = [_reader(stream, out, watch) for stream, out in ((launcher.stdout, 1), (launcher.stderr, 2))]
-    status = None
-    try:
-        status = _until_the_end(launcher, watch, timeout_s)
-    except supervise._EndedBySignalError as ended:
-        watch.first = f"ended by {signal.Signals(ended.number).name}"
-        status = 128 + ended.number
-    if launcher.poll() is None or supervise.members(mark):
-        supervise._end(launcher, mark, at_once=status is not None)
-    for reader in readers:
-        reader.join(supervise.GRACE_S)
-    return _judged(watch, launcher.returncode, status)
-
-
-def _until_the_end(launcher: subprocess.Popen[bytes], watch: Watch, timeout_s: float | None) -> int | None:
-    """Wait; a status if the job must be ended, None if it has ended by itself."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while launcher.poll() is None:
-        time.sleep(0.1)
-        why = watch.verdict()
-        if why is not None:
-            watch.first = why or watch.first
-            return next(iter(watch.statuses.values()), FAILED) if why else 0
-        if deadline is not None and time.monotonic() > deadline:
-            watch.first = f"the job had not ended after {timeout_s:g} s, so it was ended"
-            return supervise.TIMED_OUT
-    return None
-
-
-def _judged(watch: Watch, launched: int, status: int | None) -> int:
-    """The job's exit status, and the sentence that explains it."""
-    if status is None:
-        first = next(iter(watch.statuses.values()), 0)
-        # MPICH's mpiexec ends with 0 when it has killed the others of a rank that left without Finalize;
-        # their supervisors may be gone before they can say so.
-        cut = FAILED if any(watch.running.values()) else 0
-        status = first or (0 if _excused(watch) else launched or cut)
-    why = watch.explain(bool(status)) or (f"the job ended with status {status}" if status else None)
-    if why:
-        print(f"hpcomm run: {why}", file=sys.stderr, flush=True)
-    return status if status >= 0 else 128 - status
-
-
-def _excused(watch: Watch) -> bool:
-    """Whether only programs have failed that the others may go on without."""
-    return not watch.statuses and bool(watch.ended) and not any(watch.running.values())
-
-
-def _reader(stream: IO[bytes] | None, fd: int, watch: Watch) -> threading.Thread:
-    """Pass lines on, but for those that are for us."""
-    assert stream is not None
-
-    def read() -> None:
-        for line in stream:
-            at = line.find(MARK.encode())
-            if at < 0:
-                os.write(fd, line)
-                continue
-            for part in line[at:].decode(errors="replace").split(MARK)[1:]:
-                watch.hear(part.split())
-            if at:
-                os.write(fd, line[:at] + b"\n")
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    return thread
 
 
 def run_alone(spec: specs.JobSpec, asked: Asked) -> int:
@@ -466,4 +275,4 @@ def run_alone(spec: specs.JobSpec, asked: Asked) -> int:
     if asked.dry_run:
         print(shown(composed))
         return 0
-    return run(alone, composed, _timeout(asked, spec))
+    return _run(alone, composed, asked)

@@ -10,15 +10,18 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from contextlib import suppress
 from itertools import cycle
 from typing import TYPE_CHECKING
+
+from ..shelf import Shelves, shelf_bytes, slot_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi4py import MPI
 
-__all__ = ["GONE", "LAPS", "LINE", "Board", "Region", "last_call", "open_board", "post", "posted"]
+__all__ = ["GONE", "LAPS", "LINE", "Board", "Region", "last_call", "open_board", "post", "posted", "share"]
 
 LAPS = 128  # entries of a ring
 LINE = 32  # of which so many are wiped at a time, one line ahead
@@ -144,12 +147,16 @@ class Region:
 
 
 class Board:
-    """All regions of this node; regions[here] is this rank's own; node: a number common to the node."""
+    """All regions of this node; regions[here] is this rank's own; node: a number common to the node.
 
-    def __init__(self, regions: list[Region], here: int, node: int) -> None:
+    shelves: memory of the same ranks to hand data over in; None where there is too little.
+    """
+
+    def __init__(self, regions: list[Region], here: int, node: int, shelves: Shelves | None = None) -> None:
         self.regions = regions
         self.here = here
         self.node = node
+        self.shelves = shelves
         self._free = list(range(RINGS - 1, -1, -1))
 
     @property
@@ -177,43 +184,85 @@ def open_board(world: MPI.Intracomm) -> Board | None:
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        path = bytearray(64)  # and the number of the node behind it
+        card = bytearray(16)  # the number of the node, bytes of a slot of its shelves
         if node.rank == 0:
-            path[:] = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode().ljust(64)
-        card = path + struct.pack("q", world.rank)
+            # Drawn at random: ranks of another job may come to compare theirs with it (mpmd.jobs).
+            number = int.from_bytes(os.urandom(7), "little")
+            struct.pack_into("2q", card, 0, number, slot_bytes(node.size, _free()))
         node.Bcast([card, MPI.BYTE], 0)
-        name, (number,) = card[:64].decode().strip(), struct.unpack("q", card[64:])
-        size = node.size * _REGION
-        memory = _open(name, size, os.O_CREAT | os.O_EXCL) if node.rank == 0 else None
-        node.Barrier()
-        if node.rank != 0:
-            memory = _open(name, size, 0)
-        view = memoryview(memory or b"")
-        regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size if memory else 0)]
-        if regions:
-            regions[node.rank]._words[_PROCESS] = os.getpid()
-        worst = bytearray(struct.pack("q", memory is not None))
-        node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
-        if node.rank == 0 and memory is not None:
-            os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
-        if memory is None or not struct.unpack("q", worst)[0]:
+        number, slot = struct.unpack("2q", card)
+        shared = share(node, _REGION)
+        if shared is None:
             return None
+        memory, file = shared
+        os.close(file)
+        view = memoryview(memory)
+        regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size)]
+        regions[node.rank]._words[_PROCESS] = os.getpid()
+        shared = share(node, shelf_bytes(slot)) if slot else None  # all have come to this before it ends
+        shelves = None if shared is None else Shelves(*shared, node.size, node.rank, slot)
+        if shared is None:
+            node.Barrier()
         for region in regions:
             region.look()
-        return Board(regions, node.rank, number)
+        return Board(regions, node.rank, number, shelves)
     finally:
         node.Free()
 
 
-def _open(name: str, size: int, flags: int) -> mmap.mmap | None:
-    """Map the file; None where that is not possible: the board is a comfort, and doctor shows its absence."""
+def _free() -> int:
+    try:
+        about = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return about.f_bavail * about.f_frsize
+
+
+def share(node: MPI.Comm, own: int, reserve: bool = False) -> tuple[mmap.mmap, int] | None:
+    """Memory that the ranks of node share, own bytes of each, in the order of their ranks; collective.
+
+    Args:
+        reserve: make sure now that there is so much; else it is taken as it is touched.
+
+    Returns:
+        The memory and the open file behind it, whose name is gone; None on all ranks where one of them
+        cannot map it.
+    """
+    from mpi4py import MPI
+
+    path = bytearray(64)
+    if node.rank == 0:
+        path[:] = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode().ljust(64)
+    node.Bcast([path, MPI.BYTE], 0)
+    name = path.decode().strip()
+    size = node.size * own
+    kept = range(node.rank * own, (node.rank + 1) * own) if reserve else range(0)
+    shared = _open(name, size, os.O_CREAT | os.O_EXCL, kept) if node.rank == 0 else None
+    node.Barrier()
+    if node.rank != 0:
+        shared = _open(name, size, 0, kept)
+    worst = bytearray(struct.pack("q", shared is not None))
+    node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
+    if node.rank == 0:
+        with suppress(FileNotFoundError):
+            os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
+    if shared is not None and not struct.unpack("q", worst)[0]:
+        os.close(shared[1])
+        return None
+    return shared
+
+
+def _open(name: str, size: int, flags: int, kept: range) -> tuple[mmap.mmap, int] | None:
+    """Map the file; None where that is not possible: a comfort, and doctor shows its absence."""
+    file = -1
     try:
         file = os.open(name, os.O_RDWR | flags, 0o600)
-        try:
-            if flags:
-                os.ftruncate(file, size)
-            return mmap.mmap(file, size)
-        finally:
-            os.close(file)
+        if flags:
+            os.ftruncate(file, size)
+        if kept:
+            os.posix_fallocate(file, kept.start, len(kept))
+        return mmap.mmap(file, size), file
     except OSError:
+        if file >= 0:
+            os.close(file)
         return None

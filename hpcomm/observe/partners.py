@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from .. import runtime
@@ -20,18 +21,22 @@ if TYPE_CHECKING:
 __all__ = ["Partners"]
 
 _BYE = 32099  # tag
+_LAST_WORDS_S = 0.2  # for what is said at the same moment: UCX complains of messages that nobody received
 
 
 class Partners:
     """The ranks of the program called name, at the other side of inter, a duplicate of the link's own.
 
-    Made collectively by both sides.
+    Made collectively by both sides. foreign: it is of another job.
     """
 
-    def __init__(self, inter: MPI.Intercomm, carries: tuple[MPI.Comm, ...], name: str) -> None:
+    def __init__(
+        self, inter: MPI.Intercomm, carries: tuple[MPI.Comm, ...], name: str, foreign: bool = False
+    ) -> None:
         from mpi4py import MPI
 
         self.name = name
+        self._foreign = foreign
         self._inter = inter
         self._carries = carries
         self._gone: set[int] = set()
@@ -64,11 +69,14 @@ class Partners:
         return any(comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for comm in self._carries)
 
     def say_farewell(self) -> None:
-        """Tell all ranks over there that this one ends; waits for nothing."""
+        """Tell all ranks over there that this one ends; within a job, waits for nothing."""
         from mpi4py import MPI
 
         for rank in range(self._inter.remote_size):
             self._going.append(self._inter.Isend([b"", MPI.BYTE], rank, _BYE))
+        deadline = time.monotonic() + _LAST_WORDS_S * self._foreign
+        while time.monotonic() < deadline and len(self.gone()) < self._inter.remote_size:
+            time.sleep(0.01)
 
     def _hear(self) -> None:
         from mpi4py import MPI

@@ -16,11 +16,13 @@ from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
 from .stream import Schedule, Stream, ranks
 
-__all__ = ["ROOTED", "algorithms", "build", "describe", "register"]
+__all__ = ["ROOTED", "algorithms", "build", "cut", "describe", "register"]
 
 Maker = Callable[..., Schedule]
 _MADE: dict[str, dict[str, Maker]] = {}
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_PIECE = 256 * 1024  # bytes that one piece of a pipeline should have about
+_MOST_PIECES = 64
 
 
 def register(name: str, verb: str) -> Callable[[Maker], Maker]:
@@ -96,6 +98,23 @@ def build(verb: str, algorithm: str, p: int, root: int = 0) -> Schedule:
             f"{name} for {verb} has no such parameter: {rest}", hint=describe(verb, name)
         ) from None
     return replace(made if "root" in takes else turn(made, root), verb=verb, name=algorithm)
+
+
+def cut(verb: str, algorithm: str, nbytes: int) -> str:
+    """algorithm with the number of chunks into which a pipeline cuts x, where the caller does not say it.
+
+    Executor, simulator and pictures all ask here.
+
+    Args:
+        nbytes: of x.
+    """
+    name = algorithm.partition(":")[0]
+    pipelined = name in ("chain", "double_tree") and verb in ("all_reduce", "broadcast", "reduce")
+    if not pipelined or "chunks=" in algorithm:
+        return algorithm
+    trees = 2 if name == "double_tree" else 1  # each has as many
+    pieces = trees * max(1, min(_MOST_PIECES, nbytes // _PIECE) // trees)
+    return f"{algorithm}{',' if ':' in algorithm else ':'}chunks={pieces}"
 
 
 def parameters(verb: str, name: str) -> list[str]:

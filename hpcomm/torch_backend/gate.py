@@ -5,6 +5,11 @@ call it makes, waits for the others with a deadline, and compares. Who does not 
 mean different calls all raise, and the group stays usable, because none of them has entered MPI. On one
 node they meet on the board (see observe.board), which costs a fraction of a microsecond; across nodes by
 a small nonblocking all-reduce.
+
+On the board nobody may give up a call that another rank passes. So a rank whose time is over says first
+that it doubts, lets that be seen, and looks again: if all have come meanwhile it takes its doubt back and
+passes too, else it gives up. And a rank passes only when it has seen all of them there, without doubt, in
+one look that began when all had come: a doubt that was seen to be justified came before that look.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,14 +32,20 @@ if TYPE_CHECKING:
     from ..communicator import Communicator
     from ..observe.board import Region
 
-__all__ = ["Gate"]
+__all__ = ["LOOKS", "LOOK_S", "Gate", "pause", "rest"]
 
-GAVE_UP = -1  # posted instead of a signature by a rank that waits no more
-_LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
+GAVE_UP = -1  # posted instead of a signature by a rank that waits no more,
+DOUBTS = -2  # and by one that is about to
+_SETTLE_S = (
+    1e-3  # until all see what was posted: a core that goes on, or changes to other work, writes it out
+)
+_NOT_HERE = (0, GONE, DOUBTS)
+LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
 SPIN_S = 20e-6  # looking without pause
 _YIELD_S = 1e-3  # from then on giving the core to whoever wants it
-_LOOK_S = 0.05  # between looks whether the missing ranks still live
+LOOK_S = 0.05  # between looks whether the missing ranks still live
 _MOST_S = 1e-3  # longest pause between two looks
+_ANSWER_S = 1.0  # for other ranks to say what they do
 _TELL_S = 5.0  # for ranks that disagree to tell each other what they called
 _WORDS = 256  # bytes of that
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
@@ -72,7 +83,8 @@ class Gate:
         if comm.size == 1:
             self.meet = lambda mine, seconds, words, told=(): None
         elif self.on_board and board is not None:
-            self.meet = self._on_board(board.mine.ring(self._slot), rings)
+            self._ring = board.mine.ring(self._slot)
+            self.meet = self._on_board(self._ring, rings)
         else:
             self.meet = self._by_message
 
@@ -90,8 +102,9 @@ class Gate:
 
     def _on_board(self, ring: memoryview, others: list[tuple[int, memoryview]]) -> Callable[..., None]:
         rings = [other for _, other in others]
+        again = rings if len(rings) > 1 else []  # the last of them may have come after a doubt of the first
         step, turn = post(ring)
-        looks = range(_LOOKS)
+        looks = range(LOOKS)
 
         def meet(mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
             if self.failed is not None:
@@ -110,6 +123,10 @@ class Gate:
                     if theirs[i] != mine:
                         self._wait(last_call(ring), mine, ring, others, seconds, partial(words, *told))
                         return
+            for theirs in again:
+                if theirs[i] != mine:
+                    self._wait(last_call(ring), mine, ring, others, seconds, partial(words, *told))
+                    return
 
         return meet
 
@@ -123,36 +140,41 @@ class Gate:
         words: Callable[[], str],
     ) -> None:
         begin = time.monotonic()
-        look = begin + _LOOK_S
+        look = begin + LOOK_S
         leave = pause if threading.current_thread() is threading.main_thread() else rest
-        missing, i = others, call % LAPS
-        while missing := [(rank, theirs) for rank, theirs in missing if theirs[i] in (0, GONE)]:
+        i = call % LAPS
+        while True:
+            seen = [theirs[i] for _, theirs in others]
+            absent = [rank for (rank, _), value in zip(others, seen, strict=True) if value in _NOT_HERE]
+            if not absent:
+                if any(value != mine for value in seen):
+                    time.sleep(1e-4)  # where stores may be seen out of order
+                if seen == [theirs[i] for _, theirs in others]:
+                    break
+                continue
             waited = (now := time.monotonic()) - begin
             if now > look or waited > seconds:
-                look = now + _LOOK_S
-                self._look_for([rank for rank, _ in missing], call, ring, waited, seconds, words)
+                look = now + LOOK_S
+                lost = self.lost(absent)
+                if (lost or waited > seconds) and (missing := self._give_up(i, mine, ring, others, lost)):
+                    self._raise_absent(call, lost, missing, waited, words)
             leave(waited)
-        posted = {rank: theirs[call % LAPS] for rank, theirs in others}
-        if any(value != mine for value in posted.values()):
-            time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
-            posted = {rank: theirs[call % LAPS] for rank, theirs in others}
-            if any(value != mine for value in posted.values()):
-                self._accuse(call, posted, words)
+        if any(value != mine for value in seen):
+            self._accuse(call, {rank: value for (rank, _), value in zip(others, seen, strict=True)}, words)
 
-    def _look_for(
-        self,
-        missing: list[int],
-        call: int,
-        ring: memoryview,
-        waited: float,
-        seconds: float,
-        words: Callable[[], str],
-    ) -> None:
-        """Raise if the missing ranks are gone, or the time is."""
-        lost = self.lost(missing)
-        if not lost and waited <= seconds:
-            return
-        ring[call % LAPS] = GAVE_UP
+    def _give_up(
+        self, i: int, mine: int, ring: memoryview, others: list[tuple[int, memoryview]], lost: list[int]
+    ) -> list[int]:
+        """Give this call up and return who is missing; unless all have come by now, lost ranks apart."""
+        ring[i] = DOUBTS
+        time.sleep(_SETTLE_S)
+        missing = [rank for rank, theirs in others if theirs[i] in (0, GONE) or rank in lost]
+        ring[i] = GAVE_UP if missing else mine
+        return missing
+
+    def _raise_absent(
+        self, call: int, lost: list[int], missing: list[int], waited: float, words: Callable[[], str]
+    ) -> NoReturn:
         if lost:
             error: HpcommError = PeerFailedError(
                 f"{words()} (call #{call} on '{self._name}') needs {ranks(lost)}, which {has(lost)} ended",
@@ -168,6 +190,34 @@ class Gate:
             )
         self.failed = as_torch(error)
         raise self.failed
+
+    def check(
+        self, missing: list[int], waited: float, seconds: float, words: Callable[..., str], told: Any = ()
+    ) -> None:
+        """Raise if ranks that are awaited within a call are gone, or the time is."""
+        lost = self.lost(missing)
+        if lost or waited > seconds:
+            self._raise_absent(last_call(self._ring), lost, missing, waited, partial(words, *told))
+
+    def stuck(
+        self, lost: list[int], seconds: float, words: Callable[..., str], told: Any = ()
+    ) -> HpcommError:
+        """What to say of a call that all ranks have begun and that does not end."""
+        words = partial(words, *told)
+        what = f"{words()} on '{self._name}' stands in MPI"
+        if lost:
+            what += f", which needs {ranks(lost)}, and {has(lost)} ended"
+            return PeerFailedError(what, self._where(words), "look at what that rank printed", lost)
+        asked = {rank: (region, region.ask()) for rank, (region, _) in self._lives.items()}
+        time.sleep(_ANSWER_S)
+        rows = [
+            f"  rank {rank}: {region.answer_to(question) or 'does not answer'}"
+            for rank, (region, question) in asked.items()
+        ]
+        what = "\n".join([f"{what} for more than {seconds:g} s.", *rows])
+        return WaitTimeoutError(
+            what, self._where(words), "look at the ranks that do something else, or nothing"
+        )
 
     def _accuse(self, call: int, posted: dict[int, int], words: Callable[[], str]) -> NoReturn:
         gone = sorted(rank for rank, value in posted.items() if value == GAVE_UP)
@@ -250,7 +300,7 @@ class Gate:
         store, meeting = self._store(), f"gate/{self._meetings}"
         return [rank for rank in range(self._comm.size) if not store.check([f"{meeting}/{rank}"])]
 
-    def lost(self, missing: list[int]) -> list[int]:
+    def lost(self, missing: Iterable[int]) -> list[int]:
         """Those of the missing ranks that have ended, are about to end by failure, or were killed."""
         return [rank for rank in missing if rank in self._lives and _is_gone(*self._lives[rank])]
 

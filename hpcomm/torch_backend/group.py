@@ -7,9 +7,11 @@ comes after it, by the group's worker, in order. Before each collective call the
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -19,12 +21,13 @@ import torch
 from .. import dtypes, reduction
 from ..communicator import Communicator
 from ..errors import ConfigError, HpcommError, LayoutError
-from ..lanes import detour, find
 from ..signature import head, signature
 from . import monitor, moves, rendezvous
 from .errors import as_torch
+from .far import Far
 from .gate import Gate
 from .names import c10d, dist, options
+from .near import carrier
 from .profile import recorded, recording
 from .work import JointWork, MessageWork, QueuedWork, Work
 from .worker import Poller, Worker
@@ -67,12 +70,30 @@ def create() -> ProcessGroupMPI:
     world = rendezvous.world()
     ranks = [int(r) for r in told["ranks"]]
     name = str(told["group_name"])
+    with _watched(ranks, name):
+        return ProcessGroupMPI(_communicator(world, ranks, name), told)
+
+
+@contextmanager
+def _watched(ranks: list[int], name: str) -> Iterator[None]:
+    """While a group of these ranks of the default group is made: see watch."""
+    group = c10d.GroupMember.WORLD
+    carrier = Far(group.comm, group.gate) if isinstance(group, ProcessGroupMPI) else None
+    if carrier is not None:
+        carrier.call, carrier.needs = (0, group.seconds, lambda: f"making group '{name}'"), ranks
+        carrier.inside = time.monotonic()
+    try:
+        yield
+    finally:
+        if carrier is not None:
+            carrier.done()
+
+
+def _communicator(world: Communicator, ranks: list[int], name: str) -> Communicator:
     if ranks:
         # not by its name: torch counts each rank's own groups in the names of those that members make
-        comm = world.group(_as_mpi(ranks, world), name=name, tag=zlib.crc32(repr(ranks).encode()) & 0x7FFF)
-    else:
-        comm = world.group(range(world.size), name=name)
-    return ProcessGroupMPI(comm, told)
+        return world.group(_as_mpi(ranks, world), name=name, tag=zlib.crc32(repr(ranks).encode()) & 0x7FFF)
+    return world.group(range(world.size), name=name)
 
 
 def _as_mpi(ranks: list[int], world: Communicator) -> list[int]:
@@ -96,11 +117,13 @@ def _head(verb: str, op: Any, dtype: Any, root: int) -> int:
 
 
 _AllreduceOptions, _strided = options.AllreduceOptions, torch.strided
+_NO_OPERATOR = -1
 _SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
 
 
-# of an all_reduce: operator, head of its signature, most elements, lane, and the lanes that it was found in
-_Way = tuple[str, int, int, Callable[..., Any], Any]
+# most elements, the function for so few, head of the signature, operator
+_Way = tuple[int, Callable[..., bool], int, str | None]
+_NO_WAY: _Way = (-1, lambda *_: False, 0, None)
 
 
 class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
@@ -123,12 +146,12 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         timeout = told.get("timeout") or c10d.default_pg_timeout
         self.seconds = timeout.total_seconds()
         self.gate = Gate(comm, self.label, self.get_group_store)
-        self._meet = self.gate.meet
+        self._by = carrier(comm, self.gate)
         self._turn = threading.Lock()  # held by whoever makes collective calls
         self.worker = Worker(f"hpcomm-{self._group_name}")
         self._poller = Poller(f"hpcomm-{self._group_name}-messages")
         self._calls = 0
-        self._ways: dict[tuple[int, torch.dtype], _Way] = {}
+        self._ways: dict[tuple[str, int, torch.dtype, int], _Way] = {}
         self.barriers = 0  # monitored ones
         self._together: list[Work] | None = None  # of a coalescing manager
         self._finished = Work()
@@ -267,8 +290,11 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
 
         def meet_and_run() -> None:
             with self._turn:
-                self._meet(mine, seconds or self.seconds, words)
-                run()
+                self._by.expect(mine, seconds or self.seconds, words)
+                try:
+                    run()
+                finally:
+                    self._by.done()
 
         return self._carry_out(verb, meet_and_run, outputs, words, background, shown)
 
@@ -309,24 +335,13 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
     # -- collective calls ----------------------------------------------------------------------------
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         x = tensors[0]
-        if type(opts) is _AllreduceOptions and len(tensors) == 1 and self._at_leisure(x, opts):
-            key, n = (hash(opts.reduceOp), x.dtype), x.numel()
-            way = self._ways.get(key) or self._find_way(*key, x)
-            if way is not None and n <= way[2] and way[4] is self.comm._lanes:
-                # as _at_once(), where its calls and arguments would cost a tenth of all
-                op, code, _, lane, _ = way
-                turn = self._turn
-                self._calls += 1
-                turn.acquire()
-                try:
-                    self._meet(code | n << 32, self.seconds, _words, ("all_reduce", x, op, 0))
-                    if lane(x, x) is NotImplemented:
-                        moves.fold(self.comm, x, op)
-                except HpcommError as error:
-                    raise as_torch(error.located("all_reduce", self.comm)) from None
-                finally:
-                    turn.release()
-                return self._finished
+        if (
+            type(opts) is _AllreduceOptions
+            and len(tensors) == 1
+            and self._at_leisure(x, opts)
+            and self._shortly("all_reduce", hash(opts.reduceOp), 0, x, x)
+        ):
+            return self._finished
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         opts = _options(opts, options.AllreduceOptions)
@@ -334,7 +349,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         if self._foreign(x):
             return self._inner.allreduce(tensors, opts)
         op = _operator(opts.reduceOp)
-        run = _each([moves.all_reduce(self.comm, each, op) for each in tensors])
+        run = _each([moves.all_reduce(self._by, each, op) for each in tensors])
         return self._call(
             "all_reduce",
             run,
@@ -357,31 +372,40 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
             and not opts.asyncOp
         )
 
-    def _at_once(
-        self, verb: str, x: torch.Tensor, op: Any, root: int, deed: Callable[..., Any], *arguments: Any
-    ) -> Work:
-        """Meet the other ranks and do deed(*arguments); as _call, without what is not needed here."""
+    def _shortly(self, verb: str, number: int, root: int, x: torch.Tensor, out: torch.Tensor) -> bool:
+        """Make a call on small plain tensors at once; False where it needs a closer look.
+
+        number: what torch's operator hashes to, or _NO_OPERATOR.
+        """
+        dtype, n = x.dtype, x.numel()
+        key = verb, number, dtype, root
+        found = self._ways.get(key) or self._find_way(*key)
+        if n > found[0] or not x.is_contiguous() or (n < 2 and (not n or x.is_neg())):
+            return False
+        if out is not x and (
+            out.dtype is not dtype or not out.is_cpu or not out.is_contiguous() or out.is_neg()
+        ):
+            return False
+        _, way, code, op = found
+        turn = self._turn
+        turn.acquire()
         try:
-            mine = _head(verb, op, x.dtype, root) | (x.numel() & 0x7FFF_FFFF) << 32
-            self._calls += 1
-            with self._turn:
-                self._meet(mine, self.seconds, _words, (verb, x, op, root))
-                deed(*arguments)
+            made = way(x, out, n, code | n << 32, self.seconds, _words, (verb, x, op, root))
         except HpcommError as error:
             raise as_torch(error.located(verb, self.comm)) from None
-        return self._finished
+        finally:
+            turn.release()
+        self._calls += made
+        return made
 
-    def _find_way(self, number: int, dtype: torch.dtype, x: torch.Tensor) -> _Way | None:
-        """How all_reduces of this operator and dtype go, kept from now on; None where _call looks closer."""
-        op = _NAMES.get(number)
-        if op is None:
-            return None
-        try:
-            code = _head("all_reduce", op, dtype, 0)
-        except HpcommError:
-            return None
-        lane = detour if op == "avg" else find(self.comm, "all_reduce", op, x)
-        way = self._ways[number, dtype] = op, code, moves.LARGE // dtype.itemsize, lane, self.comm._lanes
+    def _find_way(self, verb: str, number: int, dtype: torch.dtype, root: int) -> _Way:
+        """The short way of a call, for no tensor at all where there is none; kept from now on."""
+        op, way = _NAMES.get(number), _NO_WAY
+        if op is not None or number == _NO_OPERATOR:
+            with suppress(HpcommError):  # _call meets it again
+                found = self._by.short(verb, op, dtype, root)
+                way = _NO_WAY if found is None else (*found, _head(verb, op, dtype, root), op)
+        self._ways[verb, number, dtype, root] = way
         return way
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
@@ -389,7 +413,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         if self._foreign(tensors[0]):
             return self._inner.allreduce_coalesced(tensors, opts)
         op = _operator(opts.reduceOp)
-        run = moves.all_reduce_coalesced(self.comm, tensors, op)
+        run = moves.all_reduce_coalesced(self._by, tensors, op)
         return self._call(
             "all_reduce",
             run,
@@ -408,9 +432,13 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         if self._foreign(tensors[0]):
             return self._inner.broadcast(tensors, opts)
         root, x = opts.rootRank, tensors[0]
-        if len(tensors) == 1 and self._at_leisure(x, opts):
-            return self._at_once("broadcast", x, None, root, moves.spread, self.comm, x, root)
-        run = _each([moves.broadcast(self.comm, x, root) for x in tensors])
+        if (
+            len(tensors) == 1
+            and self._at_leisure(x, opts)
+            and self._shortly("broadcast", _NO_OPERATOR, root, x, x)
+        ):
+            return self._finished
+        run = _each([moves.broadcast(self._by, x, root) for x in tensors])
         return self._call(
             "broadcast", run, tensors, tensors[0], root=root, count=_count(tensors), background=_later(opts)
         )
@@ -424,7 +452,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         if self._foreign(tensors[0]):
             return self._inner.reduce(tensors, opts)
         root, op = opts.rootRank, _operator(opts.reduceOp)
-        run = moves.reduce(self.comm, tensors[0], op, root)
+        run = moves.reduce(self._by, tensors[0], op, root)
         return self._call("reduce", run, tensors, tensors[0], op=op, root=root, background=_later(opts))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
@@ -434,16 +462,16 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         if self._foreign(inputs[0]):
             return self._inner.allgather(outputs, inputs, opts)
         _check_length("all_gather", "tensor_list", outputs[0], self._size)
-        run, count = moves.all_gather(self.comm, outputs[0], inputs[0])
+        run, count = moves.all_gather(self._by, outputs[0], inputs[0])
         return self._call("all_gather", run, outputs, inputs[0], count=count, background=_later(opts))
 
     def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None, *more: Any) -> Work:
         opts = _options(opts, options.AllgatherOptions)
         if self._foreign(x):
             return getattr(self._inner, _spelling("all_gather_single", "_allgather_base"))(output, x, opts)
-        if self._at_leisure(x, opts) and moves.apart(output, x, self._size, 1):
-            return self._at_once("all_gather", x, None, 0, moves.gather_blocks, self.comm, output, x)
-        run = moves.all_gather_into(self.comm, output, x)
+        if self._at_leisure(x, opts) and self._shortly("all_gather", _NO_OPERATOR, 0, x, output):
+            return self._finished
+        run = moves.all_gather_into(self._by, output, x)
         return self._call("all_gather", run, [output], x, background=_later(opts))
 
     _allgather_base = all_gather_single
@@ -453,7 +481,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
             return getattr(
                 self._inner, _spelling("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
             )(outputs, inputs)
-        run = _each([moves.all_gather_into(self.comm, o, x) for o, x in zip(outputs, inputs, strict=True)])
+        run = _each([moves.all_gather_into(self._by, o, x) for o, x in zip(outputs, inputs, strict=True)])
         return self._call(
             "all_gather",
             run,
@@ -469,7 +497,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """outputs[rank][i] receives inputs[i] of rank."""
         parts = [
-            moves.all_gather(self.comm, [outputs[r][i] for r in range(self._size)], x)[0]
+            moves.all_gather(self._by, [outputs[r][i] for r in range(self._size)], x)[0]
             for i, x in enumerate(inputs)
         ]
         return self._call(
@@ -496,7 +524,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         here = outputs[0] if outputs and self._rank == root else None
         if self._rank == root:
             _check_length("gather", "gather_list", here or [], self._size)
-        run = moves.gather(self.comm, here, inputs[0], root)
+        run = moves.gather(self._by, here, inputs[0], root)
         return self._call("gather", run, outputs, inputs[0], root=root, background=_later(opts))
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
@@ -513,7 +541,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         here = inputs[0] if inputs and self._rank == root else None
         if self._rank == root:
             _check_length("scatter", "scatter_list", here or [], self._size)
-        run = moves.scatter(self.comm, outputs[0], here, root)
+        run = moves.scatter(self._by, outputs[0], here, root)
         return self._call("scatter", run, outputs, outputs[0], root=root, background=_later(opts))
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
@@ -524,7 +552,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
             return self._inner.reduce_scatter(outputs, inputs, opts)
         op = _operator(opts.reduceOp)
         _check_length("reduce_scatter", "input_list", inputs[0], self._size)
-        run = moves.reduce_scatter(self.comm, outputs[0], inputs[0], op)
+        run = moves.reduce_scatter(self._by, outputs[0], inputs[0], op)
         count = _count(inputs[0])
         return self._call(
             "reduce_scatter",
@@ -545,10 +573,10 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
             return getattr(self._inner, _spelling("reduce_scatter_single", "_reduce_scatter_base"))(
                 output, x, opts
             )
+        if self._at_leisure(x, opts) and self._shortly("reduce_scatter", hash(opts.reduceOp), 0, x, output):
+            return self._finished
         op = _operator(opts.reduceOp)
-        if self._at_leisure(x, opts) and type(op) is str and moves.apart(output, x, 1, self._size):
-            return self._at_once("reduce_scatter", x, op, 0, moves.fold_blocks, self.comm, output, x, op)
-        run = moves.reduce_scatter_into(self.comm, output, x, op)
+        run = moves.reduce_scatter_into(self._by, output, x, op)
         return self._call("reduce_scatter", run, [output], x, op=op, background=_later(opts))
 
     _reduce_scatter_base = reduce_scatter_single
@@ -557,7 +585,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         opts = _options(opts, options.ReduceScatterOptions)
         op = _operator(opts.reduceOp)
         run = _each(
-            [moves.reduce_scatter_into(self.comm, o, x, op) for o, x in zip(outputs, inputs, strict=True)]
+            [moves.reduce_scatter_into(self._by, o, x, op) for o, x in zip(outputs, inputs, strict=True)]
         )
         return self._call(
             "reduce_scatter", run, outputs, inputs[0], op=op, count=_count(inputs), background=_later(opts)
@@ -580,12 +608,15 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
                 output, x, output_sizes, input_sizes, opts
             )
         if not output_sizes and not input_sizes:
-            here = self._at_leisure(x, opts) and x.dim() and x.shape[0] % self._size == 0
-            if here and moves.apart(output, x, 1, 1):
-                return self._at_once("all_to_all", x, None, 0, moves.swap_blocks, self.comm, output, x)
-            run, count = moves.all_to_all_single(self.comm, output, x), x.numel()
+            if (
+                self._at_leisure(x, opts)
+                and x.dim() == 1
+                and self._shortly("all_to_all", _NO_OPERATOR, 0, x, output)
+            ):
+                return self._finished
+            run, count = moves.all_to_all_single(self._by, output, x), x.numel()
         else:
-            run, count = moves.all_to_all_uneven(self.comm, output, x, output_sizes, input_sizes), 0
+            run, count = moves.all_to_all_uneven(self._by, output, x, output_sizes, input_sizes), 0
         return self._call("all_to_all", run, [output], x, count=count, background=_later(opts))
 
     alltoall_base = all_to_all_single
@@ -596,7 +627,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
             return self._inner.alltoall(outputs, inputs, opts)
         _check_length("all_to_all", "output_tensor_list", outputs, self._size)
         _check_length("all_to_all", "input_tensor_list", inputs, self._size)
-        run = moves.all_to_all(self.comm, outputs, inputs)
+        run = moves.all_to_all(self._by, outputs, inputs)
         return self._call(
             "all_to_all", run, outputs, inputs[0], count=0, background=_later(opts), inputs=inputs
         )
@@ -691,7 +722,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         self._poller.finish(_DRAIN_S)
         try:
             with self._turn:
-                self._meet(head("barrier") | 1 << 40, _DRAIN_S, lambda: "destroy_process_group()")
+                self.gate.meet(head("barrier") | 1 << 40, _DRAIN_S, lambda: "destroy_process_group()")
         except HpcommError:
             return  # freeing is collective; not all have come
         self.gate.close()

@@ -1,27 +1,27 @@
-"""torch's calls in the words of a Communicator: each function looks at tensors and returns what is to run.
+"""torch's calls in the verbs of a Communicator: each function looks at tensors and returns what is to run.
 
-Lists of tensors become one stacked array and back, without a copy where they already lie so. Tensors of
-other devices travel by way of host memory (see devices).
+What carries the verbs out is a far.Far. Lists of tensors become one stacked array and back, without a copy
+where they already lie so. Tensors of other devices travel by way of host memory (see devices).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import dtypes, reduction
+from .. import reduction
 from ..errors import DtypeError, LayoutError
 from .devices import staged
+from .far import exchange
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
     from ..request import Request
+    from .far import Far
 
 __all__ = [
-    "LARGE",
     "all_gather",
     "all_gather_into",
     "all_reduce",
@@ -29,20 +29,14 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "all_to_all_uneven",
-    "apart",
     "broadcast",
-    "fold",
-    "fold_blocks",
     "gather",
-    "gather_blocks",
     "message",
     "premul_sum",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_into",
     "scatter",
-    "spread",
-    "swap_blocks",
 ]
 
 Run = Callable[[], None]
@@ -58,89 +52,14 @@ def premul_sum(given: Any) -> reduction.Op:
 
 
 @staged("x")
-def all_reduce(comm: Communicator, x: Tensor, op: Any) -> Run:
+def all_reduce(comm: Far, x: Tensor, op: Any) -> Run:
     if x.is_sparse:
         return _all_reduce_sparse(comm, x, op)
 
-    return lambda: fold(comm, x, op)
+    return lambda: comm.all_reduce(x, op, out=x)
 
 
-def fold(comm: Communicator, x: Tensor, op: Any) -> None:
-    """all_reduce in place."""
-    dtype = x.dtype
-    if (dtype is _F16 or dtype is _BF16) and op in _FOLDS:
-        _fold_halves(comm, x, op)
-    elif op == "avg" and dtype in _FLOATS:
-        fold(comm, x, "sum")
-        x.detach().div_(comm.size)
-    elif x.nbytes > LARGE and x.is_contiguous() and not x.is_conj() and not x.is_neg():
-        for piece in x.detach().view(-1).split(_PIECE // x.element_size()):
-            comm.all_reduce(piece, op, out=piece)
-    else:
-        comm.all_reduce(x, op, out=x)
-
-
-LARGE = 8 * 1024 * 1024  # bytes past which MPI would touch a fresh temporary of that size on every call,
-_PIECE = 4 * 1024 * 1024  # which costs more than cutting
-_HALVES = _F16, _BF16 = torch.float16, torch.bfloat16
-_FLOATS = (torch.float32, torch.float64)
-_FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, stacked, in float32
-    "sum": lambda parts: parts.sum(0),
-    "avg": lambda parts: parts.sum(0) / len(parts),
-    "prod": lambda parts: parts.prod(0),
-    "min": lambda parts: parts.amin(0),
-    "max": lambda parts: parts.amax(0),
-}
-_BY_BLOCKS = 16 * 1024  # bytes from which halves travel as halves
-_BY_GATHER = 512 * 1024  # bytes up to which two ranks send each other all, as much in one step as in two
-_IN_CACHE = 64 * 1024  # elements that are widened at a time
-_PASSAGE = 2 * 1024 * 1024  # bytes that go through the blocks' algorithms at a time, and stay in cache
-_ADDS = {torch.float32, torch.float64, torch.int32, torch.int64, *_HALVES}  # what torch adds in one pass
-
-
-def _fold_halves(comm: Communicator, x: Tensor, op: str) -> None:
-    """Halves are folded in float32 and rounded once; large ones travel as halves, a block per rank.
-
-    Two ranks: all-gather, n sent. More: reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner
-    and Gropp 2005), 2 n (p-1)/p sent.
-    """
-    x = x.detach()
-    p = comm.size
-    if x.nbytes < _BY_BLOCKS or p == 1:
-        wide = x.float()
-        comm.all_reduce(wide, "sum" if op == "avg" else op, out=wide)
-        x.copy_(wide.div_(p) if op == "avg" else wide)
-        return
-    flat = x.contiguous().view(-1)
-    if p == 2 and x.nbytes < _BY_GATHER:
-        both = flat.new_empty((2, flat.numel()))
-        comm.all_gather(_as_bits(flat), out=_as_bits(both))
-        x.copy_(_folded(both, op).view(x.shape))
-        return
-    step = _PASSAGE // x.element_size()
-    parts = flat.new_empty(p * -(-min(step, flat.numel()) // p))
-    for piece in flat.split(step):
-        n = piece.numel()
-        counts = [n // p + (r < n % p) for r in range(p)]
-        mine = counts[comm.rank]
-        here = parts[: p * mine]
-        _exchange(comm, here, [mine] * p, piece, counts)
-        _collect(comm, piece, counts, _folded(here.view(p, mine), op))
-    if flat.data_ptr() != x.data_ptr():
-        x.copy_(flat.view(x.shape))
-
-
-def _folded(parts: Tensor, op: str) -> Tensor:
-    """The halves of all ranks, of shape (p, n), folded in float32, piece by piece, to stay in cache."""
-    if len(parts) == 2 and op == "sum":  # torch adds halves in float32 and rounds once
-        return parts[0] + parts[1]
-    out = torch.empty_like(parts[0])
-    for into, piece in zip(out.split(_IN_CACHE), parts.split(_IN_CACHE, 1), strict=True):
-        into.copy_(_FOLDS[op](piece.float()))
-    return out
-
-
-def _all_reduce_sparse(comm: Communicator, x: Tensor, op: Any) -> Run:
+def _all_reduce_sparse(comm: Far, x: Tensor, op: Any) -> Run:
     """The sum of sparse tensors: each rank's entries go round, and equal places add up."""
     if op not in ("sum", "avg"):
         raise DtypeError(f"{op} of sparse tensors has no meaning", hint="op=ReduceOp.SUM, or x.to_dense()")
@@ -158,7 +77,7 @@ def _all_reduce_sparse(comm: Communicator, x: Tensor, op: Any) -> Run:
 
 
 @staged("tensors")
-def all_reduce_coalesced(comm: Communicator, tensors: list[Tensor], op: Any) -> Run:
+def all_reduce_coalesced(comm: Far, tensors: list[Tensor], op: Any) -> Run:
     """Small tensors travel as one."""
     if len(tensors) == 1 or sum(x.nbytes for x in tensors) > _TOGETHER or len({x.dtype for x in tensors}) > 1:
         runs = [all_reduce(comm, x, op) for x in tensors]
@@ -171,7 +90,7 @@ def all_reduce_coalesced(comm: Communicator, tensors: list[Tensor], op: Any) -> 
 
     def run() -> None:
         whole = torch.cat([x.reshape(-1) for x in tensors])
-        fold(comm, whole, op)
+        comm.all_reduce(whole, op, out=whole)
         for x, part in zip(tensors, whole.split([x.numel() for x in tensors]), strict=True):
             x.copy_(part.view(x.shape))
 
@@ -179,23 +98,12 @@ def all_reduce_coalesced(comm: Communicator, tensors: list[Tensor], op: Any) -> 
 
 
 @staged("x")
-def broadcast(comm: Communicator, x: Tensor, root: int) -> Run:
-    return lambda: spread(comm, x, root)
-
-
-def spread(comm: Communicator, x: Tensor, root: int) -> None:
-    """broadcast in place."""
-    x = _as_bits(x)
-    comm.broadcast(x, root, out=x)
-
-
-def _as_bits(x: Tensor) -> Tensor:
-    """Halves as integers, which MPI has a type for; what is only moved is not looked at."""
-    return x.view(torch.int16) if x.dtype in _HALVES and x.is_contiguous() else x
+def broadcast(comm: Far, x: Tensor, root: int) -> Run:
+    return lambda: comm.broadcast(x, root, out=x)
 
 
 @staged("x")
-def reduce(comm: Communicator, x: Tensor, op: Any, root: int) -> Run:
+def reduce(comm: Far, x: Tensor, op: Any, root: int) -> Run:
     def run() -> None:
         comm.reduce(x, op, root, out=x if comm.rank == root else None)
 
@@ -224,7 +132,7 @@ def _unstack(stack: Tensor, tensors: list[Tensor]) -> None:
 
 
 @staged("outputs")
-def all_gather(comm: Communicator, outputs: list[Tensor], x: Tensor) -> tuple[Run, int]:
+def all_gather(comm: Far, outputs: list[Tensor], x: Tensor) -> tuple[Run, int]:
     """What is to run, and the number of elements to be compared: 0 where ranks bring different shapes."""
     if any(out.shape != outputs[0].shape for out in outputs):
         return _all_gather_uneven(comm, outputs, x), 0
@@ -240,7 +148,7 @@ def all_gather(comm: Communicator, outputs: list[Tensor], x: Tensor) -> tuple[Ru
     return run, x.numel()
 
 
-def _all_gather_uneven(comm: Communicator, outputs: list[Tensor], x: Tensor) -> Run:
+def _all_gather_uneven(comm: Far, outputs: list[Tensor], x: Tensor) -> Run:
     _check_same("all_gather", outputs[comm.rank], x)
 
     def run() -> None:
@@ -266,7 +174,7 @@ def _check_same(verb: str, out: Tensor, x: Tensor) -> None:
 
 
 @staged("output")
-def all_gather_into(comm: Communicator, output: Tensor, x: Tensor) -> Run:
+def all_gather_into(comm: Far, output: Tensor, x: Tensor) -> Run:
     if output.numel() != x.numel() * comm.size:
         raise ValueError(
             f"output tensor size must be equal to world_size times input tensor size: {output.numel()} "
@@ -274,10 +182,7 @@ def all_gather_into(comm: Communicator, output: Tensor, x: Tensor) -> Run:
         )
 
     def run() -> None:
-        if x.is_contiguous() and x.numel():
-            comm.all_gather(_as_bits(x), out=_as_bits(output).view(comm.size, *x.shape))
-        else:
-            comm.all_gather(x.detach().reshape(-1), out=_rows(output, comm.size))
+        comm.all_gather(x.detach().reshape(-1), out=_rows(output, comm.size))
 
     return _unpacking(run, output)
 
@@ -296,35 +201,8 @@ def _unpacking(run: Run, output: Tensor) -> Run:
     return run
 
 
-def apart(output: Tensor, x: Tensor, gives: int, takes: int) -> bool:
-    """Whether x and output are plain memory of one dtype that nothing shares, for the shortest way.
-
-    Args:
-        gives, takes: what the numbers of their elements are multiplied by to be equal.
-    """
-    if not (output.is_cpu and x.is_cpu and x.dtype is output.dtype) or x.layout is not torch.strided:
-        return False
-    if output.layout is not torch.strided or not x.is_contiguous() or not output.is_contiguous():
-        return False
-    if output.numel() * takes != x.numel() * gives or x.is_neg() or x.is_conj():
-        return False
-    begin, end = x.data_ptr(), output.data_ptr()
-    return x.numel() > 0 and (begin + x.nbytes <= end or end + output.nbytes <= begin)
-
-
-def gather_blocks(comm: Communicator, output: Tensor, x: Tensor) -> None:
-    """all_gather between tensors that are apart()."""
-    x = _as_bits(x)
-    comm.all_gather(x, out=_as_bits(output).view(comm.size, *x.shape))
-
-
-def swap_blocks(comm: Communicator, output: Tensor, x: Tensor) -> None:
-    """all_to_all between tensors that are apart()."""
-    comm.all_to_all(_as_bits(x).view(comm.size, -1), out=_as_bits(output).view(comm.size, -1))
-
-
 @staged("outputs")
-def gather(comm: Communicator, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run:
+def gather(comm: Far, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run:
     there = _stacked(outputs) if outputs else None
 
     def run() -> None:
@@ -336,7 +214,7 @@ def gather(comm: Communicator, outputs: list[Tensor] | None, x: Tensor, root: in
 
 
 @staged("output")
-def scatter(comm: Communicator, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
+def scatter(comm: Far, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
     stack = None
     if inputs is not None:
         stack = _stacked(inputs)
@@ -349,7 +227,7 @@ def scatter(comm: Communicator, output: Tensor, inputs: list[Tensor] | None, roo
 
 
 @staged("output")
-def reduce_scatter(comm: Communicator, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
+def reduce_scatter(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
     if any(x.shape != inputs[0].shape for x in inputs):
         return _reduce_scatter_uneven(comm, output, inputs, op)
 
@@ -362,7 +240,7 @@ def reduce_scatter(comm: Communicator, output: Tensor, inputs: list[Tensor], op:
     return run
 
 
-def _reduce_scatter_uneven(comm: Communicator, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
+def _reduce_scatter_uneven(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
     def run() -> None:
         for root, x in enumerate(inputs):
             received = comm.reduce(x.detach(), op, root)
@@ -373,7 +251,7 @@ def _reduce_scatter_uneven(comm: Communicator, output: Tensor, inputs: list[Tens
 
 
 @staged("output")
-def reduce_scatter_into(comm: Communicator, output: Tensor, x: Tensor, op: Any) -> Run:
+def reduce_scatter_into(comm: Far, output: Tensor, x: Tensor, op: Any) -> Run:
     if x.numel() != output.numel() * comm.size:
         raise ValueError(
             f"input tensor must be the same size as output size times world size: {x.numel()} elements for "
@@ -381,17 +259,8 @@ def reduce_scatter_into(comm: Communicator, output: Tensor, x: Tensor, op: Any) 
         )
 
     def run() -> None:
-        if apart(output, x, 1, comm.size):
-            fold_blocks(comm, output, x, op)
-            return
         rows = _rows(x.contiguous(), comm.size)
-        if x.dtype in _HALVES and op in _FOLDS and x.numel():
-            parts = torch.empty_like(rows)
-            comm.all_to_all(rows.view(torch.int16), out=parts.view(torch.int16))
-            output.copy_(_folded(parts, op).view(output.shape))
-        elif op == "avg" and x.dtype in _FLOATS:
-            output.copy_(comm.reduce_scatter(rows, "sum").view(output.shape)).div_(comm.size)
-        elif x.untyped_storage().data_ptr() == output.untyped_storage().data_ptr():  # FSDP folds in place
+        if x.untyped_storage().data_ptr() == output.untyped_storage().data_ptr():  # FSDP folds in place
             output.copy_(comm.reduce_scatter(rows, op).view(output.shape))
         else:
             comm.reduce_scatter(rows, op, out=output.detach().view(-1))
@@ -399,40 +268,8 @@ def reduce_scatter_into(comm: Communicator, output: Tensor, x: Tensor, op: Any) 
     return _unpacking(run, output)
 
 
-def fold_blocks(comm: Communicator, output: Tensor, x: Tensor, op: Any) -> None:
-    """reduce_scatter between tensors that are apart()."""
-    x, output, p = x.detach().view(comm.size, -1), output.detach().view(-1), comm.size
-    halves = x.dtype in _HALVES
-    adds = op == "sum" and x.dtype in _ADDS and x.nbytes >= _PASSAGE // 2  # below, the library's is faster
-    if p > 1 and op in _FOLDS and (halves or adds):
-        _fold_blocks_here(comm, output, x, op)
-    elif op == "avg" and x.dtype in _FLOATS:
-        comm.reduce_scatter(x, "sum", out=output)
-        output.div_(p)
-    else:
-        comm.reduce_scatter(x, op, out=output)
-
-
-def _fold_blocks_here(comm: Communicator, output: Tensor, x: Tensor, op: str) -> None:
-    """reduce_scatter by all-to-all and torch's own arithmetic: n (p-1)/p sent; MPI folds slower."""
-    p, n = x.shape
-    whole, step = x.view(-1), max(_PASSAGE // x.element_size() // p, 1)
-    parts = x.new_empty(p * min(step, n))
-    for begin in range(0, n, step):
-        m = min(step, n - begin)
-        here, into = parts[: p * m], output.narrow(0, begin, m)
-        _exchange(comm, here, [m] * p, whole, [m] * p, [r * n + begin for r in range(p)])
-        rows = here.view(p, m)
-        if op != "sum" or (p > 2 and x.dtype in _HALVES):
-            into.copy_(_folded(rows, op))
-            continue
-        torch.add(rows[0], rows[1], out=into)
-        for row in rows[2:]:
-            into.add_(row)
-
-
 @staged("output")
-def all_to_all_single(comm: Communicator, output: Tensor, x: Tensor) -> Run:
+def all_to_all_single(comm: Far, output: Tensor, x: Tensor) -> Run:
     if x.numel() != output.numel() or (x.dim() and x.shape[0] % comm.size):
         raise ValueError(
             f"Tensor's dim 0 does not divide equally across group size: {tuple(x.shape)} to "
@@ -440,14 +277,14 @@ def all_to_all_single(comm: Communicator, output: Tensor, x: Tensor) -> Run:
         )
 
     def run() -> None:
-        comm.all_to_all(_as_bits(_rows(x.contiguous(), comm.size)), out=_as_bits(_rows(output, comm.size)))
+        comm.all_to_all(_rows(x.contiguous(), comm.size), out=_rows(output, comm.size))
 
     return _unpacking(run, output)
 
 
 @staged("output")
 def all_to_all_uneven(
-    comm: Communicator, output: Tensor, x: Tensor, output_sizes: list[int], input_sizes: list[int]
+    comm: Far, output: Tensor, x: Tensor, output_sizes: list[int], input_sizes: list[int]
 ) -> Run:
     def cut(whole: Tensor, sizes: list[int]) -> list[int]:
         rows = whole.shape[0] if whole.dim() else 1
@@ -460,70 +297,22 @@ def all_to_all_uneven(
     there, here = cut(output, output_sizes), cut(x, input_sizes)
 
     def run() -> None:
-        _exchange(comm, output.detach().view(-1), there, x.detach().contiguous().view(-1), here)
+        exchange(comm, output.detach().view(-1), there, x.detach().contiguous().view(-1), here)
 
     return _unpacking(run, output)
 
 
 @staged("outputs")
-def all_to_all(comm: Communicator, outputs: list[Tensor], inputs: list[Tensor]) -> Run:
+def all_to_all(comm: Far, outputs: list[Tensor], inputs: list[Tensor]) -> Run:
     def run() -> None:
         there = [out.numel() for out in outputs]
         landing = outputs[0].new_empty(sum(there))
         whole = torch.cat([x.detach().reshape(-1) for x in inputs])
-        _exchange(comm, landing, there, whole, [x.numel() for x in inputs])
+        exchange(comm, landing, there, whole, [x.numel() for x in inputs])
         for out, part in zip(outputs, landing.split(there), strict=True):
             out.copy_(part.view(out.shape))
 
     return run
-
-
-_LARGEST = 2**31 - 1  # a count or displacement in one MPI call
-
-
-def _exchange(
-    comm: Communicator,
-    out: Tensor,
-    there: list[int],
-    x: Tensor,
-    here: list[int],
-    begins: list[int] | None = None,
-) -> None:
-    """Part j of x to rank j, part i of out from rank i; counts in elements, both in one piece.
-
-    Args:
-        begins: where in x the parts begin; default: one after the other.
-    """
-    from mpi4py import MPI
-
-    if max(out.numel(), x.numel()) > _LARGEST:
-        if begins is None:
-            begins = [0, *accumulate(here[:-1])]
-        parts = [x.narrow(0, begin, n) for begin, n in zip(begins, here, strict=True)]
-        for part, came in zip(out.split(there), comm.all_to_all_ragged(parts), strict=True):
-            part.copy_(came)
-        return
-    record = dtypes.from_torch(x.dtype)
-    kind = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}.get(record.itemsize)
-    kind = kind or MPI.C_DOUBLE_COMPLEX
-    comm.mpi.Alltoallv(_spec(x, here, kind, begins), _spec(out, there, kind))
-
-
-def _collect(comm: Communicator, whole: Tensor, counts: list[int], mine: Tensor) -> None:
-    """Blocks of halves from all ranks into whole."""
-    from mpi4py import MPI
-
-    comm.mpi.Allgatherv(
-        [MPI.buffer.fromaddress(mine.data_ptr(), mine.nbytes), MPI.UINT16_T],
-        _spec(whole, counts, MPI.UINT16_T),
-    )
-
-
-def _spec(x: Tensor, counts: list[int], kind: Any, begins: list[int] | None = None) -> Any:
-    from mpi4py import MPI
-
-    displacements = [0, *accumulate(counts[:-1])] if begins is None else begins
-    return MPI.buffer.fromaddress(x.data_ptr(), x.nbytes), counts, displacements, kind
 
 
 def message(

@@ -326,6 +326,17 @@ def test_an_exchange_says_how_it_is_misused(comm: Any, field: Field) -> None:
             late.wait()
 
 
+def test_several_fields_travel_in_one_message_and_small_faces_are_not_copied(comm: Any) -> None:
+    mesh = comm.mesh(y=1, x=-1)
+    fields = [Field(mesh, (4, 8), halo=1, dtype=d) for d in ("float32", "int64", "int8")]
+    one, all_together = Halo(fields[0]), Halo(*fields)
+    neighbours = (comm.rank > 0) + (comm.rank < comm.size - 1)
+    assert one.messages == all_together.messages == 2 * neighbours  # one each way
+    assert " 0 bytes gathered" in all_together.explain()
+    one.close()
+    all_together.close()
+
+
 def test_many_exchanges_of_one_communicator_do_not_mix(comm: Any) -> None:
     fields = [Field(comm, (8,), halo=1, periodic=[0], dtype="int64") for _ in range(3)]
     for i, field in enumerate(fields):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from test_fields import DTYPES, dtype_of, filled, fits, partitions, plain, stead
 from test_io import folder, small_files
 
 import hpcomm
-from hpcomm import Field, Partition, Points, hdf5, zarr
+from hpcomm import Field, Partition, Points, checkpoint, hdf5, io, zarr
 
 __all__ = ["folder"]  # the fixture
 Together = Callable[[object, Callable[[], None]], None]
@@ -141,6 +142,93 @@ def test_a_full_disk_leaves_what_was_there(comm: Any, folder: Path, kind: str) -
     assert [p.name for p in folder.iterdir()] == ["x"]
     MODULES[kind.split()[0]].read_into(field, folder / "x")
     assert (field.inner == 7).all()
+
+
+def cut_file(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("spoil", [cut_file, Path.unlink])
+def test_a_damaged_store_is_refused_and_the_field_stays(
+    comm: Any, folder: Path, kind: str, spoil: Callable[[Path], Any]
+) -> None:
+    path = folder / "x"
+    field = filled(comm, Partition((6, 4), {"x": comm.size}, (None, "x")), "float64", name="T")
+    field.inner[...] = 0 if kind == "zarr" else field.inner  # zarr by itself would leave such chunks away
+    save(kind, field, path, chunks=[3, 4])
+    if comm.rank == 0:
+        spoil(path / "T" / "c" / "1" / "0" if kind == "zarr" else path)
+    comm.barrier()
+    field.inner[...] = -1
+    with pytest.raises(hpcomm.TransportError, match=r"load of .*x failed on rank 0"):
+        MODULES[kind.split()[0]].read_into(field, path)
+    assert (field.inner == -1).all()
+
+
+class Killed(BaseException):
+    """Nobody cleans up after it, as after a signal."""
+
+
+def die_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be killed at a deed to the file system; in the middle of it, if it takes several."""
+    deeds = iter(range(1000))
+
+    def mortal(real: Callable[..., Any]) -> Callable[..., Any]:
+        def act(path: Path, *args: Any, **options: Any) -> Any:
+            if next(deeds) == step:
+                if real is rmtree and (inner := sorted(Path(path).rglob("c*"))):
+                    rmtree(inner[0]) if inner[0].is_dir() else inner[0].unlink()
+                raise Killed
+            return real(path, *args, **options)
+
+        return act
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", mortal(rmtree))
+    for name in ("mkdir", "rename", "replace", "unlink", "stat"):
+        monkeypatch.setattr(Path, name, mortal(getattr(Path, name)))
+
+
+@pytest.mark.parametrize("name", ["npy", "hdf5", "zarr", "checkpoint"])
+def test_who_is_killed_while_saving_leaves_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Each rank by itself: killed at one step after the other."""
+    if name in LIBRARIES:
+        pytest.importorskip(LIBRARIES[name], reason=f"{LIBRARIES[name]} is not installed")
+    field = Field(hpcomm.self_, (6, 4), name="T")
+    path = tmp_path / "x"
+    save, load = {
+        "npy": (lambda: io.save(field, path), lambda: io.read_into(field, path)),
+        "hdf5": (lambda: hdf5.save(field, path), lambda: hdf5.read_into(field, path)),
+        "zarr": (lambda: zarr.save(field, path, chunks=(3, 4)), lambda: zarr.read_into(field, path)),
+        "checkpoint": (
+            lambda: checkpoint.save(path, [field], keep=1, sync=False), lambda: checkpoint.load(path, [field])
+        ),
+    }[name]  # fmt: skip
+    field.inner[...] = 0
+    save()
+    left = sorted(tmp_path.iterdir())
+    for step in range(100):
+        field.inner[...] = step + 1
+        with monkeypatch.context() as patch:
+            die_at(step, patch)
+            try:
+                save()
+            except Killed:
+                killed = True
+            else:
+                killed = False
+        field.inner[...] = -1
+        load()
+        assert (field.inner == field.inner[0, 0]).all()
+        assert field.inner[0, 0] in ((step, step + 1) if killed else (step + 1,))
+        field.inner[...] = step + 1
+        save()
+        assert sorted(tmp_path.iterdir()) == left, "what the dead left is cleared away"
+        if not killed:
+            break
+    assert 2 < step < 99
 
 
 def test_files_of_others_are_read_piece_by_piece(comm: Any, folder: Path) -> None:

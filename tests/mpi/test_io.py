@@ -112,6 +112,22 @@ def test_raw_numbers_lie_at_their_offset(comm: Any, folder: Path) -> None:
         io.read_raw(back, path, offset=12)
 
 
+def test_places_past_four_gibibytes_and_data_in_several_pieces(
+    comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sparse file, which takes no room, and with pieces that are smaller than a C int allows."""
+    path, far = folder / "raw", (5 << 30) + 3
+    field = filled(comm, Partition((9, 7), {"p": comm.size}, (None, "p")), "float64")
+    for piece in (1 << 30, 40):
+        monkeypatch.setattr(io, "_PIECE", piece)
+        for collective in (True, False):
+            io.write_raw(field, path, far, collective=collective)
+            back = Field(comm, (9, 7))
+            io.read_raw(back, path, far, collective=collective)
+            assert (back.all_gather() == values((9, 7), "float64")).all()
+            comm.barrier()
+
+
 def test_a_file_that_numpy_wrote_becomes_a_field(comm: Any, folder: Path) -> None:
     whole = np.arange(24, dtype="i2").reshape(4, 6)
     if comm.rank == 0:
@@ -190,6 +206,9 @@ def test_a_checkpoint_brings_back_fields_step_and_metadata(comm: Any, folder: Pa
     assert (fresh[0].all_gather() == values((6, 5), "float32")).all()
     assert (plain(fresh[1].all_gather()) == values((7,), "float32")).all()
     assert checkpoint.load(folder, fresh[:1], step=2).step == 2
+    again = [checkpoint.save(folder, fields, 5, {"time": time}, keep=1).name for time in range(3)]
+    assert again == ["step-00000005", "step-00000005.1", "step-00000005.2"]
+    assert checkpoint.load(folder, fresh).metadata == {"time": 2}
     with pytest.raises(hpcomm.UsageError, match="no checkpoint of step 7"):
         checkpoint.load(folder, fresh, step=7)
     with pytest.raises(hpcomm.LayoutError, match="no field 'w'"):
@@ -202,6 +221,8 @@ def test_a_checkpoint_brings_back_fields_step_and_metadata(comm: Any, folder: Pa
         checkpoint.save(folder, [Field(comm, (6, 5)), Field(comm, (6, 5))])
     with pytest.raises(hpcomm.UsageError, match="needs a field"):
         checkpoint.load(folder, [])
+    with pytest.raises(hpcomm.UsageError, match=r"nothing for JSON: .*complex"):
+        checkpoint.save(folder, fields, 4, {"z": 1j if comm.rank == 0 else 0})
 
 
 def spoil_number(path: Path) -> None:
@@ -222,6 +243,11 @@ def spoil_length(path: Path) -> None:
     (path / "u.npy").write_bytes(data[:-1])
 
 
+def spoil_header(path: Path) -> None:
+    data = (path / "T.npy").read_bytes()
+    (path / "T.npy").write_bytes(data.replace(b"(6, 5)", b"(5, 5)"))
+
+
 def spoil_manifest(path: Path) -> None:
     text = (path / "manifest.json").read_text()
     (path / "manifest.json").write_text(text.replace('"step": 2', '"step": 9'))
@@ -231,7 +257,9 @@ def lose_manifest(path: Path) -> None:
     (path / "manifest.json").unlink()
 
 
-@pytest.mark.parametrize("spoil", [spoil_number, spoil_order, spoil_length, spoil_manifest, lose_manifest])
+@pytest.mark.parametrize(
+    "spoil", [spoil_number, spoil_order, spoil_length, spoil_header, spoil_manifest, lose_manifest]
+)
 def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_taken(
     comm: Any, folder: Path, spoil: Callable[[Path], None]
 ) -> None:
@@ -264,6 +292,22 @@ def test_a_manifest_can_be_read_by_people(comm: Any, folder: Path) -> None:
     told = json.loads((path / "manifest.json").read_text().rpartition("}")[0] + "}")
     assert told["metadata"] == {"note": "as it was"}
     assert told["fields"]["T"] == told["fields"]["T"] | {"shape": [6, 5], "dtype": "float32", "unit": "K"}
+
+
+def test_a_header_of_garbage_is_an_error_on_every_rank(comm: Any, folder: Path) -> None:
+    io.save(filled(comm, Partition((8, 8), {"p": comm.size}), "float64"), folder / "x.npy")
+    good = (folder / "x.npy").read_bytes()
+    told = 0
+    for at in range(0, 120, 3):
+        comm.barrier()
+        if comm.rank == 0:
+            (folder / "x.npy").write_bytes(good[:at] + b"(" + good[at + 1 :])
+        comm.barrier()
+        try:
+            io.read_into(Field(comm, (8, 8)), folder / "x.npy")
+        except hpcomm.HpcommError:
+            told += 1
+    assert told > 10
 
 
 @given(st.integers(0, 2**32), st.sampled_from(["u1", "i2", "f4", "f8", "c16"]), st.data())

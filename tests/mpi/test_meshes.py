@@ -97,6 +97,32 @@ def test_nodes_sit_together_in_rows_or_in_compact_tiles(comm: Any) -> None:
     reordered.close()
 
 
+def test_a_mesh_by_nodes_sits_them_side_by_side_and_is_drawn_so(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if ranks were dealt out to two nodes in turn."""
+    monkeypatch.setattr(hpcomm.mesh, "nodes_of", lambda c: c.mpi.allgather(f"node{hpcomm.world.rank % 2}"))
+    mesh = comm.mesh(y=-1, x=1, order="node")
+    order = [*range(0, comm.size, 2), *range(1, comm.size, 2)]
+    assert mesh.rank == order.index(comm.rank)
+    assert mesh.comm.all_gather(comm.rank).tolist() == order
+    if comm.size > 1:
+        drawn = mesh.describe()
+        assert "2 nodes" in drawn
+        assert drawn.endswith("nodes: @0 node0, @1 node1")
+        cells = [row.split()[1].strip("[]") for row in drawn.splitlines()[2:-1]]
+        assert [cell[-1] for cell in cells] == [str(r % 2) for r in order]
+    mesh.close()
+
+
+def test_a_graph_has_its_sources_in_the_order_they_were_given(comm: Any) -> None:
+    p, r = comm.size, comm.rank
+    graph = comm.graph([(r + 1) % p, (r + 2) % p], [(r - 2) % p, (r - 1) % p])
+    assert graph.sources == ((r - 2) % p, (r - 1) % p)
+    assert graph.neighbour_all_gather(r).tolist() == list(graph.sources)
+    graph.close()
+
+
 @pytest.mark.parametrize("ring", [False, True])
 @pytest.mark.parametrize("axes", [1, 2])
 def test_neighbours_on_a_grid_hear_each_other(comm: Any, ring: bool, axes: int) -> None:

@@ -151,6 +151,46 @@ def test_what_was_received_from_another_rank_is_nobody_elses(comm: Any) -> None:
         assert comm.all_gather_object(mine)[comm.size - 1]["x"].sum() == 0.0
 
 
+@pytest.mark.parametrize("nbytes", [60_000, 70_000, 1 << 20, 9 << 20])
+def test_objects_that_are_kept_stay_what_they_are(comm: Any, nbytes: int) -> None:
+    """More of them than there are slots to hand them over in; some sizes fit into none."""
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    kept, count = [], 4 if nbytes > 1 << 20 else 12
+    for i in range(count):
+        mine = {"x": np.full(nbytes, 10 * comm.rank + i, np.uint8), "t": torch.full((nbytes // 4,), float(i))}
+        request = comm.isend_object(mine, right)
+        kept.append(comm.recv_object(left))
+        request.wait(timeout=WAIT_S)
+        kept[-1]["x"][: nbytes // 2] += 100  # its own, and nobody else's
+    for i, got in enumerate(kept):
+        want = 10 * left + i
+        assert (got["x"][: nbytes // 2] == want + 100).all()
+        assert (got["x"][nbytes // 2 :] == want).all()
+        assert (got["t"] == i).all()
+        assert len(got["t"]) == nbytes // 4
+
+
+def test_objects_are_handed_over_in_shared_memory(comm: Any) -> None:
+    """As many as come one after the other: their slots serve again."""
+    from hpcomm import runtime
+
+    shelves = runtime.board.shelves if runtime.board is not None else None
+    if shelves is None or comm.size == 1:
+        pytest.skip("needs two ranks that share memory")
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    put, used = shelves.put, []
+    shelves.put = lambda block: used.append(put(block)) or used[-1]
+    try:
+        for _ in range(20):
+            request = comm.isend_object(np.ones(1 << 18), right)
+            assert comm.recv_object(left).sum() == 1 << 18
+            request.wait(timeout=WAIT_S)
+    finally:
+        del shelves.put
+    assert len(used) == 20
+    assert -1 not in used
+
+
 def test_an_operator_that_changes_its_left_side_cannot_change_the_users_object(comm: Any) -> None:
     mine = [comm.rank]
     assert comm.all_reduce_object(mine, operator.iadd) == list(range(comm.size))
@@ -256,6 +296,13 @@ def test_reduce_object_knows_operators_by_name(comm: Any, op: str, expected: Any
     assert comm.all_reduce_object(values[comm.rank], op) == expected(values)
     reduced = comm.reduce_object(values[comm.rank], op, root=0)
     assert reduced == (expected(values) if comm.rank == 0 else None)
+
+
+def test_the_place_of_the_least_and_the_greatest_is_the_first_one(comm: Any) -> None:
+    values = [3.5, 1.0, 3.5, 1.0][: comm.size]
+    pair = (values[comm.rank], comm.rank)
+    assert comm.all_reduce_object(pair, "maxloc") == (3.5, 0)
+    assert comm.all_reduce_object(pair, "minloc") == (min(values), values.index(min(values)))
 
 
 @pytest.mark.parametrize("length", ["short", "long"])

@@ -353,6 +353,16 @@ def test_operators_of_mpi_that_are_no_reduction_are_refused(comm: Any, name: str
         comm.all_reduce(np.ones(2), getattr(MPI, name))
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("mean", "op='avg'"), ("SUM", "op='sum'"), ("all", "op='land'"), ("summ", "one of sum, ")],
+)
+def test_another_word_for_an_operator_is_told_ours(comm: Any, word: str, meant: str) -> None:
+    with pytest.raises(hpcomm.UsageError, match=f"no operator '{word}'") as caught:
+        comm.all_reduce(np.ones(2), word)
+    assert caught.value.hint.startswith(meant)
+
+
 # -- functions ----------------------------------------------------------------------------------
 
 REDUCING: dict[str, Callable[[list[np.ndarray], int, int, Any], np.ndarray | None]] = {

@@ -1,15 +1,11 @@
 """Tests that start jobs of their own, each in processes that are gone when the test is."""
 
-import os
-import signal
-import subprocess
 import sys
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from processes import finish, judge
 
-ROOT = Path(__file__).parents[2]
 END_S = 15.0  # `hpcomm run --timeout` ends a job by itself; only if that fails too do we kill it
 
 
@@ -29,32 +25,8 @@ def job(tmp_path):
             source.write_text(dedent(code_or_args))
             command = ["python", str(source)]
         launch = [sys.executable, "-m", "hpcomm", "run", "-n", str(n), "--timeout", str(timeout), *options]
-        done = _finish([*launch, *command], timeout + END_S, env or {})
-        if expect is not None and done.returncode != expect:
-            pytest.fail(
-                f"the job ended with {done.returncode}, not {expect}: {' '.join(command)}\n"
-                f"--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
-            )
+        done = finish([*launch, *command], timeout + END_S, env=env)
+        judge(done, expect)
         return done
 
     return run
-
-
-def _finish(command, limit_s, env):
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": path, **env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        pytest.fail(f"no end after {limit_s:g} s: {' '.join(command)}\n--- stdout\n{out}\n--- stderr\n{err}")
-    return subprocess.CompletedProcess(command, process.returncode, out, err)

@@ -46,6 +46,19 @@ APPS = {
         ["--bytes", "4k"],
         [r"on {n} ranks", r"^all_reduce +double_tree +\d+ +[\d.]+ +[\d.]+", "Every algorithm found"],
     ),
+    "gpu_demo": (
+        ["--most", "2097152"],
+        [r"arrays between ranks 0 and \d of {n}$", r"^\w+ +2097152 +[\d.]+$", "arrived as it was sent"],
+    ),
+    "overlap_demo": (
+        ["--bytes", "400000"],
+        [
+            r"^of {n} +one by one",
+            r"^ +compute #+\.* +[\d.]+ ms$",
+            r"^0( +-?[\d.]+){{3}} +-?\d+%$",
+            "sums are right",
+        ],
+    ),
     "pingpong": ([], [r"of {n}$", r"^16777216( +[\d.]+){{4}}$", "arrived as it was sent"]),
 }
 DIGITS = [
@@ -119,7 +132,7 @@ def test_allreduce_demo_checks_torch_where_it_is_installed(job: Any) -> None:
 
 
 @pytest.mark.once
-def test_stats_demo_reads_csv_and_npy_and_draws(job: Any, tmp_path: Path) -> None:
+def test_stats_demo_reads_csv_and_npy(job: Any, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(1e6, [1.0, 5.0], (100, 2))
     np.save(tmp_path / "rows.npy", rows)
     lines = ["city,warm,wet", *(f"x,{a!r},{b!r}" for a, b in rows.tolist()), "gap,,1.0"]
@@ -129,11 +142,23 @@ def test_stats_demo_reads_csv_and_npy_and_draws(job: Any, tmp_path: Path) -> Non
     assert "rows.npy: 100 rows of 2 columns" in from_npy.stdout
     assert "left out: 1 columns without numbers, 1 rows with gaps): 100 rows of 2 columns" in from_csv.stdout
     assert re.search(r"^wet +1e\+06 ", from_csv.stdout, re.MULTILINE), from_csv.stdout
-    if importlib.util.find_spec("matplotlib"):
-        for app, option in [("stats_demo", "--picture"), ("pingpong", "--plot")]:
-            picture = tmp_path / f"{app}.png"
-            job(2, ["python", "-m", APP + app, option, str(picture)])
-            assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.once
+def test_the_apps_draw(job: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(1e6, [1.0, 5.0], (100, 2)))
+    draws = {
+        "stats_demo": [str(tmp_path / "rows.npy"), "--picture"],
+        "pingpong": ["--plot"],
+        "gpu_demo": ["--most", "4096", "--plot"],
+        "overlap_demo": ["--bytes", "4000", "--picture"],
+    }
+    run_apps(
+        2, [(app, "", [*words, str(tmp_path / f"{app}.png")]) for app, words in draws.items()], job, tmp_path
+    )
+    for app in draws:
+        assert (tmp_path / f"{app}.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.once
@@ -194,7 +219,7 @@ Exchange.start = Exchange.wait = Exchange.__call__ = lambda self, timeout=None: 
 """
 BELIEVES_ALL = """
 import hpcomm.checkpoint
-hpcomm.checkpoint.checksum = lambda field: 7
+hpcomm.checkpoint.checksum = lambda *_: 7
 """
 SABOTAGE = {
     "allreduce_demo": (MULTIPLIES_FOR_SUM, ["--no-torch", "--no-timing"]),
@@ -204,6 +229,8 @@ SABOTAGE = {
     "algorithms_demo": (MULTIPLIES_FOR_SUM, ["--bytes", "64"]),
     "p2p_ring": (SENDS_NOTHING, []),
     "pingpong": (SENDS_NOTHING, []),
+    "gpu_demo": (SENDS_NOTHING, ["--most", "4096"]),
+    "overlap_demo": (MULTIPLIES_FOR_SUM, ["--bytes", "4000"]),
     "heat2d": (MOVES_NOTHING, ["--size", "30", "--steps", "5"]),
     "fft_demo": (MOVES_NOTHING, []),
     "matmul_demo": (MULTIPLIES_FOR_SUM, []),

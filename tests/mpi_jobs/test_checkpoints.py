@@ -135,8 +135,8 @@ if comm.rank == 0:
 def test_files_past_two_gibibytes(job: Any, tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    if free < 6 << 30 or memory < 12 << 30:
-        pytest.skip("needs 6 GiB of disk and 12 GiB of memory")
+    if free < 4 << 30 or memory < 9 << 30:
+        pytest.skip("needs 4 GiB of disk and 9 GiB of memory")
     path = tmp_path / "large.npy"
     try:
         done = job(2, LARGE.replace("PATH", repr(str(path))), timeout=100)

@@ -1,5 +1,6 @@
 """Fields between programs: M x N, dtypes, mappings, model time; and what happens when they do not fit."""
 
+import re
 import time
 
 import pytest
@@ -85,6 +86,23 @@ else:
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_fields_arrive_from_owner_to_owner_for_any_dtype_and_distribution(couple, sizes):
     couple(FIELDS.replace("WITH_TORCH", "False"), sizes)
+
+
+ONE_END_PACKS = """
+other = "b" if me.name == "a" else "a"
+order = np.random.default_rng(3).permutation(7) if me.name == "a" else np.arange(7)
+f = me.gives("f", order * 1.0, order) if me.name == "a" else me.takes("f", np.zeros(7), order)
+link = me.link(other)
+for move in (link.exchange, lambda: link.put(f) if me.name == "a" else link.get(f)):
+    move()
+    assert np.array_equal(f.values, order)
+    f.values = f.values.copy() if me.name == "a" else np.zeros(7)  # other memory: prepared again
+"""
+
+
+@pytest.mark.once
+def test_a_message_that_is_packed_at_one_end_only_is_as_long_as_what_the_other_expects(couple):
+    couple(ONE_END_PACKS, {"a": 1, "b": 1})
 
 
 @pytest.mark.once
@@ -241,6 +259,30 @@ else:
 def test_a_giver_that_is_late_is_told_at_the_deadline(couple):
     done = couple(LATE, {"a": 1, "b": 1}, expect="failure")
     assert "WaitTimeoutError: get of 'f' waited 1 s for program 'a'" in done.stderr
+
+
+SLOW = """
+import time
+f = me.gives("f", np.zeros(2)) if me.name == "a" else me.takes("f", np.zeros(1))
+for step in range(4):
+    if me.name == "a":
+        time.sleep(0.1)
+        me.put(f)
+    else:
+        me.get(f)
+text = me.report(picture="balance.svg")
+if comm.rank == 0:
+    print(text)
+"""
+
+
+@pytest.mark.once
+def test_the_program_that_is_slower_is_named_and_should_get_the_ranks(couple, tmp_path):
+    out = couple(SLOW, {"a": 1, "b": 2}).stdout
+    assert re.search(r"^b waits 0\.[2-9]\d s for a$", out, re.MULTILINE)
+    assert "a waits" not in out
+    assert "by computing time 3 ranks would be better dealt out as a 2, b 1" in out
+    assert (tmp_path / "balance.svg").read_text().startswith("<svg")
 
 
 RECORDED = """

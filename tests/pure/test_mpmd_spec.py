@@ -11,7 +11,7 @@ import pytest
 from hpcomm.errors import ConfigError
 from hpcomm.installation import Mpi
 from hpcomm.launch import Machine
-from hpcomm.mpmd import rank, start
+from hpcomm.mpmd import rank, start, watch
 from hpcomm.mpmd.spec import read
 from hpcomm.mpmd.unit import conversion
 
@@ -527,6 +527,7 @@ def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys
         (["--as", "mpich"], "--as mpich is not possible"),
         (["--dry-runn"], "unknown option --dry-runn"),
         (["--files"], "--files needs a value"),
+        (["--progress", "soon"], "--progress soon: a number of seconds"),
         (["--only", "ocaen"], "there is no program 'ocaen'"),
         (["--only", "ocean"], "nothing is recorded for 'ocean'"),
     ],
@@ -576,13 +577,32 @@ def test_a_program_that_loads_another_mpi_is_refused_before_anything_starts(fold
 
 def test_a_launcher_that_ends_well_while_programs_run_has_not_ended_well(folder, capfd):
     """MPICH's mpiexec kills the others of a rank that left without Finalize, and ends with 0."""
-    watch = start.Watch(read(write(folder, RIGHT)))
+    heard = watch.Watch(read(write(folder, RIGHT)))
     for words in ("began ocean 0", "began air 0", "ended ocean 0 0"):
-        watch.hear(words.split())
-    assert start._judged(watch, 0, None) != 0
+        heard.hear(words.split())
+    assert watch._judged(heard, 0, None) != 0
     assert "program 'ocean' (rank 0 of 2) ended (status 0), while 'air' still ran" in capfd.readouterr().err
-    watch.hear(["ended", "air", "0", "0"])
-    assert start._judged(watch, 0, None) == 0
+    heard.hear(["ended", "air", "0", "0"])
+    assert watch._judged(heard, 0, None) == 0
+
+
+def test_progress_tells_how_far_each_program_is(folder):
+    heard = watch.Watch(read(write(folder, RIGHT.replace("timeout = 60", "timeout = 60\nuntil = 7200"))))
+    assert heard.progress() == "hpcomm: after 0 s: ocean starts; air starts; viewer starts"
+    for words in (
+        "began ocean 0",
+        "began air 0",
+        "began viewer 0",
+        "at ocean 0 4 1800.0",
+        "at ocean 1 3",
+        "at air 0 1",
+    ):
+        heard.hear(words.split())
+    assert heard.progress().endswith(
+        ": ocean at 1800 of 7200 s (25 %), 4 exchanges; air has made 1 exchange; viewer runs"
+    )
+    heard.hear(["ended", "air", "0", "0"])
+    assert "air has ended" in heard.progress()
 
 
 @pytest.mark.parametrize(

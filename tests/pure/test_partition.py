@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcomm import LayoutError
-from hpcomm.partition import Box, Partition, Points, cuts, halo, halo_width, redistribute
+from hpcomm.partition import Box, Partition, Points, cuts
+from hpcomm.route import halo, halo_width, redistribute
 
 
 @st.composite

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import hpcomm
+from hpcomm.torch_backend.far import Far
 
 
 def test_background_calls_keep_their_order_and_let_the_caller_go_on(rank: int, size: int) -> None:
@@ -108,14 +109,28 @@ def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int,
 
 def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
     """As without a board: disagreement is told, and who does not come is named."""
-    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
-    group.gate.meet = group._meet = group.gate._by_message
-    dist.all_reduce(x := torch.ones(2), group=group)
-    assert x[0] == size
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=3))
+    group.gate.meet = group.gate._by_message
+    group._by = Far(group.comm, group.gate)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for n in (2, 700, 50_000, 3_000_000):
+            x = torch.arange(n, dtype=dtype) % 100 + rank
+            op = dist.ReduceOp.SUM if dtype == torch.int64 else dist.ReduceOp.AVG
+            for other in (group, None):  # the same as through shared memory
+                ys = [x.clone(), x.clone(), torch.zeros(size, n, dtype=dtype), torch.zeros(n, dtype=dtype)]
+                dist.all_reduce(ys[0], op, group=other)
+                dist.broadcast(ys[1], 1, group=other)
+                dist.all_gather_into_tensor(ys[2], x, group=other)
+                dist.reduce_scatter_tensor(ys[3], ys[2].clone(), op, group=other)
+                dist.all_to_all_single(swapped := torch.zeros_like(ys[2]), ys[2] + rank, group=other)
+                found = [*ys, swapped]
+                if other is group:
+                    far = found
+            assert all(torch.equal(a, b) for a, b in zip(far, found, strict=True)), (dtype, n)
     with pytest.raises(hpcomm.MismatchError, match=r"(?s)rank 0: all_reduce.* \(2,\).*rank 1: .* \(3,\)"):
         dist.all_reduce(torch.ones(2 + rank), group=group)
     if rank != size - 1:
-        with pytest.raises(hpcomm.WaitTimeoutError, match=rf"call #3 .* for rank {size - 1}\n"):
+        with pytest.raises(hpcomm.WaitTimeoutError, match=rf"call #\d+ .* for rank {size - 1}\n"):
             dist.barrier(group)
     dist.barrier()
 

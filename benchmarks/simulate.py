@@ -1,0 +1,79 @@
+"""How long the simulator takes, and how much memory: every algorithm on every machine that comes along.
+
+    python benchmarks/simulate.py             # 24,576 and 100,000 ranks, 8 bytes and 16 MiB
+
+Each prediction runs in a process of its own, so that its memory can be told: the peak of that process, Python
+and numpy included. Writes benchmarks/results/simulate.{json,txt}.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hpcomm.schedule.registry import algorithms, verbs
+from hpcomm.simulate import machine, machines, predict
+
+RESULTS = Path(__file__).parent / "results"
+RANKS, SIZES = (24_576, 100_000), (8, 16 << 20)
+ASKED = {24_576: (1.0, 300), 100_000: (3.0, 300)}  # seconds, MB
+
+
+def one(case: tuple[str, str, str, int, int]) -> dict[str, Any]:
+    verb, name, where, ranks, nbytes = case
+    on, begin = machine(where), time.perf_counter()
+    found = predict(verb, name, ranks, nbytes, on)
+    took = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    row = {"verb": verb, "algorithm": name, "machine": where, "ranks": ranks, "bytes": nbytes}
+    return row | {"took_s": took, "peak_mb": peak, "stepped": found.stepped, "predicted_s": found.seconds}
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """Per number of ranks and machine the slowest and the largest, and rings apart."""
+    lines = [
+        f"{len(rows)} predictions: every algorithm of every verb, {SIZES[0]} B and {SIZES[1] >> 20} MiB",
+        "",
+    ]
+    lines.append(
+        f"{'ranks':>7s}  {'machine':10s}{'slowest':36s}{'s':>6s}  {'largest':36s}{'MB':>5s}{'ring s':>8s}"
+    )
+    for ranks in RANKS:
+        for where in machines():
+            some = [r for r in rows if (r["ranks"], r["machine"]) == (ranks, where)]
+            slow, large = (max(some, key=lambda r: r[key]) for key in ("took_s", "peak_mb"))
+            names = [f"{r['verb']} {r['algorithm']} {r['bytes']} B" for r in (slow, large)]
+            ring = max(r["took_s"] for r in some if r["algorithm"] == "ring")
+            lines.append(
+                f"{ranks:7d}  {where:10s}{names[0]:36s}{slow['took_s']:6.2f}  {names[1]:36s}"
+                f"{large['peak_mb']:5.0f}{ring:8.2f}"
+            )
+    over = [r for r in rows if r["took_s"] > ASKED[r["ranks"]][0] or r["peak_mb"] > ASKED[r["ranks"]][1]]
+    asked = ", ".join(f"{s:g} s and {mb} MB at {p}" for p, (s, mb) in ASKED.items())
+    lines += ["", f"beyond {asked}: {len(over) or 'none'}"]
+    return "\n".join(lines + [f"  {r}" for r in over])
+
+
+def main() -> int:
+    cases = [
+        (verb, name, where, ranks, nbytes)
+        for ranks in RANKS for where in machines() for nbytes in SIZES
+        for verb in verbs() for name in algorithms(verb)
+    ]  # fmt: skip
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        rows = pool.map(one, cases, chunksize=1)
+    text = report(rows)
+    print(text)
+    (RESULTS / "simulate.txt").write_text(text + "\n")
+    (RESULTS / "simulate.json").write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

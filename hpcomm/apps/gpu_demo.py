@@ -1,0 +1,135 @@
+"""Which ways do arrays take between two ranks of this machine, and how fast is each?
+
+    python -m hpcomm run -n 2 python -m hpcomm.apps.gpu_demo [--most BYTES] [--plot FILE.png]
+
+Both ranks send at once, arrays of random numbers into arrays of NaN. With a GPU: naive (pageable copies and
+raw MPI), then every path that HPCOMM_GPU chooses. Without one it says what is missing, and measures the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+import hpcomm
+from hpcomm import Communicator
+from hpcomm.apps import _library
+from hpcomm.apps._picture import draw_bandwidths, require_matplotlib
+from hpcomm.apps._report import sleep_until_all, table, verdict
+
+SIZES = [4 << 10, 256 << 10, 2 << 20, 16 << 20, 128 << 20]
+SPAN_S = 0.2  # measuring one size takes about so long at most
+Swap = Callable[[Any, Any], None]  # (what goes out, what comes in)
+
+
+def naive(comm: Communicator, peer: int, library: _library.Library) -> Swap:
+    """What one writes without hpcomm."""
+
+    def swap(x: Any, out: Any) -> None:
+        landing = np.empty(out.shape, np.float32)
+        comm.mpi.Sendrecv(library.here(x), peer, 0, landing, peer, 0)
+        out[:] = library.there(landing)
+        library.synchronize()
+
+    return swap
+
+
+def by(comm: Communicator, peer: int, library: _library.Library) -> Swap:
+    def swap(x: Any, out: Any) -> None:
+        comm.sendrecv(x, dest=peer, source=peer, out=out)
+        library.synchronize()
+
+    return swap
+
+
+def seconds(comm: Communicator, swap: Swap, x: Any, out: Any) -> float:
+    """Of one exchange: the median, of as many as fit into the span on rank 0."""
+    times: list[float] = []
+    while comm.mpi.bcast(len(times) < 3 or (sum(times) < SPAN_S and len(times) < 300)):
+        comm.mpi.Barrier()
+        start = time.perf_counter()
+        swap(x, out)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def numbers(rank: int, nbytes: int) -> NDArray[np.float32]:
+    return np.random.default_rng(rank).standard_normal(nbytes // 4, np.float32)
+
+
+def way(comm: Communicator, peer: int, out: Any) -> str:
+    """How hpcomm explains what it has just done."""
+    if comm.size == 1:
+        return "a copy within this rank"
+    with comm.plan("recv", out=out, source=peer) as plan:
+        return plan.explain().partition("): ")[2]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gpu_demo", description="paths of device arrays, and their speed")
+    parser.add_argument("--most", type=int, default=SIZES[-1], help="bytes of the largest message")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the bandwidths (needs matplotlib)")
+    options = parser.parse_args(argv)
+    if options.plot:
+        require_matplotlib(parser)
+    library, missing = _library.find()
+    world = hpcomm.world
+    on_device = any(world.mpi.allgather(library.on_device))
+    pair = Communicator(MPI.COMM_WORLD.Split(0 if world.rank < 2 else 1), name="pair")
+    rows: list[list[Any]] = []
+    wrong: list[str] = []
+    if world.rank < 2:
+        peer = (pair.rank + 1) % pair.size
+        settings = ["pipeline", "auto"] if on_device else ["host"]
+        contenders: dict[str, tuple[Communicator, Swap]] = {}
+        if on_device:
+            contenders["naive"] = pair, naive(pair, peer, library)
+        for setting in settings:
+            with_it = pair if setting == "host" else _forced(pair, setting)
+            contenders[setting] = with_it, by(with_it, peer, library)
+        for name, (comm, swap) in contenders.items():
+            for nbytes in (size for size in SIZES if size <= options.most):
+                x = library.there(numbers(comm.rank, nbytes))
+                out = library.there(np.full(nbytes // 4, np.nan, np.float32))
+                swap(x, out)
+                if not np.array_equal(library.here(out), numbers(peer, nbytes)):
+                    wrong.append(f"{name}: {nbytes} bytes from rank {peer} arrived changed")
+                rate = nbytes / seconds(comm, swap, x, out) / 1e9
+                rows.append([name, nbytes, rate, "" if name == "naive" else way(comm, peer, out)])
+    sleep_until_all(world)
+    if world.rank == 0:
+        print(f"{library.name} arrays between ranks 0 and {min(1, world.size - 1)} of {world.size}")
+        for what in missing:
+            print(f"no GPU is used: {what}")
+        print()
+        print(table(["path", "bytes", "GB/s each way"], [[n, b, f"{r:.3f}"] for n, b, r, _ in rows]))
+        for name in dict.fromkeys(row[0] for row in rows if row[3]):
+            print(f"\n{name}: {[row for row in rows if row[0] == name][-1][3]}")
+        if options.plot:
+            draw_bandwidths([(n, b, r) for n, b, r, _ in rows], options.plot)
+            print(f"\ndrawn: {options.plot}")
+    return verdict(world, wrong, "\nEvery message arrived as it was sent.")
+
+
+def _forced(comm: Communicator, setting: str) -> Communicator:
+    """A communicator whose messages take this path, if they can."""
+    before = os.environ.get("HPCOMM_GPU")
+    os.environ["HPCOMM_GPU"] = setting
+    try:
+        return comm.dup(name=setting)
+    finally:
+        os.environ.pop("HPCOMM_GPU")
+        if before is not None:
+            os.environ["HPCOMM_GPU"] = before
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""What all files of fields share: all ranks hear of a failure, a file gets its name when it is complete, and
+what is found in one becomes a field.
+
+A file or folder is written beside its name, as `.name.0123abcd.part`. A job that dies leaves that behind; the
+next one that saves under the name clears it away, so one job at a time may write to a name. A folder replaces
+an older one in two renames; a job that dies between them leaves the older one as `.name.aside`, and loading
+takes that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from .errors import DtypeError, HpcommError, LayoutError, TransportError, UsageError, where
+from .field import Field
+from .mesh import Mesh
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+
+    from . import dtypes
+    from .communicator import Communicator
+    from .partition import Partition, Points
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+    dtypes = LazyModule("hpcomm.dtypes")
+
+__all__ = [
+    "PathLike", "Stored", "agree", "attempt", "beside", "flush", "from_root", "named", "on_root", "publish",
+    "standing", "storage_of",
+]  # fmt: skip
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+# -- failures -------------------------------------------------------------------------------------------
+def attempt(deed: Callable[[], Any]) -> str:
+    """Do it; "" or what went wrong."""
+    try:
+        deed()
+    except MPI.Exception as error:
+        return str(error.Get_error_string())
+    except (OSError, ValueError, RuntimeError) as error:  # the last: how HDF5 says that a disk is full
+        return str(error) or type(error).__name__
+    except Exception as error:  # what else a library thinks of; the other ranks wait to hear of it
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def on_root(comm: Communicator, deed: Callable[[], Any]) -> str:
+    """attempt on rank 0."""
+    return attempt(deed) if comm.rank == 0 else ""
+
+
+def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
+    """Raise on every rank what failed on any of them ("" if nothing did). Collective."""
+    told = comm.mpi.allgather(failed)
+    for rank, what in enumerate(told):
+        if what:
+            raise TransportError(
+                f"{verb} of {path} failed on rank {rank}: {what}",
+                where(verb, comm),
+                "space, permissions and the path; what was there before is still there",
+            )
+
+
+def from_root(comm: Communicator, verb: str, path: PathLike, deed: Callable[[], Any]) -> Any:
+    """What deed returns on rank 0, on every rank; where it fails all raise. Collective."""
+    found: list[Any] = []
+    agree(comm, on_root(comm, lambda: found.append(deed())), verb, path)
+    return comm.broadcast_object(found[0] if found else None)
+
+
+# -- names ----------------------------------------------------------------------------------------------
+@contextmanager
+def beside(comm: Communicator, path: Path) -> Iterator[Path]:
+    """A name next to path to write to, which nothing is left of if that fails. Collective."""
+    part: Path = from_root(comm, "save", path, lambda: _begin(path))
+    try:
+        yield part
+    except HpcommError:
+        if comm.rank == 0:
+            _remove(part)
+        raise
+
+
+def _begin(path: Path) -> Path:
+    """A new name, after what dead jobs have left is in order."""
+    if standing(path) != path:
+        standing(path).rename(path)
+    left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.part")
+    for each in [_aside(path), *path.parent.glob(".*.part")]:
+        if each == _aside(path) or left.fullmatch(each.name):
+            _remove(each)
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def publish(
+    comm: Communicator, part: Path, path: Path, expected: int | None = None, sync: bool = False
+) -> None:
+    """Give a file or folder its name. Collective.
+
+    Args:
+        expected: bytes that a file must have.
+        sync: wait until a file is on the disk. Not by File.Sync: on a full disk Open MPI 5.0 hangs in it.
+    """
+    if sync:
+        agree(comm, attempt(lambda: flush(part)), "save", path)
+    agree(comm, on_root(comm, lambda: _rename(part, path, expected)), "save", path)
+
+
+def _rename(part: Path, path: Path, expected: int | None) -> None:
+    found = part.stat().st_size
+    if expected not in (None, found):
+        raise OSError(f"{found} bytes arrived in the file instead of {expected}")
+    if not (part.is_dir() and path.is_dir()):
+        part.replace(path)  # atomic, also over what is there
+        return
+    path.rename(_aside(path))  # for folders replace none
+    part.rename(path)
+    _aside(path).rename(part)  # so that what is aside is complete at any time
+    _remove(part)
+
+
+def standing(path: Path) -> Path:
+    """Where what is saved as path is: there, or aside, if a job died while it replaced it."""
+    return _aside(path) if not path.exists() and _aside(path).is_dir() else path
+
+
+def flush(path: Path) -> None:
+    """Wait until what this rank's node holds of a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.aside")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# -- fields ---------------------------------------------------------------------------------------------
+def named(fields: Sequence[Field], verb: str) -> Communicator:
+    """The communicator of fields that are to be told apart by their names in one file or folder.
+
+    Raises:
+        UsageError: no field, different communicators, or names that are missing, equal or no file names.
+    """
+    if not fields:
+        raise UsageError(f"{verb} needs a field", verb)
+    comm = fields[0].comm
+    names = [field.name for field in fields]
+    if any(field.comm is not comm for field in fields):
+        raise UsageError("the fields live on different communicators", where(verb, comm))
+    if len(set(names)) < len(names) or not all(re.fullmatch(r"\w[\w.-]*", name) for name in names):
+        raise UsageError(
+            f"fields are called {names}",
+            where(verb, comm),
+            "different names of letters and digits: Field(name=...)",
+        )
+    for field in fields:
+        field.check_whole(verb)
+    return comm
+
+
+def storage_of(field: Field) -> Any:
+    """The numpy dtype of the file. bfloat16 and the 8-bit floats have none: their bits as integers."""
+    look = field.look
+    if look.dtype.kind in "hq" and look.dtype.name != "float16":
+        return np.dtype(look.dtype.storage)
+    return dtypes.numpy_dtype(look.dtype)
+
+
+@dataclass
+class Stored:
+    """An array that was found in a file, for fields of its shape and dtype.
+
+    read: (field) -> what this rank owns of it, as field.from_host takes it; collective.
+    """
+
+    path: PathLike
+    shape: tuple[int, ...]
+    dtype: Any
+    read: Callable[[Field], Any]
+    name: str = ""
+    unit: str = ""
+
+    def into(self, field: Field) -> None:
+        """Fill a field, which stays as it was if that fails. Collective."""
+        field.from_host(self.values(field))
+
+    def values(self, field: Field) -> Any:
+        """What this rank is to own, for field.from_host. Collective.
+
+        Raises:
+            LayoutError, DtypeError: the field is of another shape or dtype.
+        """
+        if self.shape != field.shape:
+            raise LayoutError(
+                f"{self.path} holds shape {self.shape}, the field has {field.shape}",
+                where("load", field.comm),
+                f"a field of shape {self.shape}",
+            )
+        if self.dtype != storage_of(field):
+            raise DtypeError(
+                f"{self.path} holds {self.dtype}, the field {field.look.dtype}",
+                where("load", field.comm),
+                f"a field of dtype {self.dtype.name}",
+            )
+        return self.read(field)
+
+    def load(
+        self,
+        ranks: Mesh | Communicator,
+        whole: Partition | Points | None,
+        split: Sequence[Any] | None,
+        options: dict[str, Any],
+    ) -> Field:
+        """Fill a new field over ranks. Collective.
+
+        Raises:
+            LayoutError: the partition is of another shape.
+        """
+        if whole is not None and whole.shape != self.shape:
+            comm = ranks.comm if isinstance(ranks, Mesh) else ranks
+            raise LayoutError(
+                f"{self.path} holds shape {self.shape}, the partition is {whole}",
+                where("load", comm),
+                f"a partition of shape {self.shape}",
+            )
+        dtype = {} if "like" in options else {"dtype": self.dtype}
+        options = {"name": self.name, "unit": self.unit} | dtype | options
+        field = Field(ranks, self.shape if whole is None else whole, split=split, **options)
+        self.into(field)
+        return field

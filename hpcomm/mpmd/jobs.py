@@ -1,0 +1,213 @@
+"""Two jobs that were started apart become partners: one accepts, the other one connects, by a file.
+
+    job of the ocean                                     job of the atmosphere
+    accept(me, "sea.port")  ── name, MPI, port ──> file  connect(me, "sea.port")
+                            <── who is there ──── .hello
+                            ── come, or why not ─> .answer
+    MPI_Comm_accept <══════════════════════════════════> MPI_Comm_connect
+
+MPI's own pair knows neither names nor deadlines and waits for ever; so the first ranks meet by files, and
+only then do all ranks call MPI. Both jobs see the folder of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import runtime
+from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError
+from .link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .program import Program
+
+__all__ = ["Meeting", "accept", "connect", "meet"]
+
+_LOOK_S = 0.05
+_MPI_S = 30.0  # both are there by then: MPI needs much less
+_FITTING = "a name of its own for each program, and the same MPI for both jobs"
+
+
+class Meeting(NamedTuple):
+    """What the first rank of a program found: the other program, and MPI's port."""
+
+    peer: str
+    port: str
+
+
+def accept(me: Program, path: Path | str, *, timeout: float = 60.0) -> Link:
+    """Wait for a program of another job that connects by the same path. Collective over this program.
+
+    Afterwards me.link(its name) is the same link, and fields go over it as over any other.
+
+    Args:
+        path: a file that is made here and gone afterwards, in a folder that both jobs see.
+        timeout: seconds that the other one may take to come.
+
+    Raises:
+        ConfigError: this MPI cannot join jobs, or the names or the MPIs of both do not fit together.
+        WaitTimeoutError: nobody came.
+
+    Example (mpirun -n 2 python ocean.py, and in another terminal mpirun -n 1 python atmosphere.py):
+        >>> air = jobs.accept(hpcomm.join("ocean"), "sea.port")
+    """
+    return _joined(me, Path(path), timeout, is_host=True)
+
+
+def connect(me: Program, path: Path | str, *, timeout: float = 60.0) -> Link:
+    """Join the program of another job that accepts at path: see accept. Collective over this program."""
+    return _joined(me, Path(path), timeout, is_host=False)
+
+
+def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link:
+    from mpi4py import MPI
+
+    verb = "accept" if is_host else "connect"
+    library = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
+    _check(me, verb, library)
+    is_first = me.comm.rank == 0
+    port = MPI.Open_port() if is_host and is_first else ""
+    try:
+        card = {"hpcomm": 1, "name": me.name, "library": library, "programs": list(me.ranks), "port": port}
+        found: Any = meet(path, card, timeout_s, is_host=is_host) if is_first else None
+        found = me.comm.broadcast_object(found)
+        if isinstance(found, HpcommError):
+            raise found
+        runtime.expect_foreigners()
+        late = f"'{found.peer}' was at {path}, but MPI has not joined the jobs within {_MPI_S:g} s"
+        watch = threading.Timer(_MPI_S, runtime.abort, [f"{verb}: {late}"])
+        watch.daemon = True
+        watch.start()
+        join = me.comm.mpi.Accept if is_host else me.comm.mpi.Connect  # type: ignore[attr-defined]
+        inter = join(found.port, MPI.INFO_NULL, 0)
+        watch.cancel()
+    finally:
+        if port:
+            MPI.Close_port(port)
+    link = Link.over(me.name, found.peer, me.comm, inter, foreign=True)
+    me.admit(link)
+    return link
+
+
+def _check(me: Program, verb: str, library: str) -> None:
+    if library.startswith("Open MPI"):
+        raise ConfigError(
+            "Open MPI cannot join jobs that were started apart: its MPI_Comm_connect waits for ever",
+            verb,
+            "start both programs in one job (mpirun a : b, or hpcomm run SPEC.toml), or use MPICH for both",
+        )
+    if me.is_connected:
+        raise UsageError(
+            f"'{me.name}' has put or got fields already", verb, f"{verb} before the first of them"
+        )
+
+
+# -- the meeting, without MPI --------------------------------------------------------------------------
+
+
+def meet(path: Path, card: dict[str, Any], timeout_s: float, *, is_host: bool) -> Meeting | HpcommError:
+    """Find the other program at path, or the error that every rank raises.
+
+    Args:
+        card: name, library, programs of the job; of a host also MPI's port.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        return _host(path, card, deadline) if is_host else _guest(path, card, deadline)
+    except HpcommError as error:
+        return error
+    except OSError as error:
+        verb = "accept" if is_host else "connect"
+        return ConfigError(f"no meeting at {path}: {error}", verb, "a folder that both jobs can write")
+
+
+def _host(path: Path, card: dict[str, Any], deadline: float) -> Meeting:
+    hello, answer = _beside(path)
+    for old in (hello, answer):
+        old.unlink(missing_ok=True)
+    _write(path, card)
+    try:
+        late = f"nobody has connected at {path}", "accept", "start the other job, too"
+        guest = _await(lambda: _read(hello), deadline, *late)
+        error = _why_not(card, guest)
+        _write(answer, {"error": error})
+    finally:
+        path.unlink(missing_ok=True)
+    if error:
+        raise ConfigError(error, "accept", _FITTING)
+    return Meeting(guest["name"], card["port"])
+
+
+def _guest(path: Path, card: dict[str, Any], deadline: float) -> Meeting:
+    hello, answer = _beside(path)
+    late = f"nobody accepts at {path}", "connect", "start the other job, too"
+    host = _await(lambda: _read(path), deadline, *late)
+    late = f"somebody else is connecting at {path}", "connect", "a path of its own for each pair of jobs"
+    _await(lambda: _write(hello, card, is_new=True), deadline, *late)
+    try:
+        late = f"{path} is there, but nobody answers", "connect", "remove it, if an earlier job has left it"
+        error = _await(lambda: _read(answer), deadline, *late)["error"]
+    finally:
+        for ours in (hello, answer):
+            ours.unlink(missing_ok=True)
+    if error:
+        raise ConfigError(error, "connect", _FITTING)
+    return Meeting(host["name"], host["port"])
+
+
+def _why_not(host: dict[str, Any], guest: dict[str, Any]) -> str:
+    """Why two programs cannot be joined; "" if they can."""
+    if guest["library"] != host["library"]:
+        return f"'{host['name']}' has {host['library']}, and '{guest['name']}' {guest['library']}"
+    same = set(host["programs"]) & set(guest["programs"])
+    return f"both jobs have a program '{min(same)}'" if same else ""
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    return path.with_name(f"{path.name}.hello"), path.with_name(f"{path.name}.answer")
+
+
+def _write(path: Path, what: dict[str, Any], is_new: bool = False) -> bool:
+    """Write a file that is there as a whole or not at all; whether it was, where it has to be new."""
+    draft = path.with_name(f"{path.name}.{os.uname().nodename}.{threading.get_native_id()}")
+    draft.write_text(json.dumps(what), encoding="utf-8")
+    try:
+        if is_new:
+            path.hardlink_to(draft)
+            draft.unlink()
+        else:
+            draft.replace(path)
+    except FileExistsError:
+        draft.unlink()
+        return False
+    return True
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What _write has written; None if there is nothing yet."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not found.keys() & {"hpcomm", "error"}:
+        raise ConfigError(f"{path} is something else than a port of hpcomm's", "connect", "another path")
+    return found
+
+
+def _await(look: Callable[[], Any], deadline: float, what: str, verb: str, hint: str) -> Any:
+    """What look() returns as soon as that is something."""
+    began = time.monotonic()
+    while not (found := look()):
+        if time.monotonic() > deadline:
+            raise WaitTimeoutError(f"{what}; waited {time.monotonic() - began:.0f} s", verb, hint)
+        time.sleep(_LOOK_S)
+    return found

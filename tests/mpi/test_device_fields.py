@@ -1,0 +1,306 @@
+"""Fields, halos and redistribution of arrays on a device, on the model of the driver, without a race."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from test_devices import comm, device, found_races, path
+
+import hpcomm
+from hpcomm import Field, Halo, Partition, Points, Redistribution, checkpoint, hdf5, io, zarr
+from hpcomm.apps import _library, gpu_demo, overlap_demo
+from hpcomm.apps._library import Library
+from hpcomm.checksum import checksum
+from hpcomm.device import driver, model
+
+__all__ = ["comm", "device", "path"]  # fixtures
+Where = Callable[[int], bool]
+PLACES: dict[str, Where] = {"all": lambda rank: True, "even ranks": lambda rank: rank % 2 == 0}
+
+
+@pytest.fixture(params=PLACES)
+def aboard(request: pytest.FixtureRequest, comm: hpcomm.Communicator) -> bool:
+    """Whether this rank's arrays lie on the device."""
+    return PLACES[request.param](comm.rank)
+
+
+def there(x: Any, aboard: bool) -> Any:
+    return model.asarray(x) if aboard else x
+
+
+def here(x: Any) -> Any:
+    return x.get() if isinstance(x, model.DeviceArray) else x
+
+
+def pair(
+    ranks: Any, shape: tuple[int, ...], aboard: bool, dtype: str = "float32", **options: Any
+) -> list[Field]:
+    """The same field twice, filled by global index: on the host, and where it is tried."""
+    host = Field(ranks, shape, dtype=dtype, **options)
+    host.inner[...] = sum(k * (3 + 7 * a) for a, k in enumerate(host.indices)) % 251
+    return [host, Field(ranks, shape, array=there(host.array.copy(), aboard), **options)]
+
+
+@pytest.mark.parametrize("n", [2, 40])  # faces in one MPI call, and past the bound of the path of large ones
+def test_a_halo_on_a_device_is_what_it_is_on_the_host(
+    comm: hpcomm.Communicator, aboard: bool, n: int
+) -> None:
+    mesh = comm.mesh(y=-1, x=2 if comm.size == 4 else 1, periodic=["y"])
+    options: dict[str, Any] = {"halo": ((1, 2), 1)}
+    fields = [
+        pair(mesh, (3 * n, 9 * n), aboard, name="T", **options),
+        pair(mesh, (3 * n, 9 * n), aboard, "complex128", corners=False, **options),
+    ]
+    for host, _ in fields:
+        host.update_halo()
+    halo = Halo(*(tried for _, tried in fields))
+    for _ in range(2):
+        halo.start()
+        halo.wait()
+        for host, tried in fields:
+            np.testing.assert_array_equal(here(tried.array), host.array)
+    if comm.size > 1 and comm.all_reduce(aboard, "land"):
+        assert ("ipc, through the slab" in halo.explain()) == (n == 40)
+    halo.close()
+    fields[0][1].update_halo()
+
+
+def test_a_halo_may_be_waited_for_on_another_stream(comm: hpcomm.Communicator) -> None:
+    place = driver.driver().device(0)
+    begins, ends = place.stream(), place.stream()
+    host, tried = pair(comm, (8 * comm.size, 30), True, halo=1, periodic=[0, 1])
+    halo = Halo(tried)
+    handed = place.event()
+    place.record(handed, model.current_stream())
+    for _ in range(3):
+        host.update_halo()
+        with model.stream(begins):
+            place.wait(begins, handed)
+            halo.start()
+            inside = tried.array[2:-2].copy()
+            inside += 1
+            place.record(handed, begins)
+        with model.stream(ends):
+            place.wait(ends, handed)
+            halo.wait()
+            np.testing.assert_array_equal(tried.array.get(), host.array)
+            rows = tried.array[1:-1, 1:-1]
+            rows += 1
+            host.inner[...] += 1
+            place.record(handed, ends)
+    with model.stream(begins):
+        place.wait(begins, handed)
+        halo.close()
+
+
+def test_memory_of_the_exchange_is_in_order_between_streams_that_the_user_does_not_join(
+    comm: hpcomm.Communicator, device: model.Model
+) -> None:
+    if comm.size not in (2, 3):
+        pytest.skip("one rank sends no messages, and four have no edges that three have not")
+    place = device.device(0)
+    begins, ends = place.stream(), place.stream()
+
+    def exchange() -> None:
+        tried = pair(comm, (8 * comm.size, 30), True, halo=(0, 1), periodic=[1])[1]
+        columns = Partition(tried.shape, {"p": comm.size}, (None, "p"))
+        tried = tried.redistribute(columns, halo=(0, 1))
+        halo, ready = Halo(tried), place.event()
+        place.record(ready, model.current_stream())
+        place.wait(begins, ready)
+        place.wait(ends, ready)
+        for _ in range(2):
+            with model.stream(begins):
+                halo.start()
+            with model.stream(ends):
+                halo.wait()
+        MPI.COMM_WORLD.Barrier()
+
+    exchange()
+    assert found_races(device) == []
+    ours = {edge for edge in device.order.edges if edge.count("exchange.py") == 2}
+    edges = sorted(set().union(*MPI.COMM_WORLD.allgather(ours)))
+    assert edges
+    try:
+        for edge in edges:
+            device.order.forget()
+            device.order.without = edge
+            exchange()
+            assert found_races(device), edge
+    finally:
+        device.order.without = None
+        device.order.forget()
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (40, 60)])
+def test_redistribution_on_a_device_is_what_it_is_on_the_host(
+    comm: hpcomm.Communicator, aboard: bool, shape: tuple[int, int]
+) -> None:
+    p = comm.size
+    rows, columns = Partition(shape, {"p": p}, ("p", None)), Partition(shape, {"p": p}, (None, "p"))
+    copies, summands = (
+        Partition(shape, {"p": p}, (None, None)),
+        Partition(shape, {"p": p}, (None, None), {}, "p"),
+    )
+    for source, target in ((rows, columns), (columns, copies), (summands, rows), (rows, summands)):
+        box = source.box(comm.rank).shape
+        x = (np.arange(np.prod(box)).reshape(box) + 10 * comm.rank).astype(np.float32)
+        with_host = Redistribution(comm, source, target)
+        move = Redistribution(comm, source, target)
+        given = there(x, aboard)
+        for _ in range(2):
+            got = move(given)
+            np.testing.assert_array_equal(here(got), with_host(x))
+        assert isinstance(got, model.DeviceArray) == aboard
+        wide = there(np.zeros((*move.target_shape, 2), np.float32), aboard)  # type: ignore[misc]
+        out = wide[:, :, 1]
+        for _ in range(2):
+            assert move(given, out=out) is out
+            np.testing.assert_array_equal(here(out), with_host(x))
+        move.close()
+        with_host.close()
+
+
+def test_a_field_on_a_device_is_gathered_sliced_and_reduced(comm: hpcomm.Communicator, aboard: bool) -> None:
+    mesh = comm.mesh(y=-1, x=2 if comm.size == 4 else 1)
+    host, tried = pair(mesh, (5, 7), aboard, halo=1)
+    whole = host.all_gather()
+    root = comm.size - 1
+    at_root = tried.gather(root)
+    assert (at_root is None) == (comm.rank != root)
+    np.testing.assert_array_equal(here(tried.all_gather()), whole)
+    assert (tried.sum(), tried.max(), tried.norm()) == (host.sum(), host.max(), host.norm())
+    assert checksum(tried) == checksum(host)
+    for key in (np.s_[1:4:2, 3], np.s_[...], np.s_[-1]):
+        whole = host.all_gather()
+        np.testing.assert_array_equal(here(tried[key]), whole[key])
+        for field in (host, tried):
+            field[key] = -whole[key]
+            field[0, 2:4] = 7
+        np.testing.assert_array_equal(here(tried.array), host.array)
+    whole = host.all_gather()
+    other = Field(mesh, (5, 7), like=tried.array, halo=2)
+    assert isinstance(other.array, model.DeviceArray) == aboard
+    assert here(other.array).max() == 0
+    other.scatter(whole if comm.rank == root else None, root)
+    np.testing.assert_array_equal(here(other.all_gather()), whole)
+    other.scatter(model.asarray(whole) if comm.rank == root else None, root)
+    np.testing.assert_array_equal(here(other.all_gather()), whole)
+    columns = tried.redistribute(Partition((5, 7), {"p": comm.size}, (None, "p")))
+    assert isinstance(columns.array, model.DeviceArray) == aboard
+    np.testing.assert_array_equal(here(columns.all_gather()), host.all_gather())
+
+
+def test_a_field_on_a_device_is_saved_and_loaded(
+    comm: hpcomm.Communicator, aboard: bool, tmp_path: Path
+) -> None:
+    folder = comm.broadcast_object(tmp_path)
+    comm.barrier()
+    host, tried = pair(comm, (40, 30), aboard, halo=1, name="T")
+    whole = host.all_gather()
+    deeds: list[tuple[Callable[[Field], Any], Callable[[Field], Any]]] = [
+        (lambda f: io.save(f, folder / "x.npy"), lambda f: io.read_into(f, folder / "x.npy")),
+        (lambda f: checkpoint.save(folder / "c", [f]), lambda f: checkpoint.load(folder / "c", [f])),
+    ]
+    for module, library in ((hdf5, "h5py"), (zarr, "zarr")):
+        if importlib.util.find_spec(library):
+            path = folder / library
+            deeds.append(
+                (lambda f, m=module, p=path: m.save(f, p), lambda f, m=module, p=path: m.read_into(f, p))
+            )
+    for save, load in deeds:
+        save(tried)
+        like = Field(comm, (40, 30), like=tried.array, name="T")
+        load(like)
+        np.testing.assert_array_equal(here(like.array), whole[like.box.slices()])  # type: ignore[union-attr]
+    again = io.load(folder / "x.npy", comm, like=tried.array)
+    assert isinstance(again.array, model.DeviceArray) == aboard
+    np.testing.assert_array_equal(here(again.all_gather()), whole)
+    comm.barrier()
+
+
+@pytest.mark.parametrize("n", [3, 500])
+def test_neighbours_take_arrays_on_a_device(comm: hpcomm.Communicator, aboard: bool, n: int) -> None:
+    for ring in (False, True):
+        grid = comm.cart((-1,), ring)
+        x = np.arange(n, dtype=np.float32) + 100 * grid.rank
+        both = np.stack([x, -x])
+        expected = grid.neighbour_all_gather(x), grid.neighbour_all_to_all(both)
+        for later in (False, True):
+            given, turned = there(x, aboard), there(both, aboard)
+            got = [
+                grid.neighbour_all_gather(given, async_op=later),
+                grid.neighbour_all_to_all(turned, async_op=later),
+            ]
+            if later:
+                got = [each.wait() for each in got]
+            for array, right in zip(got, expected, strict=True):
+                assert isinstance(array, model.DeviceArray) == aboard
+                np.testing.assert_array_equal(here(array), right)
+        out = there(np.zeros((2, n), np.float32), aboard)
+        assert grid.neighbour_all_gather(there(x, aboard), out=out) is out
+        np.testing.assert_array_equal(here(out), expected[0])
+        parts = grid.neighbour_all_gather_ragged(there(x, aboard))
+        for rank, part in zip(grid.sources, parts, strict=True):
+            assert part is None if rank < 0 else part[0] == 100 * rank
+        grid.close()
+
+
+def test_what_a_device_cannot_do_is_refused(comm: hpcomm.Communicator) -> None:
+    x = model.asarray(np.zeros((4, 2), np.float32))
+    with pytest.raises(hpcomm.LayoutError, match="points cannot lie on a device"):
+        Field(comm, Points((4 * comm.size, 2), np.arange(4 * comm.size).reshape(-1, 4)), array=x)
+    rows = Partition((4 * comm.size, 2), {"p": comm.size}, ("p", None))
+    points = Points((4 * comm.size, 2), np.arange(4 * comm.size).reshape(-1, 4)[::-1])
+    with pytest.raises(hpcomm.LayoutError, match="points cannot be gathered on a device"):
+        Redistribution(comm, rows, points)(x)
+    move = Redistribution(comm, rows, rows)
+    with pytest.raises(hpcomm.LayoutError, match="out on cpu"):
+        move(x, out=np.zeros((4, 2), np.float32))
+    with pytest.raises(hpcomm.LayoutError, match="overlap"):
+        move(x, out=x)
+    with pytest.raises(hpcomm.UsageError, match="one of them"):
+        Field(comm, (4, 2), like=x, dtype="float32")
+    turn = Redistribution(comm, rows, Partition((4 * comm.size, 2), {"p": comm.size}, ("p", None), {0: (
+        0, *range(5, 4 * comm.size, 4), 4 * comm.size)} if comm.size > 1 else {}))  # fmt: skip
+    turn(np.zeros((4, 2), np.float32))
+    if comm.size > 1:
+        with pytest.raises(hpcomm.LayoutError, match="does not expect"):
+            turn(x)
+
+
+class Model(Library):
+    """The model's arrays, as the apps would have CuPy's."""
+
+    name, on_device = "model", True
+
+    def there(self, x: Any) -> Any:
+        return model.asarray(x)
+
+    def here(self, x: Any) -> Any:
+        return x.get()
+
+    def start_products(self, a: Any, times: int) -> Callable[[], bool]:
+        return lambda: True
+
+
+def test_the_apps_show_a_device_where_there_is_one(
+    comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_library, "find", lambda: (Model(), []))
+    monkeypatch.setattr(gpu_demo, "SPAN_S", 0.0)
+    assert gpu_demo.main(["--most", "4096"]) == 0
+    assert overlap_demo.main(["--bytes", "4000"]) == 0
+    if comm.rank == 0:
+        said = capsys.readouterr().out
+        assert re.findall(r"^(\w+) +4096 ", said, re.MULTILINE) == ["naive", "pipeline", "auto"]
+        if comm.size > 1:
+            assert re.search(r"^auto: .*by ipc, through the slab", said, re.MULTILINE)
+            assert re.search(r"^pipeline: .*HPCOMM_GPU=pipeline forces it", said, re.MULTILINE)

@@ -1,0 +1,73 @@
+"""Two programs of different jobs find each other by a file, or both are told why not."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hpcomm.errors import ConfigError, WaitTimeoutError
+from hpcomm.mpmd.jobs import Meeting, meet
+
+
+def card(name, library="MPICH 5", programs=None):
+    return {
+        "hpcomm": 1,
+        "name": name,
+        "library": library,
+        "programs": programs or [name],
+        "port": f"at {name}",
+    }
+
+
+def both(path, host, guest, timeout_s=10.0):
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(meet, path, host, timeout_s, is_host=True)
+        second = pool.submit(meet, path, guest, timeout_s, is_host=False)
+        return first.result(), second.result()
+
+
+def test_they_learn_each_others_names_and_the_hosts_port(tmp_path):
+    for _ in range(2):  # the place may be used again
+        found = both(tmp_path / "port", card("ocean"), card("air"))
+        assert found == (Meeting("air", "at ocean"), Meeting("ocean", "at ocean"))
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("guest", "words"),
+    [
+        (card("air", "Open MPI 5"), "'ocean' has MPICH 5, and 'air' Open MPI 5"),
+        (card("air", programs=["air", "ocean"]), "both jobs have a program 'ocean'"),
+    ],
+)
+def test_both_are_told_why_they_do_not_fit(tmp_path, guest, words):
+    for error in both(tmp_path / "port", card("ocean"), guest):
+        assert isinstance(error, ConfigError)
+        assert words in str(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_waits_in_vain_is_told_what_to_do(tmp_path):
+    path = tmp_path / "port"
+    for is_host, words in ((True, "nobody has connected at"), (False, "nobody accepts at")):
+        error = meet(path, card("ocean"), 0.1, is_host=is_host)
+        assert isinstance(error, WaitTimeoutError)
+        assert words in str(error)
+        assert "start the other job, too" in str(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_there_from_earlier_does_not_pass_for_a_partner(tmp_path):
+    path = tmp_path / "port"
+    path.write_text("else")
+    assert "something else than a port" in str(meet(path, card("air"), 0.1, is_host=False))
+    path.write_text('{"hpcomm": 1, "name": "ocean", "port": "gone"}')
+    assert "remove it, if an earlier job has left it" in str(meet(path, card("air"), 0.1, is_host=False))
+    (tmp_path / "port.hello").write_text('{"hpcomm": 1}')
+    assert "somebody else is connecting" in str(meet(path, card("air"), 0.1, is_host=False))
+    assert "nobody has connected" in str(meet(path, card("ocean"), 0.1, is_host=True))
+
+
+def test_a_folder_that_is_not_there_is_an_error_and_no_wait(tmp_path):
+    assert "a folder that both jobs can write" in str(
+        meet(tmp_path / "no" / "port", card("a"), 9, is_host=True)
+    )
