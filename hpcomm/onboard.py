@@ -187,7 +187,7 @@ class Onboard:
         if said[0] & _HOST:
             return False
         on_devices = bool(said[0] & _DEVICE)
-        if on_devices and not said[0] & _MET:
+        if on_devices and self.forced != "pipeline" and not said[0] & _MET:
             yield from self._meet(device)
         elsewhere = "another rank has no kernel for it"
         arena, dtype, fold = self.arena, call.look.dtype, job.fold

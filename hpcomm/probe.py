@@ -38,6 +38,7 @@ def probe() -> None:
         other for other in everyone if other["host"] == mine["host"] and other is not everyone[world.rank]
     ]
     readable = world.allgather(_reads(others[0]) if others else None)  # also keeps secret alive until read
+    paths = _device_paths(world, [each["host"] for each in everyone])
     if world.rank == 0:
         vendor, version = MPI.get_vendor()
         about = {
@@ -49,6 +50,7 @@ def probe() -> None:
             "size": world.size,
             "reads_memory_of_peers": None if set(readable) == {None} else False not in readable,
             "reads_cuda_memory": says(vendor, MPI.Get_library_version()),
+            "device_paths": paths,
             "ranks": [{"host": each["host"], "cores": each["cores"]} for each in everyone],
         }
         print(ANSWER + json.dumps(about), flush=True)
@@ -68,3 +70,37 @@ def _reads(peer: Mapping[str, Any]) -> bool | None:
     remote = _Iovec(peer["address"], 16)
     count = read(peer["pid"], ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
     return bool(count == 16 and here.raw.hex() == peer["secret"])
+
+
+def _device_paths(world: Any, hosts: list[str]) -> list[str] | None:
+    """For each rank, which path a large broadcast on devices takes and why no better one; None: no device."""
+    from .device import driver
+
+    if not world.allreduce(driver.possible()):
+        return None
+    from .communicator import Communicator
+    from .errors import HpcommError
+
+    try:
+        known = driver.driver()
+        device = known.device(hosts[: world.rank].count(hosts[world.rank]) % max(known.count(), 1))
+        block, why = _Block(device.allocate(_TRIED)), ""
+    except HpcommError as error:
+        block, why = None, error.what
+    whys: list[str] = world.allgather(why)
+    if any(whys):
+        return whys
+    with Communicator(world, name="doctor") as comm, comm.plan("broadcast", block, out=block) as step:
+        return [str(each) for each in world.allgather(step.explain().partition(": ")[2])]
+
+
+_TRIED = 4 << 20  # bytes
+
+
+class _Block:
+    """Device memory as an array."""
+
+    def __init__(self, address: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (_TRIED,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3,
+        }  # fmt: skip

@@ -69,10 +69,11 @@ class Driver(Protocol):
 def possible() -> bool:
     """Whether this process may meet device arrays; costs microseconds and brings nothing up.
 
-    HPCOMM_GPU=off says no. All else is left to driver(), which is asked when such an array comes.
+    HPCOMM_GPU=off says no, a path there yes. All else is left to driver(), which is asked when such an array
+    comes.
     """
-    if os.environ.get("HPCOMM_GPU") == "off":
-        return False
+    if said := os.environ.get("HPCOMM_GPU"):
+        return said != "off"
     return bool(_installed) or any(Path(sign).exists() for sign in _SIGNS)
 
 
