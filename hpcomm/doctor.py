@@ -220,6 +220,7 @@ def _gpu(mpi: Mapping[str, Any] | None) -> dict[str, Any]:
         "driver": driver.is_dir() or ctypes.util.find_library("cuda") is not None,
         "devices": len(list(driver.glob("gpus/*"))),
         "mpi_reads_cuda_memory": mpi["reads_cuda_memory"] if mpi else None,
+        "paths": mpi.get("device_paths") if mpi else None,
     }
 
 
@@ -370,6 +371,10 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     driver = f"driver present, {gpu['devices']} devices" if gpu["driver"] else "no driver"
     says = _yes_no(gpu["mpi_reads_cuda_memory"], "reads", "does not read", "does not say whether it reads")
     rows.append(("GPU", f"{driver}; MPI {says} CUDA memory" if mpi else driver))
+    ways: dict[str, list[int]] = {}
+    for rank, way in enumerate(gpu["paths"] or ()):
+        ways.setdefault(way, []).append(rank)
+    rows += [(f"rank {spans(ranks)}", way) for way, ranks in ways.items()]
     return rows
 
 

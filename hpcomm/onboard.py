@@ -9,6 +9,7 @@ call for each piece of columns, through pinned memory.
 
 from __future__ import annotations
 
+import json
 import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,14 @@ from .call import Call
 from .device.driver import watching
 from .device.kernels import kernels
 from .errors import ConfigError, LayoutError, MismatchError, UsageError, where
-from .transport import columns, nccl
+from .transport import columns, direct, nccl
 from .transport import mpi as transport
 from .transport.arena import Arena
 from .transport.choice import PATHS, choose
 from .transport.messages import Messages, carried
 from .transport.nccl import ByNccl, refuses
 from .transport.pieces import cut
-from .transport.progress import drive
+from .transport.progress import Thread, drive
 from .transport.rounds import Rounds, algorithm, schedule
 from .transport.staging import After, Sink, Source, sink_of, source_of, station
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["EAGER", "Onboard"]
 
 EAGER = 1 << 20  # bytes of a rank's block up to which a call is one MPI call
+_SAID = 4096  # bytes of what is said about MPI and device memory
 _CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
 _STACKS = ("gather", "all_gather", "all_to_all")  # the result has
 # What each rank says before a large call; what all say is true of the call:
@@ -60,6 +62,7 @@ class Onboard:
         self.arena: Arena | None = None
         self._nccl: Any = None
         self._no_nccl = "nobody has met"
+        self._direct = dict.fromkeys(direct.OPERATIONS, "nobody has met")
         self.messages = Messages(self.plain, self.channel, self.forced, self._is_one_call)
         self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
         self.announced, self.length = self.messages.announced, self.messages.length
@@ -168,6 +171,9 @@ class Onboard:
         if path == "nccl":
             slots = schedule(call.verb, name, arena.size, call.root).slots
             return ByNccl(arena, self._nccl, call.verb, slots, op, wide, call.root)
+        if path == "direct":
+            slots = schedule(call.verb, name, arena.size, call.root).slots
+            return direct.Direct(arena, self.channel, call.verb, slots, fold, wide, call.root)
         return Rounds(arena, self.channel, job.kernels, call.verb, name, call.root, op, wide)
 
     def _agree(self, job: _Job) -> Stages:
@@ -181,7 +187,7 @@ class Onboard:
         if said[0] & _HOST:
             return False
         on_devices = bool(said[0] & _DEVICE)
-        if on_devices and not said[0] & _MET:
+        if on_devices and self.forced != "pipeline" and not said[0] & _MET:
             yield from self._meet(device)
         elsewhere = "another rank has no kernel for it"
         arena, dtype, fold = self.arena, call.look.dtype, job.fold
@@ -192,7 +198,7 @@ class Onboard:
             converts="" if said[0] & _CONVERTS else job.lacks[1] or elsewhere,
             pairs=arena.whys if arena is not None else ["nobody has met"],
             nccl=self._no_nccl or refuses(call.verb, op, columns.travels(fold, dtype)),
-            direct="not built",
+            direct=self._direct[call.verb],
         )  # fmt: skip
         if not chosen.path:
             raise ConfigError(
@@ -214,6 +220,21 @@ class Onboard:
         self._no_nccl = nccl.lack(self.arena.cards)
         if not self._no_nccl and self.forced in ("auto", "nccl"):
             self._nccl, self._no_nccl = yield from nccl.join(self.channel, self.arena)
+
+        self._direct = yield from self._ask_about_direct()
+
+    def _ask_about_direct(self) -> Stages:
+        """What the first rank finds out is so for all: they use one MPI."""
+        if self.forced not in ("auto", "direct"):
+            return dict.fromkeys(direct.OPERATIONS, f"HPCOMM_GPU={self.forced} forces another")
+        asked: dict[str, str] = {}
+        if self.channel.Get_rank() == 0:
+            asking = Thread(direct.evidence)
+            yield [asking]
+            asked = asking.result or dict.fromkeys(direct.OPERATIONS, asking.why)
+        said = bytearray(json.dumps(asked).encode()[:_SAID].ljust(_SAID))
+        yield [self.channel.Ibcast([said, MPI.BYTE], 0)]
+        return json.loads(said)
 
     def _leave_nccl(self) -> None:
         if self._nccl is not None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .launch import core_names
@@ -24,6 +22,8 @@ def probe() -> None:
     """Bring MPI up, look around together with all ranks, and print it as a line of JSON on rank 0."""
     from mpi4py import MPI
 
+    from .transport.direct import loaded_library, says
+
     world = MPI.COMM_WORLD
     secret = ctypes.create_string_buffer(os.urandom(16), 16)
     mine = {
@@ -38,17 +38,19 @@ def probe() -> None:
         other for other in everyone if other["host"] == mine["host"] and other is not everyone[world.rank]
     ]
     readable = world.allgather(_reads(others[0]) if others else None)  # also keeps secret alive until read
+    paths = _device_paths(world, [each["host"] for each in everyone])
     if world.rank == 0:
         vendor, version = MPI.get_vendor()
         about = {
             "vendor": vendor,
             "version": ".".join(map(str, version)),
             "standard": ".".join(map(str, MPI.Get_version())),
-            "library": _loaded_library(),
+            "library": loaded_library(),
             "threads": _THREAD_LEVELS[MPI.Query_thread()],
             "size": world.size,
             "reads_memory_of_peers": None if set(readable) == {None} else False not in readable,
-            "reads_cuda_memory": _reads_cuda(vendor, MPI.Get_library_version()),
+            "reads_cuda_memory": says(vendor, MPI.Get_library_version()),
+            "device_paths": paths,
             "ranks": [{"host": each["host"], "cores": each["cores"]} for each in everyone],
         }
         print(ANSWER + json.dumps(about), flush=True)
@@ -70,23 +72,35 @@ def _reads(peer: Mapping[str, Any]) -> bool | None:
     return bool(count == 16 and here.raw.hex() == peer["secret"])
 
 
-def _loaded_library() -> str | None:
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:  # macOS
+def _device_paths(world: Any, hosts: list[str]) -> list[str] | None:
+    """For each rank, which path a large broadcast on devices takes and why no better one; None: no device."""
+    from .device import driver
+
+    if not world.allreduce(driver.possible()):
         return None
-    found = re.search(r"/\S*/libmpi[^/\s]*\.so[^/\s]*", maps)
-    return found[0] if found else None
+    from .communicator import Communicator
+    from .errors import HpcommError
+
+    try:
+        known = driver.driver()
+        device = known.device(hosts[: world.rank].count(hosts[world.rank]) % max(known.count(), 1))
+        block, why = _Block(device.allocate(_TRIED)), ""
+    except HpcommError as error:
+        block, why = None, error.what
+    whys: list[str] = world.allgather(why)
+    if any(whys):
+        return whys
+    with Communicator(world, name="doctor") as comm, comm.plan("broadcast", block, out=block) as step:
+        return [str(each) for each in world.allgather(step.explain().partition(": ")[2])]
 
 
-def _reads_cuda(vendor: str, description: str) -> bool | None:
-    """Whether this MPI reads device memory; None: it does not say. Never by passing it a device pointer.
+_TRIED = 4 << 20  # bytes
 
-    MPICH's own query ends the process unless MPI is up and built for it: its configuration is read instead.
-    """
-    if vendor == "Open MPI":
-        query = getattr(ctypes.CDLL(_loaded_library()), "MPIX_Query_cuda_support", None)
-        return bool(query()) if query else None
-    if "--with-cuda" in description:
-        return True
-    return False if "--without-cuda" in description else None
+
+class _Block:
+    """Device memory as an array."""
+
+    def __init__(self, address: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (_TRIED,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3,
+        }  # fmt: skip

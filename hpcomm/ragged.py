@@ -1,8 +1,8 @@
 """Arrays whose shape and dtype the receivers do not know ("dynamic shapes"; MPI's v-variants).
 
 Each rank may bring another shape, dtype and array library; arrays arrive as what was sent: tensors
-as tensors (as numpy arrays where torch is not installed), everything else as numpy arrays. Small
-arrays travel in one round.
+as tensors (as numpy arrays where torch is not installed), arrays on devices on the current device of their
+library where there is one, everything else as numpy arrays. Small arrays travel in one round.
 """
 
 from __future__ import annotations
@@ -157,20 +157,34 @@ def encode(x: Any) -> Parcel:
     opaque = look.dtype.kind == "o"
     name = repr(np.lib.format.dtype_to_descr(look.array.dtype)) if opaque else look.dtype.name
     torch = type(x).__module__.startswith("torch")
-    text = f"{'torch' if torch else 'numpy'};{name}".encode()
-    description = parcel.ARRAY + struct.pack(f"<q{len(look.shape)}q", len(look.shape), *look.shape) + text
-    flat = np.ascontiguousarray(look.array).reshape(-1).view(np.uint8)
+    return _parcel(look.array, "torch" if torch else "numpy", name)
+
+
+def _parcel(array: Any, library: str, name: str) -> Parcel:
+    text = f"{library};{name}".encode()
+    description = parcel.ARRAY + struct.pack(f"<q{array.ndim}q", array.ndim, *array.shape) + text
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return Parcel(description, [flat])
 
 
 def _from_device(look: DeviceBuffer) -> Parcel:
-    """A copy on the host; it arrives there as a torch tensor or a numpy array, in host memory."""
+    """A copy on the host; it arrives on a device where the same library has one, else on the host."""
     from .transport.staging import on_host
 
-    torch = type(look.give()).__module__.startswith("torch")
-    host = buffer.empty(look.shape, look.dtype, torch)
-    host.array[...] = on_host(look)
-    return encode(host.give())
+    library = type(look.give()).__module__.partition(".")[0]
+    if type(look.give()).__module__ == "hpcomm.device.model":
+        library = "hpcomm.device.model"
+    return _parcel(on_host(look), f"device {library}", look.dtype.name)
+
+
+def _to_device(host: Any, library: str) -> Any:
+    """An array of the host's, on the current device of library if that is loaded here and has one."""
+    module = sys.modules.get(library)
+    if library == "torch" and module is not None:
+        return host.cuda() if module.cuda.is_available() else host
+    if module is None or not hasattr(module, "asarray"):
+        return host
+    return module.asarray(host)
 
 
 def decode(got: Parcel) -> Any:
@@ -184,6 +198,10 @@ def decode(got: Parcel) -> Any:
     (ndim,) = struct.unpack_from("<q", text, at)
     shape = struct.unpack_from(f"<{ndim}q", text, at + 8)
     library, name = text[at + 8 + 8 * ndim :].decode().split(";", 1)
+    if library.startswith("device "):
+        library = library.removeprefix("device ")
+        plain = ("torch" if library == "torch" else "numpy").encode() + b";" + name.encode()
+        return _to_device(decode(Parcel(text[: at + 8 + 8 * ndim] + plain, got.contents)), library)
     flat = np.frombuffer(got.contents[0], np.uint8) if got.contents[0].nbytes else np.empty(0, np.uint8)
     if name not in dtypes.BY_NAME:
         import ast

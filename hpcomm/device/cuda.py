@@ -309,6 +309,11 @@ class CudaDevice:
         with self._here():
             self._call("cuIpcCloseMemHandle", address)
 
+    def memory(self, address: int, nbytes: int) -> Any:
+        from mpi4py import MPI
+
+        return MPI.buffer.fromaddress(address, nbytes)
+
     def nccl(self) -> NcclHere:
         return NcclHere(self.driver.nccl(), self._here)
 

@@ -49,6 +49,7 @@ class Device(Protocol):
     def export(self, base: int) -> bytes: ...  # of an allocation, by where it begins; 64 bytes
     def open(self, handle: bytes) -> int: ...
     def close(self, address: int) -> None: ...
+    def memory(self, address: int, nbytes: int) -> Any: ...  # as an MPI that reads device memory takes it
     def nccl(self) -> Any: ...  # as device.nccl.Nccl, here; ConfigError says why there is none
     def export_event(self, event: int) -> bytes: ...  # 64 bytes
     def open_event(self, handle: bytes) -> int: ...
@@ -68,10 +69,11 @@ class Driver(Protocol):
 def possible() -> bool:
     """Whether this process may meet device arrays; costs microseconds and brings nothing up.
 
-    HPCOMM_GPU=off says no. All else is left to driver(), which is asked when such an array comes.
+    HPCOMM_GPU=off says no, a path there yes. All else is left to driver(), which is asked when such an array
+    comes.
     """
-    if os.environ.get("HPCOMM_GPU") == "off":
-        return False
+    if said := os.environ.get("HPCOMM_GPU"):
+        return said != "off"
     return bool(_installed) or any(Path(sign).exists() for sign in _SIGNS)
 
 

@@ -48,6 +48,7 @@ class Model:
         self._file = os.memfd_create("hpcomm-model")
         os.ftruncate(self._file, HEAP + EVENTS * EVENT)
         self.heap = Heap(os.getpid(), self._file, _BASE)
+        self._start = int(self.heap.bytes.__array_interface__["data"][0])
         self._heaps = {(os.getpid(), self._file): self.heap}
         self._next = 256
         self.allocations: dict[int, tuple[int, bool]] = {}  # where -> bytes, may be exported
@@ -83,6 +84,9 @@ class Model:
             if heap.base <= address and address + nbytes <= heap.base + HEAP:
                 low = address - heap.base
                 return heap.bytes[low : low + nbytes], f"heap {heap.process}", low
+        if self._start <= address < self._start + HEAP:  # as memory() shows it to MPI
+            low = address - self._start
+            return self.heap.bytes[low : low + nbytes], f"heap {self.heap.process}", low
         for pinned in self._pinned:
             start = pinned.__array_interface__["data"][0]
             if start <= address and address + nbytes <= start + pinned.nbytes:
@@ -287,6 +291,9 @@ class ModelDevice:
 
     def close(self, address: int) -> None:
         self.model.at(address, 0)
+
+    def memory(self, address: int, nbytes: int) -> NDArray[Any]:
+        return self.model.at(address, nbytes)[0]
 
     def nccl(self) -> Any:
         if self.model.nccl is None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from ..device.nccl import DTYPES, OPS
 from ..errors import HpcommError
+from .progress import Thread
 
 if TYPE_CHECKING:
     from ..device.driver import Device
@@ -71,7 +70,7 @@ def join(channel: Any, arena: Arena) -> Stages:
     library = arena.device.nccl()
     unique = bytearray(library.unique() if arena.rank == 0 else 128)
     yield [channel.Ibcast([unique, MPI.BYTE], 0)]
-    joining = _Thread(lambda: library.group(bytes(unique), arena.size, arena.rank))
+    joining = Thread(lambda: library.group(bytes(unique), arena.size, arena.rank))
     yield [joining]
     fine = bytearray([joining.why == ""])
     yield [channel.Iallreduce(MPI.IN_PLACE, [fine, MPI.BYTE], MPI.BAND)]
@@ -94,23 +93,3 @@ class ByNccl:
         self.group.carry(self.verb, arena.work, count, self.dtype, self.op, self.root, arena.stream)
         return
         yield
-
-
-class _Thread:
-    """Work that blocks, in a thread; waited for as an MPI request is."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.result: Any = None
-        self.why = ""
-
-        def run() -> None:
-            try:
-                self.result = work()
-            except HpcommError as error:
-                self.why = error.what
-
-        self._thread = threading.Thread(target=run, daemon=True, name="hpcomm joins NCCL")
-        self._thread.start()
-
-    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
-        return not self._thread.is_alive()

@@ -21,7 +21,7 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["StreamRequest", "Together", "drive"]
+__all__ = ["StreamRequest", "Thread", "Together", "drive"]
 
 _lock = threading.RLock()
 _under_way: list[StreamRequest] = []
@@ -97,6 +97,26 @@ class Together:
                 pending += next(stages)
             except StopIteration:
                 return True
+
+
+class Thread:
+    """Work that blocks, in a thread; waited for as an MPI request is."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.why = ""
+
+        def run() -> None:
+            try:
+                self.result = work()
+            except Exception as error:
+                self.why = f"{error}"
+
+        self._thread = threading.Thread(target=run, daemon=True, name="hpcomm waits")
+        self._thread.start()
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+        return not self._thread.is_alive()
 
 
 def advance() -> None:

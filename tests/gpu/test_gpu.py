@@ -6,6 +6,7 @@ Run:  hpcomm run -n 2 python -m pytest --with-mpi tests/gpu
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +70,21 @@ def test_collectives_give_what_host_arrays_give(comm: hpcomm.Communicator, libra
         got = getattr(comm, verb)(given)
         given *= 0  # behind the call in the current stream
         np.testing.assert_array_equal(here(got), getattr(comm, verb)(x), verb)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+def test_halves_are_folded_in_float32(comm: hpcomm.Communicator, library: Any, op: str) -> None:
+    for n in (1000, 3 << 20):
+        x = random(n, comm.rank).astype(np.float16)
+        np.testing.assert_array_equal(here(comm.all_reduce(there(library, x), op)), comm.all_reduce(x, op))
+
+
+def test_reductions_stay_on_the_device_unless_the_pipeline_is_forced(
+    comm: hpcomm.Communicator, library: Any
+) -> None:
+    with comm.plan("all_reduce", there(library, random(1 << 20, comm.rank))) as step:
+        said = step.explain()
+    assert ("by pipeline" in said) == (os.environ["HPCOMM_GPU"] == "pipeline"), said
 
 
 @pytest.mark.parametrize("n", SIZES)

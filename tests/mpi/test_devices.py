@@ -17,7 +17,7 @@ from stand_ins import ModelNccl
 import hpcomm
 from hpcomm import onboard
 from hpcomm.device import driver, model, order
-from hpcomm.transport import arena, ipc, pieces
+from hpcomm.transport import arena, direct, ipc, pieces
 
 # elements of float32 that go in one MPI call; in pieces or through the slab; in an allocation opened itself
 SMALL, LARGE, DIRECT = 20, 700, 3000
@@ -280,6 +280,58 @@ def test_nccl_is_left_where_ranks_share_a_gpu(
         other.all_reduce(x)
 
 
+@pytest.fixture
+def aware(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MPI that reads device memory: the model's, which memory() shows to it."""
+    monkeypatch.setattr(direct, "_found", dict.fromkeys(direct.OPERATIONS, ""))
+
+
+@pytest.mark.parametrize("path", ["direct"])
+@pytest.mark.parametrize("verb", COLLECTIVES)
+def test_an_mpi_that_reads_device_memory_is_given_it(
+    aware: None, comm: hpcomm.Communicator, verb: str
+) -> None:
+    x, expected = COLLECTIVES[verb](LARGE, comm.size, comm.rank)
+    y = collective(comm, verb, x)
+    x.fill(-1)
+    if expected is not None:
+        y += 1
+        np.testing.assert_array_equal(y.get(), expected + 1)
+    with comm.plan("all_reduce", given(LARGE, comm.rank)) as step:
+        assert "by direct (the MPI library, on device memory)" in step.explain()
+
+
+def test_an_mpi_that_does_not_say_so_is_given_none(
+    comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_found", {})
+    monkeypatch.setattr(direct, "_child", lambda names: pytest.fail("was tried"))
+    monkeypatch.setenv("HPCOMM_GPU", "direct")
+    with (
+        comm.dup() as other,
+        pytest.raises(hpcomm.ConfigError, match=r"this MPI (says|does not say) that it"),
+    ):
+        other.all_reduce(given(LARGE, comm.rank))
+
+
+def test_the_trial_tells_right_from_wrong(
+    comm: hpcomm.Communicator, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this job, because the model's memory cannot crash it."""
+    direct.trial(["send", "all_reduce", "reduce_scatter"])
+    wrong = model.asarray(np.zeros(1 << 22, np.uint8))
+    monkeypatch.setattr(
+        type(driver.driver().device(0)), "memory", lambda self, at, n: wrong._on_host()[0][:n]
+    )
+    direct.trial(["all_gather"])
+    out = capsys.readouterr().out
+    if comm.rank == 0:
+        assert [line.split(" ", 1)[1] for line in out.splitlines()] == [
+            '["send", ""]', '["all_reduce", ""]', '["reduce_scatter", ""]',
+            '["all_gather", "data came out wrong"]',
+        ]  # fmt: skip
+
+
 def test_a_path_must_be_one_and_the_same_on_all_ranks(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,7 +449,10 @@ def test_sendrecv_batches_and_ragged_arrays_take_device_arrays(comm: hpcomm.Comm
     np.testing.assert_array_equal(out.get(), values(n, (left - 1) % comm.size))
     parts = comm.all_gather_ragged(given(n + comm.rank, comm.rank))
     for rank, part in enumerate(parts):
-        np.testing.assert_array_equal(part, values(n + rank, rank))
+        assert type(part) is model.DeviceArray
+        np.testing.assert_array_equal(part.get(), values(n + rank, rank))
+    mixed = comm.all_gather_ragged(given(n, 0) if comm.rank == 0 else values(n, comm.rank))
+    assert [type(part) for part in mixed] == [model.DeviceArray] + [np.ndarray] * (comm.size - 1)
     objects = comm.all_gather_object({"x": given(n, comm.rank)})
     np.testing.assert_array_equal(objects[left]["x"].get(), values(n, left))
 
@@ -515,11 +570,14 @@ def one_way(comm: hpcomm.Communicator) -> None:
 
 
 def test_every_edge_is_needed_and_the_lack_of_any_is_told(
-    nccl: ModelNccl, comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    nccl: ModelNccl, aware: None, comm: hpcomm.Communicator, device: model.Model,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     if comm.size != 3:
         pytest.skip("three ranks have all edges, and these runs take seconds")
-    comms = [forced(comm, device, monkeypatch, path) for path in ("ipc", "pipeline", "schedule", "nccl")]
+    comms = [
+        forced(comm, device, monkeypatch, path) for path in ("ipc", "pipeline", "schedule", "nccl", "direct")
+    ]
     all_paths(comms)  # the ranks meet
     device.order.forget()
     all_paths(comms)

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <fcntl.h>
 #include <unistd.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #ifdef WITH_CUDA_H
@@ -30,7 +31,7 @@ struct CUctx_st { int device; };
 struct CUstream_st { int flags; };
 struct CUevent_st { int flags, file; volatile int *state; }; /* 0 never recorded, 1 recorded */
 
-static Memory known[256];
+static Memory known[4096];
 static int count, ready, capturing;
 static struct CUctx_st context;
 static __thread CUcontext stack[16];
@@ -40,7 +41,7 @@ static __thread int depth;
 
 static Memory *find(unsigned long long at, size_t n) {
     for (int i = 0; i < count; i++)
-        if (known[i].kind && known[i].low <= at && at + n <= known[i].low + known[i].size) return &known[i];
+        if (known[i].kind && known[i].low <= at && at + (n ? n : 1) <= known[i].low + known[i].size) return &known[i];
     return NULL;
 }
 
@@ -50,11 +51,30 @@ char *fake_cuda_bytes(unsigned long long at, size_t n) {
     return memory && memory->kind != 2 ? memory->bytes + (at - memory->low) : NULL;
 }
 
+static pthread_mutex_t table = PTHREAD_MUTEX_INITIALIZER; /* threads of one process call at once */
+
+static void keep(Memory memory) {
+    pthread_mutex_lock(&table);
+    int i = 0;
+    while (i < count && known[i].kind) i++;
+    if (i == count) count++;
+    known[i] = memory;
+    pthread_mutex_unlock(&table);
+}
+
 static CUdeviceptr map(int file, size_t size, int kind) {
     char *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     char *shown = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    known[count++] = (Memory){(unsigned long long)shown, size, bytes, file, kind};
+    keep((Memory){(unsigned long long)shown, size, bytes, file, kind});
     return (CUdeviceptr)shown;
+}
+
+static void forget(Memory *memory) { /* last the addresses, so that nobody is given them while they are known */
+    Memory gone = *memory;
+    memory->kind = 0;
+    munmap(gone.bytes, gone.size);
+    close(gone.file);
+    munmap((void *)gone.low, gone.size);
 }
 
 CUresult cuInit(unsigned int flags) { ready = flags == 0; return flags ? INVALID : OK; }
@@ -98,7 +118,7 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
     NEED_CONTEXT;
     Memory *memory = find(at, 0);
     if (!memory || memory->low != at) return INVALID;
-    memory->kind = 0;
+    forget(memory);
     return OK;
 }
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *low, size_t *size, CUdeviceptr at) {
@@ -112,7 +132,7 @@ CUresult cuMemHostAlloc(void **at, size_t size, unsigned int flags) {
     NEED_CONTEXT;
     if (flags != 1) return INVALID;
     *at = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
-    known[count++] = (Memory){(unsigned long long)*at, size, *at, -1, 2};
+    keep((Memory){(unsigned long long)*at, size, *at, -1, 2});
     return OK;
 }
 CUresult cuMemFreeHost(void *at) {
@@ -176,7 +196,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned 
     *at = map(file, card.size, 3);
     return OK;
 }
-CUresult cuIpcCloseMemHandle(CUdeviceptr at) { NEED_CONTEXT; Memory *memory = find(at, 0); if (!memory || memory->kind != 3) return INVALID; memory->kind = 0; return OK; }
+CUresult cuIpcCloseMemHandle(CUdeviceptr at) { NEED_CONTEXT; Memory *memory = find(at, 0); if (!memory || memory->kind != 3) return INVALID; forget(memory); return OK; }
 CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event) {
     if (!(event->flags & 4)) return BAD_HANDLE;
     Card card = {event->file, getpid(), 0};

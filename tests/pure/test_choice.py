@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hpcomm.schedule.program import program
+from hpcomm.transport import direct
 from hpcomm.transport.choice import COLLECTIVE, choose
 from hpcomm.transport.rounds import algorithm, schedule
 
@@ -64,3 +65,26 @@ def test_the_temporary_of_every_schedule_fits_beside_its_work() -> None:
                     for count in (1, 40, 101):
                         rooms = [program(made, rank, count).room for rank in range(p)]
                         assert max(rooms) <= made.slots * count, (verb, p, nbytes, count, rooms)
+
+
+def test_what_mpi_says_of_itself_decides_whether_device_memory_is_tried() -> None:
+    tried = {"all_reduce": "", "send": "data came out wrong"}
+    assert direct.decide(True, lambda: tried)["all_reduce"] == ""
+    assert direct.decide(True, lambda: tried)["send"] == "data came out wrong"
+    assert direct.decide(True, lambda: tried)["scan"] == "was not tried"
+    for said, why in ((False, "says that it does not read CUDA"), (None, "does not say that it reads")):
+        found = direct.decide(said, lambda: pytest.fail("was tried"))
+        assert all(why in each for each in found.values())
+
+
+def test_an_operation_that_crashes_the_trial_is_left_and_the_others_are_tried() -> None:
+    asked = []
+
+    def run(names: list[str]) -> tuple[dict[str, str], str]:
+        asked.append(names)
+        told = names[: names.index("gather")] if "gather" in names else names
+        return dict.fromkeys(told, ""), "exit status 139"
+
+    report = direct.try_all(run)
+    assert report == {**dict.fromkeys(direct.OPERATIONS, ""), "gather": "the trial ended: exit status 139"}
+    assert len(asked) == 2

@@ -1,0 +1,49 @@
+"""benchmarks/gpu.py and the doctor, walked without a GPU: on the stand-ins for libcuda and CuPy.
+
+Nothing is measured; but that they run, and that what they move arrives, holds for them as they stand.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PURE = ROOT / "tests" / "pure"
+sys.path.insert(0, str(PURE))
+from test_cuda import compiled  # noqa: E402
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["benchmarks/gpu.py", "--max", "24", "--budget", "0"],
+        ["-m", "hpcomm", "doctor"],
+    ],
+    ids=["benchmark", "doctor"],
+)
+def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]) -> None:
+    compiled(tmp_path / "libcuda.so.1")
+    environ = {
+        **os.environ,
+        "LD_LIBRARY_PATH": f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        "HPCOMM_GPU": "auto",
+        "PYTHONPATH": f"{ROOT}:{PURE / 'stand_in'}",
+    }
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "--timeout", "100", sys.executable, *words]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    if words[-1] == "doctor":
+        assert "by ipc (an own schedule, all messages from device to device)" in done.stdout
+        assert "nccl: refused, rank 0: NCCL cannot be loaded" in done.stdout
+        assert "from rank 1: device to device" in done.stdout
+    else:
+        assert "!" not in done.stdout
+        assert "ipc" in done.stdout
