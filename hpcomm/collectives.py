@@ -72,16 +72,15 @@ def broadcast(
         >>> comm.broadcast(np.full(2, comm.rank), root=3)
         array([3, 3])
     """
-    if not (async_op or algorithm) and x is out:
+    if not async_op and x is out:
         try:
-            lane = comm._lanes["broadcast"][None][type(x)][x.dtype]
-        except (KeyError, AttributeError):
-            lane = lanes.find(comm, "broadcast", None, x)
+            known = comm._lanes if algorithm is None else comm._lanes[algorithm]
+            lane = known["broadcast"][None][type(x)][x.dtype]
+        except (KeyError, AttributeError, TypeError):
+            lane = lanes.find(comm, "broadcast", None, x, algorithm)
         done = lane(x, root if src is None else src)
-        if done is not NotImplemented:
-            return done
-    elif algorithm and not async_op and x is out:
-        done = lanes.chosen(comm, "broadcast", None, x, algorithm)(x, root if src is None else src)
+        if done is NotImplemented and algorithm is not None:
+            done = lanes.chosen(comm, "broadcast", None, x, algorithm)(x, root if src is None else src)
         if done is not NotImplemented:
             return done
     return careful(comm, "broadcast", x, out, None, root if src is None else src, async_op, algorithm)
@@ -158,16 +157,15 @@ def all_reduce(
         >>> comm.all_reduce(np.ones(2))
         array([4., 4.])
     """
-    if not (async_op or algorithm or deterministic):
+    if not (async_op or deterministic):
         try:
-            lane = comm._lanes["all_reduce"][op][type(x)][x.dtype]
+            known = comm._lanes if algorithm is None else comm._lanes[algorithm]
+            lane = known["all_reduce"][op][type(x)][x.dtype]
         except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
-            lane = lanes.find(comm, "all_reduce", op, x)
+            lane = lanes.find(comm, "all_reduce", op, x, algorithm)
         done = lane(x, out)
-        if done is not NotImplemented:
-            return done
-    elif algorithm and not (async_op or deterministic):
-        done = lanes.chosen(comm, "all_reduce", op, x, algorithm)(x, out)
+        if done is NotImplemented and algorithm is not None:
+            done = lanes.chosen(comm, "all_reduce", op, x, algorithm)(x, out)
         if done is not NotImplemented:
             return done
     return careful(comm, "all_reduce", x, out, op, 0, async_op, algorithm, deterministic)
@@ -369,16 +367,15 @@ def perform(
     algorithm: str | None = None,
 ) -> Any:
     """By the lane for this kind of array if there is one, else carefully."""
-    if not (async_op or algorithm):
+    if not async_op:
         try:
-            lane = comm._lanes[verb][op][type(x)][x.dtype]
+            known = comm._lanes if algorithm is None else comm._lanes[algorithm]
+            lane = known[verb][op][type(x)][x.dtype]
         except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
-            lane = lanes.find(comm, verb, op, x)
+            lane = lanes.find(comm, verb, op, x, algorithm)
         done = lane(x, out, root)
-        if done is not NotImplemented:
-            return done
-    elif algorithm and not async_op:
-        done = lanes.chosen(comm, verb, op, x, algorithm)(x, out, root)
+        if done is NotImplemented and algorithm is not None:
+            done = lanes.chosen(comm, verb, op, x, algorithm)(x, out, root)
         if done is not NotImplemented:
             return done
     return careful(comm, verb, x, out, op, root, async_op, algorithm)

@@ -44,10 +44,15 @@ def detour(*arguments: Any) -> Any:
     return NotImplemented
 
 
-def find(comm: Communicator, verb: str, op: Any, x: Any) -> Lane:
-    """The lane for arrays like x, kept from now on; detour if there is none."""
+def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None = None) -> Lane:
+    """The lane for arrays like x, kept from now on; detour if there is none.
+
+    algorithm: that of its smallest sizes; larger ones it leaves to chosen().
+    """
     if comm._lanes is NO_LANES:
         return detour
+    if algorithm is not None:
+        return _choose(comm, verb, op, x, algorithm, smallest=True)
     if verb == "barrier":
         lane = comm._lanes[verb] = detour if comm.is_inter else _compose(comm, verb, _BARRIER, {}, {})
         return lane
@@ -70,15 +75,15 @@ def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane
 
 
 def chosen(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> Lane:
-    """The lane of algorithm="tuned" or "mpi:..." for arrays like x, chosen once for all."""
+    """The lane of algorithm="tuned" or "mpi:..." for arrays like x and of its size, chosen once for all."""
     try:
-        limits, lanes = comm._lanes[algorithm][verb]
+        limits, lanes = comm._lanes[algorithm, verb]
         return lanes[bisect_left(limits, x.nbytes)][op][type(x)][x.dtype]  # type: ignore[no-any-return]
     except (KeyError, AttributeError, TypeError):
         return _choose(comm, verb, op, x, algorithm)
 
 
-def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> Lane:
+def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smallest: bool = False) -> Lane:
     make = _maker(comm, verb, op, x)
     if make is None or comm.is_inter or algorithm in VERBS:  # those are keys of their own in comm._lanes
         return detour
@@ -87,10 +92,10 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> L
     one = tuned.Choices.of([(0, algorithm)])
     choices = scheduled.own(comm).choices(verb) if algorithm == "tuned" else one
     blocks = comm.size if verb in _CUTS else 1
-    limits, lanes = comm._lanes.setdefault(algorithm, {}).setdefault(
-        verb, ([n * blocks for n in choices.limits], [{} for _ in choices.names])
+    limits, lanes = comm._lanes.setdefault(
+        (algorithm, verb), ([n * blocks for n in choices.limits], [{} for _ in choices.names])
     )
-    which = bisect_left(limits, x.nbytes)
+    which = 0 if smallest else bisect_left(limits, x.nbytes)
     name, by = choices.names[which], None
     theirs = None if name is None else name.removeprefix("mpi:")
     if name is None or (theirs != name and theirs in controls.choices(verb)):
@@ -100,8 +105,10 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> L
 
         with suppress(HpcommError):  # the careful way meets it again, and says where
             by = scheduled.by_schedule(comm, name, x.dtype, reduction.resolve(op, dtypes.from_numpy(x.dtype)))
-    lane = make(comm, verb, op, x.dtype, (by, algorithm)) if by is not None else detour
-    lanes[which].setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
+    most = choices.limits[which] if which < len(choices.limits) else sys.maxsize
+    lane = make(comm, verb, op, x.dtype, (by, algorithm, most)) if by is not None else detour
+    home = comm._lanes.setdefault(algorithm, {}).setdefault(verb, {}) if smallest else lanes[which]
+    home.setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
     return lane
 
 
@@ -248,7 +255,7 @@ def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
         "dtype": dtype,
         "empty": np.empty,
         "may_share_memory": np.may_share_memory,
-        "most": _most(comm, dtype.itemsize) // max(dtype.itemsize, 1),
+        "most": min(_most(comm, dtype.itemsize), by[2] if by else sys.maxsize) // max(dtype.itemsize, 1),
         "ndarray": np.ndarray,
     }
     return _make(comm, verb, op, dtypes.from_numpy, dtype, _NUMPY, names, by)
@@ -314,7 +321,9 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
         "empty": torch.empty,
         "empty_like": torch.empty_like,
         "least": 2 * record.itemsize,  # a single element may be a lazy negative
-        "most": _most(comm, record.itemsize),
+        "most": min(
+            _most(comm, record.itemsize), by[2] * (comm.size if verb in _CUTS else 1) if by else sys.maxsize
+        ),
         "tensor": torch.Tensor,
         "windows_x": windows_x,
         "window_x": window_x,
@@ -367,7 +376,8 @@ def _make(
 ) -> Lane:
     """The lane of a verb, or detour where MPI alone cannot do the whole job.
 
-    by: what is called instead of comm.mpi's own function, and the algorithm that the user named.
+    by: what is called instead of comm.mpi's own function, the algorithm that the user named, and up to how
+    many bytes of x, or of one block.
     """
     from mpi4py import MPI
 
@@ -382,7 +392,7 @@ def _make(
         return detour
     operator, fold = folding or (None, 0)
     names.update(operator=operator, kind=getattr(MPI, record.mpi), itemsize=record.itemsize)
-    function, algorithm = by or (None, "")
+    function, algorithm, _ = by or (None, "", 0)
 
     def sign(*what: Any) -> int:
         return marked(head(*what), algorithm) if algorithm else head(*what)

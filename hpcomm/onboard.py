@@ -21,14 +21,15 @@ from .call import Call
 from .device.driver import watching
 from .device.kernels import kernels
 from .errors import ConfigError, LayoutError, MismatchError, UsageError, where
-from .transport import columns
+from .transport import columns, nccl
 from .transport import mpi as transport
 from .transport.arena import Arena
 from .transport.choice import PATHS, choose
 from .transport.messages import Messages, carried
+from .transport.nccl import ByNccl, refuses
 from .transport.pieces import cut
 from .transport.progress import drive
-from .transport.rounds import Rounds, algorithm
+from .transport.rounds import Rounds, algorithm, schedule
 from .transport.staging import After, Sink, Source, sink_of, source_of, station
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ EAGER = 1 << 20  # bytes of a rank's block up to which a call is one MPI call
 _CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
 _STACKS = ("gather", "all_gather", "all_to_all")  # the result has
 # What each rank says before a large call; what all say is true of the call:
-_DEVICE, _HOST, _KERNELS, _MET = 1, 2, 4, 8
+_DEVICE, _HOST, _FOLDS, _CONVERTS, _MET = 1, 2, 4, 8, 16
 
 
 class Onboard:
@@ -57,6 +58,8 @@ class Onboard:
         self.channel = watching(comm.mpi.Dup())
         self._line: list[_Ticket] = []
         self.arena: Arena | None = None
+        self._nccl: Any = None
+        self._no_nccl = "nobody has met"
         self.messages = Messages(self.plain, self.channel, self.forced, self._is_one_call)
         self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
         self.announced, self.length = self.messages.announced, self.messages.length
@@ -64,6 +67,7 @@ class Onboard:
     def close(self) -> None:
         if self.arena is not None:
             drive(self.arena.leave(self.channel))
+            self._leave_nccl()
             self.arena = None
         self.channel.Free()
 
@@ -161,6 +165,9 @@ class Onboard:
         wide = columns.travels(fold, call.look.dtype)
         name = algorithm(call.verb, arena.size, call.count * wide.itemsize)
         op = fold.mpi_op if fold is not None else None
+        if path == "nccl":
+            slots = schedule(call.verb, name, arena.size, call.root).slots
+            return ByNccl(arena, self._nccl, call.verb, slots, op, wide, call.root)
         return Rounds(arena, self.channel, job.kernels, call.verb, name, call.root, op, wide)
 
     def _agree(self, job: _Job) -> Stages:
@@ -168,7 +175,7 @@ class Onboard:
         call, device = job.call, job.device
         met = self.arena is not None and (device is None or self.arena.device is device)
         kind = _DEVICE if device is not None else 0 if _on_device(job.send, job.recv) else _HOST
-        mine = kind | _KERNELS * (not job.lacks) | _MET * met
+        mine = kind | _FOLDS * (not job.lacks[0]) | _CONVERTS * (not job.lacks[1]) | _MET * met
         said = bytearray([mine])
         yield [self.channel.Iallreduce(MPI.IN_PLACE, [said, MPI.BYTE], MPI.BAND)]
         if said[0] & _HOST:
@@ -176,11 +183,15 @@ class Onboard:
         on_devices = bool(said[0] & _DEVICE)
         if on_devices and not said[0] & _MET:
             yield from self._meet(device)
-        lacks = "" if said[0] & _KERNELS else job.lacks or "another rank has no kernel for it"
-        arena = self.arena
+        elsewhere = "another rank has no kernel for it"
+        arena, dtype, fold = self.arena, call.look.dtype, job.fold
+        op = fold.mpi_op if fold is not None else None
         chosen = choose(
-            self.forced, call.verb, all_on_devices=on_devices, folds=job.fold is not None, kernels=lacks,
-            pairs=arena.whys if arena is not None else ["nobody has met"], nccl="not built",
+            self.forced, call.verb, all_on_devices=on_devices, folds=fold is not None,
+            kernels="" if said[0] & _FOLDS else job.lacks[0] or elsewhere,
+            converts="" if said[0] & _CONVERTS else job.lacks[1] or elsewhere,
+            pairs=arena.whys if arena is not None else ["nobody has met"],
+            nccl=self._no_nccl or refuses(call.verb, op, columns.travels(fold, dtype)),
             direct="not built",
         )  # fmt: skip
         if not chosen.path:
@@ -196,8 +207,18 @@ class Onboard:
     def _meet(self, device: Any) -> Stages:
         if self.arena is not None:
             yield from self.arena.leave(self.channel)
-        self.arena = Arena(device, self.channel.Get_rank(), self.channel.Get_size(), {})
+            self._leave_nccl()
+        facts = {"nccl": nccl.fact(device), "nccl_shares": nccl.shares()}
+        self.arena = Arena(device, self.channel.Get_rank(), self.channel.Get_size(), facts)
         yield from self.arena.meet(self.channel)
+        self._no_nccl = nccl.lack(self.arena.cards)
+        if not self._no_nccl and self.forced in ("auto", "nccl"):
+            self._nccl, self._no_nccl = yield from nccl.join(self.channel, self.arena)
+
+    def _leave_nccl(self) -> None:
+        if self._nccl is not None:
+            self._nccl.close()
+            self._nccl = None
 
     def _pipeline(self, job: _Job, mpi: Any, piece: int) -> Stages:
         """One MPI call for each piece of columns, through pinned memory where an array lies on a device."""

@@ -36,6 +36,7 @@ _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by 
 _has_sentinel = False
 _has_foreigners = False  # programs of other jobs, which ours goes on without
 _name = ""  # of this rank, for messages
+status = 0  # with which this rank ends, once it fails
 _exit_code: Any = None  # what sys.exit was last called with
 _main_frame: FrameType | None = None
 
@@ -131,6 +132,8 @@ def _abort(status: int) -> None:
     if _has_foreigners:
         say_end()
     time.sleep(_HEARD_S)
+    if os.environ.get("HPCOMM_ON_FAILURE") == "continue":  # this program ends, and the job goes on
+        os._exit(status)
     last_resort = threading.Timer(_LAST_S, os.kill, (os.getpid(), signal.SIGKILL))
     last_resort.daemon = True
     last_resort.start()  # MPI_Abort itself can hang when the library is in a bad state
@@ -215,10 +218,12 @@ def _left_by_exception() -> bool:
     return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
-def _leave(status: int) -> None:
+def _leave(code: int) -> None:
     """End this rank by failure: together with all others if they end too, else by ending the job."""
+    global status
     from mpi4py import MPI
 
+    status = code
     sys.stdout.flush()
     sys.stderr.flush()
     if MPI.Is_finalized() or _farewell is None:
@@ -232,10 +237,10 @@ def _leave(status: int) -> None:
     deadline = time.monotonic() + GRACE
     while not meeting.Test():
         if time.monotonic() > deadline:
-            print(f"hpcomm: {_name} ends with status {status}, so the job does", file=sys.stderr, flush=True)
+            print(f"hpcomm: {_name} ends with status {code}, so the job does", file=sys.stderr, flush=True)
             if "HPCOMM_PROGRAM" in os.environ:  # a supervisor passes that on; MPICH kills it at once
                 time.sleep(0.5)
-            _abort(status)
+            _abort(code)
         time.sleep(0.01)
     if _has_foreigners:  # MPI_Finalize would wait for them
-        _abort(status)
+        _abort(code)

@@ -52,7 +52,9 @@ def steps(environments: dict[str, str]) -> Iterator[Step]:
     """All there is to run, for environments given as {name: its Python}."""
     alone = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py"))]
     first = next(iter(environments.values()))
-    yield Step("pure", [first, "-m", "pytest", "-q", "tests/pure", *alone], PURE_S)
+    # In two processes: these tests have no ranks that need the cores.
+    two = ["-n", "2", "--dist", "loadfile"]
+    yield Step("pure", [first, "-m", "pytest", "-q", *two, "tests/pure", *alone], PURE_S)
     for name, python in environments.items():
         chosen = [] if python == first else ["-m", "not once"]
         for ranks in RANKS:

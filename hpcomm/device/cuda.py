@@ -14,9 +14,11 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, 
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, LayoutError, TransportError
+from .nccl import Nccl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     import numpy as np
     from numpy.typing import NDArray
@@ -113,6 +115,7 @@ class CudaDriver:
                 hint="a driver of CUDA 12 or later",
             )
         self._devices: dict[int, CudaDevice] = {}
+        self._nccl: Nccl | None = None
         self._lock = threading.Lock()
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -160,6 +163,12 @@ class CudaDriver:
 
     def watch(self, mpi: Any) -> Any:
         return mpi
+
+    def nccl(self) -> Nccl:
+        with self._lock:
+            if self._nccl is None:
+                self._nccl = Nccl()
+            return self._nccl
 
     def _number(self, name: str) -> int:
         value = c_int()
@@ -300,6 +309,9 @@ class CudaDevice:
         with self._here():
             self._call("cuIpcCloseMemHandle", address)
 
+    def nccl(self) -> NcclHere:
+        return NcclHere(self.driver.nccl(), self._here)
+
     def export_event(self, event: int) -> bytes:
         handle = Handle()
         self._call("cuIpcGetEventHandle", byref(handle), event)
@@ -311,6 +323,30 @@ class CudaDevice:
             self._call("cuIpcOpenEventHandle", byref(event), _handle(handle))
         assert event.value is not None
         return event.value
+
+
+class NcclHere:
+    """NCCL on one device, whose context is current in each call."""
+
+    def __init__(self, library: Nccl, here: Callable[[], AbstractContextManager[None]]) -> None:
+        self._library, self._here, self.version = library, here, library.version
+
+    def unique(self) -> bytes:
+        with self._here():
+            return self._library.unique()
+
+    def group(self, unique: bytes, size: int, rank: int) -> NcclHere:
+        with self._here():
+            self._group = self._library.group(unique, size, rank)
+        return self
+
+    def carry(self, *arguments: Any) -> None:
+        with self._here():
+            self._group.carry(*arguments)
+
+    def close(self) -> None:
+        with self._here():
+            self._group.close()
 
 
 def _handle(raw: bytes) -> Handle:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LayoutError, TransportError
+from ..errors import ConfigError, LayoutError, TransportError
 from .order import Order, site
 from .queues import EVENT, EVENTS, HEAP, Event, Heap, Stream, Waited, Work, catch_up, complete
 from .watch import Watched
@@ -42,6 +42,8 @@ class Model:
     def __init__(self, devices: int = 1, can_export: bool = True) -> None:
         self.order = Order(os.getpid())
         self.user_memory_can_be_exported = can_export
+        self.nccl: Any = None  # a stand-in of the test's; see device.nccl.Nccl
+        self.number_of_gpu = 0  # ranks of the same number share a device
         self.can_open = True  # False: opening fails, as it does between containers
         self._file = os.memfd_create("hpcomm-model")
         os.ftruncate(self._file, HEAP + EVENTS * EVENT)
@@ -208,7 +210,7 @@ class ModelDevice:
         self.name = "model of a device"
 
     def identity(self) -> bytes:
-        return b"model of device" + bytes([self.index])
+        return b"model of device" + bytes([self.model.number_of_gpu])
 
     def allocate(self, nbytes: int) -> int:
         return self.model.allocate(nbytes, exportable=True)
@@ -285,6 +287,11 @@ class ModelDevice:
 
     def close(self, address: int) -> None:
         self.model.at(address, 0)
+
+    def nccl(self) -> Any:
+        if self.model.nccl is None:
+            raise ConfigError("the model has no NCCL")
+        return self.model.nccl
 
     def export_event(self, event: int) -> bytes:
         self.model.run_by_itself()

@@ -58,7 +58,7 @@ class Program:
         self.peers: tuple[str, ...] = ()
         self.spec: JobSpec | None = _spec()
         self.is_connected = False
-        self._progress = progress(os.environ, comm.rank)
+        self._progress = progress(os.environ)
         self._links: dict[str, Link] = {}
         if os.environ.get("HPCOMM_REPLAY") and self.spec is not None:
             links = [cast("Link", replay.Absent(name, peer)) for peer in self.spec.programs if peer != name]

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from . import spec as specs
 from .handshake import PROGRAMS
-from .progress import PIPE
+from .progress import DONE, JOINED, PIPE
 from .watch import MARK, told
 
 if TYPE_CHECKING:
@@ -86,10 +86,9 @@ def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], opt
     pipe = (-1, -1)
     if has_head:
         _tell(f"began {name} {rank}")
-        if rank == 0:
-            pipe = os.pipe()
-            os.set_inheritable(pipe[1], True)
-            environ = {**environ, PIPE: str(pipe[1])}
+        pipe = os.pipe()
+        os.set_inheritable(pipe[1], True)
+        environ = {**environ, PIPE: str(pipe[1])}
     try:
         child = subprocess.Popen(
             program.command,
@@ -110,25 +109,36 @@ def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], opt
         _copy(stream, fd, prefix, options.get("--files"), f"{name}.{rank}.{end}")
         for stream, fd, end in ((child.stdout, 1, "out"), (child.stderr, 2, "err"))
     ]
-    if pipe[0] >= 0:
+    said: list[str] = []
+    if has_head:
         os.close(pipe[1])
-        copies.append(_pass_on(pipe[0], name))
+        copies.append(_pass_on(pipe[0], f"{name} {rank}", said))
     status = child.wait()
     for copy in copies:
         copy.join(2.0)
-    return _ended(program, rank, status, has_head)
+    _say_end(program, rank, status, has_head)
+    if program.on_failure == "continue" and (JOINED in said or not program.joins):
+        if status and has_head and DONE not in said:
+            _stay()
+        return 0
+    return status if status >= 0 else 128 - status
 
 
-def _ended(program: specs.ProgramSpec, rank: int, status: int, has_head: bool) -> int:
+def _say_end(program: specs.ProgramSpec, rank: int, status: int, has_head: bool) -> None:
     if has_head:
         _tell(f"ended {program.name} {rank} {status}")
     elif status:
         sys.stderr.write(
             f"hpcomm: program '{program.name}' (rank {rank} of {program.ranks}) {told(status)}\n"
         )
-    if program.on_failure == "continue":
-        return 0
-    return status if status >= 0 else 128 - status
+
+
+def _stay() -> NoReturn:
+    """Be there until the launcher ends us: it would end the job if we left now, as MPI was not finalized."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    while True:
+        signal.pause()
 
 
 def _tell(words: str) -> None:
@@ -169,13 +179,15 @@ def _copy(
     return thread
 
 
-def _pass_on(fd: int, name: str) -> threading.Thread:
-    """Tell our head what the program says of its progress."""
+def _pass_on(fd: int, name: str, said: list[str]) -> threading.Thread:
+    """Tell our head what the program says of its progress; said: the first word of each line."""
 
     def read() -> None:
         with os.fdopen(fd) as stream:
             for line in stream:
-                _tell(f"at {name} {line.strip()}")
+                what, *rest = line.split()
+                said.append(what)
+                _tell(" ".join([what, name, *rest]))
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from .. import supervise
+from .progress import AT, DONE, JOINED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ __all__ = ["MARK", "Watch", "run", "told"]
 MARK = "\x1e"  # begins a line that a supervisor says to us
 GRACE_S = 5.0  # between the end of a program and that of the others
 FAILED_S = 2.0  # the same where it has failed: enough for the others to say so too
+FINAL_S = 1.0  # for MPI_Finalize where one rank will never come to it
 FAILED = 1
 
 
@@ -44,35 +46,43 @@ class Watch:
         self.ended: dict[tuple[str, int], tuple[str, float]] = {}  # (program, rank): how, when
         self.statuses: dict[str, int] = {}
         self.reached: dict[str, tuple[int, float | None]] = {}  # exchanges, and the model's time
+        self.joined: set[tuple[str, int]] = set()
+        self.done: dict[tuple[str, int], float] = {}  # when only MPI_Finalize was left
+        self.lost: set[tuple[str, int]] = set()  # failed, and others go on without them
+        self.is_over = False  # all is done, and the launcher ended; what it says of that is no news
         self.first: str | None = None  # the sentence about the first failure
         self.started = time.monotonic()
         self._lock = threading.Lock()
 
     def hear(self, words: Sequence[str]) -> None:
-        """`began PROGRAM RANK`, `at PROGRAM EXCHANGES TIME`, `ended PROGRAM RANK STATUS`."""
+        """`began PROGRAM RANK`, `at PROGRAM RANK EXCHANGES TIME`, `done ...`, `ended PROGRAM RANK STATUS`."""
         with self._lock:
-            what, program, *rest = words
+            if self.is_over:
+                return
+            what, program, rank, *rest = words
+            place = program, int(rank)
             if what == "began":
-                self.running.setdefault(program, set()).add(int(rest[0]))
-            elif what == "at":
+                self.running.setdefault(program, set()).add(int(rank))
+            elif what == AT and rank == "0":
                 self.reached[program] = int(rest[0]), float(rest[1]) if rest[1:] else None
+            elif what == JOINED:
+                self.joined.add(place)
+            elif what == DONE:
+                self.done[place] = time.monotonic()
+                if rest != ["0"] and self._may_fail(place):
+                    self._lose(place, int(rest[0]))
             elif what == "ended":
-                self._end(program, int(rest[0]), int(rest[1]))
+                self._end(*place, int(rest[0]))
 
     def _end(self, program: str, rank: int, status: int) -> None:
         self.running.get(program, set()).discard(rank)
         self.ended[program, rank] = (told(status), time.monotonic())
-        goes_on = self.spec.programs[program].on_failure == "continue"
-        if status and not goes_on:
+        if status and self._may_fail((program, rank)):
+            self._lose((program, rank), status)
+        elif status:
             self.statuses.setdefault(program, status)
             n = self.spec.programs[program].ranks
             self.first = self.first or f"program '{program}' (rank {rank} of {n}) {told(status)}"
-        elif status:
-            print(
-                f"hpcomm: program '{program}' (rank {rank}) {told(status)}; the others go on without it",
-                file=sys.stderr,
-                flush=True,
-            )
         if not self.running[program] and not status:
             seconds = time.monotonic() - self.started
             count = f", with {_exchanges(self.reached[program][0])}" if program in self.reached else ""
@@ -81,6 +91,17 @@ class Watch:
                 file=sys.stderr,
                 flush=True,
             )
+
+    def _may_fail(self, place: tuple[str, int]) -> bool:
+        about = self.spec.programs[place[0]]  # without one that never came, MPI does not come up
+        return about.on_failure == "continue" and (place in self.joined or not about.joins)
+
+    def _lose(self, place: tuple[str, int], status: int) -> None:
+        """Go on without a rank; MPI, which it may never finalize, may then not end by itself."""
+        if place not in self.lost:
+            self.lost.add(place)
+            who = f"program '{place[0]}' (rank {place[1]}) {told(status)}"
+            print(f"hpcomm: {who}; the others go on without it", file=sys.stderr, flush=True)
 
     def progress(self) -> str:
         """`hpcomm: after 20 s: ocean at 3600 of 7200 s (50 %), 12 exchanges; air has ended`."""
@@ -106,6 +127,8 @@ class Watch:
         with self._lock:
             left = sorted(name for name, ranks in self.running.items() if ranks)
             now = time.monotonic()
+            if self.lost and not self.first and self._nobody_works(now - FINAL_S):
+                return ""
             for (program, rank), (how, when) in self.ended.items():
                 about = self.spec.programs[program]
                 late = now - when > (FAILED_S if self.first else GRACE_S)
@@ -118,6 +141,12 @@ class Watch:
                 if late and left and all(self._is_free(name) for name in left):
                     return ""
         return None
+
+    def _nobody_works(self, since: float) -> bool:
+        """Whether all ranks have ended or said before that time that they were done."""
+        ends = [when for _, when in self.ended.values()]
+        left = [(program, rank) for program, ranks in self.running.items() for rank in ranks]
+        return all(when < since for when in [*ends, *(self.done.get(place, since) for place in left)])
 
     def explain(self, failed: bool) -> str | None:
         """The sentence about what ended the job, where it did not end well."""
@@ -212,6 +241,7 @@ def _until_the_end(
         why = watch.verdict()
         if why is not None:
             watch.first = why or watch.first
+            watch.is_over = not why
             return next(iter(watch.statuses.values()), FAILED) if why else 0
         if deadline is not None and time.monotonic() > deadline:
             watch.first = f"the job had not ended after {timeout_s:g} s, so it was ended"
@@ -246,7 +276,8 @@ def _reader(stream: IO[bytes] | None, fd: int, watch: Watch) -> threading.Thread
         for line in stream:
             at = line.find(MARK.encode())
             if at < 0:
-                os.write(fd, line)
+                if not watch.is_over:
+                    os.write(fd, line)
                 continue
             for part in line[at:].decode(errors="replace").split(MARK)[1:]:
                 watch.hear(part.split())

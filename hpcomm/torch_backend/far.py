@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import dtypes
+from .watch import watch
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
@@ -36,19 +38,34 @@ _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 class Far:
     """The verbs of comm that need more than MPI has; all else is comm's own.
 
-    A call is made between expect() and arrive(): the ranks meet at the gate before they enter MPI.
+    A call is made between expect() and done(): the ranks meet at the gate before they enter MPI.
+
+    Attributes:
+        call: what the gate was told last.
+        inside: since when this rank may stand inside MPI for it; None where it does not.
+        needs: the ranks without which it cannot end.
     """
 
     def __init__(self, comm: Communicator, gate: Gate) -> None:
         self.comm, self.gate = comm, gate
         self.rank, self.size = comm.rank, comm.size
+        self.call: tuple[Any, ...] = ()
+        self.inside: float | None = None
+        self.needs: Iterable[int] = [rank for rank in range(comm.size) if rank != comm.rank]
+        watch(self)
 
     def expect(self, *call: Any) -> None:
-        """Meet the other ranks for call, which is what the gate is told, at once or during it."""
+        """Meet the other ranks for call, at once or during it."""
+        self.call = call
         self.gate.meet(*call)
+        self.inside = time.monotonic()
 
     def arrive(self) -> None:
-        """Meet them now, if that has not happened yet."""
+        """Before this rank enters MPI: meet the others, if that has not happened yet."""
+
+    def done(self) -> None:
+        """After the call, however it ended: meet the others, if that has not happened yet."""
+        self.inside = None
 
     def __getattr__(self, name: str) -> Any:
         self.arrive()

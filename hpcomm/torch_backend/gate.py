@@ -18,7 +18,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -45,6 +45,7 @@ SPIN_S = 20e-6  # looking without pause
 _YIELD_S = 1e-3  # from then on giving the core to whoever wants it
 LOOK_S = 0.05  # between looks whether the missing ranks still live
 _MOST_S = 1e-3  # longest pause between two looks
+_ANSWER_S = 1.0  # for other ranks to say what they do
 _TELL_S = 5.0  # for ranks that disagree to tell each other what they called
 _WORDS = 256  # bytes of that
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
@@ -198,6 +199,26 @@ class Gate:
         if lost or waited > seconds:
             self._raise_absent(last_call(self._ring), lost, missing, waited, partial(words, *told))
 
+    def stuck(
+        self, lost: list[int], seconds: float, words: Callable[..., str], told: Any = ()
+    ) -> HpcommError:
+        """What to say of a call that all ranks have begun and that does not end."""
+        words = partial(words, *told)
+        what = f"{words()} on '{self._name}' stands in MPI"
+        if lost:
+            what += f", which needs {ranks(lost)}, and {has(lost)} ended"
+            return PeerFailedError(what, self._where(words), "look at what that rank printed", lost)
+        asked = {rank: (region, region.ask()) for rank, (region, _) in self._lives.items()}
+        time.sleep(_ANSWER_S)
+        rows = [
+            f"  rank {rank}: {region.answer_to(question) or 'does not answer'}"
+            for rank, (region, question) in asked.items()
+        ]
+        what = "\n".join([f"{what} for more than {seconds:g} s.", *rows])
+        return WaitTimeoutError(
+            what, self._where(words), "look at the ranks that do something else, or nothing"
+        )
+
     def _accuse(self, call: int, posted: dict[int, int], words: Callable[[], str]) -> NoReturn:
         gone = sorted(rank for rank, value in posted.items() if value == GAVE_UP)
         if gone:
@@ -279,7 +300,7 @@ class Gate:
         store, meeting = self._store(), f"gate/{self._meetings}"
         return [rank for rank in range(self._comm.size) if not store.check([f"{meeting}/{rank}"])]
 
-    def lost(self, missing: list[int]) -> list[int]:
+    def lost(self, missing: Iterable[int]) -> list[int]:
         """Those of the missing ranks that have ended, are about to end by failure, or were killed."""
         return [rank for rank in missing if rank in self._lives and _is_gone(*self._lives[rank])]
 

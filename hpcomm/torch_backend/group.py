@@ -7,9 +7,11 @@ comes after it, by the group's worker, in order. Before each collective call the
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -22,6 +24,7 @@ from ..errors import ConfigError, HpcommError, LayoutError
 from ..signature import head, signature
 from . import monitor, moves, rendezvous
 from .errors import as_torch
+from .far import Far
 from .gate import Gate
 from .names import c10d, dist, options
 from .near import carrier
@@ -67,12 +70,30 @@ def create() -> ProcessGroupMPI:
     world = rendezvous.world()
     ranks = [int(r) for r in told["ranks"]]
     name = str(told["group_name"])
+    with _watched(ranks, name):
+        return ProcessGroupMPI(_communicator(world, ranks, name), told)
+
+
+@contextmanager
+def _watched(ranks: list[int], name: str) -> Iterator[None]:
+    """While a group of these ranks of the default group is made: see watch."""
+    group = c10d.GroupMember.WORLD
+    carrier = Far(group.comm, group.gate) if isinstance(group, ProcessGroupMPI) else None
+    if carrier is not None:
+        carrier.call, carrier.needs = (0, group.seconds, lambda: f"making group '{name}'"), ranks
+        carrier.inside = time.monotonic()
+    try:
+        yield
+    finally:
+        if carrier is not None:
+            carrier.done()
+
+
+def _communicator(world: Communicator, ranks: list[int], name: str) -> Communicator:
     if ranks:
         # not by its name: torch counts each rank's own groups in the names of those that members make
-        comm = world.group(_as_mpi(ranks, world), name=name, tag=zlib.crc32(repr(ranks).encode()) & 0x7FFF)
-    else:
-        comm = world.group(range(world.size), name=name)
-    return ProcessGroupMPI(comm, told)
+        return world.group(_as_mpi(ranks, world), name=name, tag=zlib.crc32(repr(ranks).encode()) & 0x7FFF)
+    return world.group(range(world.size), name=name)
 
 
 def _as_mpi(ranks: list[int], world: Communicator) -> list[int]:
@@ -96,11 +117,13 @@ def _head(verb: str, op: Any, dtype: Any, root: int) -> int:
 
 
 _AllreduceOptions, _strided = options.AllreduceOptions, torch.strided
+_NO_OPERATOR = -1
 _SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
 
 
 # most elements, the function for so few, head of the signature, operator
 _Way = tuple[int, Callable[..., bool], int, str | None]
+_NO_WAY: _Way = (-1, lambda *_: False, 0, None)
 
 
 class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
@@ -128,7 +151,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         self.worker = Worker(f"hpcomm-{self._group_name}")
         self._poller = Poller(f"hpcomm-{self._group_name}-messages")
         self._calls = 0
-        self._ways: dict[tuple[str, int, torch.dtype, int], _Way | None] = {}
+        self._ways: dict[tuple[str, int, torch.dtype, int], _Way] = {}
         self.barriers = 0  # monitored ones
         self._together: list[Work] | None = None  # of a coalescing manager
         self._finished = Work()
@@ -271,7 +294,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
                 try:
                     run()
                 finally:
-                    self._by.arrive()
+                    self._by.done()
 
         return self._carry_out(verb, meet_and_run, outputs, words, background, shown)
 
@@ -352,12 +375,12 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
     def _shortly(self, verb: str, number: int, root: int, x: torch.Tensor, out: torch.Tensor) -> bool:
         """Make a call on small plain tensors at once; False where it needs a closer look.
 
-        number: that torch's operator hashes to.
+        number: what torch's operator hashes to, or _NO_OPERATOR.
         """
         dtype, n = x.dtype, x.numel()
         key = verb, number, dtype, root
-        found = self._ways[key] if key in self._ways else self._find_way(*key)
-        if found is None or n > found[0] or not x.is_contiguous() or (n < 2 and (not n or x.is_neg())):
+        found = self._ways.get(key) or self._find_way(*key)
+        if n > found[0] or not x.is_contiguous() or (n < 2 and (not n or x.is_neg())):
             return False
         if out is not x and (
             out.dtype is not dtype or not out.is_cpu or not out.is_contiguous() or out.is_neg()
@@ -375,13 +398,13 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         self._calls += made
         return made
 
-    def _find_way(self, verb: str, number: int, dtype: torch.dtype, root: int) -> _Way | None:
-        op = _NAMES.get(number)
-        try:
-            found = None if op is None and number else self._by.short(verb, op, dtype, root)
-            way = None if found is None else (*found, _head(verb, op, dtype, root), op)
-        except HpcommError:  # _call meets it again
-            way = None
+    def _find_way(self, verb: str, number: int, dtype: torch.dtype, root: int) -> _Way:
+        """The short way of a call, for no tensor at all where there is none; kept from now on."""
+        op, way = _NAMES.get(number), _NO_WAY
+        if op is not None or number == _NO_OPERATOR:
+            with suppress(HpcommError):  # _call meets it again
+                found = self._by.short(verb, op, dtype, root)
+                way = _NO_WAY if found is None else (*found, _head(verb, op, dtype, root), op)
         self._ways[verb, number, dtype, root] = way
         return way
 
@@ -409,7 +432,11 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         if self._foreign(tensors[0]):
             return self._inner.broadcast(tensors, opts)
         root, x = opts.rootRank, tensors[0]
-        if len(tensors) == 1 and self._at_leisure(x, opts) and self._shortly("broadcast", 0, root, x, x):
+        if (
+            len(tensors) == 1
+            and self._at_leisure(x, opts)
+            and self._shortly("broadcast", _NO_OPERATOR, root, x, x)
+        ):
             return self._finished
         run = _each([moves.broadcast(self._by, x, root) for x in tensors])
         return self._call(
@@ -442,7 +469,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         opts = _options(opts, options.AllgatherOptions)
         if self._foreign(x):
             return getattr(self._inner, _spelling("all_gather_single", "_allgather_base"))(output, x, opts)
-        if self._at_leisure(x, opts) and self._shortly("all_gather", 0, 0, x, output):
+        if self._at_leisure(x, opts) and self._shortly("all_gather", _NO_OPERATOR, 0, x, output):
             return self._finished
         run = moves.all_gather_into(self._by, output, x)
         return self._call("all_gather", run, [output], x, background=_later(opts))
@@ -581,7 +608,11 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
                 output, x, output_sizes, input_sizes, opts
             )
         if not output_sizes and not input_sizes:
-            if self._at_leisure(x, opts) and x.dim() == 1 and self._shortly("all_to_all", 0, 0, x, output):
+            if (
+                self._at_leisure(x, opts)
+                and x.dim() == 1
+                and self._shortly("all_to_all", _NO_OPERATOR, 0, x, output)
+            ):
                 return self._finished
             run, count = moves.all_to_all_single(self._by, output, x), x.numel()
         else:

@@ -104,17 +104,26 @@ class Near(Far):
 
     # -- meetings ------------------------------------------------------------------------------------------
     def expect(self, *call: Any) -> None:
-        self._call, self._due = call, True
+        self.call, self._due = call, True
 
     def arrive(self) -> None:
+        self._meet()
+        self.inside = time.monotonic()
+
+    def done(self) -> None:
+        self.inside = None
+        self._meet()
+
+    def _meet(self) -> None:
         if self._due:
             self._due = False
-            self.gate.meet(*self._call)
+            self.gate.meet(*self.call)
 
     def _together(self) -> None:
         """Wait for all ranks to come here."""
+        self.inside = None
         if self._due:
-            self.arrive()
+            self._meet()
             return
         self._count = count = self._count + 1
         words = self._words
@@ -132,12 +141,12 @@ class Near(Far):
         begin = time.monotonic()
         look = begin + LOOK_S
         leave = pause if threading.current_thread() is threading.main_thread() else rest
-        seconds = self._call[1]
+        seconds = self.call[1]
         while missing := [rank for rank, at in self._others if self._words[at] < count]:
             waited = (now := time.monotonic()) - begin
             if now > look or waited > seconds:
                 look = now + LOOK_S
-                self.gate.check(missing, waited, *self._call[1:])
+                self.gate.check(missing, waited, *self.call[1:])
             leave(waited)
 
     def _through(self, pieces: int, *stages: Callable[[int, int], None]) -> None:

@@ -34,24 +34,28 @@ class Choice:
 
 
 def choose(
-    forced: str, verb: str, *, all_on_devices: bool, folds: bool, kernels: str, pairs: Sequence[str],
-    nccl: str, direct: str,
+    forced: str, verb: str, *, all_on_devices: bool, folds: bool, kernels: str, converts: str,
+    pairs: Sequence[str], nccl: str, direct: str,
 ) -> Choice:  # fmt: skip
     """Choose.
 
     Args:
         forced: "auto", or the only path that the user wants.
-        kernels: why folds cannot be done on devices on some rank, or "".
+        kernels: why op cannot fold on devices on some rank, or "".
+        converts: why x cannot be brought there into the form in which op folds it, or "".
         pairs: of each rank, why it cannot copy from some other one's memory, or "".
         nccl, direct: why that cannot carry this call, or "".
     """
     unopened = next((f"rank {r} cannot copy from {why}" for r, why in enumerate(pairs) if why), "")
     hosts = "" if all_on_devices else "some ranks bring arrays in host memory"
     lacks = {
-        "nccl": hosts or nccl or kernels,
-        "ipc": hosts or kernels or unopened,
-        "direct": hosts or direct or kernels,
-        "schedule": hosts or kernels or ("" if folds or forced == "schedule" else f"{verb} folds nothing"),
+        "nccl": hosts or nccl or converts,
+        "ipc": hosts or converts or kernels or unopened,
+        "direct": hosts or direct or converts,
+        "schedule": hosts
+        or converts
+        or kernels
+        or ("" if folds or forced == "schedule" else f"{verb} folds nothing"),
         "pipeline": "",
     }
     refused: dict[str, str] = {}

@@ -40,15 +40,20 @@ def travels(fold: Reduction | None, dtype: Dtype) -> Dtype:
     return BY_NAME["float32"] if dtype.kind == "h" else dtype
 
 
-def lacks(fold: Reduction | None, dtype: Dtype, kernels: Kernels | str | None) -> str:
-    """Why a call cannot be carried out here for want of kernels, or ""."""
+def lacks(fold: Reduction | None, dtype: Dtype, kernels: Kernels | str | None) -> tuple[str, str]:
+    """Why kernels lack that fold as op does, and that bring x into the form in which it folds; "" if not."""
     if fold is None:
-        return ""
+        return "", ""
     if not isinstance(fold.mpi_op, str):
-        return f"op {fold.op} is no operator that kernels know"
+        why = f"op {fold.op} is no operator that kernels know"
+        return why, why
+    plain = travels(fold, dtype) is dtype or dtype.kind == "b"
+    plain = plain and fold.op.name not in ("avg", "premul_sum")
     if kernels is None or isinstance(kernels, str):
-        return kernels or "x lies on the host"
-    return kernels.refuses(fold.mpi_op, travels(fold, dtype)) or kernels.refuses(None, dtype) or ""
+        why = kernels or "x lies on the host"
+        return why, "" if plain else why
+    fold_lacks = kernels.refuses(fold.mpi_op, travels(fold, dtype)) or ""
+    return fold_lacks, "" if plain else kernels.refuses(None, dtype) or ""
 
 
 def carry(

@@ -20,7 +20,7 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["choices", "forced", "switch", "vendor"]
+__all__ = ["choices", "forced", "switch", "unannounced_bytes", "vendor"]
 
 _SHORT = {
     "all_reduce": "allreduce",
@@ -35,6 +35,7 @@ _SHORT = {
     "exscan": "exscan",
 }
 _DYNAMIC = "coll_tuned_use_dynamic_rules"
+_EAGER, _HEADER = "btl_tcp_eager_limit", 256  # headers count, too: some tens of bytes
 _TEXT = 8192  # bytes for a description
 _NEITHER = ("ignore", "auto", "ccl")  # no algorithms, or not in every build
 
@@ -86,6 +87,13 @@ def forced(verb: str, name: str) -> Iterator[None]:
         yield
     finally:
         off()
+
+
+def unannounced_bytes() -> int:
+    """Bytes that Open MPI sends over TCP without asking the receiver first; 0: not known, or no TCP."""
+    if _EAGER not in _variables() or any(Path("/sys/class/infiniband").glob("*")):
+        return 0
+    return max(0, _handle(_EAGER).read() - _HEADER)
 
 
 def _variable(verb: str) -> str:

@@ -6,8 +6,7 @@ calls in the background over requests of their own, so that any number may be un
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
+import zlib
 from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from ..schedule.prove import keeps_order, prove
 from ..schedule.registry import ROOTED, algorithms, build, cut
 from ..signature import marked
 from . import controls, tuned
+from .channels import LARGEST, Lasting, Passing, Running, background, release, wait
 from .executor import Executor
 from .mpi import _pieces, largest_tag
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Own", "background", "by_library", "by_schedule", "fold_of", "own", "schedule_call", "tuned_for"]
+__all__ = ["Own", "by_library", "by_schedule", "fold_of", "own", "schedule_call", "tuned_for"]
 
 EXACT_UP_TO = 512  # ranks up to which a schedule is proved before its first use
 _TAGS = 32_000  # for calls; those above are for plans
@@ -45,98 +45,13 @@ _UFUNCS: dict[str, Any] = {
     "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
     "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
 }  # fmt: skip
+IN_PLACE = MPI.IN_PLACE
 _STANDS_FOR = {
     "all_reduce": "ring",
     "all_gather": "ring",
     "gather": "tree",
     "all_to_all": "pairwise",
 }  # to move what functions fold
-
-
-class _Persistent:
-    """A round over MPI: requests prepared once, started together."""
-
-    def __init__(self, requests: list[MPI.Prequest]) -> None:
-        self.requests = requests
-
-    def begin(self) -> list[MPI.Prequest]:
-        self.start()
-        return self.requests
-
-    def start(self) -> None:  # one by one: Startall and Waitall make lists for MPI first, which costs more
-        for request in self.requests:
-            request.Start()
-
-    def wait(self) -> None:
-        for request in self.requests:
-            request.Wait()
-
-
-class _Persisting:
-    """MPI's messages under one tag."""
-
-    def __init__(self, mpi: MPI.Comm, tag: int) -> None:
-        self.mpi, self.tag = mpi, tag
-
-    def prepare(self, sends: list[tuple[int, Array]], recvs: list[tuple[int, Array]]) -> _Persistent:
-        tag = self.tag
-        made = [self.mpi.Recv_init(_bytes(view), peer, tag) for peer, view in recvs]
-        return _Persistent(made + [self.mpi.Send_init(_bytes(view), peer, tag) for peer, view in sends])
-
-
-class _Once:
-    """A round over MPI that starts when its turn comes: for calls in the background."""
-
-    def __init__(self, mpi: MPI.Comm, tag: int, sends: Any, recvs: Any) -> None:
-        self.mpi, self.tag, self.sends, self.recvs = mpi, tag, sends, recvs
-
-    def begin(self) -> list[MPI.Request]:
-        made = [self.mpi.Irecv(_bytes(view), peer, self.tag) for peer, view in self.recvs]
-        return made + [self.mpi.Isend(_bytes(view), peer, self.tag) for peer, view in self.sends]
-
-
-class _Background:
-    def __init__(self, mpi: MPI.Comm, tag: int) -> None:
-        self.mpi, self.tag = mpi, tag
-
-    def prepare(self, sends: Any, recvs: Any) -> Any:
-        return _Once(self.mpi, self.tag, sends, recvs)
-
-
-class _Running:
-    """A schedule in the background; waits as an MPI request does.
-
-    Waiting for one moves all of the communicator on: other ranks may wait for them in another order.
-    """
-
-    def __init__(self, own: Own, rounds: Generator[list[Any], Any, None]) -> None:
-        self.own, self.rounds = own, rounds
-        self.pending: list[Any] | None = next(rounds, None)
-        own.running.append(self)
-
-    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
-        for each in tuple(self.own.running):
-            each.advance()
-        return self.pending is None
-
-    def Wait(self, status: Any = None) -> None:  # noqa: N802
-        while not self.Test():
-            time.sleep(0)
-
-    def finish(self) -> None:
-        """Wait where nothing else is under way: in MPI's own waiting, which is faster."""
-        while self.pending is not None:
-            for request in self.pending:
-                request.Wait()
-            self.pending = next(self.rounds, None)
-        self.own.running.remove(self)
-
-    def advance(self) -> None:
-        """Begin the next rounds as long as the messages of the last one are there."""
-        while self.pending is not None and MPI.Request.Testall(self.pending):
-            self.pending = next(self.rounds, None)
-        if self.pending is None and self in self.own.running:
-            self.own.running.remove(self)
 
 
 class Planned:
@@ -146,27 +61,24 @@ class Planned:
         name: of the algorithm, with its parameters.
     """
 
-    def __init__(self, own: Own, name: str, executor: Executor, bring: Callable[[], None],
-                 take: Callable[[], None]) -> None:  # fmt: skip
-        self.own, self.name, self.executor, self.bring, self.take = own, name, executor, bring, take
-        self.running: _Running | None = None
+    def __init__(
+        self, name: str, executor: Executor, bring: Callable[[], None], take: Callable[[], None]
+    ) -> None:
+        self.name, self.executor, self.bring, self.take = name, executor, bring, take
+        self.running: Running | None = None
 
     def Start(self) -> None:  # noqa: N802  as MPI.Prequest has it
-        self.running = _Running(self.own, self._rounds())
+        self.running = Running(self._rounds())
 
     def Test(self, status: Any = None) -> bool:  # noqa: N802
         return self.running is None or self.running.Test()
 
     def Wait(self, status: Any = None) -> None:  # noqa: N802
-        if self.running is None:
-            return
-        if self.own.running == [self.running]:
-            self.running.finish()
-        else:
+        if self.running is not None:
             self.running.Wait()
 
     def Free(self) -> None:  # noqa: N802
-        _free(self.executor)
+        release(self.executor)
 
     def _rounds(self) -> Generator[list[Any], Any, None]:
         self.bring()
@@ -178,11 +90,12 @@ class Own:
     """What a communicator keeps for its own schedules: a duplicate, a counter of tags, executors by call."""
 
     def __init__(self, comm: Communicator) -> None:
-        self.mpi = comm.mpi.Dup()
+        self.mpi, made = comm.mpi.Idup()
+        wait(made)
         self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self._tag = self._plans = 0
-        self._kept: OrderedDict[Any, Executor] = OrderedDict()
-        self.running: list[_Running] = []
+        self._kept: dict[Any, Executor] = {}
+        self._far = _far(self.mpi)
         self._table: dict[str, tuned.Choices] | None = None
         self._library: dict[tuple[str, str], MPI.Comm] = {}
 
@@ -212,25 +125,45 @@ class Own:
         self._plans += 1
         return _TAGS + self._plans % (largest_tag() - _TAGS + 1)
 
+    def most(self, peer: int) -> int:
+        """Bytes that one message to or from a peer may have."""
+        return self._far.get(peer, LARGEST)
+
     def executor(self, key: Any, make: Callable[[Channel], Executor]) -> Executor:
-        """The executor for key, made at its first use; the oldest one gives way."""
+        """The executor for key, made at its first use; the oldest one gives way.
+
+        The oldest, not the one that was not used for longest: so that ranks of which some come here by a
+        lane and others by the careful way keep the same ones.
+        """
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = make(_Persisting(self.mpi, self.tag()))
+            found = self._kept[key] = make(Lasting(self.mpi, self.tag(), self.most))
             if len(self._kept) > _KEPT:
-                _, old = self._kept.popitem(last=False)
-                _free(old)
-        else:
-            self._kept.move_to_end(key)
+                release(self._kept.pop(next(iter(self._kept))))
         return found
 
     def close(self) -> None:
         for executor in self._kept.values():
-            _free(executor)
+            release(executor)
         self._kept.clear()
         for each in self._library.values():
             each.Free()
         self.mpi.Free()
+
+
+def _far(mpi: MPI.Comm) -> dict[int, int]:
+    """{peer on another node: bytes that travel there without being announced}; where such a limit matters.
+
+    Open MPI announces longer messages over TCP and waits for the answer, which waits behind all that the
+    peer sends at that moment. In pieces a double tree over 1 Gbit/s takes a quarter less time.
+    """
+    if mpi.size == 1 or controls.vendor() != "openmpi":
+        return {}
+    node = zlib.crc32(MPI.Get_processor_name().encode())
+    cards = np.empty((mpi.size, 2), np.int64)
+    wait(mpi.Iallgather(np.array([node, controls.unannounced_bytes()], np.int64), cards))
+    least = int(cards[:, 1].min())
+    return dict.fromkeys(np.flatnonzero(cards[:, 0] != node).tolist(), least) if least else {}
 
 
 def own(comm: Communicator) -> Own:
@@ -291,16 +224,16 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
 
     def stages() -> Generator[list[Any], Any, Any]:
         mine = own(comm)
-        executor = make(_Background(mine.mpi, mine.tag()))
+        executor = make(Passing(mine.mpi, mine.tag(), mine.most))
         _bring(call, executor)
-        yield [_Running(mine, background(executor))]
+        yield [Running(background(executor))]
         _take(call, executor)
         return call.finish(None)
 
     def prepare() -> Planned:
         mine = own(comm)
-        executor = make(_Persisting(mine.mpi, mine.plan_tag()))
-        return Planned(mine, name, executor, lambda: _bring(call, executor), lambda: _take(call, executor))
+        executor = make(Lasting(mine.mpi, mine.plan_tag(), mine.most))
+        return Planned(name, executor, lambda: _bring(call, executor), lambda: _take(call, executor))
 
     call.carry, call.stages, call.prepare = carry, stages, prepare
     return call
@@ -323,15 +256,26 @@ def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callabl
             program(_proved("all_reduce", way, comm.size, 0), comm.rank, n), channel, dtype, folding
         )
 
-    def call(send: Any, recv: Any, _: Any) -> None:
-        out, n, _ = recv
+    def executor_of(n: int) -> Executor:
         way = cut("all_reduce", name, n * dtype.itemsize)
         key = ("all_reduce", way, 0, n, dtype, fold.code, None, None)
-        executor = own(comm).executor(key, lambda channel: make(channel, way, n))
-        work = executor.work
-        work[:] = (out if send is MPI.IN_PLACE else send[0]).reshape(-1)
+        found = ready[n] = own(comm).executor(key, lambda channel: make(channel, way, n))
+        return found
+
+    ready: dict[int, Executor] = {}
+
+    def call(send: Any, recv: Any, _: Any) -> None:
+        out, n, _ = recv
+        executor = ready.get(n)
+        if executor is None or not executor.rounds:  # none yet, or it has given way to others
+            executor = executor_of(n)
+        given, work = out if send is IN_PLACE else send[0], executor.work
+        work[:] = given if given.ndim == 1 else given.reshape(-1)
         executor.run()
-        out.reshape(-1)[:] = work
+        if out.ndim == 1:
+            out[:] = work
+        else:
+            out.reshape(-1)[:] = work
 
     return call
 
@@ -458,7 +402,7 @@ def _deterministic(call: Call, algorithm: str | None, fold: Any, array: Array, c
 
     def stages() -> Generator[list[Any], Any, Any]:
         mine = own(comm)
-        two = [make(_Background(mine.mpi, mine.tag()), i) for i in (0, 1)]
+        two = [make(Passing(mine.mpi, mine.tag(), mine.most), i) for i in (0, 1)]
         scatter(two[0])
 
         def both() -> Generator[list[Any], Any, None]:
@@ -466,25 +410,12 @@ def _deterministic(call: Call, algorithm: str | None, fold: Any, array: Array, c
             join(*two)
             yield from background(two[1])
 
-        yield [_Running(mine, both())]
+        yield [Running(both())]
         deliver(two[1])
         return call.finish(None)
 
     call.carry, call.stages = carry, stages
     return call
-
-
-def background(executor: Executor) -> Generator[list[Any], Any, None]:
-    """The rounds of an executor one at a time, each as the MPI requests to wait for."""
-    for before, exchange, after in executor.rounds:
-        for step in before:
-            step()
-        requests = exchange.begin()
-        if requests:
-            yield requests
-        for step in after:
-            step()
-    executor.settle()
 
 
 def fold_of(fold: Any) -> tuple[Fold, bool]:
@@ -562,20 +493,3 @@ def _take(call: Call, executor: Executor) -> None:
     elif verb == "all_to_all":
         work = work[comm.size * count :]
     call.recv[0].reshape(-1)[:] = work
-
-
-def _bytes(view: Array) -> Any:
-    if view.nbytes < 2**31:
-        return [view.view(np.uint8), view.nbytes, MPI.BYTE]
-    size = view.itemsize
-    while (view.nbytes // size) >= 2**31 and view.nbytes % (2 * size) == 0:
-        size *= 2
-    raise UsageError(
-        f"a message of {view.nbytes} bytes does not fit one MPI call", hint="an algorithm with more chunks"
-    )
-
-
-def _free(executor: Executor) -> None:
-    for _, exchange, _ in executor.rounds:
-        for request in getattr(exchange, "requests", ()):
-            request.Free()

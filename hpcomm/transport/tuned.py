@@ -36,7 +36,9 @@ class Choices(NamedTuple):
     def of(cls, rows: list[tuple[int, str | None]]) -> Choices:
         """From (bytes, name) as measured."""
         rows = sorted(rows)
-        return cls([isqrt(a * b) for (a, _), (b, _) in pairwise(rows)], [name for _, name in rows] or [None])
+        changes = [(a, b) for a, b in pairwise(rows) if a[1] != b[1]]
+        first = rows[0][1] if rows else None
+        return cls([isqrt(a * b) for (a, _), (b, _) in changes], [first, *(name for _, (_, name) in changes)])
 
     def name(self, nbytes: int) -> str | None:
         """Who serves a call of so many bytes."""

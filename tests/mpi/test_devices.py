@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from stand_ins import ModelNccl
 
 import hpcomm
 from hpcomm import onboard
@@ -236,6 +237,49 @@ def test_a_path_that_cannot_work_is_refused_by_all(comm: hpcomm.Communicator, de
         device.can_open = True
 
 
+@pytest.fixture
+def nccl(device: model.Model) -> Iterator[ModelNccl]:
+    """Each rank has a device of its own, and there is NCCL."""
+    made = device.nccl = ModelNccl(MPI.COMM_WORLD.Dup(), device)
+    device.number_of_gpu = MPI.COMM_WORLD.rank
+    yield made
+    device.nccl, device.number_of_gpu = None, 0
+    made.mpi.Free()
+
+
+@pytest.mark.parametrize("verb", COLLECTIVES)
+def test_nccl_carries_what_it_can(nccl: ModelNccl, comm: hpcomm.Communicator, verb: str) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank needs no NCCL")
+    for dtype in (np.float32, np.float16):
+        x, expected = COLLECTIVES[verb](LARGE, comm.size, comm.rank)
+        if dtype is np.float16 and verb == "all_reduce":  # folded in float32
+            x, expected = model.asarray(x.get().astype(dtype)), expected.astype(dtype)
+        y = collective(comm, verb, x)
+        x.fill(-1)
+        if expected is not None:
+            y += 1
+            np.testing.assert_array_equal(y.get(), expected + 1)
+    assert set(nccl.calls) == (set() if "scan" in verb else {verb})
+
+
+def test_nccl_is_left_where_ranks_share_a_gpu(
+    nccl: ModelNccl, comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank needs no NCCL")
+    x = given(LARGE, comm.rank)
+    with comm.plan("all_reduce", x) as step:
+        assert "by nccl" in step.explain()
+    device.number_of_gpu = 0
+    with comm.dup() as other, other.plan("all_reduce", x) as step:
+        assert "by ipc" in step.explain()
+        assert "nccl: refused, ranks 0 and 1 share a GPU" in step.explain()
+    monkeypatch.setenv("HPCOMM_GPU", "nccl")
+    with comm.dup() as other, pytest.raises(hpcomm.ConfigError, match="ranks 0 and 1 share a GPU"):
+        other.all_reduce(x)
+
+
 def test_a_path_must_be_one_and_the_same_on_all_ranks(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,7 +490,7 @@ def all_paths(comms: list[hpcomm.Communicator]) -> None:
                     x += 1
                     out.fill(0)
                 exchange(comm, x, out)
-        for verb in ("all_gather", "scan"):
+        for verb in ("all_gather", "scan") if "nccl" not in comm.name else ("all_gather",):
             x, _ = COLLECTIVES[verb](LARGE // 2, comm.size, comm.rank)
             y = collective(comm, verb, x)
             x.fill(0)
@@ -471,15 +515,15 @@ def one_way(comm: hpcomm.Communicator) -> None:
 
 
 def test_every_edge_is_needed_and_the_lack_of_any_is_told(
-    comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
+    nccl: ModelNccl, comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if comm.size != 3:
         pytest.skip("three ranks have all edges, and these runs take seconds")
-    comms = [comm, *(forced(comm, device, monkeypatch, path) for path in ("pipeline", "schedule"))]
+    comms = [forced(comm, device, monkeypatch, path) for path in ("ipc", "pipeline", "schedule", "nccl")]
     all_paths(comms)  # the ranks meet
     device.order.forget()
     all_paths(comms)
-    taken = {path for path, _ in comm._onboard.messages.paths.values()}
+    taken = {path for path, _ in comms[0]._onboard.messages.paths.values()}
     assert taken <= {"ipc, opened itself", "ipc, through the slab"}
     assert found_races(device) == []
     edges = sorted({edge for part in MPI.COMM_WORLD.allgather(device.order.edges) for edge in part})
@@ -496,7 +540,7 @@ def test_every_edge_is_needed_and_the_lack_of_any_is_told(
     finally:
         device.order.without = None
         device.order.forget()
-    for each in comms[1:]:
+    for each in comms:
         each.close()
     assert not unnoticed, "\n".join([*unnoticed, "of", *edges])
 
@@ -506,7 +550,7 @@ def forced(
 ) -> hpcomm.Communicator:
     """A communicator whose calls take one path; "schedule": with messages through pinned memory."""
     monkeypatch.setenv("HPCOMM_GPU", path)
-    made = comm.dup()
+    made = comm.dup(name=path)
     device.can_open = path != "schedule"
     try:
         with made.plan("all_reduce", given(LARGE, comm.rank)) as step:

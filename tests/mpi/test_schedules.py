@@ -13,6 +13,7 @@ import hpcomm
 from hpcomm.schedule.prove import interpret_values
 from hpcomm.schedule.registry import ROOTED, algorithms, build, register, verbs
 from hpcomm.schedule.stream import AFTER, Schedule, Stream
+from hpcomm.transport import channels, scheduled
 
 MOVING = [verb for verb in verbs() if verb != "barrier"]
 COUNTS = (0, 1, 2, 7, 1000)
@@ -120,6 +121,60 @@ def test_background_calls_may_be_waited_for_in_any_order(comm: Any) -> None:
     order = reversed(requests) if comm.rank % 2 else requests
     assert all(request.wait(timeout=30) is not None for request in order)
     assert [int(request.result[0]) for request in requests] == [i * comm.size + ranks for i in range(24)]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one communicator", "two"])
+@pytest.mark.parametrize("name", ["recursive_doubling", "deterministic"])
+def test_a_blocking_call_moves_on_what_is_in_the_background(comm: Any, apart: bool, name: str) -> None:
+    """Rank 0 blocks in the second call while the others wait for its part of the first one."""
+    other = comm.dup() if apart else comm
+    x, keywords = np.arange(5.0), {"algorithm": name} if name != "deterministic" else {name: True}
+    request = comm.all_reduce(x, algorithm="ring", async_op=True)
+    if comm.rank:
+        request.wait(timeout=20)
+    found = other.all_reduce(x + 1, **keywords)
+    assert found.tolist() == ((x + 1) * comm.size).tolist()
+    assert request.wait(timeout=20).tolist() == (x * comm.size).tolist()
+    if apart:
+        other.close()
+
+
+def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocking, in the background and planned: the same bits, whatever one message may hold."""
+    x = np.random.default_rng(comm.rank).normal(size=1003)
+    for name in ("ring", "double_tree:chunks=4", "circulant"):
+        want = comm.all_reduce(x, algorithm=name).tobytes()
+        apart = comm.dup()
+        mine = scheduled.own(apart)
+        monkeypatch.setattr(mine, "most", lambda peer: 100 + peer // 9)
+        assert apart.all_reduce(x, algorithm=name).tobytes() == want
+        assert apart.all_reduce(x, algorithm=name, async_op=True).wait(timeout=30).tobytes() == want
+        step = apart.plan("all_reduce", x, algorithm=name)
+        assert step().tobytes() == want
+        step.close()
+        (executor,) = mine._kept.values()
+        if comm.size > 1:
+            assert len(executor.rounds[0][1].requests) > 4
+        apart.close()
+
+
+def test_messages_beyond_2_gib_travel_in_pieces_that_mpi_can_count() -> None:
+    """On memory that only seems to be there: one byte, told to be 5 GiB and 3."""
+    long = np.broadcast_to(np.zeros(1, np.uint8), 5 * 2**30 + 3)
+    made = list(channels.pieces([(7, long), (2, long[:9])], lambda peer: channels.LARGEST))
+    assert [(peer, n) for peer, (_, n, _) in made] == [(7, 2**30)] * 5 + [(7, 3), (2, 9)]
+    assert all(data.nbytes == n < 2**31 for _, (data, n, _) in made)
+
+
+def test_the_executor_cuts_x_as_the_simulator_does(own_comm: Any) -> None:
+    from hpcomm.simulate import machine, predict
+
+    for verb, name in (("all_reduce", "double_tree"), ("broadcast", "chain"), ("reduce", "double_tree")):
+        for nbytes in (8, 1 << 19, 3 << 19):
+            getattr(own_comm, verb)(np.zeros(nbytes // 4, np.float32), algorithm=name)
+            ran = next(reversed(own_comm._schedules._kept))[1]
+            guess = predict(verb, name, own_comm.size, nbytes, machine("cluster"))
+            assert ran == guess.schedule.name
 
 
 @pytest.mark.parametrize("name", algorithms("barrier"))
@@ -244,6 +299,10 @@ def test_repeated_calls_reuse_what_was_prepared(own_comm: Any) -> None:
     for n in range(40):
         own_comm.all_reduce(np.ones(n + 1), algorithm="ring")
     assert len(own_comm._schedules._kept) <= 16
+    for n in (0, 39, 3, 20):  # some have given way since, and are made again
+        assert own_comm.all_reduce(np.full(n + 1, 2.0), algorithm="ring").tolist() == [
+            2.0 * own_comm.size
+        ] * (n + 1)
 
 
 @pytest.mark.parametrize("verb", verbs())
@@ -266,7 +325,7 @@ def test_a_plan_by_an_algorithm_gives_what_its_verb_gives_each_time(own_comm: An
                     wrong.append((name, n, root, turn, found, expected))
             step.close()
     assert wrong == []
-    assert not own_comm._schedules.running
+    assert not channels.under_way
 
 
 @pytest.mark.parametrize(

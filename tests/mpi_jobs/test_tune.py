@@ -149,3 +149,4 @@ def test_the_nearest_size_counts() -> None:
     assert [Choices.of(rows).name(n) for n in (0, 8, 64, 1000, 1 << 16, 1 << 30)] == [
         None, None, None, "tree", "ring", "ring"]  # fmt: skip
     assert Choices.of([]).name(8) is None
+    assert Choices.of([(8, None), (64, None), (512, "ring")]).limits == [181]  # nothing to choose below

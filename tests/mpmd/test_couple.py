@@ -1,5 +1,6 @@
 """Fields between programs: M x N, dtypes, mappings, model time; and what happens when they do not fit."""
 
+import re
 import time
 
 import pytest
@@ -258,6 +259,30 @@ else:
 def test_a_giver_that_is_late_is_told_at_the_deadline(couple):
     done = couple(LATE, {"a": 1, "b": 1}, expect="failure")
     assert "WaitTimeoutError: get of 'f' waited 1 s for program 'a'" in done.stderr
+
+
+SLOW = """
+import time
+f = me.gives("f", np.zeros(2)) if me.name == "a" else me.takes("f", np.zeros(1))
+for step in range(4):
+    if me.name == "a":
+        time.sleep(0.1)
+        me.put(f)
+    else:
+        me.get(f)
+text = me.report(picture="balance.svg")
+if comm.rank == 0:
+    print(text)
+"""
+
+
+@pytest.mark.once
+def test_the_program_that_is_slower_is_named_and_should_get_the_ranks(couple, tmp_path):
+    out = couple(SLOW, {"a": 1, "b": 2}).stdout
+    assert re.search(r"^b waits 0\.[2-9]\d s for a$", out, re.MULTILINE)
+    assert "a waits" not in out
+    assert "by computing time 3 ranks would be better dealt out as a 2, b 1" in out
+    assert (tmp_path / "balance.svg").read_text().startswith("<svg")
 
 
 RECORDED = """

@@ -44,6 +44,12 @@ static Memory *find(unsigned long long at, size_t n) {
     return NULL;
 }
 
+/* Where the bytes of device memory are, for libnccl.c and the stand-in of CuPy. */
+char *fake_cuda_bytes(unsigned long long at, size_t n) {
+    Memory *memory = find(at, n);
+    return memory && memory->kind != 2 ? memory->bytes + (at - memory->low) : NULL;
+}
+
 static CUdeviceptr map(int file, size_t size, int kind) {
     char *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     char *shown = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

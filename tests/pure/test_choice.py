@@ -11,7 +11,8 @@ from hpcomm.transport.choice import COLLECTIVE, choose
 from hpcomm.transport.rounds import algorithm, schedule
 
 BEST: dict[str, Any] = {
-    "all_on_devices": True, "folds": True, "kernels": "", "pairs": ["", ""], "nccl": "", "direct": "",
+    "all_on_devices": True, "folds": True, "kernels": "", "converts": "", "pairs": ["", ""], "nccl": "",
+    "direct": "",
 }  # fmt: skip
 
 
@@ -23,7 +24,8 @@ BEST: dict[str, Any] = {
         ({"nccl": "no libnccl", "pairs": ["", "rank 0: is on another node"]}, "direct"),
         ({"nccl": "no libnccl", "pairs": ["", "rank 0: elsewhere"], "direct": "not CUDA-aware"}, "schedule"),
         ({"nccl": "no", "pairs": ["rank 1: no", ""], "direct": "no", "folds": False}, "pipeline"),
-        ({"kernels": "CuPy has no kernels for bfloat16"}, "pipeline"),
+        ({"converts": "CuPy has no kernels for bfloat16"}, "pipeline"),
+        ({"kernels": "torch has no kernel for the min of uint32", "nccl": "no", "direct": "no"}, "pipeline"),
         ({"all_on_devices": False}, "pipeline"),
     ],
 )

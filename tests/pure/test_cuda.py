@@ -24,12 +24,12 @@ SOURCE = Path(__file__).with_name("libcuda.c")
 HEADERS = [Path("/usr/local/cuda/include"), Path("/opt/cuda/include"), Path("/usr/include")]
 
 
-def compiled(target: Path, *options: str) -> Path:
+def compiled(target: Path, *options: str, source: Path = SOURCE) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
     done = subprocess.run(
-        [compiler, "-shared", "-fPIC", "-w", *options, "-o", str(target), str(SOURCE)],
+        [compiler, "-shared", "-fPIC", "-w", *options, "-o", str(target), str(source)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

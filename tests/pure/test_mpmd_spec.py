@@ -589,7 +589,14 @@ def test_a_launcher_that_ends_well_while_programs_run_has_not_ended_well(folder,
 def test_progress_tells_how_far_each_program_is(folder):
     heard = watch.Watch(read(write(folder, RIGHT.replace("timeout = 60", "timeout = 60\nuntil = 7200"))))
     assert heard.progress() == "hpcomm: after 0 s: ocean starts; air starts; viewer starts"
-    for words in ("began ocean 0", "began air 0", "began viewer 0", "at ocean 4 1800.0", "at air 1"):
+    for words in (
+        "began ocean 0",
+        "began air 0",
+        "began viewer 0",
+        "at ocean 0 4 1800.0",
+        "at ocean 1 3",
+        "at air 0 1",
+    ):
         heard.hear(words.split())
     assert heard.progress().endswith(
         ": ocean at 1800 of 7200 s (25 %), 4 exchanges; air has made 1 exchange; viewer runs"

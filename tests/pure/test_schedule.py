@@ -13,8 +13,10 @@ import hpcomm
 from hpcomm.schedule import registry
 from hpcomm.schedule.combine import reverse, sequence, turn
 from hpcomm.schedule.exact import exact_sum
+from hpcomm.schedule.layout import edges
+from hpcomm.schedule.program import program
 from hpcomm.schedule.prove import ScheduleError, interpret_values, keeps_order, prove
-from hpcomm.schedule.registry import ROOTED, algorithms, build, parameters, register, verbs
+from hpcomm.schedule.registry import ROOTED, algorithms, build, cut, parameters, register, verbs
 from hpcomm.schedule.stream import AFTER, COPY, Schedule, Stream
 from hpcomm.schedule.tree import binary_tree, two_trees
 
@@ -292,6 +294,33 @@ def test_4096_ranks_are_proved_by_fingerprints() -> None:
     dest[17] += 1
     with pytest.raises(ScheduleError):
         prove(replace(broken, streams=(*broken.streams[:3], s._replace(dest=dest), *broken.streams[4:])))
+
+
+@pytest.mark.parametrize(("verb", "name"), EVERY)
+def test_any_count_is_cut_without_overflow(verb: str, name: str) -> None:
+    """A dry run of all ranks at 3 Gi elements and one: all that is sent is received, and lies in memory."""
+    count, p = 3 * 2**30 + 1, 6
+    schedule = build(verb, cut(verb, name, 8 * count), p)
+    bounds = edges(schedule, count)
+    assert bounds[-1] == schedule.slots * count
+    assert (np.diff(bounds) >= count // schedule.chunks).all()
+    parts = [program(schedule, rank, count) for rank in range(p)]
+    sent, received = (
+        sorted(
+            (t, *((part.rank, m.peer) if side == "sends" else (m.peer, part.rank)), m.high - m.low)
+            for part in parts
+            for t, round_ in enumerate(part.rounds)
+            for m in getattr(round_, side)
+        )
+        for side in ("sends", "recvs")
+    )
+    assert sum(n for *_, n in sent) == sum(n for *_, n in received) >= count
+    pairs = [sorted((a, b, n) for _, a, b, n in flow) for flow in (sent, received)]
+    assert pairs[0] == pairs[1]
+    for part in parts:
+        for round_ in part.rounds:
+            for m in (*round_.sends, *round_.recvs):
+                assert 0 <= m.low < m.high <= (part.room if m.staged else schedule.slots * count)
 
 
 def test_reversal_turns_all_gather_into_reduce_scatter() -> None:

@@ -90,7 +90,7 @@ def the_suite() -> Any:
 
     for backends in DistTestCases.skip_collective.values():
         backends.discard("mpi")
-    for feature in ("ddp", "subgroup"):
+    for feature in ("cuda", "ddp", "gpu", "subgroup"):  # what needs a GPU in fact says so itself
         DistTestCases.backend_feature[feature].add("mpi")
     from torch.testing._internal.common_utils import TestCase
     from torch.testing._internal.distributed import distributed_test

@@ -324,6 +324,27 @@ def test_blocking_calls_by_the_short_way_give_what_background_calls_do(
                 same(short, torch.stack([of_rank(r, dtype, (size, n))[block] for r in range(size)]))
 
 
+@pytest.mark.parametrize("verb", BLOCKS)
+def test_a_rank_may_bring_its_tensors_in_another_layout_or_make_its_call_in_the_background(
+    verb: str, rank: int, size: int
+) -> None:
+    """What the other ranks see of a call does not depend on that."""
+    for n in (2, 5_000, 300_001):
+        for odd in range(size):
+            x = of_rank(rank, torch.float32, (size, n))
+            want, out = torch.zeros_like(x), torch.zeros_like(x)
+            BLOCKS[verb](want, x, dist.ReduceOp.SUM)
+            if rank == odd:
+                BLOCKS[verb](out, x, dist.ReduceOp.SUM, async_op=True).wait()  # type: ignore[attr-defined]
+            else:
+                if rank % 2:
+                    x = torch.zeros(size, 2 * n).narrow(1, 0, n).copy_(x)
+                    if verb in ("all_reduce", "broadcast"):
+                        out = torch.zeros(size, 2 * n).narrow(1, 0, n)
+                BLOCKS[verb](out, x, dist.ReduceOp.SUM)
+            same(out, want)
+
+
 def test_the_short_way_sees_lazy_negatives(rank: int, size: int) -> None:
     """Tensors whose memory holds the negative of what they are."""
     ranks = torch.arange(float(size))

@@ -1,0 +1,166 @@
+"""NCCL's library by ctypes: one that torch or the nvidia-nccl wheel brings, or the machine's own.
+
+A Group carries out collectives on device memory, in a stream, for a rank that has a GPU of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, TransportError
+
+if TYPE_CHECKING:
+    from ..dtypes import Dtype
+
+__all__ = ["DTYPES", "OPS", "SIGNATURES", "Group", "Nccl", "find"]
+
+
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId: handed over by value."""
+
+    _fields_ = [("bytes", ctypes.c_ubyte * 128)]
+
+
+_BUFFER, _COMM, _STREAM = c_uint64, c_void_p, c_void_p
+SIGNATURES: dict[str, list[Any]] = {
+    "ncclGetVersion": [POINTER(c_int)],
+    "ncclGetErrorString": [c_int],
+    "ncclGetUniqueId": [POINTER(UniqueId)],
+    "ncclCommInitRank": [POINTER(_COMM), c_int, UniqueId, c_int],
+    "ncclCommDestroy": [_COMM],
+    "ncclAllReduce": [_BUFFER, _BUFFER, c_size_t, c_int, c_int, _COMM, _STREAM],
+    "ncclReduce": [_BUFFER, _BUFFER, c_size_t, c_int, c_int, c_int, _COMM, _STREAM],
+    "ncclBroadcast": [_BUFFER, _BUFFER, c_size_t, c_int, c_int, _COMM, _STREAM],
+    "ncclAllGather": [_BUFFER, _BUFFER, c_size_t, c_int, _COMM, _STREAM],
+    "ncclReduceScatter": [_BUFFER, _BUFFER, c_size_t, c_int, c_int, _COMM, _STREAM],
+    "ncclSend": [_BUFFER, c_size_t, c_int, c_int, _COMM, _STREAM],
+    "ncclRecv": [_BUFFER, c_size_t, c_int, c_int, _COMM, _STREAM],
+    "ncclGroupStart": [],
+    "ncclGroupEnd": [],
+}
+DTYPES = {"int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5, "float32": 7, "float64": 8}
+OPS = {"SUM": 0, "PROD": 1, "MAX": 2, "MIN": 3}
+_PARTS = {"complex64": "float32", "complex128": "float64"}  # sums of complex numbers are sums of their parts
+_BYTES = DTYPES["uint8"]
+
+
+def find() -> str:
+    """Where the library is: HPCOMM_NCCL, else the wheel that torch depends on, else the loader's choice."""
+    if named := os.environ.get("HPCOMM_NCCL"):
+        return named
+    try:
+        wheel = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        wheel = None
+    for folder in (wheel.submodule_search_locations or ()) if wheel is not None else ():
+        if (path := Path(folder) / "lib" / "libnccl.so.2").exists():
+            return str(path)
+    return "libnccl.so.2"
+
+
+class Nccl:
+    """The library.
+
+    Raises:
+        ConfigError: it is not there, or lacks a function.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        path = path or find()
+        try:
+            self._library = ctypes.CDLL(path)
+        except OSError as error:
+            raise ConfigError(
+                f"NCCL cannot be loaded: {error}", hint="pip install nvidia-nccl-cu12; HPCOMM_NCCL=path"
+            ) from None
+        for name, arguments in SIGNATURES.items():
+            function = getattr(self._library, name, None)
+            if function is None:
+                raise ConfigError(f"{path} has no {name}", hint="NCCL 2.7 or later")
+            function.argtypes, function.restype = arguments, c_int
+        self._library.ncclGetErrorString.restype = c_char_p
+        version = c_int()
+        self.call("ncclGetVersion", byref(version))
+        self.version = version.value  # 22703 for 2.27.3
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the library.
+
+        Raises:
+            TransportError: it did not return success.
+        """
+        result = getattr(self._library, name)(*arguments)
+        if result:
+            said = (self._library.ncclGetErrorString(result) or b"?").decode()
+            raise TransportError(
+                f"{name} failed: {said}", hint="NCCL_DEBUG=INFO, or HPCOMM_GPU=ipc", error_class=result
+            )
+
+    def unique(self) -> bytes:
+        """What all ranks of a new group must be given."""
+        made = UniqueId()
+        self.call("ncclGetUniqueId", byref(made))
+        return bytes(made.bytes)
+
+    def group(self, unique: bytes, size: int, rank: int) -> Group:
+        """Join a group; returns when all ranks have. The device's context must be current."""
+        made = c_void_p()
+        self.call("ncclCommInitRank", byref(made), size, UniqueId.from_buffer_copy(unique), rank)
+        return Group(self, made, size, rank)
+
+
+class Group:
+    """A communicator of NCCL's."""
+
+    def __init__(self, library: Nccl, comm: c_void_p, size: int, rank: int) -> None:
+        self._call, self._comm, self.size, self.rank = library.call, comm, size, rank
+
+    def carry(
+        self, verb: str, work: int, count: int, dtype: Dtype, op: str | None, root: int, stream: int
+    ) -> None:
+        """Put a collective into stream, in place on slots of count elements from work on.
+
+        Slots are those of schedule.stream.Schedule. The device's context must be current.
+        """
+        block, there = count * dtype.itemsize, (self._comm, stream)
+        own = work + self.rank * block
+        if op is not None:
+            name = _PARTS.get(dtype.name, dtype.name)
+            n, kind, fold = count * (1 + (name != dtype.name)), DTYPES[name], OPS[op]
+            if verb == "all_reduce":
+                self._call("ncclAllReduce", work, work, n, kind, fold, *there)
+            elif verb == "reduce":
+                self._call("ncclReduce", work, work, n, kind, fold, root, *there)
+            else:
+                self._call("ncclReduceScatter", work, own, n, kind, fold, *there)
+        elif verb == "broadcast":
+            self._call("ncclBroadcast", work, work, block, _BYTES, root, *there)
+        elif verb == "all_gather":
+            self._call("ncclAllGather", own, work, block, _BYTES, *there)
+        else:
+            self._exchange(verb, work, block, root, there)
+
+    def _exchange(self, verb: str, work: int, block: int, root: int, there: tuple[Any, int]) -> None:
+        """Messages, begun together: NCCL has no gather, scatter and all_to_all of its own."""
+        ranks, back = range(self.size), work + self.size * block
+        sends = {"gather": [root], "scatter": ranks if self.rank == root else (), "all_to_all": ranks}[verb]
+        recvs = {"gather": ranks if self.rank == root else (), "scatter": [root], "all_to_all": ranks}[verb]
+        into = back if verb == "all_to_all" else work
+        self._call("ncclGroupStart")
+        for peer in sends:
+            if peer != self.rank or verb == "all_to_all":
+                part = self.rank if verb == "gather" else peer
+                self._call("ncclSend", work + part * block, block, _BYTES, peer, *there)
+        for peer in recvs:
+            if peer != self.rank or verb == "all_to_all":
+                part = self.rank if verb == "scatter" else peer
+                self._call("ncclRecv", into + part * block, block, _BYTES, peer, *there)
+        self._call("ncclGroupEnd")
+
+    def close(self) -> None:
+        self._call("ncclCommDestroy", self._comm)

@@ -1,0 +1,72 @@
+"""NCCL on the model of the driver: it works when it is called, by MPI, on what its stream has done so far."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from hpcomm.device import model
+from hpcomm.device.kernels import FOLDS
+from hpcomm.device.queues import Waited, complete
+
+
+class ModelNccl:
+    """As device.nccl.Nccl, with one group at a time."""
+
+    version = 22703
+
+    def __init__(self, mpi: Any, device: model.Model) -> None:
+        self.mpi, self.model = mpi, device
+        self.calls: list[str] = []
+
+    def unique(self) -> bytes:
+        return b"n" * 128
+
+    def group(self, unique: bytes, size: int, rank: int) -> ModelNccl:
+        assert (bytes(unique), size, rank) == (b"n" * 128, self.mpi.size, self.mpi.rank)
+        return self
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def carry(
+        self, verb: str, work: int, count: int, dtype: Any, op: str | None, root: int, stream: int
+    ) -> None:
+        self.calls.append(verb)
+        p, rank, block = self.mpi.size, self.mpi.rank, count * dtype.itemsize
+        gives = {"all_gather": (rank, 1), "gather": (rank, 1)}.get(verb, (0, 1))
+        gives = (0, p) if verb in ("scatter", "reduce_scatter", "all_to_all") else gives
+        gets = {"all_gather": (0, p), "gather": (0, p), "scatter": (rank, 1), "reduce_scatter": (rank, 1)}
+        first, slots = (p, p) if verb == "all_to_all" else gets.get(verb, (0, 1))
+        given = self._now(work + gives[0] * block, gives[1] * block, stream)
+        parts = np.stack([np.frombuffer(each, dtype.storage) for each in self.mpi.allgather(given.tobytes())])
+        if verb in ("reduce_scatter", "scatter", "all_to_all"):
+            parts = parts.reshape(p, p, count)[:, rank]
+        if op is not None:
+            parts = getattr(np, FOLDS[op]).reduce(parts, axis=0)
+        elif verb in ("broadcast", "scatter"):
+            parts = parts[root]
+        out = self.model.at(work + first * block, slots * block)[0]
+        if verb in ("reduce", "gather") and rank != root:
+            self.model.put(stream, lambda: None, [(work + gives[0] * block, gives[1] * block, False)])
+            return
+        result = np.ascontiguousarray(parts).reshape(-1).view(np.uint8)
+        self.model.put(
+            stream, lambda: np.copyto(out, result),
+            [(work + gives[0] * block, gives[1] * block, False), (work + first * block, slots * block, True)],
+        )  # fmt: skip
+
+    def _now(self, address: int, nbytes: int, stream: int) -> Any:
+        """What is there once stream has come so far; nobody learns that it has."""
+        event = self.model.device(0).event()
+        self.model.record(event, stream)
+        found = self.model.events[event]
+        while True:
+            with self.model.lock:
+                if complete(Waited(found, found.recorded, found.stream)):
+                    break
+            time.sleep(1e-4)  # it waits for another process
+        self.model.destroy_event(event)
+        return self.model.at(address, nbytes)[0]

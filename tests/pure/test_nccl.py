@@ -1,0 +1,126 @@
+"""The calls of hpcomm/device/nccl.py, against a stand-in for libnccl that a C compiler makes of libnccl.c."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_cuda import compiled
+
+import hpcomm
+from hpcomm.device import nccl
+
+HERE = Path(__file__).parent
+RANK = """
+import sys
+from pathlib import Path
+import numpy as np
+import hpcomm
+from hpcomm.device.cuda import CudaDriver
+from hpcomm.dtypes import BY_NAME
+
+rank, p, unique = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
+device = CudaDriver(sys.argv[4]).device(0)
+group = device.nccl().group(unique, p, rank)
+n, stream, base = 5, device.stream(), device.allocate(4096)
+host = device.pinned(4096)
+at = int(host.__array_interface__["data"][0])
+
+
+def on_device(array):
+    host[: array.nbytes] = array.reshape(-1).view(np.uint8)
+    device.copy(base, at, array.nbytes, stream)
+
+
+def back(shape, dtype, offset=0):
+    device.copy(at, base + offset, int(np.prod(shape)) * np.dtype(dtype).itemsize, stream)
+    return host.view(dtype)[: int(np.prod(shape))].reshape(shape).copy()
+
+
+for dtype in ("float32", "int64", "complex64", "uint8"):
+    kind = BY_NAME[dtype]
+    x = [(np.arange(p * n).reshape(p, n) + 10 * r).astype(dtype) for r in range(p)]
+    for op, fold in (("SUM", np.add), ("MAX", np.maximum)):
+        if dtype == "complex64" and op == "MAX":
+            continue
+        on_device(x[rank][0])
+        group.carry("all_reduce", base, n, kind, op, 0, stream)
+        assert (back((n,), dtype) == fold.reduce([each[0] for each in x])).all()
+    on_device(x[rank][0])
+    group.carry("reduce", base, n, kind, "SUM", p - 1, stream)
+    assert rank != p - 1 or (back((n,), dtype) == sum(each[0] for each in x)).all()
+    on_device(x[rank])
+    group.carry("reduce_scatter", base, n, kind, "SUM", 0, stream)
+    assert (back((n,), dtype, rank * x[0][0].nbytes) == sum(each[rank] for each in x)).all()
+    on_device(x[rank][0])
+    group.carry("broadcast", base, n, kind, None, p - 1, stream)
+    assert (back((n,), dtype) == x[p - 1][0]).all()
+    whole = np.stack([each[r] for r, each in enumerate(x)])
+    for verb in ("all_gather", "gather"):
+        on_device(x[rank])
+        group.carry(verb, base, n, kind, None, 0, stream)
+        assert (verb == "gather" and rank) or (back((p, n), dtype) == whole).all(), verb
+    on_device(x[rank])
+    group.carry("scatter", base, n, kind, None, p - 1, stream)
+    assert (back((n,), dtype, rank * x[0][0].nbytes) == x[p - 1][rank]).all()
+    on_device(x[rank])
+    group.carry("all_to_all", base, n, kind, None, 0, stream)
+    assert (back((p, n), dtype, x[0].nbytes) == np.stack([each[rank] for each in x])).all()
+
+for name, arguments in {
+    "calls that do not match": ("all_reduce", base, n + (rank == 1), kind, "SUM", 0, stream),
+    "no stream": ("all_reduce", base, n, kind, "SUM", 0, 0),
+    "host memory": ("all_reduce", at, n, kind, "SUM", 0, stream),
+    "no such root": ("broadcast", base, n, kind, None, p, stream),
+}.items():
+    try:
+        group.carry(*arguments)
+        raise SystemExit(f"{name}: not told")
+    except hpcomm.TransportError as error:
+        assert "invalid usage" in str(error) if "match" in name else "invalid argument" in str(error), error
+group.close()
+print("right")
+"""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("nccl")
+    cuda = compiled(folder / "libcuda.so.1")
+    library = compiled(folder / "libnccl.so.2", source=HERE / "libnccl.c")
+    return {"FAKE_LIBCUDA": str(cuda), "HPCOMM_NCCL": str(library)}
+
+
+def test_every_verb_gives_what_it_should_and_mistakes_are_told(libraries: dict[str, str]) -> None:
+    p = 3
+    unique = nccl.Nccl(libraries["HPCOMM_NCCL"]).unique().hex()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(p), unique, libraries["FAKE_LIBCUDA"]],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, **libraries, "PYTHONPATH": str(HERE.parents[1])},
+        )
+        for rank in range(p)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert said == ["right\n"] * p
+
+
+def test_a_library_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCOMM_NCCL", "libnccl-that-is-not-there.so")
+    with pytest.raises(hpcomm.ConfigError, match="NCCL cannot be loaded"):
+        nccl.Nccl()
+    with pytest.raises(hpcomm.ConfigError, match="has no nccl"):
+        nccl.Nccl("libc.so.6")
+
+
+def test_every_signature_has_the_arguments_of_its_twin_in_c() -> None:
+    pattern = r"^(?:ncclResult_t|const char \*) ?(nccl\w+)\(([^)]*)\)"
+    twins = dict(re.findall(pattern, (HERE / "libnccl.c").read_text(), re.MULTILINE))
+    assert {name: len(arguments) for name, arguments in nccl.SIGNATURES.items()} == {
+        name: 0 if arguments == "void" else arguments.count(",") + 1 for name, arguments in twins.items()
+    }
