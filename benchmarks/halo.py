@@ -10,12 +10,11 @@ as persistent requests, and one persistent Neighbor_alltoallw on a Cartesian com
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from measure import alternate, machine, median, ratio, save
+from measure import alternate, library, machine, median, need_two_ranks, ratio, save, say
 from mpi4py import MPI
 
 from hpcomm import Field, Halo, Partition
@@ -35,8 +34,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep the table under benchmarks/results")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    if comm.size != 2:
-        sys.exit("this benchmark compares two ranks: hpcomm run -n 2 python benchmarks/halo.py")
+    need_two_ranks("halo")
     rounds = 7 if options.quick else 15
     names = ["pack", "types", "pack, persistent", "types, persistent", "alltoallw_init", "hpcomm"]
     head = f"{'':>22} {'axis':>5}" + "".join(f"{n:>19}" for n in names) + f"{'to the best':>13}"
@@ -56,13 +54,7 @@ def main() -> None:
             text.append(f"{line}{row['ratio']:>13.2f}")
             say(text[-1])
     if options.save and comm.rank == 0:
-        library = "mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"
-        save(f"halo_{library}", "\n".join(text), rows)
-
-
-def say(text: str) -> None:
-    if comm.rank == 0:
-        print(text, flush=True)
+        save(f"halo_{library()}", "\n".join(text), rows)
 
 
 def contenders(shape: tuple[int, ...], dtype: str, axis: int) -> dict[str, Callable[[], Any]]:

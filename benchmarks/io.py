@@ -4,8 +4,10 @@
 
 By hand: File.Open, Write_at_all or Read_at_all of each rank's rows, Close, and for blocks a file view of a
 subarray and Write_all, behind a header as long as that of a .npy file. Neither side waits for the disk (no
-sync). "write": where no file is. "replace": over an older file, by hand too beside its name and renamed;
-ext4 then begins to write the data out at once, which takes longer than writing into its memory.
+sync). "read": into a field that is there, and stays as it was if that fails. "load": into a new one. By hand
+both read into new memory. "write": where no file is. "replace": over an older file, by hand too beside its
+name and renamed; ext4 then begins to write the data out at once, which takes longer than writing into its
+memory.
 The checkpoint adds checksums, a manifest and a sync, and is listed with what it writes per second.
 """
 
@@ -13,14 +15,13 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import alternate, machine, median, ratio, save
+from measure import alternate, library, machine, median, need_two_ranks, ratio, save, say
 from mpi4py import MPI
 
 from hpcomm import Field, Partition, checkpoint, io
@@ -36,8 +37,7 @@ def main() -> None:
     parser.add_argument("--mebibytes", type=int, default=128, help="of the whole field")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    if comm.size != 2:
-        sys.exit("this benchmark compares two ranks: hpcomm run -n 2 python benchmarks/io.py")
+    need_two_ranks("io")
     folder = Path(comm.broadcast_object(tempfile.mkdtemp(dir=options.folder)))
     n = int((options.mebibytes << 20) / 8 / 4096)
     head = f"{'':>24} {'raw, ms':>10} {'hpcomm, ms':>12} {'hpcomm, GB/s':>14} {'speed to raw':>14}"
@@ -48,7 +48,7 @@ def main() -> None:
         field = Field(comm, Partition((n, 4096), {"p": 2}, split))
         field.inner[...] = 1.0
         name = "rows" if split[0] else "columns"
-        for deed in ("write", "replace", "read"):
+        for deed in ("write", "replace", "read", "load"):
             pair = {"raw": raw(field, folder / "raw", deed), "hpcomm": ours(field, folder / "x.npy", deed)}
             times = alternate(pair, options.rounds, span=0)
             row = report(f"{deed} {name}", times, n * 4096 * 8)
@@ -62,13 +62,7 @@ def main() -> None:
     if comm.rank == 0:
         shutil.rmtree(folder)
         if options.save:
-            library = "mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"
-            save(f"io_{library}", "\n".join(text), rows)
-
-
-def say(text: str) -> None:
-    if comm.rank == 0:
-        print(text, flush=True)
+            save(f"io_{library()}", "\n".join(text), rows)
 
 
 def report(label: str, times: dict[str, list[float]], nbytes: int) -> dict[str, Any]:
@@ -91,6 +85,8 @@ def ours(field: Field, path: Path, deed: str) -> Callable[[], Any]:
             gone(path)
         if deed == "read":
             io.read_into(field, path)
+        elif deed == "load":
+            io.load(path, comm, field.partition)
         else:
             io.save(field, path)
 
@@ -114,7 +110,7 @@ def raw(field: Field, path: Path, deed: str) -> Callable[[], None]:
     beside = path.with_suffix(".part")
 
     def act() -> None:
-        writing = deed != "read"
+        writing = deed not in ("read", "load")
         if deed == "write":
             gone(path)
         mode = MPI.MODE_WRONLY | MPI.MODE_CREATE if writing else MPI.MODE_RDONLY

@@ -83,6 +83,23 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores, {library}, Python {platform.python_version()}"
 
 
+def library() -> str:
+    """`openmpi` or `mpich`, for names of results."""
+    return "mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"
+
+
+def say(text: str) -> None:
+    """Print, on rank 0."""
+    if MPI.COMM_WORLD.rank == 0:
+        print(text, flush=True)
+
+
+def need_two_ranks(name: str) -> None:
+    """End with a sentence on any other number."""
+    if MPI.COMM_WORLD.size != 2:
+        raise SystemExit(f"this benchmark compares two ranks: hpcomm run -n 2 python benchmarks/{name}.py")
+
+
 def save(name: str, text: str, rows: list[dict[str, Any]]) -> None:
     """Keep a table for people and the same figures for programs under results/."""
     RESULTS.mkdir(exist_ok=True)

@@ -9,12 +9,11 @@ before and after. Arrays live on from call to call in all contenders.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from measure import alternate, machine, median, ratio, save, size_name
+from measure import alternate, library, machine, median, need_two_ranks, ratio, save, say, size_name
 from mpi4py import MPI
 
 from hpcomm import Partition, Redistribution
@@ -33,8 +32,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep the table under benchmarks/results")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    if comm.size != 2:
-        sys.exit("this benchmark compares two ranks: hpcomm run -n 2 python benchmarks/redistribute.py")
+    need_two_ranks("redistribute")
     rounds = 5 if options.quick else 11
     names = ["alltoallw", "pack, alltoall", "hpcomm"]
     head = f"{'rows to columns of':>26} {'bytes a rank':>13}" + "".join(f"{n:>17}" for n in names)
@@ -56,13 +54,7 @@ def main() -> None:
         text.append(f"{line}{row['to alltoallw']:>14.2f}{row['to the best']:>13.2f}")
         say(text[-1])
     if options.save and comm.rank == 0:
-        library = "mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"
-        save(f"redistribute_{library}", "\n".join(text), rows)
-
-
-def say(text: str) -> None:
-    if comm.rank == 0:
-        print(text, flush=True)
+        save(f"redistribute_{library()}", "\n".join(text), rows)
 
 
 def contenders(shape: tuple[int, ...], dtype: str) -> dict[str, Callable[[], Any]]:

@@ -156,8 +156,7 @@ class Exchange:
                 f"the {self._verb} {what}", where(self._verb, self._comm), "wait() after each start()"
             )
         self._under_way = True
-        for site in self._sites:
-            site.device.wait(site.place.stream(), site.event)
+        self._follow()
         for to, source in self._before:
             to[...] = source.array[source.at] if isinstance(source, Rows) else source
         for begin in self._starts:
@@ -165,6 +164,9 @@ class Exchange:
         for plan in self._plans:
             plan.start()
             self._going.append(plan)
+        for to, source, adds in self._here:
+            _land(to, source, adds)
+        self._mark()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the end.
@@ -177,8 +179,6 @@ class Exchange:
             raise UsageError(
                 f"the {self._verb} was not started", where(self._verb, self._comm), "start() before wait()"
             )
-        for to, source, adds in self._here:
-            _land(to, source, adds)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             if timeout is not None:
@@ -192,10 +192,10 @@ class Exchange:
             self._under_way = False
             raise transport.failure(error, self._verb, self._comm) from None
         self._under_way = False
+        self._follow()
         for to, source, adds in self._after:
             _land(to, source, adds)
-        for site in self._sites:
-            site.device.record(site.event, site.place.stream())
+        self._mark()
 
     def __call__(self, timeout: float | None = None) -> None:
         if self._round and timeout is None and not self._under_way:
@@ -271,6 +271,15 @@ class Exchange:
                 hint="arrays on devices from the first call on",
             )
         return pair in self.aboard
+
+    def _follow(self) -> None:
+        """Let the current streams come after the last copies, in whichever streams these were."""
+        for site in self._sites:
+            site.device.wait(site.place.stream(), site.event)
+
+    def _mark(self) -> None:
+        for site in self._sites:
+            site.device.record(site.event, site.place.stream())
 
     def _find_sites(self) -> list[_Site]:
         """One for each library and device whose arrays are copied here."""

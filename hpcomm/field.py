@@ -98,9 +98,7 @@ class Field:
             if sum(given is not None for given in (dtype, array, like)) > 1:
                 raise UsageError("a field has its dtype from dtype, array or like", hint="one of them")
             if array is None:
-                made = buffer.as_buffer(like).make(shape) if like is not None else None
-                self.look = made or buffer.empty(shape, *dtypes.parse(dtype or "float64"))
-                set_zero(memory(self.look))
+                self.look = _zeros(shape, dtype or "float64", like)
             else:
                 self.look = buffer.as_buffer(array)
                 place = self.look.place
@@ -467,6 +465,19 @@ def _partition(ranks: Mesh | Communicator, whole: Any, split: Sequence[Split] | 
     if isinstance(ranks, Mesh):
         return Partition(whole, ranks.shape, split)
     return Partition(whole, {"rank": ranks.size}, split)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    """A look at a new array, of the library, dtype and device of like, or of dtype."""
+    if like is not None:
+        made = buffer.as_buffer(like).make(shape)
+    else:
+        kind, torch = dtypes.parse(dtype)
+        if not torch:  # pages of zeros cost nothing before they are used
+            return buffer.as_buffer(np.zeros(shape, dtypes.numpy_dtype(kind)))
+        made = buffer.empty(shape, kind, torch)
+    set_zero(memory(made))
+    return made
 
 
 def _bound(dtype: Any, high: bool) -> Any:

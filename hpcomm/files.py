@@ -195,13 +195,14 @@ def storage_of(field: Field) -> Any:
 class Stored:
     """An array that was found in a file, for fields of its shape and dtype.
 
-    read: (field) -> what this rank owns of it, as field.from_host takes it; collective.
+    read: (field, out) -> what this rank owns of it, as field.from_host takes it; collective. It may be
+        read into out, if that is not None.
     """
 
     path: PathLike
     shape: tuple[int, ...]
     dtype: Any
-    read: Callable[[Field], Any]
+    read: Callable[[Field, Any], Any]
     name: str = ""
     unit: str = ""
 
@@ -209,8 +210,8 @@ class Stored:
         """Fill a field, which stays as it was if that fails. Collective."""
         field.from_host(self.values(field))
 
-    def values(self, field: Field) -> Any:
-        """What this rank is to own, for field.from_host. Collective.
+    def values(self, field: Field, out: Any = None) -> Any:
+        """What this rank is to own, for field.from_host; it may have been read into out. Collective.
 
         Raises:
             LayoutError, DtypeError: the field is of another shape or dtype.
@@ -227,7 +228,7 @@ class Stored:
                 where("load", field.comm),
                 f"a field of dtype {self.dtype.name}",
             )
-        return self.read(field)
+        return self.read(field, out)
 
     def load(
         self,
@@ -251,5 +252,9 @@ class Stored:
         dtype = {} if "like" in options else {"dtype": self.dtype}
         options = {"name": self.name, "unit": self.unit} | dtype | options
         field = Field(ranks, self.shape if whole is None else whole, split=split, **options)
-        self.into(field)
+        own = field.on_host() if field.look.place is None else None
+        straight = own is not None and own.flags.c_contiguous  # nobody has seen what the field holds yet
+        data = self.values(field, own if straight else None)
+        if data is not own:
+            field.from_host(data)
         return field

@@ -242,9 +242,9 @@ def _stored(comm: Communicator, path: files.PathLike, name: str | None) -> files
     _library()
     name, shape, dtype, unit, offset = files.from_root(comm, "load", path, lambda: _look(Path(path), name))
 
-    def read(field: Field) -> Any:
+    def read(field: Field, out: Any) -> Any:
         if offset is not None:
-            return io.values(field, path, offset)
+            return io.values(field, path, offset, out=out)
         return values(field, lambda box: _read_box(path, name, box), path)
 
     return files.Stored(path, shape, dtype, read, name.rpartition("/")[2], unit)

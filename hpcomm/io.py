@@ -119,7 +119,7 @@ def _header(field: Field) -> bytes:
 
 
 def _nbytes(field: Field) -> int:
-    return math.prod(field.shape) * field.look.dtype.itemsize
+    return int(math.prod(field.shape) * field.look.dtype.itemsize)
 
 
 def _write_head(comm: Communicator, file: MPI.File, head: bytes) -> None:
@@ -159,11 +159,11 @@ def opened(comm: Communicator, path: Path, verb: str, writing: bool) -> Iterator
 def found(comm: Communicator, path: files.PathLike, collective: bool = True) -> files.Stored:
     """What a .npy file holds. Collective."""
     shape, dtype, offset = files.from_root(comm, "load", path, lambda: _read_header(Path(path)))
-    return files.Stored(path, shape, dtype, lambda field: values(field, path, offset, collective))
+    return files.Stored(path, shape, dtype, lambda field, out: values(field, path, offset, collective, out))
 
 
-def values(field: Field, path: files.PathLike, offset: int, collective: bool = True) -> Any:
-    """What this rank owns of the whole that begins at offset. Collective.
+def values(field: Field, path: files.PathLike, offset: int, collective: bool = True, out: Any = None) -> Any:
+    """What this rank owns of the whole that begins at offset, read into out if that is given. Collective.
 
     Raises:
         TransportError: on every rank, if the file ends too early for any.
@@ -177,17 +177,19 @@ def values(field: Field, path: files.PathLike, offset: int, collective: bool = T
 
     files.agree(field.comm, files.on_root(field.comm, check_length), "load", path)
     with opened(field.comm, Path(path), "load", writing=False) as file:
-        return move(field, file, offset, collective, writing=False)
+        return move(field, file, offset, collective, writing=False, out=out)
 
 
-def move(field: Field, file: MPI.File, offset: int, collective: bool, writing: bool) -> Any:
-    """Write what this rank owns to its place in the file, or read it."""
+def move(field: Field, file: MPI.File, offset: int, collective: bool, writing: bool, out: Any = None) -> Any:
+    """Write what this rank owns to its place in the file, or read it, into out if that is given."""
     order, displacement, kind = _view(field, offset)
     if writing and field._is_first:
         own = field.on_host()
         data = np.ascontiguousarray(own if order is None else own[order])
-    else:  # copies are written once
-        data = np.empty(0 if writing else field.owned_shape, field.look.dtype.storage)
+    elif writing:  # copies are written once
+        data = np.empty(0, field.look.dtype.storage)
+    else:
+        data = np.empty(field.owned_shape, field.look.dtype.storage) if out is None else out
     flat = data.reshape(-1).view(np.uint8)
     verb = "save" if writing else "load"
     failed = files.attempt(lambda: file.Set_view(displacement, MPI.BYTE, kind, "native"))

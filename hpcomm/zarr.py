@@ -142,7 +142,7 @@ def _stored(comm: Communicator, path: files.PathLike, name: str | None) -> files
         comm, "load", path, lambda: _look(files.standing(Path(path)), name)
     )
 
-    def read(field: Field) -> Any:
+    def read(field: Field, out: Any) -> Any:
         return values(field, lambda box: np.asarray(_array(place, name)[box.slices()]), path)
 
     return files.Stored(path, shape, dtype, read, name, unit)

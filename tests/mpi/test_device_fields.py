@@ -109,9 +109,8 @@ def test_memory_of_the_exchange_is_in_order_between_streams_that_the_user_does_n
     begins, ends = place.stream(), place.stream()
 
     def exchange() -> None:
-        tried = pair(comm, (8 * comm.size, 30), True, halo=(0, 1), periodic=[1])[1]
-        columns = Partition(tried.shape, {"p": comm.size}, (None, "p"))
-        tried = tried.redistribute(columns, halo=(0, 1))
+        columns = {"split": (None, "rank"), "halo": 1, "periodic": [0, 1]}  # rows come from this rank itself
+        tried = pair(comm, (9, 9 * comm.size), True, **columns)[1]
         halo, ready = Halo(tried), place.event()
         place.record(ready, model.current_stream())
         place.wait(begins, ready)
@@ -121,6 +120,8 @@ def test_memory_of_the_exchange_is_in_order_between_streams_that_the_user_does_n
                 halo.start()
             with model.stream(ends):
                 halo.wait()
+        with model.stream(ends):
+            tried.array.get()
         MPI.COMM_WORLD.Barrier()
 
     exchange()
