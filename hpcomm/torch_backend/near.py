@@ -43,6 +43,7 @@ _HEAD = 4096  # bytes before them; the number of the last meeting a rank has com
 _SHELF = _HEAD + _PLACES * _PIECE
 _MOST = 16  # ranks; more have many cores, and algorithms of many steps
 _SMALL = 128 * 1024  # bytes of all ranks up to which each folds all, in one stage less
+_CROWD = 1 << 20  # bytes from which MPI exchanges blocks in less turns where ranks share cores
 _KEPT = 64  # lengths of blocks whose views are kept
 _ORDERED = ("x86_64", "AMD64")  # stores are seen in order there; nothing in Python could see to it elsewhere
 _FOLDS: dict[str, Callable[..., Tensor]] = {
@@ -87,6 +88,8 @@ class Near(Far):
         self._count = 0  # meetings
         self.place = 0  # where the next piece is laid
         self._due = False  # the meeting at the gate
+        cores = comm.all_gather_object(os.sched_getaffinity(0))
+        self._crowded = comm.size > len(set().union(*cores))
         context = copy_context()
         context.run(np.seterr, all="ignore")
         self.calmly = context.run  # calls numpy's functions without its warnings
@@ -314,6 +317,9 @@ class Near(Far):
 
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
         """x and out, contiguous, have shape (size, ...)."""
+        if self._crowded and x.nbytes > _CROWD:
+            self.arrive()
+            return super().all_to_all(x, out=out)
         rows, into, me = [_bits(row) for row in _rows(x)], [_bits(row) for row in _rows(out)], self.rank
 
         def take(shelves: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
@@ -321,6 +327,7 @@ class Near(Far):
                 cut(row).copy_(cut(rows[q]) if q == me else shelves[q][me])
 
         self._pass(into[me], self.size, [(j, row) for j, row in enumerate(rows) if j != me], take)
+        return None
 
     def _pass(
         self,
