@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py and the doctor, walked without a GPU: on the stand-ins for libcuda and CuPy.
+"""tests/gpu and benchmarks/gpu.py, walked without a GPU: on the stand-ins for libcuda and CuPy.
 
 Nothing is measured; but that they run, and that what they move arrives, holds for them as they stand.
 """
@@ -22,10 +22,11 @@ from test_cuda import compiled  # noqa: E402
 @pytest.mark.parametrize(
     "words",
     [
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--with-mpi", "tests/gpu"],
         ["benchmarks/gpu.py", "--max", "24", "--budget", "0"],
         ["-m", "hpcomm", "doctor"],
     ],
-    ids=["benchmark", "doctor"],
+    ids=["tests", "benchmark", "doctor"],
 )
 def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]) -> None:
     compiled(tmp_path / "libcuda.so.1")
@@ -44,6 +45,8 @@ def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]
         assert "by ipc (an own schedule, all messages from device to device)" in done.stdout
         assert "nccl: refused, rank 0: NCCL cannot be loaded" in done.stdout
         assert "from rank 1: device to device" in done.stdout
+    elif words[0] == "-m":
+        assert " passed" in done.stdout
     else:
         assert "!" not in done.stdout
         assert "ipc" in done.stdout
