@@ -318,6 +318,8 @@ def test_the_trial_tells_right_from_wrong(
     comm: hpcomm.Communicator, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this job, because the model's memory cannot crash it."""
+    if comm.size == 1:
+        pytest.skip("alone, a rank finds in the wrong memory what it has put there itself")
     direct.trial(["send", "all_reduce", "reduce_scatter"])
     wrong = model.asarray(np.zeros(1 << 22, np.uint8))
     monkeypatch.setattr(
