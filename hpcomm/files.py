@@ -38,8 +38,8 @@ else:
     dtypes = LazyModule("hpcomm.dtypes")
 
 __all__ = [
-    "PathLike", "Stored", "agree", "attempt", "beside", "flush", "from_root", "named", "on_root", "publish",
-    "standing", "storage_of",
+    "PathLike", "Stored", "agree", "attempt", "beside", "flush", "from_root", "meant", "named", "on_root",
+    "publish", "standing", "storage_of",
 ]  # fmt: skip
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -189,6 +189,20 @@ def storage_of(field: Field) -> Any:
     if look.dtype.kind in "hq" and look.dtype.name != "float16":
         return np.dtype(look.dtype.storage)
     return dtypes.numpy_dtype(look.dtype)
+
+
+def meant(name: str | None, names: Sequence[str], kind: str) -> str:
+    """Which of the datasets or arrays in a file is meant: the one of this name, or the only one.
+
+    Raises:
+        ValueError: there is none, or no name where there are several.
+    """
+    there = ", ".join(names) or "(none)"
+    if name is None and len(names) != 1:
+        raise ValueError(f"it holds the {kind}s {there}: name one")
+    if name is not None and name not in names:
+        raise ValueError(f"it has no {kind} {name!r}, but {there}")
+    return names[0] if name is None else name
 
 
 @dataclass

@@ -257,11 +257,7 @@ def _look(path: Path, name: str | None) -> tuple[str, tuple[int, ...], Any, str,
     with h5py.File(path, "r") as file:
         names: list[str] = []
         file.visititems(lambda each, what: names.append(each) if isinstance(what, h5py.Dataset) else None)
-        if name is None and len(names) != 1:
-            raise ValueError(f"it holds the datasets {', '.join(names) or '(none)'}: name one")
-        wanted = names[0] if name is None else name
-        if wanted not in names:
-            raise ValueError(f"it has no dataset {wanted!r}, but {', '.join(names) or '(none)'}")
+        wanted = files.meant(name, names, "dataset")
         dataset = file[wanted]
         if dataset.dtype.kind not in "biufc":
             raise ValueError(f"it holds {dataset.dtype}, which no field does")

@@ -157,12 +157,7 @@ def _look(path: Path, name: str | None) -> tuple[Path, str, tuple[int, ...], Any
     store: Any = zarr.open(path, mode="r")
     wanted = ""
     if isinstance(store, zarr.Group):
-        names = sorted(each for each, _ in store.arrays())
-        if name is None and len(names) != 1:
-            raise ValueError(f"it holds the arrays {', '.join(names) or '(none)'}: name one")
-        wanted = names[0] if name is None else name
-        if wanted not in names:
-            raise ValueError(f"it has no array {wanted!r}, but {', '.join(names) or '(none)'}")
+        wanted = files.meant(name, sorted(each for each, _ in store.arrays()), "array")
         store = store[wanted]
     dtype = np.dtype(store.dtype)
     if dtype.kind not in "biufc":

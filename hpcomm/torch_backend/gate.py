@@ -36,9 +36,7 @@ __all__ = ["LOOKS", "LOOK_S", "Gate", "pause", "rest"]
 
 GAVE_UP = -1  # posted instead of a signature by a rank that waits no more,
 DOUBTS = -2  # and by one that is about to
-_SETTLE_S = (
-    1e-3  # until all see what was posted: a core that goes on, or changes to other work, writes it out
-)
+_SETTLE_S = 1e-3  # until all see what was posted: a core that goes on, or changes its work, writes it out
 _NOT_HERE = (0, GONE, DOUBTS)
 LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
 SPIN_S = 20e-6  # looking without pause

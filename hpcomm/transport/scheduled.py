@@ -155,7 +155,7 @@ def _far(mpi: MPI.Comm, name: str) -> dict[int, int]:
     """{peer on another node: bytes that travel there without being announced}; where such a limit matters.
 
     Open MPI announces longer messages over TCP and waits for the answer, which waits behind all that the
-    peer sends at that moment. In pieces a double tree over 1 Gbit/s takes a quarter less time.
+    peer sends at that moment. Pieces below that limit do not wait.
     """
     if mpi.size == 1 or controls.vendor() != "openmpi":
         return {}
