@@ -101,24 +101,31 @@ def lenient(tmp_path: Path) -> tuple[str, str]:
     return "--launcher", str(launcher)
 
 
-def told(job: Any, tmp_path: Path, source: str, options: tuple[str, str]) -> dict[str, str]:
-    """What each rank of three wrote into its file: launchers may lose what is printed after a kill.
+KILLED = """
+told = open(os.path.join(sys.argv[1], f'rank {rank}'), 'w')
 
-    MPICH's, told to let the others live, kills them all the same in one job of ten; then another is begun.
-    """
-    (tmp_path / "kill.py").write_text(
-        START + "told = open(os.path.join(sys.argv[1], f'rank {rank}'), 'w')\n" + source
-    )
+
+def be_killed():
+    # MPICH's launcher, told to let the others live, often kills them all the same if it sees the end of this
+    # rank's connection before that of its process: another process holds the connection open
+    if os.fork() == 0:
+        time.sleep(10)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+"""
+
+
+def told(job: Any, tmp_path: Path, source: str, options: tuple[str, str]) -> dict[str, str]:
+    """What each rank of three wrote into its file: launchers may lose what is printed after a kill."""
+    (tmp_path / "kill.py").write_text(START + KILLED + source)
     place = tmp_path / "told"
     place.mkdir()
     command = ["python", str(tmp_path / "kill.py"), str(place)]
-    for _ in range(3):
-        done = job(3, command, timeout=40, expect=None, options=options)
-        assert done.returncode != 124, done.stdout + done.stderr
-        found = {path.name: path.read_text() for path in place.iterdir()}
-        if any(found.values()):
-            break
-    return found
+    done = job(3, command, timeout=40, expect=None, options=options)
+    assert done.returncode != 124, done.stdout + done.stderr
+    return {path.name: path.read_text() for path in place.iterdir()}
 
 
 def test_a_rank_that_is_killed_in_the_middle_of_a_call_is_named_by_the_others(
@@ -135,7 +142,7 @@ if rank == 1:
     def die():
         meetings.append(0)
         if len(meetings) == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+            be_killed()
         go_on()
 
     by._together = die
@@ -167,7 +174,7 @@ dist.barrier()
 sys.stderr = told
 by = dist.group.WORLD._by
 if rank == 1:
-    by.arrive = lambda: (type(by).arrive(by), os.kill(os.getpid(), signal.SIGKILL))
+    by.arrive = lambda: (type(by).arrive(by), be_killed())
 dist.all_reduce(torch.eye(3).to_sparse())  # which goes through MPI
 """
     found = told(job, tmp_path, source, lenient)
