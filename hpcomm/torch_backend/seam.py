@@ -8,6 +8,7 @@ _new_process_group_helper         every group passes here with its timeout and n
 _new_group_with_tag               refuses use_local_synchronization for "mpi", without need
 rendezvous                        env:// without RANK and MASTER_ADDR, where an MPI launcher knows them
 monitored_barrier, split_group    refuse whoever is not gloo or nccl
+_maybe_attach_flight_recorder     since 2.14 asks every group for a half of it in C++, which ours has not
 
 What was there before serves all that is not ours. A torch that lacks one of these names gets one clear
 sentence at init_process_group("mpi"), and everything else of it works as ever.
@@ -48,6 +49,7 @@ def install() -> None:
         "rendezvous": _rendezvous,
         "monitored_barrier": _monitored_barrier,
         "split_group": _split_group,
+        "_maybe_attach_flight_recorder": _record_flight,
     }
     for name, around in wrappers.items():
         _put(c10d, dist, name, around)
@@ -160,6 +162,10 @@ def _split_group(
     if ours is None:
         return before(parent_pg, split_ranks, *args, **kwargs)
     return ours.split(split_ranks, *args, **kwargs)
+
+
+def _record_flight(before: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+    return None if _ours(group) is not None else before(group, *args, **kwargs)
 
 
 def _ours(group: Any) -> Any:

@@ -105,6 +105,19 @@ def test_each_spelling_of_the_backend(backend: str, rank: int, size: int) -> Non
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("backend", ["mpi", "cpu:mpi", "gloo"])
+def test_env_as_init_method(backend: str, rank: int, size: int) -> None:
+    """As tutorials spell it: what env:// reads was set from MPI."""
+    dist.destroy_process_group()
+    dist.init_process_group(backend, init_method="env://", timeout=timedelta(seconds=15))
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+        assert total(None, rank) == size * (size - 1) / 2
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
 def test_env_is_what_libraries_read(rank: int, size: int) -> None:
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(size))
     assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])

@@ -194,12 +194,20 @@ def test_a_part_of_torchs_own_suite(tmp_path: Path) -> None:
     assert re.search(r"mpi, 3 ranks: [4-9] passed, \d skipped, 0 failed, 0 hung", done.stdout), done.stdout
 
 
+SUMS = """
+dist.all_reduce(x := torch.ones(1))
+for backend in ("mpi", "cpu:mpi"):
+    dist.destroy_process_group()
+    dist.init_process_group(backend, init_method="env://")
+    dist.all_reduce(x)
+print(f'sum {x.item()}\\n', end='', flush=True)
+"""
+
+
 def test_torchrun(tmp_path: Path) -> None:
-    """MPICH's ranks find each other; Open MPI's say what to type."""
+    """MPICH's ranks find each other, with env:// or without a word; Open MPI's say what to type."""
     program = tmp_path / "train.py"
-    program.write_text(
-        START + "dist.all_reduce(x := torch.ones(1)); print(f'sum {x.item()}\\n', end='', flush=True)\n"
-    )
+    program.write_text(START + SUMS)
     env = {
         name: value
         for name, value in os.environ.items()
@@ -223,7 +231,7 @@ def test_torchrun(tmp_path: Path) -> None:
     if "needs its own launcher" in said:
         assert re.search(r"try: +mpirun -n 2 python", said)
     else:
-        assert said.count("sum 2.0") == 2, said
+        assert said.count("sum 8.0") == 2, said
 
 
 ALL_OF_THEM = """
