@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 import hpcomm
+from hpcomm.torch_backend import group as groups_of_mpi
+from hpcomm.torch_backend import seam
 
 
 def total(group: dist.ProcessGroup | None, value: float) -> float:
@@ -146,6 +148,27 @@ def test_a_monitored_barrier_names_the_missing_ranks(rank: int, size: int) -> No
         dist.distributed_c10d._get_default_group().barriers += 1  # so that it may join the next one
     dist.barrier()
     dist.monitored_barrier(timeout=timedelta(seconds=10))
+
+
+def test_a_newer_torch_that_fails_where_names_have_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise TypeError("create() takes no ranks")
+
+    names = {
+        "ranks": [0],
+        "group_size": 1,
+        "group_rank": 0,
+        "store": None,
+        "backend": "mpi",
+        "group_name": "x",
+    }
+    with pytest.raises(TypeError, match="takes no ranks"):
+        groups_of_mpi.make(fail, names, {})
+    monkeypatch.setattr(seam, "_NEWEST", (2, 5))
+    with pytest.raises(
+        hpcomm.ConfigError, match=r"torch .* says create\(\) takes no ranks: its seam .* moved"
+    ):
+        groups_of_mpi.make(fail, names, {})
 
 
 def test_from_torch_and_back(world: dist.ProcessGroup, rank: int, size: int) -> None:

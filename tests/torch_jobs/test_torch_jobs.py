@@ -30,17 +30,33 @@ rank, size = dist.get_rank(), dist.get_world_size()
 """
 
 
+def alone(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in one process without any launcher."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
 def test_one_rank_without_any_launcher() -> None:
-    code = (
+    done = alone(
         "import torch, torch.distributed as dist, hpcomm.torch_backend; dist.init_process_group('mpi');"
         "x = torch.ones(2); dist.all_reduce(x); print(dist.get_world_size(), x.tolist());"
         "dist.destroy_process_group()"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
     assert done.stdout == "1 [1.0, 1.0]\n", done.stderr
+
+
+def test_a_torch_whose_seam_has_moved_gives_one_sentence() -> None:
+    done = alone(
+        "import torch.distributed as dist; del dist.distributed_c10d.rendezvous;"
+        "import hpcomm.torch_backend; print('imported'); dist.init_process_group('mpi')"
+    )
+    assert done.stdout == "imported\n", done.stderr
+    said = r"torch \S+ has no rendezvous in torch.distributed: its seam for backend 'mpi' has moved\n"
+    assert re.search(rf"ConfigError: {said}.*\n +try: +pip install -U hpcomm, or torch>=2", done.stderr), (
+        done.stderr
+    )
 
 
 def test_a_rank_that_raises_is_named_by_all_others_and_the_job_ends(job: Any) -> None:
