@@ -106,7 +106,7 @@ def connect(
     Raises:
         ConfigError: points that are taken and given by nobody, or given twice.
     """
-    wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first)
+    wire = link.wire = Wire(link.inter, link.peer, is_first=link.is_first)
     for number, each in enumerate(fields):
         is_giver = each.source == link.name
         field = gives[each.name] if is_giver else takes[each.name][0]
@@ -143,6 +143,8 @@ def connect(
                 recorder=recorder,
                 start_s=start_s,
             )
+            if recorder is not None:
+                recorder.keep_weights(each.name, weights)
         side = link.gives[each.name] if is_giver else link.takes[each.name]
         side.mapping = each.mapping
         side.peer_kind = theirs["takes" if is_giver else "gives"][each.name]["grid"]

@@ -311,6 +311,11 @@ for t in range(4):
         me.put(f, t)
     else:
         print("got", me.link("a").get(f, t).tolist())
+peer = me.link("a" if me.name == "b" else "b").comm
+total = np.zeros(1)
+assert peer.all_reduce(np.ones(1), out=total) is total
+later = peer.all_reduce(np.full(1, 2.0), async_op=True)
+print("got", total.tolist(), later.wait().tolist(), peer.all_gather(np.full(1, 3.0)).tolist())
 me.report()
 """
 
@@ -319,9 +324,10 @@ def test_one_program_runs_again_alone_against_its_recorded_partners(spec, tmp_pa
     files = {"couple.py": COMMON + RECORDING}
     first = spec(RECORDED, "--record", "kept", files=files)
     lines = sorted(line for line in first.stdout.splitlines() if "got" in line)
-    assert len(lines) == 8
-    assert lines[0].endswith("got [7.0, 7.0]")
-    assert lines[3].endswith("got [9.0, 9.0]")
+    lines = [line for line in lines if line.startswith("[b")]
+    assert len(lines) == 10
+    ends = [line.removeprefix("[b 0] got ") for line in lines[:5]]
+    assert (ends[0], ends[1], ends[4]) == ("[1.0] [2.0] [[3.0]]", "[7.0, 7.0]", "[9.0, 9.0]")
     spec(RECORDED, "--only", "b", "--record", "kept", "--files", "out")
     kept = [(n, line) for n in (0, 1) for line in (tmp_path / "out" / f"b.{n}.out").read_text().splitlines()]
     assert sorted(f"[b {n}] {line}" for n, line in kept if "got" in line) == lines
