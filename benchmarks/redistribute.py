@@ -3,9 +3,10 @@
     hpcomm run -n 2 python benchmarks/redistribute.py [--save] [--quick]
 
 By hand: Alltoallw over subarray datatypes (what mpi4py-fft does), and Alltoall of blocks copied with numpy
-before and after. Arrays live on from call to call in all contenders. Before each call what goes out is written
-anew, as by a program that computes: what nobody has changed is found in the cache of who read it last. The
-time of writing alone is subtracted.
+before and after. Arrays live on from call to call in all contenders.
+
+Before each call what goes out is written anew, as by a program that computes: what nobody has changed is
+found in the cache of who read it last. The time of writing alone is subtracted.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     if comm.size not in (2, 4):
-        raise SystemExit(
-            "this benchmark is for 2 ranks or 4: hpcomm run -n 2 python benchmarks/redistribute.py"
-        )
+        raise SystemExit("this benchmark is for 2 ranks or 4")
     rounds = 5 if options.quick else 11
     names = ["alltoallw", "pack, alltoall", "hpcomm"]
     head = f"{'rows to columns of':>26} {'bytes a rank':>13}" + "".join(f"{n:>17}" for n in names)

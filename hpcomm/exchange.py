@@ -217,8 +217,9 @@ class Exchange:
         which one end or both lie on a device.
         """
         me = self._comm.rank
-        mine = {(me, p): np.array([_wish(views)]) for p, views in outgoing.items()}
-        mine |= {(p, me): np.array([_wish([v for v, _ in views])]) for p, views in incoming.items()}
+        mine = {(me, p): np.array([_wish(views, sending=True)]) for p, views in outgoing.items()}
+        for p, views in incoming.items():
+            mine[p, me] = np.array([_wish([view for view, _ in views], sending=False)])
         theirs = {pair: np.empty_like(wish) for pair, wish in mine.items()}
         # two kinds of answers, about each direction; a pair's are told apart by their order
         going = [mpi.Irecv(theirs[me, p], p, number) for p in outgoing]
@@ -234,7 +235,7 @@ class Exchange:
     def _plan(
         self, lines: _Channel, number: int, outgoing: Any, incoming: Any, apart: Collection[tuple[int, int]]
     ) -> None:
-        """Make the messages, and say in which order they and the copies around them begin and end."""
+        """Make the messages, and say in which order they and the copies before and after them are made."""
         me = self._comm.rank
         coming: list[_Message] = []
         going: list[_Message] = []
@@ -253,16 +254,14 @@ class Exchange:
                 there, copies = self._outgoing(parts)
                 going.append(_Message(lines.mpi.Send_init(there, peer, number), copies))
         self._requests = [request for request, _ in (*coming, *going)]
-        if len(self._requests) > _ONE_BY_ONE and not self._packed:
+        self._starts += [copy for _, copies in going for copy in copies]
+        if len(self._requests) <= _ONE_BY_ONE:
+            self._starts += [request.Start for request in self._requests]
+            self._ends += [request.Wait for request in self._requests]
+        elif self._requests:
             self._starts.append(partial(MPI.Prequest.Startall, self._requests))
             self._ends.append(partial(MPI.Request.Waitall, self._requests))
-            return
-        self._starts += [request.Start for request, _ in coming]
-        for request, copies in going:  # while one is copied, the last is under way
-            self._starts += [*copies, request.Start]
-        for request, copies in coming:
-            self._ends += [request.Wait, *copies]
-        self._ends += [request.Wait for request, _ in going]
+        self._ends += [copy for _, copies in coming for copy in copies]
 
     def _outgoing(self, views: list[Any]) -> tuple[Any, list[Callable[[], Any]]]:
         """What MPI sends, and the copies before."""
@@ -347,11 +346,11 @@ class _Message(NamedTuple):
 _ALONE, _ABOARD = 1, 2
 
 
-def _wish(views: Sequence[Any]) -> int:
+def _wish(views: Sequence[Any], sending: bool) -> int:
     """How this end would have views sent, or gets them."""
     if any(map(on_device, views)):
         return _ABOARD
-    return _ALONE if alone(views) else 0
+    return _ALONE if alone(views, sending) else 0
 
 
 def _in_turn(acts: Sequence[Callable[[], Any]]) -> Callable[[], None]:

@@ -4,6 +4,7 @@ copied by numpy into one piece, whichever is quicker.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,20 +46,24 @@ class _Habits(NamedTuple):
     solid: float
 
 
+_NEVER = float("inf")
 _OPEN_MPI = _Habits(4000, False, 0, 0, 512 << 10)
-_MPICH = _Habits(8000, True, 16 << 10, 1 << 10, float("inf"))
+_MPICH = _Habits(8000, True, 16 << 10, 2 << 10, _NEVER)
 
 
 @cache
 def _habits() -> _Habits:
-    return _MPICH if "MPICH" in MPI.Get_library_version() else _OPEN_MPI
+    if "MPICH" in MPI.Get_library_version():
+        return _MPICH
+    shared = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")) > (os.cpu_count() or 1)
+    return _OPEN_MPI._replace(solid=_NEVER) if shared else _OPEN_MPI  # on shared cores copies cost turns
 
 
-def alone(views: Sequence[Any]) -> bool:
+def alone(views: Sequence[Any], sending: bool) -> bool:
     """Whether these views travel quicker as messages of their own.
 
     They do if each is short enough to be sent off at once and all together would not be; and if they are
-    long, so that one is under way while the next begins.
+    long and not copied, so that one is under way while the next begins.
     """
     if len(views) < 2 or any(isinstance(view, Rows) for view in views):
         return False
@@ -66,7 +71,7 @@ def alone(views: Sequence[Any]) -> bool:
     quick = habits.strided_too or all(view.flags.c_contiguous for view in views)
     if quick and len(views) <= _FEW and max(view.nbytes for view in views) <= habits.at_once:
         return bool(sum(view.nbytes for view in views) > habits.at_once)
-    return all(view.nbytes >= _LONG for view in views)
+    return all(view.nbytes >= _LONG and not gathers([view], sending) for view in views)
 
 
 def gathers(views: Sequence[Any], sending: bool) -> bool:
