@@ -410,6 +410,8 @@ def careful(
             call.code = code  # which one it stands for, all ranks know alike
         elif own:
             call = scheduled.schedule_call(call, algorithm, op, deterministic)
+        elif comm._short is not None and not async_op and comm._short.takes(call.code, call.count):
+            call.carry = comm._short.carry(call)
     except HpcommError as error:
         raise error.located(verb, comm) from None
     return carry_out(call, async_op)

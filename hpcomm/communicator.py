@@ -18,6 +18,7 @@ from .errors import ConfigError, RankError, UsageError
 from .lanes import NO_LANES
 from .observe import check as agreement
 from .observe import sentinel
+from .short import Short
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -93,6 +94,7 @@ class Communicator:
             from .onboard import Onboard
 
             self._onboard = Onboard(self)
+        self._short: Short | None = None  # the way of small all-reduces within a node
         self._partners: Partners | None = None  # on a link: who of the other program has ended
         self._agreement = self._agree(level)
         self.check: str = self._agreement.level
@@ -423,4 +425,9 @@ class Communicator:
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)
         sentinel.follow(self)
-        return agreement.light(self, board, ring, peers)
+        light = agreement.light(self, board, ring, peers)
+        if len(peers) == self.size - 1 and self._onboard is None and Short.fits(self.size):
+            spots = {r: region.spots(slot) for r, region, slot in near}
+            spots[self.rank] = board.mine.spots(self._ring)
+            self._short = Short(self, [spots[r] for r in range(self.size)], ring, light.names["suspect"])
+        return light

@@ -22,6 +22,8 @@ from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .errors import HpcommError
+from .observe.board import LINE
+from .short import FIRST, MARK, MOST
 from .signature import VERBS, head, marked
 
 if TYPE_CHECKING:
@@ -123,11 +125,12 @@ def lane():
 
 _ALL_REDUCE = """
 def lane(x, out):
-    global last_n, mine  # the last call's, mostly this one's too
+    global last_n, mine, laid, places  # the last call's, mostly this one's too
     if out is x:
         @writable x
         @spec x
         @sign
+        @short x, x
         @call function(IN_PLACE, x_spec, operator)
         return x
     @readable x
@@ -142,8 +145,32 @@ def lane(x, out):
     @spec out
     @apart_in_memory x, out
     @sign
+    @short_apart x, out
     @call function(x_spec, out_spec, operator)
     return out
+"""
+
+# Small ones among ranks of a node: see short.py.
+_SHORT = f"""
+if {FIRST} <= mine < end:
+    @flat
+    if mine != laid:
+        laid, places = mine, known.get(mine)
+        if places is None:
+            places = known[mine] = places_of(code, mine >> 32)
+    elements, line, others, fold = places[flip()]
+    i = step()
+    if not i % {LINE}:
+        turn()
+    ring[i] = mine
+    flag = mine | i << {MARK}
+    elements[:] = X_flat
+    line[0] = flag
+    for other in others:
+        if other[0] != flag:
+            look(other, flag, mine)
+    fold(Y_flat)
+    return Y
 """
 
 _BROADCAST = """
@@ -242,6 +269,7 @@ if X.ndim != Y.ndim or (X.ndim != 1 and X.shape != Y.shape):
     "sign": "mine = n << 32 | code",
     "sign_all_reduce": "if n != last_n:\n    last_n, mine = n, n << 32 | code",
     "sign_rooted": "mine = n << 32 | codes[root]",
+    "flat": "X_flat = X if X.ndim == 1 else X.reshape(-1)",
     "length": "if status.count != n * itemsize:\n    check_length(comm, 'recv', status, n * itemsize)",
 }
 
@@ -295,6 +323,7 @@ X_spec = X_seen[1]
     "sign": "mine = x_seen[2] | code",
     "sign_all_reduce": "mine = x_seen[2] | code",
     "sign_rooted": "mine = x_seen[2] | codes[root]",
+    "flat": "X_flat = X_seen[3]",
     "length": "if status.count != X_size:\n    check_length(comm, 'recv', status, X_size)",
 }
 _TORCH["writable"] = _TORCH["writable_too"] = _TORCH["readable"]
@@ -313,9 +342,9 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
     if record.mpi is None or record.kind == "c":  # tensors may be lazy conjugates
         return detour
     kind = getattr(MPI, record.mpi)
-    windows_x, window_x = _windows(kind, record.itemsize, comm.size if verb in _CUTS else 1)
+    windows_x, window_x = _windows(kind, record, comm.size if verb in _CUTS else 1)
     out_blocks = comm.size if verb in _STACKS or verb == "all_to_all" else 1
-    windows_out, window_out = _windows(kind, record.itemsize, out_blocks)
+    windows_out, window_out = _windows(kind, record, out_blocks)
     names = {
         "dtype": dtype,
         "empty": torch.empty,
@@ -341,11 +370,13 @@ def _most(comm: Communicator, itemsize: int) -> int:
     return largest if comm._onboard is None else min(largest, comm._onboard.eager)
 
 
-Window = tuple[int, Any, int]  # bytes, what mpi4py wants, number of elements as signatures have it
+# bytes, what mpi4py wants, number of elements as signatures have it, a small array as numpy sees it
+Window = tuple[int, Any, int, Any]
 
 
-def _windows(kind: Any, itemsize: int, blocks: int) -> tuple[dict[int, Window], Callable[[int, int], Window]]:
+def _windows(kind: Any, record: Dtype, blocks: int) -> tuple[dict[int, Window], Callable[[int, int], Window]]:
     """Windows by address, and how to make one; blocks: one of so many parts is what a call counts."""
+    import numpy as np
     from mpi4py import MPI
 
     fromaddress = MPI.buffer.fromaddress
@@ -354,8 +385,9 @@ def _windows(kind: Any, itemsize: int, blocks: int) -> tuple[dict[int, Window], 
     def window(address: int, nbytes: int) -> Window:
         if len(known) > 1000:
             known.clear()
-        n = nbytes // itemsize // blocks
-        found = known[address] = (nbytes, (fromaddress(address, nbytes), n, kind), n << 32)
+        n, memory = nbytes // record.itemsize // blocks, fromaddress(address, nbytes)
+        flat = np.frombuffer(memory, record.storage) if 0 < nbytes <= MOST else None  # type: ignore[call-overload]
+        found = known[address] = (nbytes, (memory, n, kind), n << 32, flat)
         return found
 
     return known, window
@@ -400,8 +432,14 @@ def _make(
     names["code"] = sign(verb, fold, record.code) if verb not in ("send", "recv") else 0
     rooted = verb == "broadcast" or verb in _ROOTED
     if verb == "all_reduce":
-        names["last_n"] = -1
-        fragments = {**fragments, "sign": fragments["sign_all_reduce"]}
+        names.update(last_n=-1, laid=-1, places=None)
+        fragments = {**fragments, "sign": fragments["sign_all_reduce"], "short": "", "short_apart": ""}
+        short = None if by else comm._short
+        if short is not None and (end := short.end(names["code"])):
+            flat = fragments["flat"]
+            fragments["short"] = _SHORT.replace("@flat", flat).replace("Y", "X")
+            fragments["short_apart"] = _SHORT.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
+            names.update(end=end, flip=short.flip, known={}, look=short.look, places_of=short.places)
     if rooted:
         names["codes"] = [sign(verb, fold, record.code, root) for root in range(comm.size)]
         fragments = {**fragments, "sign": fragments["sign_rooted"]}

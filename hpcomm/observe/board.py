@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections import deque
 from contextlib import suppress
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -21,17 +22,21 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["GONE", "LAPS", "LINE", "Board", "Region", "last_call", "open_board", "post", "posted", "share"]
+__all__ = [
+    "GONE", "LAPS", "LINE", "SPOT", "Board", "Region", "last_call", "open_board", "post", "posted", "share",
+]  # fmt: skip
 
 LAPS = 128  # entries of a ring
 LINE = 32  # of which so many are wiped at a time, one line ahead
 RINGS = 127  # communicators of one rank that are watched at a time
 _TEXT = 4096
+SPOT = 1024  # bytes of one of the two places in which small arrays are laid out (short.py)
 _RING_WORDS = LAPS + 8  # signatures, and the number of the call that began the line, a cache line apart
 _START = 63  # the signature of call 0, which nobody makes
 GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
 _HEAD_WORDS = 8 + _TEXT // 8
-_REGION = (_HEAD_WORDS + RINGS * _RING_WORDS) * 8
+_SPOTS = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # where those begin
+_REGION = _SPOTS + RINGS * 2 * SPOT
 _ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _PROCESS = range(6)
 
 
@@ -95,6 +100,10 @@ class Region:
         start = _HEAD_WORDS + slot * _RING_WORDS
         return self._words[start : start + LAPS + 1]
 
+    def spots(self, slot: int) -> memoryview:
+        """Two spots beside a ring: see short.py."""
+        return self._bytes[_SPOTS + slot * 2 * SPOT :][: 2 * SPOT]
+
     @property
     def ended(self) -> bool:
         return bool(self._words[_ENDED])
@@ -157,7 +166,7 @@ class Board:
         self.here = here
         self.node = node
         self.shelves = shelves
-        self._free = list(range(RINGS - 1, -1, -1))
+        self._free = deque(range(RINGS))  # what is given back is taken last: others may still look
 
     @property
     def mine(self) -> Region:
@@ -167,11 +176,12 @@ class Board:
         """A ring for a new communicator, wiped; -1 when all are in use."""
         if not self._free:
             return -1
-        slot = self._free.pop()
-        ring = self.mine.ring(slot)
+        slot = self._free.popleft()
+        ring, spots = self.mine.ring(slot), self.mine.spots(slot)
         for i in range(len(ring)):
             ring[i] = 0
         ring[0] = _START
+        spots[:8] = spots[SPOT : SPOT + 8] = bytes(8)
         return slot
 
     def give_back(self, slot: int) -> None:
