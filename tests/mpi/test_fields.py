@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -335,6 +337,23 @@ def test_several_fields_travel_in_one_message_and_small_faces_are_not_copied(com
     assert " 0 bytes gathered" in all_together.explain()
     one.close()
     all_together.close()
+
+
+def test_arrays_live_no_longer_than_those_who_use_them(comm: Any) -> None:
+    gc.disable()  # it does not know how large they are, and may come late
+    try:
+        field = Field(comm, (4 * comm.size, 300), halo=(1, 0), periodic=[0])
+        for _ in range(3):
+            field.update_halo()
+        turned = field.redistribute(Partition(field.shape, {"p": comm.size}, (None, "p")))
+        halo = Halo(turned)
+        halo()
+        halo.close()
+        left = [weakref.ref(each.array) for each in (field, turned)]
+        del field, turned, halo
+        assert [array() is None for array in left] == [True, True]
+    finally:
+        gc.enable()
 
 
 def test_many_exchanges_of_one_communicator_do_not_mix(comm: Any) -> None:
