@@ -282,6 +282,13 @@ def test_what_does_not_fit_is_said(comm: Any, field: Field) -> None:
         field[0, 0, 0]
     with pytest.raises(hpcomm.LayoutError, match="not positive"):
         field[::-1]
+    for key in (1.5, True, [0], slice(0.0, 2), (..., ...), np.ones((5, 7), bool)):
+        with pytest.raises(hpcomm.LayoutError, match=r"an index of axis \d is of type"):
+            field[key]
+    with pytest.raises(hpcomm.LayoutError, match="not in the same partition"):
+        field.dot(Field(comm, Partition((5, 7), {"p": comm.size}, (None, "p")) if comm.size > 1 else (1, 7)))
+    with pytest.raises(hpcomm.DtypeError, match="'f9' is no dtype"):
+        Field(comm, (3,), dtype="f9")
     with pytest.raises(hpcomm.LayoutError, match=f"the communicator has {comm.size}"):
         Field(comm, Partition((3,), {"p": comm.size + 1}))
     with pytest.raises(hpcomm.LayoutError, match="array has shape"):
