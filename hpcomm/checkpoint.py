@@ -9,6 +9,7 @@ before it. Loading verifies checksums before it touches a field, on any number o
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import shutil
@@ -54,7 +55,7 @@ def save(
     """Write a checkpoint of fields, which all live on one communicator and have different names. Collective.
 
     Args:
-        step: its number; the highest is loaded first.
+        step: its number, 0 or more; the highest is loaded first.
         metadata: anything that JSON holds; rank 0's counts.
         keep: how many checkpoints to leave there, this one included; None: all.
         sync: wait until it is on the disk before it counts.
@@ -63,11 +64,16 @@ def save(
         The folder of this checkpoint.
 
     Raises:
-        UsageError: fields without names or with equal ones; metadata that JSON does not hold.
+        UsageError: fields without names or with equal ones; metadata that JSON does not hold; a step or
+            a number to keep that is none.
         TransportError: on every rank, if any could not write; older checkpoints are untouched.
     """
     comm = files.named(fields, "save")
     folder = Path(folder)
+    for name, number, least in (("step", step, 0), ("keep", 1 if keep is None else keep, 1)):
+        if not hasattr(number, "__index__") or number < least:
+            raise UsageError(f"{name} is {number!r}", where("save", comm), f"an integer, {least} or more")
+    step = operator.index(step)
     said = _told(comm, metadata)
     with files.beside(comm, folder / "step") as part:
         files.agree(comm, files.on_root(comm, lambda: part.mkdir(parents=True)), "save", folder)
@@ -118,9 +124,11 @@ def steps(folder: files.PathLike) -> list[int]:
 def _told(comm: Communicator, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     """Rank 0's metadata, on every rank."""
     wrong = ""
+    told: dict[str, Any] = {}
     if comm.rank == 0:
         try:
-            json.dumps(metadata)
+            told = dict(metadata or {})
+            json.dumps(told, sort_keys=True)
         except (TypeError, ValueError) as error:
             wrong = str(error)
     wrong = comm.broadcast_object(wrong)
@@ -128,9 +136,8 @@ def _told(comm: Communicator, metadata: Mapping[str, Any] | None) -> dict[str, A
         raise UsageError(
             f"the metadata is nothing for JSON: {wrong}",
             where("save", comm),
-            "numbers, text, lists and dicts of them",
+            "a dict of numbers, text, lists and dicts of them, by names",
         )
-    told: dict[str, Any] = dict(metadata or {}) if comm.rank == 0 else {}
     return told
 
 

@@ -10,7 +10,7 @@ from . import files
 from .errors import LayoutError
 from .field import Field
 from .files import PathLike
-from .partition import Box, Partition, cuts
+from .partition import Box, Partition, cuts, integers
 from .redistribution import Redistribution
 
 if TYPE_CHECKING:
@@ -38,12 +38,13 @@ def chunk_shape(partition: Partition, itemsize: int, wanted: Chunks = True) -> t
             axis = shape.index(max(shape))
             shape[axis] = -(-shape[axis] // 2)
         return tuple(shape)
-    if len(wanted) != partition.ndim or min(wanted, default=1) < 1:
+    sizes = integers(wanted, "chunks")
+    if len(sizes) != partition.ndim or min(sizes, default=1) < 1:
         raise LayoutError(
-            f"chunks {tuple(wanted)} do not fit the shape {partition.shape}",
+            f"chunks {sizes} do not fit the shape {partition.shape}",
             hint="one positive number for each axis, or True",
         )
-    return tuple(min(int(c), max(1, n)) for c, n in zip(wanted, partition.shape, strict=True))
+    return tuple(min(c, max(1, n)) for c, n in zip(sizes, partition.shape, strict=True))
 
 
 def aligned(partition: Partition, chunks: Sequence[int]) -> Partition:

@@ -125,7 +125,10 @@ def parse(dtype: Any) -> tuple[Dtype, bool]:
         return from_torch(dtype), True
     if isinstance(dtype, str) and dtype in BY_NAME:
         return BY_NAME[dtype], False
-    return from_numpy(np.dtype(dtype)), False
+    try:
+        return from_numpy(np.dtype(dtype)), False
+    except TypeError:
+        raise DtypeError(f"{dtype!r} is no dtype", hint="such as 'float32'") from None
 
 
 def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:

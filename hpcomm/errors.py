@@ -130,7 +130,7 @@ def calling_frame(frame: FrameType | None = None) -> FrameType | None:
     """The innermost frame outside hpcomm, from frame (default: here) outwards: the user's line."""
     if frame is None:
         frame = sys._getframe(1)
-    while frame is not None and is_ours(frame.f_code):
+    while frame is not None and (is_ours(frame.f_code) or frame.f_globals.get("__name__") == "contextlib"):
         frame = frame.f_back
     return frame
 

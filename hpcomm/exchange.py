@@ -268,7 +268,7 @@ class Exchange:
         if not gathers(views, sending=True):
             return self._described(views), []
         whole, parts = self._gathered(views)
-        return [whole, MPI.BYTE], [copying(*each) for each in zip(parts, views, strict=True)]
+        return self._described([whole]), [copying(*each) for each in zip(parts, views, strict=True)]
 
     def _incoming(self, views: list[tuple[Any, bool]]) -> tuple[Any, list[Callable[[], Any]]]:
         """Where MPI receives, and the copies afterwards."""
@@ -277,7 +277,7 @@ class Exchange:
             return self._described(plain), []
         whole, parts = self._gathered(plain)
         copies = [copying(view, part, adds) for (view, adds), part in zip(views, parts, strict=True)]
-        return [whole, MPI.BYTE], copies
+        return self._described([whole]), copies
 
     def _described(self, views: list[Any]) -> Any:
         described, made = spec(views)
@@ -357,7 +357,7 @@ def _in_turn(acts: Sequence[Callable[[], Any]]) -> Callable[[], None]:
     """One function that does them all: a loop costs 12 ns more for each, a tenth of a small exchange."""
     scope: dict[str, Any] = {f"act{i}": act for i, act in enumerate(acts)}
     exec(_text(len(acts)), scope)
-    made: Callable[[], None] = scope["acts"]
+    made: Callable[[], None] = scope.pop("acts")  # left there, function and arrays would keep each other
     return made
 
 

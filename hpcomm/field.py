@@ -8,6 +8,7 @@ T.update_halo()
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from .mesh import Mesh
 from .partition import Box, Partition, Points, Split
 from .places import Rows, memory, set_zero
 from .redistribution import Redistribution
-from .route import Region, Width, halo_width
+from .route import Region, Width, halo_width, rings
 from .route import halo as halo_route
 
 if TYPE_CHECKING:
@@ -124,10 +125,10 @@ class Field:
         self.box = self.partition.box(self.comm.rank)
         self._origin = self.box.grown(self.halo).start
         if periodic is None:
-            rings = ranks.periodic if isinstance(ranks, Mesh) else ()
-            self.periodic = tuple(a for a, names in enumerate(self.partition.axes) if {*names} & {*rings})
+            closed = ranks.periodic if isinstance(ranks, Mesh) else ()
+            self.periodic = tuple(a for a, names in enumerate(self.partition.axes) if {*names} & {*closed})
         else:
-            self.periodic = tuple(a % self.partition.ndim for a in periodic)
+            self.periodic = rings(periodic, self.partition.ndim)
 
     def _shape_here(self) -> tuple[int, ...]:
         if isinstance(self.partition, Points):
@@ -366,21 +367,28 @@ class Field:
     def _key(self, key: Any) -> tuple[list[tuple[int, int, int]], set[int]]:
         """(start, stop, step) for every axis, and the axes that were single numbers."""
         parts = list(key) if isinstance(key, tuple) else [key]
-        if Ellipsis in parts:
-            i = parts.index(Ellipsis)
+        for i in [i for i, part in enumerate(parts) if part is Ellipsis][:1]:
             parts[i : i + 1] = [slice(None)] * (len(self.shape) - len(parts) + 1)
         parts += [slice(None)] * (len(self.shape) - len(parts))
         if len(parts) > len(self.shape):
             raise LayoutError(f"{len(parts)} indices for the {len(self.shape)} axes of {self!r}")
         steps, drop = [], set()
         for axis, (part, n) in enumerate(zip(parts, self.shape, strict=True)):
-            if isinstance(part, slice):
-                start, stop, step = part.indices(n)
+            try:
+                if isinstance(part, (bool, np.bool_)):
+                    raise TypeError
+                at = part.indices(n) if isinstance(part, slice) else operator.index(part)
+            except TypeError:
+                raise LayoutError(
+                    f"an index of axis {axis} is of type {type(part).__name__}",
+                    hint="integers, slices of them, and one ...",
+                ) from None
+            if isinstance(at, tuple):
+                start, stop, step = at
                 if step < 1:
                     raise LayoutError(f"slice step {step} of axis {axis} is not positive")
                 steps.append((start, max(start, stop), step))
                 continue
-            at = int(part)
             if not -n <= at < n:
                 raise LayoutError(f"index {at} is not on axis {axis}, which has {n}")
             steps.append((at % n, at % n + 1, 1))
@@ -433,7 +441,17 @@ class Field:
         return math.sqrt(self.comm.all_reduce(float(self._local(lambda a: (abs(a) ** 2).sum(), 0))))
 
     def dot(self, other: Field) -> Any:
-        """The sum of conj(self) * other over the whole; both in the same partition. Collective."""
+        """The sum of conj(self) * other over the whole; both in the same partition. Collective.
+
+        Raises:
+            LayoutError: they are not.
+        """
+        if not _alike(self.partition, other.partition):
+            raise LayoutError(
+                f"{self!r} and {other!r} are not in the same partition",
+                where("dot", self.comm),
+                "redistribute one to the other's",
+            )
         theirs = other._wide()
         return self.comm.all_reduce(self._local(lambda a: (a.conj() * theirs).sum(), 0))
 
@@ -465,6 +483,14 @@ def _partition(ranks: Mesh | Communicator, whole: Any, split: Sequence[Split] | 
     if isinstance(ranks, Mesh):
         return Partition(whole, ranks.shape, split)
     return Partition(whole, {"rank": ranks.size}, split)
+
+
+def _alike(a: Partition | Points, b: Partition | Points) -> bool:
+    """Whether every rank holds the same of both."""
+    if isinstance(a, Points) or isinstance(b, Points):
+        both = isinstance(a, Points) and isinstance(b, Points) and a.shape == b.shape and a.size == b.size
+        return a is b or (both and all(map(np.array_equal, a.owned, b.owned)))  # type: ignore[union-attr]
+    return a == b or [a.box(r) for r in range(a.size)] == [b.box(r) for r in range(b.size)]
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:

@@ -72,7 +72,9 @@ def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
             raise TransportError(
                 f"{verb} of {path} failed on rank {rank}: {what}",
                 where(verb, comm),
-                "space, permissions and the path; what was there before is still there",
+                "the path, permissions, and whether the file is whole"
+                if verb == "load"
+                else "space, permissions and the path; what was there before is still there",
             )
 
 
@@ -166,8 +168,8 @@ def named(fields: Sequence[Field], verb: str) -> Communicator:
     Raises:
         UsageError: no field, different communicators, or names that are missing, equal or no file names.
     """
-    if not fields:
-        raise UsageError(f"{verb} needs a field", verb)
+    if not fields or isinstance(fields, Field):
+        raise UsageError(f"{verb} needs a list of fields", verb, "[field]")
     comm = fields[0].comm
     names = [field.name for field in fields]
     if any(field.comm is not comm for field in fields):

@@ -60,7 +60,6 @@ class Halo(Exchange):
         sends = [each for one in faces for each in one.sends]
         receives = [each for one in faces for each in one.receives]
         super().__init__(comm, sends, receives, verb="halo exchange")
-        self.fields = fields
 
 
 def reverse(field: HasHalo) -> Exchange:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import files
-from .errors import HpcommError
+from .errors import HpcommError, UsageError, where
 from .field import Field
 from .mesh import Mesh
 from .partition import Partition, Points
@@ -95,6 +95,7 @@ def write_raw(field: Field, path: files.PathLike, offset: int = 0, *, collective
     The rest of the file stays; so there is nothing atomic about it.
     """
     field.check_whole("write_raw")
+    _check_offset(field, offset)
     with opened(field.comm, Path(path), "write_raw", writing=True) as file:
         move(field, file, offset, collective, writing=True)
 
@@ -105,7 +106,13 @@ def read_raw(field: Field, path: files.PathLike, offset: int = 0, *, collective:
     Raises:
         TransportError: on every rank, and the field stays as it was, if the file ends too early.
     """
+    _check_offset(field, offset)
     field.from_host(values(field, path, offset, collective))
+
+
+def _check_offset(field: Field, offset: int) -> None:
+    if not isinstance(offset, int) or offset < 0:
+        raise UsageError(f"the offset is {offset!r}", where("raw", field.comm), "bytes, 0 or more")
 
 
 # -- header and file -------------------------------------------------------------------------------------
@@ -135,6 +142,8 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], Any, int]:
         shape, fortran, dtype = (first if version == (1, 0) else later)(file)
         if fortran and len(shape) > 1:
             raise ValueError("its elements are in Fortran order; numpy.ascontiguousarray before saving")
+        if dtype.names:
+            raise ValueError("its elements are records, a field has numbers")
         return tuple(shape), dtype, file.tell()
 
 

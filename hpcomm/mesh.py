@@ -67,7 +67,7 @@ class Mesh:
         Those of single axes are there from the start; the first use of several is collective over their
         ranks, and over no others.
         """
-        wanted = (names,) if isinstance(names, str) else tuple(names)
+        wanted = tuple(names) if isinstance(names, (tuple, list)) else (names,)
         self._check(wanted)
         if wanted == self.names:
             return self.comm

@@ -18,6 +18,7 @@ Points own arbitrary global indices of the first array axis, as unstructured gri
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Box", "Partition", "Points", "cuts"]
+__all__ = ["Box", "Partition", "Points", "cuts", "integers"]
 
 Shape = tuple[int, ...]
 Split = str | Sequence[str] | None
@@ -90,6 +91,25 @@ class Box:
         return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
 
 
+def integers(values: Any, what: str) -> Shape:
+    """One integer, or several, as a tuple of them.
+
+    Raises:
+        LayoutError: anything else; a float is not cut to one.
+    """
+    try:
+        return tuple(int(operator.index(n)) for n in ((values,) if hasattr(values, "__index__") else values))
+    except TypeError:
+        raise LayoutError(f"{what} is {values!r}", hint="integers") from None
+
+
+def _whole(shape: Any) -> Shape:
+    sizes = integers(shape, "the shape of the whole")
+    if min(sizes, default=0) < 0:
+        raise LayoutError(f"the shape of the whole is {sizes}", hint="no size below 0")
+    return sizes
+
+
 def cuts(n: int, parts: int) -> Shape:
     """Where to cut n indices into parts of almost equal length, the longer ones first: (0, ..., n).
 
@@ -122,7 +142,7 @@ class Partition:
     partial: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int) else tuple(int(n) for n in self.shape)
+        shape = _whole(self.shape)
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "mesh", {str(k): int(v) for k, v in self.mesh.items()})
         names = list(self.mesh)
@@ -308,12 +328,17 @@ class Points:
     ghosts: Sequence[NDArray[np.int64]] | None = None
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int) else tuple(int(n) for n in self.shape)
+        shape = _whole(self.shape)
         object.__setattr__(self, "shape", shape)
         owned = tuple(np.asarray(mine, np.int64).reshape(-1) for mine in self.owned)
         ghosts = self.ghosts if self.ghosts is not None else [np.empty(0, np.int64)] * len(owned)
         object.__setattr__(self, "owned", owned)
         object.__setattr__(self, "ghosts", tuple(np.asarray(g, np.int64).reshape(-1) for g in ghosts))
+        if len(ghosts) != len(owned):
+            raise LayoutError(
+                f"owned is given for {len(owned)} ranks, ghosts for {len(ghosts)}",
+                hint="a list of ghosts for every rank, which may be empty",
+            )
         times = np.zeros(shape[0], np.int64)
         for indices in (*owned, *(self.ghosts or ())):
             if indices.size and (indices.min() < 0 or indices.max() >= shape[0]):

@@ -32,7 +32,8 @@ __all__ = ["Redistribution"]
 class Redistribution:
     """Who sends what from source to target, worked out once and carried out many times.
 
-    Collective over comm, also for ranks that are in neither.
+    Collective over comm, also for ranks that are in neither. What is strided and copied into one piece for
+    its way (see views.py) takes its size in memory once more, until close().
 
     Args:
         source, target: partitions of the same whole.

@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import LayoutError
-from .partition import Box, Partition, Points, Shape, Widths
+from .partition import Box, Partition, Points, Shape, Widths, integers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Piece", "Route", "halo", "halo_width", "redistribute"]
+__all__ = ["Piece", "Route", "halo", "halo_width", "redistribute", "rings"]
 
 Width = int | Sequence[int | Sequence[int]]
 Region = Box | Any  # a Box, or an ascending array of global indices of the first axis
@@ -45,6 +45,18 @@ class Route(NamedTuple):
     receives: list[Piece]
 
 
+def rings(periodic: Iterable[int], ndim: int) -> tuple[int, ...]:
+    """Array axes that close to rings, counted from the first.
+
+    Raises:
+        LayoutError: there is no such axis.
+    """
+    axes = integers(periodic, "periodic")
+    if any(not -ndim <= axis < ndim for axis in axes):
+        raise LayoutError(f"periodic is {list(axes)}, there are {ndim} axes", hint="numbers of array axes")
+    return tuple(axis % ndim for axis in axes)
+
+
 # -- halos ----------------------------------------------------------------------------------------------
 def halo_width(width: Width, ndim: int) -> Widths:
     """(before, after) for every axis, from one number, one per axis, or a pair per axis.
@@ -52,14 +64,15 @@ def halo_width(width: Width, ndim: int) -> Widths:
     Raises:
         LayoutError: not as many widths as axes, or a negative one.
     """
-    each: Sequence[Any] = (width,) * ndim if isinstance(width, int) else tuple(width)
-    pairs = tuple((w, w) if isinstance(w, int) else tuple(w) for w in each)
+    each: Any = (width,) * ndim if hasattr(width, "__index__") else width
+    sides = [integers(w, "the halo") for w in (each if hasattr(each, "__iter__") else (each,))]
+    pairs = [side * 2 if len(side) == 1 else side for side in sides]
     if len(pairs) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
         raise LayoutError(
             f"halo width {width} does not fit {ndim} axes",
             hint="one number, one per axis, or (before, after)",
         )
-    return pairs
+    return tuple((before, after) for before, after in pairs)
 
 
 def halo(
@@ -85,15 +98,15 @@ def halo(
     if isinstance(partition, Points):
         return _ghosts(partition, rank)
     widths = halo_width(width, partition.ndim)
-    rings = {a % partition.ndim for a in periodic} if partition.ndim else set()
+    closed = rings(periodic, partition.ndim)
     here = partition.cell(rank)
     axes = range(partition.ndim)
-    mine = [_segments(partition, a, here[a], widths[a], a in rings) for a in axes]
+    mine = [_segments(partition, a, here[a], widths[a], a in closed) for a in axes]
     theirs = [
         [
             (there, first, last, shift)
             for there in range(partition.grid[a])
-            for (source, first, last, shift) in _segments(partition, a, there, widths[a], a in rings)
+            for (source, first, last, shift) in _segments(partition, a, there, widths[a], a in closed)
             if source == here[a]
         ]
         for a in axes

@@ -15,6 +15,7 @@ from .call import Call
 from .communicator import Communicator
 from .errors import HpcommError, LayoutError, RankError, UsageError
 from .exchange import channel
+from .partition import integers
 from .places import meet
 from .request import Request, Stages
 from .signature import BACKGROUND, head
@@ -291,10 +292,13 @@ def cart(
     """
     try:
         comm._check_open("cart")
-        sizes = fill_in(comm.size, tuple(shape))
+        sizes = fill_in(comm.size, shape)
         rings = (bool(periodic),) * len(sizes) if isinstance(periodic, (bool, int)) else tuple(periodic)
         if len(rings) != len(sizes):
-            raise LayoutError(f"periodic {rings} does not fit the {len(sizes)} axes of {sizes}")
+            raise LayoutError(
+                f"periodic {rings} does not fit the {len(sizes)} axes of {sizes}",
+                hint="True, False, or one of them for each axis",
+            )
     except HpcommError as error:
         raise error.located("cart", comm) from None
     base = comm.mpi
@@ -352,7 +356,7 @@ def _as_cart(comm: Communicator, mpi: MPI.Comm, name: str) -> Cart:
     return made
 
 
-def fill_in(size: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def fill_in(size: int, shape: Sequence[int]) -> tuple[int, ...]:
     """shape with its -1 replaced so that it holds size ranks.
 
     Raises:
@@ -360,6 +364,7 @@ def fill_in(size: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """
     from mpi4py import MPI
 
+    shape = integers(shape, "the shape")
     known = math.prod(n for n in shape if n != -1)
     valid = all(n == -1 or n > 0 for n in shape)
     if valid and -1 in shape and size % known == 0:
@@ -369,7 +374,7 @@ def fill_in(size: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         would = " ".join(str(s) for s in fitting_shapes(size, shape))
         raise LayoutError(
             f"the shape {shape} does not hold {size} ranks" + ("" if -1 in shape else f" but {known}"),
-            hint=f"{would}; -1 stands for as many as are left",
+            hint=f"{would}; -1 stands for as many as are left" if shape else f"an axis: ({size},)",
         )
     return shape
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -280,6 +282,13 @@ def test_what_does_not_fit_is_said(comm: Any, field: Field) -> None:
         field[0, 0, 0]
     with pytest.raises(hpcomm.LayoutError, match="not positive"):
         field[::-1]
+    for key in (1.5, True, [0], slice(0.0, 2), (..., ...), np.ones((5, 7), bool)):
+        with pytest.raises(hpcomm.LayoutError, match=r"an index of axis \d is of type"):
+            field[key]
+    with pytest.raises(hpcomm.LayoutError, match="not in the same partition"):
+        field.dot(Field(comm, Partition((5, 7), {"p": comm.size}, (None, "p")) if comm.size > 1 else (1, 7)))
+    with pytest.raises(hpcomm.DtypeError, match="'f9' is no dtype"):
+        Field(comm, (3,), dtype="f9")
     with pytest.raises(hpcomm.LayoutError, match=f"the communicator has {comm.size}"):
         Field(comm, Partition((3,), {"p": comm.size + 1}))
     with pytest.raises(hpcomm.LayoutError, match="array has shape"):
@@ -335,6 +344,23 @@ def test_several_fields_travel_in_one_message_and_small_faces_are_not_copied(com
     assert " 0 bytes gathered" in all_together.explain()
     one.close()
     all_together.close()
+
+
+def test_arrays_live_no_longer_than_those_who_use_them(comm: Any) -> None:
+    gc.disable()  # it does not know how large they are, and may come late
+    try:
+        field = Field(comm, (4 * comm.size, 300), halo=(1, 0), periodic=[0])
+        for _ in range(3):
+            field.update_halo()
+        turned = field.redistribute(Partition(field.shape, {"p": comm.size}, (None, "p")))
+        halo = Halo(turned)
+        halo()
+        halo.close()
+        left = [weakref.ref(each.array) for each in (field, turned)]
+        del field, turned, halo
+        assert [array() is None for array in left] == [True, True]
+    finally:
+        gc.enable()
 
 
 def test_many_exchanges_of_one_communicator_do_not_mix(comm: Any) -> None:

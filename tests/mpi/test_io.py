@@ -110,6 +110,9 @@ def test_raw_numbers_lie_at_their_offset(comm: Any, folder: Path) -> None:
         assert (back.all_gather() == values((2, 3), "float64")).all()
     with pytest.raises(hpcomm.TransportError, match="cut off"):
         io.read_raw(back, path, offset=12)
+    for move in (io.read_raw, io.write_raw):
+        with pytest.raises(hpcomm.UsageError, match="the offset is -5"):
+            move(back, path, -5)
 
 
 def test_places_past_four_gibibytes_and_data_in_several_pieces(
@@ -219,10 +222,18 @@ def test_a_checkpoint_brings_back_fields_step_and_metadata(comm: Any, folder: Pa
         checkpoint.load(folder, [Field(comm, (6, 5), name="T")])
     with pytest.raises(hpcomm.UsageError, match="fields are called"):
         checkpoint.save(folder, [Field(comm, (6, 5)), Field(comm, (6, 5))])
-    with pytest.raises(hpcomm.UsageError, match="needs a field"):
+    with pytest.raises(hpcomm.UsageError, match="needs a list of fields"):
         checkpoint.load(folder, [])
     with pytest.raises(hpcomm.UsageError, match=r"nothing for JSON: .*complex"):
         checkpoint.save(folder, fields, 4, {"z": 1j if comm.rank == 0 else 0})
+    for metadata in ([1], {"a": 1, 2: 3}):
+        with pytest.raises(hpcomm.UsageError, match="nothing for JSON"):
+            checkpoint.save(folder, fields, 4, metadata)  # type: ignore[arg-type]
+    for wrong in ({"step": -1}, {"step": 1.5}, {"keep": 0}):
+        with pytest.raises(hpcomm.UsageError, match=r"(step|keep) is"):
+            checkpoint.save(folder, fields, **wrong)
+    with pytest.raises(hpcomm.UsageError, match="needs a list of fields"):
+        checkpoint.load(folder, fields[0])
 
 
 def spoil_number(path: Path) -> None:

@@ -63,6 +63,10 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_would(comm: Any) -> N
     assert "test_meshes.py" in str(caught.value)
     with pytest.raises(hpcomm.LayoutError, match="does not hold"):
         comm.cart((-1, comm.size + 1))
+    with pytest.raises(hpcomm.LayoutError, match="the shape is"):
+        comm.mesh(x=float(comm.size))
+    with pytest.raises(hpcomm.UsageError, match="no axis 3"):
+        mesh_of_one(comm)[3]
     with pytest.raises(hpcomm.UsageError, match="no axis 'z'"):
         mesh_of_one(comm).neighbour("z")
     with pytest.raises(hpcomm.LayoutError, match="periodic names axes"):

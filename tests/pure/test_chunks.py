@@ -35,3 +35,5 @@ def test_chunks_that_nobody_asked_for_stay_below_64_mebibytes() -> None:
     assert chunk_shape(whole, 8, (3, 10**6)) == (3, 9000)
     with pytest.raises(LayoutError, match="do not fit the shape"):
         chunk_shape(whole, 8, (3, 0))
+    with pytest.raises(LayoutError, match=r"chunks is \(2.5, 3\)"):
+        chunk_shape(whole, 8, (2.5, 3))  # type: ignore[arg-type]

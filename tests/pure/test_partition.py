@@ -195,6 +195,11 @@ def test_boxes_meet_move_and_grow() -> None:
         (lambda: redistribute(Partition(4, {"p": 2}), Partition(4, {}), 0, [0]), "are not the 2 ranks"),
         (lambda: Points((3,), [[0, 1], [1, 2]]), "not owned exactly once, the first is 1"),
         (lambda: Points((3,), [[0, 1, 3]]), "do not fit 3 points"),
+        (lambda: Points((3,), [[0], [1, 2]], [[1]]), "owned is given for 2 ranks, ghosts for 1"),
+        (lambda: Partition((8, 2.5), {}), r"the shape of the whole is \(8, 2.5\)"),  # type: ignore[arg-type]
+        (lambda: Partition((8, -1), {}), r"the shape of the whole is \(8, -1\)"),
+        (lambda: halo(Partition((4,), {"p": 2}), 0, 1.5), "the halo is 1.5"),  # type: ignore[arg-type]
+        (lambda: halo(Partition((4,), {"p": 2}), 0, 1, [1]), r"periodic is \[1\], there are 1 axes"),
         (
             lambda: redistribute(Points((4, 4), [range(4)]), Partition((4, 4), {"p": 2}, (None, "p")), 0),
             "points cannot be exchanged",
