@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, wraps
 from inspect import signature
+from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
 from .stream import Schedule, Stream, ranks
 
-__all__ = ["ROOTED", "algorithms", "build", "cut", "describe", "register"]
+__all__ = ["ROOTED", "algorithms", "build", "cut", "load", "named", "register"]
 
 Maker = Callable[..., Schedule]
 _MADE: dict[str, dict[str, Maker]] = {}
@@ -75,29 +77,90 @@ def build(verb: str, algorithm: str, p: int, root: int = 0) -> Schedule:
             "hierarchical:node=4,outer=ring".
 
     Raises:
-        UsageError: there is none of this name, or it has no such parameter.
+        UsageError: there is none of this name, it has no such parameter, or a parameter no such value; there
+            are no ranks, or root is none of them; the function returned no schedule for p ranks.
     """
+    known_verb(verb)
     name, _, rest = algorithm.partition(":")
-    maker = _MADE.get(verb, {}).get(name)
+    maker = _MADE[verb].get(name)
     if maker is None:
         raise UsageError(
             f"there is no algorithm {name!r} for {verb}", hint="one of " + ", ".join(algorithms(verb))
         )
-    options: dict[str, Any] = {}
-    for word in filter(None, rest.split(",")):
-        key, _, value = word.partition("=")
-        options[key] = int(value) if value.isdigit() else value
+    if p < 1 or not 0 <= root < p:
+        raise UsageError(f"{p} ranks have no rank {root}", hint="1 rank or more, and a root among them")
+    options = _options(verb, name, rest)
     if "root" in (takes := signature(maker).parameters):
         options["root"] = root
-    try:
-        made = maker(p, **options)
-    except TypeError as error:
-        if "unexpected keyword" not in str(error):
-            raise
+    made = maker(p, **options)
+    if not isinstance(made, Schedule) or made.size != p:
         raise UsageError(
-            f"{name} for {verb} has no such parameter: {rest}", hint=describe(verb, name)
-        ) from None
+            f"{name} for {verb} returned no schedule for {p} ranks", hint=f"return Schedule({verb!r}, p, ...)"
+        )
     return replace(made if "root" in takes else turn(made, root), verb=verb, name=algorithm)
+
+
+def _options(verb: str, name: str, text: str) -> dict[str, Any]:
+    """Parameters as they are written behind a name; a number where the default is one."""
+    options: dict[str, Any] = {}
+    takes = signature(_MADE[verb][name]).parameters
+    for word in filter(None, text.split(",")):
+        key, _, value = word.partition("=")
+        if key not in parameters(verb, name) or key == "root":
+            raise UsageError(f"{name} for {verb} has no such parameter: {word}", hint=_offer(verb, name))
+        default = takes[key].default
+        if not isinstance(default, int):
+            options[key] = int(value) if value.isdecimal() and not isinstance(default, str) else value
+        elif value.isdecimal() and int(value) >= min(default, 1):
+            options[key] = int(value)
+        else:
+            raise UsageError(
+                f"{name} for {verb}: {key} is {value!r}", hint=f"a whole number, {min(default, 1)} or more"
+            )
+    return options
+
+
+def _offer(verb: str, name: str) -> str:
+    takes = ", ".join(key for key in parameters(verb, name) if key != "root")
+    return f"it takes {takes}" if takes else f"{name} alone: it takes none"
+
+
+def known_verb(verb: str) -> None:
+    """Raise UsageError where no algorithm is for verb."""
+    if verb not in _MADE:
+        raise UsageError(f"there are no algorithms for {verb!r}", hint="one of " + ", ".join(verbs()))
+
+
+def named(verb: str, text: str) -> list[str]:
+    """The algorithms that a command line names: "all", or "ring,hierarchical:node=4,inner=ring,tree".
+
+    A word with = belongs to the algorithm before it. Semicolons serve as commas, too.
+
+    Raises:
+        UsageError: there are no algorithms for verb.
+    """
+    known_verb(verb)
+    if text == "all":
+        return algorithms(verb)
+    names: list[str] = []
+    for part in text.split(";"):
+        for i, word in enumerate(part.split(",")):
+            if i and "=" in word and ":" not in word:
+                names[-1] += f",{word}"
+            else:
+                names.append(word)
+    return names
+
+
+def load(path: str) -> None:
+    """Run a Python file that registers algorithms.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {path}", hint="a Python file that calls register")
+    run_path(path)
 
 
 def cut(verb: str, algorithm: str, nbytes: int) -> str:
@@ -121,11 +184,6 @@ def parameters(verb: str, name: str) -> list[str]:
     """What an algorithm takes besides p."""
     maker = _MADE.get(verb, {}).get(name)
     return [] if maker is None else [key for key in signature(maker).parameters if key != "p"]
-
-
-def describe(verb: str, name: str) -> str:
-    """The first line of an algorithm's documentation."""
-    return (_MADE[verb][name].__doc__ or "").strip().splitlines()[0]
 
 
 def _both_ways(gather: Maker) -> Maker:
