@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, UsageError
 from . import rendezvous
 from .group import ProcessGroupMPI
-from .names import c10d, dist
+from .names import c10d, dist, options
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
@@ -59,12 +59,17 @@ def as_process_group(comm: Communicator) -> ProcessGroupMPI:
         told = {"group_name": name, "backend": "cpu:mpi", "store": store, "ranks": world_ranks}
         group = _groups[comm] = ProcessGroupMPI(comm.dup(comm.name, check="off"), told)
         group.label = comm.name
-        c10d._register_pg_in_world(
-            group,
-            backend_name=c10d.Backend("mpi"),
-            store=dist.PrefixStore(f"{name}/", store),
-            group_name=name,
-            backend_config="cpu:mpi",
-            rank_mapping={world: rank for rank, world in enumerate(world_ranks)},
-        )
+        _register(group, name, dist.PrefixStore(f"{name}/", store), world_ranks)
     return group
+
+
+def _register(group: ProcessGroupMPI, name: str, store: Any, world_ranks: list[int]) -> None:
+    """Make group known to torch's functions; torch 2.6 has none for that."""
+    world, tag = c10d._world, f"ptd:{name}"
+    world.pg_map[group] = (c10d.Backend("mpi"), store)
+    world.pg_names[group] = name
+    world.pg_backend_config[group] = "cpu:mpi"
+    world.pg_group_ranks[group] = {outer: rank for rank, outer in enumerate(world_ranks)}
+    world.pg_to_tag[group] = tag
+    world.tags_to_pg.setdefault(tag, []).append(group)
+    options._register_process_group(name, group)

@@ -22,7 +22,7 @@ from .. import dtypes, reduction
 from ..communicator import Communicator
 from ..errors import ConfigError, HpcommError, LayoutError
 from ..signature import head, signature
-from . import monitor, moves, rendezvous
+from . import monitor, moves, rendezvous, seam
 from .errors import as_torch
 from .far import Far
 from .gate import Gate
@@ -59,6 +59,10 @@ def make(before: Callable[..., Any], names: dict[str, Any], options: dict[str, A
             size, rank, ranks, names["backend"], store, names["group_name"],
             **{**options, "backend_options": None},
         )  # fmt: skip
+    except (AttributeError, TypeError, RuntimeError) as error:
+        if isinstance(error, HpcommError) or not seam.is_unknown():
+            raise
+        raise seam.moved(f"says {error}") from error
     finally:
         _making.pop()
     return made

@@ -1,7 +1,7 @@
-"""The part of an MPI launcher, where torchrun started the ranks: the PMI-1 wire protocol, spoken by MPICH.
+"""The part of an MPI launcher, where torchrun started the ranks, or a user did: PMI-1, which MPICH speaks.
 
 A small server process (this module, run by rank 0) tells each rank its number and keeps the keys that the
-ranks exchange while MPI comes up. torch's own store, which torchrun has set up, carries its address round.
+ranks exchange while MPI comes up. torch's own store, which env:// tells of, carries its address round.
 Open MPI speaks PMIx only and needs its own launcher.
 
     client                              server
@@ -28,10 +28,11 @@ from ..errors import ConfigError
 __all__ = ["join", "serve"]
 
 _ACCEPT_S = 120.0  # for all ranks to connect
+_kept: list[Any] = []  # the store: without torchrun it ends with rank 0's half of it
 
 
 def join() -> None:
-    """Set the environment from which MPI learns this rank's number. All ranks of torchrun call it.
+    """Set the environment from which MPI learns this rank's number. All ranks call it.
 
     Raises:
         ConfigError: the MPI at hand needs its own launcher.
@@ -39,12 +40,13 @@ def join() -> None:
     size = int(os.environ["WORLD_SIZE"])
     if not _is_mpich():
         raise ConfigError(
-            f"torchrun (WORLD_SIZE={size}) has started these ranks, and this MPI needs its own launcher",
+            f"no MPI launcher started these {size} ranks (WORLD_SIZE), and this MPI needs its own launcher",
             "init_process_group",
             f"mpirun -n {size} python ..., or hpcomm run -n {size} python ..., or pip install mpich",
         )
     rank = int(os.environ["RANK"])
     store = _store()
+    _kept.append(store)
     if rank == 0:
         store.set("hpcomm/pmi", _start_server(size, int(os.environ.get("LOCAL_WORLD_SIZE", size))))
     address = store.get("hpcomm/pmi").decode()

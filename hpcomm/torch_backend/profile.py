@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch.futures import Future
+
+from .names import options
 
 __all__ = ["recorded", "recording"]
 
 recording: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+
+_BY_FUTURE = not hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 loses what ends on other threads
 
 
 def recorded(verb: str, tensors: Any) -> Callable[[], None]:
     """Begin a record; calling what is returned ends it.
 
     It ends on a thread of its own, because a profile takes a record for asynchronous, as c10d's are, if it
-    ends elsewhere than it began.
+    ends elsewhere than it began. torch 2.6 must be told so by a future, and learns no shapes.
     """
-    handle = torch.autograd._record_function_with_args_enter(f"mpi:{verb}", *tensors)  # type: ignore[attr-defined]
+    name, over = f"mpi:{verb}", Future[None]()
+    if _BY_FUTURE:
+        handle = torch.ops.profiler._record_function_enter_new(name, None)
+        torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(handle, over)
+        exit_ = partial(over.set_result, None)
+    else:
+        handle = torch.autograd._record_function_with_args_enter(name, *tensors)  # type: ignore[attr-defined]
+        exit_ = partial(torch.autograd._record_function_with_args_exit, handle)  # type: ignore[attr-defined]
 
     def end() -> None:
-        ending = threading.Thread(
-            target=torch.autograd._record_function_with_args_exit,  # type: ignore[attr-defined]
-            args=(handle,),
-        )
+        ending = threading.Thread(target=exit_)
         ending.start()
         ending.join()
 

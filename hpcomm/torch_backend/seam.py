@@ -8,9 +8,11 @@ _new_process_group_helper         every group passes here with its timeout and n
 _new_group_with_tag               refuses use_local_synchronization for "mpi", without need
 rendezvous                        env:// without RANK and MASTER_ADDR, where an MPI launcher knows them
 monitored_barrier, split_group    refuse whoever is not gloo or nccl
+_maybe_attach_flight_recorder     since 2.14 asks every group for a half of it in C++, which ours has not
 
-What was there before serves all that is not ours. A torch that lacks one of these names gets one clear
-sentence at init_process_group("mpi"), and everything else of it works as ever.
+What was there before serves all that is not ours. A torch that lacks one of these names, or a newer one that
+fails where they lead, gets one clear sentence at init_process_group("mpi"), and everything else of it works
+as ever.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from typing import Any
 
 from ..errors import ConfigError
 
-__all__ = ["install", "names_mpi"]
+__all__ = ["install", "is_unknown", "moved", "names_mpi"]
 
 _NEEDED = ("_new_process_group_helper", "_new_group_with_tag", "rendezvous", "_world", "Backend")
+_NEWEST = (2, 15)  # torch on which the tests have run; the oldest is 2.6
 _MARK = "_hpcomm"  # on what this module has put into torch
 
 
@@ -48,6 +51,7 @@ def install() -> None:
         "rendezvous": _rendezvous,
         "monitored_barrier": _monitored_barrier,
         "split_group": _split_group,
+        "_maybe_attach_flight_recorder": _record_flight,
     }
     for name, around in wrappers.items():
         _put(c10d, dist, name, around)
@@ -90,20 +94,36 @@ class _Maker:
 
 
 def _refuse(c10d: Any, missing: list[str]) -> None:
-    import torch
-
     class Refusal:
         @staticmethod
         def create(ranks: list[int]) -> Any:
-            raise ConfigError(
-                f"torch {torch.__version__} has no {', '.join(missing)} in torch.distributed: its seam for "
-                "backend 'mpi' has moved",
-                "init_process_group",
-                "pip install -U hpcomm, or torch>=2.6,<2.16",
-            )
+            raise moved(f"has no {', '.join(missing)} in torch.distributed")
 
     c10d._MPI_AVAILABLE = True
     c10d.ProcessGroupMPI = Refusal
+
+
+def is_unknown() -> bool:
+    """Whether this torch is newer than those that the tests have run on."""
+    return _version() > _NEWEST
+
+
+def moved(what: str) -> ConfigError:
+    """The error where this torch is not as expected."""
+    import torch
+
+    major, minor = _NEWEST
+    return ConfigError(
+        f"torch {torch.__version__} {what}: its seam for backend 'mpi' has moved",
+        "init_process_group",
+        f"pip install -U hpcomm, or torch>=2.6,<{major}.{minor + 1}",
+    )
+
+
+def _version() -> tuple[int, ...]:
+    import torch
+
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def _helper(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -160,6 +180,10 @@ def _split_group(
     if ours is None:
         return before(parent_pg, split_ranks, *args, **kwargs)
     return ours.split(split_ranks, *args, **kwargs)
+
+
+def _record_flight(before: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+    return None if _ours(group) is not None else before(group, *args, **kwargs)
 
 
 def _ours(group: Any) -> Any:

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 import hpcomm
+from hpcomm.torch_backend import group as groups_of_mpi
+from hpcomm.torch_backend import seam
 
 
 def total(group: dist.ProcessGroup | None, value: float) -> float:
@@ -105,6 +107,19 @@ def test_each_spelling_of_the_backend(backend: str, rank: int, size: int) -> Non
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("backend", ["mpi", "cpu:mpi", "gloo"])
+def test_env_as_init_method(backend: str, rank: int, size: int) -> None:
+    """As tutorials spell it: what env:// reads was set from MPI."""
+    dist.destroy_process_group()
+    dist.init_process_group(backend, init_method="env://", timeout=timedelta(seconds=15))
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+        assert total(None, rank) == size * (size - 1) / 2
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
 def test_env_is_what_libraries_read(rank: int, size: int) -> None:
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(size))
     assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
@@ -133,6 +148,27 @@ def test_a_monitored_barrier_names_the_missing_ranks(rank: int, size: int) -> No
         dist.distributed_c10d._get_default_group().barriers += 1  # so that it may join the next one
     dist.barrier()
     dist.monitored_barrier(timeout=timedelta(seconds=10))
+
+
+def test_a_newer_torch_that_fails_where_names_have_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise TypeError("create() takes no ranks")
+
+    names = {
+        "ranks": [0],
+        "group_size": 1,
+        "group_rank": 0,
+        "store": None,
+        "backend": "mpi",
+        "group_name": "x",
+    }
+    with pytest.raises(TypeError, match="takes no ranks"):
+        groups_of_mpi.make(fail, names, {})
+    monkeypatch.setattr(seam, "_NEWEST", (2, 5))
+    with pytest.raises(
+        hpcomm.ConfigError, match=r"torch .* says create\(\) takes no ranks: its seam .* moved"
+    ):
+        groups_of_mpi.make(fail, names, {})
 
 
 def test_from_torch_and_back(world: dist.ProcessGroup, rank: int, size: int) -> None:

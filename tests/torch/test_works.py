@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from inspect import signature
 
 import pytest
 import torch
@@ -160,6 +161,9 @@ def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
     dist.barrier()
 
 
+@pytest.mark.skipif(
+    "timeout" not in signature(dist.barrier).parameters, reason="this torch gives barrier no time"
+)
 def test_a_longer_name_for_the_same_timeout(rank: int, size: int) -> None:
     group = dist.new_group(list(range(size)))
     if rank == 0:

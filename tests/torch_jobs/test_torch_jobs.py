@@ -30,17 +30,33 @@ rank, size = dist.get_rank(), dist.get_world_size()
 """
 
 
+def alone(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in one process without any launcher."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
 def test_one_rank_without_any_launcher() -> None:
-    code = (
+    done = alone(
         "import torch, torch.distributed as dist, hpcomm.torch_backend; dist.init_process_group('mpi');"
         "x = torch.ones(2); dist.all_reduce(x); print(dist.get_world_size(), x.tolist());"
         "dist.destroy_process_group()"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
     assert done.stdout == "1 [1.0, 1.0]\n", done.stderr
+
+
+def test_a_torch_whose_seam_has_moved_gives_one_sentence() -> None:
+    done = alone(
+        "import torch.distributed as dist; del dist.distributed_c10d.rendezvous;"
+        "import hpcomm.torch_backend; print('imported'); dist.init_process_group('mpi')"
+    )
+    assert done.stdout == "imported\n", done.stderr
+    said = r"torch \S+ has no rendezvous in torch.distributed: its seam for backend 'mpi' has moved\n"
+    assert re.search(rf"ConfigError: {said}.*\n +try: +pip install -U hpcomm, or torch>=2", done.stderr), (
+        done.stderr
+    )
 
 
 def test_a_rank_that_raises_is_named_by_all_others_and_the_job_ends(job: Any) -> None:
@@ -194,12 +210,20 @@ def test_a_part_of_torchs_own_suite(tmp_path: Path) -> None:
     assert re.search(r"mpi, 3 ranks: [4-9] passed, \d skipped, 0 failed, 0 hung", done.stdout), done.stdout
 
 
+SUMS = """
+dist.all_reduce(x := torch.ones(1))
+for backend in ("mpi", "cpu:mpi"):
+    dist.destroy_process_group()
+    dist.init_process_group(backend, init_method="env://")
+    dist.all_reduce(x)
+print(f'sum {x.item()}\\n', end='', flush=True)
+"""
+
+
 def test_torchrun(tmp_path: Path) -> None:
-    """MPICH's ranks find each other; Open MPI's say what to type."""
+    """MPICH's ranks find each other, with env:// or without a word; Open MPI's say what to type."""
     program = tmp_path / "train.py"
-    program.write_text(
-        START + "dist.all_reduce(x := torch.ones(1)); print(f'sum {x.item()}\\n', end='', flush=True)\n"
-    )
+    program.write_text(START + SUMS)
     env = {
         name: value
         for name, value in os.environ.items()
@@ -223,7 +247,7 @@ def test_torchrun(tmp_path: Path) -> None:
     if "needs its own launcher" in said:
         assert re.search(r"try: +mpirun -n 2 python", said)
     else:
-        assert said.count("sum 2.0") == 2, said
+        assert said.count("sum 8.0") == 2, said
 
 
 ALL_OF_THEM = """
