@@ -227,7 +227,12 @@ def _backwards(verb: str, maker: Maker) -> Maker:
 
 
 def tree_all_reduce(p: int, chunks: int = 1) -> Schedule:
-    """all_reduce: up a binomial tree to rank 0 and down again. Cost: 2 ceil(log2 p) rounds of n bytes."""
+    """all_reduce: up a binomial tree to rank 0 and down again.
+
+        1 -> 0, 3 -> 2      2 -> 0      0 -> 2      0 -> 1, 2 -> 3
+
+    Cost: 2 ceil(log2 p) rounds of n bytes (folklore).
+    """
     down = tree.binomial(p)
     both = sequence("all_reduce", reverse("reduce", down), down)
     return pipeline(both, chunks) if chunks > 1 and p > 1 else both
@@ -263,8 +268,12 @@ def bine(p: int) -> Schedule:
 
 rabenseifner.__doc__ = butterfly.recursive_halving.__doc__
 swing.__doc__ = f"""all_reduce: recursive halving with other partners. {butterfly.swing.__doc__}
+        p = 8:   0 <-> 1, 2 <-> 3 ...      0 <-> 7, 2 <-> 1 ...      0 <-> 3, 2 <-> 5 ...
+
     Cost: that of rabenseifner, over shorter ways."""
 bine.__doc__ = f"""all_reduce: recursive doubling with other partners. {butterfly.bine.__doc__}
+        p = 8:   0 <-> 3, 2 <-> 5 ...      0 <-> 7, 2 <-> 1 ...      0 <-> 1, 2 <-> 3 ...
+
     Cost: that of recursive_doubling, over shorter ways."""
 
 
@@ -293,6 +302,8 @@ hierarchical.__doc__ = two_level.__doc__
 def scatter_ring(p: int) -> Schedule:
     """broadcast: scatter by a tree, then all_gather around the ring.
 
+        0 -> 2  {2, 3}      0 -> 1, 2 -> 3      0 -> 1 -> 2 -> 3 -> 0  one block each, p-1 times
+
     Cost: log2 p + p-1 rounds, 2n(p-1)/p bytes (van de Geijn 1991). For large x.
     """
     return sequence("broadcast", tree.binomial_scatter(p), circle.ring(p), slots=1, chunks=p)
@@ -301,14 +312,21 @@ def scatter_ring(p: int) -> Schedule:
 def gather_ring(p: int) -> Schedule:
     """reduce: reduce_scatter around the ring, then gather by a tree. The broadcast "ring" backwards.
 
-    Cost: log2 p + p-1 rounds, at most 2n(p-1)/p bytes. For large x.
+        0 -> 1 -> 2 -> 3 -> 0  one block each, p-1 times      1 -> 0, 3 -> 2      2 -> 0  {2, 3}
+
+    Cost: log2 p + p-1 rounds, at most 2n(p-1)/p bytes (van de Geijn 1991). For large x.
     """
     fold = reverse("reduce", circle.ring(p, -1))
     return sequence("reduce", fold, reverse("gather", tree.binomial_scatter(p)), slots=1, chunks=p)
 
 
 def gather_then_broadcast(p: int) -> Schedule:
-    """all_gather: gather by a tree, then broadcast by one. Cost: 2 ceil(log2 p) rounds."""
+    """all_gather: gather by a tree, then broadcast by one.
+
+        1 -> 0, 3 -> 2      2 -> 0  {2, 3}      0 -> 2  all      0 -> 1, 2 -> 3  all
+
+    Cost: 2 ceil(log2 p) rounds, of all p blocks on the way down (folklore).
+    """
     gather = reverse("gather", tree.binomial_scatter(p))
     wide = tuple(s._replace(width=p) for s in tree.binomial(p).streams)
     return sequence("all_gather", gather, replace(gather, streams=wide))
@@ -317,7 +335,9 @@ def gather_then_broadcast(p: int) -> Schedule:
 def reduce_then_scatter(p: int) -> Schedule:
     """reduce_scatter: reduce by a tree to rank 0, then scatter by one. Keeps the order of ranks.
 
-    Cost: 2 ceil(log2 p) rounds, of all p blocks on the way up.
+        1 -> 0, 3 -> 2  all      2 -> 0  all      0 -> 2  {2, 3}      0 -> 1, 2 -> 3
+
+    Cost: 2 ceil(log2 p) rounds, of all p blocks on the way up (folklore).
     """
     wide = tuple(s._replace(width=p) for s in reverse("reduce", tree.binomial(p)).streams)
     scatter = tree.binomial_scatter(p)
@@ -327,7 +347,9 @@ def reduce_then_scatter(p: int) -> Schedule:
 def ordered_reduce(p: int, root: int = 0) -> Schedule:
     """reduce: up the tree of rank 0, which keeps the order of ranks, and from there to root.
 
-    Cost: ceil(log2 p) rounds of n bytes, and one more where root is not rank 0.
+        root 3:   1 -> 0, 3 -> 2      2 -> 0      0 -> 3
+
+    Cost: ceil(log2 p) rounds of n bytes, and one more where root is not rank 0 (folklore).
     """
     up = reverse("reduce", tree.binomial(p))
     if root == 0:
@@ -354,7 +376,12 @@ def _after_shift(scan: Maker) -> Maker:
 
 
 def tree_barrier(p: int) -> Schedule:
-    """barrier: up a binomial tree and down again. Cost: 2 ceil(log2 p) rounds."""
+    """barrier: up a binomial tree and down again.
+
+        1 -> 0, 3 -> 2      2 -> 0      0 -> 2      0 -> 1, 2 -> 3
+
+    Cost: 2 ceil(log2 p) rounds (folklore).
+    """
     return replace(tree_all_reduce(p), verb="barrier")
 
 

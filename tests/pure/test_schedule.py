@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import re
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm.schedule import registry
+from hpcomm.schedule import butterfly, circle, hierarchy, registry, tree
 from hpcomm.schedule.combine import reverse, sequence, turn
 from hpcomm.schedule.exact import exact_sum
 from hpcomm.schedule.interpret import interpret_values
@@ -133,6 +136,20 @@ def test_an_algorithm_says_what_it_does_and_what_it_costs(verb: str, name: str) 
     text = registry._MADE[verb][name].__doc__ or ""
     assert text.strip().startswith(f"{verb}: ")
     assert "Cost: " in text
+    assert re.search(r"(19|20)\d\d|folklore", text), "no source"
+    assert re.search(r"^ {8,}.*(->|<-|---| \| )", text, re.M) or "double_tree" in name, "no drawing"
+
+
+@pytest.mark.parametrize(
+    "part", [circle, tree, butterfly, hierarchy, registry], ids=lambda part: part.__name__
+)
+def test_an_algorithm_is_no_longer_than_13_lines(part: Any) -> None:
+    for function in ast.parse(Path(part.__file__).read_text()).body:
+        if not isinstance(function, ast.FunctionDef) or not isinstance(function.returns, ast.Name):
+            continue
+        if function.returns.id == "Schedule" and function.name != "build":
+            lines = [s for s in function.body if not isinstance(getattr(s, "value", 0), ast.Constant)]
+            assert (lines[-1].end_lineno or 0) - lines[0].lineno < 13, function.name
 
 
 def test_a_ring_over_100_000_ranks_is_two_streams() -> None:
@@ -454,8 +471,6 @@ def test_the_exact_sum_is_that_of_fsum_whatever_the_order(dtype: type) -> None:
 
 
 def test_the_page_of_algorithms_has_every_one_with_its_rounds_and_volume() -> None:
-    from pathlib import Path
-
     page = (Path(__file__).parents[2] / "docs/algorithms.md").read_text()
     for verb, name in EVERY:
         few, many = (prove(build(verb, name, p)) for p in (7, 64))
