@@ -344,7 +344,7 @@ def exscan(
 
 def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = None) -> Any:
     """Wait until every rank has come here. Same as MPI_Barrier, torch.distributed.barrier."""
-    if not (async_op or algorithm):
+    if not async_op and algorithm is None:
         try:
             lane = comm._lanes["barrier"]
         except KeyError:
@@ -354,7 +354,11 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
     comm._check_open("barrier")
     call = Call(comm, "barrier", code=head("barrier"))
     own = algorithm is not None and algorithm != "tuned"  # barriers are not tuned
-    return carry_out(scheduled.schedule_call(call, algorithm) if own else call, async_op)
+    try:
+        call = scheduled.schedule_call(call, algorithm) if own else call
+    except HpcommError as error:
+        raise error.located("barrier", comm) from None
+    return carry_out(call, async_op)
 
 
 def perform(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,35 +25,62 @@ if TYPE_CHECKING:
 
 __all__ = ["chrome_trace", "cost", "main", "schedule_picture", "space_time", "winners"]
 
+PICTURES = (".svg", ".png", ".pdf")
 MOST_LINES = 64  # ranks up to which a space-time diagram has a line per message
+_TREES = [
+    ("all_reduce", "tree"),
+    *((v, n) for v in ("broadcast", "reduce") for n in ("tree", "chain", "bine")),
+]
+_RINGS = ("all_reduce", "all_gather", "reduce_scatter", "barrier")  # nothing but a ring, from the beginning
 _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
 
 
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = _parser().parse_args(list(words))
-    from .schedule.registry import algorithms, build
+    from .schedule.registry import build, load, named
     from .sim import numbers
-    from .simulate import machine, simulate
+    from .simulate import machine, meant, simulate
 
-    on, out = machine(options.machine), Path(options.output)
-    (nbytes,) = numbers(options.bytes)
-    names = algorithms(options.verb) if options.algorithm == "all" else options.algorithm.split(",")
+    out = Path(options.output)
+    writable(out, (*PICTURES, ".json"))
+    if options.load:
+        load(options.load)
+    on, (nbytes, *_) = machine(options.machine), numbers(options.bytes)
+    names = named(options.verb, options.algorithm)
     if options.view in ("cost", "winners"):
         draw = cost if options.view == "cost" else winners
         _save(draw(options.verb, names, on, options.ranks), out)
+        print(f"{out}: {options.verb} by {', '.join(names)}")
         return 0
-    schedule = build(options.verb, names[0], options.ranks, options.root)
+    if len(names) > 1:
+        raise UsageError(f"{len(names)} algorithms in one picture", hint="one, or --view cost or winners")
+    timed = meant(options.verb, names[0], options.ranks, nbytes, on, options.root)
     if out.suffix == ".json":
+        schedule = timed
         out.write_text(json.dumps(chrome_trace(simulate(schedule, on, nbytes, trace=True))))
     elif options.view == "time":
+        schedule = timed
         _save(space_time(simulate(schedule, on, nbytes, trace=True)), out)
     else:
+        schedule = build(options.verb, names[0], options.ranks, options.root)
         _save(schedule_picture(schedule), out)
     print(
         f"{out}: {schedule.verb} by {schedule.name}, {schedule.size} ranks, {schedule.iterations} iterations"
     )
     return 0
+
+
+def writable(out: Path, kinds: Sequence[str] = PICTURES) -> None:
+    """Refuse, before anything is computed, a name that no picture can be kept under.
+
+    Raises:
+        UsageError: the ending is none of kinds, or there is no such folder.
+    """
+    if out.suffix not in kinds:
+        raise UsageError(f"{out} is no picture", hint=f"a name ending in {', '.join(kinds)}")
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}", hint=f"mkdir -p {out.parent}")
 
 
 def pyplot() -> Any:
@@ -77,9 +105,9 @@ def schedule_picture(schedule: Schedule) -> Any:
     name = schedule.name.partition(":")[0]
     if name == "double_tree" and schedule.verb == "all_reduce" and "node=" not in schedule.name:
         return _two_trees(schedule.size)
-    if name in ("tree", "chain", "bine") and schedule.verb in ("all_reduce", "broadcast", "reduce"):
+    if (schedule.verb, name) in _TREES:
         return _one_tree(schedule)
-    if name == "ring" and schedule.size > 2:
+    if name == "ring" and schedule.verb in _RINGS and schedule.size > 2:
         return _ring(schedule)
     return _exchanges(schedule)
 
@@ -112,24 +140,26 @@ def _leaves(parent: list[int]) -> list[bool]:
 
 
 def _one_tree(schedule: Schedule) -> Any:
-    """The edges over which x goes down (or up), by the iteration in which they are used."""
-    edges: list[tuple[int, int, int]] = []
+    """The edges over which x goes down (reduce: up), by the iteration in which each is first used."""
+    import numpy as np
+
+    up = schedule.verb == "reduce"
+    edges: dict[tuple[int, int], int] = {}  # (upper, lower): when it is first used; all_reduce: downwards
     for s in schedule.streams:
+        if np.any(s.fold) != up:
+            continue
         for k in range(s.active):
             source, dest = s.ends(k, schedule.size)
-            edges += [
-                (s.begin + k * s.every, a, b) for a, b in zip(source.tolist(), dest.tolist(), strict=True)
-            ]
-    half = schedule.iterations // 2 if schedule.verb == "all_reduce" else 0
-    down = [(t, b, a) if schedule.verb == "reduce" else (t, a, b) for t, a, b in edges if t >= half]
+            for a, b in zip(source.tolist(), dest.tolist(), strict=True):
+                edges.setdefault((b, a) if up else (a, b), s.begin + k * s.every)
     depth = {schedule.root: 0}
-    for _, a, b in sorted(down, reverse=schedule.verb == "reduce"):
+    for (a, b), _ in sorted(edges.items(), key=lambda edge: edge[1], reverse=up):
         depth.setdefault(b, depth.get(a, 0) + 1)
     figure, axes = pyplot().subplots(figsize=(max(5, schedule.size * 0.4), 3.2))
-    for t, a, b in down:
-        axes.annotate(
-            "", (b, -depth[b]), (a, -depth[a]), arrowprops={"arrowstyle": "->", "color": _COLOURS[t % 6]}
-        )
+    for (a, b), t in edges.items():
+        start, end = (b, a) if up else (a, b)
+        line = {"arrowstyle": "->", "color": _COLOURS[t % 6], "shrinkA": 7, "shrinkB": 8}
+        axes.annotate("", (end, -depth[end]), (start, -depth[start]), arrowprops=line)
     ranks = sorted(depth)
     _dots(axes, ranks, [-depth[r] for r in ranks], ["white"] * len(ranks), "black")
     axes.set_title(f"{schedule.verb} by {schedule.name}: colours are iterations", fontsize=9)
@@ -184,8 +214,9 @@ def _exchanges(schedule: Schedule) -> Any:
                         (t + 0.1, a),
                         arrowprops={"arrowstyle": "->", "color": _COLOURS[a % 6]},
                     )
-    axes.set_xlim(0, schedule.iterations)
+    axes.set_xlim(0, max(1, schedule.iterations))
     axes.set_ylim(schedule.size - 0.5, -0.5)
+    axes.locator_params(integer=True)
     axes.set_xlabel("iteration")
     axes.set_ylabel("rank")
     axes.set_title(f"{schedule.verb} by {schedule.name}", fontsize=9)
@@ -195,24 +226,19 @@ def _exchanges(schedule: Schedule) -> Any:
 
 def space_time(found: Simulation) -> Any:
     """Messages in time: a line each, up to 64 ranks; beyond, how many are under way."""
-    import numpy as np
-
     schedule = found.schedule
     figure, axes = pyplot().subplots(figsize=(8, 4.5))
     if schedule.size <= MOST_LINES:
         for t, a, b, _, begin, end in found.messages:
             axes.plot([begin * 1e6, end * 1e6], [a, b], color=_COLOURS[t % 6], linewidth=0.8)
-        path = _path_lines(found)
-        for begin, end, a, b in path:
-            axes.plot([begin * 1e6, end * 1e6], [a, b], color="black", linewidth=2)
+        way = critical_way(found)
+        axes.plot([time * 1e6 for time, _ in way], [rank for _, rank in way], color="black", linewidth=2)
         title = "black: the critical path"
     else:
-        image = np.zeros((64, 256))
-        span = max(end for *_, end in found.messages)
-        for _, a, _, _, begin, end in found.messages:
-            row = a * 64 // schedule.size
-            image[row, int(begin / span * 255) : int(end / span * 255) + 1] += 64 / schedule.size
-        shown = axes.imshow(image, aspect="auto", extent=(0, span * 1e6, schedule.size, 0), cmap="magma")
+        image, span = occupancy(found)
+        shown = axes.imshow(
+            image, aspect="auto", extent=(0, span * 1e6, schedule.size, 0), cmap="magma", vmin=0
+        )
         figure.colorbar(shown, label="messages under way per rank")
         title = "occupancy"
     axes.set_xlabel("time, us")
@@ -222,12 +248,42 @@ def space_time(found: Simulation) -> Any:
     return figure
 
 
-def _path_lines(found: Simulation) -> list[tuple[float, float, int, int]]:
-    """The messages along the critical path: (begin, end, source, dest)."""
-    by_end = {
-        (t, b): (begin, end, a, b) for t, a, b, _, begin, end in sorted(found.messages, key=lambda m: m[5])
-    }
-    return [by_end[step] for step in found.path if step in by_end]
+def critical_way(found: Simulation) -> list[tuple[float, int]]:
+    """The critical path as a line: (time, rank) where each of its messages begins and ends."""
+    ends = {(t, a, b): (begin, end) for t, a, b, _, begin, end in found.messages}
+    way = []
+    for (_, a), (t, b) in pairwise(found.path):
+        begin, end = ends[t, a, b]
+        way += [(begin, a), (end, b)]
+    return way
+
+
+def occupancy(found: Simulation, rows: int = 64, columns: int = 256) -> tuple[Any, float]:
+    """How many messages a rank has under way, on average over a few ranks (rows) and a while (columns).
+
+    Returns:
+        (array of shape (rows, columns), seconds that it spans).
+    """
+    import numpy as np
+
+    _, sender, _, _, begin, end = (np.array(column) for column in zip(*found.messages, strict=True))
+    edges = np.linspace(0, float(end.max()), columns + 1)
+    row = np.arange(found.schedule.size) * rows // found.schedule.size
+    image = np.zeros((rows, columns))
+    for i in range(rows):
+        mine = row[sender] == i
+        busy = _before(end[mine], edges) - _before(begin[mine], edges)  # seconds until each edge, of all
+        image[i] = np.diff(busy) / np.diff(edges) / (row == i).sum()
+    return image, float(edges[-1])
+
+
+def _before(times: Any, edges: Any) -> Any:
+    """The sum of min(time, edge) over all times, for every edge."""
+    import numpy as np
+
+    times = np.sort(times)
+    passed = np.searchsorted(times, edges)
+    return np.concatenate([[0.0], np.cumsum(times)])[passed] + (times.size - passed) * edges
 
 
 def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
@@ -237,16 +293,17 @@ def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
     sizes = [2**k for k in range(3, 31)]
     times = {name: [predict(verb, name, ranks, n, on).seconds for n in sizes] for name in names}
     figure, axes = pyplot().subplots(figsize=(7, 4.5))
-    for name, row in times.items():
-        axes.loglog(sizes, [t * 1e6 for t in row], label=name)
+    for i, (name, row) in enumerate(times.items()):
+        line = ("-", ":", "-.")[i // 10 % 3]  # there are 10 colours
+        axes.loglog(sizes, [t * 1e6 for t in row], line, color=f"C{i % 10}", label=name)
     axes.loglog(sizes, [lower_bound(verb, ranks, n, on) * 1e6 for n in sizes], "k--", label="lower bound")
     best = [min(times, key=lambda name, i=i: times[name][i]) for i in range(len(sizes))]  # type: ignore[misc]
-    for i in range(1, len(sizes)):
-        if best[i] != best[i - 1]:
+    low = axes.get_ylim()[0]
+    for i in range(len(sizes)):
+        if i and best[i] != best[i - 1]:
             axes.axvline((sizes[i] * sizes[i - 1]) ** 0.5, color="lightgray", zorder=0)
-            axes.text(
-                sizes[i], axes.get_ylim()[0], best[i], rotation=90, fontsize=7, color="gray", va="bottom"
-            )
+        if not i or best[i] != best[i - 1]:
+            axes.text(sizes[i], low, best[i], rotation=90, fontsize=7, color="gray", va="bottom")
     axes.set_xlabel("bytes")
     axes.set_ylabel("us")
     axes.set_title(f"{verb} on {ranks} ranks of {on.name}", fontsize=9)
@@ -325,8 +382,6 @@ def _bare(axes: Any) -> None:
 
 
 def _save(figure: Any, out: Path) -> None:
-    if out.suffix not in (".svg", ".png", ".pdf"):
-        raise UsageError(f"{out} is no picture", hint="a name ending in .svg, .png or .pdf")
     figure.savefig(out, bbox_inches="tight", metadata={"Date": None} if out.suffix == ".svg" else None)
     pyplot().close(figure)
 
@@ -342,5 +397,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--view", choices=("messages", "time", "cost", "winners"), default="messages")
     parser.add_argument("--bytes", default="64k", help="of x, for --view time and traces")
     parser.add_argument("--machine", default="cluster", help="for everything that has to do with time")
+    parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
     parser.add_argument("-o", "--output", required=True, help=".svg, .png, .pdf; .json: a Chrome trace")
     return parser

@@ -35,6 +35,8 @@ LIMIT_S = 120
 
 def report(path: str, as_json: bool = False) -> int:
     """Measure, write the machine to path, print its errors; returns the exit status."""
+    if not Path(path).parent.is_dir():
+        raise ConfigError(f"there is no folder {Path(path).parent}", hint=f"mkdir -p {Path(path).parent}")
     points = _job(2, "pingpong")
     on = fitted(points)
     Path(path).write_text(json.dumps(on, indent=1) + "\n")

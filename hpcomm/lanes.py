@@ -87,6 +87,8 @@ def chosen(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> La
 
 def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smallest: bool = False) -> Lane:
     make = _maker(comm, verb, op, x)
+    if not isinstance(algorithm, str):
+        return detour  # which refuses it
     if make is None or comm.is_inter or algorithm in VERBS:  # those are keys of their own in comm._lanes
         return detour
     from .transport import controls, mpi, scheduled, tuned

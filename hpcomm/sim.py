@@ -27,11 +27,11 @@ def main(words: Sequence[str]) -> int:
         from . import fit
 
         return fit.report(options.fit, as_json=options.json)
-    from .schedule.registry import algorithms
+    from .schedule.registry import load, named
 
-    names = algorithms(options.verb) if options.algorithm == "all" else options.algorithm.split(";")
-    if ":" not in options.algorithm and ";" not in options.algorithm and options.algorithm != "all":
-        names = options.algorithm.split(",")
+    if options.load:
+        load(options.load)
+    names = named(options.verb, options.algorithm)
     records = [
         record(options.verb, name, ranks, nbytes, options.machine, options.flat)
         for ranks in numbers(options.ranks)
@@ -114,7 +114,7 @@ def numbers(text: str) -> list[int]:
     for word in text.split(","):
         scale = _SUFFIXES.get(word[-1:].lower(), 1)
         digits = word[:-1] if scale > 1 else word
-        if not digits.isdigit() or int(digits) < 0:
+        if not digits.isdecimal():
             raise UsageError(f"{word!r} is no number", hint="8, 64k, 1M, or several: 8,64k,1M")
         found.append(int(digits) * scale)
     return found
@@ -126,11 +126,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--algorithm",
         default="all",
-        help="names with commas between; with parameters: semicolons; default: all",
+        help="names with commas between, with parameters as in double_tree:chunks=16; default: all",
     )
     parser.add_argument("--ranks", default="8", help="one number or several: 96,384,1536")
     parser.add_argument("--bytes", default="8", help="of x; one or several: 8,64k,1M")
     parser.add_argument("--machine", default="cluster", help="a preset's name, or a JSON file")
+    parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
     parser.add_argument("--flat", action="store_true", help="let no algorithm treat nodes apart")
     parser.add_argument("--json", action="store_true", help="a list of records instead of a table")
     parser.add_argument(

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Machine", "Simulation", "lower_bound", "machine", "machines", "predict", "simulate"]
+__all__ = ["Machine", "Simulation", "lower_bound", "machine", "machines", "meant", "predict",
+           "simulate"]  # fmt: skip
 
 PRESETS = Path(__file__).parent / "machines"
 _BLOCK = 1 << 20  # messages looked at together
@@ -81,6 +82,24 @@ class Machine:
     families: dict[str, dict[str, Any]] = field(default_factory=dict)
     nodewise: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        alone = ("overhead", "nic_per_byte", "uplink_per_byte", "fold_per_byte", "base", "copy_per_byte")
+        least = {"node": 1, "pod": 0, "cores": 0, **dict.fromkeys(alone, 0.0)}
+        wrong = [name for name, low in least.items() if not _number(getattr(self, name), low)]
+        for name in ("latency", "per_byte"):
+            value = getattr(self, name)
+            if (
+                not isinstance(value, (tuple, list))
+                or len(value) != 3
+                or not all(_number(x, 0.0) for x in value)
+            ):
+                wrong.append(name)
+        if wrong:
+            raise ConfigError(
+                f"machine {self.name!r}: {wrong[0]} is {getattr(self, wrong[0])!r}",
+                hint="numbers from 0 on, node from 1; latency and per_byte one for node, pod and system each",
+            )
 
     def running(self, algorithm: str) -> Machine:
         """This machine as it is for one algorithm."""
@@ -124,14 +143,25 @@ def machine(name: str) -> Machine:
         raise ConfigError(
             f"there is no machine {name!r}", hint=f"one of {', '.join(machines())}, or a JSON file"
         )
-    given: dict[str, Any] = json.loads(path.read_text())
+    try:
+        given: dict[str, Any] = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is no machine: {error}", hint="a JSON object, as hpcomm/machines have it"
+        ) from None
     unknown = set(given) - {f.name for f in fields(Machine)}
     if unknown:
         raise ConfigError(
             f"{path}: a machine has no {', '.join(sorted(unknown))}", hint="see Machine in simulate.py"
         )
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    return Machine(**values)
+    return Machine(**{"name": path.stem} | values)
+
+
+def _number(value: Any, least: float) -> bool:
+    """Whether it is one, not below least; whole, if that is."""
+    kind = int if isinstance(least, int) else (int, float)
+    return isinstance(value, kind) and not isinstance(value, bool) and value >= least
 
 
 @dataclass
@@ -176,7 +206,12 @@ def simulate(schedule: Schedule, on: Machine, nbytes: float, trace: bool = False
 
 
 def predict(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine) -> Simulation:
-    """Simulate an algorithm by name, in as many chunks as the executor cuts x into.
+    """Simulate an algorithm by name, as it would run there: see meant()."""
+    return simulate(meant(verb, algorithm, ranks, nbytes, on), on, nbytes)
+
+
+def meant(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine, root: int = 0) -> Schedule:
+    """The schedule that a name stands for: in as many chunks as the executor cuts x of nbytes into.
 
     Algorithms that can treat nodes apart do so where the machine says it.
     """
@@ -189,7 +224,7 @@ def predict(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine) -
         and ranks % on.node == 0
     ):
         algorithm += f"{',' if ':' in algorithm else ':'}node={on.node}"
-    return simulate(build(verb, cut(verb, algorithm, int(nbytes)), ranks), on, nbytes)
+    return build(verb, cut(verb, algorithm, int(nbytes)), ranks, root)
 
 
 def lower_bound(verb: str, ranks: int, nbytes: float, on: Machine) -> float:
@@ -371,7 +406,7 @@ class _Clock:
         for t, cause in reversed(self.causes):
             if cause[rank] != rank:
                 path.append((t, rank))
-                rank = int(cause[rank])
+                rank = int(cause[rank])  # who sent the message of iteration t
         return [(-1, rank), *reversed(path)]
 
     # -- powers in closed form -------------------------------------------------------------------------

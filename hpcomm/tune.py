@@ -38,18 +38,24 @@ LIMIT_S = 3600
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = _parser().parse_args(list(words))
+    from .schedule.registry import load
     from .sim import numbers
 
     verbs = VERBS if options.verb == "all" else tuple(options.verb.split(","))
     unknown = [verb for verb in verbs if verb not in VERBS]
     if unknown:
         raise UsageError(f"{unknown[0]!r} cannot be tuned", hint=f"one of {', '.join(VERBS)}")
+    if options.ranks < 1 or options.rounds < 1:
+        raise UsageError(f"{options.ranks} ranks, {options.rounds} rounds", hint="1 or more of both")
     if options.plot:
-        from .draw import pyplot
+        from .draw import pyplot, writable
 
         pyplot()
+        writable(Path(options.plot))
     sizes = numbers(options.bytes)
-    found = _job(options.ranks, verbs, sizes, options.rounds)
+    if options.load:
+        load(options.load)
+    found = _job(options.ranks, verbs, sizes, options.rounds, options.load)
     records = found["records"]
     if not options.no_model:
         _model(records)
@@ -62,11 +68,20 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def measure(path: str, verbs: Sequence[str], sizes: Sequence[int], rounds: int) -> None:
-    """On all ranks of a job: every candidate for every verb and size; rank 0 writes what it found to path."""
+def measure(
+    path: str, verbs: Sequence[str], sizes: Sequence[int], rounds: int, own: str | None = None
+) -> None:
+    """On all ranks of a job: every candidate for every verb and size; rank 0 writes what it found to path.
+
+    own: a Python file that registers more of them.
+    """
     import hpcomm
 
+    from .schedule.registry import load
     from .transport import controls, tuned
+
+    if own:
+        load(own)
 
     comm, records = hpcomm.world, []
     for verb in verbs:
@@ -200,11 +215,12 @@ def _in_turns(
     return times
 
 
-def _job(ranks: int, verbs: Sequence[str], sizes: Sequence[int], rounds: int) -> Any:
+def _job(ranks: int, verbs: Sequence[str], sizes: Sequence[int], rounds: int, own: str | None = None) -> Any:
     """Run measure() on ranks; what its rank 0 found."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        code = f"from hpcomm import tune; tune.measure({str(out)!r}, {list(verbs)}, {list(sizes)}, {rounds})"
+        words = f"{str(out)!r}, {list(verbs)}, {list(sizes)}, {rounds}, {own!r}"
+        code = f"from hpcomm import tune; tune.measure({words})"
         command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", str(LIMIT_S)]
         done = subprocess.run([*command, "python", "-c", code], capture_output=True, text=True, check=False)
         if done.returncode or not out.exists():
@@ -271,5 +287,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", help="the table (default: HPCOMM_TUNED, or the user's cache)")
     parser.add_argument("--plot", metavar="FILE", help="a chart of measured against modelled")
     parser.add_argument("--no-model", action="store_true", help="do not fit the model, and do not compare")
+    parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
     parser.add_argument("--json", action="store_true", help="every measurement instead of a table")
     return parser

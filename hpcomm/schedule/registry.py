@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, wraps
 from inspect import signature
+from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
 from .stream import Schedule, Stream, ranks
 
-__all__ = ["ROOTED", "algorithms", "build", "cut", "describe", "register"]
+__all__ = ["ROOTED", "algorithms", "build", "cut", "load", "named", "register"]
 
 Maker = Callable[..., Schedule]
 _MADE: dict[str, dict[str, Maker]] = {}
@@ -75,29 +77,90 @@ def build(verb: str, algorithm: str, p: int, root: int = 0) -> Schedule:
             "hierarchical:node=4,outer=ring".
 
     Raises:
-        UsageError: there is none of this name, or it has no such parameter.
+        UsageError: there is none of this name, it has no such parameter, or a parameter no such value; there
+            are no ranks, or root is none of them; the function returned no schedule for p ranks.
     """
+    known_verb(verb)
     name, _, rest = algorithm.partition(":")
-    maker = _MADE.get(verb, {}).get(name)
+    maker = _MADE[verb].get(name)
     if maker is None:
         raise UsageError(
             f"there is no algorithm {name!r} for {verb}", hint="one of " + ", ".join(algorithms(verb))
         )
-    options: dict[str, Any] = {}
-    for word in filter(None, rest.split(",")):
-        key, _, value = word.partition("=")
-        options[key] = int(value) if value.isdigit() else value
+    if p < 1 or not 0 <= root < p:
+        raise UsageError(f"{p} ranks have no rank {root}", hint="1 rank or more, and a root among them")
+    options = _options(verb, name, rest)
     if "root" in (takes := signature(maker).parameters):
         options["root"] = root
-    try:
-        made = maker(p, **options)
-    except TypeError as error:
-        if "unexpected keyword" not in str(error):
-            raise
+    made = maker(p, **options)
+    if not isinstance(made, Schedule) or made.size != p:
         raise UsageError(
-            f"{name} for {verb} has no such parameter: {rest}", hint=describe(verb, name)
-        ) from None
+            f"{name} for {verb} returned no schedule for {p} ranks", hint=f"return Schedule({verb!r}, p, ...)"
+        )
     return replace(made if "root" in takes else turn(made, root), verb=verb, name=algorithm)
+
+
+def _options(verb: str, name: str, text: str) -> dict[str, Any]:
+    """Parameters as they are written behind a name; a number where the default is one."""
+    options: dict[str, Any] = {}
+    takes = signature(_MADE[verb][name]).parameters
+    for word in filter(None, text.split(",")):
+        key, _, value = word.partition("=")
+        if key not in parameters(verb, name) or key == "root":
+            raise UsageError(f"{name} for {verb} has no such parameter: {word}", hint=_offer(verb, name))
+        default = takes[key].default
+        if not isinstance(default, int):
+            options[key] = int(value) if value.isdecimal() and not isinstance(default, str) else value
+        elif value.isdecimal() and int(value) >= min(default, 1):
+            options[key] = int(value)
+        else:
+            raise UsageError(
+                f"{name} for {verb}: {key} is {value!r}", hint=f"a whole number, {min(default, 1)} or more"
+            )
+    return options
+
+
+def _offer(verb: str, name: str) -> str:
+    takes = ", ".join(key for key in parameters(verb, name) if key != "root")
+    return f"it takes {takes}" if takes else f"{name} alone: it takes none"
+
+
+def known_verb(verb: str) -> None:
+    """Raise UsageError where no algorithm is for verb."""
+    if verb not in _MADE:
+        raise UsageError(f"there are no algorithms for {verb!r}", hint="one of " + ", ".join(verbs()))
+
+
+def named(verb: str, text: str) -> list[str]:
+    """The algorithms that a command line names: "all", or "ring,hierarchical:node=4,inner=ring,tree".
+
+    A word with = belongs to the algorithm before it. Semicolons serve as commas, too.
+
+    Raises:
+        UsageError: there are no algorithms for verb.
+    """
+    known_verb(verb)
+    if text == "all":
+        return algorithms(verb)
+    names: list[str] = []
+    for part in text.split(";"):
+        for i, word in enumerate(part.split(",")):
+            if i and "=" in word and ":" not in word:
+                names[-1] += f",{word}"
+            else:
+                names.append(word)
+    return names
+
+
+def load(path: str) -> None:
+    """Run a Python file that registers algorithms.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {path}", hint="a Python file that calls register")
+    run_path(path)
 
 
 def cut(verb: str, algorithm: str, nbytes: int) -> str:
@@ -121,11 +184,6 @@ def parameters(verb: str, name: str) -> list[str]:
     """What an algorithm takes besides p."""
     maker = _MADE.get(verb, {}).get(name)
     return [] if maker is None else [key for key in signature(maker).parameters if key != "p"]
-
-
-def describe(verb: str, name: str) -> str:
-    """The first line of an algorithm's documentation."""
-    return (_MADE[verb][name].__doc__ or "").strip().splitlines()[0]
 
 
 def _both_ways(gather: Maker) -> Maker:
@@ -169,7 +227,12 @@ def _backwards(verb: str, maker: Maker) -> Maker:
 
 
 def tree_all_reduce(p: int, chunks: int = 1) -> Schedule:
-    """all_reduce: up a binomial tree to rank 0 and down again. Cost: 2 ceil(log2 p) rounds of n bytes."""
+    """all_reduce: up a binomial tree to rank 0 and down again.
+
+        1 -> 0, 3 -> 2      2 -> 0      0 -> 2      0 -> 1, 2 -> 3
+
+    Cost: 2 ceil(log2 p) rounds of n bytes (folklore).
+    """
     down = tree.binomial(p)
     both = sequence("all_reduce", reverse("reduce", down), down)
     return pipeline(both, chunks) if chunks > 1 and p > 1 else both
@@ -205,8 +268,12 @@ def bine(p: int) -> Schedule:
 
 rabenseifner.__doc__ = butterfly.recursive_halving.__doc__
 swing.__doc__ = f"""all_reduce: recursive halving with other partners. {butterfly.swing.__doc__}
+        p = 8:   0 <-> 1, 2 <-> 3 ...      0 <-> 7, 2 <-> 1 ...      0 <-> 3, 2 <-> 5 ...
+
     Cost: that of rabenseifner, over shorter ways."""
 bine.__doc__ = f"""all_reduce: recursive doubling with other partners. {butterfly.bine.__doc__}
+        p = 8:   0 <-> 3, 2 <-> 5 ...      0 <-> 7, 2 <-> 1 ...      0 <-> 1, 2 <-> 3 ...
+
     Cost: that of recursive_doubling, over shorter ways."""
 
 
@@ -235,6 +302,8 @@ hierarchical.__doc__ = two_level.__doc__
 def scatter_ring(p: int) -> Schedule:
     """broadcast: scatter by a tree, then all_gather around the ring.
 
+        0 -> 2  {2, 3}      0 -> 1, 2 -> 3      0 -> 1 -> 2 -> 3 -> 0  one block each, p-1 times
+
     Cost: log2 p + p-1 rounds, 2n(p-1)/p bytes (van de Geijn 1991). For large x.
     """
     return sequence("broadcast", tree.binomial_scatter(p), circle.ring(p), slots=1, chunks=p)
@@ -243,14 +312,21 @@ def scatter_ring(p: int) -> Schedule:
 def gather_ring(p: int) -> Schedule:
     """reduce: reduce_scatter around the ring, then gather by a tree. The broadcast "ring" backwards.
 
-    Cost: log2 p + p-1 rounds, at most 2n(p-1)/p bytes. For large x.
+        0 -> 1 -> 2 -> 3 -> 0  one block each, p-1 times      1 -> 0, 3 -> 2      2 -> 0  {2, 3}
+
+    Cost: log2 p + p-1 rounds, at most 2n(p-1)/p bytes (van de Geijn 1991). For large x.
     """
     fold = reverse("reduce", circle.ring(p, -1))
     return sequence("reduce", fold, reverse("gather", tree.binomial_scatter(p)), slots=1, chunks=p)
 
 
 def gather_then_broadcast(p: int) -> Schedule:
-    """all_gather: gather by a tree, then broadcast by one. Cost: 2 ceil(log2 p) rounds."""
+    """all_gather: gather by a tree, then broadcast by one.
+
+        1 -> 0, 3 -> 2      2 -> 0  {2, 3}      0 -> 2  all      0 -> 1, 2 -> 3  all
+
+    Cost: 2 ceil(log2 p) rounds, of all p blocks on the way down (folklore).
+    """
     gather = reverse("gather", tree.binomial_scatter(p))
     wide = tuple(s._replace(width=p) for s in tree.binomial(p).streams)
     return sequence("all_gather", gather, replace(gather, streams=wide))
@@ -259,7 +335,9 @@ def gather_then_broadcast(p: int) -> Schedule:
 def reduce_then_scatter(p: int) -> Schedule:
     """reduce_scatter: reduce by a tree to rank 0, then scatter by one. Keeps the order of ranks.
 
-    Cost: 2 ceil(log2 p) rounds, of all p blocks on the way up.
+        1 -> 0, 3 -> 2  all      2 -> 0  all      0 -> 2  {2, 3}      0 -> 1, 2 -> 3
+
+    Cost: 2 ceil(log2 p) rounds, of all p blocks on the way up (folklore).
     """
     wide = tuple(s._replace(width=p) for s in reverse("reduce", tree.binomial(p)).streams)
     scatter = tree.binomial_scatter(p)
@@ -269,7 +347,9 @@ def reduce_then_scatter(p: int) -> Schedule:
 def ordered_reduce(p: int, root: int = 0) -> Schedule:
     """reduce: up the tree of rank 0, which keeps the order of ranks, and from there to root.
 
-    Cost: ceil(log2 p) rounds of n bytes, and one more where root is not rank 0.
+        root 3:   1 -> 0, 3 -> 2      2 -> 0      0 -> 3
+
+    Cost: ceil(log2 p) rounds of n bytes, and one more where root is not rank 0 (folklore).
     """
     up = reverse("reduce", tree.binomial(p))
     if root == 0:
@@ -296,7 +376,12 @@ def _after_shift(scan: Maker) -> Maker:
 
 
 def tree_barrier(p: int) -> Schedule:
-    """barrier: up a binomial tree and down again. Cost: 2 ceil(log2 p) rounds."""
+    """barrier: up a binomial tree and down again.
+
+        1 -> 0, 3 -> 2      2 -> 0      0 -> 2      0 -> 1, 2 -> 3
+
+    Cost: 2 ceil(log2 p) rounds (folklore).
+    """
     return replace(tree_all_reduce(p), verb="barrier")
 
 

@@ -35,7 +35,9 @@ def binomial(p: int) -> Schedule:
 def binomial_scatter(p: int) -> Schedule:
     """scatter: the binomial tree, each giving away the blocks of the half it does not keep.
 
-    Cost: ceil(log2 p) rounds, n(p-1)/p bytes from the root.
+        0 -> 4  {4, 5, 6, 7}      0 -> 2  {2, 3},  4 -> 6  {6, 7}      0 -> 1, 2 -> 3, 4 -> 5, 6 -> 7
+
+    Cost: ceil(log2 p) rounds, n(p-1)/p bytes from the root: both bounds (folklore; MPICH's).
     """
     far = [1 << k for k in reversed(range((p - 1).bit_length()))]
     streams = []
@@ -46,7 +48,12 @@ def binomial_scatter(p: int) -> Schedule:
 
 
 def direct_scatter(p: int) -> Schedule:
-    """scatter: root gives each rank its block, one after the other. Cost: p-1 messages, n(p-1)/p bytes."""
+    """scatter: root gives each rank its block, one after the other.
+
+        0 -> 1      0 -> 2      0 -> 3 ...
+
+    Cost: p-1 rounds, n(p-1)/p bytes (folklore; Open MPI's "linear").
+    """
     rest = Stream([0], [1], first=1, advance=1, hop=1, end=p - 1)
     return Schedule("scatter", p, (rest,) if p > 1 else (), slots=p)
 
@@ -127,6 +134,10 @@ def _up_and_down(parent: np.ndarray, depth: np.ndarray, first: int, pieces: int)
 
 def double_tree_broadcast(p: int, chunks: int = 2) -> Schedule:
     """broadcast: root feeds the roots of two trees over the other ranks, half of x through each.
+
+        p = 7, first half   0 -> 4            second half   0 -> 3
+                               2   6                         1   5
+                              1 3 5                       6 2 4
 
     Cost: about log2(p) + c rounds of n/c bytes in each tree, n bytes sent per rank (Sanders, Speck and Träff
     2009). chunks: of both trees.

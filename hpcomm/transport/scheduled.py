@@ -190,13 +190,15 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
     comm, verb = call.comm, call.moves or call.verb
     if comm.is_inter:
         raise UsageError("own schedules need one group of ranks", hint="comm.merge() makes one of two")
+    if algorithm is not None and not isinstance(algorithm, str):
+        raise UsageError(f"algorithm={algorithm!r} is no name", hint=f"one of {', '.join(algorithms(verb))}")
     fold = reduction.resolve(op, call.look.dtype) if op is not None else None
     array, count = _look(call)
     if algorithm is not None and algorithm.startswith("mpi:") and not deterministic:
         return _by_library(call, algorithm.removeprefix("mpi:"))
     if deterministic and not call.moves:
         return _deterministic(call, algorithm, fold, array, count)
-    name, wire = _wire(algorithm or _STANDS_FOR[verb], array, fold)
+    name, wire = _wire(_STANDS_FOR[verb] if algorithm is None else algorithm, array, fold)
     if call.moves and name.partition(":")[0] not in algorithms(verb):
         name = _STANDS_FOR[verb]
     name = cut(verb, name, count * array.itemsize)

@@ -301,6 +301,16 @@ def test_an_unknown_algorithm_is_refused_before_anybody_waits(comm: Any) -> None
     comm.barrier()
     with pytest.raises(hpcomm.UsageError, match="no algorithm 'barrier' for all_reduce"):
         comm.all_reduce(np.ones(3), algorithm="barrier")
+    for name, said in (
+        (7, "algorithm=7 is no name"),
+        ("", "no algorithm ''"),
+        ("tree:chunks=x", "chunks is 'x'"),
+    ):
+        with pytest.raises(hpcomm.UsageError, match=said):
+            comm.all_reduce(np.ones(3), algorithm=name)
+    with pytest.raises(hpcomm.UsageError, match="no algorithm 'rung' for barrier") as caught:
+        comm.barrier(algorithm="rung")
+    assert "test_schedules.py" in str(caught.value.where)
     assert comm.all_reduce(1) == comm.size
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpcomm.__main__ import main
 from hpcomm.transport.tuned import Choices
 from hpcomm.tune import confirmed, fastest
 
@@ -120,7 +121,12 @@ def test_tune_measures_and_keeps_a_table(tmp_path: Any) -> None:
     pytest.importorskip("matplotlib")
     path, chart = tmp_path / "tuned.json", tmp_path / "tuned.svg"
     words = [sys.executable, "-m", "hpcomm", "tune", "--ranks", "2", "--bytes", "8,64k", "--rounds", "3"]
-    words += ["--verb", "all_reduce,all_gather", "-o", str(path), "--plot", str(chart)]
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from hpcomm.schedule.registry import build, register\n"
+        "register('own_of_file', 'all_reduce')(lambda p: build('all_reduce', 'tree', p))\n"
+    )
+    words += ["--verb", "all_reduce,all_gather", "-o", str(path), "--plot", str(chart), "--load", str(own)]
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ)
     )
@@ -130,13 +136,25 @@ def test_tune_measures_and_keeps_a_table(tmp_path: Any) -> None:
     assert [n for n, _ in kept["ranks"]["2"]["all_reduce"]] == [8, 65536]
     names = {r["algorithm"] for r in kept["records"] if r["verb"] == "all_reduce"}
     assert "" in names
-    assert "ring" in names
+    assert {"ring", "own_of_file"} <= names
     assert any(name.startswith("mpi:") for name in names)
     assert sum(r["chosen"] for r in kept["records"]) == 4
     for r in kept["records"]:
         assert r["seconds"] > 0
         assert ("modelled" in r) == (r["algorithm"] != "" and not r["algorithm"].startswith("mpi:"))
-    assert "modelled" in chart.read_text() or chart.stat().st_size > 1000
+    dots = sum("modelled" in r for r in kept["records"])
+    assert chart.read_text().count("<use ") >= dots > 20
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("--ranks 0", "0 ranks"), ("--rounds 0", "0 rounds"), ("--verb rong", "'rong' cannot be tuned"),
+    ("--plot x.txt", "x.txt is no picture"), ("--load nowhere.py", "there is no file nowhere.py"),
+])  # fmt: skip
+def test_bad_input_is_refused_before_anything_is_measured(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *words.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_default_stays_unless_another_is_5_per_cent_faster() -> None:

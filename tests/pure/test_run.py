@@ -96,13 +96,13 @@ def test_a_step_that_leaves_processes_behind_has_failed(runner):
 
 
 STEPS_OF_AN_ENVIRONMENT = [
-    *("1 rank", "2 ranks", "3 ranks", "4 ranks"),
+    *("1 rank", "2 ranks", "3 ranks", "4 ranks", "5 ranks"),
     *("torch, 2 ranks", "torch, 3 ranks", "torch, 4 ranks"),
     *("jobs", "mpmd"),
 ]
 
 
-def test_every_environment_is_tested_on_1_to_4_ranks(runner):
+def test_every_environment_is_tested_on_1_to_5_ranks(runner):
     steps = list(runner.steps({"a": "python-a", "b": "python-b"}))
     assert [step.name for step in steps] == [
         "pure",

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import re
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm.schedule import registry
+from hpcomm.schedule import butterfly, circle, hierarchy, registry, tree
 from hpcomm.schedule.combine import reverse, sequence, turn
 from hpcomm.schedule.exact import exact_sum
 from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.layout import edges
 from hpcomm.schedule.program import program
 from hpcomm.schedule.prove import ScheduleError, keeps_order, prove
-from hpcomm.schedule.registry import ROOTED, algorithms, build, cut, parameters, register, verbs
+from hpcomm.schedule.registry import ROOTED, algorithms, build, cut, named, parameters, register, verbs
 from hpcomm.schedule.stream import AFTER, COPY, Schedule, Stream
 from hpcomm.schedule.tree import binary_tree, two_trees
 
@@ -132,6 +136,20 @@ def test_an_algorithm_says_what_it_does_and_what_it_costs(verb: str, name: str) 
     text = registry._MADE[verb][name].__doc__ or ""
     assert text.strip().startswith(f"{verb}: ")
     assert "Cost: " in text
+    assert re.search(r"(19|20)\d\d|folklore", text), "no source"
+    assert re.search(r"^ {8,}.*(->|<-|---| \| )", text, re.M) or "double_tree" in name, "no drawing"
+
+
+@pytest.mark.parametrize(
+    "part", [circle, tree, butterfly, hierarchy, registry], ids=lambda part: part.__name__
+)
+def test_an_algorithm_is_no_longer_than_13_lines(part: Any) -> None:
+    for function in ast.parse(Path(part.__file__).read_text()).body:
+        if not isinstance(function, ast.FunctionDef) or not isinstance(function.returns, ast.Name):
+            continue
+        if function.returns.id == "Schedule" and function.name != "build":
+            lines = [s for s in function.body if not isinstance(getattr(s, "value", 0), ast.Constant)]
+            assert (lines[-1].end_lineno or 0) - lines[0].lineno < 13, function.name
 
 
 def test_a_ring_over_100_000_ranks_is_two_streams() -> None:
@@ -396,6 +414,41 @@ def test_an_unknown_algorithm_or_parameter_is_refused_with_what_there_is() -> No
         build("all_reduce", "ring:size=3", 4)
     with pytest.raises(hpcomm.UsageError, match=r"7 ranks do not divide into nodes of 2\n  try:   node=1"):
         build("all_reduce", "hierarchical:node=2", 7)
+    with pytest.raises(
+        hpcomm.UsageError, match=r"no algorithms for 'all_redoce'\n  try:   one of all_gather"
+    ):
+        named("all_redoce", "all")
+    for value in ("x", "0", "-3", "1.5", ""):
+        with pytest.raises(
+            hpcomm.UsageError, match=rf"chunks is '{value}'\n  try:   a whole number, 1 or more"
+        ):
+            build("all_reduce", f"double_tree:chunks={value}", 4)
+    with pytest.raises(hpcomm.UsageError, match=r"no such parameter: root=1\n  try:   ordered_tree alone"):
+        build("reduce", "ordered_tree:root=1", 4)
+    for p, root in ((0, 0), (-1, 0), (4, 4), (4, -1)):
+        with pytest.raises(hpcomm.UsageError, match=f"{p} ranks have no rank {root}"):
+            build("broadcast", "tree", p, root)
+
+
+def test_a_function_that_returns_no_schedule_for_these_ranks_is_refused() -> None:
+    made: list[Any] = [None, build("all_reduce", "ring", 5)]
+    register("none_of_test", "all_reduce")(lambda p: made[p - 2])
+    try:
+        for p in (0, 1):
+            with pytest.raises(hpcomm.UsageError, match=f"returned no schedule for {p + 2} ranks"):
+                build("all_reduce", "none_of_test", p + 2)
+    finally:
+        del registry._MADE["all_reduce"]["none_of_test"]
+
+
+def test_names_on_a_command_line_may_have_parameters() -> None:
+    assert named("barrier", "all") == algorithms("barrier")
+    assert named("all_reduce", "ring,hierarchical:node=4,inner=pat,tree:chunks=2") == [
+        "ring", "hierarchical:node=4,inner=pat", "tree:chunks=2"]  # fmt: skip
+    assert named("all_reduce", "ring;hierarchical:node=4,inner=pat") == [
+        "ring",
+        "hierarchical:node=4,inner=pat",
+    ]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -418,8 +471,6 @@ def test_the_exact_sum_is_that_of_fsum_whatever_the_order(dtype: type) -> None:
 
 
 def test_the_page_of_algorithms_has_every_one_with_its_rounds_and_volume() -> None:
-    from pathlib import Path
-
     page = (Path(__file__).parents[2] / "docs/algorithms.md").read_text()
     for verb, name in EVERY:
         few, many = (prove(build(verb, name, p)) for p in (7, 64))

@@ -228,6 +228,17 @@ def test_a_machine_file_with_a_word_too_many_is_refused(tmp_path: Any) -> None:
         machine(str(tmp_path / "m.json"))
 
 
+@pytest.mark.parametrize(("text", "said"), [
+    ("[1]", "is no machine"), ('{"node"', "is no machine"), ('{"node": "4"}', "machine 'm': node is '4'"),
+    ('{"node": 0}', "node is 0"), ('{"overhead": -1e-6}', "overhead is -1e-06"),
+    ('{"latency": [1e-6]}', r"latency is \(1e-06,\)"), ('{"pod": 1.5}', "pod is 1.5"),
+])  # fmt: skip
+def test_a_machine_file_with_a_wrong_value_is_refused(tmp_path: Any, text: str, said: str) -> None:
+    (tmp_path / "m.json").write_text(text)
+    with pytest.raises(hpcomm.ConfigError, match=said):
+        machine(str(tmp_path / "m.json"))
+
+
 POINTS = [
     {"bytes": n, "seconds": t, "fold": 1e-10, "copy": 2e-10, "one_round": 4e-6, "two_rounds": 5.5e-6}
     for n, t in ((8, 1e-6), (1024, 2e-6), (4096, 9e-6), (8192, 11e-6))
@@ -264,18 +275,8 @@ def test_a_fit_says_how_far_off_it_is_apart_where_ranks_share_cores(
 
 
 def test_sim_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "sim",
-        "all_reduce",
-        "--algorithm",
-        "ring,tree,double_tree",
-        "--ranks",
-        "24576",
-        "--bytes",
-        "8",
-        "--machine",
-        "summit",
-    ]
+    asked = "sim all_reduce --algorithm ring,tree,double_tree --ranks 24576 --bytes 8 --machine summit"
+    words = asked.split()
     begin = time.perf_counter()
     assert main(words) == 0
     assert time.perf_counter() - begin < 60
@@ -288,5 +289,13 @@ def test_sim_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None
     assert all({"algorithm", "ranks", "bytes", "seconds"} <= set(r) for r in records)
     assert records[0]["seconds"] / records[2]["seconds"] == pytest.approx(180, rel=0.03)
     assert sim.numbers("8,64k,1M") == [8, 65536, 1 << 20]
-    assert main(["sim", "--ranks", "many"]) == 2
-    assert "'many' is no number" in capsys.readouterr().err
+    for wrong, said in (
+        ("--ranks many", "'many' is no number"),
+        ("--ranks 0", "0 ranks have no rank 0"),
+        ("--bytes -1", "'-1' is no number"),
+        ("all_redoce", "no algorithms for 'all_redoce'"),
+        ("--algorithm rong", "no algorithm 'rong' for all_reduce"),
+        ("--fit nowhere/here.json", "there is no folder nowhere"),
+    ):
+        assert main(["sim", *wrong.split()]) == 2
+        assert said in capsys.readouterr().err
