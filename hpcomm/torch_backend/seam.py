@@ -22,12 +22,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import ConfigError
+from .errors import moved
 
-__all__ = ["install", "is_unknown", "moved", "names_mpi"]
+__all__ = ["install", "names_mpi"]
 
 _NEEDED = ("_new_process_group_helper", "_new_group_with_tag", "rendezvous", "_world", "Backend")
-_NEWEST = (2, 15)  # torch on which the tests have run; the oldest is 2.6
 _MARK = "_hpcomm"  # on what this module has put into torch
 
 
@@ -101,29 +100,6 @@ def _refuse(c10d: Any, missing: list[str]) -> None:
 
     c10d._MPI_AVAILABLE = True
     c10d.ProcessGroupMPI = Refusal
-
-
-def is_unknown() -> bool:
-    """Whether this torch is newer than those that the tests have run on."""
-    return _version() > _NEWEST
-
-
-def moved(what: str) -> ConfigError:
-    """The error where this torch is not as expected."""
-    import torch
-
-    major, minor = _NEWEST
-    return ConfigError(
-        f"torch {torch.__version__} {what}: its seam for backend 'mpi' has moved",
-        "init_process_group",
-        f"pip install -U hpcomm, or torch>=2.6,<{major}.{minor + 1}",
-    )
-
-
-def _version() -> tuple[int, ...]:
-    import torch
-
-    return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def _helper(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
