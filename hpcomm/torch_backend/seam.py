@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from .errors import moved
@@ -27,6 +28,9 @@ from .errors import moved
 __all__ = ["install", "names_mpi"]
 
 _NEEDED = ("_new_process_group_helper", "_new_group_with_tag", "rendezvous", "_world", "Backend")
+# Of groups that only members make, in their names. torch 2.15 counts them with the others, whose names then
+# differ between the ranks: gloo waits for ever under a name that others have not.
+_own_counts = count(1 << 20)
 _MARK = "_hpcomm"  # on what this module has put into torch
 
 
@@ -123,7 +127,12 @@ def _new_group(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     backend = kwargs.get("backend") or c10d._world.pg_map[c10d._get_default_group()][0]
     if not (kwargs.get("use_local_synchronization") and str(backend).lower() == "mpi"):
         return before(**kwargs)
-    made = before(**{**kwargs, "backend": "cpu:mpi,cuda:mpi"})  # the same, in words it does not refuse
+    world, so_far = c10d._world, c10d._world.group_count
+    world.group_count = next(_own_counts)
+    try:
+        made = before(**{**kwargs, "backend": "cpu:mpi,cuda:mpi"})  # the same, in words it does not refuse
+    finally:
+        world.group_count = so_far
     if made is not None and made in c10d._world.pg_map:
         c10d._world.pg_map[made] = (c10d.Backend("mpi"), c10d._world.pg_map[made][1])
     return made
