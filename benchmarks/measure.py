@@ -54,6 +54,15 @@ def _turn(call: Callable[[], Any], n: int) -> float:
     return (time.perf_counter() - start) / n
 
 
+def beyond(times: dict[str, list[float]], base: str) -> dict[str, list[float]]:
+    """What the others take longer than base, round by round."""
+    return {
+        name: [x - y for x, y in zip(each, times[base], strict=True)]
+        for name, each in times.items()
+        if name != base
+    }
+
+
 def median(times: list[float]) -> float:
     """Median in microseconds."""
     return statistics.median(times) * 1e6

@@ -1,6 +1,6 @@
 """How long the simulator takes, and how much memory: every algorithm on every machine that comes along.
 
-    python benchmarks/simulate.py             # 24,576 and 100,000 ranks, 8 bytes and 16 MiB
+    python benchmarks/simulate.py    # 24,576 and 100,000 ranks, and a ring of a million; 8 bytes and 16 MiB
 
 Each prediction runs in a process of its own, so that its memory can be told: the peak of that process, Python
 and numpy included. Writes benchmarks/results/simulate.{json,txt}.
@@ -21,6 +21,7 @@ from hpcomm.simulate import machine, machines, predict
 
 RESULTS = Path(__file__).parent / "results"
 RANKS, SIZES = (24_576, 100_000), (8, 16 << 20)
+MANY = 1_000_003  # for a ring: a number that fills no node
 ASKED = {24_576: (1.0, 300), 100_000: (3.0, 300)}  # seconds, MB
 
 
@@ -53,6 +54,13 @@ def report(rows: list[dict[str, Any]]) -> str:
                 f"{ranks:7d}  {where:10s}{names[0]:36s}{slow['took_s']:6.2f}  {names[1]:36s}"
                 f"{large['peak_mb']:5.0f}{ring:8.2f}"
             )
+    rings = [r for r in rows if r["ranks"] == MANY]
+    times, peak = [r["took_s"] for r in rings], max(r["peak_mb"] for r in rings)
+    lines += [
+        "",
+        f"all_reduce by a ring of {MANY:,} ranks: {min(times):.2f} to {max(times):.2f} s, {peak:.0f} MB",
+    ]
+    rows = [r for r in rows if r["ranks"] in ASKED]
     over = [r for r in rows if r["took_s"] > ASKED[r["ranks"]][0] or r["peak_mb"] > ASKED[r["ranks"]][1]]
     asked = ", ".join(f"{s:g} s and {mb} MB at {p}" for p, (s, mb) in ASKED.items())
     lines += ["", f"beyond {asked}: {len(over) or 'none'}"]
@@ -65,6 +73,7 @@ def main() -> int:
         for ranks in RANKS for where in machines() for nbytes in SIZES
         for verb in verbs() for name in algorithms(verb)
     ]  # fmt: skip
+    cases += [("all_reduce", "ring", where, MANY, nbytes) for where in machines() for nbytes in SIZES]
     context = multiprocessing.get_context("fork")
     with context.Pool(1, maxtasksperchild=1) as pool:
         rows = pool.map(one, cases, chunksize=1)

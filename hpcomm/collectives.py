@@ -4,7 +4,7 @@ Throughout, p is the number of ranks (on an inter-communicator: of the other gro
 arrays as in `as_buffer`, and x is left alone unless it is also out. `async_op=True` returns a Request.
 `algorithm="tuned"` takes what `hpcomm tune` found, "mpi:ring" an algorithm that the MPI library calls so;
 `algorithm="ring"` takes one of hpcomm's own schedules instead of the MPI library's choice; which there are
-for a verb, and what they cost, is in docs/algorithms.md.
+for a verb, and what they cost, is in docs/algorithms.md. Arrays on devices then go through the hosts' memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .errors import HpcommError
 from .signature import BACKGROUND, head, marked
 
 if TYPE_CHECKING:
-    from . import compose
+    from . import compose, hostcopy
     from .communicator import Communicator
     from .transport import mpi as transport
     from .transport import scheduled
@@ -25,6 +25,7 @@ else:
     from .lazy import LazyModule
 
     compose = LazyModule("hpcomm.compose")
+    hostcopy = LazyModule("hpcomm.hostcopy")
     transport = LazyModule("hpcomm.transport.mpi")
     scheduled = LazyModule("hpcomm.transport.scheduled")
 
@@ -396,6 +397,8 @@ def careful(
     try:
         comm._check_open(verb)
         own = algorithm is not None or deterministic
+        if own and comm._onboard is not None:  # by messages of the hosts, which all ranks know
+            x, out = _beside(x, out)
         call = compose.compose(comm, verb, x, out, op, root, blocking=not (async_op or own), hosts=own)
         if algorithm == "tuned" and not deterministic:
             code = marked(call.code, algorithm)
@@ -410,6 +413,14 @@ def careful(
     except HpcommError as error:
         raise error.located(verb, comm) from None
     return carry_out(call, async_op)
+
+
+def _beside(x: Any, out: Any) -> tuple[Any, Any]:
+    """x and out, or memory of the host in their place."""
+    there = None if x is None else hostcopy.beside(compose.look(x, "x"), True)
+    if out is None or out is x:
+        return there, there if out is x else None
+    return there, hostcopy.beside(compose.look(out, "out"), False)
 
 
 def carry_out(call: Call, async_op: bool) -> Any:

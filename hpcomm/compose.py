@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .communicator import Communicator
     from .reduction import Reduction
 
-__all__ = ["compose"]
+__all__ = ["compose", "look"]
 
 _ROOT_SENDS = ("broadcast", "scatter")
 _ROOT_RECEIVES = ("reduce", "gather")
@@ -46,10 +46,10 @@ def compose(
     hosts: all ranks know that only arrays in host memory can take part, as where an algorithm is named.
     """
     sends, receives = _roles(comm, verb, root)
-    send = _look(x, "x") if x is not None and x is not out else None
-    recv = _look(out, "out") if out is not None and receives else None
+    send = look(x, "x") if x is not None and x is not out else None
+    recv = look(out, "out") if out is not None and receives else None
     if x is not None and x is out:
-        send = recv or _look(x, "x")
+        send = recv or look(x, "x")
     template = send or recv
     if template is None or (sends and send is None):
         raise UsageError(f"{verb} needs x here", hint=_needs_x(verb, sends))
@@ -122,7 +122,8 @@ def _inter_roles(comm: Communicator, verb: str, root: int) -> tuple[bool, bool]:
     return (False, True) if verb in _ROOT_SENDS else (True, False)
 
 
-def _look(x: Any, name: str) -> Buffer:
+def look(x: Any, name: str) -> Buffer:
+    """as_buffer(x), whose errors call it by name."""
     try:
         return buffer.as_buffer(x)
     except HpcommError as error:

@@ -21,8 +21,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .errors import DtypeError, LayoutError, UsageError, where
-from .exchange import Exchange, set_zero
+from .exchange import Exchange
 from .halo import Halo, reverse
+from .places import set_zero
 
 if TYPE_CHECKING:
     from .communicator import Communicator

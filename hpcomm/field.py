@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import DtypeError, HpcommError, LayoutError, UsageError, where
-from .exchange import Rows, memory, set_zero
 from .halo import Faces, Halo
 from .mesh import Mesh
 from .partition import Box, Partition, Points, Split
+from .places import Rows, memory, set_zero
 from .redistribution import Redistribution
 from .route import Region, Width, halo_width
 from .route import halo as halo_route

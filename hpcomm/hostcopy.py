@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import buffer
 from .transport.staging import After, DeviceSink, DeviceSource
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .buffer import Buffer, DeviceBuffer
+    from .buffer import Buffer, DeviceBuffer, Shape
 
-__all__ = ["Landing", "from_host", "to_host"]
+__all__ = ["Landing", "beside", "from_host", "to_host"]
 
 PIECE = 4 << 20  # bytes of pinned memory that a piece takes
 
@@ -39,6 +40,30 @@ def to_host(look: DeviceBuffer) -> NDArray[Any]:
         flat[low:high] = part
     source.end()
     return copy
+
+
+def beside(look: Buffer, filled: bool) -> Buffer:
+    """Memory of the host in place of an array on a device; give() fills the array from it.
+
+    filled: with what the array holds now. A function as operator is given arrays of numpy.
+    """
+    if not isinstance(look, buffer.DeviceBuffer):
+        return look
+
+    def make(shape: Shape) -> Buffer:
+        return beside(look.make(shape), False)
+
+    def give() -> Any:
+        from_host(array, look)
+        return look.give()
+
+    array = to_host(look) if filled else np.empty(look.shape, look.dtype.storage)
+    return _Beside(array, look.dtype, make, give, look.frozen)
+
+
+class _Beside(buffer.Buffer):
+    def wrap(self, array: NDArray[Any]) -> Any:
+        return buffer.empty(self.shape, self.dtype).wrap(array)
 
 
 class Landing:

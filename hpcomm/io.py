@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import files
 from .errors import HpcommError
-from .exchange import strided
 from .field import Field
 from .mesh import Mesh
 from .partition import Partition, Points
+from .views import strided
 
 if TYPE_CHECKING:
     import numpy as np

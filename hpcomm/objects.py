@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 _OUT_OF_BAND = 2048  # bytes from which an array is not copied into the pickle
+_REUSED = 64 << 10  # bytes of a pickle up to which it is copied out of its file
 
 
 def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
@@ -223,30 +224,64 @@ def encode(obj: Any) -> Parcel:
     Raises:
         UsageError: obj cannot be pickled.
     """
-    blocks: list[Any] = []
-
-    def keep_out(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _OUT_OF_BAND:
-            return True  # in the pickle
-        blocks.append(raw)
-        return False
-
-    file = BytesIO()
-    pickler = pickle.Pickler(file, 5, buffer_callback=keep_out)
-    table = pickler.dispatch_table = copyreg.dispatch_table.copy()
-    if (numpy := sys.modules.get("numpy")) is not None:
-        table[numpy.ndarray] = _take_array_apart
-    if (torch := sys.modules.get("torch")) is not None:
-        table[torch.Tensor] = _take_tensor_apart
     try:
-        pickler.dump(obj)
+        mine = _spare.pop()
+    except IndexError:
+        mine = _Wrapping()
+    try:
+        made = mine.wrap(obj)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UsageError(
             f"a {type(obj).__name__} cannot be pickled: {error}",
             hint="send data instead of functions, files or locks; name functions at the top of a module",
         ) from error
-    return Parcel(file.getbuffer(), blocks)
+    _spare.append(mine)
+    return made
+
+
+class _Wrapping:
+    """A pickler for many objects, one after the other: making one costs more than pickling a little thing."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Any] = []
+        self._table: dict[type, Any] = {}
+        self._own: dict[type, Any] = {}
+        self._renew()
+
+    def _renew(self) -> None:
+        self._file = BytesIO()
+        self._pickler = pickle.Pickler(self._file, 5, buffer_callback=self._keeps_in)
+        self._pickler.dispatch_table = self._table
+
+    def _keeps_in(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _OUT_OF_BAND:
+            return True
+        self._blocks.append(raw)
+        return False
+
+    def wrap(self, obj: Any) -> Parcel:
+        if len(self._own) < 2:
+            if (numpy := sys.modules.get("numpy")) is not None:
+                self._own[numpy.ndarray] = _take_array_apart
+            if (torch := sys.modules.get("torch")) is not None:
+                self._own[torch.Tensor] = _take_tensor_apart
+        self._table.update(copyreg.dispatch_table)
+        self._table.update(self._own)
+        file = self._file
+        self._pickler.dump(obj)
+        blocks, self._blocks = self._blocks, []
+        if file.tell() > _REUSED:
+            self._renew()
+            return Parcel(file.getbuffer(), blocks)
+        made = Parcel(file.getvalue(), blocks)
+        self._pickler.clear_memo()  # or the next one would point at what this one holds
+        file.seek(0)
+        file.truncate()
+        return made
+
+
+_spare: list[_Wrapping] = []  # more than one where threads, or objects that send while they are pickled
 
 
 def decode(got: Parcel) -> Any:
@@ -256,13 +291,14 @@ def decode(got: Parcel) -> Any:
         PeerFailedError: the sender could not pickle it.
         UsageError: it is an array of send_ragged.
     """
-    if got.description[0] != _PICKLED:
-        text = bytes(got.description)
+    first = got.blocks[0]
+    if first[0] != _PICKLED:
+        text = bytes(first)
         if text.startswith(_FAILED):
             what = text.removeprefix(_FAILED).decode()
             raise PeerFailedError(f"no object came: on its rank {what}", hint="look at that rank's own error")
         raise UsageError("an array of send_ragged arrived where an object was expected", hint="recv_ragged")
-    return pickle.loads(got.description, buffers=got.contents)
+    return pickle.loads(first, buffers=got.contents)
 
 
 def _decode_all(got: list[Parcel], rank: int, own: Any) -> list[Any]:

@@ -439,6 +439,9 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
     return look.give()
 
 
+_ANY_MPI = 32767  # tags up to here are taken by every MPI
+
+
 class Arrival:
     """A message that is still to come, waited for as an MPI request is; then .message holds it."""
 
@@ -477,6 +480,8 @@ def _check_writable(look: Buffer) -> None:
 
 def _peer(comm: Communicator, peer: Any, name: str) -> int:
     size = comm.remote_size if comm.is_inter else comm.size
+    if type(peer) is int and 0 <= peer < size:
+        return peer
     if isinstance(peer, (int, np.integer)) and not isinstance(peer, bool):
         if 0 <= peer < size or peer == MPI.PROC_NULL:
             return int(peer)
@@ -500,6 +505,8 @@ def _source(comm: Communicator, source: Any) -> int:
 
 
 def _tag(comm: Communicator, tag: Any, sending: bool = False) -> int:
+    if type(tag) is int and 0 <= tag <= _ANY_MPI:
+        return tag
     if not sending and (tag is None or tag == MPI.ANY_TAG):
         return MPI.ANY_TAG
     if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= transport.largest_tag():

@@ -57,6 +57,8 @@ PIECE = 1 << 30  # bytes of the largest single MPI message
 _ALIGN = 64
 _HEAD = struct.Struct("<qq")  # number of blocks, tag of the parts (-1: everything is here)
 _MARK = struct.Struct("<q")
+_FIRST = struct.Struct("<qqq")  # and the mark of the first block
+_LITTLE = 4096  # bytes that are wiped in no time
 _LETTER = struct.Struct("<qqq40x")  # and the length of the only block, which stands at _ALIGN
 
 ARRAY = b"\x93hpcomm"  # how the description of an array begins; no pickle does: both share one channel
@@ -72,7 +74,16 @@ class Parcel:
     __slots__ = ("blocks",)
 
     def __init__(self, description: bytes | bytearray | memoryview, blocks: Sequence[Any] = ()) -> None:
-        self.blocks: list[Block] = [memoryview(description), *(memoryview(b).cast("B") for b in blocks)]
+        self.blocks: list[Block] = [memoryview(description)]
+        if blocks:
+            self.blocks += [memoryview(b).cast("B") for b in blocks]
+
+    @classmethod
+    def of(cls, blocks: list[Block]) -> Parcel:
+        """From blocks that are flat byte views already, the description first."""
+        made = cls.__new__(cls)
+        made.blocks = blocks
+        return made
 
     @property
     def description(self) -> Any:
@@ -214,9 +225,7 @@ class _Opened:
         return _cut(self._to_come)
 
     def parcel(self) -> Parcel:
-        made = Parcel(b"")
-        made.blocks = self.blocks
-        return made
+        return Parcel.of(self.blocks)
 
 
 def _cut(blocks: Sequence[Any]) -> list[Any]:
@@ -272,9 +281,13 @@ def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, M
     """Receive a parcel, None from hpcomm.PROC_NULL, and who sent it."""
     arrival = Arrival(comm._shadow, source, tag)
     arrival.Wait()
-    opened, source = _take(comm, arrival, source)
-    if opened is None:
+    if source == MPI.PROC_NULL:
         return None, arrival.status
+    card, source = _take(arrival)
+    count, _, nbytes = _FIRST.unpack_from(card, 0)
+    if count == 1 and nbytes >= 0:  # a letter of one block, as most messages are
+        return Parcel.of([memoryview(card)[_ALIGN : _ALIGN + nbytes]]), arrival.status
+    opened = _opened(comm, card, source)
     pieces = opened.pieces()
     if len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
         comm._parts.Recv((pieces[0], MPI.BYTE), source, opened.tag)
@@ -287,21 +300,24 @@ def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
     """The same in the background."""
     arrival = Arrival(comm._shadow, source, tag)
     yield [arrival]
-    opened, source = _take(comm, arrival, source)
-    if opened is None:
+    if source == MPI.PROC_NULL:
         return None, arrival.status
+    card, source = _take(arrival)
+    opened = _opened(comm, card, source)
     yield from _fetch(comm, opened, source)
     return opened.parcel(), arrival.status
 
 
-def _take(comm: Communicator, arrival: Arrival, source: int) -> tuple[_Opened | None, int]:
+def _take(arrival: Arrival) -> tuple[Any, int]:
     """The card that has arrived, and from whom."""
-    if source == MPI.PROC_NULL:
-        return None, source
-    card = np.empty(arrival.status.Get_elements(MPI.BYTE), np.uint8)
+    nbytes = arrival.status.Get_elements(MPI.BYTE)
+    card = bytearray(nbytes) if nbytes < _LITTLE else np.empty(nbytes, np.uint8)
     arrival.message.Recv((card, MPI.BYTE))
-    source = arrival.status.Get_source()
-    return _Opened(card, LETTER, comm._shelves, comm._shelf_of.get(source, -1)), source
+    return card, arrival.status.Get_source()
+
+
+def _opened(comm: Communicator, card: Any, source: int) -> _Opened:
+    return _Opened(card, LETTER, comm._shelves, comm._shelf_of.get(source, -1))
 
 
 def _fetch(comm: Communicator, opened: _Opened, source: int) -> Stages:

@@ -169,12 +169,12 @@ def _parcel(array: Any, library: str, name: str) -> Parcel:
 
 def _from_device(look: DeviceBuffer) -> Parcel:
     """A copy on the host; it arrives on a device where the same library has one, else on the host."""
-    from .transport.staging import on_host
+    from .hostcopy import to_host
 
     library = type(look.give()).__module__.partition(".")[0]
     if type(look.give()).__module__ == "hpcomm.device.model":
         library = "hpcomm.device.model"
-    return _parcel(on_host(look), f"device {library}", look.dtype.name)
+    return _parcel(to_host(look), f"device {library}", look.dtype.name)
 
 
 def _to_device(host: Any, library: str) -> Any:

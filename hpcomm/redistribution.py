@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import route
 from .errors import DtypeError, HpcommError, LayoutError
-from .exchange import Exchange, Rows, channel, meet, memory, set_zero
+from .exchange import Exchange, channel
 from .partition import Box, Partition, Points
+from .places import Rows, meet, memory, set_zero
 
 if TYPE_CHECKING:
     import numpy as np

@@ -386,24 +386,52 @@ class _Clock:
         (s, *others) = streams
         if others or s.march or s.hop or s.every > 1 or s.active < 3:
             return False
-        step = self._map([(s, 0)])
-        if not np.array_equal(np.sort(step.source), step.receivers):
-            return False
-        circles = _circles_of(step.source, step.dest, self.size)
-        if circles is None or circles.shape[1] < 2:
-            return False
-        own = step.own[circles]
+        way = _shift(s, self.size)
+        if way is not None and gcd(way[0], self.size) == 1:
+            own, hop = self._uniform(s, way[0])
+            circles: Array | None = (np.arange(self.size) * way[0] % self.size)[None, :]
+        else:
+            step = self._map([(s, 0)])
+            gives = np.zeros(self.size, bool)
+            gives[step.source] = True
+            if not step.source.size == step.receivers.size == gives[step.receivers].sum():
+                return False
+            own, hop = step.own, np.zeros(self.size)
+            hop[step.dest] = step.hop
+            circles = _circles_of(step.source, step.dest, self.size)
         values = np.unique(own)
-        if values.size > 8:
+        if values.size > 8 or circles is None or circles.shape[1] < 2:
             return False
-        hop = np.zeros(self.size)
-        hop[step.dest] = step.hop
-        time, left, most = self.time[circles], s.active, circles.shape[1] - 1
+        time, own, hop = self.time[circles], own[circles], hop[circles]
+        left, most = s.active, circles.shape[1] - 1
         while left:
-            time = _power(time, hop[circles], own, values, min(left, most))
+            time = _power(time, hop, own, values, min(left, most))
             left -= min(left, most)
         self.time[circles] = time
         return True
+
+    def _uniform(self, s: Stream, d: int) -> tuple[Array, Array]:
+        """(own, hop into it) of every rank where all give equally much to the one d further on.
+
+        If that is near, all groups (see Machine.group) are alike but the first and the last two.
+        """
+        p, group = self.size, self.on.group
+        back = d > p // 2
+        few = 3 * group + p % group
+        if few >= p or (p - d if back else d) > group:
+            few = p
+        r = np.arange(few)
+        nbytes = np.full(few, float(s.width * s.times * self.chunk))
+        rows = _Rows(np.roll(r, d + few - p if back else d), r, nbytes, nbytes * (s.fold != COPY), r)
+        step = _Map(rows, self.on, self.on.links(few), few)
+        many = (p - few) // group + 1
+        own, hop = (
+            np.concatenate([x[:group], np.tile(x[group : 2 * group], many), x[2 * group :]])
+            if many > 1
+            else x
+            for x in (step.own, step.hop)
+        )
+        return own, hop
 
     def _shifts(self, streams: list[Stream]) -> bool:
         """All give to the one d further on, and d moves by one each time.
@@ -538,12 +566,13 @@ def loads(schedule: Schedule, on: Machine, nbytes: float) -> dict[str, tuple[flo
     for s in schedule.streams:
         size = np.multiply(s.width, s.times) * (nbytes / schedule.chunks)
         if (way := _shift(s, p)) is not None:
-            d = (way[0] + np.arange(s.active) * way[1]) % p
+            d = (way[0] + np.arange(s.active if way[1] else 1) * way[1]) % p
+            each = 1 if way[1] else s.active
             far = (d >= on.group) & (d <= p - on.group)
             for name, uses, _ in kinds:
-                times = np.full(p, far.sum())
+                times = np.full(p, far.sum() * each)
                 for i in d[~far].tolist():
-                    times += uses != np.roll(uses, -i)
+                    times += each * (uses != np.roll(uses, -i))
                 totals[name] += np.bincount(uses, size * times)
             continue
         moving = bool(s.march or s.hop)
@@ -562,13 +591,13 @@ def loads(schedule: Schedule, on: Machine, nbytes: float) -> dict[str, tuple[flo
 
 def _shift(s: Stream, p: int) -> tuple[int, int] | None:
     """(d, e) if everybody gives equally much to the one d further on, and d moves by e each time."""
-    if s.rows != p or not (s.march or s.hop) or np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold):
+    if s.rows != p or np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold):
         return None
-    source, dest = s.ends(0, p)
-    d = (dest - source) % p
-    if np.ptp(d) or np.bincount(source, minlength=p).max() > 1:
-        return None
-    return int(d[0]), s.hop - s.march
+    source = np.asarray(s.source)
+    d = (s.dest - source) % p
+    gives = np.zeros(p, bool)
+    gives[source % p] = True
+    return (int(d[0]), s.hop - s.march) if gives.all() and not np.ptp(d) else None
 
 
 def _is_single(s: Stream) -> bool:
@@ -582,9 +611,6 @@ def _kind(s: Stream) -> tuple[Any, ...]:
 
 def _circles_of(source: Array, dest: Array, size: int) -> Array | None:
     """Ranks in the order in which each gives to the next, a row for each circle; None: of unlike sizes."""
-    d = int(dest[0] - source[0])
-    if source.size == size and gcd(d, size) == 1 and not ((dest - source - d) % size).any():
-        return np.asarray(np.arange(size) * d % size)[None, :]
     following = np.full(size, -1)
     following[source] = dest
     after, found = following.tolist(), []
@@ -600,12 +626,20 @@ def _circles_of(source: Array, dest: Array, size: int) -> Array | None:
 
 def _power(time: Array, hop: Array, own: Array, values: Array, n: int) -> Array:
     """The clocks of circles (rows) after n times, fewer than they are long; values: those of own."""
+    along = np.cumsum(hop, 1)
+    behind = np.roll(along, n, 1)
+    behind[:, :n] -= along[:, -1:]
+    new: Array = np.roll(time, n, 1) + (along - behind)
+    # That is n hops. Staying somewhere for `value` is worth it only if that rank begins so much later than
+    # the one before.
+    most = (hop + np.roll(time, 1, 1) - time).min()
+    if not (values > most).any():
+        return new
     q = time.shape[1]
     place = np.arange(2 * q)
-    twice, along, owns = (np.concatenate([x, x], 1) for x in (time, hop, own))
-    along = np.cumsum(along, 1)
-    new = np.full_like(time, -np.inf)
-    for value in values:
+    twice, owns = (np.concatenate([x, x], 1) for x in (time, own))
+    along = np.concatenate([along, along + along[:, -1:]], 1)
+    for value in values[values > most]:
         last = np.maximum.accumulate(np.where(owns >= value, place, -1), 1)[:, q:]  # one with so much
         first = place[q:] - n
         best = _largest_between(twice - along + place * value, first, last)
@@ -618,15 +652,22 @@ def _largest_between(x: Array, first: Array, last: Array) -> Array:
     length = np.maximum(last - first + 1, 1)
     power = np.frexp(length)[1] - 1  # 2**power fits in once, and twice covers it
     best = np.empty(last.shape)
-    rows = np.arange(x.shape[0])[:, None]
-    for i in range(int(power.max()) + 1):
-        here = power == i
-        if here.any():
-            ends = np.maximum(last - (1 << i) + 1, 0)
-            both = np.maximum(x[rows, np.minimum(first, x.shape[1] - 1)], x[rows, ends])
-            best = np.where(here, both, best)
-        x = np.concatenate([np.maximum(x[:, : -(1 << i)], x[:, 1 << i :]), x[:, x.shape[1] - (1 << i) :]], 1)
+    rows, first = np.arange(x.shape[0])[:, None], np.minimum(first, x.shape[1] - 1)
+    for i in np.flatnonzero(np.bincount(power.ravel())).tolist():
+        window, here = _largest_of(x, 1 << i), power == i
+        both = np.maximum(window[rows, first], window[rows, np.maximum(last - (1 << i) + 1, 0)])
+        best = np.where(here, both, best)
     return best
+
+
+def _largest_of(x: Array, n: int) -> Array:
+    """The largest of x[:, i .. i + n - 1], where there are so many (van Herk 1992: 3 comparisons each)."""
+    q = x.shape[1]
+    blocks = np.full((x.shape[0], -(-q // n) + 1, n), -np.inf)
+    blocks.reshape(x.shape[0], -1)[:, :q] = x
+    until = np.maximum.accumulate(blocks, 2).reshape(x.shape[0], -1)
+    since = np.maximum.accumulate(blocks[:, :, ::-1], 2)[:, :, ::-1].reshape(x.shape[0], -1)
+    return np.maximum(since[:, :q], until[:, n - 1 : n - 1 + q])
 
 
 def _largest_ahead(x: Array, low: int, many: int) -> Array:

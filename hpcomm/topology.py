@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from .call import Call
 from .communicator import Communicator
 from .errors import HpcommError, LayoutError, RankError, UsageError
-from .exchange import channel, meet
+from .exchange import channel
+from .places import meet
 from .request import Request, Stages
 from .signature import BACKGROUND, head
 

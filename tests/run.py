@@ -25,9 +25,14 @@ from typing import IO, NamedTuple, NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / ".test-logs"
 BUDGET_S = 45 * 60.0  # for all steps together
-PURE_S, MPI_S, TORCH_S, JOBS_S = 300.0, 240.0, 150.0, 480.0  # for one step
+# For one step: several times what it takes on a quiet machine. A test that hangs ends much earlier.
+PURE_S, MPI_S, TORCH_S, JOBS_S = 300.0, 480.0, 240.0, 600.0
 GRACE_S = 10.0  # to end when told so
 SHOWN = 12_000  # characters of a failing log, its end
+QUIET = re.compile(r"^tests/\S+::.* (?:PASSED|SKIPPED|XFAIL).*\n", re.MULTILINE)  # lines of no interest
+BEGUN = re.compile(
+    r"^(tests/[\w/]+\.py::\w+(?:\[[^\]\n]*\])?)(?! (?:PASSED|FAILED|ERROR|SKIPPED|XFAIL))", re.M
+)
 RANKS = (1, 2, 3, 4)
 TORCH_RANKS = (2, 3, 4)
 
@@ -63,8 +68,9 @@ def steps(environments: dict[str, str]) -> Iterator[Step]:
         for ranks in TORCH_RANKS:
             yield on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")
         jobs = ["tests/mpi_jobs", "tests/torch_jobs"]
-        yield Step(f"{name}, jobs", [python, "-m", "pytest", "-q", *chosen, *jobs], JOBS_S)
-        yield Step(f"{name}, mpmd", [python, "-m", "pytest", "-q", *chosen, "tests/mpmd"], JOBS_S)
+        pytest = [python, "-m", "pytest", "-v", "--no-header", *chosen]
+        yield Step(f"{name}, jobs", [*pytest, *jobs], JOBS_S)
+        yield Step(f"{name}, mpmd", [*pytest, "tests/mpmd"], JOBS_S)
 
 
 def on_ranks(step: Step, python: str, folder: str) -> Step:
@@ -80,6 +86,7 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     shutil.rmtree(LOGS, ignore_errors=True)
     total: Counter[str] = Counter()
+    failures: list[str] = []
     start = time.monotonic()
     for step in steps(dict(word.split("=", 1) for word in words)):
         print(f"{step.name:26s}", end="", flush=True)
@@ -89,7 +96,8 @@ def main(words: list[str]) -> int:
         print(f"{told(outcome):44s}{time.monotonic() - begin:6.1f} s", flush=True)
         if outcome["failed"]:
             show(step)
-    print(told(total))
+            failures += [f"{step.name}: {what}" for what in failed(step)]
+    print(*failures, told(total), sep="\n")
     return 1 if total["failed"] else 0
 
 
@@ -172,11 +180,19 @@ def counts(text: str) -> Counter[str]:
     )
 
 
+def failed(step: Step) -> list[str]:
+    """The tests that failed, or in which its ranks were when it was ended."""
+    texts = [log.read_text(errors="replace") for log in [step.logs / "log", *step.logs.glob("rank-*")]]
+    found = {what for text in texts for what in re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)}
+    ended = {f"ended in {begun[-1]}" for text in texts if (begun := BEGUN.findall(text))}
+    return sorted(found or ended) or ["no single test"]
+
+
 def show(step: Step) -> None:
     """Print what a failing step said, and of its ranks those that failed, each kind of failure once."""
     shown: set[tuple[str, ...]] = set()
     for log in [step.logs / "log", *sorted(step.logs.glob("rank-*"))]:
-        text = log.read_text(errors="replace")
+        text = QUIET.sub("", log.read_text(errors="replace"))
         outcome = counts(text)
         if not text.strip() or (log.name != "log" and outcome["passed"] and not outcome["failed"]):
             continue
@@ -197,7 +213,7 @@ def as_rank(logs: Path, folder: str) -> NoReturn:
     os.dup2(log, 2)
     # pytest keeps the folders of its last three runs: ranks that shared a root would remove each other's.
     own = ["--basetemp", str(logs / f"tmp-{rank}")]
-    options = ["-q", "-p", "no:cacheprovider", *own, "--with-mpi", folder]
+    options = ["-v", "--no-header", "--color=no", "-p", "no:cacheprovider", *own, "--with-mpi", folder]
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *options])
 
 

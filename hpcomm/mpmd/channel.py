@@ -199,6 +199,5 @@ def _count(rows: Selection) -> int:
 
 
 def memory_of(field: Field) -> NDArray[Any]:
-    """A field's values as a numpy array in host memory (a view, if they are there)."""
-    values = field.values
-    return host(values.cpu() if hasattr(values, "is_cuda") and values.is_cuda else values)
+    """A field's values as a numpy array in host memory (a view, if they lie there)."""
+    return host(field.values)

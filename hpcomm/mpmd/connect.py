@@ -38,6 +38,7 @@ def described(gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]]
 def _card(field: Field) -> dict[str, Any]:
     return {
         "dtype": field.dtype.str,
+        "kind": field.kind.name,
         "shape": field.shape,
         "grid": None if field.grid is None else field.grid.kind,
     }
@@ -82,6 +83,7 @@ def agreed(
                 "connect",
                 "values of shape (points, ...), the same behind the points on both sides",
             )
+        _check_kinds(each, given, taken)
         if each.mapping != "none" and None in (given["grid"], taken["grid"]):
             who = each.source if given["grid"] is None else each.target
             raise ConfigError(
@@ -90,6 +92,27 @@ def agreed(
                 "me.gives(name, values, points, grid=hpcomm.regrid.LatLon(...))",
             )
     return sorted(found, key=lambda each: (each.name, each.source))
+
+
+def _check_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> None:
+    """That what arrives means what was sent: halves travel as bits, and numpy cuts floats to integers."""
+    kinds = {given["kind"], taken["kind"]}
+    as_bits = any(kind in ("float16", "bfloat16") or kind.startswith("float8") for kind in kinds)
+    computes = each.mapping != "none" or each.time != "instant" or each.source_unit != each.target_unit
+    if as_bits and (computes or len(kinds) > 1):
+        why, hint = "such fields can only be moved as they are", "float32 on both sides"
+    elif each.time == "mean" and np.dtype(given["dtype"]).kind in "biu":
+        why, hint = "a mean of integers would be cut", "a floating dtype on both sides"
+    elif not np.can_cast(given["dtype"], taken["dtype"], "same_kind"):
+        why, hint = "values would be lost on the way", "the same dtype on both sides"
+    else:
+        return
+    raise ConfigError(
+        f"field {each.name!r} is {given['kind']} at {each.source!r} and {taken['kind']} at {each.target!r}:"
+        f" {why}",
+        "connect",
+        hint,
+    )
 
 
 def connect(
@@ -106,7 +129,7 @@ def connect(
     Raises:
         ConfigError: points that are taken and given by nobody, or given twice.
     """
-    wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first)
+    wire = link.wire = Wire(link.inter, link.peer, is_first=link.is_first)
     for number, each in enumerate(fields):
         is_giver = each.source == link.name
         field = gives[each.name] if is_giver else takes[each.name][0]
@@ -143,6 +166,8 @@ def connect(
                 recorder=recorder,
                 start_s=start_s,
             )
+            if recorder is not None:
+                recorder.keep_weights(each.name, weights)
         side = link.gives[each.name] if is_giver else link.takes[each.name]
         side.mapping = each.mapping
         side.peer_kind = theirs["takes" if is_giver else "gives"][each.name]["grid"]

@@ -22,11 +22,11 @@ __all__ = ["Giving", "Taking"]
 
 
 class Giving:
-    """One field on its way out."""
+    """One field on its way out. wire: None if nobody is there to take it."""
 
     def __init__(
         self,
-        wire: Wire,
+        wire: Wire | None,
         field: Field,
         rows: list[tuple[int, Selection]],
         schedule: Schedule,
@@ -41,8 +41,10 @@ class Giving:
         self._timed = schedule.every_s is not None
         self._sent = Field.__new__(Field)
         self._sent.__dict__.update(field.__dict__)
-        part = Part(self._sent, rows, field.dtype)
-        self._channel = Channel(wire, [part], tag, sends=True, stamped=self._timed, timeout_s=timeout_s)
+        self._channel: Channel | None = None
+        if wire is not None:
+            part = Part(self._sent, rows, field.dtype)
+            self._channel = Channel(wire, [part], tag, sends=True, stamped=self._timed, timeout_s=timeout_s)
         self._sum: NDArray[Any] | None = None
         self._count = 0
         self.version = -1
@@ -78,7 +80,8 @@ class Giving:
         if self.schedule.time == "mean":
             values = values / self._count
         self._sum, self._count, self.version = None, 0, version
-        self._channel.stamp = (float(version), t)
+        if self._channel is not None:
+            self._channel.stamp = (float(version), t)
         self._send(values)
         return True
 
@@ -90,7 +93,8 @@ class Giving:
 
     def _send(self, values: Any) -> None:
         self._sent.values = values
-        self._channel.start()
+        if self._channel is not None:
+            self._channel.start()
 
 
 class Taking:

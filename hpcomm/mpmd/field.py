@@ -9,6 +9,7 @@ import numpy as np
 
 from ..buffer import as_buffer
 from ..errors import DtypeError, LayoutError
+from ..hostcopy import from_host, to_host
 from . import route
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Field:
         name: the field's.
         values: this rank's values, shape (points, ...), in memory of the program's own; may be set anew.
         points: their global indices, shape (points,).
+        kind: what the elements are.
+        dtype: the numpy dtype that they travel as: of half types their bits.
         grid: the grid that the points are of, for mappings; None: indices mean the same on both sides.
     """
 
@@ -45,7 +48,9 @@ class Field:
                 verb,
                 "one row of values for each point",
             )
-        self.dtype = wire_dtype(values)
+        look = as_buffer(values)
+        self.kind = look.dtype
+        self.dtype = np.dtype(look.dtype.storage) if look.place is not None else look.array.dtype
         self.shape = shape[1:]
 
     def __repr__(self) -> str:
@@ -63,46 +68,47 @@ def _indices(name: str, points: Any, verb: str) -> NDArray[np.int64]:
     return np.ascontiguousarray(found, np.int64)
 
 
-def _is_cuda(values: Any) -> bool:
-    return type(values).__module__.startswith("torch") and bool(values.is_cuda)
-
-
-def wire_dtype(values: Any) -> np.dtype[Any]:
-    """The dtype that values travel as; half types of torch as their bits."""
-    if _is_cuda(values):
-        return np.dtype(as_buffer(values[:0].cpu()).array.dtype)
-    return np.dtype(as_buffer(values).array.dtype)
-
-
 def width_of(field: Field) -> int:
     """Numbers per point."""
     return int(np.prod(field.shape, dtype=np.int64))
 
 
 def host(values: Any) -> NDArray[Any]:
-    """A numpy view of values in host memory."""
-    return values if isinstance(values, np.ndarray) else as_buffer(values).array
+    """values in host memory, half types as their bits: a view, or a copy of what lies on a device."""
+    look = as_buffer(values)
+    return look.array if look.place is None else to_host(look)  # type: ignore[arg-type]  # a DeviceBuffer
 
 
 def gather(values: Any, where: route.Selection, out: NDArray[Any]) -> None:
-    """Put the chosen rows of values, which may live on a GPU, into out, shape (rows, ...)."""
-    if _is_cuda(values):
-        rows = values[where] if isinstance(where, slice) else values[_there(values, where)]
-        out[...] = host(rows.cpu())
-    elif isinstance(where, slice):
-        out[...] = host(values)[where]
+    """Put the chosen rows of values, which may live on a device, into out, shape (rows, ...)."""
+    if isinstance(where, slice):
+        out[...] = host(values[where])
+    elif _is_on_gpu(values):
+        out[...] = host(values[_there(values, where)])
     else:
         np.take(host(values), where, axis=0, out=out, mode="clip")
 
 
 def scatter(values: Any, where: route.Selection, rows: NDArray[Any]) -> None:
-    """Put rows at the chosen places of values, which may live on a GPU."""
-    if _is_cuda(values):
-        torch = sys.modules["torch"]
-        moved = torch.from_numpy(np.ascontiguousarray(rows)).to(values.device).view(values.dtype)
-        values[where if isinstance(where, slice) else _there(values, where)] = moved
-    else:
-        host(values)[where] = rows
+    """Put rows at the chosen places of values, which may live on a device."""
+    look = as_buffer(values)
+    if look.place is None:
+        look.array[where] = rows
+    elif isinstance(where, slice):
+        from_host(rows, as_buffer(values[where]))
+    elif _is_on_gpu(values):
+        there = look.make(rows.shape)
+        from_host(rows, there)
+        values[_there(values, where)] = there.give()
+    else:  # a library whose way to choose rows is not known here
+        whole = host(values)
+        whole[where] = rows
+        from_host(whole, look)
+
+
+def _is_on_gpu(values: Any) -> bool:
+    """Whether values is a tensor of torch's, on a GPU."""
+    return type(values).__module__.startswith("torch") and bool(values.is_cuda)
 
 
 def _there(values: Any, where: NDArray[np.int64]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from .. import runtime
 from ..errors import ConfigError, HpcommError, UsageError
 from ..installation import VENDORS
-from . import handshake
+from . import early, handshake
 from .link import Link, adopt
 from .program import Program
 
@@ -26,7 +27,6 @@ __all__ = ["join"]
 
 NAME = "HPCOMM_PROGRAM"  # what the launcher calls this program
 TIMEOUT_S = 10.0
-INIT_S = 60.0  # MPI comes up within that, or the process ends: then some program never began
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what launchers say
 _FULL_TAG, _OWN_TAG, _LINK_TAG = 32110, 32111, 32200
 
@@ -87,17 +87,10 @@ def _checked_name(name: str | None) -> str:
 
 
 def _start_mpi() -> MPI.Intracomm:
-    """Bring MPI up; it waits for every process of the job, so somebody must count the seconds."""
-    import faulthandler
-
-    watched = "mpi4py.MPI" not in sys.modules and "pytest" not in sys.modules
-    if watched:  # a thread of Python's could not run meanwhile
-        faulthandler.dump_traceback_later(INIT_S, exit=True)
-    try:
+    """Bring MPI up; it waits for every process of the job, so somebody must look whether they all come."""
+    is_up = "mpi4py.MPI" in sys.modules
+    with contextlib.nullcontext() if is_up else early.watched():
         from mpi4py import MPI
-    finally:
-        if watched:
-            faulthandler.cancel_dump_traceback_later()
     return MPI.COMM_WORLD
 
 

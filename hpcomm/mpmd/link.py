@@ -31,6 +31,7 @@ class Link:
     Attributes:
         name, peer: this program's name and the other's.
         comm: the inter-communicator, with all verbs; ranks given to send and recv are the peer's.
+        inter: the same for hpcomm's own messages, which are not recorded.
         local: this program's own communicator.
         is_first: whether this side comes first where the two must take turns; the other side does not.
         timeout_s: seconds that implicit coupling waits for the other program: the longest of the fields'.
@@ -43,7 +44,7 @@ class Link:
         self.name = name
         self.peer = peer
         self.local = local
-        self.comm = comm
+        self.comm = self.inter = comm
         self.is_first = is_first
         self.is_plain = plain
         self.timeout_s = 300.0
@@ -84,7 +85,7 @@ class Link:
     @property
     def size(self) -> int:
         """How many ranks the other program has."""
-        return self.comm.remote_size
+        return self.inter.remote_size
 
     @property
     def waited_s(self) -> float:
@@ -93,7 +94,7 @@ class Link:
 
     def ended(self) -> set[int]:
         """Ranks of the other program that have ended."""
-        return self.comm._partners.gone() if self.comm._partners is not None else set()
+        return self.inter._partners.gone() if self.inter._partners is not None else set()
 
     def put(self, fields: Field | Iterable[Field], time: float | None = None) -> None:
         """Send what the fields hold, each row to whoever takes it. Does not wait for the takers.

@@ -15,7 +15,7 @@ from .field import Field
 from .link import Link
 from .progress import progress
 from .reader import read
-from .record import recorder
+from .record import Recorded, recorder
 from .spec import FieldSpec, JobSpec
 
 if TYPE_CHECKING:
@@ -44,19 +44,21 @@ class Program:
         self.is_connected = False
         self._progress = progress(os.environ)
         self._links: dict[str, Link] = {}
-        if os.environ.get("HPCOMM_REPLAY") and self.spec is not None:
-            links = [cast("Link", replay.Absent(name, peer)) for peer in self.spec.programs if peer != name]
-        for link in links:
-            self.admit(link)
         self._gives: dict[str, Field] = {}
         self._takes: dict[str, tuple[Field, FieldSpec]] = {}
         self._recorder = recorder(os.environ, name, comm.rank)
+        if self._recorder is not None and self._recorder.replays and self.spec is not None:
+            links = replay.links(self.spec, name, comm, self._recorder)
+        for link in links:
+            self.admit(link)
         self._began = perf_counter()
 
     def admit(self, link: Link) -> None:
         """Count link among those of this program."""
         link._connect = self.connect
         link.progress = self._progress
+        if self._recorder is not None and not self._recorder.replays:
+            link.comm = cast("Communicator", Recorded(link.inter, self._recorder))
         self._links[link.peer] = link
         self.peers = tuple(sorted(self._links))
 
@@ -144,7 +146,7 @@ class Program:
             return
         self.is_connected = True
         if self._recorder is not None and self._recorder.replays:
-            replay.connect(self._links, self._gives, self._takes, self.spec, self.name, self._recorder)
+            replay.connect(self._links.values(), self._gives, self._takes, self.spec, self._recorder)
             return
         mine = connecting.described(self._gives, self._takes)
         listed = self.spec.fields if self.spec is not None and self.spec.fields else None
@@ -227,7 +229,7 @@ def _spec() -> JobSpec | None:
 
 def _swapped(link: Link, mine: Any) -> Any:
     """What the other program says, for what this one does."""
-    theirs = link.comm.sendrecv_object(mine, 0, 0) if link.local.rank == 0 else None
+    theirs = link.inter.sendrecv_object(mine, 0, 0) if link.local.rank == 0 else None
     return link.local.broadcast_object(theirs)
 
 

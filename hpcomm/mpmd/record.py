@@ -1,29 +1,42 @@
-"""What a program took, kept on disk, so that it can run alone again: --record and --only."""
+"""What a program got from others, kept on disk, so that it can run alone again: --record and --only.
+
+For each rank: ocean.0.heat, what its gets of the field returned, arrays one behind the other;
+ocean.0.heat.npz, the weights of its mapping; ocean.0.verbs, what the verbs of link.comm returned, pickled.
+"""
 
 from __future__ import annotations
 
+import pickle
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UsageError
+from ..request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-__all__ = ["Recorder", "recorder"]
+    from ..communicator import Communicator
+
+__all__ = ["Recorded", "Recorder", "recorder"]
+
+_VERBS = "verbs"
 
 
 class Recorder:
-    """A file per rank and field, of arrays one behind the other: FOLDER/ocean.0.heat."""
+    """The files of one rank: FOLDER/ocean.0.*, written, or read in the same order."""
 
     def __init__(self, folder: Path, program: str, rank: int, replays: bool) -> None:
         self.replays = replays
         self._stem = folder / f"{program}.{rank}"
         self._files: dict[str, IO[bytes]] = {}
+        if not replays:
+            self._file(_VERBS)  # there, even if nothing comes
 
     def keep(self, name: str, values: NDArray[Any]) -> None:
         """Write what a get returned."""
@@ -46,12 +59,89 @@ class Recorder:
             ) from None
         return values
 
+    def keep_result(self, verb: str, result: Any) -> None:
+        """Write what a verb of link.comm returned.
+
+        Raises:
+            UsageError: it cannot be read again, as a communicator could not.
+        """
+        try:
+            packed = pickle.dumps(result)
+        except Exception as error:  # depends on what it is
+            raise UsageError(
+                f"what {verb} returns cannot be recorded: {error}", verb, "run without --record"
+            ) from error
+        self._file(_VERBS).write(packed)
+        self._file(_VERBS).flush()
+
+    def next_result(self, verb: str) -> Any:
+        """What the next verb returned then.
+
+        Raises:
+            ConfigError: nothing more was recorded.
+        """
+        try:
+            return pickle.load(self._file(_VERBS))
+        except (EOFError, FileNotFoundError):
+            raise ConfigError(
+                f"nothing more is recorded of link.comm in {self._stem}.{_VERBS}",
+                verb,
+                "record a run at least as long, of the same program",
+            ) from None
+
+    def keep_weights(self, name: str, weights: Any) -> None:
+        """Write the weights of a field's mapping; None: it has none."""
+        self.weights_file(name).unlink(missing_ok=True)
+        if weights is not None:
+            weights.save(self.weights_file(name))
+
+    def weights_file(self, name: str) -> Path:
+        """Where the weights of a field are kept."""
+        return Path(f"{self._stem}.{name}.npz")
+
     def _file(self, name: str) -> IO[bytes]:
         if name not in self._files:
             path = Path(f"{self._stem}.{name}")
             path.parent.mkdir(parents=True, exist_ok=True)
             self._files[name] = path.open("rb" if self.replays else "wb")
         return self._files[name]
+
+
+class Recorded:
+    """A communicator whose results are kept."""
+
+    def __init__(self, comm: Communicator, recorder: Recorder) -> None:
+        self._comm = comm
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._comm, name)
+        return partial(self._call, name, found) if callable(found) else found
+
+    def _call(self, name: str, verb: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        result = verb(*args, **options)
+        if isinstance(result, Request):
+            return _Pending(result, partial(self._recorder.keep_result, name))
+        self._recorder.keep_result(name, result)
+        return result
+
+
+class _Pending:
+    """A request whose result is kept at the first wait."""
+
+    def __init__(self, request: Request, keep: Callable[[Any], None]) -> None:
+        self._request = request
+        self._keep: Callable[[Any], None] | None = keep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        result = self._request.wait(timeout)
+        if self._keep is not None:
+            self._keep(result)
+            self._keep = None
+        return result
 
 
 def recorder(environ: Mapping[str, str], program: str, rank: int) -> Recorder | None:

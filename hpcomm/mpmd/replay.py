@@ -2,72 +2,116 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ..communicator import Communicator
 from .clock import Schedule
-from .coupling import Taking
+from .coupling import Giving, Taking
+from .link import Link
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .field import Field
-    from .link import Link
     from .record import Recorder
     from .spec import FieldSpec, JobSpec
 
-__all__ = ["Absent", "connect"]
+__all__ = ["Absent", "connect", "links"]
+
+_LATER = ("isend", "irecv", "isend_object", "irecv_object")  # return a request, as async_op=True makes all
 
 
-class Absent:
+class Absent(Link):
     """A link to a program that is only recorded."""
 
-    def __init__(self, name: str, peer: str) -> None:
-        self.name, self.peer = name, peer
-        self.gives: dict[str, Any] = {}
-        self.takes: dict[str, Any] = {}
-        self.is_plain = True  # nothing can be asked of it
+    def report(self) -> str:
+        """Nothing can be asked of it."""
+        return f"{self.peer} is only recorded"
 
-    def _connect(self) -> None:
-        """Replaced by the program's."""
 
-    def put(self, fields: Any, time: float | None = None) -> None:
-        """Nobody is there."""
-        self._connect()
+class Played:
+    """The verbs of link.comm: each returns what it returned then."""
 
-    def get(self, fields: Any, time: float | None = None) -> Any:
-        """What came then."""
-        self._connect()
-        values = None
-        for field in fields if isinstance(fields, (list, tuple)) else (fields,):
-            values = self.takes[field.name].get(time)
-        return values
+    is_inter = True
+    _partners = None
 
-    def exchange(self, time: float | None = None) -> None:
-        """Get all that this program takes."""
-        self._connect()
-        for taking in self.takes.values():
-            taking.get(time)
+    def __init__(self, name: str, local: Communicator, remote_size: int, recorder: Recorder) -> None:
+        self.name, self.rank, self.size, self.remote_size = name, local.rank, local.size, remote_size
+        self._recorder = recorder
+
+    def __getattr__(self, verb: str) -> Any:
+        return partial(self._play, verb, inspect.signature(getattr(Communicator, verb)))
+
+    def _play(self, verb: str, signature: inspect.Signature, *args: Any, **options: Any) -> Any:
+        given = signature.bind(None, *args, **options).arguments
+        result = partial(self._result, verb, given.get("out"))
+        return _Later(result) if verb in _LATER or given.get("async_op") else result()
+
+    def _result(self, verb: str, out: Any) -> Any:
+        result = self._recorder.next_result(verb)
+        if out is None or result is None:
+            return result
+        out[...] = result
+        return out
+
+
+class _Later:
+    """What a request of then returned."""
+
+    def __init__(self, result: partial[Any]) -> None:
+        self._result: partial[Any] | None = result
+        self._made: Any = None
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if self._result is not None:
+            self._made, self._result = self._result(), None
+        return self._made
+
+
+def links(spec: JobSpec, name: str, local: Communicator, recorder: Recorder) -> list[Link]:
+    """A link to every other program of the spec."""
+    made: list[Link] = []
+    for peer, about in spec.programs.items():
+        if peer != name and about.joins:
+            comm = cast("Communicator", Played(f"{name}<->{peer}", local, about.ranks, recorder))
+            made.append(Absent(name, peer, local, comm, is_first=name < peer, plain=True))
+    return made
 
 
 def connect(
-    links: dict[str, Link],
+    links: Iterable[Link],
     gives: dict[str, Field],
     takes: dict[str, tuple[Field, FieldSpec]],
     spec: JobSpec | None,
-    name: str,
     recorder: Recorder,
 ) -> None:
-    """Take every field from its file."""
-    for absent in links.values():
-        link = cast("Any", absent)
-        for each in spec.fields if spec else ():
-            if (each.source, each.target) == (name, link.peer) and each.name in gives:
-                link.gives[each.name] = None
-            elif (each.source, each.target) == (link.peer, name) and each.name in takes:
-                link.takes[each.name] = _from_file(takes[each.name][0], recorder)
+    """Take every field from its file. Without fields in the spec, from whomever the program names."""
+    for link in links:
+        listed = {(each.name, each.source, each.target): each for each in (spec.fields if spec else ())}
+        for name, field in gives.items():
+            each = listed.get((name, link.name, link.peer))
+            if each or not listed:
+                schedule = Schedule(each.every_s, each.lag_s, each.time) if each else Schedule()
+                link.gives[name] = Giving(None, field, [], schedule, 0)
+        for name, (field, _) in takes.items():
+            if (name, link.peer, link.name) in listed or not listed:
+                link.takes[name] = _from_file(field, recorder)
+        link._apart = (list(link.gives.values()), list(link.takes.values()))
 
 
 def _from_file(field: Field, recorder: Recorder) -> Taking:
+    kept, weights = recorder.weights_file(field.name), None
+    if kept.exists():
+        from .. import regrid
+
+        weights = regrid.Weights.load(kept)
     return Taking(
         None,
         field,
@@ -75,5 +119,6 @@ def _from_file(field: Field, recorder: Recorder) -> Taking:
         Schedule(),
         0,
         dtype=np.dtype(field.dtype),
+        weights=weights,
         recorder=recorder,
     )

@@ -270,7 +270,7 @@ def run_alone(spec: specs.JobSpec, asked: Asked) -> int:
             f"hpcomm run --record {folder} SPEC first",
         )
     program = spec.programs[name]
-    alone = specs.JobSpec(spec.path, spec.name, {name: program}, spec.grids, (), spec.timeout_s)
+    alone = specs.JobSpec(spec.path, spec.name, {name: program}, spec.grids, (), spec.timeout_s, spec.until_s)
     mpi = find_mpi(asked.values.get("--launcher"))
     asked.values.pop("--record", None)
     composed = compose(alone, mpi, _machine(None), [*_options(asked), "--replay", str(folder)])

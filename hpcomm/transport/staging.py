@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 __all__ = [
-    "After", "DeviceSink", "DeviceSource", "Reached", "Sink", "Source", "Station", "on_host", "sink_of",
+    "After", "DeviceSink", "DeviceSource", "Reached", "Sink", "Source", "Station", "sink_of",
     "source_of", "station",
 ]  # fmt: skip
 
 _LEAST = 4096  # bytes of the smallest slot
-_PIECE = 4 << 20  # bytes of a slot that a copy to the host goes through
 KEPT = 64 << 20  # bytes of pinned memory that a process keeps for later, per device
 
 
@@ -310,27 +309,6 @@ class DeviceSink(_DeviceEnd, Sink):
     def end(self, after: After) -> None:
         after.leave(self._station, self._stream, self._place)
         self.give_back()
-
-
-def on_host(look: buffer.DeviceBuffer) -> Array:
-    """A copy of an array on a device in memory of the host, in the storage type of its elements."""
-    place, count = look.packed(), look.size
-    piece = max(1, min(count, _PIECE // look.dtype.itemsize))
-    source = DeviceSource(place, 1, count, piece)
-    copy: Array = np.empty(count, place.dtype.storage)
-    source.begin()
-    cuts = [(low, min(low + piece, count)) for low in range(0, count, piece)]
-    for i, (low, high) in enumerate(cuts):
-        if i == 0:
-            source.bring(low, high)
-        for each in source.landed():
-            each.Wait()
-        columns = source.columns(low, high)
-        if i + 1 < len(cuts):
-            source.bring(*cuts[i + 1])
-        copy[low:high] = columns.reshape(-1)
-    source.end()
-    return copy.reshape(look.shape)
 
 
 def source_of(look: Buffer, blocks: int, count: int, piece: int, apart: Buffer | None = None) -> Source:

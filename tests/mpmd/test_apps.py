@@ -45,10 +45,10 @@ def test_the_partitioned_heat_problem_is_exact_at_every_step(spec, scheme, ranks
         assert int(counts[-1]) <= 3
 
 
-def climate(spec, ranks, days, options=None):
+def climate(spec, ranks, days, options=None, *how):
     more = {name: f" --days {days}{(options or {}).get(name, '')}" for name in ("atmosphere", "ocean")}
     both = dict(zip(("atmosphere", "ocean"), ranks, strict=True))
-    out = spec(config("climate", both, more)).stdout
+    out = spec(config("climate", both, more), *how).stdout
     found = re.search(r"mean temperature.*K, of the sea .* degC", out)
     assert found, out
     lost = float(re.search(r"not accounted for (\S+) of all", out)[1])
@@ -67,6 +67,13 @@ def test_the_climate_loses_no_energy_and_can_be_seen(spec, tmp_path):
         assert picture.read_bytes().startswith(b"\x89PNG")
         with Image.open(film) as frames:
             assert (frames.format, frames.n_frames) == ("GIF", 3)  # one at the start, and one for each period
+
+
+@pytest.mark.once
+def test_each_program_of_the_climate_runs_again_alone(spec):
+    whole = climate(spec, (1, 2), 0.5, None, "--record", "kept")
+    assert climate(spec, (1, 2), 0.5, None, "--record", "kept", "--only", "atmosphere") == whole
+    spec(config("climate", {"ocean": 2}, {"ocean": " --days 0.5"}), "--record", "kept", "--only", "ocean")
 
 
 @pytest.mark.once

@@ -37,8 +37,8 @@ def couple(programs, tmp_path):
 SIZES = [{"a": 2, "b": 3}, {"b": 1, "a": 3}]
 FIELDS = """
 TOTAL = 37
-KINDS = ["float64", "float32", "int16", "uint8", "complex64", "bool"]
-values = {kind: (np.arange(TOTAL * 2).reshape(TOTAL, 2) * 5 % 101).astype(kind) for kind in KINDS}
+KINDS = ["float64", "float32", "float16", "int16", "uint8", "complex64", "bool"]
+values = {kind: (np.arange(TOTAL * 2).reshape(TOTAL, 2) * 2.5 % 101).astype(kind) for kind in KINDS}
 if me.name == "a":
     points = mine(TOTAL, 1)
     fields = [me.gives(kind, values[kind][points], points) for kind in KINDS]
@@ -109,6 +109,51 @@ def test_a_message_that_is_packed_at_one_end_only_is_as_long_as_what_the_other_e
 def test_tensors_are_fields_too(couple):
     pytest.importorskip("torch")
     couple(FIELDS.replace("WITH_TORCH", "True"), {"a": 1, "b": 1})
+
+
+ON_A_DEVICE = """
+from hpcomm.device import driver, model, order
+device = model.Model()  # executes late, begins memory as poison, and tells races
+driver.install(device)
+
+def on(name, x):
+    return model.asarray(x) if me.name in name else x
+
+def back(x):
+    return x.get() if isinstance(x, model.DeviceArray) else x
+
+other = "b" if me.name == "a" else "a"
+whole = np.arange(40.0).reshape(20, 2)
+fields = []
+for where in ("a", "b", "ab"):  # who has it on the device
+    for seed in (None, 4):  # blocks, and points in any order
+        for dtype in ("float64", "float16"):
+            name = f"{where} {seed} {dtype}"
+            points = mine(20, seed if me.name == "a" else None)
+            if me.name == "a":
+                fields.append(me.gives(name, on(where, whole[points].astype(dtype)), points))
+            else:
+                fields.append(me.takes(name, on(where, np.zeros((len(points), 2), dtype)), points))
+link = me.link(other)
+for turn in range(2):
+    if me.name == "a":
+        link.put(fields)
+        for field in fields:
+            field.values += 1
+    else:
+        link.get(fields)
+        for field in fields:
+            assert np.array_equal(back(field.values), whole[field.points] + turn), field
+link.exchange()
+if me.name == "b":
+    for field in fields:
+        assert np.array_equal(back(field.values), whole[field.points] + 2), field
+assert not order.races(device.order.accesses)
+"""
+
+
+def test_a_field_may_lie_on_a_device_at_either_end(couple):
+    couple(ON_A_DEVICE, {"a": 1, "b": 2})
 
 
 MAPPED = """
@@ -311,6 +356,11 @@ for t in range(4):
         me.put(f, t)
     else:
         print("got", me.link("a").get(f, t).tolist())
+peer = me.link("a" if me.name == "b" else "b").comm
+total = np.zeros(1)
+assert peer.all_reduce(np.ones(1), out=total) is total
+later = peer.all_reduce(np.full(1, 2.0), async_op=True)
+print("got", total.tolist(), later.wait().tolist(), peer.all_gather(np.full(1, 3.0)).tolist())
 me.report()
 """
 
@@ -319,9 +369,10 @@ def test_one_program_runs_again_alone_against_its_recorded_partners(spec, tmp_pa
     files = {"couple.py": COMMON + RECORDING}
     first = spec(RECORDED, "--record", "kept", files=files)
     lines = sorted(line for line in first.stdout.splitlines() if "got" in line)
-    assert len(lines) == 8
-    assert lines[0].endswith("got [7.0, 7.0]")
-    assert lines[3].endswith("got [9.0, 9.0]")
+    lines = [line for line in lines if line.startswith("[b")]
+    assert len(lines) == 10
+    ends = [line.removeprefix("[b 0] got ") for line in lines[:5]]
+    assert (ends[0], ends[1], ends[4]) == ("[1.0] [2.0] [[3.0]]", "[7.0, 7.0]", "[9.0, 9.0]")
     spec(RECORDED, "--only", "b", "--record", "kept", "--files", "out")
     kept = [(n, line) for n in (0, 1) for line in (tmp_path / "out" / f"b.{n}.out").read_text().splitlines()]
     assert sorted(f"[b {n}] {line}" for n, line in kept if "got" in line) == lines

@@ -1,5 +1,6 @@
 """A program that ends while another one waits for it ends the job, by name, within seconds."""
 
+import re
 import time
 
 import pytest
@@ -64,6 +65,13 @@ def test_without_a_spec(programs, end, wait):
     if end == "no Finalize" and "prterun" in done.stderr:
         words = "exiting"  # Open MPI has ended the job itself, before anybody of us could speak
     judge(done, time.monotonic() - start, words)
+
+
+def test_before_init_without_a_spec_the_others_cannot_come_up_and_say_whom_they_miss(programs):
+    start = time.monotonic()
+    done = programs([(1, AIR.format(wait="")), (2, "raise SystemExit(0)")], expect=None, timeout=30)
+    judge(done, time.monotonic() - start, "rank 1 of the world (")
+    assert re.search(r"program_1\.py\) and rank 2 of .* have ended before MPI was up", done.stderr)
 
 
 SPEC = """

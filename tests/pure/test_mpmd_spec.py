@@ -8,7 +8,7 @@ import pytest
 from processes import finish
 
 from hpcomm.errors import ConfigError
-from hpcomm.installation import Mpi
+from hpcomm.installation import VENDORS, Mpi, find_mpi
 from hpcomm.launch import Machine
 from hpcomm.mpmd import rank, start, watch
 from hpcomm.mpmd.reader import read
@@ -545,21 +545,23 @@ def test_programs_are_told_apart_by_colour_on_a_terminal(folder, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["a Python", "a compiled program"])
 def test_a_program_that_loads_another_mpi_is_refused_before_anything_starts(folder, monkeypatch, kind):
+    mine = find_mpi().vendor
+    other, library = ("mpich", "libmpi.so.12") if mine == "openmpi" else ("openmpi", "libmpi.so.40")
     here = folder / "other"
     for name in ("bin", "lib"):
         (here / name).mkdir(parents=True)
     if kind == "a Python":
-        (here / "lib" / "libmpi.so.12").touch()
-        name, words = "python3", "python3 loads MPICH, but mpirun is Open MPI"
+        (here / "lib" / library).touch()
+        name, words = "python3", f"python3 loads {VENDORS[other]}, but mpirun is {VENDORS[mine]}"
     else:
-        (here / "bin" / "ldd").write_text("#!/bin/sh\necho 'libmpi.so.12 => /usr/lib/libmpi.so.12'\n")
+        (here / "bin" / "ldd").write_text(f"#!/bin/sh\necho '{library} => /usr/lib/{library}'\n")
         monkeypatch.setenv("PATH", str(here / "bin"), prepend=os.pathsep)
-        name, words = "lake", "is linked to MPICH, but the job is started by Open MPI"
+        name, words = "lake", f"is linked to {VENDORS[other]}, but the job is started by {VENDORS[mine]}"
     (here / "bin" / name).write_text("#!/bin/sh\ntouch started\n")
     for path in (here / "bin").iterdir():
         path.chmod(0o755)
     text = RIGHT.replace('command = ["python", "air.py"]', f'command = ["{here / "bin" / name}", "air.py"]')
-    monkeypatch.setattr(start, "find_mpi", lambda launcher: Mpi("mpirun", "openmpi"))
+    monkeypatch.setattr(start, "find_mpi", lambda launcher: Mpi("mpirun", mine))
     with pytest.raises(ConfigError, match=words):
         start.main([str(write(folder, text))])
     assert not (folder / "started").exists()

@@ -72,6 +72,17 @@ def test_a_step_that_hangs_is_ended_with_its_stack(runner):
     assert "ended after" in log
 
 
+def test_the_last_lines_name_what_failed(runner):
+    quiet = "tests/a.py::test_a PASSED   [ 50%]\n"
+    outcome(runner, f"print({quiet!r} + 'tests/a.py::test_b[x y] Fatal Python error: Aborted')")
+    step = runner.Step("a step", [], 1.0)
+    assert runner.failed(step) == ["ended in tests/a.py::test_b[x y]"]
+    (step.logs / "log").write_text(f"{quiet}FAILED tests/a.py::test_c - AssertionError\n1 failed in 1.00s\n")
+    assert runner.failed(step) == ["tests/a.py::test_c"]
+    (step.logs / "log").write_text("")
+    assert runner.failed(step) == ["no single test"]
+
+
 def test_a_step_that_leaves_processes_behind_has_failed(runner):
     code = (
         "import subprocess, sys;"

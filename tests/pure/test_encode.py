@@ -1,0 +1,60 @@
+"""One pickler serves many objects: none sees what another one left."""
+
+import copyreg
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from hpcomm.errors import UsageError
+from hpcomm.objects import decode, encode
+
+
+def back(obj):
+    return decode(encode(obj))
+
+
+def test_an_object_may_come_again_changed():
+    shared = [1]
+    assert back([shared, shared]) == [[1], [1]]
+    shared.append(np.arange(1000))
+    (first, array), second = back([shared, shared])
+    assert first == 1
+    assert second == [1, array]
+    np.testing.assert_array_equal(array, np.arange(1000))
+
+
+def test_what_cannot_be_pickled_leaves_nothing_behind():
+    for _ in range(2):
+        with pytest.raises(UsageError, match="a list cannot be pickled"):
+            encode([np.zeros(1000), lambda: None])
+        assert back("after") == "after"
+
+
+def test_an_object_may_be_wrapped_while_another_one_is():
+    class Outer:
+        def __reduce__(self):
+            return len, (bytes(encode(["inside"] * 3).blocks[0]),)
+
+    assert back(["before", Outer(), "behind"]) == ["before", len(encode(["inside"] * 3).blocks[0]), "behind"]
+
+
+class Late:
+    pass
+
+
+def test_a_way_that_is_registered_later_counts(monkeypatch):
+    back(1)
+    monkeypatch.setattr(copyreg, "dispatch_table", dict(copyreg.dispatch_table))
+    copyreg.pickle(Late, lambda late: (str, ("one way",)))
+    assert back(Late()) == "one way"
+    copyreg.pickle(Late, lambda late: (str, ("another",)))
+    assert back(Late()) == "another"
+
+
+def test_threads_wrap_at_once():
+    def many(start):
+        return all(back([i, np.full(400, i), {i}])[1][0] == i for i in range(start, start + 300))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(many, range(0, 8000, 1000)))

@@ -1,0 +1,45 @@
+"""What two programs agree on: of which kinds of elements a field may be at both ends."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpcomm import dtypes
+from hpcomm.errors import ConfigError
+from hpcomm.mpmd.connect import agreed
+from hpcomm.mpmd.spec import FieldSpec
+
+BITS = "such fields can only be moved as they are"
+KINDS = {
+    ("float64", "float32", "instant"): None,
+    ("int32", "float64", "instant"): None,
+    ("float16", "float16", "instant"): None,
+    ("int16", "int64", "sum"): None,
+    ("float16", "bfloat16", "instant"): BITS,
+    ("float32", "float16", "instant"): BITS,
+    ("bfloat16", "uint16", "instant"): BITS,
+    ("float16", "float16", "mean"): BITS,
+    ("float64", "int64", "instant"): "values would be lost on the way",
+    ("complex64", "float64", "instant"): "values would be lost on the way",
+    ("int64", "int64", "mean"): "a mean of integers would be cut",
+}
+
+
+def card(kind):
+    return {"dtype": np.dtype(dtypes.BY_NAME[kind].storage).str, "kind": kind, "shape": (), "grid": None}
+
+
+@pytest.mark.parametrize("case", KINDS, ids=" ".join)
+def test_what_arrives_means_what_was_sent_or_is_refused(case):
+    given, taken, time = case
+    spec = FieldSpec("f", "a", "b", every_s=1.0, time=time)
+    sides = {"gives": {"f": card(given)}, "takes": {}}, {"gives": {}, "takes": {"f": card(taken)}}
+    link = SimpleNamespace(name="a", peer="b")
+    if KINDS[case] is None:
+        assert agreed(link, *sides, (spec,)) == [spec]
+    else:
+        with pytest.raises(
+            ConfigError, match=f"field 'f' is {given} at 'a' and {taken} at 'b': {KINDS[case]}"
+        ):
+            agreed(link, *sides, (spec,))
