@@ -1,13 +1,17 @@
-"""hpcomm's errors as torch.distributed's users catch them: RuntimeError, dist.DistBackendError."""
+"""hpcomm's errors as torch.distributed's users catch them, and the one about torch itself."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
 
-from ..errors import HpcommError
+import torch
 
-__all__ = ["as_torch"]
+from ..errors import ConfigError, HpcommError
+
+__all__ = ["as_torch", "is_unknown", "moved"]
+
+_NEWEST = (2, 15)  # torch on which the tests have run; the oldest is 2.6
 
 
 def as_torch(error: HpcommError) -> HpcommError:
@@ -27,3 +31,18 @@ def _both(kind: type[HpcommError]) -> Any:
     from .names import dist
 
     return type(kind.__name__, (kind, dist.DistBackendError), {"__module__": kind.__module__})
+
+
+def is_unknown() -> bool:
+    """Whether this torch is newer than those that the tests have run on."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) > _NEWEST
+
+
+def moved(what: str) -> ConfigError:
+    """The error where this torch is not as expected."""
+    major, minor = _NEWEST
+    return ConfigError(
+        f"torch {torch.__version__} {what}: its seam for backend 'mpi' has moved",
+        "init_process_group",
+        f"pip install -U hpcomm, or torch>=2.6,<{major}.{minor + 1}",
+    )

@@ -41,6 +41,7 @@ _NOT_HERE = (0, GONE, DOUBTS)
 LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
 SPIN_S = 20e-6  # looking without pause
 _YIELD_S = 1e-3  # from then on giving the core to whoever wants it
+_NEAR_S = 2e-4  # ranks that come together come so close; a thread in the background does not sleep yet
 LOOK_S = 0.05  # between looks whether the missing ranks still live
 _MOST_S = 1e-3  # longest pause between two looks
 _ANSWER_S = 1.0  # for other ranks to say what they do
@@ -318,8 +319,11 @@ def pause(waited: float) -> None:
 
 
 def rest(waited: float) -> None:
-    """Between two looks of a thread in the background: the program's own thread wants to go on."""
-    time.sleep(min(max(waited / 16, SPIN_S), _MOST_S))
+    """Between two looks of a thread in the background: soon, the program's own thread wants to go on."""
+    if waited < _NEAR_S:
+        pause(waited)
+    else:
+        time.sleep(min(waited / 16, _MOST_S))
 
 
 def ranks(some: list[int]) -> str:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ from .. import dtypes, reduction
 from ..communicator import Communicator
 from ..errors import ConfigError, HpcommError, LayoutError
 from ..signature import head, signature
-from . import monitor, moves, rendezvous, seam
-from .errors import as_torch
+from . import monitor, moves, rendezvous
+from .errors import as_torch, is_unknown, moved
 from .far import Far
 from .gate import Gate
 from .names import c10d, dist, options
@@ -60,9 +60,9 @@ def make(before: Callable[..., Any], names: dict[str, Any], options: dict[str, A
             **{**options, "backend_options": None},
         )  # fmt: skip
     except (AttributeError, TypeError, RuntimeError) as error:
-        if isinstance(error, HpcommError) or not seam.is_unknown():
+        if isinstance(error, HpcommError) or not is_unknown():
             raise
-        raise seam.moved(f"says {error}") from error
+        raise moved(f"says {error}") from error
     finally:
         _making.pop()
     return made
@@ -287,33 +287,23 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         except HpcommError as error:
             raise as_torch(error.located(verb, self.comm)) from None
         self._calls += 1
-        shown = inputs if inputs is not None else () if like is None else (like,)
-
-        def words() -> str:
-            return _words(verb, like, op, root)
-
-        def meet_and_run() -> None:
-            with self._turn:
-                self._by.expect(mine, seconds or self.seconds, words)
-                try:
-                    run()
-                finally:
-                    self._by.done()
-
-        return self._carry_out(verb, meet_and_run, outputs, words, background, shown)
-
-    def _carry_out(
-        self,
-        verb: str,
-        deed: Callable[[], None],
-        outputs: Any,
-        words: Callable[[], str],
-        background: bool,
-        shown: Any = (),
-    ) -> Work:
+        told = verb, like, op, root
+        deed: Callable[[], None] = partial(
+            self._meet_and_run, run, mine, seconds or self.seconds, _words, told
+        )
         if recording():
-            deed = _ending(deed, recorded(verb, shown))
-        return self._now_or_later(deed, outputs, words, background)
+            deed = _ending(
+                deed, recorded(verb, inputs if inputs is not None else [] if like is None else [like])
+            )
+        return self._now_or_later(deed, outputs, partial(_words, *told), background)
+
+    def _meet_and_run(self, run: Callable[[], None], *call: Any) -> None:
+        with self._turn:
+            self._by.expect(*call)
+            try:
+                run()
+            finally:
+                self._by.done()
 
     def _now_or_later(
         self, deed: Callable[[], None], outputs: Any, words: Callable[[], str], background: bool
@@ -325,7 +315,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
             except HpcommError as error:
                 raise as_torch(error) from None
             return self._keep(Work(outputs))
-        work = QueuedWork(self, deed, outputs, words())
+        work = QueuedWork(self, deed, outputs, words)
         worker.submit(work)
         return self._keep(work)
 
@@ -342,8 +332,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         if (
             type(opts) is _AllreduceOptions
             and len(tensors) == 1
-            and self._at_leisure(x, opts)
-            and self._shortly("all_reduce", hash(opts.reduceOp), 0, x, x)
+            and self._shortly("all_reduce", opts, 0, x, x, True)
         ):
             return self._finished
         if isinstance(tensors, torch.Tensor):
@@ -354,33 +343,25 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
             return self._inner.allreduce(tensors, opts)
         op = _operator(opts.reduceOp)
         run = _each([moves.all_reduce(self._by, each, op) for each in tensors])
+        count = _count(tensors) if len(tensors) > 1 or x.is_sparse else None
         return self._call(
-            "all_reduce",
-            run,
-            tensors,
-            x,
-            op=op,
-            count=_count(tensors),
-            background=_later(opts),
-            inputs=tensors,
+            "all_reduce", run, tensors, x, op=op, count=count, background=_later(opts), inputs=tensors
         )
 
-    def _at_leisure(self, x: torch.Tensor, opts: Any) -> bool:
-        """Whether a call can be made at once and by the shortest way, which most are."""
-        return (
-            self._plain
-            and not self.worker.waiting
-            and x.is_cpu
-            and x.layout is _strided
-            and not recording()
-            and not opts.asyncOp
-        )
-
-    def _shortly(self, verb: str, number: int, root: int, x: torch.Tensor, out: torch.Tensor) -> bool:
-        """Make a call on small plain tensors at once; False where it needs a closer look.
-
-        number: what torch's operator hashes to, or _NO_OPERATOR.
-        """
+    def _shortly(
+        self, verb: str, opts: Any, root: int, x: torch.Tensor, out: torch.Tensor, folds: bool = False
+    ) -> bool:
+        """Make a call on small plain tensors at once, which most are; False where it needs a closer look."""
+        if (
+            not self._plain
+            or opts.asyncOp
+            or self.worker.waiting
+            or not x.is_cpu
+            or x.layout is not _strided
+            or recording()
+        ):
+            return False
+        number = hash(opts.reduceOp) if folds else _NO_OPERATOR
         dtype, n = x.dtype, x.numel()
         key = verb, number, dtype, root
         found = self._ways.get(key) or self._find_way(*key)
@@ -436,11 +417,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         if self._foreign(tensors[0]):
             return self._inner.broadcast(tensors, opts)
         root, x = opts.rootRank, tensors[0]
-        if (
-            len(tensors) == 1
-            and self._at_leisure(x, opts)
-            and self._shortly("broadcast", _NO_OPERATOR, root, x, x)
-        ):
+        if len(tensors) == 1 and self._shortly("broadcast", opts, root, x, x):
             return self._finished
         run = _each([moves.broadcast(self._by, x, root) for x in tensors])
         return self._call(
@@ -473,7 +450,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
         opts = _options(opts, options.AllgatherOptions)
         if self._foreign(x):
             return getattr(self._inner, _spelling("all_gather_single", "_allgather_base"))(output, x, opts)
-        if self._at_leisure(x, opts) and self._shortly("all_gather", _NO_OPERATOR, 0, x, output):
+        if self._shortly("all_gather", opts, 0, x, output):
             return self._finished
         run = moves.all_gather_into(self._by, output, x)
         return self._call("all_gather", run, [output], x, background=_later(opts))
@@ -577,7 +554,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
             return getattr(self._inner, _spelling("reduce_scatter_single", "_reduce_scatter_base"))(
                 output, x, opts
             )
-        if self._at_leisure(x, opts) and self._shortly("reduce_scatter", hash(opts.reduceOp), 0, x, output):
+        if self._shortly("reduce_scatter", opts, 0, x, output, True):
             return self._finished
         op = _operator(opts.reduceOp)
         run = moves.reduce_scatter_into(self._by, output, x, op)
@@ -612,11 +589,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
                 output, x, output_sizes, input_sizes, opts
             )
         if not output_sizes and not input_sizes:
-            if (
-                self._at_leisure(x, opts)
-                and x.dim() == 1
-                and self._shortly("all_to_all", _NO_OPERATOR, 0, x, output)
-            ):
+            if x.dim() == 1 and self._shortly("all_to_all", opts, 0, x, output):
                 return self._finished
             run, count = moves.all_to_all_single(self._by, output, x), x.numel()
         else:
@@ -739,9 +712,7 @@ class ProcessGroupMPI(dist.ProcessGroup):  # type: ignore[misc]
 
     def _drain(self, seconds: float) -> None:
         if self.worker.waiting:
-            self._carry_out("barrier", _nothing, (), lambda: "barrier()", True).wait(
-                timedelta(seconds=seconds)
-            )
+            self._now_or_later(_nothing, (), lambda: "barrier()", True).wait(timedelta(seconds=seconds))
 
     def _foreign(self, x: torch.Tensor) -> bool:
         """Whether x lies on a device that another backend serves."""
@@ -784,6 +755,8 @@ def _later(opts: Any) -> bool:
 
 def _options(opts: Any, kind: Any) -> Any:
     """Options as c10d makes them; an operator alone where a user calls the group itself."""
+    if type(opts) is kind:
+        return opts
     if opts is None:
         return kind()
     if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +39,6 @@ __all__ = ["Near", "carrier"]
 Tensor = torch.Tensor
 _PIECE = 512 * 1024  # bytes of a shelf's place
 _PLACES = 3  # a piece is laid while the one before is folded, and the one before that is taken
-_NEAR_S = 2e-4  # within a call another rank is not far; a thread in the background does not sleep yet
 _HEAD = 4096  # bytes before them; the number of the last meeting a rank has come to
 _SHELF = _HEAD + _PLACES * _PIECE
 _MOST = 16  # ranks; more have many cores, and algorithms of many steps
@@ -93,7 +93,7 @@ class Near(Far):
         context = copy_context()
         context.run(np.seterr, all="ignore")
         self.calmly = context.run  # calls numpy's functions without its warnings
-        self.fold = fold
+        self.folding = folding
         self._known: dict[tuple[torch.dtype, int], list[list[list[Tensor]]]] = {}
 
     def short(self, verb: str, op: Any, dtype: torch.dtype, root: int) -> tuple[int, short.Way] | None:
@@ -144,17 +144,14 @@ class Near(Far):
     def _wait(self, count: int) -> None:
         begin = time.monotonic()
         look = begin + LOOK_S
-        in_front = threading.current_thread() is threading.main_thread()
+        leave = pause if threading.current_thread() is threading.main_thread() else rest
         seconds = self.call[1]
         while missing := [rank for rank, at in self._others if self._words[at] < count]:
             waited = (now := time.monotonic()) - begin
             if now > look or waited > seconds:
                 look = now + LOOK_S
                 self.gate.check(missing, waited, *self.call[1:])
-            if in_front or waited < _NEAR_S:
-                pause(waited)
-            else:
-                rest(waited)
+            leave(waited)
 
     def _through(self, pieces: int, *stages: Callable[[int, int], None]) -> None:
         """Every piece through every stage(piece, its place), with a meeting between two stages."""
@@ -408,6 +405,13 @@ def _fit(view: Tensor, x: Tensor) -> Tensor:
 
 def _copy(view: Tensor, x: Tensor) -> None:
     _fit(view, x).copy_(x)
+
+
+def folding(op: str, parts: list[Tensor], out: Tensor) -> Callable[[], Any]:
+    """What carries out fold(op, parts, out)."""
+    if len(parts) == 2 and op != "avg":
+        return partial(_FOLDS[op], *parts, out=out)
+    return partial(fold, op, parts, out)
 
 
 def fold(op: str, parts: list[Tensor], out: Tensor) -> None:

@@ -20,14 +20,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
-from ..errors import ConfigError
+from .errors import moved
 
-__all__ = ["install", "is_unknown", "moved", "names_mpi"]
+__all__ = ["install", "names_mpi"]
 
 _NEEDED = ("_new_process_group_helper", "_new_group_with_tag", "rendezvous", "_world", "Backend")
-_NEWEST = (2, 15)  # torch on which the tests have run; the oldest is 2.6
+# Of groups that only members make, in their names. torch 2.15 counts them with the others, whose names then
+# differ between the ranks: gloo waits for ever under a name that others have not.
+_own_counts = count(1 << 20)
 _MARK = "_hpcomm"  # on what this module has put into torch
 
 
@@ -103,29 +106,6 @@ def _refuse(c10d: Any, missing: list[str]) -> None:
     c10d.ProcessGroupMPI = Refusal
 
 
-def is_unknown() -> bool:
-    """Whether this torch is newer than those that the tests have run on."""
-    return _version() > _NEWEST
-
-
-def moved(what: str) -> ConfigError:
-    """The error where this torch is not as expected."""
-    import torch
-
-    major, minor = _NEWEST
-    return ConfigError(
-        f"torch {torch.__version__} {what}: its seam for backend 'mpi' has moved",
-        "init_process_group",
-        f"pip install -U hpcomm, or torch>=2.6,<{major}.{minor + 1}",
-    )
-
-
-def _version() -> tuple[int, ...]:
-    import torch
-
-    return tuple(int(part) for part in torch.__version__.split(".")[:2])
-
-
 def _helper(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Make a group: bring MPI up first, and tell the group what create() is not told."""
     names = dict(
@@ -147,7 +127,12 @@ def _new_group(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     backend = kwargs.get("backend") or c10d._world.pg_map[c10d._get_default_group()][0]
     if not (kwargs.get("use_local_synchronization") and str(backend).lower() == "mpi"):
         return before(**kwargs)
-    made = before(**{**kwargs, "backend": "cpu:mpi,cuda:mpi"})  # the same, in words it does not refuse
+    world, so_far = c10d._world, c10d._world.group_count
+    world.group_count = next(_own_counts)
+    try:
+        made = before(**{**kwargs, "backend": "cpu:mpi,cuda:mpi"})  # the same, in words it does not refuse
+    finally:
+        world.group_count = so_far
     if made is not None and made in c10d._world.pg_map:
         c10d._world.pg_map[made] = (c10d.Backend("mpi"), c10d._world.pg_map[made][1])
     return made

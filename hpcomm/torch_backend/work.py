@@ -23,17 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["JointWork", "MessageWork", "QueuedWork", "Work"]
 
 _LOOK_S = 0.05  # between looks whether a peer still lives
+_guard = threading.Lock()  # for the moments in which a call ends, or is first asked for its future
 
 
 class Work(dist.Work):  # type: ignore[misc]
     """A call that is complete. outputs: the tensors that it fills."""
 
+    _over = True
+    _error: BaseException | None = None
+    _future: Future[Any] | None = None
+
     def __init__(self, outputs: Any = ()) -> None:
         super().__init__()
         self._outputs = outputs
-        self._error: BaseException | None = None
-        self._future: Future[Any] | None = None
-        self._guard = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the end.
@@ -67,20 +69,21 @@ class Work(dist.Work):  # type: ignore[misc]
 
     def get_future(self) -> Future[Any]:
         """A Future of the list of output tensors; its callbacks run where the call ends."""
-        with self._guard:
-            if self._future is None:
-                self._future = Future()
-                done = self.is_completed()
-            else:
-                done = False
-        if done:
-            self._fill()
-        return self._future
+        with _guard:
+            is_late = self._future is None and self._over
+            future = self._future = self._future or Future()
+        if is_late:
+            self._fill(future)
+        return future
 
-    def _fill(self) -> None:
-        """Give the future its value, once."""
-        future = self._future
-        if future is None or future.done():
+    def _ended(self) -> Future[Any] | None:
+        """Be complete from now on; the future to fill, if there is one."""
+        with _guard:
+            self._over = True
+            return self._future
+
+    def _fill(self, future: Future[Any] | None) -> None:
+        if future is None:
             return
         if self._error is None:
             future.set_result(_flat(self._outputs))
@@ -96,12 +99,17 @@ def _flat(outputs: Any) -> list[torch.Tensor]:
 
 
 class QueuedWork(Work):
-    """A call that the group's worker carries out."""
+    """A call that the group's worker carries out; words() says it in messages."""
 
-    def __init__(self, group: ProcessGroupMPI, run: Callable[[], None], outputs: Any, words: str) -> None:
+    _over = False
+
+    def __init__(
+        self, group: ProcessGroupMPI, run: Callable[[], None], outputs: Any, words: Callable[[], str]
+    ) -> None:
         super().__init__(outputs)
         self._group, self._run, self._words = group, run, words
-        self._ended = threading.Event()
+        self._under_way = threading.Lock()  # held until the call has ended
+        self._under_way.acquire()
 
     def perform(self) -> None:
         """Carry the call out; called once, by the worker."""
@@ -112,19 +120,21 @@ class QueuedWork(Work):
         except BaseException as error:
             self._error = error
         del self._run
-        with self._guard:
-            self._ended.set()
-        self._fill()
+        future = self._ended()
+        self._under_way.release()
+        self._fill(future)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        if not self._ended.is_set():
-            seconds = timeout.total_seconds() if timeout else None
+        if not self._over:
+            seconds = timeout.total_seconds() if timeout else -1
             if self._group.worker.is_me():  # a callback waits for a call that stands behind it in the queue
                 self._group.worker.run_until(self)
-            elif not self._ended.wait(seconds):
+            elif self._under_way.acquire(timeout=seconds):
+                self._under_way.release()
+            else:
                 raise as_torch(
                     WaitTimeoutError(
-                        f"{self._words} was not complete after {seconds:g} s",
+                        f"{self._words()} was not complete after {seconds:g} s",
                         self._group.where,
                         "wait again, or look for the rank that did not make this call",
                     )
@@ -132,11 +142,13 @@ class QueuedWork(Work):
         return super().wait()
 
     def is_completed(self) -> bool:
-        return self._ended.is_set()
+        return self._over
 
 
 class MessageWork(Work):
     """A message under way. The group's poller moves it on while nobody waits."""
+
+    _over = False
 
     def __init__(
         self,
@@ -146,14 +158,13 @@ class MessageWork(Work):
         peer: int | None,
         words: str,
         give: Callable[[], Any] | None = None,
-        end: Callable[[], None] | None = None,
+        close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(outputs)
         self._group, self._request, self._peer, self._words = group, request, peer, words
         self._give = give  # what is left to do once the message is there
-        self._end = end  # of its record in a profile
+        self._close = close  # ends its record in a profile
         self._turn = threading.Lock()
-        self._over = False
 
     def poll(self) -> bool:
         """Move the message on; True once it is complete."""
@@ -172,13 +183,11 @@ class MessageWork(Work):
                     self._give()
             except HpcommError as error:
                 self._error = as_torch(error)
-            if self._end is not None:
-                self._end()
+            if self._close is not None:
+                self._close()
+            self._fill(self._ended())
         finally:
             self._turn.release()
-        with self._guard:
-            self._over = True
-        self._fill()
         return True
 
     def wait(self, timeout: timedelta | None = None) -> bool:

@@ -59,6 +59,7 @@ class Worker:
     def _serve(self) -> None:
         while (work := self._queue.get()) is not None:
             self._perform(work)
+            del work  # and with it the call's tensors
 
     def _perform(self, work: QueuedWork) -> None:
         try:

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import hpcomm
+from hpcomm.torch_backend import errors
 from hpcomm.torch_backend import group as groups_of_mpi
-from hpcomm.torch_backend import seam
 
 
 def total(group: dist.ProcessGroup | None, value: float) -> float:
@@ -164,7 +164,7 @@ def test_a_newer_torch_that_fails_where_names_have_moved_is_named(monkeypatch: p
     }
     with pytest.raises(TypeError, match="takes no ranks"):
         groups_of_mpi.make(fail, names, {})
-    monkeypatch.setattr(seam, "_NEWEST", (2, 5))
+    monkeypatch.setattr(errors, "_NEWEST", (2, 5))
     with pytest.raises(
         hpcomm.ConfigError, match=r"torch .* says create\(\) takes no ranks: its seam .* moved"
     ):

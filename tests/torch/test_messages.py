@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import hpcomm
+from hpcomm.torch_backend import worker
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64], ids=str)
@@ -33,6 +35,21 @@ def test_messages_both_ways_at_once_do_not_wait_for_each_other(rank: int, size: 
     assert bool((y == left).all())
     assert coming.is_completed()
     assert coming.get_future().wait()[0] is y
+
+
+def test_a_message_that_has_come_unseen_has_a_future(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_POLL_S", 0.5)  # nobody looks meanwhile
+    if rank == 1:
+        work = dist.irecv(x := torch.zeros(2), 0)
+        assert work is not None
+    dist.barrier()
+    if rank == 0:
+        dist.send(torch.ones(2), 1)
+    elif rank == 1:
+        while not work._request.done():  # type: ignore[attr-defined]
+            time.sleep(1e-3)
+        assert work.get_future().wait()[0] is x
+        assert x.tolist() == [1, 1]
 
 
 def test_tags_tell_messages_apart(rank: int) -> None:
