@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Partners"]
 
 _BYE = 32099  # tag
+_UNDER_WAY_S = 1.0  # for messages that were sent before an end: the board is quicker than MPI
 _LAST_WORDS_S = 0.2  # for what is said at the same moment: UCX complains of messages that nobody received
 
 
@@ -43,6 +44,7 @@ class Partners:
         self._inter = inter
         self._carries = carries
         self._gone: set[int] = set()
+        self._since: dict[int, float] = {}  # when lost() first heard of it
         self._lock = threading.Lock()
         self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._going: list[MPI.Request] = []
@@ -66,6 +68,11 @@ class Partners:
             if self._threads or threading.current_thread() is threading.main_thread():
                 self._hear()
             return set(self._gone)
+
+    def lost(self) -> set[int]:
+        """Those of whom nothing more comes: they ended a while ago, so that what they sent is through."""
+        now = time.monotonic()
+        return {rank for rank in self.gone() if now - self._since.setdefault(rank, now) >= _UNDER_WAY_S}
 
     def has_messages(self) -> bool:
         """Whether something that was sent before an end still waits here to be received."""
