@@ -170,7 +170,7 @@ class Channel:
     def _judge(self, waited_s: float) -> None:
         """Raise if this wait can bring nothing more."""
         verb, wire = "put" if self.sends else "get", self.wire
-        lost = wire.ended() & {rank for part in self.parts for rank, _ in part.rows}
+        lost = wire.lost() & {rank for part in self.parts for rank, _ in part.rows}
         if lost and not self._test():
             last = f"; the last that came was of time {self.stamp[1]:g} s" if self.stamp[1] >= 0 else ""
             raise PeerFailedError(

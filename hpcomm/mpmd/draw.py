@@ -45,7 +45,8 @@ def plan(argv: Sequence[str]) -> int:
         program = spec.programs[name]
         where = ", ".join(host for host, _ in program.hosts) or "anywhere"
         alone = "" if program.joins else ", does not join"
-        print(f"program {name}: ranks {ranks[0]}-{ranks[-1]}, {program.device}, {where}{alone}")
+        numbers = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        print(f"program {name}: {numbers}, {program.device}, {where}{alone}")
     for each in spec.fields:
         print(f"field {each.name}: {each.source} -> {each.target}, {_about(each)}")
     return 0

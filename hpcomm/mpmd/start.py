@@ -105,6 +105,8 @@ def parse(argv: Sequence[str]) -> Asked:
             raise launch.unknown_option(name)
         else:
             asked.spec = Path(word)
+    if asked.spec == Path():
+        raise ConfigError("which spec?", "hpcomm run", f"hpcomm run {' '.join(argv[:-1])} ... SPEC.toml")
     kind = asked.values.get("--as")
     if kind is not None and (kind not in _KINDS or not asked.dry_run):
         raise ConfigError(

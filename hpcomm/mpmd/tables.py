@@ -83,7 +83,8 @@ class Tables:
 
     def known(self, table: Any, keys: tuple[str, ...], what: str) -> None:
         if not isinstance(table, dict):
-            self.fail(f"{what} must be a table, not {table!r}", f"[{'.'.join(self.where)}]")
+            head = "[[field]]" if self.where[:1] == ("field",) else f"[{'.'.join(self.where)}]"
+            self.fail(f"{what} must be a table, not {table!r}", head)
         for key in table:
             if key not in keys:
                 close = get_close_matches(key, keys, 1)

@@ -38,9 +38,9 @@ class Wire:
         self.shift = comm.size if is_first else 0
         self.waited_s = 0.0
 
-    def ended(self) -> set[int]:
-        """Ranks of the other program that have ended."""
-        return self.comm._partners.gone() if self.comm._partners is not None else set()
+    def lost(self) -> set[int]:
+        """Ranks of the other program that have ended, and whose last messages have come."""
+        return self.comm._partners.lost() if self.comm._partners is not None else set()
 
     def wait(self, test: Callable[[], bool], judge: Callable[[float], None]) -> None:
         """Wait until test() is true; judge(seconds) is asked now and then, and raises if that is in vain."""

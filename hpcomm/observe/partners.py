@@ -6,9 +6,12 @@ waiting. So a rank says farewell to every rank of the linked programs when its P
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import time
+import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import runtime
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Partners"]
 
 _BYE = 32099  # tag
+_UNDER_WAY_S = 1.0  # for messages that were sent before an end: the board is quicker than MPI
 _LAST_WORDS_S = 0.2  # for what is said at the same moment: UCX complains of messages that nobody received
 
 
@@ -40,25 +44,35 @@ class Partners:
         self._inter = inter
         self._carries = carries
         self._gone: set[int] = set()
+        self._since: dict[int, float] = {}  # when lost() first heard of it
         self._lock = threading.Lock()
         self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._going: list[MPI.Request] = []
         board = runtime.board
-        card = struct.pack("2q", board.node if board else -1, board.here if board else -1)
+        card = struct.pack("4q", board.node if board else -1, board.here if board else -1, *_process())
         cards = bytearray(len(card) * inter.remote_size)
         inter.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
         self._regions: list[tuple[int, Region]] = []
-        for rank, (node, here) in enumerate(struct.iter_unpack("2q", cards)):
-            if board is not None and node == board.node:
+        self._processes: list[tuple[int, Path]] = []  # of another job on this host
+        for rank, (node, here, host, pid) in enumerate(struct.iter_unpack("4q", cards)):
+            if foreign:
+                self._processes += [(rank, Path(f"/proc/{pid}"))] if host and host == _process()[0] else []
+            elif board is not None and node == board.node:
                 self._regions.append((rank, board.regions[here]))
 
     def gone(self) -> set[int]:
         """Ranks over there that have ended. Never blocks."""
         with self._lock:
             self._gone |= {rank for rank, region in self._regions if region.gone}
+            self._gone |= {rank for rank, process in self._processes if not process.exists()}
             if self._threads or threading.current_thread() is threading.main_thread():
                 self._hear()
             return set(self._gone)
+
+    def lost(self) -> set[int]:
+        """Those of whom nothing more comes: they ended a while ago, so that what they sent is through."""
+        now = time.monotonic()
+        return {rank for rank in self.gone() if now - self._since.setdefault(rank, now) >= _UNDER_WAY_S}
 
     def has_messages(self) -> bool:
         """Whether something that was sent before an end still waits here to be received."""
@@ -85,3 +99,12 @@ class Partners:
         while self._inter.Iprobe(MPI.ANY_SOURCE, _BYE, status):
             self._inter.Recv([bytearray(0), MPI.BYTE], status.source, _BYE)
             self._gone.add(status.source)
+
+
+def _process() -> tuple[int, int]:
+    """A number for this host and its process ids as seen from here, 0 if unknown; and this process's id."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return 1 + zlib.crc32(f"{boot}{Path('/proc/self/ns/pid').readlink()}".encode()), os.getpid()
+    except OSError:
+        return 0, 0

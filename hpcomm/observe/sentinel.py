@@ -146,7 +146,7 @@ def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
 def _judge_partners(comm: Communicator, rank: int | None, call: int) -> str | None:
     """Why a call to another program cannot complete, or None. call: 0 for a message, -1 for a collective."""
     assert comm._partners is not None
-    gone = comm._partners.gone()
+    gone = comm._partners.lost()
     if not gone or comm._partners.has_messages():
         return None
     is_known = rank is not None and rank >= 0

@@ -517,6 +517,7 @@ def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys
         (["--as", "mpich"], "--as mpich is not possible"),
         (["--dry-runn"], "unknown option --dry-runn"),
         (["--files"], "--files needs a value"),
+        (["--only"], "which spec?"),
         (["--progress", "soon"], "--progress soon: a number of seconds"),
         (["--only", "ocaen"], "there is no program 'ocaen'"),
         (["--only", "ocean"], "nothing is recorded for 'ocean'"),
