@@ -117,7 +117,7 @@ def test_a_rank_may_run_ahead_and_others_come_late(comm: Any) -> None:
 
 
 def test_mpi_moves_on_while_a_rank_waits(comm: Any) -> None:
-    """A large message needs its sender's MPI until it is received; the receiver comes to the call after that."""
+    """A large message needs its sender's MPI until it is received; then only its receiver comes along."""
     if comm.size == 1:
         return
     n, right, left = 700_000, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
