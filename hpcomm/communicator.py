@@ -94,7 +94,8 @@ class Communicator:
             from .onboard import Onboard
 
             self._onboard = Onboard(self)
-        self._short: Short | None = None  # the way of small all-reduces within a node
+        self._is_short = False  # whether small all-reduces have
+        self._short: Short | None = None  # a way of their own, within a node
         self._partners: Partners | None = None  # on a link: who of the other program has ended
         self._agreement = self._agree(level)
         self.check: str = self._agreement.level
@@ -398,12 +399,14 @@ class Communicator:
         board = runtime.board
         if board is not None and posts:
             self._ring = board.take_ring()
-        card = struct.pack("3q", board.node if board else -1, board.here if board else -1, self._ring)
+        place = (board.node, board.here) if board else (-1, -1)
+        card = struct.pack("4q", *place, self._ring, Short.pays(self.size))
         cards = bytearray(len(card) * self.size)
         self._shadow.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
         if board is None:
             return []
-        there = list(struct.iter_unpack("3q", cards))
+        there = list(struct.iter_unpack("4q", cards))
+        self._is_short = all(pays and node == board.node and ring >= 0 for node, _, ring, pays in there)
         order = [(self.rank + i) % self.size for i in range(1, self.size)]
         near = [r for r in order if there[r][0] == board.node]
         self._shelves = board.shelves
@@ -426,7 +429,7 @@ class Communicator:
         self._watched = (ring, peers)
         sentinel.follow(self)
         light = agreement.light(self, board, ring, peers)
-        if len(peers) == self.size - 1 and self._onboard is None and Short.fits(self.size):
+        if self._is_short and self._onboard is None:
             spots = {r: region.spots(slot) for r, region, slot in near}
             spots[self.rank] = board.mine.spots(self._ring)
             self._short = Short(self, [spots[r] for r in range(self.size)], ring, light.names["suspect"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 
 import hpcomm
 from hpcomm import short
@@ -19,8 +21,16 @@ OPS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
 
 
 @pytest.fixture
+def comm(monkeypatch: pytest.MonkeyPatch) -> Iterator[hpcomm.Communicator]:
+    """A communicator that goes the way, whether or not it pays."""
+    monkeypatch.setattr(short, "_crowded", lambda size: True)
+    with hpcomm.Communicator(MPI.COMM_WORLD, name="short") as made:
+        yield made
+
+
+@pytest.fixture
 def calls(comm: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths that were laid out, each once for a lane; the lanes are made anew."""
+    """The lengths that were laid out, each once for a lane."""
     if comm.size == 1:
         pytest.skip("one rank goes no way at all")
     seen: list[int] = []
@@ -31,7 +41,6 @@ def calls(comm: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return places(self, code, count)
 
     monkeypatch.setattr(short.Short, "places", noted)
-    comm._lanes = {}
     return seen
 
 
@@ -136,17 +145,22 @@ def test_communicators_that_follow_each_other_do_not_see_old_flags(comm: Any) ->
             assert other.all_reduce(x).tolist() == [turn * comm.size + sum(range(comm.size))]
 
 
-def test_ranks_out_of_step_are_told(own_comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if own_comm.size == 1:
+def test_ranks_out_of_step_are_told(comm: Any) -> None:
+    if comm.size == 1:
         return
-    if own_comm.rank == 0:
-        own_comm._short.flip()
+    if comm.rank == 0:
+        comm._short.flip()
     with pytest.raises(hpcomm.MismatchError, match="out of step"):
-        own_comm.all_reduce(np.ones(1))
+        comm.all_reduce(np.ones(1))
 
 
-def test_the_way_is_there_wherever_ranks_share_a_node(comm: Any) -> None:
+def test_the_way_is_gone_where_it_pays(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (comm._short is not None) == (comm.size > 1 and os.uname().machine == "x86_64")
+    one = comm.rank != 0  # and only if all ranks say so
+    monkeypatch.setattr(short, "_crowded", lambda size: one)
+    with hpcomm.Communicator(comm.mpi) as other:
+        assert (other._short is not None) == (other.size > 1 and MPI.get_vendor()[0] != "Open MPI")
+        np.testing.assert_array_equal(other.all_reduce(np.ones(2)), [comm.size] * 2)
     with hpcomm.Communicator(comm.mpi, check="off") as plain:
         assert plain._short is None
         np.testing.assert_array_equal(plain.all_reduce(np.ones(2)), [comm.size] * 2)
