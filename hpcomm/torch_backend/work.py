@@ -98,6 +98,10 @@ def _flat(outputs: Any) -> list[torch.Tensor]:
     return found
 
 
+def _over() -> str:
+    return "a call that has just ended"
+
+
 class QueuedWork(Work):
     """A call that the group's worker carries out; words() says it in messages."""
 
@@ -121,6 +125,7 @@ class QueuedWork(Work):
             self._error = error
         del self._run
         future = self._ended()
+        self._words = _over  # and so lets go of what went in
         self._under_way.release()
         self._fill(future)
 
