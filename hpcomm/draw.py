@@ -313,23 +313,27 @@ def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
 
 
 def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
-    """Which algorithm is fastest, over size and number of ranks, up to `ranks`."""
+    """Which algorithm is fastest, over size and number of ranks up to `ranks`; a gap where none can be built."""
     import numpy as np
 
     from .simulate import predict
 
+    def seconds(name: str, p: int, nbytes: int) -> float:
+        try:
+            return predict(verb, name, p, nbytes, on).seconds
+        except UsageError:  # nodes that do not divide so many ranks
+            return np.inf
+
     sizes = [2**k for k in range(3, 31, 3)]
     several = sorted({max(2, int(ranks / 2 ** (i / 2))) for i in range(14)})
-    best = np.array([
-        [int(np.argmin([predict(verb, name, p, n, on).seconds for name in names])) for n in sizes]
-        for p in several
-    ])  # fmt: skip
+    times = np.array([[[seconds(name, p, n) for name in names] for n in sizes] for p in several])
+    best = np.ma.masked_where(np.isinf(times).all(2), times.argmin(2))
     figure, axes = pyplot().subplots(figsize=(7, 4.5))
     colours = pyplot().get_cmap("tab20", len(names))
     axes.imshow(best, origin="lower", aspect="auto", cmap=colours, vmin=-0.5, vmax=len(names) - 0.5)
     axes.set_xticks(range(len(sizes)), [_short(n) for n in sizes], fontsize=7)
     axes.set_yticks(range(len(several)), [str(p) for p in several], fontsize=7)
-    for i in np.unique(best):
+    for i in np.unique(best.compressed()):
         axes.plot([], [], "s", color=colours(int(i)), label=names[int(i)])
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     axes.set_xlabel("bytes")

@@ -238,14 +238,25 @@ def tree_all_reduce(p: int, chunks: int = 1) -> Schedule:
     return pipeline(both, chunks) if chunks > 1 and p > 1 else both
 
 
+def _divides(node: int, p: int) -> bool:
+    """Whether p ranks are several nodes of several ranks.
+
+    Raises:
+        UsageError: they fill no whole number of nodes.
+    """
+    if node < 1 or p % node:
+        raise UsageError(f"{p} ranks do not divide into nodes of {node}", hint=f"node={divide(p)}")
+    return 1 < node < p
+
+
 def double_tree(p: int, chunks: int = 2, node: int = 1) -> Schedule:
-    if node > 1 and p % node == 0 and p > node:
+    if _divides(node, p):
         return tree.chained(p, node, tree.double_tree(p // node, chunks))
     return tree.double_tree(p, chunks)
 
 
 def single_tree(p: int, chunks: int = 1, node: int = 1) -> Schedule:
-    if node > 1 and p % node == 0 and p > node:
+    if _divides(node, p):
         return tree.chained(p, node, tree_all_reduce(p // node, chunks))
     return tree_all_reduce(p, chunks)
 
@@ -287,8 +298,7 @@ recursive_doubling.__doc__ = butterfly.recursive_doubling.__doc__
 def hierarchical(p: int, node: int = 0, inner: str = "ring", outer: str = "circulant") -> Schedule:
     if not node:
         node = divide(p)
-    if p % node:
-        raise UsageError(f"{p} ranks do not divide into nodes of {node}", hint=f"node={divide(p)}")
+    _divides(node, p)
     if inner in algorithms("all_gather") and inner != "tree":
         within = build("all_gather", inner, node)
     else:

@@ -26,6 +26,7 @@ VIEWS = [
     ["recursive_doubling", "--ranks", "80", "--view", "time"],
     ["ring,double_tree", "--ranks", "16", "--view", "cost"],
     ["ring,hierarchical:inner=pat,outer=ring", "--ranks", "16", "--view", "winners"],
+    ["hierarchical:node=4", "--ranks", "16", "--view", "winners"],  # not for all numbers up to 16
 ]
 
 

@@ -414,6 +414,9 @@ def test_an_unknown_algorithm_or_parameter_is_refused_with_what_there_is() -> No
         build("all_reduce", "ring:size=3", 4)
     with pytest.raises(hpcomm.UsageError, match=r"7 ranks do not divide into nodes of 2\n  try:   node=1"):
         build("all_reduce", "hierarchical:node=2", 7)
+    for name in ("tree", "double_tree"):
+        with pytest.raises(hpcomm.UsageError, match=r"12 ranks do not divide into nodes of 5"):
+            build("all_reduce", f"{name}:node=5", 12)
     with pytest.raises(
         hpcomm.UsageError, match=r"no algorithms for 'all_redoce'\n  try:   one of all_gather"
     ):
