@@ -313,7 +313,7 @@ def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
 
 
 def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
-    """Which algorithm is fastest, over size and number of ranks up to `ranks`; a gap where none can be built."""
+    """Which algorithm is fastest, over size and number of ranks up to `ranks`; gaps where none fits."""
     import numpy as np
 
     from .simulate import predict
