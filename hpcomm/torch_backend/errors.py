@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 from ..errors import ConfigError, HpcommError
 
 __all__ = ["as_torch", "is_unknown", "moved"]
@@ -35,11 +33,15 @@ def _both(kind: type[HpcommError]) -> Any:
 
 def is_unknown() -> bool:
     """Whether this torch is newer than those that the tests have run on."""
+    import torch  # here: torch, once it is imported, asks for the seam, which needs this module
+
     return tuple(int(part) for part in torch.__version__.split(".")[:2]) > _NEWEST
 
 
 def moved(what: str) -> ConfigError:
     """The error where this torch is not as expected."""
+    import torch
+
     major, minor = _NEWEST
     return ConfigError(
         f"torch {torch.__version__} {what}: its seam for backend 'mpi' has moved",
