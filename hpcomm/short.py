@@ -121,7 +121,7 @@ class Short:
         return 0 if kind is None else (MOST // kind[1].itemsize + 1) << 32
 
     def takes(self, code: int, count: int) -> bool:
-        return FIRST <= signature(code, count) < self.end(code)
+        return FIRST <= (count << 32 | code) < self.end(code)  # signature() drops bits of long ones
 
     def places(self, code: int, count: int) -> list[tuple[Any, memoryview, list[memoryview], Any]]:
         """For either spot: (own elements, own flag, the others' flags, fold(out)), for count elements."""

@@ -15,6 +15,9 @@ from mpi4py import MPI
 
 import hpcomm
 from hpcomm import short
+from hpcomm.dtypes import BY_NAME
+from hpcomm.reduction import resolve
+from hpcomm.signature import head
 
 DTYPES = ("float64", "float32", "int8", "uint16", "int64", "complex64")
 OPS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "bxor": np.bitwise_xor}
@@ -92,6 +95,14 @@ def test_ranks_bring_the_same_elements_in_any_form(comm: Any, calls: list[int]) 
     np.testing.assert_array_equal(comm.all_reduce(np.array(2.5)), 2.5 * comm.size)
     assert comm.all_reduce(comm.rank + 0.5) == sum(rank + 0.5 for rank in range(comm.size))
     assert set(calls) == {1, 6}
+
+
+def test_lengths_whose_signature_looks_short_are_none(comm: Any) -> None:
+    if comm.size > 1:
+        code = head("all_reduce", resolve("sum", BY_NAME["int8"]).code, BY_NAME["int8"].code)
+        assert [comm._short.takes(code, n) for n in (0, 3, short.MOST, short.MOST + 1, (1 << 31) + 3)] == [
+            False, True, True, False, False,
+        ]  # fmt: skip
 
 
 def test_minima_of_floats_stay_with_mpi(comm: Any, calls: list[int]) -> None:
