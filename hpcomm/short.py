@@ -16,7 +16,6 @@ and MPI differ about what is not a number.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from contextvars import copy_context
 from functools import lru_cache, partial
@@ -112,7 +111,7 @@ class Short:
         """Whether so many ranks of one node should go this way, as far as this one can tell."""
         from mpi4py import MPI
 
-        fits = 1 < size <= _RANKS and platform.machine() in _ORDERED
+        fits = 1 < size <= _RANKS and os.uname().machine in _ORDERED
         return fits and (MPI.get_vendor()[0] != "Open MPI" or _crowded(size))
 
     def end(self, code: int) -> int:
