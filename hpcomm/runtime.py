@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
     from .observe.board import Board
 
-__all__ = ["abort", "board", "start", "started"]
+    Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+__all__ = ["abort", "board", "in_one_piece", "start", "started"]
 
 GRACE = 1.0  # s in which the other ranks may end too
 
@@ -141,15 +143,24 @@ def _abort(status: int) -> None:
     MPI.COMM_WORLD.Abort(status)
 
 
+def in_one_piece(hook: Hook) -> Hook:
+    """A hook for exceptions that says what hook does at once: launchers mix what ranks say line by line."""
+
+    def whole(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        said = io.StringIO()
+        with redirect_stderr(said):
+            hook(kind, error, trace)
+        _write(sys.stderr, said.getvalue())
+
+    return whole
+
+
 def _install_hooks() -> None:
-    previous_hook, exit_ = sys.excepthook, sys.exit
+    previous_hook, exit_ = in_one_piece(sys.excepthook), sys.exit
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _stand_still_if_ending()  # the cause has been said; what comes of the end is no news
-        said = io.StringIO()
-        with redirect_stderr(said):
-            previous_hook(kind, error, trace)
-        _write(sys.stderr, said.getvalue())
+        previous_hook(kind, error, trace)
         _show_captured()
         if not (sys.flags.interactive or hasattr(sys, "ps1")):
             _leave(1)

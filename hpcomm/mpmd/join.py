@@ -178,3 +178,4 @@ def _end_at_exit(world: MPI.Intracomm) -> None:
         world.Abort(1)
 
     atexit.register(end)
+    sys.excepthook = runtime.in_one_piece(sys.excepthook)
