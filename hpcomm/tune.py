@@ -231,7 +231,8 @@ def _job(ranks: int, verbs: Sequence[str], sizes: Sequence[int], rounds: int, ow
 def _model(records: list[dict[str, Any]]) -> None:
     """Add to our schedules what the model, fitted to a ping-pong of 2 ranks here, says that they take."""
     from . import fit
-    from .simulate import machine, predict
+    from .machine import machine
+    from .simulate import predict
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "here.json"
