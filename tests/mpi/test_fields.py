@@ -316,9 +316,18 @@ def test_an_exchange_says_how_it_is_misused(comm: Any, field: Field) -> None:
         halo.start()
     halo.wait(timeout=10)
     assert "halo exchange:" in halo.explain()
+    for timeout in (None, None, 10, None):  # the first call is made step by step, later ones are not
+        halo(timeout)
+    halo.start()
+    with pytest.raises(hpcomm.UsageError, match="not waited for"):
+        halo()
+    halo.wait()
+    halo()
+    halo()
     halo.close()
-    with pytest.raises(hpcomm.UsageError, match="is closed"):
-        halo.start()
+    for call in (halo.start, halo):
+        with pytest.raises(hpcomm.UsageError, match="is closed"):
+            call()
     if comm.size > 1:
         late = Halo(field)
         if comm.rank == 0:
