@@ -65,8 +65,8 @@ class Exchange:
 
     __slots__ = ("__call__", "__dict__", "__weakref__")
 
-    # exchange(timeout=None): start() and wait(). A slot, in which a function stands: that a method looks at its
-    # exchange first costs 0.1 us, a fifteenth of a small exchange.
+    # exchange(timeout=None): start() and wait(). A slot, in which a function stands: a method that looks at
+    # its exchange first costs 0.1 us, a fifteenth of a small exchange.
     __call__: Callable[..., None]
 
     def __init__(
