@@ -224,8 +224,11 @@ def _check(comm: Communicator, path: Path, field: Field, entries: Mapping[str, A
         raise LayoutError(
             f"{field.name!r} has shape {tuple(entry['shape'])} in {path}, the field {field.shape}",
             where("load", comm),
+            f"a field of shape {tuple(entry['shape'])}, in any partition",
         )
     if entry["dtype"] != field.look.dtype.name:
         raise DtypeError(
-            f"{field.name!r} is {entry['dtype']} in {path}, the field {field.look.dtype}", where("load", comm)
+            f"{field.name!r} is {entry['dtype']} in {path}, the field {field.look.dtype}",
+            where("load", comm),
+            f"a field of dtype {entry['dtype']}",
         )

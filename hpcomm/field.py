@@ -105,7 +105,10 @@ class Field:
                 frozen = self.look.frozen if place is None else place.readonly and self.look.frozen
                 if self.look.shape != shape or frozen:
                     wrong = frozen or f"has shape {self.look.shape}, due is {shape}"
-                    raise LayoutError(f"array {wrong}", hint="this rank's box, with its halo, to be written")
+                    hint = (
+                        "this rank's box, with its halo, to be written; Partition(bounds=...) cuts elsewhere"
+                    )
+                    raise LayoutError(f"array {wrong}", hint=hint)
             if self.look.place is not None and isinstance(self.partition, Points):
                 raise LayoutError("fields of points cannot lie on a device yet", hint="a host array")
         except HpcommError as error:

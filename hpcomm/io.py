@@ -56,7 +56,7 @@ def save(field: Field, path: files.PathLike, *, collective: bool = True, sync: b
     path = Path(path)
     head = _header(field)
     with files.beside(comm, path) as part:
-        with opened(comm, part, "save", writing=True) as file:
+        with opened(comm, part, "save", True, path) as file:
             files.agree(comm, files.attempt(lambda: _write_head(comm, file, head)), "save", path)
             move(field, file, len(head), collective, writing=True)
         files.publish(comm, part, path, len(head) + _nbytes(field), sync)
@@ -157,20 +157,22 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], Any, int]:
 
 
 @contextmanager
-def opened(comm: Communicator, path: Path, verb: str, writing: bool) -> Iterator[MPI.File]:
-    """The file on all ranks; errors are everybody's."""
+def opened(
+    comm: Communicator, path: Path, verb: str, writing: bool, meant: Path | None = None
+) -> Iterator[MPI.File]:
+    """The file on all ranks; errors are everybody's. meant: the name that it will have."""
     mode = MPI.MODE_WRONLY | MPI.MODE_CREATE if writing else MPI.MODE_RDONLY
     file: list[MPI.File] = []
     intra: Any = comm.mpi
     failed = files.attempt(lambda: file.append(MPI.File.Open(intra, str(path), mode)))
     try:
-        files.agree(comm, failed, verb, path)
+        files.agree(comm, failed, verb, meant or path)
         yield file[0]
     except HpcommError:  # everybody's; at any other the ranks would wait for each other in Close
         for handle in file:
             files.attempt(handle.Close)
         raise
-    files.agree(comm, files.attempt(file[0].Close), verb, path)
+    files.agree(comm, files.attempt(file[0].Close), verb, meant or path)
 
 
 # -- data -------------------------------------------------------------------------------------------------

@@ -111,6 +111,8 @@ class Mesh:
     def describe(self) -> str:
         """A drawing of who sits where: rank, and node if there are several; this rank in brackets."""
         names = self.names
+        if len(names) > 2:  # axes of one rank stand in the title
+            names = (*(n for n in names if self.shape[n] > 1),) or names[-1:]
         nodes = {node: i for i, node in enumerate(dict.fromkeys(self._nodes))}
         title = ", ".join(f"{n}={s}{' (ring)' if n in self.periodic else ''}" for n, s in self.shape.items())
         plural = "s" if len(nodes) > 1 else ""
