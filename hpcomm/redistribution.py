@@ -251,7 +251,7 @@ def _place(partition: Partition | Points, rank: int, look: Any, region: route.Re
     if isinstance(partition, Partition):
         box = partition.box(rank)
         if isinstance(region, Box):
-            return array[region.slices(box.start)]
+            return array[region.slices(box.start) or ...]  # without axes () would be the number
         return Rows(array, region - box.start[0])
     assert not isinstance(region, Box)
     held = partition.owned[rank]

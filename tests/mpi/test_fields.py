@@ -253,6 +253,16 @@ def test_points_are_sliced_by_global_index(comm: Any) -> None:
         assert (plain(field[2:4]) == 7).all()
 
 
+def test_a_number_is_a_field_without_axes(comm: Any) -> None:
+    field = Field(comm, Partition((), {"r": comm.size}), halo=())
+    field[...] = 3
+    field.update_halo()
+    whole = field.gather()
+    assert whole is None if comm.rank else whole.shape == () and whole == 3
+    assert (field.sum(), field[()], field.all_gather()) == (3, 3, 3)
+    assert field.redistribute(Partition((), {"q": comm.size})).inner == 3
+
+
 def test_a_partial_field_is_refused_by_what_needs_its_values(comm: Any, tmp_path: Path) -> None:
     if comm.size == 1:
         pytest.skip("one rank alone holds the sum already")
