@@ -16,8 +16,8 @@ and several of them in the same order on all ranks.
 
 from __future__ import annotations
 
-import sys
 import math
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
