@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import runtime
 from ..communicator import Communicator
-from ..errors import ConfigError
+from ..errors import ConfigError, WaitTimeoutError, where
 from ..observe import sentinel
 from ..observe.partners import Partners
 from .field import Field
@@ -161,6 +161,27 @@ class Link:
                 outgoing.finish()
         finally:
             self._note(perf_counter(), began, time)
+
+    def swapped(self, mine: Any, verb: str) -> Any:
+        """What the other program says, for what this one does. Collective over both.
+
+        Raises:
+            WaitTimeoutError: it has not come to the same call within timeout_s.
+        """
+        theirs = None
+        if self.local.rank == 0:
+            going = self.inter.isend_object(mine, 0)
+            try:
+                theirs = self.inter.irecv_object(0).wait(timeout=self.timeout_s)
+                going.wait(timeout=self.timeout_s)
+            except WaitTimeoutError:
+                raise WaitTimeoutError(
+                    f"{verb} waited {self.timeout_s:.0f} s for program '{self.peer}'",
+                    where(verb, self.inter),
+                    f"{verb} needs all programs (the first put, get or exchange connects); look at what"
+                    " the other one does, or at the network; timeout of the field if it is slow",
+                ) from None
+        return self.local.broadcast_object(theirs)
 
     def report(self) -> str:
         """What each field moves over this link, and what its mapping keeps. Collective over both programs."""

@@ -11,6 +11,7 @@ from ..errors import ConfigError, UsageError
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
+from .channel import TIMEOUT_S
 from .field import Field
 from .link import Link
 from .progress import progress
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ..communicator import Communicator
 
 __all__ = ["Program"]
+
+_LEAST_S = 10.0  # that programs may come apart by, as in join, however short their exchanges are
 
 
 class Program:
@@ -139,8 +142,14 @@ class Program:
     def connect(self, time: float = 0.0) -> None:
         """Plan all couplings. Collective over all programs; done by the first put, get or exchange otherwise.
 
+        Waits for the others as long as the longest timeout of the fields says, but at least 10 s.
+
         Args:
             time: of the model when it starts, for a run that goes on from an earlier one.
+
+        Raises:
+            ConfigError: what the programs give and take does not fit together.
+            WaitTimeoutError: another program has not connected in time.
         """
         if self.is_connected:
             return
@@ -151,7 +160,9 @@ class Program:
         mine = connecting.described(self._gives, self._takes)
         listed = self.spec.fields if self.spec is not None and self.spec.fields else None
         links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
-        theirs = {link.peer: _swapped(link, mine) for link in links}
+        for link in links:
+            link.timeout_s = self._patience(link.peer, listed)
+        theirs = {link.peer: link.swapped(mine, "connect") for link in links}
         fields = {link.peer: connecting.agreed(link, mine, theirs[link.peer], listed) for link in links}
         self._check_takes([each for some in fields.values() for each in some], theirs)
         for link in links:
@@ -160,6 +171,12 @@ class Program:
             )
             link._connect = _nothing
         self._began = perf_counter()
+
+    def _patience(self, peer: str, listed: tuple[FieldSpec, ...] | None) -> float:
+        """How long to wait for another program to connect: its fields may not be known yet."""
+        wishes = [wish for _, wish in self._takes.values()]
+        known = wishes if listed is None else [each for each in listed if peer in (each.source, each.target)]
+        return max(_LEAST_S, max((each.timeout_s for each in known), default=TIMEOUT_S))
 
     def _check_takes(self, fields: list[FieldSpec], theirs: dict[str, Any]) -> None:
         for name in self._takes:
@@ -204,7 +221,7 @@ class Program:
         """
         links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
         mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, links)
-        theirs = {link.peer: reporting.Row(*_swapped(link, tuple(mine))) for link in links}
+        theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in links}
         rows = [theirs.get(name, mine) for name in sorted({self.name, *theirs})]
         lines = reporting.table(rows)
         lines += [link.report() for link in links if link.gives or link.takes]
@@ -225,12 +242,6 @@ def _spec() -> JobSpec | None:
     """The spec that this job was started from."""
     path = os.environ.get("HPCOMM_SPEC")
     return read(Path(path), here=False) if path else None
-
-
-def _swapped(link: Link, mine: Any) -> Any:
-    """What the other program says, for what this one does."""
-    theirs = link.inter.sendrecv_object(mine, 0, 0) if link.local.rank == 0 else None
-    return link.local.broadcast_object(theirs)
 
 
 def _nothing() -> None:

@@ -305,6 +305,15 @@ else:
 """
 
 
+def test_a_program_that_never_connects_is_named_at_the_deadline(couple):
+    """The others need it to plan the exchange; a short timeout leaves it 10 s."""
+    code = LATE.replace("me.connect()\n", "").replace("sleep(8)", "sleep(25)")
+    start = time.monotonic()
+    done = couple(code, {"a": 1, "b": 1}, expect="failure")
+    assert time.monotonic() - start < 23
+    assert "WaitTimeoutError: connect waited 10 s for program 'a'" in done.stderr
+
+
 def test_a_giver_that_is_late_is_told_at_the_deadline(couple):
     done = couple(LATE, {"a": 1, "b": 1}, expect="failure")
     assert "WaitTimeoutError: get of 'f' waited 1 s for program 'a'" in done.stderr
