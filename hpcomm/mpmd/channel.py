@@ -84,6 +84,8 @@ class Channel:
         else:
             for field, values in self._made_for:
                 if field.values is not values:
+                    if getattr(field.values, "shape", ()) != values.shape:
+                        field.check(field.values)
                     self._prepare()
                     break
         if self.sends:

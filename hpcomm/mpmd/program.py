@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
@@ -13,9 +14,9 @@ from . import handshake, replay
 from . import report as reporting
 from .channel import TIMEOUT_S
 from .field import Field
-from .link import Link
+from .link import Link, no_field
 from .progress import progress
-from .reader import read
+from .reader import MAPPINGS, TIMES, divides, read
 from .record import Recorded, recorder
 from .spec import FieldSpec, JobSpec
 
@@ -121,8 +122,13 @@ class Program:
             values: where it goes, shape (points, ...); what it holds counts until something has come.
             points: global indices, in any order, also some that other ranks take too (halos).
             mapping, every, lag, time, neighbours, timeout: as in a spec, which is heard first.
+
+        Raises:
+            ConfigError: one of these is not possible.
+            LayoutError, DtypeError: values or points are not.
         """
         self._declare("takes", name)
+        _check_wish(name, mapping, every, lag, time, neighbours, timeout)
         wish = FieldSpec(
             name, "", self.name, mapping, None, None, every, lag, time, None, None, neighbours, False, timeout
         )
@@ -154,6 +160,8 @@ class Program:
         if self.is_connected:
             return
         self.is_connected = True
+        for field in [*self._gives.values(), *(field for field, _ in self._takes.values())]:
+            field.check(field.values)
         if self._recorder is not None and self._recorder.replays:
             replay.connect(self._links.values(), self._gives, self._takes, self.spec, self._recorder)
             return
@@ -192,6 +200,8 @@ class Program:
 
     def put(self, field: Field, time: float | None = None) -> None:
         """link.put to everybody who takes the field."""
+        if not isinstance(field, Field):
+            raise no_field(field, "put")
         self.connect()
         for link in self._links.values():
             if field.name in link.gives:
@@ -199,6 +209,8 @@ class Program:
 
     def get(self, field: Field, time: float | None = None) -> Any:
         """link.get from whoever gives the field."""
+        if not isinstance(field, Field):
+            raise no_field(field, "get")
         self.connect()
         for link in self._links.values():
             if field.name in link.takes:
@@ -236,6 +248,35 @@ class Program:
     def __repr__(self) -> str:
         peers = ", ".join(self.peers) or "nobody else"
         return f"<Program '{self.name}', rank {self.comm.rank} of {self.comm.size}, with {peers}>"
+
+
+def _check_wish(
+    name: str,
+    mapping: str,
+    every: float | None,
+    lag: float,
+    time: str,
+    neighbours: int,
+    timeout: float,
+) -> None:
+    """What reader.py checks of a field in a spec, of one that a program declares."""
+    hint = ""
+    for key, value, known in (("mapping", mapping, MAPPINGS), ("time", time, TIMES)):
+        if value not in known:
+            close = get_close_matches(str(value), known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(map(repr, known))}"
+            raise ConfigError(f"field {name!r} has no {key} {value!r}", "takes", hint)
+    if every is None and (lag or time != "instant"):
+        what, hint = "time and lag need every", "every=3600.0"
+    elif every is not None and not every > 0:
+        what, hint = f"every must be above 0, not {every:g}", "every=3600.0"
+    elif every is not None and (lag < 0 or not divides(every, lag)):
+        what, hint = f"lag = {lag:g} s is no multiple of every = {every:g} s", "lag=every"
+    elif neighbours < 1 or not timeout > 0:
+        what, hint = "neighbours must be 1 or more, and timeout above 0", "leave them away"
+    else:
+        return
+    raise ConfigError(f"field {name!r}: {what}", "takes", hint)
 
 
 def _spec() -> JobSpec | None:
