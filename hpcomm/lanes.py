@@ -17,7 +17,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -102,15 +102,16 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
     which = 0 if smallest else bisect_left(limits, x.nbytes)
     name, by = choices.names[which], None
     theirs = None if name is None else name.removeprefix("mpi:")
-    if name is None or (theirs != name and theirs in controls.choices(verb)):
+    if name is not None and theirs != name and theirs in controls.choices(verb):
         by = scheduled.by_library(comm, verb, theirs, mpi.NAMES[verb])
-    elif verb == "all_reduce" and make is _numpy and theirs == name:
+    elif verb == "all_reduce" and make is _numpy and name is not None and theirs == name:
         from . import dtypes, reduction
 
         with suppress(HpcommError):  # the careful way meets it again, and says where
             by = scheduled.by_schedule(comm, name, x.dtype, reduction.resolve(op, dtypes.from_numpy(x.dtype)))
     most = choices.limits[which] if which < len(choices.limits) else sys.maxsize
-    lane = make(comm, verb, op, x.dtype, (by, algorithm, most)) if by is not None else detour
+    known = by is not None or name is None
+    lane = make(comm, verb, op, x.dtype, (by, algorithm, most)) if known else detour
     home = comm._lanes.setdefault(algorithm, {}).setdefault(verb, {}) if smallest else lanes[which]
     home.setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
     return lane
@@ -159,7 +160,7 @@ if {FIRST} <= mine < end:
     if mine != laid:
         laid, places = mine, known.get(mine)
         if places is None:
-            places = known[mine] = places_of(code, mine >> 32)
+            places = known[mine] = places_of(mine >> 32)
     elements, line, others, fold = places[flip()]
     i = step()
     if not i % {LINE}:
@@ -410,8 +411,8 @@ def _make(
 ) -> Lane:
     """The lane of a verb, or detour where MPI alone cannot do the whole job.
 
-    by: what is called instead of comm.mpi's own function, the algorithm that the user named, and up to how
-    many bytes of x, or of one block.
+    by: what is called in place of what would be (None: nothing), the algorithm that the user named, and up to
+    how many bytes of x, or of one block.
     """
     from mpi4py import MPI
 
@@ -436,12 +437,13 @@ def _make(
     if verb == "all_reduce":
         names.update(last_n=-1, laid=-1, places=None)
         fragments = {**fragments, "sign": fragments["sign_all_reduce"], "short": "", "short_apart": ""}
-        short = None if by else comm._short
-        if short is not None and (end := short.end(names["code"])):
+        short, plain = comm._short if function is None else None, head(verb, fold, record.code)
+        if short is not None and (end := short.end(plain)):
             flat = fragments["flat"]
             fragments["short"] = _SHORT.replace("@flat", flat).replace("Y", "X")
             fragments["short_apart"] = _SHORT.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
-            names.update(end=end, flip=short.flip, known={}, look=short.look, places_of=short.places)
+            names.update(end=end, flip=short.flip, known={}, look=short.look)
+            names["places_of"] = partial(short.places, plain)
     if rooted:
         names["codes"] = [sign(verb, fold, record.code, root) for root in range(comm.size)]
         fragments = {**fragments, "sign": fragments["sign_rooted"]}
