@@ -68,6 +68,7 @@ class Onboard:
         self.announced, self.length = self.messages.announced, self.messages.length
 
     def close(self) -> None:
+        drive(self.messages.leave())
         if self.arena is not None:
             drive(self.arena.leave(self.channel))
             self._leave_nccl()
@@ -96,8 +97,7 @@ class Onboard:
             key = "to" if call.verb == "send" else "from", call.peer
             if key not in self.messages.paths:
                 return f"{here}, decided with the other rank at the first message; HPCOMM_GPU={self.forced}"
-            path, why = self.messages.paths[key]
-            return f"{here}, by {path}" + (f"; ipc: refused, {why}" if why else "")
+            return f"{here}, by {self.messages.paths[key]}"
         if call.chosen is None:
             return (
                 f"{here}; ranks tell each other at each call where their arrays lie, HPCOMM_GPU={self.forced}"

@@ -101,6 +101,14 @@ class Station:
         self._kept = 0  # bytes of them
         self._going: list[_Slot] = []  # to be freed once the device is through with them
         self._marks: list[int] = []
+        self._streams: list[int] = []
+
+    def borrow(self) -> int:
+        """A stream that nobody else has, until it is given back."""
+        return self._streams.pop() if self._streams else self.device.stream()
+
+    def give_back(self, stream: int) -> None:
+        self._streams.append(stream)
 
     def take(self, way: str, nbytes: int) -> _Slot:
         """A slot for one direction, of a power of two of bytes. Its last work may not be over: see used."""
