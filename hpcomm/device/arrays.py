@@ -51,6 +51,7 @@ class Place:
     make: Callable[[Shape], Any] | None
     pack: Callable[[], Any] | None
     readonly: bool = False
+    begun: int = 0  # the stream that was current when a call began
 
     @property
     def name(self) -> str:

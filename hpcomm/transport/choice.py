@@ -73,9 +73,7 @@ def choose_message(forced: str, **lacks: str) -> Choice:
 def _first(paths: Sequence[str], lacks: Mapping[str, str], forced: str) -> Choice:
     refused: dict[str, str] = {}
     for name in paths:
-        why = lacks.get(name, "") or (
-            "" if forced in ("auto", name) else f"HPCOMM_GPU={forced} forces another"
-        )
+        why = lacks.get(name, "") if forced in ("auto", name) else f"{forced} is forced"
         if not why:
             return Choice(name, refused)
         refused[name] = why

@@ -209,7 +209,7 @@ class Messages:
         if place is None:
             return None, None, "x is in host memory"
         if self.forced not in ("auto", "ipc", "schedule"):
-            return None, None, f"HPCOMM_GPU={self.forced} forces another"
+            return None, None, f"{self.forced} is forced"
         kept = ipc.slab(place.device)
         if not isinstance(kept, ipc.Slab):
             return None, None, f"the sender cannot export memory: {kept[:_WHY]}"
@@ -223,9 +223,9 @@ class Messages:
         path, refused = answer.choice.path, answer.choice.refused
         if not path:
             raise ConfigError(
-                f"HPCOMM_GPU={self.forced} forces what cannot carry this message: {refused[self.forced]}",
+                f"{self.forced} is forced, but cannot carry this message: {refused[self.forced]}",
                 where(call.verb, call.comm),
-                "HPCOMM_GPU=auto",
+                "gpu='auto' or HPCOMM_GPU=auto",
             )
         detail = {"ipc": ", opened itself" if answer.itself else ", through the slab"}.get(path, "")
         whys = "".join(f"; {name}: refused, {why}" for name, why in refused.items())

@@ -6,6 +6,8 @@ out right. Small constants here make the pieces of small arrays many.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -250,9 +252,7 @@ def test_a_path_that_cannot_work_is_refused_by_all(comm: hpcomm.Communicator, de
         pytest.skip("one rank needs no memory but its own")
     device.can_open = comm.rank != 0
     try:
-        why = (
-            "HPCOMM_GPU=ipc forces a path .* rank 0 cannot copy from rank 1: cannot be opened: operation not"
-        )
+        why = "cannot carry this call: rank 0 cannot copy from rank 1: cannot be opened: operation not"
         for _ in range(2):
             with pytest.raises(hpcomm.ConfigError, match=why):
                 comm.all_reduce(given(LARGE, comm.rank))
@@ -318,8 +318,8 @@ def test_messages_go_by_nccl_and_by_an_mpi_that_reads_device_memory(
                 each.fill(-1)
     for verb, peer in (("send", {"dest": right}), ("recv", {"source": left})):
         with comm.plan(verb, x[0], **peer) as plan:
-            assert f"by {path}; ipc: refused, HPCOMM_GPU={path} forces another" in plan.explain()
-    with pytest.raises(hpcomm.ConfigError, match=f"HPCOMM_GPU={path} forces .* x is in host memory"):
+            assert f"by {path}; ipc: refused, {path} is forced" in plan.explain()
+    with pytest.raises(hpcomm.ConfigError, match=f"{path} is forced, .* x is in host memory"):
         comm.sendrecv(values(LARGE, comm.rank), right, left, out=out[0][:LARGE])
 
 
@@ -413,11 +413,26 @@ def test_the_trial_tells_right_from_wrong(
         ]  # fmt: skip
 
 
+def test_a_path_can_be_forced_in_code(comm: hpcomm.Communicator) -> None:
+    """What is made of a communicator keeps it, until it is told another one."""
+    x = given(LARGE, comm.rank)
+    with comm.dup(gpu="pipeline") as piped, piped.split(0) as part, part.dup(gpu="auto") as free:
+        for made, way in ((piped, "pipeline"), (part, "pipeline"), (free, "ipc")):
+            with made.plan("all_reduce", x) as step:
+                assert f"by {way}" in step.explain()
+                assert way == "ipc" or "ipc: refused, pipeline is forced" in step.explain()
+    with pytest.raises(hpcomm.ConfigError, match="there is no path 'pigeon'"):
+        comm.dup(gpu="pigeon")
+    if comm.size > 1:
+        with pytest.raises(hpcomm.MismatchError, match="and another path elsewhere"):
+            comm.dup(gpu="ipc" if comm.rank else "pipeline")
+
+
 def test_a_path_must_be_one_and_the_same_on_all_ranks(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HPCOMM_GPU", "carrier pigeon")
-    with pytest.raises(hpcomm.ConfigError, match="HPCOMM_GPU=carrier pigeon is no path"):
+    with pytest.raises(hpcomm.ConfigError, match="there is no path 'carrier pigeon'"):
         comm.dup()
     if comm.size > 1:
         monkeypatch.setenv("HPCOMM_GPU", "ipc" if comm.rank else "pipeline")
@@ -481,6 +496,24 @@ def test_a_request_orders_streams_at_wait_and_the_host_at_synchronize(comm: hpco
     request = comm.all_reduce(given(LARGE, comm.rank), async_op=True)
     request.synchronize()
     assert request.done()
+
+
+def test_arrays_live_until_the_device_is_through_with_them(comm: hpcomm.Communicator) -> None:
+    """Waited for on another stream than they were made on: their library gives memory out again there."""
+    producer, consumer = (driver.driver().device(0).stream() for _ in range(2))
+    with model.stream(producer):
+        x = given(LARGE, comm.rank)
+        request = comm.all_reduce(x, async_op=True)
+    with model.stream(consumer):
+        y = request.wait()
+        there = weakref.ref(x)
+        del x, request
+        gc.collect()
+        assert there() is not None
+        np.testing.assert_array_equal(y.get(), sum(values(LARGE, q) for q in range(comm.size)))
+        comm.all_reduce(given(SMALL, comm.rank))
+        gc.collect()
+        assert there() is None
 
 
 def test_a_capture_into_a_graph_is_refused(comm: hpcomm.Communicator, device: model.Model) -> None:
