@@ -66,6 +66,7 @@ class Onboard:
         self.messages = Messages(self.plain, self.channel, self.forced, self._is_one_call)
         self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
         self.announced, self.length = self.messages.announced, self.messages.length
+        self.look = self.messages.look
 
     def close(self) -> None:
         drive(self.messages.leave())
@@ -82,6 +83,14 @@ class Onboard:
     def _is_one_call(self, nbytes: int) -> bool:
         """Whether so many bytes of each rank go in one MPI call."""
         return nbytes <= self.eager or self._between
+
+    def probe(self, source: int, tag: int, seen: MPI.Status) -> None:
+        """As look(), and wait."""
+
+        def stages() -> Stages:
+            yield [SimpleNamespace(Test=lambda status: self.look(source, tag, seen))]
+
+        drive(stages())
 
     # -- explaining ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from mpi4py import MPI
 
 from ..buffer import Buffer, DeviceBuffer, as_buffer
@@ -84,9 +85,18 @@ def carried(call: Call, stages: Callable[[], Stages], seen: MPI.Status | None = 
     return call
 
 
+class _Held(NamedTuple):
+    """A message that was received to look at it, and is still to be received by the user."""
+
+    source: int
+    tag: int
+    raw: bytearray
+
+
 class Messages:
     """What a communicator has for messages.
 
+    held: what probe had to receive, in the order of arrival
     paths: ("to" or "from", rank) -> the path of the last large message, and why no better one
     """
 
@@ -94,6 +104,7 @@ class Messages:
         self.plain, self.channel, self.forced, self._goes_whole = plain, channel, forced, whole
         self._serial = itertools.count()
         self.opened = _opened
+        self.held: list[_Held] = []
         self.paths: dict[tuple[str, int], str] = {}
         self._pairs: dict[tuple[str, int, bytes, bytes], nccl.Pair] = {}
 
@@ -138,7 +149,65 @@ class Messages:
         yield [self.plain.Isend(transport.spec(array, count, look.dtype), call.peer, call.tag)]
         source.end()
 
+    def look(self, source: int, tag: int, seen: MPI.Status) -> bool:
+        """Whether a message has come; seen is filled, of a large one from what its card says.
+
+        MPI tells the length of a message without receiving it, but not what it holds: so one that may be a
+        card is received, and held for who receives it.
+        """
+        found = self._find(source, tag)
+        if found is None:
+            if not self.plain.Iprobe(source, tag, seen):
+                return False
+            if seen.Get_elements(MPI.BYTE) != _CARD:
+                return True
+            message = self.plain.Improbe(seen.Get_source(), seen.Get_tag(), seen)
+            if message is None:  # another thread has it
+                return False
+            found = _Held(seen.Get_source(), seen.Get_tag(), bytearray(_CARD))
+            message.Recv([found.raw, MPI.BYTE])
+            self.held.append(found)
+        self._show(found, seen)
+        return True
+
+    def _find(self, source: int, tag: int) -> _Held | None:
+        fits = (x for x in self.held if source in (MPI.ANY_SOURCE, x.source) and tag in (MPI.ANY_TAG, x.tag))
+        return next(fits, None)
+
+    def _show(self, held: _Held, seen: MPI.Status) -> None:
+        seen.Set_source(held.source)
+        seen.Set_tag(held.tag)
+        announced = self.length(held.raw)
+        seen.Set_elements(MPI.BYTE, len(held.raw) if announced is None else announced)
+
+    def take(self, source: int, tag: int, seen: MPI.Status) -> bytearray | None:
+        """What is held of a message that a receive asks for, if it is."""
+        found = self._find(source, tag)
+        if found is None:
+            return None
+        self.held.remove(found)
+        self._show(found, seen)
+        return found.raw
+
+    def _recv_held(self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status) -> Stages:
+        """Receive a plain message that is held."""
+        if raw.startswith(_MAGIC) or len(raw) != look.nbytes:
+            if raw.startswith(_MAGIC):  # its sender is told, too
+                card: _Card = _unpack(raw)
+                answer = [_pack(_Answer(False)), MPI.BYTE]
+                yield [self.channel.Isend(answer, seen.Get_source(), card.tag + 1)]
+            raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
+        sink = sink_of(look, 1, look.size, look.size)
+        sink.begin()
+        columns = sink.columns(0, look.size)
+        columns[...] = np.frombuffer(raw, columns.dtype).reshape(columns.shape)
+        sink.deliver(0, look.size)
+        sink.end(call.after)
+
     def _recv_whole(self, call: Call, look: Buffer, seen: MPI.Status) -> Stages:
+        if (raw := self.take(call.peer, call.tag, seen)) is not None:
+            yield from self._recv_held(call, look, raw, seen)
+            return
         count = look.size
         sink = sink_of(look, 1, count, count)
         sink.begin()
@@ -236,9 +305,11 @@ class Messages:
         if look.place is not None:  # now, as in send
             moment = self._begin(look.place, station(look.place.device).up)
         try:
-            card = bytearray(_CARD)
-            statuses = yield [self.plain.Irecv([card, MPI.BYTE], call.peer, call.tag)]
-            _copy_status(statuses[0], seen)
+            card = self.take(call.peer, call.tag, seen)
+            if card is None:
+                card = bytearray(_CARD)
+                statuses = yield [self.plain.Irecv([card, MPI.BYTE], call.peer, call.tag)]
+                _copy_status(statuses[0], seen)
             if not card.startswith(_MAGIC):
                 raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
             yield from self.announced(call, look, card, seen, call.after, moment)

@@ -614,6 +614,36 @@ def test_large_host_arrays_go_the_same_way_on_a_machine_with_devices(comm: hpcom
             assert status.nbytes == 4 * n
 
 
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_probe_tells_the_length_of_a_message_of_any_size(comm: hpcomm.Communicator, where: str) -> None:
+    """Also of one that is as long as what announces large ones; what was probed is received all the same."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    make: Any = given if where == "device" else values
+    sizes = (LARGE, 384, SMALL, LARGE, LARGE, 384)
+    going = [comm.isend(make(n, comm.rank), dest=right, tag=n) for n in sizes]
+    for i, n in enumerate(sizes):
+        while (found := comm.iprobe(left, n)) is None:
+            pass
+        assert found == hpcomm.Status(left, n, 4 * n)
+        assert comm.probe(left, n) == found
+        if i == 3:  # whose array is made
+            got = comm.recv(source=left, tag=n, dtype=np.float32)
+        elif i == 4:
+            got = comm.sendrecv(make(SMALL, 0), comm.rank, left, 9, n, out=make(n, 0))
+            comm.recv(make(SMALL, 0), source=comm.rank, tag=9)
+        else:
+            got = comm.recv(make(n, 0), source=left, tag=n)
+        np.testing.assert_array_equal(got.get() if hasattr(got, "get") else got, values(n, left))
+    hpcomm.wait_all(going)
+    assert not comm._onboard.messages.held
+    going = [comm.isend(make(LARGE, comm.rank), dest=right)]
+    comm.probe(left)
+    with pytest.raises(hpcomm.MismatchError, match=f"message has {4 * LARGE} bytes, .* it {4 * SMALL}"):
+        comm.recv(make(SMALL, 0), source=left)
+    with pytest.raises(hpcomm.MismatchError, match=f"message has {4 * LARGE} bytes"):
+        going[0].wait()
+
+
 def test_a_message_that_does_not_fit_is_an_error_on_both_ranks(comm: hpcomm.Communicator) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     going = comm.isend(given(LARGE, comm.rank), dest=right)
