@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import reduction
 from ..errors import DtypeError, LayoutError
 from .devices import staged
 from .far import exchange
@@ -32,7 +31,6 @@ __all__ = [
     "broadcast",
     "gather",
     "message",
-    "premul_sum",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_into",
@@ -42,13 +40,6 @@ __all__ = [
 Run = Callable[[], None]
 Tensor = torch.Tensor
 _TOGETHER = 64 * 1024  # bytes up to which tensors of a list are copied into one
-
-
-def premul_sum(given: Any) -> reduction.Op:
-    """torch's PREMUL_SUM, whose factor only its pickled state tells."""
-    state = given.__getstate__()
-    factor = state[1]
-    return reduction.premul_sum(factor.item() if isinstance(factor, Tensor) else factor)
 
 
 @staged("x")
