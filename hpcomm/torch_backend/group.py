@@ -29,6 +29,8 @@ from .work import MessageWork, Work
 __all__ = ["ProcessGroupMPI"]
 
 _AllreduceOptions = options.AllreduceOptions
+_AllgatherOptions = options.AllgatherOptions
+_ReduceScatterOptions = options.ReduceScatterOptions
 
 
 class ProcessGroupMPI(Base):
@@ -111,9 +113,9 @@ class ProcessGroupMPI(Base):
     def all_gather_single(
         self, output: torch.Tensor, x: torch.Tensor, opts: Any = None, *more: Any
     ) -> Work | None:
-        opts = made_options(opts, options.AllgatherOptions)
-        if self._short.make("all_gather", opts, 0, x, output):
+        if type(opts) is _AllgatherOptions and self._short.make("all_gather", opts, 0, x, output):
             return None
+        opts = made_options(opts, options.AllgatherOptions)
         if self._foreign(x):
             return getattr(self._inner, spelling("all_gather_single", "_allgather_base"))(output, x, opts)
         run = moves.all_gather_into(self._by, output, x)
@@ -213,9 +215,11 @@ class ProcessGroupMPI(Base):
     def reduce_scatter_single(
         self, output: torch.Tensor, x: torch.Tensor, opts: Any = None, *more: Any
     ) -> Work | None:
-        opts = made_options(opts, options.ReduceScatterOptions)
-        if self._short.make("reduce_scatter", opts, 0, x, output, True):
+        if type(opts) is _ReduceScatterOptions and self._short.make(
+            "reduce_scatter", opts, 0, x, output, True
+        ):
             return None
+        opts = made_options(opts, options.ReduceScatterOptions)
         if self._foreign(x):
             return getattr(self._inner, spelling("reduce_scatter_single", "_reduce_scatter_base"))(
                 output, x, opts

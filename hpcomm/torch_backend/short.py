@@ -74,9 +74,9 @@ class Short:
             if out is x:
                 key: Key = (verb, number, root, dtype, n, x.data_ptr())
             else:
-                if not out.is_cpu or not out.is_contiguous() or ((m := out.numel()) == 1 and out.is_neg()):
+                if not out.is_contiguous() or ((m := out.numel()) == 1 and out.is_neg()):
                     return False
-                if out.dtype is not dtype:
+                if out.dtype is not dtype or not out.is_cpu:
                     return False
                 key = (verb, number, root, dtype, n, x.data_ptr(), m, out.data_ptr())
         except RuntimeError:  # sparse tensors have no address
