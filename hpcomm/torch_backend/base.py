@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,15 +18,16 @@ import torch
 
 from ..communicator import Communicator
 from ..errors import HpcommError
-from ..signature import head, signature
+from ..signature import BACKGROUND, head, signature
 from .calls import SAYS_LATER, head_of, words
+from .devices import Aside, is_onboard
 from .errors import as_torch
 from .gate import Gate
 from .names import c10d, dist
 from .near import carrier
 from .profile import recorded, recording
 from .short import Short
-from .work import JointWork, QueuedWork, Work
+from .work import JointWork, QueuedWork, Work, flat
 from .worker import Poller, Worker
 
 __all__ = ["Base", "nothing"]
@@ -173,11 +174,13 @@ class Base(dist.ProcessGroup):  # type: ignore[misc]
         background: bool = True,
         seconds: float = 0.0,
         inputs: Any = None,
+        others: Any = (),
     ) -> Work:
         """Meet the other ranks for this call and run it: now, or behind what is queued.
 
         Args:
             inputs: tensors whose shapes a profile shows; default: like.
+            others: tensors that take part beside like, inputs and outputs.
             like: tensor that tells dtype, and number of elements where count does not.
         """
         try:
@@ -187,6 +190,8 @@ class Base(dist.ProcessGroup):  # type: ignore[misc]
             elif self._detail and count in (None, like.numel()):
                 count = zlib.crc32(repr(tuple(like.shape)).encode())
             mine = signature(mine, (like.numel() if like is not None else 0) if count is None else count)
+            there = like is not None and is_onboard(like)
+            mine |= BACKGROUND * there  # which these groups do not compare: all ranks' tensors lie alike
         except HpcommError as error:
             raise as_torch(error.located(verb, self.comm)) from None
         self._calls += 1
@@ -198,7 +203,8 @@ class Base(dist.ProcessGroup):  # type: ignore[misc]
             deed = _ending(
                 deed, recorded(verb, inputs if inputs is not None else [] if like is None else [like])
             )
-        return self._now_or_later(deed, outputs, partial(words, *told), background)
+        touched = [like, *flat(outputs), *(inputs or ()), *others] if there else []
+        return self._now_or_later(deed, outputs, partial(words, *told), background, touched)
 
     def _meet_and_run(self, run: Callable[[], None], *call: Any) -> None:
         with self._turn:
@@ -209,7 +215,12 @@ class Base(dist.ProcessGroup):  # type: ignore[misc]
                 self._by.done()
 
     def _now_or_later(
-        self, deed: Callable[[], None], outputs: Any, words: Callable[[], str], background: bool
+        self,
+        deed: Callable[[], None],
+        outputs: Any,
+        words: Callable[[], str],
+        background: bool,
+        touched: Sequence[Any] = (),
     ) -> Work:
         worker = self.worker
         if (not background and not worker.waiting) or worker.is_me():
@@ -218,7 +229,7 @@ class Base(dist.ProcessGroup):  # type: ignore[misc]
             except HpcommError as error:
                 raise as_torch(error) from None
             return self._keep(Work(outputs))
-        work = QueuedWork(self, deed, outputs, words)
+        work = QueuedWork(self, deed, outputs, words, Aside(touched) if touched else None)
         worker.submit(work)
         return self._keep(work)
 

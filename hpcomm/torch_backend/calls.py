@@ -69,7 +69,8 @@ def words(verb: str, like: torch.Tensor | None, op: Any, root: int) -> str:
 
 
 def array(x: torch.Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+    where = "" if x.is_cpu else f" on {x.device}"
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}{where}"
 
 
 def later(opts: Any) -> bool:

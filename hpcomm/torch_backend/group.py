@@ -189,7 +189,9 @@ class ProcessGroupMPI(Base):
         if self._rank == root:
             check_length("scatter", "scatter_list", here or [], self._size)
         run = moves.scatter(self._by, outputs[0], here, root)
-        return self._call("scatter", run, outputs, outputs[0], root=root, background=later(opts))
+        return self._call(
+            "scatter", run, outputs, outputs[0], root=root, background=later(opts), others=here or ()
+        )
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
         if isinstance(outputs, torch.Tensor):
@@ -237,7 +239,14 @@ class ProcessGroupMPI(Base):
             [moves.reduce_scatter_into(self._by, o, x, op) for o, x in zip(outputs, inputs, strict=True)]
         )
         return self._call(
-            "reduce_scatter", run, outputs, inputs[0], op=op, count=total(inputs), background=later(opts)
+            "reduce_scatter",
+            run,
+            outputs,
+            inputs[0],
+            op=op,
+            count=total(inputs),
+            background=later(opts),
+            others=inputs,
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
