@@ -126,23 +126,34 @@ class streams:  # noqa: N801
         return model.stream(stream.number)
 
 
-@pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A group of all ranks, each with a device; nothing that ran on it may have been a race."""
-    device = model.Model()
-    driver.install(device)
-    monkeypatch.setattr(devices, "streams", streams)
-    monkeypatch.setattr(devices, "_sides", {})
+@pytest.fixture(scope="module")
+def device() -> Iterator[model.Model]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "streams", streams)
+        patch.setattr(devices, "_sides", {})
+        made = model.Model()
+        driver.install(made)
+        yield made
+        driver.install(None)
+
+
+@pytest.fixture(scope="module")
+def every(device: model.Model) -> Iterator[Any]:
+    """A group of all ranks, each with a device."""
     comm = hpcomm.Communicator(MPI.COMM_WORLD, name="devices")
     made: Any = comm.as_process_group()
-    try:
-        yield made
-        parts = MPI.COMM_WORLD.allgather(device.order.accesses)
-        assert order.races([access for part in parts for access in part]) == []
-        made.shutdown()
-        comm.close()
-    finally:
-        driver.install(None)
+    yield made
+    made.shutdown()
+    comm.close()
+
+
+@pytest.fixture
+def group(device: model.Model, every: Any) -> Iterator[Any]:
+    """The same; nothing that ran on it may have been a race."""
+    device.order.forget()
+    yield every
+    parts = MPI.COMM_WORLD.allgather(device.order.accesses)
+    assert order.races([access for part in parts for access in part]) == []
 
 
 def on_device(values: Any) -> Tensor:
