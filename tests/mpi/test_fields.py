@@ -407,6 +407,20 @@ def test_an_exchange_says_how_it_is_misused(comm: Any, field: Field) -> None:
             late.wait()
 
 
+def test_a_closed_communicator_is_said(comm: Any, tmp_path: Path) -> None:
+    own = comm.dup()
+    field = Field(own, (4, 3), halo=1, name="T")
+    own.close()
+    for deed in (
+        field.update_halo,
+        lambda: Halo(field),
+        lambda: hpcomm.io.save(field, tmp_path / "x"),
+        lambda: hpcomm.checkpoint.save(tmp_path, field),
+    ):
+        with pytest.raises(hpcomm.UsageError, match="is closed"):
+            deed()
+
+
 def test_several_fields_travel_in_one_message_and_small_faces_are_not_copied(comm: Any) -> None:
     mesh = comm.mesh(y=1, x=-1)
     fields = [Field(mesh, (4, 8), halo=1, dtype=d) for d in ("float32", "int64", "int8")]
