@@ -79,6 +79,7 @@ class Exchange:
         aboard: Collection[tuple[int, int]] | None = None,
         verb: str = "exchange",
     ) -> None:
+        comm._check_open(verb)
         self._comm = comm
         self._verb = verb
         lines = channel(comm, peek=tag is not None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
 from .halo import Faces, Halo
-from .mesh import Mesh, ranks_of
+from .mesh import Mesh, axes_of, ranks_of
 from .partition import Box, Partition, Points, Split
 from .places import Rows, memory, set_zero
 from .redistribution import Redistribution
@@ -41,9 +41,9 @@ class Field:
     """One array spread over ranks.
 
     Args:
-        ranks: a Mesh, or a Communicator.
-        whole: shape of the whole, cut over the mesh (over the ranks of a communicator: by rows); or a
-            Partition or Points.
+        ranks: a Mesh, a Cart (its axes are axis0, axis1, ...), or another Communicator.
+        whole: shape of the whole, cut over the mesh or grid (over other ranks: by rows); or a Partition
+            or Points.
         split: which mesh axis cuts which array axis (see Partition).
         dtype: of the elements ("float64"); a torch dtype makes a tensor.
         halo: how many elements of the neighbours each rank sees around its own: a number, one for each
@@ -127,8 +127,8 @@ class Field:
         self.box = self.partition.box(self.comm.rank)
         self._origin = self.box.grown(self.halo).start
         if periodic is None:
-            closed = ranks.periodic if isinstance(ranks, Mesh) else ()
-            self.periodic = tuple(a for a, names in enumerate(self.partition.axes) if {*names} & {*closed})
+            closed = {*axes_of(ranks)[1]}
+            self.periodic = tuple(a for a, names in enumerate(self.partition.axes) if {*names} & closed)
         else:
             self.periodic = rings(periodic, self.partition.ndim)
 
@@ -467,9 +467,7 @@ class Field:
 def _partition(ranks: Mesh | Communicator, whole: Any, split: Sequence[Split] | None) -> Partition | Points:
     if isinstance(whole, (Partition, Points)):
         return whole
-    if isinstance(ranks, Mesh):
-        return Partition(whole, ranks.shape, split)
-    return Partition(whole, {"rank": ranks.size}, split)
+    return Partition(whole, axes_of(ranks)[0], split)
 
 
 def _alike(a: Partition | Points, b: Partition | Points) -> bool:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from .communicator import Communicator
 from .errors import ConfigError, HpcommError, LayoutError, RankError, UsageError, demand
 from .partition import integers
-from .topology import fill_in, node_order, nodes_of
+from .topology import Cart, fill_in, node_order, nodes_of
 
-__all__ = ["Mesh", "from_torch", "mesh", "ranks_of"]
+__all__ = ["Mesh", "axes_of", "from_torch", "mesh", "ranks_of"]
 
 
 class Mesh:
@@ -205,6 +206,16 @@ def ranks_of(ranks: Any, verb: str) -> Communicator:
     demand(ranks, (Mesh, Communicator), "what is to hold the field", verb, "a Mesh or a Communicator")
     made: Communicator = ranks.comm if isinstance(ranks, Mesh) else ranks
     return made
+
+
+def axes_of(ranks: Mesh | Communicator) -> tuple[dict[str, int], Sequence[str]]:
+    """The axes of a mesh, of a grid or of plain ranks, and which of them close to rings."""
+    if isinstance(ranks, Mesh):
+        return ranks.shape, ranks.periodic
+    if isinstance(ranks, Cart):
+        names = [f"axis{i}" for i in range(len(ranks.shape))]
+        return dict(zip(names, ranks.shape, strict=True)), list(compress(names, ranks.periodic))
+    return {"rank": ranks.size}, ()
 
 
 def mesh(

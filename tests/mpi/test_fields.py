@@ -253,6 +253,20 @@ def test_points_are_sliced_by_global_index(comm: Any) -> None:
         assert (plain(field[2:4]) == 7).all()
 
 
+def test_a_field_lies_on_a_grid_as_on_a_mesh(comm: Any) -> None:
+    grid = comm.cart((-1, 2 if comm.size == 4 else 1), periodic=(False, True))
+    mesh = comm.mesh(axis0=grid.shape[0], axis1=grid.shape[1], periodic="axis1")
+    on_grid, on_mesh = (Field(ranks, (7, 5), dtype="int64", halo=1) for ranks in (grid, mesh))
+    for field in (on_grid, on_mesh):
+        field.inner[...] = 10 * field.indices[0] + field.indices[1]
+        field.update_halo()
+    assert on_grid.partition == on_mesh.partition
+    assert on_grid.periodic == on_mesh.periodic == (1,)
+    assert (on_grid.array == on_mesh.array).all()
+    grid.close()
+    mesh.close()
+
+
 def test_a_number_is_a_field_without_axes(comm: Any) -> None:
     field = Field(comm, Partition((), {"r": comm.size}), halo=())
     field[...] = 3
@@ -391,6 +405,20 @@ def test_an_exchange_says_how_it_is_misused(comm: Any, field: Field) -> None:
             if comm.rank != 1:
                 late.start()
             late.wait()
+
+
+def test_a_closed_communicator_is_said(comm: Any, tmp_path: Path) -> None:
+    own = comm.dup()
+    field = Field(own, (4, 3), halo=1, name="T")
+    own.close()
+    for deed in (
+        field.update_halo,
+        lambda: Halo(field),
+        lambda: hpcomm.io.save(field, tmp_path / "x"),
+        lambda: hpcomm.checkpoint.save(tmp_path, field),
+    ):
+        with pytest.raises(hpcomm.UsageError, match="is closed"):
+            deed()
 
 
 def test_several_fields_travel_in_one_message_and_small_faces_are_not_copied(comm: Any) -> None:
