@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 from contextlib import redirect_stderr
+from functools import partial
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -73,6 +75,7 @@ def _watch(everybody: MPI.Intracomm, has_partners: bool) -> None:
 
     _install_hooks()
     _notice_finalize()
+    _note_life()
     board = open_board(everybody)
     # Alone on its node, a rank still hears of other programs that end.
     if board is not None and (len(board.regions) > 1 or has_partners):
@@ -219,6 +222,17 @@ def _notice_finalize() -> None:
 
     key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: say_end())
     MPI.COMM_SELF.Set_attr(key, True)
+
+
+def _note_life() -> None:
+    """Leave a file for `hpcomm run` until this rank ends well: MPICH's launcher says 0 in any case."""
+    from mpi4py import MPI
+
+    folder = os.environ.pop("HPCOMM_LIVING", None)  # jobs that this rank starts are others
+    if folder and Path(folder).is_dir():  # not on other hosts
+        file = Path(folder, str(MPI.COMM_WORLD.rank))
+        file.write_text(_name)
+        farewells.append(partial(file.unlink, missing_ok=True))
 
 
 def _left_by_exception() -> bool:

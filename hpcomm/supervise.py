@@ -33,6 +33,7 @@ __all__ = [
     "supervise",
 ]
 
+LIVING = "HPCOMM_LIVING"  # a folder of this host, where each rank has a file until it ends well
 MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
 TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
@@ -66,6 +67,19 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
     mark = environ[MARK].rpartition(",")[2]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, raise_ended)
+    living = Path(environ.get("TMPDIR", "/tmp"), f"hpcomm-{mark}")
+    living.mkdir(mode=0o700)
+    try:
+        return _supervised(command, {**environ, LIVING: str(living)}, mark, living, timeout_s)
+    finally:
+        for file in living.iterdir():
+            file.unlink(missing_ok=True)
+        living.rmdir()
+
+
+def _supervised(
+    command: list[str], environ: dict[str, str], mark: str, living: Path, timeout_s: float | None
+) -> int:
     launcher = start(command, environ)
     try:
         status = launcher.wait(timeout_s)
@@ -83,6 +97,14 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
             launcher.send_signal(ended.number)
         end(launcher, mark)
         return 128 + ended.number
+    if status == 0 and (left := sorted(file.read_text() for file in living.iterdir())):
+        others = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        print(
+            f"hpcomm run: {', '.join(left[:3])}{others} ended without MPI_Finalize; the launcher took that"
+            " for a good end",
+            file=sys.stderr,
+        )
+        return 1
     return status if status >= 0 else 128 - status
 
 

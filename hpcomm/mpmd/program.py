@@ -178,6 +178,8 @@ class Program:
                 link, fields[link.peer], self._gives, self._takes, theirs[link.peer], self._recorder, time
             )
             link._connect = _nothing
+        for link in links:
+            _meet(link)
         self._began = perf_counter()
 
     def _patience(self, peer: str, listed: tuple[FieldSpec, ...] | None) -> float:
@@ -248,6 +250,13 @@ class Program:
     def __repr__(self) -> str:
         peers = ", ".join(self.peers) or "nobody else"
         return f"<Program '{self.name}', rank {self.comm.rank} of {self.comm.size}, with {peers}>"
+
+
+def _meet(link: Link) -> None:
+    """Wait until the other program has planned, too: that takes longer than an exchange may wait."""
+    kept, link.timeout_s = link.timeout_s, max(link.timeout_s, TIMEOUT_S)
+    link.swapped(None, "connect")
+    link.timeout_s = kept
 
 
 def _check_wish(

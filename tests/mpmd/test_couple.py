@@ -333,6 +333,22 @@ def test_a_program_that_never_connects_is_named_at_the_deadline(couple):
     assert "WaitTimeoutError: connect waited 10 s for program 'a'" in done.stderr
 
 
+PLANS = """
+import time
+from hpcomm.mpmd import connect
+plan = connect.connect
+if me.name == "a":
+    connect.connect = lambda *words: (plan(*words), time.sleep(2.5))
+f = me.gives("f", np.ones(2)) if me.name == "a" else me.takes("f", np.zeros(2), timeout=1.0)
+me.put(f) if me.name == "a" else me.get(f)
+assert f.values.tolist() == [1.0, 1.0]
+"""
+
+
+def test_a_deadline_begins_when_all_have_planned(couple):
+    couple(PLANS, {"a": 1, "b": 1})
+
+
 def test_a_giver_that_is_late_is_told_at_the_deadline(couple):
     done = couple(LATE, {"a": 1, "b": 1}, expect="failure")
     assert "WaitTimeoutError: get of 'f' waited 1 s for program 'a'" in done.stderr
