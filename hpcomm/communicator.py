@@ -236,7 +236,7 @@ class Communicator:
         Raises:
             RankError: a rank does not exist, is named twice, or this rank is not among them.
         """
-        self._check_open("group")
+        self._check_one_group("group")
         members = [int(r) for r in ranks]
         wrong = sorted({r for r in members if not 0 <= r < self.size or members.count(r) > 1})
         if wrong or self.rank not in members:
@@ -302,12 +302,14 @@ class Communicator:
         """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective. See hpcomm.mesh.mesh."""
         from . import mesh
 
+        self._check_one_group("mesh")
         return mesh.mesh(self, axes, periodic=periodic, order=order, **sizes)
 
     def cart(self, shape: Sequence[int], periodic: bool | Sequence[bool] = False, **options: Any) -> Cart:
         """The ranks on a grid, with neighbour verbs. Collective. See hpcomm.topology.cart."""
         from . import topology
 
+        self._check_one_group("cart")
         return topology.cart(self, shape, periodic, **options)
 
     def graph(
@@ -316,6 +318,7 @@ class Communicator:
         """The ranks as a directed graph, with neighbour verbs. Collective. See hpcomm.topology.graph."""
         from . import topology
 
+        self._check_one_group("graph")
         return topology.graph(self, destinations, sources, **options)
 
     def as_process_group(self) -> Any:
@@ -325,7 +328,7 @@ class Communicator:
         """
         from importlib import import_module
 
-        self._check_open("as_process_group")
+        self._check_one_group("as_process_group")
         return import_module("hpcomm.torch_backend.bridge").as_process_group(self)
 
     def _new(
@@ -406,6 +409,13 @@ class Communicator:
             raise UsageError(
                 f"communicator '{self.name}' is closed", f"{verb} on '{self.name}'", "use it before close()"
             )
+
+    def _check_one_group(self, verb: str) -> None:
+        self._check_open(verb)
+        if self.is_inter:
+            raise UsageError(
+                f"{verb} needs one group of ranks", hint="comm.merge() makes one of two"
+            ).located(verb, self)
 
     def _keep(self, request: Request) -> None:
         """Own a request that nobody waits for: a message to this rank itself."""

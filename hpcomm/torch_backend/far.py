@@ -71,10 +71,6 @@ class Far:
         self.arrive()
         return getattr(self.comm, name)
 
-    def short(self, verb: str, op: Any, dtype: torch.dtype, root: int) -> tuple[int, Any] | None:
-        """The most elements of plain tensors for which there is a shorter way, and that; see short.find."""
-        return None
-
     def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
         """In place: out is x."""
         if x.dtype in HALVES and op in _FOLDS:

@@ -1,7 +1,7 @@
 """torch's calls in the verbs of a Communicator: each function looks at tensors and returns what is to run.
 
 What carries the verbs out is a far.Far. Lists of tensors become one stacked array and back, without a copy
-where they already lie so. Tensors of other devices travel by way of host memory (see devices).
+where they already lie so. devices.py sees to tensors that lie elsewhere.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import reduction
 from ..errors import DtypeError, LayoutError
-from .devices import staged
+from .devices import is_onboard, staged
 from .far import exchange
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ __all__ = [
     "broadcast",
     "gather",
     "message",
-    "premul_sum",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_into",
@@ -44,14 +42,7 @@ Tensor = torch.Tensor
 _TOGETHER = 64 * 1024  # bytes up to which tensors of a list are copied into one
 
 
-def premul_sum(given: Any) -> reduction.Op:
-    """torch's PREMUL_SUM, whose factor only its pickled state tells."""
-    state = given.__getstate__()
-    factor = state[1]
-    return reduction.premul_sum(factor.item() if isinstance(factor, Tensor) else factor)
-
-
-@staged("x")
+@staged("x", onboard=True)
 def all_reduce(comm: Far, x: Tensor, op: Any) -> Run:
     if x.is_sparse:
         return _all_reduce_sparse(comm, x, op)
@@ -76,7 +67,7 @@ def _all_reduce_sparse(comm: Far, x: Tensor, op: Any) -> Run:
     return run
 
 
-@staged("tensors")
+@staged("tensors", onboard=True)
 def all_reduce_coalesced(comm: Far, tensors: list[Tensor], op: Any) -> Run:
     """Small tensors travel as one."""
     if len(tensors) == 1 or sum(x.nbytes for x in tensors) > _TOGETHER or len({x.dtype for x in tensors}) > 1:
@@ -97,12 +88,12 @@ def all_reduce_coalesced(comm: Far, tensors: list[Tensor], op: Any) -> Run:
     return run
 
 
-@staged("x")
+@staged("x", onboard=True)
 def broadcast(comm: Far, x: Tensor, root: int) -> Run:
     return lambda: comm.broadcast(x, root, out=x)
 
 
-@staged("x")
+@staged("x", onboard=True)
 def reduce(comm: Far, x: Tensor, op: Any, root: int) -> Run:
     def run() -> None:
         comm.reduce(x, op, root, out=x if comm.rank == root else None)
@@ -131,7 +122,7 @@ def _unstack(stack: Tensor, tensors: list[Tensor]) -> None:
         x.copy_(part)
 
 
-@staged("outputs")
+@staged("outputs", onboard=True)
 def all_gather(comm: Far, outputs: list[Tensor], x: Tensor) -> tuple[Run, int]:
     """What is to run, and the number of elements to be compared: 0 where ranks bring different shapes."""
     if any(out.shape != outputs[0].shape for out in outputs):
@@ -173,7 +164,7 @@ def _check_same(verb: str, out: Tensor, x: Tensor) -> None:
         )
 
 
-@staged("output")
+@staged("output", onboard=True)
 def all_gather_into(comm: Far, output: Tensor, x: Tensor) -> Run:
     if output.numel() != x.numel() * comm.size:
         raise ValueError(
@@ -201,7 +192,7 @@ def _unpacking(run: Run, output: Tensor) -> Run:
     return run
 
 
-@staged("outputs")
+@staged("outputs", onboard=True)
 def gather(comm: Far, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run:
     there = _stacked(outputs) if outputs else None
 
@@ -213,7 +204,7 @@ def gather(comm: Far, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run
     return run
 
 
-@staged("output")
+@staged("output", onboard=True)
 def scatter(comm: Far, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
     stack = None
     if inputs is not None:
@@ -226,7 +217,7 @@ def scatter(comm: Far, output: Tensor, inputs: list[Tensor] | None, root: int) -
     return run
 
 
-@staged("output")
+@staged("output", onboard=True)
 def reduce_scatter(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
     if any(x.shape != inputs[0].shape for x in inputs):
         return _reduce_scatter_uneven(comm, output, inputs, op)
@@ -234,10 +225,19 @@ def reduce_scatter(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> 
     def run() -> None:
         stack = _stacked(inputs)
         stack = torch.stack([x.detach() for x in inputs]) if stack is None else stack
-        received = comm.reduce_scatter(stack, op)
-        output.copy_(received.view(output.shape))
+        _fold_rows(comm, output, stack, op)
 
     return run
+
+
+def _fold_rows(comm: Far, output: Tensor, x: Tensor, op: Any) -> None:
+    """Row r of x, of shape (size, ...), folded, into output of rank r."""
+    rows = _rows(x.contiguous(), comm.size)
+    is_apart = x.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()  # FSDP folds in place
+    if is_apart and output.is_contiguous():
+        comm.reduce_scatter(rows, op, out=output.detach().view(-1))
+    else:
+        output.copy_(comm.reduce_scatter(rows, op).view(output.shape))
 
 
 def _reduce_scatter_uneven(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
@@ -250,7 +250,7 @@ def _reduce_scatter_uneven(comm: Far, output: Tensor, inputs: list[Tensor], op: 
     return run
 
 
-@staged("output")
+@staged("output", onboard=True)
 def reduce_scatter_into(comm: Far, output: Tensor, x: Tensor, op: Any) -> Run:
     if x.numel() != output.numel() * comm.size:
         raise ValueError(
@@ -258,17 +258,10 @@ def reduce_scatter_into(comm: Far, output: Tensor, x: Tensor, op: Any) -> Run:
             f"{comm.size} x {output.numel()}"
         )
 
-    def run() -> None:
-        rows = _rows(x.contiguous(), comm.size)
-        if x.untyped_storage().data_ptr() == output.untyped_storage().data_ptr():  # FSDP folds in place
-            output.copy_(comm.reduce_scatter(rows, op).view(output.shape))
-        else:
-            comm.reduce_scatter(rows, op, out=output.detach().view(-1))
-
-    return _unpacking(run, output)
+    return _unpacking(lambda: _fold_rows(comm, output, x, op), output)
 
 
-@staged("output")
+@staged("output", onboard=True)
 def all_to_all_single(comm: Far, output: Tensor, x: Tensor) -> Run:
     if x.numel() != output.numel() or (x.dim() and x.shape[0] % comm.size):
         raise ValueError(
@@ -319,8 +312,8 @@ def message(
     comm: Communicator, verb: str, x: Tensor, peer: int | None, tag: int
 ) -> tuple[Request, Callable[[], Any] | None]:
     """A message begun, and what is left to do once it is complete."""
-    host = x if x.is_cpu else x.detach().cpu()
-    give = None if host is x or verb == "send" else lambda: x.copy_(host)
+    host = x.detach() if x.is_cpu or is_onboard(x) else x.detach().cpu()
+    give = None if x.is_cpu or is_onboard(x) or verb == "send" else lambda: x.copy_(host)
     if verb == "send":
-        return comm.isend(host.detach(), peer, tag), give
-    return comm.irecv(host.detach(), peer, tag), give
+        return comm.isend(host, peer, tag), give
+    return comm.irecv(host, peer, tag), give

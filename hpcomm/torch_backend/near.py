@@ -26,7 +26,6 @@ import torch
 
 from ..errors import LayoutError
 from ..observe.board import share
-from . import short
 from .far import HALVES, Far
 from .gate import LOOK_S, LOOKS, pause, rest
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from ..communicator import Communicator
     from .gate import Gate
 
-__all__ = ["Near", "carrier"]
+__all__ = ["Near", "carrier", "folding"]
 
 Tensor = torch.Tensor
 _PIECE = 512 * 1024  # bytes of a shelf's place
@@ -93,18 +92,16 @@ class Near(Far):
         context = copy_context()
         context.run(np.seterr, all="ignore")
         self.calmly = context.run  # calls numpy's functions without its warnings
-        self.folding = folding
         self._known: dict[tuple[torch.dtype, int], list[list[list[Tensor]]]] = {}
 
-    def short(self, verb: str, op: Any, dtype: torch.dtype, root: int) -> tuple[int, short.Way] | None:
+    def most(self, verb: str, op: Any, dtype: torch.dtype) -> int:
+        """Elements of a call of one piece, for which there may be a shorter way; see short.py."""
         p, most = self.size, _PIECE // dtype.itemsize
         if dtype not in _KINDS or (op is not None and op not in _FOLDS):
-            return None
+            return 0
         if verb == "all_reduce":
-            most = _SMALL // dtype.itemsize // p
-        elif verb in ("reduce_scatter", "all_to_all"):
-            most = most // p * p
-        return most, short.find(self, verb, op, dtype, root)
+            return _SMALL // dtype.itemsize // p
+        return most // p * p if verb in ("reduce_scatter", "all_to_all") else most
 
     # -- meetings ------------------------------------------------------------------------------------------
     def expect(self, *call: Any) -> None:

@@ -91,9 +91,9 @@ class _Maker:
 
     @staticmethod
     def create(ranks: list[int]) -> Any:
-        from . import group
+        from . import making
 
-        return group.create()
+        return making.create()
 
 
 def _refuse(c10d: Any, missing: list[str]) -> None:
@@ -114,9 +114,9 @@ def _helper(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     backend = names.get("backend", kwargs.get("backend"))
     if not names_mpi(backend):
         return before(*args, **kwargs)
-    from . import group
+    from . import making
 
-    return group.make(before, names, kwargs)
+    return making.make(before, names, kwargs)
 
 
 def _new_group(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

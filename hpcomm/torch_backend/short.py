@@ -8,20 +8,26 @@ and over. The way through the shelves, and so what the other ranks see, is the s
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 
-from .far import HALVES
+from ..errors import HpcommError
+from .calls import OPERATORS, head_of, words
+from .errors import as_torch
+from .far import HALVES, Far
+from .near import Near, folding
+from .profile import recording
+from .worker import Worker
 
-if TYPE_CHECKING:
-    from .near import Near
-
-__all__ = ["Way", "find"]
+__all__ = ["Short"]
 
 _KEPT = 1000  # plans
+_NO_OPERATOR = -1
 _FOLDS: dict[str, Any] = {
     "sum": np.add,
     "avg": np.add,
@@ -31,50 +37,108 @@ _FOLDS: dict[str, Any] = {
 }
 
 Tensor = torch.Tensor
-Way = Callable[..., bool]
-Key = tuple[int, int, int, int]  # addresses and lengths of x and out
+Key = tuple[Any, ...]  # verb, number of the operator, root, dtype, length and address of x and of another out
 Pairs = list[tuple[memoryview, memoryview]]  # where to copy, and what
-Plan = tuple[Pairs, Pairs, Callable[[], Any] | None]  # before the ranks meet, and after; then what folds
+# before the ranks meet, and after; what folds; the next place; what all ranks agree about; the operator
+Plan = tuple[Pairs, Pairs, Callable[[], Any] | None, int, int, str | None]
+_ALL = slice(None)  # made once
 
 
-def find(near: Near, verb: str, op: Any, dtype: torch.dtype, root: int) -> Way:
-    """way(x, out, n, *call): carry out the verb on n plain elements of dtype; False if it cannot be here.
+class Short:
+    """The short way of a group's calls; slots, because they are read faster than a group's attributes.
 
-    call is what the gate is told.
+    Attributes:
+        calls: how many have gone this way.
+        plain: whether any may.
+        seconds: that a call waits for the other ranks.
     """
-    plans: dict[Key, list[Plan]] = {}
-    meet, following = near.gate.meet, [*range(1, near.places), 0]
 
-    def way(x: Tensor, out: Tensor, n: int, mine: int, seconds: float, words: Any, told: Any) -> bool:
-        at = x.data_ptr()
-        key = (at, at, n, n) if out is x else (at, out.data_ptr(), n, out.numel())
-        plan = plans.get(key)
+    __slots__ = ("_by", "_found", "_plans", "_turn", "_worker", "calls", "plain", "seconds")
+
+    def __init__(self, by: Far, worker: Worker, turn: Lock, seconds: float, plain: bool) -> None:
+        self._by, self._worker, self._turn, self.seconds = by, worker, turn, seconds
+        self.plain = plain and isinstance(by, Near)
+        self.calls = 0
+        self._plans: dict[Key, list[Plan]] = {}
+        self._found: dict[Key, tuple[int, int, str | None]] = {}
+
+    def make(self, verb: str, opts: Any, root: int, x: Tensor, out: Tensor, folds: bool = False) -> bool:
+        """Make a blocking call on small plain tensors at once, which most are; False: look closer."""
+        if not self.plain or opts.asyncOp or self._worker.waiting or recording() or not x.is_cpu:
+            return False
+        try:
+            if not x.is_contiguous() or ((n := x.numel()) == 1 and x.is_neg()):  # longer ones cannot be both
+                return False
+            dtype = x.dtype
+            number = hash(opts.reduceOp) if folds else _NO_OPERATOR
+            if out is x:
+                key: Key = (verb, number, root, dtype, n, x.data_ptr())
+            else:
+                if not out.is_contiguous() or ((m := out.numel()) == 1 and out.is_neg()):
+                    return False
+                if out.dtype is not dtype or not out.is_cpu:
+                    return False
+                key = (verb, number, root, dtype, n, x.data_ptr(), m, out.data_ptr())
+        except RuntimeError:  # sparse tensors have no address
+            return False
+        plan = self._plans.get(key)
         if plan is None:
-            if len(plans) > _KEPT:
-                plans.clear()
-            plan = plans[key] = _plan(near, verb, op, dtype, root, key)
+            plan = self._find(key)
         if not plan:
             return False
-        lays, takes, fold = plan[near.place]
-        for there, here in lays:
-            there[:] = here
-        meet(mine, seconds, words, told)
-        near.place = following[near.place]
-        for there, here in takes:
-            there[:] = here
-        if fold is not None:
-            fold()
+        by: Any = self._by
+        turn = self._turn
+        turn.acquire()  # with its release, half as long as `with`
+        try:
+            lays, takes, fold, following, code, op = plan[by.place]
+            for there, here in lays:
+                there[_ALL] = here
+            by.gate.meet(code, self.seconds, words, (verb, x, op, root))
+            by.place = following
+            for there, here in takes:
+                there[_ALL] = here
+            if fold is not None:
+                fold()
+            self.calls += 1
+        except HpcommError as error:
+            raise as_torch(error.located(verb, by.comm)) from None
+        finally:
+            turn.release()
         return True
 
-    return way
+    def _find(self, key: Key) -> list[Plan]:
+        """The plans of a call, kept unless it is too long; none where there is no short way."""
+        verb, number, root, dtype, n = key[:5]
+        by, kind = self._by, (verb, number, root, dtype)
+        assert isinstance(by, Near)
+        if kind not in self._found:
+            self._found[kind] = 0, 0, None
+            op = OPERATORS.get(number)
+            if op is not None or number == _NO_OPERATOR:
+                with suppress(HpcommError):  # whoever looks closer meets it again
+                    self._found[kind] = by.most(verb, op, dtype), head_of(verb, op, dtype, root), op
+        most, code, op = self._found[kind]
+        if n > most:
+            return []
+        if len(self._plans) > _KEPT:
+            self._plans.clear()
+        x_at, out_at, m = key[5], key[-1], key[-2] if len(key) > 6 else n
+        plan = self._plans[key] = _plan(by, verb, op, dtype, root, (x_at, out_at, n, m), code | n << 32)
+        return plan
 
 
-def _plan(near: Near, verb: str, op: Any, dtype: torch.dtype, root: int, key: Key) -> list[Plan]:
-    """The plan for each place of the shelves; none where tensors do not fit or overlap."""
-    (x_at, out_at, n, m), p, me = key, near.size, near.rank
+def _plan(
+    near: Near, verb: str, op: Any, dtype: torch.dtype, root: int, ends: tuple[int, int, int, int], code: int
+) -> list[Plan]:
+    """The plan for each place of the shelves; none where tensors do not fit or overlap.
+
+    Args:
+        ends: addresses of x and out, and their lengths.
+    """
+    (x_at, out_at, n, m), p, me = ends, near.size, near.rank
     cuts = verb in ("reduce_scatter", "all_to_all")
     gives, takes = {"all_gather": (p, 1), "reduce_scatter": (1, p)}.get(verb, (1, 1))
-    if n * gives != m * takes or n % (p if cuts else 1):
+    if not n or n * gives != m * takes or n % (p if cuts else 1):
         return []
     apart = x_at + n * dtype.itemsize <= out_at or out_at + m * dtype.itemsize <= x_at
     same = x_at == (out_at + me * n * dtype.itemsize if verb == "all_gather" else out_at)
@@ -84,12 +148,13 @@ def _plan(near: Near, verb: str, op: Any, dtype: torch.dtype, root: int, key: Ke
     x, out = _at(x_at, n, dtype).split(block), _at(out_at, m, dtype).split(block)
     others = [q for q in range(p) if q != me]
     plans: list[Plan] = []
-    for shelves in near.shelves(x[0], block):
+    for place, shelves in enumerate(near.shelves(x[0], block)):
         mine, first, fold = shelves[me], [shelf[0] for shelf in shelves], None
         if verb == "broadcast":
             lay, take = ([(mine[0], x[0])], []) if me == root else ([], [(out[0], first[root])])
         elif verb == "all_reduce":
-            lay, take, fold = [(mine[0], x[0])], [], _folding(near, op, first, out[0])
+            parts = first if p > 2 else [x[0], first[1 - me]]  # the sum of two is the same from both ends
+            lay, take, fold = [(mine[0], x[0])], [], _folding(near, op, parts, out[0])
         elif verb == "all_gather":
             lay, take = [(mine[0], x[0])], [(out[q], first[q]) for q in others]
             take += [] if same else [(out[me], x[0])]
@@ -100,7 +165,7 @@ def _plan(near: Near, verb: str, op: Any, dtype: torch.dtype, root: int, key: Ke
                 fold = _folding(near, op, parts, out[0])
             else:
                 take = [(out[q], part) for q, part in zip([me, *others], parts, strict=True)]
-        plans.append((_bytes(lay), _bytes(take), fold))
+        plans.append((_bytes(lay), _bytes(take), fold, (place + 1) % near.places, code, op))
     return plans
 
 
@@ -122,7 +187,8 @@ def _view(x: Tensor) -> memoryview:
 def _folding(near: Near, op: str, parts: list[Tensor], out: Tensor) -> Callable[[], Any]:
     """What folds parts into out: numpy's functions, which begin three times as fast as torch's."""
     if out.dtype in HALVES:
-        return near.folding(op, parts, out)
+        adds = op == "sum" and len(parts) == 2 and parts[0].data_ptr() == out.data_ptr()
+        return partial(out.add_, parts[1]) if adds else folding(op, parts, out)
     into, function = out.numpy(), _FOLDS[op]
     arrays: Any = [part.numpy() for part in parts]
     if len(parts) == 2 and op in ("sum", "prod"):  # no keyword: it costs as much as the sum

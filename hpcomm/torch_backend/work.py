@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +19,10 @@ from .names import dist
 
 if TYPE_CHECKING:
     from ..request import Request
+    from .devices import Aside
     from .group import ProcessGroupMPI
 
-__all__ = ["JointWork", "MessageWork", "QueuedWork", "Work"]
+__all__ = ["JointWork", "MessageWork", "QueuedWork", "Work", "flat"]
 
 _LOOK_S = 0.05  # between looks whether a peer still lives
 _guard = threading.Lock()  # for the moments in which a call ends, or is first asked for its future
@@ -32,6 +34,7 @@ class Work(dist.Work):  # type: ignore[misc]
     _over = True
     _error: BaseException | None = None
     _future: Future[Any] | None = None
+    _aside: Aside | None = None
 
     def __init__(self, outputs: Any = ()) -> None:
         super().__init__()
@@ -65,13 +68,15 @@ class Work(dist.Work):  # type: ignore[misc]
 
     def result(self) -> Any:
         self.wait()
-        return _flat(self._outputs)
+        return flat(self._outputs)
 
     def get_future(self) -> Future[Any]:
         """A Future of the list of output tensors; its callbacks run where the call ends."""
         with _guard:
             is_late = self._future is None and self._over
-            future = self._future = self._future or Future()
+            future = self._future = self._future or (
+                Future() if self._aside is None else self._aside.future()
+            )
         if is_late:
             self._fill(future)
         return future
@@ -86,15 +91,15 @@ class Work(dist.Work):  # type: ignore[misc]
         if future is None:
             return
         if self._error is None:
-            future.set_result(_flat(self._outputs))
+            future.set_result(flat(self._outputs))
         else:
             future.set_exception(self._error)
 
 
-def _flat(outputs: Any) -> list[torch.Tensor]:
+def flat(outputs: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for each in outputs:
-        found += [each] if isinstance(each, torch.Tensor) else _flat(each)
+        found += flat(each) if isinstance(each, (list, tuple)) else [each]
     return found
 
 
@@ -103,22 +108,33 @@ def _over() -> str:
 
 
 class QueuedWork(Work):
-    """A call that the group's worker carries out; words() says it in messages."""
+    """A call that the group's worker carries out; words() says it in messages.
+
+    aside: the stream that it goes on, if its tensors are CUDA's.
+    """
 
     _over = False
 
     def __init__(
-        self, group: ProcessGroupMPI, run: Callable[[], None], outputs: Any, words: Callable[[], str]
+        self,
+        group: ProcessGroupMPI,
+        run: Callable[[], None],
+        outputs: Any,
+        words: Callable[[], str],
+        aside: Aside | None = None,
     ) -> None:
         super().__init__(outputs)
-        self._group, self._run, self._words = group, run, words
+        self._group, self._run, self._words, self._aside = group, run, words, aside
         self._under_way = threading.Lock()  # held until the call has ended
         self._under_way.acquire()
 
     def perform(self) -> None:
         """Carry the call out; called once, by the worker."""
         try:
-            self._run()
+            if self._aside is None:
+                self._run()
+            else:
+                self._aside.run(self._run)
         except HpcommError as error:
             self._error = as_torch(error)
         except BaseException as error:
@@ -128,6 +144,12 @@ class QueuedWork(Work):
         self._words = _over  # and so lets go of what went in
         self._under_way.release()
         self._fill(future)
+
+    def _fill(self, future: Future[Any] | None) -> None:
+        if self._aside is None:
+            super()._fill(future)
+        else:
+            self._aside.fill(partial(super()._fill, future))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self._over:
@@ -144,10 +166,12 @@ class QueuedWork(Work):
                         "wait again, or look for the rank that did not make this call",
                     )
                 )
+        if self._aside is not None:
+            self._aside.join()
         return super().wait()
 
     def is_completed(self) -> bool:
-        return self._over
+        return self._over and (self._aside is None or self._aside.done())
 
 
 class MessageWork(Work):
@@ -183,7 +207,7 @@ class MessageWork(Work):
             if not self._request.done():
                 return False
             try:
-                self._request.wait()
+                self._request.synchronize()  # on this thread, whose current stream is nobody's
                 if self._give is not None:
                     self._give()
             except HpcommError as error:
@@ -259,7 +283,7 @@ class JointWork(Work):
 
     def get_future(self) -> Future[Any]:
         """Complete when all of them are."""
-        outputs = _flat(self._outputs)
+        outputs = flat(self._outputs)
 
         def finish(joined: Future[Any]) -> Any:
             for each in joined.value():

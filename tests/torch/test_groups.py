@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 import hpcomm
-from hpcomm.torch_backend import errors
-from hpcomm.torch_backend import group as groups_of_mpi
+from hpcomm.torch_backend import errors, making
 
 
 def total(group: dist.ProcessGroup | None, value: float) -> float:
@@ -163,12 +162,12 @@ def test_a_newer_torch_that_fails_where_names_have_moved_is_named(monkeypatch: p
         "group_name": "x",
     }
     with pytest.raises(TypeError, match="takes no ranks"):
-        groups_of_mpi.make(fail, names, {})
+        making.make(fail, names, {})
     monkeypatch.setattr(errors, "_NEWEST", (2, 5))
     with pytest.raises(
         hpcomm.ConfigError, match=r"torch .* says create\(\) takes no ranks: its seam .* moved"
     ):
-        groups_of_mpi.make(fail, names, {})
+        making.make(fail, names, {})
 
 
 def test_from_torch_and_back(world: dist.ProcessGroup, rank: int, size: int) -> None:

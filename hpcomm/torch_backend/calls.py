@@ -1,0 +1,131 @@
+"""What a call of torch.distributed says, in our words: its options, operator, signature and text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .. import dtypes, reduction
+from ..errors import LayoutError
+from ..signature import head
+from .errors import as_torch
+from .names import dist, options
+
+__all__ = [
+    "OPERATORS",
+    "SAYS_LATER",
+    "array",
+    "check_length",
+    "head_of",
+    "in_turn",
+    "later",
+    "made_options",
+    "operator",
+    "rooted",
+    "spelling",
+    "total",
+    "words",
+]
+
+SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
+
+# by their hash, which is their number: comparing two of them takes pybind 1 us
+OPERATORS = {
+    hash(options.ReduceOp(getattr(options.ReduceOp.RedOpType, name.upper()))): word
+    for name, word in {
+        "sum": "sum", "avg": "avg", "product": "prod", "min": "min", "max": "max",
+        "band": "band", "bor": "bor", "bxor": "bxor",
+    }.items()
+}  # fmt: skip
+
+
+def operator(given: Any) -> Any:
+    """torch's ReduceOp in our words; premul_sum keeps its factor, which only its pickled state tells."""
+    known = OPERATORS.get(hash(given))
+    if known is not None:
+        return known
+    factor = given.__getstate__()[1]
+    return reduction.premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
+
+
+@lru_cache(maxsize=4096)
+def head_of(verb: str, op: Any, dtype: Any, root: int) -> int:
+    """The head of a call's signature; refuses what the operator cannot do before any rank commits."""
+    record = dtypes.from_torch(dtype)
+    fold = reduction.resolve(op, record).code if op is not None else 0
+    return head(verb, fold, record.code, root)
+
+
+def words(verb: str, like: torch.Tensor | None, op: Any, root: int) -> str:
+    """`broadcast(float32 (3, 5), root=1)`."""
+    parts = [] if like is None else [array(like)]
+    parts += [f"op='{op}'"] * (op is not None) + [f"root={root}"] * (
+        verb in ("broadcast", "gather", "reduce", "scatter")
+    )
+    return f"{verb}({', '.join(parts)})"
+
+
+def array(x: torch.Tensor) -> str:
+    where = "" if x.is_cpu else f" on {x.device}"
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}{where}"
+
+
+def later(opts: Any) -> bool:
+    """Whether the caller goes on at once. Who does not say waits later, as C++ and torch 2.6 do."""
+    return not SAYS_LATER or bool(opts.asyncOp)
+
+
+def made_options(opts: Any, kind: Any) -> Any:
+    """Options as c10d makes them; an operator alone where a user calls the group itself."""
+    if type(opts) is kind:
+        return opts
+    if opts is None:
+        return kind()
+    if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+        made = kind()
+        made.reduceOp = dist.ReduceOp(opts)
+        return made
+    return opts
+
+
+def rooted(kind: Any, root: Any) -> Any:
+    if isinstance(root, int):
+        made = kind()
+        made.rootRank = root
+        return made
+    return root
+
+
+def spelling(new: str, old: str) -> str:
+    return new if hasattr(dist.ProcessGroup, new) else old
+
+
+def total(tensors: Any) -> int:
+    """Elements of all of them."""
+    return sum(0 if x.is_sparse else x.numel() for x in tensors)
+
+
+def in_turn(runs: list[Callable[[], None]]) -> Callable[[], None]:
+    """One after the other."""
+    if len(runs) == 1:
+        return runs[0]
+
+    def run() -> None:
+        for one in runs:
+            one()
+
+    return run
+
+
+def check_length(verb: str, name: str, tensors: Any, size: int) -> None:
+    if len(tensors) != size:
+        raise as_torch(
+            LayoutError(
+                f"{name} holds {len(tensors)} tensors, the group has {size} ranks",
+                verb,
+                "one tensor for each rank of the group",
+            )
+        )
