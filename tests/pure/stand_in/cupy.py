@@ -154,7 +154,7 @@ def _event() -> Any:
 
 
 cuda = SimpleNamespace(
-    get_current_stream=_Context, Event=_event, Stream=_Context, ExternalStream=_Context, Device=_Context, MemoryPointer=MemoryPointer,
-    UnownedMemory=UnownedMemory,
+    get_current_stream=_Context, Event=_event, Stream=_Context, ExternalStream=_Context, Device=_Context,
+    MemoryPointer=MemoryPointer, UnownedMemory=UnownedMemory,
     runtime=SimpleNamespace(getDeviceCount=lambda: 0, CUDARuntimeError=RuntimeError),  # zarr's plugin asks
 )  # fmt: skip
