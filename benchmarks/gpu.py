@@ -3,9 +3,10 @@
     hpcomm run -n 2 python benchmarks/gpu.py [--max MiB] [--budget s] [--save]     (-n 4: all_reduce only)
 
 Ranks may share a GPU. A cell is the median time in us and GB/s, one way for messages; "!" where random data
-did not arrive, checked in memory that held something else; "-" where a path is not there. The last rows say
-how much of a kernel's time a transfer beside it hides: 1 all of the shorter one. --save keeps the table, and
-with matplotlib a picture, under benchmarks/results. Never run on a real GPU yet.
+did not arrive, checked in memory that held something else; "-" where a path is not there, for the reason that
+is said below. Up to the size in the first line all paths are one, staged. Then: how much of a kernel's time a
+transfer beside it hides, 1 is all of the shorter one. --save keeps the table, and with matplotlib a picture,
+under benchmarks/results. Never run on a real GPU yet.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mpi4py import MPI
 
 import hpcomm
 from hpcomm.device import driver
+from hpcomm.onboard import EAGER
 from hpcomm.transport import ipc
 
 WORLD = MPI.COMM_WORLD
@@ -94,6 +96,8 @@ def messages() -> dict[str, tuple[Move, Move]]:
         "pipeline": by(pipeline),
         "ipc, slab": by(auto, slab=True),
         "ipc, opened itself": by(auto),
+        "direct": by(comm("direct")),
+        "nccl": by(comm("nccl")),
     }
 
 
@@ -101,7 +105,7 @@ def reductions() -> dict[str, Move]:
     """Row -> all_reduce in place."""
     rows: dict[str, Move] = {"host arrays": (made := comm("auto")).all_reduce}
     rows["auto"] = lambda x: made.all_reduce(x, out=x)
-    for path in ("pipeline", "ipc", "nccl"):
+    for path in ("pipeline", "schedule", "ipc", "direct", "nccl"):
         rows[path] = (lambda other: lambda x: other.all_reduce(x, out=x))(comm(path))
     if (gloo := torch_gloo()) is not None:
         rows["torch gloo"] = gloo
@@ -193,7 +197,10 @@ def main() -> None:
     options = parser.parse_args()
     sizes = [size for size in SIZES if size <= options.max << 20]
     curves: dict[str, list[float]] = {}
-    lines = [f"{RANKS} ranks, {driver.driver().device(0).name}, float32, us / GB/s"]
+    lines = [
+        f"{RANKS} ranks, {driver.driver().device(0).name}, float32, us / GB/s; staged up to {EAGER} bytes"
+    ]
+    whys: dict[str, str] = {}
     lines.append(f"{'':28s}" + "".join(f"{size:>18d}" for size in sizes))
 
     def row(name: str, cell: Callable[[int], tuple[float, bool]]) -> None:
@@ -202,7 +209,8 @@ def main() -> None:
         for size in sizes:
             try:
                 took, right = cell(size // 4)
-            except hpcomm.ConfigError:  # on all ranks: the path cannot be forced here
+            except hpcomm.ConfigError as error:  # on all ranks: the path cannot be forced here
+                whys[name] = error.what
                 line += f"{'-':>17s} "
                 continue
             curves[name].append(size / took / 1e9)
@@ -220,6 +228,7 @@ def main() -> None:
         f"hidden beside a kernel, {path}: {hidden(path, sizes[-1] // 4, options.budget):.2f}"
         for path in ("auto", "pipeline")
     ]
+    lines += [f"-  {name}: {why}" for name, why in whys.items()]
     if RANK == 0:
         print("\n".join(lines), flush=True)
         if options.save:

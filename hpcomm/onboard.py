@@ -101,7 +101,8 @@ class Onboard:
         message = call.verb in ("send", "recv")
         if self._is_one_call(call.look.nbytes if message else nbytes):
             why = "between groups always" if self._between else "so that ranks with host arrays can take part"
-            return f"{here}, staged: through pinned memory in one MPI call, {why}"
+            limit = "" if self._between else f", as up to {self.eager} bytes (a guess: docs/gpu.md)"
+            return f"{here}, staged: through pinned memory in one MPI call{limit}, {why}"
         if message:
             key = "to" if call.verb == "send" else "from", call.peer
             if key not in self.messages.paths:

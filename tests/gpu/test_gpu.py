@@ -109,3 +109,28 @@ def test_a_background_call_is_in_order_on_streams_of_the_users(
         got += 1
         x *= 0
         np.testing.assert_array_equal(here(got), comm.all_reduce(random(1 << 20, comm.rank)) + 1)
+
+
+@pytest.mark.parametrize("path", ["ipc", "direct", "nccl"])
+def test_a_forced_path_is_right_or_says_why_it_is_not_here(library: Any, path: str) -> None:
+    from mpi4py import MPI
+
+    whys = []
+    with hpcomm.Communicator(MPI.COMM_WORLD, name=path, gpu=path) as comm:
+        mine, left = random(1 << 20, comm.rank), (comm.rank - 1) % comm.size
+        x, out = there(library, mine), there(library, np.full(1 << 20, np.nan, np.float32))
+        try:
+            np.testing.assert_array_equal(here(comm.all_reduce(x)), comm.all_reduce(mine))
+        except hpcomm.ConfigError as error:
+            whys.append(f"all_reduce: {error.what}")
+        going = comm.isend(x, dest=(comm.rank + 1) % comm.size)
+        try:
+            comm.recv(out, source=left)
+            going.wait()
+            np.testing.assert_array_equal(here(out), random(1 << 20, left))
+        except hpcomm.ConfigError as error:
+            whys.append(f"messages: {error.what}")
+            with pytest.raises(hpcomm.ConfigError):
+                going.wait()
+    if whys:
+        pytest.skip("; ".join(whys))

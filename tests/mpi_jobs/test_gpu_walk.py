@@ -6,6 +6,7 @@ Nothing is measured; but that they run, and that what they move arrives, holds f
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +25,10 @@ from test_cuda import compiled  # noqa: E402
     [
         ["benchmarks/gpu.py", "--max", "24", "--budget", "0"],
         ["-m", "hpcomm", "doctor"],
+        ["-m", "hpcomm.apps.gpu_demo", "--most", "4000000"],
+        ["-m", "hpcomm.apps.overlap_demo", "--bytes", "4000000"],
     ],
-    ids=["benchmark", "doctor"],
+    ids=["benchmark", "doctor", "gpu_demo", "overlap_demo"],
 )
 def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]) -> None:
     compiled(tmp_path / "libcuda.so.1")
@@ -44,6 +47,12 @@ def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]
         assert "by ipc (an own schedule, all messages from device to device)" in done.stdout
         assert "nccl: refused, rank 0: NCCL cannot be loaded" in done.stdout
         assert "from rank 1: device to device" in done.stdout
+    elif "demo" in words[1]:
+        assert "cupy" in done.stdout
     else:
         assert "!" not in done.stdout
-        assert "ipc" in done.stdout
+        assert re.search(
+            r"^-  message, nccl: nccl is forced, .*: NCCL cannot be loaded", done.stdout, re.MULTILINE
+        )
+        assert re.search(r"^-  all_reduce, direct: .* this MPI", done.stdout, re.MULTILINE)
+        assert re.search(r"^message, ipc, slab .*\d", done.stdout, re.MULTILINE)

@@ -112,6 +112,15 @@ def empty(shape: Any, dtype: Any = np.float64) -> ndarray:
     return made
 
 
+def empty_like(x: ndarray) -> ndarray:
+    return empty(x.shape, x.dtype)
+
+
+def matmul(a: ndarray, b: ndarray, out: ndarray) -> ndarray:
+    np.matmul(a.host, b.host, out=out.host)
+    return out
+
+
 def asarray(x: Any) -> ndarray:
     if isinstance(x, ndarray):
         return x
@@ -138,8 +147,14 @@ add, multiply, minimum, maximum = (_elementwise(name) for name in ("add", "multi
 bitwise_and, bitwise_or, bitwise_xor = (_elementwise(f"bitwise_{name}") for name in ("and", "or", "xor"))
 divide, not_equal = _elementwise("divide"), _elementwise("not_equal")
 _Context.null = _Context()
+
+
+def _event() -> Any:
+    return SimpleNamespace(record=lambda: None, done=True)
+
+
 cuda = SimpleNamespace(
-    Stream=_Context, ExternalStream=_Context, Device=_Context, MemoryPointer=MemoryPointer,
-    UnownedMemory=UnownedMemory,
+    get_current_stream=_Context, Event=_event, Stream=_Context, ExternalStream=_Context, Device=_Context,
+    MemoryPointer=MemoryPointer, UnownedMemory=UnownedMemory,
     runtime=SimpleNamespace(getDeviceCount=lambda: 0, CUDARuntimeError=RuntimeError),  # zarr's plugin asks
 )  # fmt: skip
