@@ -9,13 +9,14 @@ TORCH ?= torch==2.13.0
 
 PIP = -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-pure check clean
+.PHONY: help demo test test-pure check pictures clean
 
 help:
 	@echo 'make demo       install hpcomm with an MPI into .venv and run its main demo on 4 ranks'
 	@echo 'make test       run all tests, on 1 to 4 ranks under Open MPI and under MPICH'
 	@echo 'make test-pure  run the tests that need no ranks (seconds)'
 	@echo 'make check      look at format, style, types and spelling'
+	@echo 'make pictures   draw the pictures of docs/ anew'
 	@echo 'make clean      remove what all these have made'
 
 demo: .venv/ready
@@ -33,6 +34,16 @@ check: .venv-openmpi/ready
 	.venv-openmpi/bin/mypy
 	.venv-openmpi/bin/codespell
 	@for part in hpcomm tests; do echo "$$part: $$(find $$part -name '*.py' -exec cat {} + | wc -l) lines"; done
+
+DRAW = .venv-openmpi/bin/python -m hpcomm draw
+pictures: .venv-openmpi/ready
+	$(DRAW) double_tree --ranks 14 -o docs/pictures/double_tree.svg
+	$(DRAW) ring --ranks 8 -o docs/pictures/ring.svg
+	$(DRAW) circulant --ranks 6 -o docs/pictures/circulant.svg
+	$(DRAW) swing --ranks 8 --view time -o docs/pictures/swing_time.svg
+	$(DRAW) double_tree --ranks 128 --bytes 4M --view time -o docs/pictures/occupancy.png
+	$(DRAW) all --ranks 64 --view cost -o docs/pictures/cost.svg
+	$(DRAW) all --ranks 4096 --view winners -o docs/pictures/winners.png
 
 clean:
 	rm -rf .venv .venv-openmpi .venv-mpich .test-logs .hypothesis .*_cache build dist *.egg-info

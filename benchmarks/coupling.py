@@ -44,7 +44,7 @@ def main() -> None:
     )
     rows = []
     for (kind, total), field in zip(cases, fields, strict=True):
-        times = alternate(contenders(me, field, total), 9 if options.quick else 21, span=0.03)
+        times = alternate(contenders(me, field, total), 9 if options.quick else 31, span=0.05)
         hand, roots = ratio(times["exchange"], times["hand"]), ratio(times["roots"], times["exchange"])
         us = {name: median(each) for name, each in times.items()}
         lines.append(

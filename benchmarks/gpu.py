@@ -60,8 +60,7 @@ def synchronize() -> None:
 
 
 def comm(path: str) -> hpcomm.Communicator:
-    os.environ["HPCOMM_GPU"] = path
-    return hpcomm.Communicator(WORLD, name=path)
+    return hpcomm.Communicator(WORLD, name=path, gpu=path)
 
 
 @contextmanager

@@ -84,7 +84,8 @@ def launch(folder: Path) -> None:
     )
     found = json.loads((folder / "out.json").read_text())
     sys.path.insert(0, str(ROOT))
-    from hpcomm.simulate import machine, predict
+    from hpcomm.machine import machine
+    from hpcomm.simulate import predict
 
     lines = [
         f"{found['library']}, {N} ranks, 1 Gbit/s, {NBYTES >> 20} MiB, ms, median of {found['rounds']}",

@@ -45,16 +45,17 @@ class Checkpoint:
 
 def save(
     folder: files.PathLike,
-    fields: Sequence[Field],
+    fields: Field | Sequence[Field],
     step: int = 0,
     metadata: Mapping[str, Any] | None = None,
     *,
     keep: int | None = None,
     sync: bool = True,
 ) -> Path:
-    """Write a checkpoint of fields, which all live on one communicator and have different names. Collective.
+    """Write a checkpoint of a field, or of several that live on one communicator. Collective.
 
     Args:
+        fields: with different names, by which load() finds them.
         step: its number, 0 or more; the highest is loaded first.
         metadata: anything that JSON holds; rank 0's counts.
         keep: how many checkpoints to leave there, this one included; None: all.
@@ -68,7 +69,7 @@ def save(
             a number to keep that is none.
         TransportError: on every rank, if any could not write; older checkpoints are untouched.
     """
-    comm = files.named(fields, "save")
+    comm, fields = files.named(fields, "save")
     folder = Path(folder)
     for name, number, least in (("step", step, 0), ("keep", 1 if keep is None else keep, 1)):
         if not hasattr(number, "__index__") or number < least:
@@ -88,7 +89,7 @@ def save(
     return made
 
 
-def load(folder: files.PathLike, fields: Sequence[Field], step: int | None = None) -> Checkpoint:
+def load(folder: files.PathLike, fields: Field | Sequence[Field], step: int | None = None) -> Checkpoint:
     """Fill fields by their names from the newest good checkpoint, or from that of step. Collective.
 
     A damaged checkpoint is passed over with a warning, unless step asks for it. No field is touched
@@ -99,7 +100,7 @@ def load(folder: files.PathLike, fields: Sequence[Field], step: int | None = Non
         LayoutError, DtypeError: a field is not in it, or has another shape or dtype.
         TransportError: it is damaged.
     """
-    comm = files.named(fields, "load")
+    comm, fields = files.named(fields, "load")
     found: list[Path] = comm.broadcast_object(_paths(Path(folder), step) if comm.rank == 0 else None)
     if not found:
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
@@ -223,8 +224,11 @@ def _check(comm: Communicator, path: Path, field: Field, entries: Mapping[str, A
         raise LayoutError(
             f"{field.name!r} has shape {tuple(entry['shape'])} in {path}, the field {field.shape}",
             where("load", comm),
+            f"a field of shape {tuple(entry['shape'])}, in any partition",
         )
     if entry["dtype"] != field.look.dtype.name:
         raise DtypeError(
-            f"{field.name!r} is {entry['dtype']} in {path}, the field {field.look.dtype}", where("load", comm)
+            f"{field.name!r} is {entry['dtype']} in {path}, the field {field.look.dtype}",
+            where("load", comm),
+            f"a field of dtype {entry['dtype']}",
         )

@@ -404,18 +404,21 @@ def careful(
         if own and comm._onboard is not None:  # by messages of the hosts, which all ranks know
             x, out = _beside(x, out)
         call = compose.compose(comm, verb, x, out, op, root, blocking=not (async_op or own), hosts=own)
-        if algorithm == "tuned" and not deterministic:
-            code = marked(call.code, algorithm)
+        tuned = algorithm == "tuned" and not deterministic
+        code = marked(call.code, "tuned") if tuned else 0
+        if tuned:
             algorithm = scheduled.tuned_for(call, op)
             if algorithm is not None:
                 call = scheduled.schedule_call(call, algorithm, op)
             elif not async_op:
                 call = compose.compose(comm, verb, x, out, op, root, blocking=True, hosts=True)
-            call.code = code  # which one it stands for, all ranks know alike
         elif own:
             call = scheduled.schedule_call(call, algorithm, op, deterministic)
-        elif comm._short is not None and not async_op and comm._short.takes(call.code, call.count):
-            call.carry = comm._short.carry(call)
+        short = None if algorithm or deterministic or async_op else comm._short
+        if short is not None and short.takes(call.code, call.count):
+            call.carry = short.carry(call)
+        if tuned:
+            call.code = code  # which one it stands for, all ranks know alike
     except HpcommError as error:
         raise error.located(verb, comm) from None
     return carry_out(call, async_op)

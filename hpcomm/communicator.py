@@ -19,6 +19,7 @@ from .lanes import NO_LANES
 from .observe import check as agreement
 from .observe import sentinel
 from .short import Short
+from .transport.choice import PATHS
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -50,16 +51,22 @@ class Communicator:
         is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
         check: level of agreement checking: "off", "light" or "full" (see docs/errors.md).
 
+    gpu= forces a path for device arrays, here and on all communicators made of this one: see docs/gpu.md.
+
     On an inter-communicator the verbs mean what MPI says: all_reduce gives each group the other
     group's result, a root is given as rank in the group away from it, hpcomm.ROOT at the root itself
     and hpcomm.PROC_NULL beside it.
     """
 
-    def __init__(self, mpi: MPI.Comm, name: str | None = None, check: str | None = None) -> None:
+    def __init__(
+        self, mpi: MPI.Comm, name: str | None = None, check: str | None = None, *, gpu: str | None = None
+    ) -> None:
         runtime.start()
-        self._take(mpi.Dup(), name, check)
+        self._take(mpi.Dup(), name, check, gpu=gpu)
 
-    def _take(self, mpi: MPI.Comm, name: str | None, check: str | None, plain: bool = False) -> None:
+    def _take(
+        self, mpi: MPI.Comm, name: str | None, check: str | None, plain: bool = False, gpu: str | None = None
+    ) -> None:
         """Become the owner of mpi, which nobody else uses.
 
         plain: the other group is a program without hpcomm, which makes the two duplicates and no more.
@@ -71,6 +78,10 @@ class Communicator:
             raise ConfigError(
                 f"there is no check level {level!r}",
                 hint=f"one of {', '.join(LEVELS)} (HPCOMM_CHECK, check=)",
+            )
+        if gpu is not None and gpu not in PATHS:
+            raise ConfigError(
+                f"there is no path {gpu!r} for device arrays (gpu=)", hint=f"{', '.join(PATHS)}"
             )
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self.mpi: MPI.Comm = mpi
@@ -89,11 +100,12 @@ class Communicator:
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
         self._shelves: Shelves | None = None  # memory of this node that objects are handed over in,
         self._shelf_of: dict[int, int] = {}  # and the ranks that have a part of it
+        self._gpu = gpu
         self._onboard: Any = None  # for arrays on devices, if some rank may have one (onboard.py)
         if not plain and self._any_rank(driver.possible()):
             from .onboard import Onboard
 
-            self._onboard = Onboard(self)
+            self._onboard = Onboard(self, gpu)
         self._is_short = False  # whether small all-reduces have
         self._short: Short | None = None  # a way of their own, within a node
         self._partners: Partners | None = None  # on a link: who of the other program has ended
@@ -224,7 +236,7 @@ class Communicator:
         Raises:
             RankError: a rank does not exist, is named twice, or this rank is not among them.
         """
-        self._check_open("group")
+        self._check_one_group("group")
         members = [int(r) for r in ranks]
         wrong = sorted({r for r in members if not 0 <= r < self.size or members.count(r) > 1})
         if wrong or self.rank not in members:
@@ -241,10 +253,19 @@ class Communicator:
         some.Free()
         return self._new(made, name or f"{self.name}{members}")
 
-    def dup(self, name: str | None = None, check: str | None = None) -> Communicator:
-        """The same ranks once more, so that two parts of a program cannot mix their messages. Collective."""
+    def dup(
+        self, name: str | None = None, check: str | None = None, *, gpu: str | None = None
+    ) -> Communicator:
+        """The same ranks once more, so that two parts of a program cannot mix their messages. Collective.
+
+        Args:
+            gpu: the path of device arrays there: "auto", or one of docs/gpu.md, which is forced.
+
+        Raises:
+            ConfigError: there is no such path. MismatchError: the ranks name different ones.
+        """
         self._check_open("dup")
-        return self._new(self.mpi.Dup(), name or f"{self.name}.dup", check or self.check)
+        return self._new(self.mpi.Dup(), name or f"{self.name}.dup", check or self.check, gpu)
 
     def create_intercomm(
         self, local_leader: int, peer: Communicator, remote_leader: int, tag: int = 0, name: str | None = None
@@ -281,12 +302,14 @@ class Communicator:
         """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective. See hpcomm.mesh.mesh."""
         from . import mesh
 
+        self._check_one_group("mesh")
         return mesh.mesh(self, axes, periodic=periodic, order=order, **sizes)
 
     def cart(self, shape: Sequence[int], periodic: bool | Sequence[bool] = False, **options: Any) -> Cart:
         """The ranks on a grid, with neighbour verbs. Collective. See hpcomm.topology.cart."""
         from . import topology
 
+        self._check_one_group("cart")
         return topology.cart(self, shape, periodic, **options)
 
     def graph(
@@ -295,6 +318,7 @@ class Communicator:
         """The ranks as a directed graph, with neighbour verbs. Collective. See hpcomm.topology.graph."""
         from . import topology
 
+        self._check_one_group("graph")
         return topology.graph(self, destinations, sources, **options)
 
     def as_process_group(self) -> Any:
@@ -304,12 +328,14 @@ class Communicator:
         """
         from importlib import import_module
 
-        self._check_open("as_process_group")
+        self._check_one_group("as_process_group")
         return import_module("hpcomm.torch_backend.bridge").as_process_group(self)
 
-    def _new(self, mpi: MPI.Comm, name: str, check: str | None = None) -> Communicator:
+    def _new(
+        self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None
+    ) -> Communicator:
         made = object.__new__(Communicator)
-        made._take(mpi, name, check or self.check)
+        made._take(mpi, name, check or self.check, gpu=gpu or self._gpu)
         return made
 
     # -- the end -------------------------------------------------------------------------------------
@@ -383,6 +409,13 @@ class Communicator:
             raise UsageError(
                 f"communicator '{self.name}' is closed", f"{verb} on '{self.name}'", "use it before close()"
             )
+
+    def _check_one_group(self, verb: str) -> None:
+        self._check_open(verb)
+        if self.is_inter:
+            raise UsageError(
+                f"{verb} needs one group of ranks", hint="comm.merge() makes one of two"
+            ).located(verb, self)
 
     def _keep(self, request: Request) -> None:
         """Own a request that nobody waits for: a message to this rank itself."""

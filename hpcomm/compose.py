@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .communicator import Communicator
     from .reduction import Reduction
 
-__all__ = ["compose", "look"]
+__all__ = ["compose", "look", "no_remote_root"]
 
 _ROOT_SENDS = ("broadcast", "scatter")
 _ROOT_RECEIVES = ("reduce", "gather")
@@ -114,12 +114,17 @@ def _inter_roles(comm: Communicator, verb: str, root: int) -> tuple[bool, bool]:
         here = root == MPI.ROOT
         return (here, False) if verb in _ROOT_SENDS else (False, here)
     if not 0 <= root < comm.remote_size:
-        raise RankError(
-            f"root {root!r} is no rank of the other group of '{comm.name}'",
-            hint=f"0 to {comm.remote_size - 1} in the group away from the root; hpcomm.ROOT at the root, "
-            "hpcomm.PROC_NULL beside it",
-        )
+        raise no_remote_root(comm, root)
     return (False, True) if verb in _ROOT_SENDS else (True, False)
+
+
+def no_remote_root(comm: Communicator, root: Any) -> RankError:
+    """The error for a root that an inter-communicator does not have."""
+    return RankError(
+        f"root {root!r} is no rank of the other group of '{comm.name}'",
+        hint=f"0 to {comm.remote_size - 1} in the group away from the root; hpcomm.ROOT at the root, "
+        "hpcomm.PROC_NULL beside it",
+    )
 
 
 def look(x: Any, name: str) -> Buffer:
@@ -137,6 +142,8 @@ def look(x: Any, name: str) -> Buffer:
 
 
 def _needs_x(verb: str, sends: bool) -> str:
+    if not sends and verb in _ROOT_RECEIVES:  # the root of another group
+        return f"give out=, or x with the shape and dtype that the others give, or use {verb}_object"
     if sends or verb not in _ROOT_SENDS:
         return "give the array that this rank contributes"
     return f"give out=, or x with the shape and dtype that root has, or use {verb}_ragged, which carries both"

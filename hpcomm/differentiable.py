@@ -16,6 +16,7 @@ and several of them in the same order on all ranks.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -150,11 +151,14 @@ def redistribute(move: Redistribution, x: Any) -> Any:
 
 def gradcheck(
     comm: Communicator, f: Callable[[Any], Any], x: Any, eps: float = 1e-6, tolerance: float = 1e-6
-) -> None:
+) -> bool:
     """Compare the gradients of the sum of all ranks' f(x) with finite differences. Collective.
 
     f communicates; every rank brings its own x (float64). One element of one rank after the other is
     moved by eps while all ranks evaluate.
+
+    Returns:
+        True, as torch.autograd.gradcheck.
 
     Raises:
         AssertionError: on every rank, naming the element that differs most.
@@ -193,12 +197,14 @@ def gradcheck(
             if rank == comm.rank:
                 found = 0.0 if got is None else float(got.view(-1)[i])
                 gap = abs(found - expected)
+                gap = math.inf if math.isnan(gap) else gap
                 worst = max(
                     worst, (gap, f"element {i} of rank {rank}: {found:g}, differences say {expected:g}")
                 )
     gap, text = max(comm.all_gather_object(worst))
     if gap > tolerance:
         raise AssertionError(f"the gradient of {text}")
+    return True
 
 
 # -- how ----------------------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from .errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .machine import Machine
     from .schedule.stream import Schedule
-    from .simulate import Machine, Simulation
+    from .simulate import Simulation
 
 __all__ = ["chrome_trace", "cost", "main", "schedule_picture", "space_time", "winners"]
 
@@ -38,9 +39,10 @@ _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = _parser().parse_args(list(words))
+    from .machine import machine
     from .schedule.registry import build, load, named
     from .sim import numbers
-    from .simulate import machine, meant, simulate
+    from .simulate import meant, simulate
 
     out = Path(options.output)
     writable(out, (*PICTURES, ".json"))
@@ -288,7 +290,8 @@ def _before(times: Any, edges: Any) -> Any:
 
 def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
     """Time against size, with the lower bound, and where the winner changes."""
-    from .simulate import lower_bound, predict
+    from .machine import lower_bound
+    from .simulate import predict
 
     sizes = [2**k for k in range(3, 31)]
     times = {name: [predict(verb, name, ranks, n, on).seconds for n in sizes] for name in names}

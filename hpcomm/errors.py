@@ -140,6 +140,16 @@ def place(code: CodeType, lineno: int | None) -> str:
     return f"{code.co_filename.rpartition('/')[2]}:{lineno}"
 
 
+def demand(x: object, kind: type | tuple[type, ...], name: str, verb: str, hint: str) -> None:
+    """Refuse x if it is of no such type.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(x, kind):
+        raise UsageError(f"{name} is of type {type(x).__name__}", where(verb, None), hint)
+
+
 def where(verb: str, comm: Communicator | None) -> str:
     """`all_reduce on communicator 'tp' (rank 1 of 4) at train.py:41`."""
     text = verb

@@ -8,18 +8,18 @@ T.update_halo()
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import DtypeError, HpcommError, LayoutError, UsageError, where
+from .errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
 from .halo import Faces, Halo
-from .mesh import Mesh
+from .mesh import Mesh, ranks_of
 from .partition import Box, Partition, Points, Split
 from .places import Rows, memory, set_zero
 from .redistribution import Redistribution
 from .route import Region, Width, halo_width, rings
 from .route import halo as halo_route
+from .slices import meeting, parse
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ class Field:
         halo: how many elements of the neighbours each rank sees around its own: a number, one for each
             axis, or (before, after) for each axis. The rim is there at the ends of the whole too, for
             boundary values; only periodic axes fill it.
-        periodic: array axes that close to rings; default: those that periodic mesh axes cut.
+        periodic: array axes that close to rings, or True for all; default: those that periodic mesh axes cut.
         corners: whether the halo has corners.
         name, unit: for people and files.
         array: this rank's array with its halo, instead of a new one (which holds zeros).
@@ -76,15 +76,14 @@ class Field:
         split: Sequence[Split] | None = None,
         dtype: Any = None,
         halo: Width = 0,
-        periodic: Iterable[int] | None = None,
+        periodic: bool | Iterable[int] | None = None,
         corners: bool = True,
         name: str = "",
         unit: str = "",
         array: Any = None,
         like: Any = None,
     ) -> None:
-        comm = ranks.comm if isinstance(ranks, Mesh) else ranks
-        self.comm: Communicator = comm
+        comm = self.comm = ranks_of(ranks, "field")
         self.name, self.unit = name, unit
         self.corners = corners
         try:
@@ -106,7 +105,10 @@ class Field:
                 frozen = self.look.frozen if place is None else place.readonly and self.look.frozen
                 if self.look.shape != shape or frozen:
                     wrong = frozen or f"has shape {self.look.shape}, due is {shape}"
-                    raise LayoutError(f"array {wrong}", hint="this rank's box, with its halo, to be written")
+                    hint = (
+                        "this rank's box, with its halo, to be written; Partition(bounds=...) cuts elsewhere"
+                    )
+                    raise LayoutError(f"array {wrong}", hint=hint)
             if self.look.place is not None and isinstance(self.partition, Points):
                 raise LayoutError("fields of points cannot lie on a device yet", hint="a host array")
         except HpcommError as error:
@@ -114,7 +116,7 @@ class Field:
         self.array: Any = self.look.give()
         self._halo: Halo | None = None
 
-    def _set_up(self, halo: Width, periodic: Iterable[int] | None, ranks: Mesh | Communicator) -> None:
+    def _set_up(self, halo: Width, periodic: bool | Iterable[int] | None, ranks: Mesh | Communicator) -> None:
         """Where the rim lies."""
         self.box: Box | None = None
         if isinstance(self.partition, Points):
@@ -271,12 +273,14 @@ class Field:
             try:
                 look = buffer.as_buffer(x)
                 if look.shape != self.shape or look.dtype != self.look.dtype:
-                    raise LayoutError(f"x is {look}, the field {self.look.dtype} {self.shape}")
+                    kind = LayoutError if look.shape != self.shape else DtypeError
+                    raise kind(f"x is {look}, the field {self.look.dtype} {self.shape}")
             except HpcommError as error:
-                wrong = error.what
+                wrong = type(error), error.what
         wrong = self.comm.broadcast_object(wrong, root)
         if wrong:
-            raise LayoutError(wrong, where("scatter", self.comm), "an array of the whole's shape and dtype")
+            kind, what = wrong
+            raise kind(what, where("scatter", self.comm), "an array of the whole's shape and dtype")
         if look is not None and (look.place is None) != (self.look.place is None):  # to where the field is
             there = self.look.make(self.shape)
             if look.place is None:
@@ -312,16 +316,24 @@ class Field:
         return made
 
     def __getitem__(self, key: Any) -> Any:
-        """The elements at global indices (numbers and slices of positive step) on every rank. Collective."""
+        """The elements at global indices (numbers and slices of positive step) on every rank. Collective.
+
+        Raises:
+            LayoutError: other indices, or some outside; a partial field.
+        """
         self.check_whole("slicing")
-        steps, drop = self._key(key)
+        steps, drop = self._parsed(key)
         whole = self.look.make(tuple(len(range(*s)) for s in steps))
         there = whole.array if whole.place is None else np.empty(whole.shape, whole.dtype.storage)
         own = self.on_host()
-        mine = own[self._meeting(steps, self.comm.rank)[0]] if self._is_first else np.empty(0, own.dtype)
+        mine = (
+            own[meeting(self.partition, steps, self.comm.rank)[0]]
+            if self._is_first
+            else np.empty(0, own.dtype)
+        )
         for rank, part in enumerate(self.comm.all_gather_ragged(np.asarray(mine, order="C"))):
             if isinstance(self.partition, Points) or self.partition.is_first(rank):
-                there[self._meeting(steps, rank)[1]] = part
+                there[meeting(self.partition, steps, rank)[1]] = part
         if whole.place is not None:
             hostcopy.from_host(there, whole)
         result = whole.give()
@@ -331,89 +343,63 @@ class Field:
         """Set elements at global indices; every rank sets those it owns. Not collective.
 
         value: a number, or an array that broadcasts to the shape of the slice.
+
+        Raises:
+            LayoutError: other indices, some outside, or a value that does not broadcast.
+            DtypeError: a value that the field's elements do not hold, as a complex number for float64.
         """
-        steps, drop = self._key(key)
-        mine, there = self._meeting(steps, self.comm.rank)
-        shape = tuple(len(range(*s)) for a, s in enumerate(steps) if a not in drop)
+        steps, drop = self._parsed(key)
+        mine, there = meeting(self.partition, steps, self.comm.rank)
+        lengths = [len(range(*s)) for s in steps]
+        try:
+            full = self._fitting(value, tuple(n for a, n in enumerate(lengths) if a not in drop))
+        except HpcommError as error:
+            raise error.located("setting a slice", self.comm) from None
+        piece = full.reshape(lengths)[there]
         if self.look.place is not None:
             own = self.on_host()
-            full = np.broadcast_to(self._converted(value), shape)
-            own[mine] = full.reshape([len(range(*s)) for s in steps])[there]
+            own[mine] = piece
             self.from_host(own)
-            return
-        if np.ndim(value) and not hasattr(value, "cpu"):
-            value = np.broadcast_to(value, shape)
-        elif np.ndim(value):
-            value = value.to(self.dtype).expand(shape)  # by positions torch itself does not convert
-        if np.ndim(value):
-            value = value.reshape([len(range(*s)) for s in steps])[there]
-        self.inner[mine] = value
+        elif isinstance(self.array, np.ndarray):
+            self.look.array[self._own()][mine] = piece
+        else:
+            if isinstance(piece, np.ndarray):
+                made = self.look.make(piece.shape)
+                made.array[...] = piece
+                piece = made.give()
+            self.inner[mine] = piece
 
-    def _converted(self, value: Any) -> Any:
-        """A number or an array, in host memory, in the dtype that the field's elements are stored in."""
-        look = buffer.as_buffer(value)
-        data = look.array if look.place is None else hostcopy.to_host(look)  # type: ignore[arg-type]
+    def _fitting(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """value broadcast to shape: a tensor for a field of host tensors, so that gradients know of it; else
+        an array in host memory of the dtype that the field's elements are stored in.
+        """
+        look = buffer.as_buffer(np.asarray(value) if isinstance(value, (list, tuple)) else value)
         dtype = self.look.dtype
-        if look.dtype == dtype:
-            return data
-        if dtype.kind == "q" or look.dtype.kind in "hqo":
-            raise DtypeError(
-                f"the field holds {dtype}, the value is {look.dtype}", hint=f"a value of {dtype}"
-            )
-        return (
-            dtypes.narrow(data.astype(np.float32), dtype) if dtype.kind == "h" else data.astype(dtype.storage)
-        )
+        if look.dtype.kind == "c" and dtype.kind != "c":
+            raise DtypeError(f"the field holds {dtype}, the value is {look.dtype}", hint="value.real")
+        if ("q" in (dtype.kind, look.dtype.kind) and look.dtype != dtype) or look.dtype.kind == "o":
+            what = f"the field holds {dtype}, the value is {look.dtype}"
+            raise DtypeError(what, hint=f"a value of {dtype}")
+        made: Any = look.array if look.place is None else hostcopy.to_host(look)  # type: ignore[arg-type]
+        if self.look.place is None and type(value) is type(self.array) and hasattr(value, "expand"):
+            made = value.to(self.dtype)  # by positions torch itself does not convert
+        elif look.dtype != dtype:
+            made = dtypes.widen(made, look.dtype) if look.dtype.kind == "h" else made
+            half = dtype.kind == "h"
+            made = dtypes.narrow(made.astype(np.float32), dtype) if half else made.astype(dtype.storage)
+        try:
+            return made.expand(shape) if hasattr(made, "expand") else np.broadcast_to(made, shape)
+        except (RuntimeError, ValueError):
+            raise LayoutError(
+                f"a value of shape {look.shape} does not broadcast to {shape}",
+                hint=f"a number, or an array of shape {shape}",
+            ) from None
 
-    def _key(self, key: Any) -> tuple[list[tuple[int, int, int]], set[int]]:
-        """(start, stop, step) for every axis, and the axes that were single numbers."""
-        parts = list(key) if isinstance(key, tuple) else [key]
-        for i in [i for i, part in enumerate(parts) if part is Ellipsis][:1]:
-            parts[i : i + 1] = [slice(None)] * (len(self.shape) - len(parts) + 1)
-        parts += [slice(None)] * (len(self.shape) - len(parts))
-        if len(parts) > len(self.shape):
-            raise LayoutError(f"{len(parts)} indices for the {len(self.shape)} axes of {self!r}")
-        steps, drop = [], set()
-        for axis, (part, n) in enumerate(zip(parts, self.shape, strict=True)):
-            try:
-                if isinstance(part, (bool, np.bool_)):
-                    raise TypeError
-                at = part.indices(n) if isinstance(part, slice) else operator.index(part)
-            except TypeError:
-                raise LayoutError(
-                    f"an index of axis {axis} is of type {type(part).__name__}",
-                    hint="integers, slices of them, and one ...",
-                ) from None
-            if isinstance(at, tuple):
-                start, stop, step = at
-                if step < 1:
-                    raise LayoutError(f"slice step {step} of axis {axis} is not positive")
-                steps.append((start, max(start, stop), step))
-                continue
-            if not -n <= at < n:
-                raise LayoutError(f"index {at} is not on axis {axis}, which has {n}")
-            steps.append((at % n, at % n + 1, 1))
-            drop.add(axis)
-        return steps, drop
-
-    def _meeting(self, steps: Sequence[tuple[int, int, int]], rank: int) -> tuple[Any, Any]:
-        """Where in rank's inner and in the slice's result lies what rank owns of a slice of the whole."""
-        if isinstance(self.partition, Points):
-            (start, stop, step), rest = steps[0], steps[1:]
-            held = self.partition.owned[rank]
-            rows = np.flatnonzero((held >= start) & (held < stop) & ((held - start) % step == 0))
-            return (rows, *(slice(*s) for s in rest)), (
-                (held[rows] - start) // step,
-                *[slice(None)] * len(rest),
-            )
-        box = self.partition.box(rank)
-        mine, there = [], []
-        for (start, stop, step), low, high in zip(steps, box.start, box.stop, strict=True):
-            first = max(0, -(-(low - start) // step))
-            last = max(first, -(-(min(high, stop) - start) // step))
-            begin = start + first * step - low
-            mine.append(slice(begin, begin + (last - first) * step, step) if last > first else slice(0, 0))
-            there.append(slice(first, last))
-        return tuple(mine), tuple(there)
+    def _parsed(self, key: Any) -> Any:
+        try:
+            return parse(key, self.shape)
+        except HpcommError as error:
+            raise error.located("slicing", self.comm) from None
 
     # -- numbers --------------------------------------------------------------------------------------
     def sum(self) -> Any:
@@ -446,6 +432,7 @@ class Field:
         Raises:
             LayoutError: they are not.
         """
+        demand(other, Field, "what dot multiplies by", "dot", "another Field")
         if not _alike(self.partition, other.partition):
             raise LayoutError(
                 f"{self!r} and {other!r} are not in the same partition",

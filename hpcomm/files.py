@@ -13,15 +13,15 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Union, cast
 
-from .errors import DtypeError, HpcommError, LayoutError, TransportError, UsageError, where
+from .errors import DtypeError, HpcommError, LayoutError, TransportError, UsageError, demand, where
 from .field import Field
-from .mesh import Mesh
+from .mesh import Mesh, ranks_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -162,14 +162,22 @@ def _remove(path: Path) -> None:
 
 
 # -- fields ---------------------------------------------------------------------------------------------
-def named(fields: Sequence[Field], verb: str) -> Communicator:
-    """The communicator of fields that are to be told apart by their names in one file or folder.
+def named(fields: Field | Sequence[Field], verb: str) -> tuple[Communicator, list[Field]]:
+    """One field or several, which are to be told apart by their names in one file or folder; with their
+    communicator.
 
     Raises:
-        UsageError: no field, different communicators, or names that are missing, equal or no file names.
+        UsageError: no field, something else, different communicators, or names that are missing, equal or
+            no file names.
     """
-    if not fields or isinstance(fields, Field):
-        raise UsageError(f"{verb} needs a list of fields", verb, "[field]")
+    several = isinstance(fields, Iterable) and not isinstance(fields, (Mapping, str))
+    given = list(fields) if several and not isinstance(fields, Field) else [fields]
+    hint = "a Field, or a list of Fields, each of which has a name: Field(name=...)"
+    for field in given:
+        demand(field, Field, f"what {verb} was given", verb, hint)
+    if not given:
+        raise UsageError(f"{verb} was given an empty list", where(verb, None), hint)
+    fields = cast("list[Field]", given)
     comm = fields[0].comm
     names = [field.name for field in fields]
     if any(field.comm is not comm for field in fields):
@@ -182,7 +190,7 @@ def named(fields: Sequence[Field], verb: str) -> Communicator:
         )
     for field in fields:
         field.check_whole(verb)
-    return comm
+    return comm, fields
 
 
 def storage_of(field: Field) -> Any:
@@ -259,10 +267,9 @@ class Stored:
             LayoutError: the partition is of another shape.
         """
         if whole is not None and whole.shape != self.shape:
-            comm = ranks.comm if isinstance(ranks, Mesh) else ranks
             raise LayoutError(
                 f"{self.path} holds shape {self.shape}, the partition is {whole}",
-                where("load", comm),
+                where("load", ranks_of(ranks, "load")),
                 f"a partition of shape {self.shape}",
             )
         dtype = {} if "like" in options else {"dtype": self.dtype}

@@ -99,7 +99,8 @@ def cores() -> int:
 
 
 def _predicted(row: dict[str, Any], path: str) -> float:
-    from .simulate import machine, predict
+    from .machine import machine
+    from .simulate import predict
 
     return predict("all_reduce", row["algorithm"], row["ranks"], row["bytes"], machine(path)).seconds
 

@@ -6,9 +6,9 @@ halo.start(); inside(); halo.wait(); rim()  # overlapped
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from .errors import UsageError, where
+from .errors import UsageError, demand, where
 from .exchange import Exchange
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Faces(NamedTuple):
     receives: list[tuple[int, Any]]
 
 
+@runtime_checkable
 class HasHalo(Protocol):
     """What a Field is here."""
 
@@ -40,13 +41,16 @@ class Halo(Exchange):
     motion; an inside that is to be written must be one that no neighbour's halo needs. Calling it does both.
 
     Raises:
-        UsageError: no field, or fields over different communicators.
+        UsageError: no field, something else, or fields over different communicators.
         LayoutError: a field is partial.
     """
 
     def __init__(self, *fields: HasHalo) -> None:
         if not fields:
             raise UsageError("Halo needs a field", "Halo", "Halo(field)")
+        for field in fields:
+            hint = "Halo(field, ...); an array x becomes one by Field(mesh, shape, halo=..., array=x)"
+            demand(field, HasHalo, "what Halo was given", "Halo", hint)
         comm = fields[0].comm
         if any(field.comm is not comm for field in fields):
             raise UsageError(

@@ -15,7 +15,7 @@ from . import files, io
 from .chunks import Chunks, boxes, chunk_shape, share, values
 from .errors import ConfigError, HpcommError
 from .field import Field
-from .mesh import Mesh
+from .mesh import Mesh, ranks_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,8 +56,7 @@ def save(
         TransportError: on every rank, if any of them could not write.
     """
     h5py = _library()
-    fields = [fields] if isinstance(fields, Field) else list(fields)
-    comm = files.named(fields, "save")
+    comm, fields = files.named(fields, "save")
     if compression is not None and chunks in (None, False):
         chunks = True
     path = Path(path)
@@ -100,7 +99,7 @@ def load(
         TransportError: on every rank, if the file cannot be read or has no such dataset of numbers.
         LayoutError: the partition is of another shape.
     """
-    comm = ranks.comm if isinstance(ranks, Mesh) else ranks
+    comm = ranks_of(ranks, "load")
     return _stored(comm, path, name).load(ranks, whole, split, options)
 
 

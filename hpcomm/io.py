@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import files
-from .errors import HpcommError, UsageError, where
+from .errors import HpcommError, UsageError, demand, where
 from .field import Field
-from .mesh import Mesh
+from .mesh import Mesh, ranks_of
 from .partition import Partition, Points
 from .views import strided
 
@@ -50,12 +50,13 @@ def save(field: Field, path: files.PathLike, *, collective: bool = True, sync: b
     Raises:
         TransportError: on every rank, if any of them could not write (a full disk, no permission).
     """
+    _check(field, "save")
     comm = field.comm
     field.check_whole("save")
     path = Path(path)
     head = _header(field)
     with files.beside(comm, path) as part:
-        with opened(comm, part, "save", writing=True) as file:
+        with opened(comm, part, "save", True, path) as file:
             files.agree(comm, files.attempt(lambda: _write_head(comm, file, head)), "save", path)
             move(field, file, len(head), collective, writing=True)
         files.publish(comm, part, path, len(head) + _nbytes(field), sync)
@@ -80,12 +81,13 @@ def load(
         TransportError: on every rank, if the file cannot be read, is no .npy file or is too short.
         LayoutError: the partition is of another shape.
     """
-    comm = ranks.comm if isinstance(ranks, Mesh) else ranks
+    comm = ranks_of(ranks, "load")
     return found(comm, path, collective).load(ranks, whole, split, options)
 
 
 def read_into(field: Field, path: files.PathLike, *, collective: bool = True) -> None:
     """Fill a field from a .npy file of its shape and dtype; if that fails it stays as it was. Collective."""
+    _check(field, "read_into")
     found(field.comm, path, collective).into(field)
 
 
@@ -94,6 +96,7 @@ def write_raw(field: Field, path: files.PathLike, offset: int = 0, *, collective
 
     The rest of the file stays; so there is nothing atomic about it.
     """
+    _check(field, "write_raw")
     field.check_whole("write_raw")
     _check_offset(field, offset)
     with opened(field.comm, Path(path), "write_raw", writing=True) as file:
@@ -106,8 +109,14 @@ def read_raw(field: Field, path: files.PathLike, offset: int = 0, *, collective:
     Raises:
         TransportError: on every rank, and the field stays as it was, if the file ends too early.
     """
+    _check(field, "read_raw")
     _check_offset(field, offset)
     field.from_host(values(field, path, offset, collective))
+
+
+def _check(field: Field, verb: str) -> None:
+    hint = f"io.{verb}(field, path); an array x becomes a field by Field(comm, shape, array=x)"
+    demand(field, Field, f"what {verb} was given", verb, hint)
 
 
 def _check_offset(field: Field, offset: int) -> None:
@@ -148,20 +157,22 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], Any, int]:
 
 
 @contextmanager
-def opened(comm: Communicator, path: Path, verb: str, writing: bool) -> Iterator[MPI.File]:
-    """The file on all ranks; errors are everybody's."""
+def opened(
+    comm: Communicator, path: Path, verb: str, writing: bool, meant: Path | None = None
+) -> Iterator[MPI.File]:
+    """The file on all ranks; errors are everybody's. meant: the name that it will have."""
     mode = MPI.MODE_WRONLY | MPI.MODE_CREATE if writing else MPI.MODE_RDONLY
     file: list[MPI.File] = []
     intra: Any = comm.mpi
     failed = files.attempt(lambda: file.append(MPI.File.Open(intra, str(path), mode)))
     try:
-        files.agree(comm, failed, verb, path)
+        files.agree(comm, failed, verb, meant or path)
         yield file[0]
     except HpcommError:  # everybody's; at any other the ranks would wait for each other in Close
         for handle in file:
             files.attempt(handle.Close)
         raise
-    files.agree(comm, files.attempt(file[0].Close), verb, path)
+    files.agree(comm, files.attempt(file[0].Close), verb, meant or path)
 
 
 # -- data -------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ MPI. On any doubt it returns NotImplemented and the careful way takes over, whic
 wrong. A communicator finds its lanes at comm._lanes[verb][operator][type][dtype]; while an observer is
 attached, or after close(), it has none.
 
-A lane is composed as text, of the verb's own lines and of fragments that say how to look at an array of
-this kind and how the ranks agree, and compiled. For a function that called others for these parts
+A lane is composed as text (fragments.py), of the verb's own lines and of fragments that say how to look at
+an array of this kind and how the ranks agree, and compiled. For a function that called others for these parts
 would cost 60 ns for each of them, where 500 are all that a call may cost.
 """
 
@@ -17,13 +17,13 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
-from types import CodeType, MappingProxyType
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .errors import HpcommError
-from .observe.board import LINE
-from .short import FIRST, MARK, MOST
+from .fragments import BODIES, CUTS, NUMPY, PLAIN_CALL, ROOTED, SHORT, STACKS, TORCH, compiled, out_of_place
+from .short import MOST
 from .signature import VERBS, head, marked
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ __all__ = ["NO_LANES", "chosen", "detour", "find"]
 Lane = Callable[..., Any]
 NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
 
-_STACKS = ("gather", "all_gather")  # the result has a block for each rank,
-_CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has
-_ROOTED = ("gather", "scatter", "reduce")
 _FOLDS = ("all_reduce", "reduce", "reduce_scatter", "scan")
 
 
@@ -56,7 +53,7 @@ def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None =
     if algorithm is not None:
         return _choose(comm, verb, op, x, algorithm, smallest=True)
     if verb == "barrier":
-        lane = comm._lanes[verb] = detour if comm.is_inter else _compose(comm, verb, _BARRIER, {}, {})
+        lane = comm._lanes[verb] = detour if comm.is_inter else _compose(comm, verb, BODIES[verb], {}, {})
         return lane
     make = _maker(comm, verb, op, x)
     if make is None:
@@ -95,185 +92,26 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
 
     one = tuned.Choices.of([(0, algorithm)])
     choices = scheduled.own(comm).choices(verb) if algorithm == "tuned" else one
-    blocks = comm.size if verb in _CUTS else 1
+    blocks = comm.size if verb in CUTS else 1
     limits, lanes = comm._lanes.setdefault(
         (algorithm, verb), ([n * blocks for n in choices.limits], [{} for _ in choices.names])
     )
     which = 0 if smallest else bisect_left(limits, x.nbytes)
     name, by = choices.names[which], None
     theirs = None if name is None else name.removeprefix("mpi:")
-    if name is None or (theirs != name and theirs in controls.choices(verb)):
+    if name is not None and theirs != name and theirs in controls.choices(verb):
         by = scheduled.by_library(comm, verb, theirs, mpi.NAMES[verb])
-    elif verb == "all_reduce" and make is _numpy and theirs == name:
+    elif verb == "all_reduce" and make is _numpy and name is not None and theirs == name:
         from . import dtypes, reduction
 
         with suppress(HpcommError):  # the careful way meets it again, and says where
             by = scheduled.by_schedule(comm, name, x.dtype, reduction.resolve(op, dtypes.from_numpy(x.dtype)))
     most = choices.limits[which] if which < len(choices.limits) else sys.maxsize
-    lane = make(comm, verb, op, x.dtype, (by, algorithm, most)) if by is not None else detour
+    known = by is not None or name is None
+    lane = make(comm, verb, op, x.dtype, (by, algorithm, most)) if known else detour
     home = comm._lanes.setdefault(algorithm, {}).setdefault(verb, {}) if smallest else lanes[which]
     home.setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
     return lane
-
-
-# -- the verbs ---------------------------------------------------------------------------------------
-# @name x, y stands for a fragment, in which X is x and Y is y.
-
-_BARRIER = """
-def lane():
-    mine = code
-    @call function()
-"""
-
-_ALL_REDUCE = """
-def lane(x, out):
-    global last_n, mine, laid, places  # the last call's, mostly this one's too
-    if out is x:
-        @writable x
-        @spec x
-        @sign
-        @short x, x
-        @call function(IN_PLACE, x_spec, operator)
-        return x
-    @readable x
-    @spec x
-    if out is None:
-        @new out, x
-    else:
-        @same out, x
-        @writable_too out
-        @same_size out, x
-        @apart x, out
-    @spec out
-    @apart_in_memory x, out
-    @sign
-    @short_apart x, out
-    @call function(x_spec, out_spec, operator)
-    return out
-"""
-
-# Small ones among ranks of a node: see short.py.
-_SHORT = f"""
-if {FIRST} <= mine < end:
-    @flat
-    if mine != laid:
-        laid, places = mine, known.get(mine)
-        if places is None:
-            places = known[mine] = places_of(code, mine >> 32)
-    elements, line, others, fold = places[flip()]
-    i = step()
-    if not i % {LINE}:
-        turn()
-    ring[i] = mine
-    flag = mine | i << {MARK}
-    elements[:] = X_flat
-    line[0] = flag
-    for other in others:
-        if other[0] != flag:
-            look(other, flag, mine)
-    fold(Y_flat)
-    return Y
-"""
-
-_BROADCAST = """
-def lane(x, root):
-    if type(root) is not int or not 0 <= root < p:
-        return NotImplemented
-    @writable x
-    @spec x
-    @sign
-    @call function(x_spec, root)
-    return x
-"""
-
-_SEND = """
-def lane(x, dest, tag):
-    if type(dest) is not int or not 0 <= dest < p or dest == rank:
-        return NotImplemented
-    if type(tag) is not int or not 0 <= tag <= last_tag:
-        return NotImplemented
-    @readable x
-    @spec x
-    @call function(x_spec, dest, tag)
-    return None
-"""
-
-_RECV = """
-def lane(x, source, tag):
-    if tag is None:
-        tag = ANY_TAG
-    elif type(tag) is not int:
-        return NotImplemented
-    if type(source) is not int or not 0 <= source < p:
-        return NotImplemented
-    @writable x
-    @spec x
-    status = Status()
-    @call function(x_spec, source, tag, status)
-    @length x
-    return x
-"""
-
-
-def _out_of_place(verb: str, folds: bool) -> str:
-    """Every other collective, from one plain array into another.
-
-    Shapes as compose.py has them, but only the stacked form: block r is x[r] or out[r].
-    """
-    last = (", operator" if folds else "") + (", root" if verb in _ROOTED else "")
-    lines = ["def lane(x, out, root):", "    if type(root) is not int or not 0 <= root < p or x is out:"]
-    lines += ["        return NotImplemented", "    shape = x.shape"]
-    if verb in _CUTS:
-        lines += ["    if not shape or shape[0] != p:", "        return NotImplemented"]
-    lines += ["    @readable x", "    @spec x"]
-    if verb in _STACKS:
-        lines += ["    shape = (p, *shape)"]
-    elif verb in ("scatter", "reduce_scatter"):
-        lines += ["    shape = shape[1:]"]
-    if verb in ("gather", "reduce"):
-        lines += ["    if rank != root:", "        @sign", f"        @call function(x_spec, None{last})"]
-        lines += ["        return None"]
-    lines += [
-        "    if out is None:",
-        "        out = empty(shape, dtype=dtype)",
-        "        @made out",
-        "    else:",
-    ]
-    lines += ["        if type(out) is not type(x) or out.dtype is not dtype or out.shape != shape:"]
-    lines += ["            return NotImplemented", "        @writable_too out", "        @apart x, out"]
-    lines += ["    @spec out", "    @apart_in_memory x, out", "    @sign"]
-    if verb == "scatter":  # on the others x only told the shape
-        lines += ["    if rank != root:", "        x_spec = None"]
-    lines += [f"    @call function(x_spec, out_spec{last})", "    return out"]
-    return "\n".join(lines)
-
-
-# -- how to look at an array of numpy ------------------------------------------------------------------
-
-_NUMPY = {
-    # n: elements, of one block if there is one for each rank
-    "readable": "n = X.size CUT\nif n > most or not X.flags.c_contiguous:\n    return NotImplemented",
-    "writable": "n = X.size\nif n > most or not X.flags.carray:\n    return NotImplemented",
-    "writable_too": "if not X.flags.carray:\n    return NotImplemented",
-    "same": """
-if type(X) is not ndarray or X.dtype is not dtype or X.size != n:
-    return NotImplemented
-if X.ndim != Y.ndim or (X.ndim != 1 and X.shape != Y.shape):
-    return NotImplemented
-""",
-    "same_size": "",
-    "apart": "if (X.base is not None or Y.base is not None) and may_share_memory(X, Y):\n"
-    "    return NotImplemented",
-    "apart_in_memory": "",
-    "new": "X = empty(Y.shape, dtype)",  # empty_like would keep the order of Y's axes
-    "made": "",
-    "spec": "X_spec = (X, n, kind)",
-    "sign": "mine = n << 32 | code",
-    "sign_all_reduce": "if n != last_n:\n    last_n, mine = n, n << 32 | code",
-    "sign_rooted": "mine = n << 32 | codes[root]",
-    "flat": "X_flat = X if X.ndim == 1 else X.reshape(-1)",
-    "length": "if status.count != n * itemsize:\n    check_length(comm, 'recv', status, n * itemsize)",
-}
 
 
 def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -> Lane:
@@ -288,47 +126,7 @@ def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
         "most": min(_most(comm, dtype.itemsize), by[2] if by else sys.maxsize) // max(dtype.itemsize, 1),
         "ndarray": np.ndarray,
     }
-    return _make(comm, verb, op, dtypes.from_numpy, dtype, _NUMPY, names, by)
-
-
-# -- and at a tensor -------------------------------------------------------------------------------------
-# mpi4py takes microseconds to look into a tensor, and a tenth of one for an address. Windows are what it
-# wants to know of an address, kept because the same memory comes again and again.
-
-_TORCH = {
-    "readable": """
-try:
-    if not X.is_cpu:
-        return NotImplemented
-    X_size = X.nbytes
-    if not X.is_contiguous() or X_size > most or (X_size < least and (not X_size or X.is_neg())):
-        return NotImplemented
-except RuntimeError:  # sparse tensors have neither
-    return NotImplemented
-""",
-    "same": """
-if type(X) is not tensor or X.dtype is not dtype or X.dim() != Y.dim():
-    return NotImplemented
-""",
-    "same_size": "if X_size != Y_size or (X.dim() != 1 and X.shape != Y.shape):\n    return NotImplemented",
-    "apart": "",
-    "apart_in_memory": "if X_at < Y_at + Y_size and Y_at < X_at + X_size:\n    return NotImplemented",
-    "new": "X = empty_like(Y)\nX_size = Y_size",
-    "made": "X_size = X.nbytes",
-    "spec": """
-X_at = X.data_ptr()
-X_seen = windows_X.get(X_at)
-if X_seen is None or X_seen[0] != X_size:
-    X_seen = window_X(X_at, X_size)
-X_spec = X_seen[1]
-""",
-    "sign": "mine = x_seen[2] | code",
-    "sign_all_reduce": "mine = x_seen[2] | code",
-    "sign_rooted": "mine = x_seen[2] | codes[root]",
-    "flat": "X_flat = X_seen[3]",
-    "length": "if status.count != X_size:\n    check_length(comm, 'recv', status, X_size)",
-}
-_TORCH["writable"] = _TORCH["writable_too"] = _TORCH["readable"]
+    return _make(comm, verb, op, dtypes.from_numpy, dtype, NUMPY, names, by)
 
 
 def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -> Lane:
@@ -344,8 +142,8 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
     if record.mpi is None or record.kind == "c":  # tensors may be lazy conjugates
         return detour
     kind = getattr(MPI, record.mpi)
-    windows_x, window_x = _windows(kind, record, comm.size if verb in _CUTS else 1)
-    out_blocks = comm.size if verb in _STACKS or verb == "all_to_all" else 1
+    windows_x, window_x = _windows(kind, record, comm.size if verb in CUTS else 1)
+    out_blocks = comm.size if verb in STACKS or verb == "all_to_all" else 1
     windows_out, window_out = _windows(kind, record, out_blocks)
     names = {
         "dtype": dtype,
@@ -353,7 +151,7 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
         "empty_like": torch.empty_like,
         "least": 2 * record.itemsize,  # a single element may be a lazy negative
         "most": min(
-            _most(comm, record.itemsize), by[2] * (comm.size if verb in _CUTS else 1) if by else sys.maxsize
+            _most(comm, record.itemsize), by[2] * (comm.size if verb in CUTS else 1) if by else sys.maxsize
         ),
         "tensor": torch.Tensor,
         "windows_x": windows_x,
@@ -361,7 +159,7 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
         "windows_out": windows_out,
         "window_out": window_out,
     }
-    return _make(comm, verb, op, dtypes.from_torch, dtype, _TORCH, names, by)
+    return _make(comm, verb, op, dtypes.from_torch, dtype, TORCH, names, by)
 
 
 def _most(comm: Communicator, itemsize: int) -> int:
@@ -410,8 +208,8 @@ def _make(
 ) -> Lane:
     """The lane of a verb, or detour where MPI alone cannot do the whole job.
 
-    by: what is called instead of comm.mpi's own function, the algorithm that the user named, and up to how
-    many bytes of x, or of one block.
+    by: what is called in place of what would be (None: nothing), the algorithm that the user named, and up to
+    how many bytes of x, or of one block.
     """
     from mpi4py import MPI
 
@@ -432,24 +230,24 @@ def _make(
         return marked(head(*what), algorithm) if algorithm else head(*what)
 
     names["code"] = sign(verb, fold, record.code) if verb not in ("send", "recv") else 0
-    rooted = verb == "broadcast" or verb in _ROOTED
+    rooted = verb == "broadcast" or verb in ROOTED
     if verb == "all_reduce":
         names.update(last_n=-1, laid=-1, places=None)
         fragments = {**fragments, "sign": fragments["sign_all_reduce"], "short": "", "short_apart": ""}
-        short = None if by else comm._short
-        if short is not None and (end := short.end(names["code"])):
+        short, plain = comm._short if function is None else None, head(verb, fold, record.code)
+        if short is not None and (end := short.end(plain)):
             flat = fragments["flat"]
-            fragments["short"] = _SHORT.replace("@flat", flat).replace("Y", "X")
-            fragments["short_apart"] = _SHORT.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
-            names.update(end=end, flip=short.flip, known={}, look=short.look, places_of=short.places)
+            fragments["short"] = SHORT.replace("@flat", flat).replace("Y", "X")
+            fragments["short_apart"] = SHORT.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
+            names.update(end=end, flip=short.flip, known={}, look=short.look)
+            names["places_of"] = partial(short.places, plain)
     if rooted:
         names["codes"] = [sign(verb, fold, record.code, root) for root in range(comm.size)]
         fragments = {**fragments, "sign": fragments["sign_rooted"]}
     if "CUT" in fragments["readable"]:
-        cut = "// p" if verb in _CUTS else ""
+        cut = "// p" if verb in CUTS else ""
         fragments = {**fragments, "readable": fragments["readable"].replace("CUT", cut)}
-    bodies = {"all_reduce": _ALL_REDUCE, "broadcast": _BROADCAST, "send": _SEND, "recv": _RECV}
-    body = bodies.get(verb) or _out_of_place(verb, op is not None)
+    body = BODIES.get(verb) or out_of_place(verb, op is not None)
     names["function"] = function
     return _compose(comm, verb, body, fragments, names)
 
@@ -464,13 +262,6 @@ def _folding(op: Any, record: Dtype) -> tuple[Any, int] | None:
     return fold.mpi(), fold.code
 
 
-_PLAIN_CALL = "CALL"
-_CALL = """try:
-    AROUND
-except MPIError as error:
-    raise failure(error, verb, comm) from None"""
-
-
 def _compose(
     comm: Communicator, verb: str, body: str, fragments: dict[str, str], names: dict[str, Any]
 ) -> Lane:
@@ -479,7 +270,7 @@ def _compose(
     from .transport import mpi
 
     agreed = verb not in ("send", "recv")  # a message: only its two ranks know of it
-    around = comm._agreement.around if agreed else _PLAIN_CALL
+    around = comm._agreement.around if agreed else PLAIN_CALL
     names.setdefault("code", head(verb) if agreed else 0)
     names.update(comm._agreement.names)
     names.update(
@@ -496,42 +287,8 @@ def _compose(
         rank=comm.rank,
         verb=verb,
     )
-    code, source = _compiled(verb, body, tuple(fragments.items()), around)
+    code, source = compiled(verb, body, tuple(fragments.items()), around)
     names.update(__name__=f"lane of {verb}", __loader__=source)
     exec(code, names)
     lane: Lane = names["lane"]
     return lane
-
-
-@lru_cache(maxsize=256)
-def _compiled(
-    verb: str, body: str, fragments: tuple[tuple[str, str], ...], around: str
-) -> tuple[CodeType, _Source]:
-    known = dict(fragments)
-    if around == _PLAIN_CALL:
-        known["sign"] = ""
-    lines = []
-    for line in body.strip().splitlines():
-        word, _, rest = line.strip().partition(" ")
-        if not word.startswith("@"):
-            lines.append(line)
-            continue
-        if word == "@call":
-            text = _CALL.replace("AROUND", around.strip().replace("\n", "\n    ")).replace("CALL", rest)
-        else:
-            x, _, y = rest.partition(", ")
-            text = known[word[1:]].replace("X", x).replace("Y", y)
-        margin = line[: len(line) - len(line.lstrip())]
-        lines += [margin + part for part in text.splitlines() if part]
-    source = _Source("\n".join(lines) + "\n")
-    return compile(source.text, f"{__file__}:{verb}-{hash(source.text) & 0xFFFFFFFF:08x}", "exec"), source
-
-
-class _Source:
-    """Shows tracebacks and debuggers what a lane looks like, as the loader of a module would."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def get_source(self, name: str) -> str:
-        return self.text

@@ -86,9 +86,14 @@ class Machine(NamedTuple):
 
 def has_spec(argv: Sequence[str]) -> bool:
     """Whether these words run a spec (mpmd/start.py), and not a command that has one as its argument."""
-    rest = [word for word in argv if not word.startswith("-")]
-    is_last = bool(rest) and rest[-1].endswith(".toml")
-    return is_last and not any(word in ("-n", "-np", "--ranks") for word in argv)
+    words = list(argv)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if words and word in (*_OPTIONS, *_SPEC_OPTIONS):
+            words.pop(0)
+    return (bool(words) and words[0].endswith(".toml")) or (
+        bool(argv) and argv[0] in ("-h", "--help") and argv[-1].endswith(".toml")
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -210,6 +215,7 @@ def _read_env(text: str) -> dict[str, str]:
     return {name: value if given else os.environ[name]}
 
 
+_SPEC_OPTIONS = ("--as", "--only", "--record", "--files", "--progress")  # those of a spec, with a value
 _FLAGS = {"--dry-run": "dry_run", "-v": "verbose", "--verbose": "verbose"}
 _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "-n": ("ranks", _read_ranks),

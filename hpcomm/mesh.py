@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .errors import ConfigError, HpcommError, LayoutError, RankError, UsageError
+from .communicator import Communicator
+from .errors import ConfigError, HpcommError, LayoutError, RankError, UsageError, demand
+from .partition import integers
 from .topology import fill_in, node_order, nodes_of
 
-if TYPE_CHECKING:
-    from .communicator import Communicator
-
-__all__ = ["Mesh", "from_torch", "mesh"]
+__all__ = ["Mesh", "from_torch", "mesh", "ranks_of"]
 
 
 class Mesh:
@@ -94,7 +93,9 @@ class Mesh:
 
         self._check(tuple(coords))
         rank = 0
-        for name, at in {**self.coords, **coords}.items():
+        for name, at in zip(
+            self.names, integers({**self.coords, **coords}.values(), "a coordinate"), strict=True
+        ):
             if name in self.periodic:
                 at %= self.shape[name]
             if not 0 <= at < self.shape[name]:
@@ -110,6 +111,8 @@ class Mesh:
     def describe(self) -> str:
         """A drawing of who sits where: rank, and node if there are several; this rank in brackets."""
         names = self.names
+        if len(names) > 2:  # axes of one rank stand in the title
+            names = (*(n for n in names if self.shape[n] > 1),) or names[-1:]
         nodes = {node: i for i, node in enumerate(dict.fromkeys(self._nodes))}
         title = ", ".join(f"{n}={s}{' (ring)' if n in self.periodic else ''}" for n, s in self.shape.items())
         plural = "s" if len(nodes) > 1 else ""
@@ -193,6 +196,17 @@ class Mesh:
         return f"<Mesh {self.shape}, rank {self.comm.rank} at {self.coords}>"
 
 
+def ranks_of(ranks: Any, verb: str) -> Communicator:
+    """The communicator of a Mesh or Communicator.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    demand(ranks, (Mesh, Communicator), "what is to hold the field", verb, "a Mesh or a Communicator")
+    made: Communicator = ranks.comm if isinstance(ranks, Mesh) else ranks
+    return made
+
+
 def mesh(
     comm: Communicator,
     shape: Mapping[str, int] | None = None,
@@ -213,6 +227,7 @@ def mesh(
     Raises:
         LayoutError: the sizes do not hold all ranks; the message has sizes that would.
     """
+    demand(shape or {}, Mapping, "the shape", "mesh", "names for the axes: comm.mesh(y=2, x=-1)")
     wanted = dict(shape or {}) | sizes
     rings = (periodic,) if isinstance(periodic, str) else tuple(periodic)
     try:

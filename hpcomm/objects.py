@@ -106,7 +106,10 @@ def sendrecv_object(
 
 
 def broadcast_object(comm: Communicator, obj: Any = None, root: int = 0, *, async_op: bool = False) -> Any:
-    """Give every rank root's object; on root it is returned as it is. Same as mpi4py's bcast."""
+    """Give every rank root's object; on root it is returned as it is. Same as mpi4py's bcast.
+
+    On an inter-communicator the other group gets it, and root's has None.
+    """
     is_root = check_root(comm, "broadcast_object", root)
 
     def stages() -> Stages:
@@ -114,6 +117,8 @@ def broadcast_object(comm: Communicator, obj: Any = None, root: int = 0, *, asyn
         got = yield from parcel.broadcast(comm, made[0] if made else None, root, not async_op)
         if failed:
             raise failed
+        if comm.is_inter and root < 0:
+            return None
         return obj if is_root else decode(got)
 
     return collective(comm, "broadcast_object", root, stages(), async_op)
@@ -128,7 +133,7 @@ def gather_object(comm: Communicator, obj: Any, root: int = 0, *, async_op: bool
         got = yield from parcel.gather(comm, made[0], root, not async_op)
         if failed:
             raise failed
-        return _decode_all(got, comm.rank, obj) if is_root else None
+        return _decode_all(got, own_place(comm), obj) if is_root else None
 
     return collective(comm, "gather_object", root, stages(), async_op)
 
@@ -141,7 +146,7 @@ def all_gather_object(comm: Communicator, obj: Any, *, async_op: bool = False) -
         got = yield from parcel.all_gather(comm, made[0], not async_op)
         if failed:
             raise failed
-        return _decode_all(got, comm.rank, obj)
+        return _decode_all(got, own_place(comm), obj)
 
     return collective(comm, "all_gather_object", 0, stages(), async_op)
 
@@ -159,6 +164,8 @@ def scatter_object(
         got = yield from parcel.scatter(comm, made or None, root, not async_op)
         if failed:
             raise failed
+        if got is None:  # at the root of another group, or beside it
+            return None
         return objs[root] if is_root and objs is not None else decode(got)
 
     return collective(comm, "scatter_object", root, stages(), async_op)
@@ -173,7 +180,8 @@ def all_to_all_object(comm: Communicator, objs: Sequence[Any], *, async_op: bool
         got = yield from parcel.all_to_all(comm, made, not async_op)
         if failed:
             raise failed
-        return _decode_all(got, comm.rank, objs[comm.rank])
+        own = own_place(comm)
+        return _decode_all(got, own, objs[own] if own >= 0 else None)
 
     return collective(comm, "all_to_all_object", 0, stages(), async_op)
 
@@ -187,18 +195,19 @@ def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) 
     """
     fold = _python_op(comm, "reduce_object", op)
     got = gather_object(comm, obj, root)
-    return None if got is None else _fold(fold, got, comm.rank)
+    return None if got is None else _fold(fold, got, own_place(comm))
 
 
 def all_reduce_object(comm: Communicator, obj: Any, op: Any = "sum") -> Any:
     """Fold the objects of all ranks in rank order on every rank; op as reduce_object has it."""
     fold = _python_op(comm, "all_reduce_object", op)
-    return _fold(fold, all_gather_object(comm, obj), comm.rank)
+    return _fold(fold, all_gather_object(comm, obj), own_place(comm))
 
 
 def _fold(op: Callable[[Any, Any], Any], objs: list[Any], rank: int) -> Any:
     """Fold in rank order; op may change its first argument, so this rank's own object is copied."""
-    objs[rank] = pickle.loads(pickle.dumps(objs[rank], 5))
+    if rank >= 0:
+        objs[rank] = pickle.loads(pickle.dumps(objs[rank], 5))
     return functools.reduce(op, objs)
 
 
@@ -299,6 +308,11 @@ def decode(got: Parcel) -> Any:
             raise PeerFailedError(f"no object came: on its rank {what}", hint="look at that rank's own error")
         raise UsageError("an array of send_ragged arrived where an object was expected", hint="recv_ragged")
     return pickle.loads(first, buffers=got.contents)
+
+
+def own_place(comm: Communicator) -> int:
+    """Where this rank's own stands among what all ranks give; -1: that is the other group's."""
+    return -1 if comm.is_inter else comm.rank
 
 
 def _decode_all(got: list[Parcel], rank: int, own: Any) -> list[Any]:
@@ -445,10 +459,6 @@ def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_o
     """Agree with the other ranks about verb, then carry out its stages now or in the background."""
     try:
         comm._check_open(verb)
-        if comm.is_inter:
-            raise UsageError(
-                f"{verb} needs an intra-communicator", hint="comm.merge(), or send_object and recv_object"
-            )
     except HpcommError as error:
         raise error.located(verb, comm) from None
     code = head(verb, root=root)
@@ -494,8 +504,15 @@ def _translated(comm: Communicator, verb: str, stages: Stages) -> Stages:
 
 
 def check_root(comm: Communicator, verb: str, root: Any) -> bool:
-    """Whether this rank is root, which must be a rank of comm."""
-    if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < comm.size:
+    """Whether this rank is root, which must be a rank of comm; of the other group, if there are two."""
+    is_rank = not isinstance(root, bool) and hasattr(root, "__index__")
+    if comm.is_inter:
+        if not (is_rank and (root in (MPI.ROOT, MPI.PROC_NULL) or 0 <= root < comm.remote_size)):
+            from .compose import no_remote_root
+
+            raise no_remote_root(comm, root).located(verb, comm)
+        return bool(root == MPI.ROOT)
+    if not (is_rank and 0 <= root < comm.size):
         raise RankError(
             f"root {root!r} is no rank of '{comm.name}'", hint=f"a rank from 0 to {comm.size - 1}"
         ).located(verb, comm)
@@ -504,7 +521,8 @@ def check_root(comm: Communicator, verb: str, root: Any) -> bool:
 
 def check_list(comm: Communicator, verb: str, items: Any) -> None:
     """Refuse anything but a sequence with one item for each rank."""
-    if items is None or not hasattr(items, "__len__") or len(items) != comm.size:
+    ranks = comm.remote_size if comm.is_inter else comm.size
+    if items is None or not hasattr(items, "__len__") or len(items) != ranks:
         found = (
             "None"
             if items is None
@@ -513,6 +531,6 @@ def check_list(comm: Communicator, verb: str, items: Any) -> None:
             else type(items).__name__
         )
         raise UsageError(
-            f"{verb} needs a list with one item for each of {comm.size} ranks, not {found}",
+            f"{verb} needs a list with one item for each of {ranks} ranks, not {found}",
             hint="[item for rank 0, item for rank 1, ...]",
         ).located(verb, comm)

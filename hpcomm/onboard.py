@@ -52,10 +52,10 @@ _DEVICE, _HOST, _FOLDS, _CONVERTS, _MET = 1, 2, 4, 8, 16
 class Onboard:
     """What a communicator has for arrays on devices."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, gpu: str | None = None) -> None:
         self.eager = EAGER
         self._between = comm.is_inter  # groups, which agree about nothing: calls of any size are one MPI call
-        self.forced = _forced(comm)
+        self.forced = _forced(comm, gpu)
         self.plain = watching(comm.mpi)
         self.channel = watching(comm.mpi.Dup())
         self._line: list[_Ticket] = []
@@ -66,8 +66,10 @@ class Onboard:
         self.messages = Messages(self.plain, self.channel, self.forced, self._is_one_call)
         self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
         self.announced, self.length = self.messages.announced, self.messages.length
+        self.look = self.messages.look
 
     def close(self) -> None:
+        drive(self.messages.leave())
         if self.arena is not None:
             drive(self.arena.leave(self.channel))
             self._leave_nccl()
@@ -82,6 +84,14 @@ class Onboard:
         """Whether so many bytes of each rank go in one MPI call."""
         return nbytes <= self.eager or self._between
 
+    def probe(self, source: int, tag: int, seen: MPI.Status) -> None:
+        """As look(), and wait."""
+
+        def stages() -> Stages:
+            yield [SimpleNamespace(Test=lambda status: self.look(source, tag, seen))]
+
+        drive(stages())
+
     # -- explaining ----------------------------------------------------------------------------------
 
     def explain(self, call: Call) -> str:
@@ -95,13 +105,10 @@ class Onboard:
         if message:
             key = "to" if call.verb == "send" else "from", call.peer
             if key not in self.messages.paths:
-                return f"{here}, decided with the other rank at the first message; HPCOMM_GPU={self.forced}"
-            path, why = self.messages.paths[key]
-            return f"{here}, by {path}" + (f"; ipc: refused, {why}" if why else "")
+                return f"{here}, decided with the other rank at the first message (gpu: {self.forced})"
+            return f"{here}, by {self.messages.paths[key]}"
         if call.chosen is None:
-            return (
-                f"{here}; ranks tell each other at each call where their arrays lie, HPCOMM_GPU={self.forced}"
-            )
+            return f"{here}; ranks tell each other at each call where their arrays lie (gpu: {self.forced})"
         return "\n  ".join([f"{here}, by {call.chosen}", *self._pairs()])
 
     def _pairs(self) -> list[str]:
@@ -202,10 +209,9 @@ class Onboard:
         )  # fmt: skip
         if not chosen.path:
             raise ConfigError(
-                f"HPCOMM_GPU={self.forced} forces a path that cannot carry this call: "
-                f"{chosen.refused[self.forced]}",
+                f"{self.forced} is forced, but cannot carry this call: {chosen.refused[self.forced]}",
                 where(call.verb, call.comm),
-                "HPCOMM_GPU=auto, or another path; hpcomm doctor",
+                "gpu='auto' or HPCOMM_GPU=auto, or another path; hpcomm doctor",
             )
         call.chosen = chosen
         return True
@@ -226,7 +232,7 @@ class Onboard:
     def _ask_about_direct(self) -> Stages:
         """What the first rank finds out is so for all: they use one MPI."""
         if self.forced not in ("auto", "direct"):
-            return dict.fromkeys(direct.OPERATIONS, f"HPCOMM_GPU={self.forced} forces another")
+            return dict.fromkeys(direct.OPERATIONS, f"{self.forced} is forced")
         asked: dict[str, str] = {}
         if self.channel.Get_rank() == 0:
             asking = Thread(direct.evidence)
@@ -337,22 +343,25 @@ class _Job:
         self.moments.clear()
 
 
-def _forced(comm: Communicator) -> str:
-    """The path that the user forces, the same on all ranks.
+def _forced(comm: Communicator, asked: str | None) -> str:
+    """The path that the user forces, as gpu= or else by the environment; the same on all ranks.
 
     Raises:
         ConfigError: there is no such path. MismatchError: the ranks are told different ones.
     """
-    said = os.environ.get("HPCOMM_GPU")
+    said = asked or os.environ.get("HPCOMM_GPU")
     forced = "auto" if not said or said == "off" else said  # off here, and a device on another rank
     known = PATHS.index(forced) if forced in PATHS else -1
     both = bytearray([known + 1, 255 - (known + 1)])
     comm.mpi.Allreduce(MPI.IN_PLACE, [both, MPI.UINT8_T], MPI.MIN) if not comm.is_inter else None
     if known < 0:
-        raise ConfigError(f"HPCOMM_GPU={forced} is no path of device arrays", hint=f"off, {', '.join(PATHS)}")
+        raise ConfigError(
+            f"there is no path {forced!r} for device arrays (gpu=, HPCOMM_GPU)",
+            hint=f"off, {', '.join(PATHS)}",
+        )
     if both[0] != 255 - both[1]:
         raise MismatchError(
-            f"HPCOMM_GPU is {forced} on rank {comm.rank}, and another path elsewhere",
+            f"{forced} is forced on rank {comm.rank}, and another path elsewhere (gpu=, HPCOMM_GPU)",
             where("communicator", comm),
             "the same for all ranks",
         )

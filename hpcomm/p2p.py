@@ -200,7 +200,9 @@ def sendrecv(
         recv = look if out is x else (buffer.as_buffer(out) if out is not None else look.make(look.shape))
         _check_writable(recv)
         onboard = comm._onboard
-        if onboard is not None and onboard.takes(look, recv, block=max(look.nbytes, recv.nbytes)):
+        if onboard is not None and (
+            onboard.takes(look, recv, block=max(look.nbytes, recv.nbytes)) or onboard.messages.held
+        ):
             return _sendrecv_onboard(comm, look, recv, dest, source, sendtag, recvtag, status)
         in_place = recv is look or buffer.same_memory(look.array, recv.array)
         if not in_place and buffer.overlap(look.array, recv.array):
@@ -255,7 +257,12 @@ def _sendrecv_onboard(
 def probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:
     """Wait for a message and say where it comes from, without receiving it. Same as MPI_Probe."""
     seen = MPI.Status()
-    comm.mpi.Probe(*_sender(comm, "probe", source, tag), seen)
+    wanted = _sender(comm, "probe", source, tag)
+    if comm._onboard is None:
+        comm.mpi.Probe(*wanted, seen)
+    else:
+        comm._onboard.probe(*wanted, seen)
+        comm._lanes = lanes.NO_LANES  # what is held must be looked for first
     filled: Status = _fill(Status(), seen)
     return filled
 
@@ -263,8 +270,11 @@ def probe(comm: Communicator, source: int | None = None, tag: int | None = None)
 def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status | None:
     """As probe, but None at once if no message is there. Same as MPI_Iprobe."""
     seen = MPI.Status()
-    if not comm.mpi.Iprobe(*_sender(comm, "iprobe", source, tag), seen):
+    wanted = _sender(comm, "iprobe", source, tag)
+    if not (comm.mpi.Iprobe(*wanted, seen) if comm._onboard is None else comm._onboard.look(*wanted, seen)):
         return None
+    if comm._onboard is not None:
+        comm._lanes = lanes.NO_LANES
     filled: Status = _fill(Status(), seen)
     return filled
 
@@ -370,7 +380,7 @@ def _recv(
 
 def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: Any, async_op: bool) -> Any:
     onboard = comm._onboard
-    if onboard is not None and onboard.takes(look, block=look.nbytes):
+    if onboard is not None and (onboard.takes(look, block=look.nbytes) or onboard.messages.held):
         status = Status() if status is None else status
         call = Call(comm, "recv", peer=source, tag=tag)
         call.look = look
@@ -408,12 +418,15 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
     """Wait for the message, make an array of its length, take it."""
     record, torch = dtypes.parse(dtype)
     arrival = Arrival(comm.mpi, source, tag)
-    yield [arrival]
+    raw = None if comm._onboard is None else comm._onboard.messages.take(source, tag, arrival.status)
+    if raw is None:
+        yield [arrival]
     nbytes = arrival.status.Get_elements(MPI.BYTE)
     if comm._onboard is not None:  # it may be a card, which announces a large message
-        raw = bytearray(nbytes)
-        arrival.message.Recv([raw, MPI.BYTE])
-        arrival.message = None
+        if raw is None:
+            raw = bytearray(nbytes)
+            arrival.message.Recv([raw, MPI.BYTE])
+            arrival.message = None
         announced = comm._onboard.length(raw)
         nbytes = nbytes if announced is None else announced
     if nbytes % record.itemsize:
@@ -428,6 +441,7 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
     if comm._onboard is None:
         arrival.message.Recv(transport.spec(look.array, look.array.size, record))
     elif announced is None:
+        assert raw is not None
         look.array[...] = np.frombuffer(raw, look.array.dtype)
     else:
         call = Call(comm, "recv", peer=source, tag=tag)

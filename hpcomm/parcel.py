@@ -331,14 +331,33 @@ def _fetch(comm: Communicator, opened: _Opened, source: int) -> Stages:
         yield [comm._parts.Irecv([piece, MPI.BYTE], source, opened.tag) for piece in pieces]
 
 
+# Between two groups (an inter-communicator) cards go from all ranks of one to those of the other; a root is
+# given as a rank there, MPI.ROOT at itself, and MPI.PROC_NULL at those beside it, who have nothing to do.
+
+
+def _partners(comm: Communicator) -> Sequence[int]:
+    """The ranks whose parcels come from elsewhere."""
+    if comm.is_inter:
+        return range(comm.remote_size)
+    return [r for r in range(comm.size) if r != comm.rank]
+
+
+def _cards(comm: Communicator) -> bytearray:
+    """Room for a card of each rank, those of the other group if there are two."""
+    return bytearray(CARD * (comm.remote_size if comm.is_inter else comm.size))
+
+
 def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bool) -> Stages:
-    """Give every rank root's parcel."""
+    """Give every rank root's parcel; None beside the root of another group."""
     mpi = comm._shadow
     if parcel is not None:
         card, _ = _card(parcel, CARD, exactly=True)
     else:
         card = bytearray(CARD)
     yield from _collective(mpi, "Bcast", blocking, [card, MPI.BYTE], root)
+    if root == MPI.PROC_NULL:
+        return None
+    blocking = blocking and not comm.is_inter  # those beside the root do not know how many pieces there are
     if parcel is None:
         opened = _Opened(card, CARD)
         if blocking:
@@ -358,23 +377,27 @@ def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bo
             for piece in pieces:
                 mpi.Bcast([piece, MPI.BYTE], root)
         else:
-            yield [
-                comm._parts.Isend([p, MPI.BYTE], r, tag) for r in range(mpi.size) if r != root for p in pieces
-            ]
+            yield [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
     return parcel
 
 
 def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Stages:
     """Collect all parcels on root: a list there, None elsewhere."""
     mpi = comm._shadow
-    is_root = mpi.rank == root
+    is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
+    gives = root >= 0  # not the root of another group, nor those beside it
     card, tag = _card(parcel, CARD, exactly=True)
-    cards = bytearray(CARD * mpi.size) if is_root else None
+    cards = _cards(comm) if is_root else None
     yield from _collective(
-        mpi, "Gather", blocking, [card, MPI.BYTE], [cards, CARD, MPI.BYTE] if is_root else None, root
+        mpi,
+        "Gather",
+        blocking,
+        [card, MPI.BYTE] if gives else None,
+        [cards, CARD, MPI.BYTE] if is_root else None,
+        root,
     )
     if not is_root:
-        if tag >= 0:
+        if tag >= 0 and gives:
             yield [comm._parts.Isend([piece, MPI.BYTE], root, tag) for piece in _parts_after(card, parcel)]
         return None
     assert cards is not None
@@ -385,19 +408,17 @@ def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
     """Collect all parcels everywhere."""
     mpi = comm._shadow
     card, tag = _card(parcel, CARD, exactly=True)
-    cards = bytearray(CARD * mpi.size)
+    cards = _cards(comm)
     yield from _collective(mpi, "Allgather", blocking, [card, MPI.BYTE], [cards, CARD, MPI.BYTE])
     sends = []
     if tag >= 0:
         pieces = _parts_after(card, parcel)
-        sends = [
-            comm._parts.Isend([p, MPI.BYTE], r, tag) for r in range(mpi.size) if r != mpi.rank for p in pieces
-        ]
+        sends = [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
     return (yield from _open_all(comm, cards, parcel, sends))
 
 
 def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blocking: bool) -> Stages:
-    """Give each rank its own of root's parcels."""
+    """Give each rank its own of root's parcels; None beside, and at, the root of another group."""
     mpi = comm._shadow
     card = bytearray(CARD)
     cards = None
@@ -406,24 +427,32 @@ def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blo
         made = [_card(parcel, CARD, exactly=True) for parcel in parcels]
         cards = b"".join(bytes(c) for c, _ in made)
     yield from _collective(
-        mpi, "Scatter", blocking, None if cards is None else [cards, CARD, MPI.BYTE], [card, MPI.BYTE], root
+        mpi,
+        "Scatter",
+        blocking,
+        None if cards is None else [cards, CARD, MPI.BYTE],
+        [card, MPI.BYTE] if root >= 0 else None,
+        root,
     )
+    if root == MPI.PROC_NULL:
+        return None
     if parcels is None:
         opened = _Opened(card, CARD)
         yield from _fetch(comm, opened, root)
         return opened.parcel()
     yield _send_parts(comm, parcels, made)
-    return parcels[root]
+    return None if comm.is_inter else parcels[root]
 
 
 def all_to_all(comm: Communicator, parcels: Sequence[Parcel], blocking: bool) -> Stages:
     """Send parcel j to rank j, receive one from every rank."""
     mpi = comm._shadow
     made = [_card(parcel, CARD, exactly=True) for parcel in parcels]
-    cards = bytearray(CARD * mpi.size)
+    cards = _cards(comm)
     joined = b"".join(bytes(c) for c, _ in made)
     yield from _collective(mpi, "Alltoall", blocking, [joined, CARD, MPI.BYTE], [cards, CARD, MPI.BYTE])
-    return (yield from _open_all(comm, cards, parcels[mpi.rank], _send_parts(comm, parcels, made)))
+    own = None if comm.is_inter else parcels[mpi.rank]
+    return (yield from _open_all(comm, cards, own, _send_parts(comm, parcels, made)))
 
 
 def _send_parts(
@@ -432,16 +461,18 @@ def _send_parts(
     return [
         comm._parts.Isend([piece, MPI.BYTE], rank, tag)
         for rank, (parcel, (card, tag)) in enumerate(zip(parcels, made, strict=True))
-        if tag >= 0 and rank != comm.rank
+        if tag >= 0 and (comm.is_inter or rank != comm.rank)
         for piece in _parts_after(card, parcel)
     ]
 
 
-def _open_all(comm: Communicator, cards: bytearray, own: Parcel, sends: list[MPI.Request] | None) -> Stages:
-    """Open the cards of all ranks and receive what follows them."""
+def _open_all(
+    comm: Communicator, cards: bytearray, own: Parcel | None, sends: list[MPI.Request] | None
+) -> Stages:
+    """Open the cards of all ranks and receive what follows them. own: this rank's, in one group."""
     mpi = comm._parts
     view = memoryview(cards)
-    opened = {r: _Opened(view[r * CARD : (r + 1) * CARD], CARD) for r in range(mpi.size) if r != mpi.rank}
+    opened = {r: _Opened(view[r * CARD : (r + 1) * CARD], CARD) for r in _partners(comm)}
     lengths = {r: data for r, o in opened.items() if (data := o.lengths_to_come()) is not None}
     if lengths:
         yield [mpi.Irecv([data, MPI.BYTE], r, opened[r].tag) for r, data in lengths.items()]
@@ -451,7 +482,7 @@ def _open_all(comm: Communicator, cards: bytearray, own: Parcel, sends: list[MPI
     waits += [mpi.Irecv([piece, MPI.BYTE], r, o.tag) for r, o in opened.items() for piece in o.pieces()]
     if waits:
         yield waits
-    return [own if r == mpi.rank else opened[r].parcel() for r in range(mpi.size)]
+    return [opened[r].parcel() if r in opened else own for r in range(len(cards) // CARD)]
 
 
 def _collective(mpi: MPI.Comm, name: str, blocking: bool, *arguments: Any) -> Stages:

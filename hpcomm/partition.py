@@ -144,7 +144,25 @@ class Partition:
     def __post_init__(self) -> None:
         shape = _whole(self.shape)
         object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "mesh", {str(k): int(v) for k, v in self.mesh.items()})
+        if not isinstance(self.mesh, Mapping):
+            raise LayoutError(f"mesh is of type {type(self.mesh).__name__}", hint="{name: size}: mesh.shape")
+        sizes = integers(self.mesh.values(), f"the mesh {dict(self.mesh)}")
+        if min(sizes, default=1) < 1:
+            raise LayoutError(f"the mesh is {dict(self.mesh)}", hint="sizes of 1 and more")
+        object.__setattr__(self, "mesh", dict(zip(map(str, self.mesh), sizes, strict=True)))
+        for name in ("split", "partial"):
+            if isinstance(given := getattr(self, name), str):
+                object.__setattr__(self, name, (given,))
+            elif given is not None and not (
+                isinstance(given, Sequence)
+                and all(each is None or hasattr(each, "__iter__") for each in given)
+            ):
+                raise LayoutError(f"{name} is {given!r}", hint="a list of names of mesh axes")
+        strange = [axis for axis in self.bounds if axis not in range(len(shape))]
+        if strange:
+            raise LayoutError(
+                f"bounds cut axes {strange}, the shape {shape} has {len(shape)}", hint="{axis: cuts}"
+            )
         names = list(self.mesh)
         chosen: Sequence[Split]
         if self.split is None:
@@ -330,10 +348,10 @@ class Points:
     def __post_init__(self) -> None:
         shape = _whole(self.shape)
         object.__setattr__(self, "shape", shape)
-        owned = tuple(np.asarray(mine, np.int64).reshape(-1) for mine in self.owned)
+        owned = tuple(map(_numbers, self.owned))
         ghosts = self.ghosts if self.ghosts is not None else [np.empty(0, np.int64)] * len(owned)
         object.__setattr__(self, "owned", owned)
-        object.__setattr__(self, "ghosts", tuple(np.asarray(g, np.int64).reshape(-1) for g in ghosts))
+        object.__setattr__(self, "ghosts", tuple(map(_numbers, ghosts)))
         if len(ghosts) != len(owned):
             raise LayoutError(
                 f"owned is given for {len(owned)} ranks, ghosts for {len(ghosts)}",
@@ -379,3 +397,10 @@ class Points:
 
     def __str__(self) -> str:
         return f"{self.shape}, points over {self.size} ranks"
+
+
+def _numbers(indices: Any) -> NDArray[np.int64]:
+    given = np.asarray(indices).reshape(-1)
+    if given.size and given.dtype.kind not in "iu":
+        raise LayoutError(f"global indices of dtype {given.dtype}", hint="integers")
+    return given.astype(np.int64, copy=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import parcel
 from .errors import HpcommError, UsageError
-from .objects import at_once, check_list, check_root, collective, ireceive, receive, shown
+from .objects import at_once, check_list, check_root, collective, ireceive, own_place, receive, shown
 from .p2p import Status, _peer, _tag
 from .parcel import Parcel
 from .request import Request, Stages
@@ -91,6 +91,8 @@ def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_
 
     def stages() -> Stages:
         got = yield from parcel.broadcast(comm, made, root, not async_op)
+        if comm.is_inter and root < 0:
+            return None
         return decode(_copied(got) if is_root else got)
 
     return collective(comm, "broadcast_ragged", root, stages(), async_op)
@@ -99,11 +101,11 @@ def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_
 def gather_ragged(comm: Communicator, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
     """Collect arrays of any shapes and dtypes in a list on root; None elsewhere."""
     is_root = check_root(comm, "gather_ragged", root)
-    made = _encoded(comm, "gather_ragged", x)
+    made = _encoded(comm, "gather_ragged", x) if root >= 0 else Parcel(b"")  # else another group gives
 
     def stages() -> Stages:
         got = yield from parcel.gather(comm, made, root, not async_op)
-        return _decode_all(got, comm.rank) if is_root else None
+        return _decode_all(got, own_place(comm)) if is_root else None
 
     return collective(comm, "gather_ragged", root, stages(), async_op)
 
@@ -119,7 +121,7 @@ def all_gather_ragged(comm: Communicator, x: Any, *, async_op: bool = False) -> 
 
     def stages() -> Stages:
         got = yield from parcel.all_gather(comm, made, not async_op)
-        return _decode_all(got, comm.rank)
+        return _decode_all(got, own_place(comm))
 
     return collective(comm, "all_gather_ragged", 0, stages(), async_op)
 
@@ -133,7 +135,7 @@ def scatter_ragged(
 
     def stages() -> Stages:
         got = yield from parcel.scatter(comm, made, root, not async_op)
-        return decode(_copied(got) if is_root else got)
+        return None if got is None else decode(_copied(got) if is_root else got)
 
     return collective(comm, "scatter_ragged", root, stages(), async_op)
 
@@ -144,7 +146,7 @@ def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool =
 
     def stages() -> Stages:
         got = yield from parcel.all_to_all(comm, made, not async_op)
-        return _decode_all(got, comm.rank)
+        return _decode_all(got, own_place(comm))
 
     return collective(comm, "all_to_all_ragged", 0, stages(), async_op)
 

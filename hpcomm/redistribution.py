@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import route
-from .errors import DtypeError, HpcommError, LayoutError
+from .communicator import Communicator
+from .errors import DtypeError, HpcommError, LayoutError, RankError, demand
 from .exchange import Exchange, channel
-from .partition import Box, Partition, Points
+from .partition import Box, Partition, Points, integers
 from .places import Rows, meet, memory, set_zero
 
 if TYPE_CHECKING:
     import numpy as np
 
     from . import buffer, dtypes
-    from .communicator import Communicator
 else:
     from .lazy import LazyModule
 
@@ -40,7 +40,8 @@ class Redistribution:
         source_ranks, target_ranks: the ranks of comm that are the ranks of the partitions; default 0, 1, ...
 
     Raises:
-        LayoutError: the shapes differ, or a partition has more ranks than comm.
+        LayoutError: the shapes differ.
+        RankError: a partition has more ranks than comm.
 
     Example (a transposition of distribution, 4 ranks):
         >>> rows, columns = Partition((8, 8), {"p": 4}, ("p", None)), Partition((8, 8), {"p": 4}, (None, "p"))
@@ -57,15 +58,23 @@ class Redistribution:
         source_ranks: Sequence[int] | None = None,
         target_ranks: Sequence[int] | None = None,
     ) -> None:
+        given = "Redistribution(comm, source, target), between two partitions"
+        demand(comm, Communicator, "what carries it", "redistribution", given)
+        for partition in (source, target):
+            demand(partition, (Partition, Points), "a partition", "redistribution", given)
         self.comm, self.source, self.target = comm, source, target
-        self.source_ranks = list(range(source.size)) if source_ranks is None else list(source_ranks)
-        self.target_ranks = list(range(target.size)) if target_ranks is None else list(target_ranks)
         try:
             comm._check_open("redistribution")
-            highest = max(*self.source_ranks, *self.target_ranks)
-            if highest >= comm.size:
-                raise LayoutError(
-                    f"the partitions use rank {highest}, the communicator has {comm.size} ranks",
+            self.source_ranks = list(
+                integers(range(source.size) if source_ranks is None else source_ranks, "ranks")
+            )
+            self.target_ranks = list(
+                integers(range(target.size) if target_ranks is None else target_ranks, "ranks")
+            )
+            used = (*self.source_ranks, *self.target_ranks)
+            if not 0 <= min(used) <= max(used) < comm.size:
+                raise RankError(
+                    f"the partitions use ranks {min(used)} to {max(used)}, the communicator has {comm.size}",
                     hint="a communicator that holds the ranks of both",
                 )
             self._route = route.redistribute(source, target, comm.rank, self.source_ranks, self.target_ranks)
@@ -242,7 +251,7 @@ def _place(partition: Partition | Points, rank: int, look: Any, region: route.Re
     if isinstance(partition, Partition):
         box = partition.box(rank)
         if isinstance(region, Box):
-            return array[region.slices(box.start)]
+            return array[region.slices(box.start) or ...]  # without axes () would be the number
         return Rows(array, region - box.start[0])
     assert not isinstance(region, Box)
     held = partition.owned[rank]

@@ -45,12 +45,16 @@ class Route(NamedTuple):
     receives: list[Piece]
 
 
-def rings(periodic: Iterable[int], ndim: int) -> tuple[int, ...]:
-    """Array axes that close to rings, counted from the first.
+def rings(periodic: bool | Iterable[int], ndim: int) -> tuple[int, ...]:
+    """Array axes that close to rings, counted from the first; True: all of them, False: none.
 
     Raises:
         LayoutError: there is no such axis.
     """
+    if isinstance(periodic, bool):
+        return tuple(range(ndim)) if periodic else ()
+    if any(isinstance(axis, bool) for axis in (periodic if hasattr(periodic, "__iter__") else ())):
+        raise LayoutError(f"periodic is {periodic}", hint="numbers of array axes, True for all or False")
     axes = integers(periodic, "periodic")
     if any(not -ndim <= axis < ndim for axis in axes):
         raise LayoutError(f"periodic is {list(axes)}, there are {ndim} axes", hint="numbers of array axes")

@@ -145,13 +145,14 @@ class Short:
         return partial(self._context.run, fold)
 
     def carry(self, call: Call) -> Callable[[], None]:
-        """What carries out a call that was composed, and agreed about."""
+        """What carries out a call that was composed, and agreed about, maybe under another code."""
+        kind = call.code
 
         def carry() -> None:
             out = call.recv[0].reshape(-1)
             x = call.send[0].reshape(-1) if type(call.send) is tuple else out
             mine = signature(call.code, call.count)
-            elements, line, others, fold = self.places(call.code, call.count)[self.flip()]
+            elements, line, others, fold = self.places(kind, call.count)[self.flip()]
             flag = mine | last_call(self._ring) % LAPS << MARK
             elements[:] = x
             line[0] = flag

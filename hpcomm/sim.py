@@ -48,7 +48,8 @@ def record(
     """One prediction: algorithm, ranks, bytes, seconds, and what else is known about it."""
     from dataclasses import replace
 
-    from .simulate import lower_bound, machine, predict
+    from .machine import lower_bound, machine
+    from .simulate import predict
 
     on = machine(name)
     if flat:
@@ -72,7 +73,7 @@ def record(
 
 def table(records: list[dict[str, Any]], name: str) -> str:
     """The records as text, with where the machine's figures come from below."""
-    from .simulate import machine
+    from .machine import machine
 
     on = machine(name)
     lines = [f"{on.name}: {on.about}", ""]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .call import Call
 from .communicator import Communicator
-from .errors import HpcommError, LayoutError, RankError, UsageError
+from .errors import HpcommError, LayoutError, RankError, UsageError, where
 from .exchange import channel
 from .partition import integers
 from .places import meet
@@ -230,6 +230,9 @@ class Cart(Topology):
 
     def rank_at(self, coords: Sequence[int]) -> int:
         """The rank at coords; periodic axes wrap; hpcomm.PROC_NULL beyond the end of another."""
+        coords = integers(coords, "coords")
+        if len(coords) != len(self.shape):
+            raise RankError(f"coords {coords} do not fit the grid {self.shape}", hint="one for each axis")
         wrapped = [c % n if ring else c for c, n, ring in zip(coords, self.shape, self.periodic, strict=True)]
         if any(not 0 <= c < n for c, n in zip(wrapped, self.shape, strict=True)):
             return MPI.PROC_NULL
@@ -240,6 +243,7 @@ class Cart(Topology):
 
     def shift(self, axis: int, step: int = 1) -> tuple[int, int]:
         """(source, dest) for sending step ranks along axis. Same as MPI_Cart_shift."""
+        (axis,) = self._axes([axis], "shift")
         below, above = list(self.coords), list(self.coords)
         below[axis] -= step
         above[axis] += step
@@ -248,9 +252,19 @@ class Cart(Topology):
     def sub(self, axes: Sequence[int], name: str | None = None) -> Cart:
         """The grid over some axes that this rank is on. Collective. Same as MPI_Cart_sub."""
         self._check_open("sub")
-        keep = [axis in axes for axis in range(len(self.shape))]
+        kept = self._axes(axes, "sub")
+        keep = [axis in kept for axis in range(len(self.shape))]
         made = self.mpi.Sub(keep)  # type: ignore[attr-defined]
         return _as_cart(self, made, name or f"{self.name}{list(axes)}")
+
+    def _axes(self, axes: Sequence[int], verb: str) -> tuple[int, ...]:
+        hint = f"numbers of axes: 0 to {len(self.shape) - 1}"
+        named = integers(axes, "the list of axes")
+        if any(isinstance(axis, bool) for axis in (axes if hasattr(axes, "__iter__") else [axes])) or not all(
+            0 <= axis < len(self.shape) for axis in named
+        ):
+            raise UsageError(f"the grid {self.shape} has no axes {axes!r}", where(verb, self), hint)
+        return named
 
     def _begun(self, name: str, ends: Any) -> list[Any]:
         """On rings of one or two ranks both neighbours are one, and Open MPI 5.0 mixes up their blocks."""
@@ -329,6 +343,8 @@ def graph(
     """
     try:
         comm._check_open("graph")
+        destinations = integers(destinations, "the list of destinations")
+        sources = None if sources is None else integers(sources, "the list of sources")
         for rank in (*destinations, *(sources or ())):
             if not 0 <= rank < comm.size:
                 raise RankError(f"rank {rank} does not exist", hint=f"a rank from 0 to {comm.size - 1}")
@@ -338,11 +354,11 @@ def graph(
         times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)
         heard = np.empty(comm.size, np.int32)
         comm.mpi.Alltoall(times, heard)
-        sources = [int(r) for r in np.repeat(np.arange(comm.size), heard)]
+        sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
     mpi = comm.mpi.Create_dist_graph_adjacent(list(sources), list(destinations))  # type: ignore[attr-defined]
     made = object.__new__(Graph)
     made._take(mpi, name or f"{comm.name}.graph", comm.check)
-    made.sources, made.destinations = tuple(sources), tuple(destinations)
+    made.sources, made.destinations = sources, destinations
     return made
 
 

@@ -27,8 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = ["confirmed", "fastest", "main", "measure"]
 
-VERBS = ("all_reduce", "broadcast", "reduce", "all_gather", "all_to_all", "reduce_scatter",
-         "gather", "scatter", "scan")  # fmt: skip
+VERBS = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_to_all",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "scan",
+    "exscan",
+)  # fmt: skip; a barrier has no size to choose by
 MARGIN = 1.05  # the default stays unless it takes this many times as long
 HOPELESS = 4.0  # times the default in a first try: not measured further
 ROUND_S = 2e-3  # how long one algorithm is repeated in one round, about
@@ -169,8 +179,8 @@ def _call(comm: Any, verb: str, nbytes: int, name: str) -> Callable[[], Any]:
         shape = blocks if verb in ("all_gather", "gather", "all_to_all") else one
         options["out"] = x if verb == "broadcast" else np.zeros(shape, np.float32)
     every, totals = np.arange(1, p + 1)[:, None], np.arange(1, p + 1).cumsum()
-    expected = {"broadcast": 1, "scatter": 1, "scan": totals[r], "all_gather": every, "gather": every,
-                "all_to_all": every}.get(verb, totals[-1])  # fmt: skip
+    expected = {"broadcast": 1, "scatter": 1, "scan": totals[r], "exscan": totals[r] - r - 1,
+                "all_gather": every, "gather": every, "all_to_all": every}.get(verb, totals[-1])  # fmt: skip
     verb_of = getattr(comm, verb)
 
     def call() -> Any:
@@ -231,7 +241,8 @@ def _job(ranks: int, verbs: Sequence[str], sizes: Sequence[int], rounds: int, ow
 def _model(records: list[dict[str, Any]]) -> None:
     """Add to our schedules what the model, fitted to a ping-pong of 2 ranks here, says that they take."""
     from . import fit
-    from .simulate import machine, predict
+    from .machine import machine
+    from .simulate import predict
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "here.json"

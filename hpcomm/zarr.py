@@ -10,7 +10,7 @@ from . import files
 from .chunks import Chunks, boxes, chunk_shape, share, values
 from .errors import ConfigError, HpcommError
 from .field import Field
-from .mesh import Mesh
+from .mesh import Mesh, ranks_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,8 +48,7 @@ def save(
         TransportError: on every rank, if any of them could not write, or if path is something else.
     """
     zarr = _library()
-    fields = [fields] if isinstance(fields, Field) else list(fields)
-    comm = files.named(fields, "save")
+    comm, fields = files.named(fields, "save")
     path = Path(path)
     try:
         shapes = [chunk_shape(boxes(field), field.look.dtype.itemsize, chunks) for field in fields]
@@ -107,7 +106,7 @@ def load(
         TransportError: on every rank, if the store cannot be read or has no such array of numbers.
         LayoutError: the partition is of another shape.
     """
-    comm = ranks.comm if isinstance(ranks, Mesh) else ranks
+    comm = ranks_of(ranks, "load")
     return _stored(comm, path, name).load(ranks, whole, split, options)
 
 

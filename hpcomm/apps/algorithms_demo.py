@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 import hpcomm
 from hpcomm import Communicator
 from hpcomm.apps._report import Progress, table, verdict
+from hpcomm.machine import Machine, machine
 from hpcomm.schedule.prove import prove
 from hpcomm.schedule.registry import algorithms, build, verbs
 from hpcomm.sim import numbers
-from hpcomm.simulate import Machine, machine, predict
+from hpcomm.simulate import predict
 
 WARMING, REPEATS = 5, 25
 LEAST = 1 << 16  # bytes whose time stands out from the noise

@@ -3,13 +3,12 @@
     python -m hpcomm run -n 2 python -m hpcomm.apps.gpu_demo [--most BYTES] [--plot FILE.png]
 
 Both ranks send at once, arrays of random numbers into arrays of NaN. With a GPU: naive (pageable copies and
-raw MPI), then every path that HPCOMM_GPU chooses. Without one it says what is missing, and measures the host.
+raw MPI), then every path that can be forced. Without one it says what is missing, and measures the host.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -93,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         if on_device:
             contenders["naive"] = pair, naive(pair, peer, library)
         for setting in settings:
-            with_it = pair if setting == "host" else _forced(pair, setting)
+            with_it = pair if setting == "host" else pair.dup(name=setting, gpu=setting)
             contenders[setting] = with_it, by(with_it, peer, library)
         for name, (comm, swap) in contenders.items():
             for nbytes in (size for size in SIZES if size <= options.most):
@@ -117,18 +116,6 @@ def main(argv: list[str] | None = None) -> int:
             draw_bandwidths([(n, b, r) for n, b, r, _ in rows], options.plot)
             print(f"\ndrawn: {options.plot}")
     return verdict(world, wrong, "\nEvery message arrived as it was sent.")
-
-
-def _forced(comm: Communicator, setting: str) -> Communicator:
-    """A communicator whose messages take this path, if they can."""
-    before = os.environ.get("HPCOMM_GPU")
-    os.environ["HPCOMM_GPU"] = setting
-    try:
-        return comm.dup(name=setting)
-    finally:
-        os.environ.pop("HPCOMM_GPU")
-        if before is not None:
-            os.environ["HPCOMM_GPU"] = before
 
 
 if __name__ == "__main__":

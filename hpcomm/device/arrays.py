@@ -51,6 +51,7 @@ class Place:
     make: Callable[[Shape], Any] | None
     pack: Callable[[], Any] | None
     readonly: bool = False
+    begun: int = 0  # the stream that was current when a call began
 
     @property
     def name(self) -> str:
@@ -103,31 +104,40 @@ def _interface(x: Any) -> Place:
     address, readonly = seen["data"]
     shape = tuple(seen["shape"])
     known = driver()
-    device = known.device(known.device_of(address) if address else 0)
-    make, pack = _makers(x)
     strides = _strides(seen.get("strides"), shape, dtype.itemsize)
-
-    def stream() -> int:
-        return x.__cuda_array_interface__.get("stream") or DEFAULT_STREAM
-
-    return Place(x, address or 0, shape, strides, dtype, device, stream, make, pack, readonly)
-
-
-def _makers(x: Any) -> tuple[Callable[[Shape], Any] | None, Callable[[], Any] | None]:
-    """How the library of x makes an array like it, and brings x into C order."""
-    library = type(x).__module__.partition(".")[0]
-    if library == "cupy":
-        cupy = sys.modules["cupy"]
-
-        def make(shape: Shape) -> Any:
-            with cupy.cuda.Device(x.device.id):
-                return cupy.empty(shape, x.dtype)
-
-        return make, lambda: x.copy(order="C")
+    if type(x).__module__.partition(".")[0] == "cupy":
+        index, (stream, make, pack) = x.device.id, _of_cupy(x)
+    else:
+        index, stream, make, pack = known.device_of(address) if address else 0, _stream(x), None, None
     if type(x).__module__ == "hpcomm.device.model":
         model = sys.modules["hpcomm.device.model"]
-        return lambda shape: model.empty(shape, x.dtype), x.copy
-    return None, None
+        make, pack = lambda shape: model.empty(shape, x.dtype), x.copy
+    return Place(x, address or 0, shape, strides, dtype, known.device(index), stream, make, pack, readonly)
+
+
+def _stream(x: Any) -> Callable[[], int]:
+    return lambda: x.__cuda_array_interface__.get("stream") or DEFAULT_STREAM
+
+
+def _of_cupy(x: Any) -> tuple[Callable[[], int], Callable[[Shape], Any], Callable[[], Any]]:
+    """The current stream on the device of x, how CuPy makes an array there, and brings x into C order.
+
+    Another device may be the thread's current one: then CuPy would name the stream there, and copy to there.
+    """
+    cupy = sys.modules["cupy"]
+
+    def there(work: Callable[..., Any]) -> Callable[..., Any]:
+        def done(*arguments: Any) -> Any:
+            with cupy.cuda.Device(x.device.id):
+                return work(*arguments)
+
+        return done
+
+    return (
+        there(_stream(x)),
+        there(lambda shape: cupy.empty(shape, x.dtype)),
+        there(lambda: x.copy(order="C")),
+    )
 
 
 def _strides(strides: Any, shape: Shape, itemsize: int) -> Shape | None:

@@ -27,7 +27,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["SIGNATURES", "CudaDevice", "CudaDriver", "Handle"]
+__all__ = ["SIGNATURES", "CudaDevice", "CudaDriver", "Handle", "Uuid"]
 
 
 class Handle(ctypes.Structure):
@@ -36,7 +36,7 @@ class Handle(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_ubyte * 64)]
 
 
-class _Uuid(ctypes.Structure):
+class Uuid(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_ubyte * 16)]
 
 
@@ -50,7 +50,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "cuDeviceGetCount": [POINTER(c_int)],
     "cuDeviceGet": [POINTER(_DEVICE), c_int],
     "cuDeviceGetName": [c_char_p, c_int, _DEVICE],
-    "cuDeviceGetUuid_v2": [POINTER(_Uuid), _DEVICE],
+    "cuDeviceGetUuid_v2": [POINTER(Uuid), _DEVICE],
     "cuDevicePrimaryCtxRetain": [POINTER(_CONTEXT), _DEVICE],
     "cuCtxGetCurrent": [POINTER(_CONTEXT)],
     "cuCtxPushCurrent_v2": [_CONTEXT],
@@ -76,13 +76,14 @@ SIGNATURES: dict[str, list[Any]] = {
     "cuIpcGetEventHandle": [POINTER(Handle), _EVENT],
     "cuIpcOpenEventHandle": [POINTER(_EVENT), Handle],
 }
-_INVALID_VALUE, _NOT_READY = 1, 600  # CUresult
+_INVALID_VALUE, _INVALID_CONTEXT, _NOT_READY = 1, 201, 600  # CUresult
 _MEMORY_TYPE, _BUFFER_ID, _DEVICE_ORDINAL, _LEGACY_IPC = 2, 7, 9, 10  # CUpointer_attribute
 _MEMORY_HOST = 1
 _NON_BLOCKING = 1  # CUstream_flags
 _NO_TIMING, _INTERPROCESS = 2, 4  # CUevent_flags
 _PORTABLE = 1  # pinned for every context
 _LAZY_PEER_ACCESS = 1  # what cuIpcOpenMemHandle asks for
+_BLOCK = 2 << 20  # bytes of which CUDA carves small allocations
 OLDEST = 12000
 
 
@@ -115,7 +116,7 @@ class CudaDriver:
                 hint="a driver of CUDA 12 or later",
             )
         self._devices: dict[int, CudaDevice] = {}
-        self._nccl: Nccl | None = None
+        self._nccl: Nccl | ConfigError | None = None
         self._lock = threading.Lock()
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -154,6 +155,10 @@ class CudaDriver:
     def device_of(self, address: int) -> int:
         kind, ordinal = c_uint(0), c_int(-1)
         result = self.code("cuPointerGetAttribute", byref(kind), _MEMORY_TYPE, address)
+        if result == _INVALID_CONTEXT:  # a thread that has none yet; any will do
+            known = [*self._devices.values()] or [self.device(0)]
+            with known[0].here():
+                return self.device_of(address)
         if result == _INVALID_VALUE or (result == 0 and kind.value == _MEMORY_HOST):
             raise LayoutError(f"address {address:#x} is no memory of a CUDA device", hint="numpy.asarray(x)")
         if result:
@@ -167,7 +172,12 @@ class CudaDriver:
     def nccl(self) -> Nccl:
         with self._lock:
             if self._nccl is None:
-                self._nccl = Nccl()
+                try:
+                    self._nccl = Nccl()
+                except ConfigError as error:
+                    self._nccl = error  # what is missing stays so: nobody looks twice
+            if isinstance(self._nccl, ConfigError):
+                raise self._nccl
             return self._nccl
 
     def _number(self, name: str) -> int:
@@ -194,7 +204,7 @@ class CudaDevice:
         self._context = context
 
     @contextmanager
-    def _here(self) -> Iterator[None]:
+    def here(self) -> Iterator[None]:
         current = c_void_p()
         self._call("cuCtxGetCurrent", byref(current))
         if current.value == self._context.value:
@@ -207,29 +217,30 @@ class CudaDevice:
             self._call("cuCtxPopCurrent_v2", byref(current))
 
     def identity(self) -> bytes:
-        uuid = _Uuid()
+        uuid = Uuid()
         self._call("cuDeviceGetUuid_v2", byref(uuid), self._ordinal)
         return bytes(uuid.bytes)
 
     def allocate(self, nbytes: int) -> int:
+        """Whole blocks of CUDA's, for what is exported is exported with all else in its blocks."""
         address = c_uint64()
-        with self._here():
-            self._call("cuMemAlloc_v2", byref(address), nbytes)
+        with self.here():
+            self._call("cuMemAlloc_v2", byref(address), -(-max(nbytes, 1) // _BLOCK) * _BLOCK)
         return address.value
 
     def free(self, address: int) -> None:
-        with self._here():
+        with self.here():
             self._call("cuMemFree_v2", address)
 
     def pinned(self, nbytes: int) -> NDArray[Any]:
         address = c_void_p()
-        with self._here():
+        with self.here():
             self._call("cuMemHostAlloc", byref(address), max(nbytes, 1), _PORTABLE)
         assert address.value is not None
         return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address.value))
 
     def unpin(self, memory: NDArray[Any]) -> None:
-        with self._here():
+        with self.here():
             self._call("cuMemFreeHost", memory.__array_interface__["data"][0])
 
     def stream(self) -> int:
@@ -240,73 +251,78 @@ class CudaDevice:
 
     def _new(self, name: str, flags: int) -> int:
         made = c_void_p()
-        with self._here():
+        with self.here():
             self._call(name, byref(made), flags)
         assert made.value is not None
         return made.value
 
     def destroy_event(self, event: int) -> None:
-        self._call("cuEventDestroy_v2", event)
+        with self.here():
+            self._call("cuEventDestroy_v2", event)
 
     def record(self, event: int, stream: int) -> None:
-        with self._here():
+        with self.here():
             self._call("cuEventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
-        with self._here():
+        with self.here():
             self._call("cuStreamWaitEvent", stream, event, 0)
 
     def synchronize(self, event: int) -> None:
-        self._call("cuEventSynchronize", event)  # ctypes lets other threads run meanwhile
+        with self.here():
+            self._call("cuEventSynchronize", event)  # ctypes lets other threads run meanwhile
 
     def query(self, event: int) -> bool:
-        result = self.driver.code("cuEventQuery", event)
+        with self.here():
+            result = self.driver.code("cuEventQuery", event)
         if result not in (0, _NOT_READY):
             raise self.driver.failure("cuEventQuery", result)
         return result == 0
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         if nbytes:
-            with self._here():
+            with self.here():
                 self._call("cuMemcpyAsync", to, source, nbytes, stream)
 
     def is_capturing(self, stream: int) -> bool:
         status = c_int()
-        with self._here():
+        with self.here():
             result = self.driver.code("cuStreamIsCapturing", stream, byref(status))
         return bool(result or status.value)  # an error: of the default stream, while another one captures
 
     def range(self, address: int) -> tuple[int, int]:
         base, nbytes = c_uint64(), c_size_t()
-        with self._here():
+        with self.here():
             self._call("cuMemGetAddressRange_v2", byref(base), byref(nbytes), address)
         return base.value, nbytes.value
 
     def serial(self, address: int) -> int:
         number = c_uint64()
-        self._call("cuPointerGetAttribute", byref(number), _BUFFER_ID, address)
+        with self.here():
+            self._call("cuPointerGetAttribute", byref(number), _BUFFER_ID, address)
         return number.value
 
     def can_export(self, address: int) -> bool:
         """No: stream-ordered pools and expandable segments, which have no handle of this kind."""
-        allowed = c_int()
-        result = self.driver.code("cuPointerGetAttribute", byref(allowed), _LEGACY_IPC, address)
+        allowed = c_int()  # CUDA writes a byte or a word of it
+        with self.here():
+            result = self.driver.code("cuPointerGetAttribute", byref(allowed), _LEGACY_IPC, address)
         return result == 0 and bool(allowed.value)
 
     def export(self, base: int) -> bytes:
         handle = Handle()
-        with self._here():
+        with self.here():
             self._call("cuIpcGetMemHandle", byref(handle), base)
         return bytes(handle.bytes)
 
     def open(self, handle: bytes) -> int:
         address = c_uint64()
-        with self._here():
+        with self.here():
             self._call("cuIpcOpenMemHandle_v2", byref(address), _handle(handle), _LAZY_PEER_ACCESS)
         return address.value
 
     def close(self, address: int) -> None:
-        with self._here():
+        with self.here():
             self._call("cuIpcCloseMemHandle", address)
 
     def memory(self, address: int, nbytes: int) -> Any:
@@ -315,16 +331,17 @@ class CudaDevice:
         return MPI.buffer.fromaddress(address, nbytes)
 
     def nccl(self) -> NcclHere:
-        return NcclHere(self.driver.nccl(), self._here)
+        return NcclHere(self.driver.nccl(), self.here)
 
     def export_event(self, event: int) -> bytes:
         handle = Handle()
-        self._call("cuIpcGetEventHandle", byref(handle), event)
+        with self.here():
+            self._call("cuIpcGetEventHandle", byref(handle), event)
         return bytes(handle.bytes)
 
     def open_event(self, handle: bytes) -> int:
         event = c_void_p()
-        with self._here():
+        with self.here():
             self._call("cuIpcOpenEventHandle", byref(event), _handle(handle))
         assert event.value is not None
         return event.value
@@ -335,6 +352,7 @@ class NcclHere:
 
     def __init__(self, library: Nccl, here: Callable[[], AbstractContextManager[None]]) -> None:
         self._library, self._here, self.version = library, here, library.version
+        self.used: set[str] = set()  # verbs
 
     def unique(self) -> bytes:
         with self._here():
@@ -348,6 +366,14 @@ class NcclHere:
     def carry(self, *arguments: Any) -> None:
         with self._here():
             self._group.carry(*arguments)
+
+    def send(self, *arguments: Any) -> None:
+        with self._here():
+            self._group.send(*arguments)
+
+    def recv(self, *arguments: Any) -> None:
+        with self._here():
+            self._group.recv(*arguments)
 
     def close(self) -> None:
         with self._here():

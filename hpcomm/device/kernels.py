@@ -7,18 +7,20 @@ of the `on` that surrounds it, and waits for nothing.
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import dtypes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from ..dtypes import Dtype
     from .arrays import Place
     from .driver import Device
 
-__all__ = ["FOLDS", "Kernels", "kernels"]
+__all__ = ["FOLDS", "CuPy", "Kernels", "Torch", "kernels"]
 
 FOLDS = {
     "SUM": "add", "PROD": "multiply", "MIN": "minimum", "MAX": "maximum", "BAND": "bitwise_and",
@@ -39,7 +41,7 @@ class Kernels(Protocol):
     def fold(self, op: str, a: Any, b: Any, out: Any) -> None: ...
     def convert(self, source: Any, target: Any) -> None: ...
     def truth(self, source: Any, target: Any) -> None: ...  # 1 where source is not 0, into uint8
-    def scale(self, x: Any, factor: Any) -> None: ...
+    def scale(self, x: Any, factor: Any) -> None: ...  # factor: of numpy's type for the elements
     def divide(self, x: Any, by: int) -> None: ...
     def fill(self, x: Any, value: Any) -> None: ...
 
@@ -60,7 +62,7 @@ class _Named:
         self.library.divide(x, by, out=x)
 
 
-class _CuPy(_Named):
+class CuPy(_Named):
     name = "cupy"
 
     def __init__(self, device: Device) -> None:
@@ -70,8 +72,12 @@ class _CuPy(_Named):
     def refuses(self, op: str | None, dtype: Dtype) -> str | None:
         return "CuPy has no kernels for bfloat16" if dtype.name == "bfloat16" else None
 
-    def on(self, stream: int) -> AbstractContextManager[Any]:
-        return self.library.cuda.ExternalStream(stream, self.device.index)  # type: ignore[no-any-return]
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Kernels go to the current device of a thread, which streams of CuPy's do not change."""
+        cuda = self.library.cuda
+        with cuda.Device(self.device.index), cuda.ExternalStream(stream, self.device.index):
+            yield
 
     def view(self, address: int, count: int, dtype: Dtype) -> Any:
         cupy = self.library
@@ -98,7 +104,7 @@ class _Bytes:
         }  # fmt: skip
 
 
-class _Torch(_Named):
+class Torch(_Named):
     name = "torch"
 
     def __init__(self, device: Device) -> None:
@@ -117,10 +123,10 @@ class _Torch(_Named):
     def view(self, address: int, count: int, dtype: Dtype) -> Any:
         """Unsigned integers as signed ones, of which torch has all kernels; sums and bits are the same."""
         name = dtype.name[1:] if dtype.name in ("uint16", "uint32", "uint64") else dtype.name
-        raw = self.library.as_tensor(
-            _Bytes(address, count * dtype.itemsize), device=f"cuda:{self.device.index}"
-        )
-        return raw.view(getattr(self.library, name))
+        return self.raw(address, count * dtype.itemsize).view(getattr(self.library, name))
+
+    def raw(self, address: int, nbytes: int) -> Any:
+        return self.library.as_tensor(_Bytes(address, nbytes), device=f"cuda:{self.device.index}")
 
     def convert(self, source: Any, target: Any) -> None:
         target.copy_(source)
@@ -128,11 +134,20 @@ class _Torch(_Named):
     def truth(self, source: Any, target: Any) -> None:
         self.library.not_equal(source, 0, out=target.view(self.library.bool))
 
+    def scale(self, x: Any, factor: Any) -> None:
+        self.library.multiply(x, _as_in(x, factor), out=x)
+
     def fill(self, x: Any, value: Any) -> None:
-        if not (x.is_floating_point() or x.is_complex()):  # all bits of an unsigned number are -1 of its twin
-            bits = 8 * x.element_size()
-            value = int(value) - (1 << bits) if int(value) >> (bits - 1) and x.dtype.is_signed else int(value)
-        x.fill_(value)
+        x.fill_(_as_in(x, value))
+
+
+def _as_in(x: Any, value: Any) -> Any:
+    """A number as x has it: an unsigned one as its signed twin, of the same bits."""
+    if x.is_floating_point() or x.is_complex():
+        return value.item() if hasattr(value, "item") else value
+    bits = 8 * x.element_size()
+    low = int(value) & ((1 << bits) - 1)
+    return low - (1 << bits) if x.dtype.is_signed and low >> (bits - 1) else low
 
 
 def kernels(place: Place) -> Kernels | str:
@@ -142,9 +157,9 @@ def kernels(place: Place) -> Kernels | str:
         made: Kernels = sys.modules["hpcomm.device.model"].ModelKernels()
         return made
     if torch is not None and isinstance(place.array, torch.Tensor):
-        return _Torch(place.device)
+        return Torch(place.device)
     if cupy is not None:
-        return _CuPy(place.device)
+        return CuPy(place.device)
     if torch is not None and torch.cuda.is_available():
-        return _Torch(place.device)
+        return Torch(place.device)
     return f"neither CuPy nor torch is loaded, whose kernels could work on a {type(place.array).__name__}"

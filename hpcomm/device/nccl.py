@@ -1,6 +1,7 @@
 """NCCL's library by ctypes: one that torch or the nvidia-nccl wheel brings, or the machine's own.
 
-A Group carries out collectives on device memory, in a stream, for a rank that has a GPU of its own.
+A Group carries out collectives and messages on device memory, in a stream, for a rank that has a GPU of its
+own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..errors import ConfigError, TransportError
 if TYPE_CHECKING:
     from ..dtypes import Dtype
 
-__all__ = ["DTYPES", "OPS", "SIGNATURES", "Group", "Nccl", "find"]
+__all__ = ["DTYPES", "OPS", "SIGNATURES", "Group", "Nccl", "UniqueId", "find"]
 
 
 class UniqueId(ctypes.Structure):
@@ -161,6 +162,13 @@ class Group:
                 part = self.rank if verb == "scatter" else peer
                 self._call("ncclRecv", into + part * block, block, _BYTES, peer, *there)
         self._call("ncclGroupEnd")
+
+    def send(self, address: int, nbytes: int, peer: int, stream: int) -> None:
+        """Put a message into stream; the peer puts its recv into one of its own, in the same order."""
+        self._call("ncclSend", address, nbytes, _BYTES, peer, self._comm, stream)
+
+    def recv(self, address: int, nbytes: int, peer: int, stream: int) -> None:
+        self._call("ncclRecv", address, nbytes, _BYTES, peer, self._comm, stream)
 
     def close(self) -> None:
         self._call("ncclCommDestroy", self._comm)

@@ -18,21 +18,23 @@ if TYPE_CHECKING:
 __all__ = ["check", "main", "plan", "svg"]
 
 USAGE = {
-    "check": "usage: hpcomm check SPEC.toml\n\nSay whether the spec is right; start nothing.",
+    "check": "usage: hpcomm check SPEC.toml ...\n\nSay whether each spec is right; start nothing.",
     "plan": "usage: hpcomm plan SPEC.toml\n\nSay who would start where, and what goes where when.",
     "mpmd": "usage: hpcomm mpmd draw SPEC.toml [FILE]\n\nDraw it into FILE.svg or FILE.html.",
 }
 
 
 def check(argv: Sequence[str]) -> int:
-    """`hpcomm check SPEC.toml`."""
+    """`hpcomm check SPEC.toml ...`; the first that is wrong ends it."""
     if _helped("check", argv):
         return 0
-    spec = _read(argv)
-    ranks = sum(program.ranks for program in spec.programs.values())
-    print(
-        f"{spec.path.name} is right: {len(spec.programs)} programs, {ranks} ranks, {len(spec.fields)} fields"
-    )
+    for path in argv or [""]:
+        spec = _read([path], "check")
+        ranks = sum(program.ranks for program in spec.programs.values())
+        print(
+            f"{spec.path.name} is right: {len(spec.programs)} programs, {ranks} ranks,"
+            f" {len(spec.fields)} fields"
+        )
     return 0
 
 
@@ -40,7 +42,7 @@ def plan(argv: Sequence[str]) -> int:
     """`hpcomm plan SPEC.toml`."""
     if _helped("plan", argv):
         return 0
-    spec = _read(argv)
+    spec = _read(argv, "plan")
     for name, ranks in spec.world_ranks().items():
         program = spec.programs[name]
         where = ", ".join(host for host, _ in program.hosts) or "anywhere"
@@ -60,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"hpcomm mpmd has no command {argv[0]!r}", "hpcomm mpmd", "hpcomm mpmd draw SPEC.toml"
         )
-    spec = _read(argv[1:2])
+    spec = _read(argv[1:], "mpmd draw", most=2)
     file = Path(argv[2]) if len(argv) > 2 else spec.path.with_suffix(".svg")
     if file.suffix not in (".svg", ".html"):
         raise ConfigError(f"cannot draw into {file.name}", "hpcomm mpmd draw", "a file called .svg or .html")
@@ -78,9 +80,15 @@ def _helped(command: str, argv: Sequence[str]) -> bool:
     return asked
 
 
-def _read(argv: Sequence[str]) -> JobSpec:
+def _read(argv: Sequence[str], command: str, most: int = 1) -> JobSpec:
+    """The spec that these words begin with. most: of words that the command takes."""
     if not argv or not argv[0].endswith(".toml"):
-        raise ConfigError("which spec?", "hpcomm", "hpcomm check SPEC.toml")
+        what = f"{argv[0]!r} is no spec: its name ends with .toml" if argv and argv[0] else "which spec?"
+        raise ConfigError(what, f"hpcomm {command}", f"hpcomm {command} SPEC.toml")
+    if len(argv) > most:
+        raise ConfigError(
+            f"what is {argv[most]!r}?", f"hpcomm {command}", f"hpcomm {command} {' '.join(argv[:most])}"
+        )
     return read(Path(argv[0]))
 
 

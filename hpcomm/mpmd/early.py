@@ -4,8 +4,9 @@
                                     └─ python atmosphere.py   in MPI_Init, where no thread of Python's runs
                                          └─ this file         so a process of its own looks at the others
 
-It sees the processes of its own host (Linux; launchers of Open MPI and MPICH), and otherwise keeps a
-deadline. Run as a script it needs the standard library only: it starts in 15 ms.
+It sees the processes of its own host (Linux; launchers of Open MPI and MPICH, and Slurm's), asks Slurm
+for the other nodes of a step, and otherwise keeps a deadline. Run as a script it needs the standard
+library only: it starts in 15 ms.
 """
 
 from __future__ import annotations
@@ -26,23 +27,42 @@ if TYPE_CHECKING:
 __all__ = ["Look", "command_of", "judge", "watched"]
 
 INIT_S = 60.0  # MPI comes up within that, or the job ends
+UNSEEN_S = 30.0  # the same where there are other hosts, of which nothing is to be seen
+LIMIT = "HPCOMM_INIT_TIMEOUT"  # seconds, instead of both
 GRACE_S = 2.0  # for a launcher that ends the job by itself, or still starts others
 _LOOK_S = 0.5
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_ASK_S = 2.0  # between questions to Slurm, and more for many nodes
+_SHORT_S = 5.0  # Slurm must say that long that a node is missing
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # processes of the job on this host
-_LAUNCHERS = ("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted", "hydra_pmi_proxy")  # have ranks
+_SLURM = "slurmstepd"
+_LAUNCHERS = ("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted", "hydra_pmi_proxy", _SLURM)
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Within, this process is killed, and so its job ended, where MPI cannot come up any more."""
-    words = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+    words = [sys.executable, "-I", "-S", __file__, str(os.getpid()), _limit(os.environ)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as watcher:
         try:
             yield
         finally:
             watcher.kill()
+
+
+def _limit(environ: Mapping[str, str]) -> str:
+    """The deadline that the user has set; "": none.
+
+    Raises:
+        ConfigError: it is no number of seconds.
+    """
+    text = environ.get(LIMIT, "")
+    if text.replace(".", "", 1).isdecimal() or not text:
+        return text
+    from ..errors import ConfigError
+
+    raise ConfigError(f"{LIMIT}={text} is no number of seconds", "join", f"{LIMIT}=120")
 
 
 class Look(NamedTuple):
@@ -51,6 +71,7 @@ class Look(NamedTuple):
     ranks: frozenset[int]
     here: int
     size: int
+    due: frozenset[int] = frozenset()  # those that should live here; empty: it is not known which
 
 
 def judge(seen: Look, line: Sequence[str]) -> str | None:
@@ -58,9 +79,11 @@ def judge(seen: Look, line: Sequence[str]) -> str | None:
     lost = seen.here - len(seen.ranks)
     if lost <= 0:
         return None
-    if seen.here == seen.size:
-        ranks = sorted(set(range(seen.size)) - seen.ranks)
-        who = " and ".join(f"rank {rank} of the world ({command_of(rank, line)})" for rank in ranks[:3])
+    due = seen.due or (frozenset(range(seen.size)) if seen.here == seen.size else None)
+    if due:
+        ranks = sorted(due - seen.ranks)
+        said = {rank: f" ({command_of(rank, line)})" if line else "" for rank in ranks}
+        who = " and ".join(f"rank {rank} of the world{said[rank]}" for rank in ranks[:3])
         who += f" and {lost - 3} more" if lost > 3 else ""
     else:
         who = f"{lost} of the {seen.here} processes of this job on {os.uname().nodename}"
@@ -86,46 +109,116 @@ def command_of(rank: int, line: Sequence[str]) -> str:
 # -- the watcher's own process -------------------------------------------------------------------------
 
 
-def main(pid: int) -> None:
+def main(pid: int, limit: str) -> None:
     """Watch over a rank that brings MPI up; end with it, or end it."""
-    launcher = _launcher_of(pid)
-    deadline = time.monotonic() + INIT_S
-    last, since = None, time.monotonic()
+    launcher, environ, begin = _launcher_of(pid), _environ(pid), time.monotonic()
+    nodes = Nodes(environ, begin)
+    last, since = None, begin
     while not select.select([0], [], [], _LOOK_S)[0]:  # its end closes the pipe
         now, seen = time.monotonic(), _look(pid, launcher)
         if seen != last:
             last, since = seen, now
         place = sorted(seen.ranks).index(_rank(pid)) if seen else 0  # so that not all speak at once
         why = judge(seen, _line_of(launcher)) if seen and now - since > GRACE_S + place else None
-        if now > deadline:
-            why = f"MPI has not come up within {INIT_S:g} s: it waits for processes that have not begun it"
+        if seen and not place:
+            why = why or nodes.judge(now)
+        sees_all = nodes.answers or (seen is not None and seen.here == seen.size)
+        limit_s = float(limit) if limit else INIT_S if sees_all else UNSEEN_S
+        if why is None and now - begin > limit_s:
+            why = (
+                f"MPI has not come up within {limit_s:g} s ({LIMIT} sets that): it waits for processes that"
+                " have not begun it"
+            ) + ("" if sees_all else ", or that have ended on a host that cannot be seen from here")
         if why:
-            os.write(2, f"hpcomm: {why}, so the job ends\n".encode())
+            waits = f"rank {_rank(pid)} ({' '.join(_words(pid))}) on {os.uname().nodename} waits for that"
+            os.write(2, f"hpcomm: {why}; {waits}, so the job ends\n".encode())
             os.kill(pid, signal.SIGKILL)
             return
+
+
+class Nodes:
+    """The nodes of a Slurm step: `sstat` has a row for each, and none for one whose processes have all ended.
+
+    A step of one component loses all its rows with the first node. Of n nodes one process each asks, the
+    more seldom the more they are.
+
+    Attributes:
+        answers: whether Slurm has told of all nodes.
+    """
+
+    def __init__(self, environ: Mapping[str, str], now: float) -> None:
+        self.step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+        nodes = environ.get("SLURM_STEP_NUM_NODES", "")
+        self.count = int(nodes) if nodes.isdecimal() else 0
+        self.answers = False
+        self._period_s = _ASK_S + self.count / 10
+        self._due = now + self._period_s
+        self._short: float | None = None  # since when rows are missing
+
+    def judge(self, now: float) -> str | None:
+        """The sentence about nodes that are missing; None while there is nothing to be said."""
+        if self.count < 2 or now < self._due:
+            return None
+        self._due = now + self._period_s
+        rows = self._rows()
+        self.answers = rows is not None
+        if rows is None or rows >= self.count:
+            self._short = None
+            return None
+        if self._short is None:
+            self._short = now
+        if now - self._short < _SHORT_S:  # a node may be late, too
+            return None
+        return (
+            f"on {f'{self.count - rows} of' if rows else 'a node of'} the {self.count} nodes of Slurm step"
+            f" {self.step} all processes have ended before MPI was up"
+        )
+
+    def _rows(self) -> int | None:
+        """How many nodes Slurm lists for the step, of all its components; None: it does not say."""
+        job, _, _ = self.step.partition(".")
+        try:
+            done = subprocess.run(
+                ["sstat", "-a", "-n", "-P", "-i", "-j", job], capture_output=True, text=True, timeout=10
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if done.returncode:
+            return None
+        return sum(line.split("|")[0].partition("+")[0] == self.step for line in done.stdout.splitlines())
 
 
 def _look(pid: int, launcher: int) -> Look | None:
     environ = _environ(pid)
     name, here, size = (_first(environ, names) for names in (_RANKS, _LOCAL_SIZES, _SIZES))
-    if not (launcher and name and here and size):
+    tasks = environ.get("SLURM_GTIDS", "") if launcher and _name(launcher) == _SLURM else ""
+    due = frozenset(int(rank) for rank in tasks.split(",") if rank.isdecimal())
+    if not (launcher and name and size and (here or due)):
         return None
     ranks = (_environ(child).get(name, "") for child in _children(launcher))
     living = frozenset(int(rank) for rank in ranks if rank.isdecimal())
-    return Look(living, int(environ[here]), int(environ[size])) if _rank(pid) in living else None
+    seen = Look(living, len(due) or int(environ[here]), int(environ[size]), due)
+    return seen if _rank(pid) in living else None
 
 
 def _launcher_of(pid: int) -> int:
     """The process that has started this rank, over whatever it is wrapped in; 0: none is known."""
-    while pid > 1 and Path(_words(pid)[0]).name not in _LAUNCHERS:
+    while pid > 1 and _name(pid) not in _LAUNCHERS:
         pid = _parent(pid)
     return pid if pid > 1 else 0
 
 
 def _line_of(launcher: int) -> list[str]:
-    """The words that a user started it with; MPICH's keeps them one process further up."""
+    """The words that a user started it with; MPICH's keeps them one process further up, Slurm's elsewhere."""
+    if _name(launcher) == _SLURM:
+        return []
     words = _words(launcher)
     return _words(_parent(launcher)) if words[0].endswith("hydra_pmi_proxy") else words
+
+
+def _name(pid: int) -> str:
+    """`prted` of `/opt/bin/prted --daemonize`; slurmstepd calls itself `slurmstepd: [12.0]`."""
+    return Path(_words(pid)[0]).name.partition(":")[0]
 
 
 def _words(pid: int) -> list[str]:
@@ -165,4 +258,4 @@ def _read(pid: int, name: str) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

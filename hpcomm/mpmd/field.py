@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..buffer import as_buffer
-from ..errors import DtypeError, LayoutError
+from ..errors import DtypeError, HpcommError, LayoutError
 from ..hostcopy import from_host, to_host
 from . import route
 
@@ -38,8 +38,11 @@ class Field:
         self.grid = grid
         shape = tuple(getattr(values, "shape", ()))
         if not shape:
+            found = type(values).__name__
             raise LayoutError(
-                f"the values of field {name!r} have no axis of points", verb, "shape (points, ...)"
+                f"the values of field {name!r} have no axis of points: they are a {found}",
+                verb,
+                "an array of shape (points, ...), as numpy.asarray(values) makes one of a list",
             )
         self.points = route.concatenated(comm, shape[0]) if points is None else _indices(name, points, verb)
         if len(self.points) != shape[0]:
@@ -48,13 +51,41 @@ class Field:
                 verb,
                 "one row of values for each point",
             )
-        look = as_buffer(values)
+        look = _looked_at(name, values, verb)
         self.kind = look.dtype
         self.dtype = np.dtype(look.dtype.storage) if look.place is not None else look.array.dtype
         self.shape = shape[1:]
 
+    def check(self, values: Any) -> None:
+        """Refuse values of another shape than those that were declared, where they are set anew.
+
+        Raises:
+            LayoutError: there is not one row for each point.
+        """
+        shape = tuple(getattr(values, "shape", ()))
+        if shape != (len(self.points), *self.shape):
+            raise LayoutError(
+                f"the values of field {self.name!r} now have the shape {shape}",
+                "put or get",
+                f"shape {(len(self.points), *self.shape)}, as when it was declared",
+            )
+
     def __repr__(self) -> str:
         return f"<Field '{self.name}', {len(self.points)} points here, {self.dtype}>"
+
+
+def _looked_at(name: str, values: Any, verb: str) -> Any:
+    """as_buffer(values), whose errors name the field; what is to be filled must not be read-only."""
+    try:
+        look = as_buffer(values)
+    except HpcommError as error:
+        error.what, error.where = f"field {name!r}: {error.what}", verb
+        raise
+    if verb == "takes" and look.frozen:
+        raise LayoutError(
+            f"field {name!r} cannot be filled: its memory {look.frozen}", verb, "an array that can be written"
+        )
+    return look
 
 
 def _indices(name: str, points: Any, verb: str) -> NDArray[np.int64]:

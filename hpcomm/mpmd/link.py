@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import runtime
 from ..communicator import Communicator
-from ..errors import ConfigError
+from ..errors import ConfigError, UsageError, WaitTimeoutError, where
 from ..observe import sentinel
 from ..observe.partners import Partners
 from .field import Field
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .progress import Progress
     from .wire import Wire
 
-__all__ = ["Link", "adopt"]
+__all__ = ["Link", "adopt", "no_field"]
 
 
 class Link:
@@ -113,7 +113,7 @@ class Link:
         self._connect()
         began = perf_counter()
         try:
-            for field in _each(fields):
+            for field in _each(fields, "put"):
                 self._giving(field).put(time)
         finally:
             self._note(perf_counter(), began, time)
@@ -130,7 +130,7 @@ class Link:
         values = None
         began = perf_counter()
         try:
-            for field in _each(fields):
+            for field in _each(fields, "get"):
                 values = self._taking(field).get(time)
         finally:
             self._note(perf_counter(), began, time)
@@ -161,6 +161,27 @@ class Link:
                 outgoing.finish()
         finally:
             self._note(perf_counter(), began, time)
+
+    def swapped(self, mine: Any, verb: str) -> Any:
+        """What the other program says, for what this one does. Collective over both.
+
+        Raises:
+            WaitTimeoutError: it has not come to the same call within timeout_s.
+        """
+        theirs = None
+        if self.local.rank == 0:
+            going = self.inter.isend_object(mine, 0)
+            try:
+                theirs = self.inter.irecv_object(0).wait(timeout=self.timeout_s)
+                going.wait(timeout=self.timeout_s)
+            except WaitTimeoutError:
+                raise WaitTimeoutError(
+                    f"{verb} waited {self.timeout_s:.0f} s for program '{self.peer}'",
+                    where(verb, self.inter),
+                    f"{verb} needs all programs (the first put, get or exchange connects); look at what"
+                    " the other one does, or at the network; timeout of the field if it is slow",
+                ) from None
+        return self.local.broadcast_object(theirs)
 
     def report(self) -> str:
         """What each field moves over this link, and what its mapping keeps. Collective over both programs."""
@@ -200,5 +221,18 @@ def adopt(mpi: MPI.Comm, name: str, *, plain: bool = False) -> Communicator:
     return made
 
 
-def _each(fields: Field | Iterable[Field]) -> Iterable[Field]:
-    return (fields,) if isinstance(fields, Field) else fields
+def _each(fields: Field | Iterable[Field], verb: str) -> Iterable[Field]:
+    if isinstance(fields, Field):
+        return (fields,)
+    if isinstance(fields, (list, tuple)) and all(isinstance(field, Field) for field in fields):
+        return fields
+    raise no_field(fields, verb)
+
+
+def no_field(given: Any, verb: str) -> UsageError:
+    """The error for something else than a field."""
+    return UsageError(
+        f"{verb} takes a field, not {given!r:.60}",
+        verb,
+        f"link.{verb}(field), as me.gives or me.takes returned it",
+    )

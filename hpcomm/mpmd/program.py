@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
@@ -11,10 +12,11 @@ from ..errors import ConfigError, UsageError
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
+from .channel import TIMEOUT_S
 from .field import Field
-from .link import Link
+from .link import Link, no_field
 from .progress import progress
-from .reader import read
+from .reader import MAPPINGS, TIMES, divides, read
 from .record import Recorded, recorder
 from .spec import FieldSpec, JobSpec
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from ..communicator import Communicator
 
 __all__ = ["Program"]
+
+_LEAST_S = 10.0  # that programs may come apart by, as in join, however short their exchanges are
 
 
 class Program:
@@ -118,8 +122,13 @@ class Program:
             values: where it goes, shape (points, ...); what it holds counts until something has come.
             points: global indices, in any order, also some that other ranks take too (halos).
             mapping, every, lag, time, neighbours, timeout: as in a spec, which is heard first.
+
+        Raises:
+            ConfigError: one of these is not possible.
+            LayoutError, DtypeError: values or points are not.
         """
         self._declare("takes", name)
+        _check_wish(name, mapping, every, lag, time, neighbours, timeout)
         wish = FieldSpec(
             name, "", self.name, mapping, None, None, every, lag, time, None, None, neighbours, False, timeout
         )
@@ -139,19 +148,29 @@ class Program:
     def connect(self, time: float = 0.0) -> None:
         """Plan all couplings. Collective over all programs; done by the first put, get or exchange otherwise.
 
+        Waits for the others as long as the longest timeout of the fields says, but at least 10 s.
+
         Args:
             time: of the model when it starts, for a run that goes on from an earlier one.
+
+        Raises:
+            ConfigError: what the programs give and take does not fit together.
+            WaitTimeoutError: another program has not connected in time.
         """
         if self.is_connected:
             return
         self.is_connected = True
+        for field in [*self._gives.values(), *(field for field, _ in self._takes.values())]:
+            field.check(field.values)
         if self._recorder is not None and self._recorder.replays:
             replay.connect(self._links.values(), self._gives, self._takes, self.spec, self._recorder)
             return
         mine = connecting.described(self._gives, self._takes)
         listed = self.spec.fields if self.spec is not None and self.spec.fields else None
         links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
-        theirs = {link.peer: _swapped(link, mine) for link in links}
+        for link in links:
+            link.timeout_s = self._patience(link.peer, listed)
+        theirs = {link.peer: link.swapped(mine, "connect") for link in links}
         fields = {link.peer: connecting.agreed(link, mine, theirs[link.peer], listed) for link in links}
         self._check_takes([each for some in fields.values() for each in some], theirs)
         for link in links:
@@ -160,6 +179,12 @@ class Program:
             )
             link._connect = _nothing
         self._began = perf_counter()
+
+    def _patience(self, peer: str, listed: tuple[FieldSpec, ...] | None) -> float:
+        """How long to wait for another program to connect: its fields may not be known yet."""
+        wishes = [wish for _, wish in self._takes.values()]
+        known = wishes if listed is None else [each for each in listed if peer in (each.source, each.target)]
+        return max(_LEAST_S, max((each.timeout_s for each in known), default=TIMEOUT_S))
 
     def _check_takes(self, fields: list[FieldSpec], theirs: dict[str, Any]) -> None:
         for name in self._takes:
@@ -175,6 +200,8 @@ class Program:
 
     def put(self, field: Field, time: float | None = None) -> None:
         """link.put to everybody who takes the field."""
+        if not isinstance(field, Field):
+            raise no_field(field, "put")
         self.connect()
         for link in self._links.values():
             if field.name in link.gives:
@@ -182,6 +209,8 @@ class Program:
 
     def get(self, field: Field, time: float | None = None) -> Any:
         """link.get from whoever gives the field."""
+        if not isinstance(field, Field):
+            raise no_field(field, "get")
         self.connect()
         for link in self._links.values():
             if field.name in link.takes:
@@ -204,7 +233,7 @@ class Program:
         """
         links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
         mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, links)
-        theirs = {link.peer: reporting.Row(*_swapped(link, tuple(mine))) for link in links}
+        theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in links}
         rows = [theirs.get(name, mine) for name in sorted({self.name, *theirs})]
         lines = reporting.table(rows)
         lines += [link.report() for link in links if link.gives or link.takes]
@@ -221,16 +250,39 @@ class Program:
         return f"<Program '{self.name}', rank {self.comm.rank} of {self.comm.size}, with {peers}>"
 
 
+def _check_wish(
+    name: str,
+    mapping: str,
+    every: float | None,
+    lag: float,
+    time: str,
+    neighbours: int,
+    timeout: float,
+) -> None:
+    """What reader.py checks of a field in a spec, of one that a program declares."""
+    hint = ""
+    for key, value, known in (("mapping", mapping, MAPPINGS), ("time", time, TIMES)):
+        if value not in known:
+            close = get_close_matches(str(value), known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(map(repr, known))}"
+            raise ConfigError(f"field {name!r} has no {key} {value!r}", "takes", hint)
+    if every is None and (lag or time != "instant"):
+        what, hint = "time and lag need every", "every=3600.0"
+    elif every is not None and not every > 0:
+        what, hint = f"every must be above 0, not {every:g}", "every=3600.0"
+    elif every is not None and (lag < 0 or not divides(every, lag)):
+        what, hint = f"lag = {lag:g} s is no multiple of every = {every:g} s", "lag=every"
+    elif neighbours < 1 or not timeout > 0:
+        what, hint = "neighbours must be 1 or more, and timeout above 0", "leave them away"
+    else:
+        return
+    raise ConfigError(f"field {name!r}: {what}", "takes", hint)
+
+
 def _spec() -> JobSpec | None:
     """The spec that this job was started from."""
     path = os.environ.get("HPCOMM_SPEC")
     return read(Path(path), here=False) if path else None
-
-
-def _swapped(link: Link, mine: Any) -> Any:
-    """What the other program says, for what this one does."""
-    theirs = link.inter.sendrecv_object(mine, 0, 0) if link.local.rank == 0 else None
-    return link.local.broadcast_object(theirs)
 
 
 def _nothing() -> None:

@@ -19,7 +19,7 @@ from . import unit
 from .spec import FieldSpec, GridSpec, JobSpec, ProgramSpec
 from .tables import Tables, parse
 
-__all__ = ["read"]
+__all__ = ["MAPPINGS", "TIMES", "divides", "read"]
 
 MAPPINGS = ("none", "nearest", "bilinear", "idw", "conservative", "conservative2")
 TIMES = ("instant", "mean", "sum", "linear")
@@ -369,13 +369,13 @@ class _Reader(Tables):
             return
         for name in (made.source, made.target):
             step = programs[name].step_s
-            if step is not None and not _divides(step, made.every_s):
+            if step is not None and not divides(step, made.every_s):
                 self.fail(
                     f"every = {made.every_s:g} s is no multiple of the step of {name!r}, {step:g} s",
                     f"a multiple of {step:g}",
                     "every",
                 )
-        if not _divides(made.every_s, made.lag_s):
+        if not divides(made.every_s, made.lag_s):
             self.fail(
                 f"lag = {made.lag_s:g} s is no multiple of every = {made.every_s:g} s", "lag = every", "lag"
             )
@@ -424,5 +424,6 @@ def _steps(circle: list[str]) -> list[list[str]]:
     return both + [pair[::-1] for pair in both]
 
 
-def _divides(step: float, whole: float) -> bool:
+def divides(step: float, whole: float) -> bool:
+    """Whether whole is a multiple of step, but for rounding."""
     return abs(whole / step - round(whole / step)) < 1e-9

@@ -90,8 +90,7 @@ def advice(rows: Sequence[Row]) -> str:
 def link_lines(link: Link) -> list[str]:
     """What each field of a link moves and keeps. Collective over both programs."""
     mine = {name: _about(link, name) for name in sorted({*link.gives, *link.takes})}
-    got = link.inter.sendrecv_object(mine, 0, 0) if link.local.rank == 0 else None
-    theirs = link.local.broadcast_object(got)
+    theirs = link.swapped(mine, "report")
     lines = []
     for name in mine:
         own, other = mine[name], theirs.get(name, {})

@@ -40,6 +40,11 @@ Check SPEC.toml, start its programs as one job, show what they print with the na
 """
 _KINDS = tuple(f"{batch}{vendor}" for batch in ("", "slurm-", "pbs-") for vendor in VENDORS)
 _VALUED = ("--as", "--only", "--record", "--files", "--progress", "--timeout", "--launcher")
+_IN_SPEC = {  # options of `hpcomm run COMMAND`, and the key that says the same in a spec
+    **dict.fromkeys(("-n", "-np", "--ranks"), "ranks"),
+    **dict.fromkeys(("-x", "--env"), "env"),
+    "--hosts": "hosts",
+}
 
 
 @dataclass
@@ -101,8 +106,18 @@ def parse(argv: Sequence[str]) -> Asked:
             if not joined and not words:
                 raise ConfigError(f"{name} needs a value.", "hpcomm run", "hpcomm run --help SPEC.toml")
             asked.values[name] = value if joined else words.pop(0)
+        elif name in _IN_SPEC:
+            key = _IN_SPEC[name]
+            raise ConfigError(
+                f"{name} does not go with a spec.", "hpcomm run", f"write {key} = ... below [program.NAME]"
+            )
         elif word.startswith("-"):
             raise launch.unknown_option(name)
+        elif asked.spec != Path():
+            what = "two specs" if word.endswith(".toml") else f"{word!r} behind a spec"
+            raise ConfigError(
+                f"{what}: {asked.spec} says all of a job.", "hpcomm run", f"hpcomm run {asked.spec}"
+            )
         else:
             asked.spec = Path(word)
     if asked.spec == Path():

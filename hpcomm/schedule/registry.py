@@ -314,7 +314,7 @@ def scatter_ring(p: int) -> Schedule:
 
         0 -> 2  {2, 3}      0 -> 1, 2 -> 3      0 -> 1 -> 2 -> 3 -> 0  one block each, p-1 times
 
-    Cost: log2 p + p-1 rounds, 2n(p-1)/p bytes (van de Geijn 1991). For large x.
+    Cost: log2 p + p-1 rounds, 2n(p-1)/p bytes (Barnett et al. 1994, "InterCom"). For large x.
     """
     return sequence("broadcast", tree.binomial_scatter(p), circle.ring(p), slots=1, chunks=p)
 
@@ -324,7 +324,7 @@ def gather_ring(p: int) -> Schedule:
 
         0 -> 1 -> 2 -> 3 -> 0  one block each, p-1 times      1 -> 0, 3 -> 2      2 -> 0  {2, 3}
 
-    Cost: log2 p + p-1 rounds, at most 2n(p-1)/p bytes (van de Geijn 1991). For large x.
+    Cost: log2 p + p-1 rounds, at most 2n(p-1)/p bytes (Barnett et al. 1994, "InterCom"). For large x.
     """
     fold = reverse("reduce", circle.ring(p, -1))
     return sequence("reduce", fold, reverse("gather", tree.binomial_scatter(p)), slots=1, chunks=p)

@@ -1,4 +1,7 @@
-"""Which path a collective on device arrays takes, and why no better one: thought only, alike on all ranks."""
+"""Which path a collective or a message of device arrays takes, and why no better one: thought only.
+
+For a collective all ranks choose alike from what all know; for a message its receiver does, and answers.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["COLLECTIVE", "PATHS", "Choice", "choose"]
+__all__ = ["COLLECTIVE", "MESSAGE", "PATHS", "Choice", "choose", "choose_message"]
 
 COLLECTIVE = ("nccl", "ipc", "direct", "schedule", "pipeline")  # best first
+MESSAGE = ("ipc", "direct", "nccl", "pipeline")
 PATHS = ("auto", *COLLECTIVE)
 MEANS = {
     "nccl": "NCCL",
@@ -58,10 +62,19 @@ def choose(
         or ("" if folds or forced == "schedule" else f"{verb} folds nothing"),
         "pipeline": "",
     }
+    return _first(COLLECTIVE, lacks, forced)
+
+
+def choose_message(forced: str, **lacks: str) -> Choice:
+    """Choose for a message; lacks: path -> why it cannot carry it, or ""."""
+    return _first(MESSAGE, lacks, "auto" if forced == "schedule" else forced)
+
+
+def _first(paths: Sequence[str], lacks: Mapping[str, str], forced: str) -> Choice:
     refused: dict[str, str] = {}
-    for name in COLLECTIVE:
-        why = lacks[name] or ("" if forced in ("auto", name) else f"HPCOMM_GPU={forced} forces another")
+    for name in paths:
+        why = lacks.get(name, "") if forced in ("auto", name) else f"{forced} is forced"
         if not why:
             return Choice(name, refused)
-        refused[name] = lacks[name] or why
+        refused[name] = why
     return Choice("", refused)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from .. import dtypes, reduction
 from ..dtypes import BY_NAME
 
@@ -118,7 +120,7 @@ class _Way:
             elif not self.alike:
                 self.kernels.convert(self.kernels.view(there, n, self.dtype), wide)
             if factor is not None:
-                self.kernels.scale(wide, factor)
+                self.kernels.scale(wide, np.dtype(self.wide.storage).type(factor))
 
     def take(self, address: int, at: int, slot: int, n: int) -> None:
         there, here = address + at * self.dtype.itemsize, self.arena.work + slot * self.wide.itemsize

@@ -23,12 +23,13 @@ from mpi4py import MPI
 from .staging import Reached
 
 if TYPE_CHECKING:
+    from ..device.arrays import Place
     from ..dtypes import Dtype
     from ..reduction import Reduction
     from ..request import Stages
     from .arena import Arena
 
-__all__ = ["Direct", "decide", "evidence", "known", "loaded_library", "says", "trial"]
+__all__ = ["Direct", "decide", "evidence", "known", "loaded_library", "passes", "rumour", "says", "trial"]
 
 OPERATIONS = (
     "send", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter", "all_to_all",
@@ -74,6 +75,14 @@ def decide(said: bool | None, tried: Callable[[], Report]) -> dict[str, str]:
     return {name: report.get(name, "was not tried") for name in OPERATIONS}
 
 
+def rumour(name: str) -> str:
+    """Why this MPI is not even to be tried with an operation, or "". Takes no time, unlike evidence()."""
+    if not _found:
+        said = says(MPI.get_vendor()[0], MPI.Get_library_version())
+        return decide(said, lambda: dict.fromkeys(OPERATIONS, ""))[name]
+    return _found[name]
+
+
 def known() -> dict[str, str]:
     """What this process knows already."""
     return _found
@@ -95,7 +104,9 @@ def _kept_or_tried() -> Report:
         return dict(json.loads(kept.read_text()))
     report = try_all(_child)
     base.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(report, indent=2))
+    fresh = kept.with_suffix(f".{os.getpid()}")  # other jobs may read and write it now
+    fresh.write_text(json.dumps(report, indent=2))
+    fresh.replace(kept)
     return report
 
 
@@ -199,6 +210,12 @@ def begin(mpi: Any, verb: str, part: Any, count: int, size: int, kind: Any, op: 
     if verb == "reduce_scatter":
         return [mpi.Ireduce_scatter_block(here, [part(0, p * block), count, kind], op)]
     return [getattr(mpi, f"I{verb.replace('_', '')}")(here, one, op)]
+
+
+def passes(begin: Callable[[list[Any]], Any], place: Place, nbytes: int, moment: int) -> Stages:
+    """A message by the MPI library from or to the array at place; begin: Isend or Irecv of its memory."""
+    yield [Reached(place.device, moment)]  # MPI knows no streams
+    yield [begin([place.device.memory(place.address, nbytes), MPI.BYTE])]
 
 
 class Direct:

@@ -1,7 +1,7 @@
 """Messages of which an end may lie on a device: whole through pinned memory, or card, answer and pieces.
 
-Both ranks of a large message take part in choosing its path: the sender's card offers what could be opened,
-the receiver tries, and answers.
+Both ranks of a large message take part in choosing its path: the sender's card says what it can and offers
+memory that could be opened, the receiver tries, chooses, and answers.
 """
 
 from __future__ import annotations
@@ -9,28 +9,62 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from mpi4py import MPI
 
 from ..buffer import Buffer, DeviceBuffer, as_buffer
 from ..errors import ConfigError, LayoutError, MismatchError, where
-from . import ipc, rounds
+from . import direct, ipc, nccl, rounds
 from . import mpi as transport
+from .choice import Choice, choose_message
 from .pieces import cut, receive_pieces, send_pieces
-from .progress import drive
+from .progress import Together, drive, in_thread
 from .staging import After, DeviceSink, DeviceSource, Sink, Source, sink_of, source_of, station
 
 if TYPE_CHECKING:
     from ..call import Call
     from ..device.arrays import Place
+    from ..device.driver import Device
     from ..request import Stages
 
 __all__ = ["Messages", "carried"]
 
-_CARD = 1024  # bytes of what announces a large message
+_CARD = 1536  # bytes of what announces a large message
+_WHY = 120  # characters of a reason
 _MAGIC = b"\x93hpcomm device message\0"
 _opened = ipc.Opened()
+
+
+class _Card(NamedTuple):
+    """What announces a large message.
+
+    tag: of its data, and the next one of what the receiver says; ipc: an Offer, or why there is none;
+    direct: why MPI is not to be given the array, or ""; device: the identity of where it lies, if on a device
+    """
+
+    nbytes: int
+    tag: int
+    ipc: Any
+    direct: str
+    device: bytes
+
+
+class _Answer(NamedTuple):
+    """What its receiver says to that.
+
+    piece: elements, in a pipeline; itself: the array was opened itself; device: where it goes to, for nccl;
+    number, unique: see nccl.Pair.carry
+    """
+
+    fits: bool
+    choice: Choice = Choice("", {})
+    piece: int = 0
+    itself: bool = False
+    device: bytes = b""
+    number: int = 0
+    unique: bytes = b""
 
 
 def carried(call: Call, stages: Callable[[], Stages], seen: MPI.Status | None = None) -> Call:
@@ -51,17 +85,28 @@ def carried(call: Call, stages: Callable[[], Stages], seen: MPI.Status | None = 
     return call
 
 
+class _Held(NamedTuple):
+    """A message that was received to look at it, and is still to be received by the user."""
+
+    source: int
+    tag: int
+    raw: bytearray
+
+
 class Messages:
     """What a communicator has for messages.
 
-    paths: ("to" or "from", rank) -> the path of the last large message, and why not a better one
+    held: what probe had to receive, in the order of arrival
+    paths: ("to" or "from", rank) -> the path of the last large message, and why no better one
     """
 
     def __init__(self, plain: Any, channel: Any, forced: str, whole: Callable[[int], bool]) -> None:
         self.plain, self.channel, self.forced, self._goes_whole = plain, channel, forced, whole
         self._serial = itertools.count()
         self.opened = _opened
-        self.paths: dict[tuple[str, int], tuple[str, str]] = {}
+        self.held: list[_Held] = []
+        self.paths: dict[tuple[str, int], str] = {}
+        self._pairs: dict[tuple[str, int, bytes, bytes], nccl.Pair] = {}
 
     def copy(self, look: Buffer) -> Buffer:
         """The same elements in memory of their own, made in the current stream."""
@@ -104,7 +149,65 @@ class Messages:
         yield [self.plain.Isend(transport.spec(array, count, look.dtype), call.peer, call.tag)]
         source.end()
 
+    def look(self, source: int, tag: int, seen: MPI.Status) -> bool:
+        """Whether a message has come; seen is filled, of a large one from what its card says.
+
+        MPI tells the length of a message without receiving it, but not what it holds: so one that may be a
+        card is received, and held for who receives it.
+        """
+        found = self._find(source, tag)
+        if found is None:
+            if not self.plain.Iprobe(source, tag, seen):
+                return False
+            if seen.Get_elements(MPI.BYTE) != _CARD:
+                return True
+            message = self.plain.Improbe(seen.Get_source(), seen.Get_tag(), seen)
+            if message is None:  # another thread has it
+                return False
+            found = _Held(seen.Get_source(), seen.Get_tag(), bytearray(_CARD))
+            message.Recv([found.raw, MPI.BYTE])
+            self.held.append(found)
+        self._show(found, seen)
+        return True
+
+    def _find(self, source: int, tag: int) -> _Held | None:
+        fits = (x for x in self.held if source in (MPI.ANY_SOURCE, x.source) and tag in (MPI.ANY_TAG, x.tag))
+        return next(fits, None)
+
+    def _show(self, held: _Held, seen: MPI.Status) -> None:
+        seen.Set_source(held.source)
+        seen.Set_tag(held.tag)
+        announced = self.length(held.raw)
+        seen.Set_elements(MPI.BYTE, len(held.raw) if announced is None else announced)
+
+    def take(self, source: int, tag: int, seen: MPI.Status) -> bytearray | None:
+        """What is held of a message that a receive asks for, if it is."""
+        found = self._find(source, tag)
+        if found is None:
+            return None
+        self.held.remove(found)
+        self._show(found, seen)
+        return found.raw
+
+    def _recv_held(self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status) -> Stages:
+        """Receive a plain message that is held."""
+        if raw.startswith(_MAGIC) or len(raw) != look.nbytes:
+            if raw.startswith(_MAGIC):  # its sender is told, too
+                card: _Card = _unpack(raw)
+                answer = [_pack(_Answer(False)), MPI.BYTE]
+                yield [self.channel.Isend(answer, seen.Get_source(), card.tag + 1)]
+            raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
+        sink = sink_of(look, 1, look.size, look.size)
+        sink.begin()
+        columns = sink.columns(0, look.size)
+        columns[...] = np.frombuffer(raw, columns.dtype).reshape(columns.shape)
+        sink.deliver(0, look.size)
+        sink.end(call.after)
+
     def _recv_whole(self, call: Call, look: Buffer, seen: MPI.Status) -> Stages:
+        if (raw := self.take(call.peer, call.tag, seen)) is not None:
+            yield from self._recv_held(call, look, raw, seen)
+            return
         count = look.size
         sink = sink_of(look, 1, count, count)
         sink.begin()
@@ -121,120 +224,200 @@ class Messages:
     def _send_large(self, call: Call, look: Buffer) -> Stages:
         """Card, answer, data. The card goes in the order of the user's messages, and holds no data."""
         place = look.packed() if isinstance(look, DeviceBuffer) else None
-        if place is not None:  # now: what the current stream holds at this moment is what counts
-            station(place.device).follow(station(place.device).down, place)
+        moment = 0 if place is None else self._begin(place, station(place.device).down)
         tags = (transport.largest_tag() - rounds.TAGS) // 2
         tag = rounds.TAGS + 2 * (next(self._serial) % (tags - 1))
-        kept, offer = self._offer(look, place)
-        lanes = kept.take() if isinstance(kept, ipc.Slab) else None
-        if isinstance(kept, ipc.Slab) and place is not None:
-            if lanes is None:
-                offer = "all slots of the sender's slab are in use"
-            else:
-                offer = kept.offer(lanes, place, look.nbytes)
-        card, answer = _pack((look.nbytes, tag, offer)), bytearray(_CARD)
+        kept, lanes, offer = self._offer(look, place)
+        card = _Card(look.nbytes, tag, offer, "x is in host memory", b"")
+        if place is not None:
+            card = card._replace(direct=direct.rumour("send"), device=place.device.identity())
+        said = bytearray(_CARD)
         yield [
-            self.channel.Irecv([answer, MPI.BYTE], call.peer, tag + 1),
-            self.plain.Isend([card, MPI.BYTE], call.peer, call.tag),
+            self.channel.Irecv([said, MPI.BYTE], call.peer, tag + 1),
+            self.plain.Isend([_pack(card), MPI.BYTE], call.peer, call.tag),
         ]
-        fits, piece, path, why = _unpack(answer)
+        answer: _Answer = _unpack(said)
         try:
-            if not fits:
+            if not answer.fits:
                 raise _misfit(call, look.nbytes)
-            self.paths["to", call.peer] = path, why
-            self._refuse(call, path, why)
-            if path == "pipeline":
-                count = look.size
-                source = Source(look, 1, None) if place is None else DeviceSource(place, 1, count, piece)
-                yield from send_pieces(self.channel, call.peer, tag, source, look.dtype, count, piece)
-            else:
+            self._note(call, ("to", call.peer), answer)
+            path = answer.choice.path
+            if path == "ipc":
                 assert place is not None
-                assert isinstance(kept, ipc.Slab)
-                assert lanes is not None
-                direct = path == "ipc, opened itself"
-                yield from ipc.sends(self.channel, tag, call.peer, place, look.nbytes, kept, lanes, direct)
+                parts = self.channel, tag, call.peer, place, look.nbytes, kept, lanes, answer.itself
+                yield from ipc.sends(*parts)
                 call.after.leave(station(place.device), station(place.device).down, place)
+            elif path == "direct":
+                assert place is not None
+                yield from direct.passes(
+                    lambda part: self.channel.Isend(part, call.peer, tag), place, look.nbytes, moment
+                )
+            elif path == "nccl":
+                yield from self._by_nccl(call, call.peer, card, place, answer, moment)
+            else:
+                count = look.size
+                source = (
+                    Source(look, 1, None) if place is None else DeviceSource(place, 1, count, answer.piece)
+                )
+                yield from send_pieces(self.channel, call.peer, tag, source, look.dtype, count, answer.piece)
         finally:
-            if isinstance(kept, ipc.Slab) and lanes is not None:
+            if lanes is not None:
                 kept.free += lanes
+            if place is not None:
+                station(place.device).spare(moment)
 
-    def _offer(self, look: Buffer, place: Place | None) -> tuple[Any, Any]:
-        """The slab for an array, or why there is none, which the receiver is told."""
+    def _begin(self, place: Place, stream: int) -> int:
+        """Let stream come after what the user's has been given so far, and return that moment."""
+        there = station(place.device)
+        moment = there.moment(place)
+        there.device.wait(stream, moment)
+        return moment
+
+    def _offer(self, look: Buffer, place: Place | None) -> tuple[Any, Any, Any]:
+        """The slab for an array, slots of it, and the offer of both; or why there is none."""
         if place is None:
-            return None, "x is in host memory"
-        if self.forced == "pipeline":
-            return None, "HPCOMM_GPU=pipeline forces it"
+            return None, None, "x is in host memory"
+        if self.forced not in ("auto", "ipc", "schedule"):
+            return None, None, f"{self.forced} is forced"
         kept = ipc.slab(place.device)
-        return kept, None if isinstance(kept, ipc.Slab) else f"the sender cannot export memory: {kept}"
+        if not isinstance(kept, ipc.Slab):
+            return None, None, f"the sender cannot export memory: {kept[:_WHY]}"
+        lanes = kept.take()
+        if lanes is None:
+            return None, None, "all slots of the sender's slab are in use"
+        return kept, lanes, kept.offer(lanes, place, look.nbytes)
 
-    def _refuse(self, call: Call, path: str, why: str) -> None:
-        """Both ranks refuse a path that is not the one that the user has forced."""
-        if self.forced == "ipc" and path == "pipeline":
+    def _note(self, call: Call, way: tuple[str, int], answer: _Answer) -> None:
+        """Keep which path it is; both ranks refuse one that is not what the user has forced."""
+        path, refused = answer.choice.path, answer.choice.refused
+        if not path:
             raise ConfigError(
-                f"HPCOMM_GPU=ipc forces IPC, which cannot carry this message: {why}",
+                f"{self.forced} is forced, but cannot carry this message: {refused[self.forced]}",
                 where(call.verb, call.comm),
-                "HPCOMM_GPU=auto",
+                "gpu='auto' or HPCOMM_GPU=auto",
             )
+        detail = {"ipc": ", opened itself" if answer.itself else ", through the slab"}.get(path, "")
+        whys = "".join(f"; {name}: refused, {why}" for name, why in refused.items())
+        self.paths[way] = path + detail + whys
 
     def _recv_large(self, call: Call, look: Buffer, seen: MPI.Status) -> Stages:
+        moment = 0
         if look.place is not None:  # now, as in send
-            station(look.place.device).follow(station(look.place.device).up, look.place)
-        card = bytearray(_CARD)
-        statuses = yield [self.plain.Irecv([card, MPI.BYTE], call.peer, call.tag)]
-        _copy_status(statuses[0], seen)
-        if not card.startswith(_MAGIC):
-            raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
-        yield from self.announced(call, look, card, seen, call.after)
+            moment = self._begin(look.place, station(look.place.device).up)
+        try:
+            card = self.take(call.peer, call.tag, seen)
+            if card is None:
+                card = bytearray(_CARD)
+                statuses = yield [self.plain.Irecv([card, MPI.BYTE], call.peer, call.tag)]
+                _copy_status(statuses[0], seen)
+            if not card.startswith(_MAGIC):
+                raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
+            yield from self.announced(call, look, card, seen, call.after, moment)
+        finally:
+            if look.place is not None:
+                station(look.place.device).spare(moment)
 
     def announced(
-        self, call: Call, look: Buffer, card: bytearray, seen: MPI.Status, after: After | None
+        self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, after: After | None, moment: int = 0
     ) -> Stages:
         """Receive the large message that a card has announced."""
-        place, source = look.place, seen.Get_source()
-        nbytes, tag, offer = _unpack(card)
-        fits = nbytes == look.nbytes
-        why, base, direct = self._judge(offer, place) if fits else ("", 0, None)
-        path = "pipeline" if why else "ipc, opened itself" if direct is not None else "ipc, through the slab"
-        both_hosts = place is None and offer == "x is in host memory"
-        piece = look.size if both_hosts else cut(look.size, 1, look.dtype.itemsize)
-        yield [self.channel.Isend([_pack((fits, piece, path, why)), MPI.BYTE], source, tag + 1)]
-        if not fits:
-            raise _misfit(call, nbytes, look.nbytes)
-        self.paths["from", source] = path, why
-        self._refuse(call, path, why)
-        if why or place is None:
-            count = look.size
-            sink = Sink(look, 1) if place is None else DeviceSink(place, 1, count, piece)
-            yield from receive_pieces(self.channel, source, tag, sink, look.dtype, count, piece)
-            sink.end(after or After())
-        else:
+        place, source, card = look.place, seen.Get_source(), _unpack(raw)
+        if card.nbytes != look.nbytes:
+            yield [self.channel.Isend([_pack(_Answer(False)), MPI.BYTE], source, card.tag + 1)]
+            raise _misfit(call, card.nbytes, look.nbytes)
+        answer, base, itself = yield from self._answer(card, look, source)
+        yield [self.channel.Isend([_pack(answer), MPI.BYTE], source, card.tag + 1)]
+        self._note(call, ("from", source), answer)
+        path, nbytes = answer.choice.path, card.nbytes
+        if path == "ipc":
+            assert place is not None
             assert after is not None
-            parts = self.channel, tag, source, place, nbytes, self.opened, offer, base, direct
+            parts = self.channel, card.tag, source, place, nbytes, self.opened, card.ipc, base, itself
             yield from ipc.receives(*parts)
             after.leave(station(place.device), station(place.device).up, place)
+        elif path == "direct":
+            assert place is not None
+            yield from direct.passes(
+                lambda part: self.channel.Irecv(part, source, card.tag), place, nbytes, moment
+            )
+        elif path == "nccl":
+            yield from self._by_nccl(call, source, card, place, answer, moment)
+        else:
+            count, piece = look.size, answer.piece
+            sink = Sink(look, 1) if place is None else DeviceSink(place, 1, count, piece)
+            yield from receive_pieces(self.channel, source, card.tag, sink, look.dtype, count, piece)
+            sink.end(after or After())
         seen.Set_elements(MPI.BYTE, nbytes)
+
+    def _answer(self, card: _Card, look: Buffer, source: int) -> Stages:
+        """(what to answer to a card, where the sender's slab is here, and its array, if it was opened)"""
+        place = look.place
+        lacks, base, itself = dict.fromkeys(("ipc", "direct", "nccl"), "out is in host memory"), 0, None
+        if not card.device:
+            lacks = dict.fromkeys(lacks, "x is in host memory")
+        elif place is not None:
+            lacks["ipc"], base, itself = self._open(card.ipc, place.device)
+            if lacks["ipc"] and self.forced in ("auto", "direct"):
+                lacks["direct"] = card.direct or direct.rumour("send")
+                if not lacks["direct"]:
+                    lacks["direct"] = (yield from in_thread(direct.evidence))["send"]
+            lacks["nccl"] = (
+                nccl.lack_between(place.device, card.device) if self.forced == "nccl" else nccl.RISK
+            )
+        choice = choose_message(self.forced, **{name: why[:_WHY] for name, why in lacks.items()})
+        both_hosts = place is None and not card.device
+        piece = look.size if both_hosts else cut(look.size, 1, look.dtype.itemsize)
+        answer = _Answer(True, choice, piece, itself is not None)
+        if choice.path == "nccl":
+            assert place is not None
+            mine = place.device.identity()
+            pair = self._pair("from", source, place.device, card.device, mine)
+            unique = place.device.nccl().unique() if pair.given == 0 else b""
+            answer = answer._replace(device=mine, number=pair.number(), unique=unique)
+        return answer, base, itself
+
+    def _open(self, offer: Any, device: Device) -> tuple[str, int, int | None]:
+        """Why the sender's memory is not to be opened, else "", where its slab is, and its array, if so."""
+        if not isinstance(offer, ipc.Offer):
+            return offer, 0, None
+        base = self.opened.slab(device, offer)
+        if isinstance(base, str):
+            return base, 0, None
+        return "", base, self.opened.direct(device, offer)
+
+    def _pair(self, way: str, peer: int, device: Device, sender: bytes, receiver: bytes) -> nccl.Pair:
+        key = way, peer, sender, receiver  # devices; a rank may have several
+        if key not in self._pairs:
+            self._pairs[key] = nccl.Pair(device, way == "to")
+        return self._pairs[key]
+
+    def _by_nccl(
+        self, call: Call, peer: int, card: _Card, place: Place | None, answer: _Answer, moment: int
+    ) -> Stages:
+        """Carry a message by NCCL; both ranks raise if that does not come up."""
+        assert place is not None
+        way = "to" if call.verb == "send" else "from"
+        pair = self._pair(way, peer, place.device, card.device, answer.device)
+        parts = self.channel, peer, card.tag, place, card.nbytes, answer.number, answer.unique, moment
+        if why := (yield from pair.carry(*parts)):
+            self._note(call, (way, peer), answer._replace(choice=Choice("", {"nccl": why})))
+        call.after.leave(station(place.device), pair.stream, place)
+
+    def leave(self) -> Stages:
+        """Give back what pairs of ranks hold together, all at once: their order need not be the same here."""
+        yield [Together([pair.leave() for pair in self._pairs.values()])]
+        self._pairs.clear()
 
     def length(self, card: bytearray) -> int | None:
         """Bytes of the message that a card announces; None if it is no card, but a message itself."""
         announces = len(card) == _CARD and card.startswith(_MAGIC)
-        return int(_unpack(card)[0]) if announces else None
-
-    def _judge(self, offer: Any, place: Place | None) -> tuple[str, int, int | None]:
-        """Why the sender's memory is not to be opened, else "", where its slab is, and its array, if so."""
-        if not isinstance(offer, ipc.Offer):
-            return offer, 0, None
-        if place is None:
-            return "out is in host memory", 0, None
-        if self.forced == "pipeline":
-            return "HPCOMM_GPU=pipeline forces it", 0, None
-        base = self.opened.slab(place.device, offer)
-        if isinstance(base, str):
-            return base, 0, None
-        return "", base, self.opened.direct(place.device, offer)
+        return int(_unpack(card).nbytes) if announces else None
 
 
-def _pack(said: Any) -> bytes:
-    return (_MAGIC + pickle.dumps(said)).ljust(_CARD, b"\0")
+def _pack(said: _Card | _Answer) -> bytes:
+    packed = _MAGIC + pickle.dumps(said)
+    assert len(packed) <= _CARD, len(packed)
+    return packed.ljust(_CARD, b"\0")
 
 
 def _unpack(card: bytearray) -> Any:

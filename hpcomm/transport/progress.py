@@ -21,7 +21,7 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["StreamRequest", "Thread", "Together", "drive"]
+__all__ = ["StreamRequest", "Thread", "Together", "drive", "in_thread"]
 
 _lock = threading.RLock()
 _under_way: list[StreamRequest] = []
@@ -100,23 +100,41 @@ class Together:
 
 
 class Thread:
-    """Work that blocks, in a thread; waited for as an MPI request is."""
+    """Work that blocks, in a thread; waited for as an MPI request is, for limit_s seconds at most."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, work: Callable[[], Any], limit_s: float | None = None) -> None:
         self.result: Any = None
-        self.why = ""
+        self.error: Exception | None = None
+        self._limit_s, self._end = limit_s, None if limit_s is None else time.monotonic() + limit_s
 
         def run() -> None:
             try:
                 self.result = work()
             except Exception as error:
-                self.why = f"{error}"
+                self.error = error
 
         self._thread = threading.Thread(target=run, daemon=True, name="hpcomm waits")
         self._thread.start()
 
+    @property
+    def why(self) -> str:
+        """What went wrong, or ""."""
+        return "" if self.error is None else f"{getattr(self.error, 'what', self.error)}"
+
     def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+        if self._thread.is_alive() and self._end is not None and time.monotonic() > self._end:
+            self.error = WaitTimeoutError(f"it took longer than {self._limit_s:g} s")
+            return True
         return not self._thread.is_alive()
+
+
+def in_thread(work: Callable[[], Any]) -> Stages:
+    """The stages of work that blocks."""
+    thread = Thread(work)
+    yield [thread]
+    if thread.error is not None:
+        raise thread.error
+    return thread.result
 
 
 def advance() -> None:

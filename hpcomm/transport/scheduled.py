@@ -297,13 +297,11 @@ def tuned_for(call: Call, op: Any = None) -> str | None:
     return own(call.comm).choices(call.verb).name(count * array.itemsize)
 
 
-def by_library(comm: Communicator, verb: str, name: str | None, function: str) -> Callable[..., Any]:
-    """MPI's function, carried out by the library's algorithm name (None: as it chooses itself).
+def by_library(comm: Communicator, verb: str, name: str, function: str) -> Callable[..., Any]:
+    """MPI's function, carried out by the library's algorithm name.
 
     What that takes is made when it is first called, all ranks together: then they agree about the call.
     """
-    if name is None:
-        return getattr(comm.mpi, function)  # type: ignore[no-any-return]
     made: Callable[..., Any] | None = None
 
     def call(*arguments: Any) -> None:

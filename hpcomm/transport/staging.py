@@ -65,7 +65,10 @@ class After:
     def order(self) -> None:
         """Let the current streams wait."""
         for station, event, place in self._left:
-            station.device.wait(place.stream(), event)
+            now = place.stream()
+            station.device.wait(now, event)
+            if now != place.begun:
+                station.hold(now, place.array)
 
     def done(self) -> bool:
         return all(station.device.query(event) for station, event, _ in self._left)
@@ -101,6 +104,15 @@ class Station:
         self._kept = 0  # bytes of them
         self._going: list[_Slot] = []  # to be freed once the device is through with them
         self._marks: list[int] = []
+        self._streams: list[int] = []
+        self._held: list[tuple[int, Any]] = []
+
+    def borrow(self) -> int:
+        """A stream that nobody else has, until it is given back."""
+        return self._streams.pop() if self._streams else self.device.stream()
+
+    def give_back(self, stream: int) -> None:
+        self._streams.append(stream)
 
     def take(self, way: str, nbytes: int) -> _Slot:
         """A slot for one direction, of a power of two of bytes. Its last work may not be over: see used."""
@@ -139,13 +151,27 @@ class Station:
         Raises:
             UsageError: that stream is being captured into a graph, which staging cannot be part of.
         """
-        user = place.stream()
+        user = place.begun = place.stream()
         if self.device.is_capturing(user):
             raise UsageError(
                 "the current stream is being captured into a CUDA graph",
                 hint="communicate outside the capture",
             )
+        self._let_go()
         return self.mark(user)
+
+    def hold(self, stream: int, array: Any) -> None:
+        """Keep an array until stream has come so far.
+
+        Its library gives memory out again to the stream that it was made on, and does not know of others.
+        """
+        self._held.append((self.mark(stream), array))
+
+    def _let_go(self) -> None:
+        for each in tuple(self._held):
+            if self.device.query(each[0]):
+                self._held.remove(each)
+                self.spare(each[0])
 
     def follow(self, stream: int, place: Place) -> None:
         """Let stream come after it."""

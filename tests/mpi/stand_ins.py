@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -13,20 +14,33 @@ from hpcomm.device.queues import Waited, complete
 
 
 class ModelNccl:
-    """As device.nccl.Nccl, with one group at a time."""
+    """As device.nccl.Nccl, and as its Group of all ranks, of which there is one at a time."""
 
     version = 22703
 
     def __init__(self, mpi: Any, device: model.Model) -> None:
         self.mpi, self.model = mpi, device
         self.calls: list[str] = []
+        self.used: set[str] = set()
+        self._serial = itertools.count()
 
     def unique(self) -> bytes:
-        return b"n" * 128
+        return f"{self.mpi.rank} {self.mpi.rank + self.mpi.size * next(self._serial)}".encode().ljust(128)
 
-    def group(self, unique: bytes, size: int, rank: int) -> ModelNccl:
-        assert (bytes(unique), size, rank) == (b"n" * 128, self.mpi.size, self.mpi.rank)
-        return self
+    def group(self, unique: bytes, size: int, rank: int) -> Any:
+        """Meet the others where the one waits who made unique: he is the first rank."""
+        first, serial = map(int, unique.split())
+        tag = 100 + serial
+        if rank == 0:
+            came = dict([self.mpi.recv(tag=tag) for _ in range(size - 1)])
+            members = [first, *(came[i] for i in range(1, size))]
+            for other in members[1:]:
+                self.mpi.send(members, other, tag)
+        else:
+            self.mpi.send((rank, self.mpi.rank), first, tag)
+            members = self.mpi.recv(source=first, tag=tag)
+        assert members[rank] == self.mpi.rank
+        return self if members == list(range(self.mpi.size)) and size > 2 else Pair(self, members, tag)
 
     def close(self) -> None:
         self.calls.append("close")
@@ -70,3 +84,38 @@ class ModelNccl:
             time.sleep(1e-4)  # it waits for another process
         self.model.destroy_event(event)
         return self.model.at(address, nbytes)[0]
+
+
+class Pair:
+    """A group of two, whose messages are matched by their order alone."""
+
+    def __init__(self, nccl: ModelNccl, members: list[int], tag: int) -> None:
+        self.nccl, self.mpi, self.model = nccl, nccl.mpi, nccl.model
+        self.members, self.tag = members, tag
+        self.used: set[str] = set()
+        self._going: list[Any] = []
+
+    def carry(self, *arguments: Any) -> None:
+        self.nccl.carry(*arguments)
+
+    def send(self, address: int, nbytes: int, peer: int, stream: int) -> None:
+        data = self.nccl._now(address, nbytes, stream).copy()
+        self._going.append((self.mpi.Isend(data, self.members[peer], self.tag), data))
+        self.model.put(stream, lambda: None, [(address, nbytes, False)])
+        self.nccl.calls.append("send")
+
+    def recv(self, address: int, nbytes: int, peer: int, stream: int) -> None:
+        data = np.empty(nbytes, np.uint8)
+        coming, out = self.mpi.Irecv(data, self.members[peer], self.tag), self.model.at(address, nbytes)[0]
+
+        def work() -> None:
+            coming.Wait()
+            np.copyto(out, data)
+
+        self.model.put(stream, work, [(address, nbytes, True)])
+        self.nccl.calls.append("recv")
+
+    def close(self) -> None:
+        for request, _ in self._going:
+            request.Wait()
+        self.nccl.close()

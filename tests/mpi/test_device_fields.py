@@ -304,4 +304,4 @@ def test_the_apps_show_a_device_where_there_is_one(
         assert re.findall(r"^(\w+) +4096 ", said, re.MULTILINE) == ["naive", "pipeline", "auto"]
         if comm.size > 1:
             assert re.search(r"^auto: .*by ipc, through the slab", said, re.MULTILINE)
-            assert re.search(r"^pipeline: .*HPCOMM_GPU=pipeline forces it", said, re.MULTILINE)
+            assert re.search(r"^pipeline: .*ipc: refused, pipeline is forced", said, re.MULTILINE)

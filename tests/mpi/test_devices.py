@@ -6,6 +6,8 @@ out right. Small constants here make the pieces of small arrays many.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -250,9 +252,7 @@ def test_a_path_that_cannot_work_is_refused_by_all(comm: hpcomm.Communicator, de
         pytest.skip("one rank needs no memory but its own")
     device.can_open = comm.rank != 0
     try:
-        why = (
-            "HPCOMM_GPU=ipc forces a path .* rank 0 cannot copy from rank 1: cannot be opened: operation not"
-        )
+        why = "cannot carry this call: rank 0 cannot copy from rank 1: cannot be opened: operation not"
         for _ in range(2):
             with pytest.raises(hpcomm.ConfigError, match=why):
                 comm.all_reduce(given(LARGE, comm.rank))
@@ -292,6 +292,54 @@ def test_nccl_carries_what_it_can(nccl: ModelNccl, comm: hpcomm.Communicator, ve
             y += 1
             np.testing.assert_array_equal(y.get(), expected + 1)
     assert set(nccl.calls) == (set() if "scan" in verb else {verb})
+
+
+@pytest.mark.parametrize("path", ["nccl", "direct"])
+def test_messages_go_by_nccl_and_by_an_mpi_that_reads_device_memory(
+    nccl: ModelNccl, aware: None, comm: hpcomm.Communicator, path: str
+) -> None:
+    """Several at once, received in another order than they were sent in, on several streams."""
+    if comm.size == 1 and path == "nccl":
+        pytest.skip("one rank needs no NCCL")
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    user = driver.driver().device(0).stream()
+    for _ in range(2):
+        with model.stream(user):
+            x = [given(LARGE + i, comm.rank) for i in range(3)]
+            going = [comm.isend(each, dest=right, tag=i) for i, each in enumerate(x)]
+            out = [model.empty(LARGE + i, np.float32) for i in range(3)]
+            coming = {i: comm.irecv(out[i], source=left, tag=i) for i in (2, 0, 1)}
+            for i, request in coming.items():
+                y = request.wait()
+                y += 1
+                np.testing.assert_array_equal(y.get(), values(LARGE + i, left) + 1)
+            for request, each in zip(going, x, strict=True):
+                request.wait()
+                each.fill(-1)
+    for verb, peer in (("send", {"dest": right}), ("recv", {"source": left})):
+        with comm.plan(verb, x[0], **peer) as plan:
+            assert f"by {path}; ipc: refused, {path} is forced" in plan.explain()
+    with pytest.raises(hpcomm.ConfigError, match=f"{path} is forced, .* x is in host memory"):
+        comm.sendrecv(values(LARGE, comm.rank), right, left, out=out[0][:LARGE])
+
+
+@pytest.mark.parametrize("path", ["nccl"])
+def test_both_ranks_of_a_message_are_told_why_nccl_does_not_come_up(
+    nccl: ModelNccl, comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank needs no NCCL")
+
+    def fails(self: Any, *arguments: Any) -> Any:
+        raise hpcomm.TransportError("ncclCommInitRank failed: unhandled system error")
+
+    monkeypatch.setattr(ModelNccl, "group", fails)
+    for _ in range(2):
+        going = comm.isend(given(LARGE, comm.rank), dest=(comm.rank + 1) % comm.size)
+        with pytest.raises(hpcomm.ConfigError, match="ncclCommInitRank failed: unhandled"):
+            comm.recv(model.empty(LARGE, np.float32), source=(comm.rank - 1) % comm.size)
+        with pytest.raises(hpcomm.ConfigError, match="ncclCommInitRank failed: unhandled"):
+            going.wait()
 
 
 def test_nccl_is_left_where_ranks_share_a_gpu(
@@ -365,11 +413,26 @@ def test_the_trial_tells_right_from_wrong(
         ]  # fmt: skip
 
 
+def test_a_path_can_be_forced_in_code(comm: hpcomm.Communicator) -> None:
+    """What is made of a communicator keeps it, until it is told another one."""
+    x = given(LARGE, comm.rank)
+    with comm.dup(gpu="pipeline") as piped, piped.split(0) as part, part.dup(gpu="auto") as free:
+        for made, way in ((piped, "pipeline"), (part, "pipeline"), (free, "ipc")):
+            with made.plan("all_reduce", x) as step:
+                assert f"by {way}" in step.explain()
+                assert way == "ipc" or "ipc: refused, pipeline is forced" in step.explain()
+    with pytest.raises(hpcomm.ConfigError, match="there is no path 'pigeon'"):
+        comm.dup(gpu="pigeon")
+    if comm.size > 1:
+        with pytest.raises(hpcomm.MismatchError, match="and another path elsewhere"):
+            comm.dup(gpu="ipc" if comm.rank else "pipeline")
+
+
 def test_a_path_must_be_one_and_the_same_on_all_ranks(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HPCOMM_GPU", "carrier pigeon")
-    with pytest.raises(hpcomm.ConfigError, match="HPCOMM_GPU=carrier pigeon is no path"):
+    with pytest.raises(hpcomm.ConfigError, match="there is no path 'carrier pigeon'"):
         comm.dup()
     if comm.size > 1:
         monkeypatch.setenv("HPCOMM_GPU", "ipc" if comm.rank else "pipeline")
@@ -433,6 +496,24 @@ def test_a_request_orders_streams_at_wait_and_the_host_at_synchronize(comm: hpco
     request = comm.all_reduce(given(LARGE, comm.rank), async_op=True)
     request.synchronize()
     assert request.done()
+
+
+def test_arrays_live_until_the_device_is_through_with_them(comm: hpcomm.Communicator) -> None:
+    """Waited for on another stream than they were made on: their library gives memory out again there."""
+    producer, consumer = (driver.driver().device(0).stream() for _ in range(2))
+    with model.stream(producer):
+        x = given(LARGE, comm.rank)
+        request = comm.all_reduce(x, async_op=True)
+    with model.stream(consumer):
+        y = request.wait()
+        there = weakref.ref(x)
+        del x, request
+        gc.collect()
+        assert there() is not None
+        np.testing.assert_array_equal(y.get(), sum(values(LARGE, q) for q in range(comm.size)))
+        comm.all_reduce(given(SMALL, comm.rank))
+        gc.collect()
+        assert there() is None
 
 
 def test_a_capture_into_a_graph_is_refused(comm: hpcomm.Communicator, device: model.Model) -> None:
@@ -523,7 +604,7 @@ def test_large_host_arrays_go_the_same_way_on_a_machine_with_devices(comm: hpcom
     np.testing.assert_array_equal(comm.all_reduce(values(LARGE, comm.rank), async_op=True).wait(), expected)
     with pytest.raises(hpcomm.LayoutError, match="moves host memory only"):
         comm.plan("all_reduce", given(LARGE, comm.rank), algorithm="ring")
-    for n in (SMALL, 256, LARGE):  # 256 elements are as long as a card
+    for n in (SMALL, 384, LARGE):  # 384 elements are as long as a card
         for x in (values(n, comm.rank), given(n, comm.rank)):
             going = comm.isend(x, dest=right)
             status = hpcomm.Status()
@@ -531,6 +612,36 @@ def test_large_host_arrays_go_the_same_way_on_a_machine_with_devices(comm: hpcom
             going.wait()
             np.testing.assert_array_equal(got, values(n, left))
             assert status.nbytes == 4 * n
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_probe_tells_the_length_of_a_message_of_any_size(comm: hpcomm.Communicator, where: str) -> None:
+    """Also of one that is as long as what announces large ones; what was probed is received all the same."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    make: Any = given if where == "device" else values
+    sizes = (LARGE, 384, SMALL, LARGE, LARGE, 384)
+    going = [comm.isend(make(n, comm.rank), dest=right, tag=n) for n in sizes]
+    for i, n in enumerate(sizes):
+        while (found := comm.iprobe(left, n)) is None:
+            pass
+        assert found == hpcomm.Status(left, n, 4 * n)
+        assert comm.probe(left, n) == found
+        if i == 3:  # whose array is made
+            got = comm.recv(source=left, tag=n, dtype=np.float32)
+        elif i == 4:
+            got = comm.sendrecv(make(SMALL, 0), comm.rank, left, 9, n, out=make(n, 0))
+            comm.recv(make(SMALL, 0), source=comm.rank, tag=9)
+        else:
+            got = comm.recv(make(n, 0), source=left, tag=n)
+        np.testing.assert_array_equal(got.get() if hasattr(got, "get") else got, values(n, left))
+    hpcomm.wait_all(going)
+    assert not comm._onboard.messages.held
+    going = [comm.isend(make(LARGE, comm.rank), dest=right)]
+    comm.probe(left)
+    with pytest.raises(hpcomm.MismatchError, match=f"message has {4 * LARGE} bytes, .* it {4 * SMALL}"):
+        comm.recv(make(SMALL, 0), source=left)
+    with pytest.raises(hpcomm.MismatchError, match=f"message has {4 * LARGE} bytes"):
+        going[0].wait()
 
 
 def test_a_message_that_does_not_fit_is_an_error_on_both_ranks(comm: hpcomm.Communicator) -> None:
@@ -614,8 +725,10 @@ def test_every_edge_is_needed_and_the_lack_of_any_is_told(
     all_paths(comms)  # the ranks meet
     device.order.forget()
     all_paths(comms)
-    taken = {path for path, _ in comms[0]._onboard.messages.paths.values()}
-    assert taken <= {"ipc, opened itself", "ipc, through the slab"}
+    for each in comms:
+        name = {"schedule": "ipc"}.get(each.name, each.name)
+        taken = {path.partition(";")[0].partition(",")[0] for path in each._onboard.messages.paths.values()}
+        assert taken == {name}, (each.name, taken)
     assert found_races(device) == []
     edges = sorted({edge for part in MPI.COMM_WORLD.allgather(device.order.edges) for edge in part})
     edges = [edge for edge in edges if "test_devices.py" not in edge]

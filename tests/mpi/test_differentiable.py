@@ -31,7 +31,7 @@ COLLECTIVES: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_collective_has_the_gradient_of_its_definition(comm: Any, name: str) -> None:
-    d.gradcheck(comm, lambda x: COLLECTIVES[name](comm, x), stacked(comm), tolerance=1e-7)
+    assert d.gradcheck(comm, lambda x: COLLECTIVES[name](comm, x), stacked(comm), tolerance=1e-7)
 
 
 def test_a_message_carries_its_gradient_back(comm: Any) -> None:
@@ -99,3 +99,5 @@ def test_what_has_no_gradient_is_refused(comm: Any) -> None:
 def test_gradcheck_notices_a_wrong_gradient(comm: Any) -> None:
     with pytest.raises(AssertionError, match="the gradient of element"):
         d.gradcheck(comm, lambda t: d._through(comm, t, comm.all_reduce, lambda g: g * 0.5), stacked(comm))
+    with pytest.raises(AssertionError, match="nan"):
+        d.gradcheck(comm, lambda t: (t * 0).sqrt(), stacked(comm))

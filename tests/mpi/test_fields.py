@@ -196,7 +196,7 @@ def test_a_round_trip_through_one_rank_gives_back(comm: Any, field: Field) -> No
     other = Field(field.comm, field.partition, dtype="float32").scatter(whole, root=comm.size - 1)
     assert (other.all_gather() == WHOLE).all()
     assert other.all_gather().dtype == np.float32
-    with pytest.raises(hpcomm.LayoutError, match="float64"):
+    with pytest.raises(hpcomm.DtypeError, match="float64"):
         other.scatter(np.ones((5, 7)))
 
 
@@ -253,6 +253,16 @@ def test_points_are_sliced_by_global_index(comm: Any) -> None:
         assert (plain(field[2:4]) == 7).all()
 
 
+def test_a_number_is_a_field_without_axes(comm: Any) -> None:
+    field = Field(comm, Partition((), {"r": comm.size}), halo=())
+    field[...] = 3
+    field.update_halo()
+    whole = field.gather()
+    assert whole is None if comm.rank else whole.shape == () and whole == 3
+    assert (field.sum(), field[()], field.all_gather()) == (3, 3, 3)
+    assert field.redistribute(Partition((), {"q": comm.size})).inner == 3
+
+
 def test_a_partial_field_is_refused_by_what_needs_its_values(comm: Any, tmp_path: Path) -> None:
     if comm.size == 1:
         pytest.skip("one rank alone holds the sum already")
@@ -275,10 +285,33 @@ def test_torch_fields_slice_too(comm: Any) -> None:
     assert (field.sum(), field.max()) == (28.0, 7.0)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "int16", "torch.float32", "torch.bfloat16"])
+def test_values_of_any_kind_are_set_or_refused(comm: Any, dtype: str) -> None:
+    field = Field(comm, (6, 4), dtype=dtype_of(dtype), halo=1)
+    due = np.zeros((6, 4))
+    rows = np.arange(8.0).reshape(2, 4)
+    values: list[Any] = [7, np.float32(3), [1, 2, 3, 4], rows, rows[:, :1], rows.astype("f2")]
+    for value in [*values, torch.from_numpy(rows), torch.ones(4, dtype=torch.bfloat16)]:
+        field[1:5:3] = value
+        due[1:5:3] = np.asarray(value.float()) if isinstance(value, torch.Tensor) else value
+        assert (plain(field.gather()) == due).all() if comm.rank == 0 else field.gather() is None
+    for shape in ((3, 3), (2, 4, 1)):
+        for value in (np.ones(shape), torch.ones(shape)):
+            with pytest.raises(hpcomm.LayoutError, match="does not broadcast to") as caught:
+                field[1:5:3] = value
+            assert "setting a slice on communicator" in str(caught.value)
+    for value in (1j, np.ones(4, complex)):
+        with pytest.raises(hpcomm.DtypeError, match="the value is complex128"):
+            field[0] = value
+    for value in ("x", None):
+        with pytest.raises(hpcomm.UsageError, match="setting a slice"):
+            field[0] = value
+
+
 def test_what_does_not_fit_is_said(comm: Any, field: Field) -> None:
     with pytest.raises(hpcomm.LayoutError, match="index 5 is not on axis 0"):
         field[5]
-    with pytest.raises(hpcomm.LayoutError, match="3 indices for the 2 axes"):
+    with pytest.raises(hpcomm.LayoutError, match="3 indices for 2 axes"):
         field[0, 0, 0]
     with pytest.raises(hpcomm.LayoutError, match="not positive"):
         field[::-1]
@@ -295,8 +328,24 @@ def test_what_does_not_fit_is_said(comm: Any, field: Field) -> None:
         Field(comm, (3,), array=np.ones((9, 9)))
     with pytest.raises(hpcomm.UsageError, match="needs a field"):
         Halo()
-    with pytest.raises(hpcomm.LayoutError, match="the communicator has"):
+    for wrong in (np.ones(3), [field]):
+        with pytest.raises(hpcomm.UsageError, match="what Halo was given is of type") as caught:
+            Halo(wrong)
+        assert "array=x" in str(caught.value)
+    with pytest.raises(hpcomm.UsageError, match="what is to hold the field is of type tuple"):
+        Field((5, 7), comm)
+    with pytest.raises(hpcomm.UsageError, match="dot multiplies by is of type"):
+        field.dot(field.array)
+    with pytest.raises(hpcomm.LayoutError, match="x is float64"):
+        field.scatter(np.ones((2, 2)))
+    with pytest.raises(hpcomm.DtypeError, match="x is float64"):
+        field.scatter(np.ones((5, 7)))
+    with pytest.raises(hpcomm.RankError, match="use ranks -1 to"):
+        field.gather(root=-1)
+    with pytest.raises(hpcomm.RankError, match="the communicator has"):
         Redistribution(comm, Partition(3, {"p": comm.size + 1}), Partition(3, {}))
+    with pytest.raises(hpcomm.UsageError, match="a partition is of type Field"):
+        Redistribution(comm, field, field)
     move = Redistribution(comm, Partition(8, {"p": comm.size}), Partition(8, {"p": comm.size}))
     with pytest.raises(hpcomm.LayoutError, match="this rank holds"):
         move(np.ones(99))
@@ -316,9 +365,18 @@ def test_an_exchange_says_how_it_is_misused(comm: Any, field: Field) -> None:
         halo.start()
     halo.wait(timeout=10)
     assert "halo exchange:" in halo.explain()
+    for timeout in (None, None, 10, None):  # the first call is made step by step, later ones are not
+        halo(timeout)
+    halo.start()
+    with pytest.raises(hpcomm.UsageError, match="not waited for"):
+        halo()
+    halo.wait()
+    halo()
+    halo()
     halo.close()
-    with pytest.raises(hpcomm.UsageError, match="is closed"):
-        halo.start()
+    for call in (halo.start, halo):
+        with pytest.raises(hpcomm.UsageError, match="is closed"):
+            call()
     if comm.size > 1:
         late = Halo(field)
         if comm.rank == 0:

@@ -146,15 +146,67 @@ def test_a_prefix_has_no_meaning_between_groups(halves: Any, verb: str) -> None:
     assert "merge" in str(caught.value.hint)
 
 
-def test_object_collectives_ask_for_one_group(halves: Any) -> None:
+LARGE = 3000  # elements: more than a card holds
+
+
+@pytest.mark.parametrize("time", ["blocking", "async"])
+def test_objects_and_ragged_arrays_come_from_the_other_group(halves: Any, comm: Any, time: str) -> None:
+    inter, _, here, there = halves
+
+    def call(verb: str, *args: Any, **options: Any) -> Any:
+        result = getattr(inter, verb)(*args, **options, async_op=time == "async")
+        return result.wait(timeout=WAIT_S) if time == "async" else result
+
+    mine = {"rank": comm.rank, "x": np.full(LARGE, comm.rank)}
+    got = call("all_gather_object", mine)
+    assert [(each["rank"], each["x"].sum()) for each in got] == [(r, r * LARGE) for r in there]
+    assert [len(x) for x in call("all_gather_ragged", np.ones(comm.rank * LARGE))] == [
+        r * LARGE for r in there
+    ]
+    sent = [(comm.rank, rank) for rank in there]
+    assert call("all_to_all_object", sent) == [(rank, comm.rank) for rank in there]
+    got = call("all_to_all_ragged", [np.full(rank * LARGE, comm.rank) for rank in there])
+    assert [x.tolist() for x in got] == [[rank] * (comm.rank * LARGE) for rank in there]
+    root = here[0] == 0  # rank 0 of the world's group has the root, its first rank
+    where = {"root": (hpcomm.ROOT if comm.rank == 0 else hpcomm.PROC_NULL) if root else 0}
+    first = {"of": np.arange(LARGE)}
+    for kind, one in (("object", first["of"]), ("ragged", first["of"])):
+        got = call(f"broadcast_{kind}", one if comm.rank == 0 else None, **where)
+        assert got is None if root else got.tolist() == one.tolist()
+        items = [one[: LARGE - rank] for rank in there] if comm.rank == 0 else None
+        got = call(f"scatter_{kind}", items, **where)
+        assert got is None if root else len(got) == LARGE - comm.rank
+        got = call(f"gather_{kind}", None if root else one[: LARGE - comm.rank], **where)
+        assert got is None if comm.rank else [len(x) for x in got] == [LARGE - rank for rank in there]
+
+
+def test_objects_are_folded_over_the_other_group(halves: Any, comm: Any) -> None:
+    inter, _, here, there = halves
+    assert inter.all_reduce_object([comm.rank]) == list(there)
+    root = (hpcomm.ROOT if comm.rank == 0 else hpcomm.PROC_NULL) if here[0] == 0 else 0
+    folded = inter.reduce_object(str(comm.rank), root=root)
+    assert folded == ("".join(map(str, there)) if comm.rank == 0 else None)
+
+
+def test_objects_refuse_wrong_roots_and_lists_between_groups(halves: Any) -> None:
+    inter, _, _, there = halves
+    with pytest.raises(hpcomm.RankError, match="no rank of the other group"):
+        inter.broadcast_object(1, root=len(there))
+    with pytest.raises(hpcomm.UsageError, match=f"each of {len(there)} ranks"):
+        inter.all_to_all_object([0] * (len(there) + 1))
+
+
+def test_what_needs_one_group_says_so(halves: Any) -> None:
     inter = halves[0]
     for call in (
-        inter.all_gather_object,
-        inter.broadcast_object,
-        lambda x: inter.all_gather_ragged(np.ones(x)),
+        lambda: inter.group([0]),
+        lambda: inter.mesh(x=inter.size),
+        lambda: inter.cart((inter.size,)),
+        lambda: inter.graph([]),
+        inter.as_process_group,
     ):
-        with pytest.raises(hpcomm.UsageError) as caught:
-            call(1)
+        with pytest.raises(hpcomm.UsageError, match="needs one group of ranks") as caught:
+            call()
         assert "merge" in str(caught.value.hint)
 
 

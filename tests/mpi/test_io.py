@@ -222,7 +222,7 @@ def test_a_checkpoint_brings_back_fields_step_and_metadata(comm: Any, folder: Pa
         checkpoint.load(folder, [Field(comm, (6, 5), name="T")])
     with pytest.raises(hpcomm.UsageError, match="fields are called"):
         checkpoint.save(folder, [Field(comm, (6, 5)), Field(comm, (6, 5))])
-    with pytest.raises(hpcomm.UsageError, match="needs a list of fields"):
+    with pytest.raises(hpcomm.UsageError, match="load was given an empty list"):
         checkpoint.load(folder, [])
     with pytest.raises(hpcomm.UsageError, match=r"nothing for JSON: .*complex"):
         checkpoint.save(folder, fields, 4, {"z": 1j if comm.rank == 0 else 0})
@@ -232,8 +232,20 @@ def test_a_checkpoint_brings_back_fields_step_and_metadata(comm: Any, folder: Pa
     for wrong in ({"step": -1}, {"step": 1.5}, {"keep": 0}):
         with pytest.raises(hpcomm.UsageError, match=r"(step|keep) is"):
             checkpoint.save(folder, fields, **wrong)
-    with pytest.raises(hpcomm.UsageError, match="needs a list of fields"):
-        checkpoint.load(folder, fields[0])
+    for wrong in ({"T": fields[0]}, np.ones(3), [np.ones(3)], "T"):
+        for verb in (checkpoint.save, checkpoint.load):
+            with pytest.raises(hpcomm.UsageError, match="was given is of type") as caught:
+                verb(folder, wrong)
+            assert "a Field, or a list of Fields" in str(caught.value)
+    one = Field(comm, fields[0].shape, dtype=fields[0].dtype, name="T")
+    checkpoint.save(folder / "one", fields[0])  # a field alone
+    checkpoint.load(folder / "one", one)
+    assert (one.inner == fields[0].inner).all()
+    for call in (io.save, io.read_into, io.write_raw, io.read_raw):
+        with pytest.raises(hpcomm.UsageError, match=f"what {call.__name__} was given is of type"):
+            call(np.ones(3), folder / "x")
+    with pytest.raises(hpcomm.UsageError, match="what is to hold the field is of type int"):
+        io.load(folder / "x", 5)
 
 
 def spoil_number(path: Path) -> None:

@@ -51,9 +51,19 @@ def test_describe_draws_every_rank(comm: Any) -> None:
     assert f"[{comm.rank}]" in text
     mesh.close()
     deep = comm.mesh(a=-1, b=1, c=1)
-    assert f"a={comm.size - 1}, b" not in deep.describe()
-    assert f"a={comm.size - 1}\n" in deep.describe()
+    assert deep.describe().splitlines()[0].startswith(f"mesh a={comm.size}, b=1, c=1: ")
+    assert len(deep.describe().splitlines()) == 3  # axes of one rank are not drawn
     deep.close()
+    if comm.size == 4:
+        for sizes, lines in (({"a": 2, "b": 1, "c": 2}, 4), ({"a": 2, "b": 2, "c": 1}, 4)):
+            box = comm.mesh(sizes)
+            drawn = box.describe().splitlines()
+            assert len(drawn) == lines
+            assert [row.replace("[", "").replace("]", "").split()[1:] for row in drawn[2:]] == [
+                ["0", "1"],
+                ["2", "3"],
+            ]
+            box.close()
 
 
 def test_sizes_that_do_not_fit_are_refused_with_those_that_would(comm: Any) -> None:
@@ -73,6 +83,19 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_would(comm: Any) -> N
         comm.mesh(x=comm.size, periodic="y")
     with pytest.raises(hpcomm.UsageError, match="no order 'best'"):
         comm.mesh(x=comm.size, order="best")
+    with pytest.raises(hpcomm.UsageError, match="the shape is of type tuple"):
+        comm.mesh((comm.size, 1))
+    with pytest.raises(hpcomm.LayoutError, match="a coordinate is"):
+        mesh_of_one(comm).neighbour("x", 0.5)
+    grid = comm.cart((comm.size, 1))
+    for wrong in (lambda: grid.shift(2), lambda: grid.sub([True, False]), lambda: grid.sub(-1)):
+        with pytest.raises(hpcomm.UsageError, match="has no axes"):
+            wrong()
+    with pytest.raises(hpcomm.RankError, match="do not fit the grid"):
+        grid.rank_at((0,))
+    with pytest.raises(hpcomm.RankError, match="rank 99 does not exist"):
+        comm.graph(99)
+    grid.close()
 
 
 def mesh_of_one(comm: Any) -> Any:

@@ -179,7 +179,8 @@ def test_messages_beyond_2_gib_travel_in_pieces_that_mpi_can_count() -> None:
 
 
 def test_the_executor_cuts_x_as_the_simulator_does(own_comm: Any) -> None:
-    from hpcomm.simulate import machine, predict
+    from hpcomm.machine import machine
+    from hpcomm.simulate import predict
 
     for verb, name in (("all_reduce", "double_tree"), ("broadcast", "chain"), ("reduce", "double_tree")):
         for nbytes in (8, 1 << 19, 3 << 19):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from array import array
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -181,3 +183,20 @@ def test_the_way_is_gone_where_it_pays(comm: Any, monkeypatch: pytest.MonkeyPatc
     with hpcomm.Communicator(comm.mpi, check="off") as plain:
         assert plain._short is None
         np.testing.assert_array_equal(plain.all_reduce(np.ones(2)), [comm.size] * 2)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "buffer", "torch"])
+def test_tuned_goes_it_where_the_default_is_best(
+    comm: Any, calls: list[int], kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("HPCOMM_TUNED", str(tmp_path / "none.json"))
+    x = [1.5, comm.rank]
+    given = {"numpy": np.array, "buffer": partial(array, "d"), "torch": torch.tensor}[kind](x)
+    total = np.array([1.5 * comm.size, sum(range(comm.size))])
+    for _ in range(3):
+        assert np.array_equal(np.asarray(comm.all_reduce(given, algorithm="tuned")), total)
+    assert calls, "it went another way"
+    one = calls.copy()
+    found = comm.all_reduce(given, algorithm="ring")
+    assert np.array_equal(np.asarray(found), total)
+    assert calls == one

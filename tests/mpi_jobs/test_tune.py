@@ -126,19 +126,21 @@ def test_tune_measures_and_keeps_a_table(tmp_path: Any) -> None:
         "from hpcomm.schedule.registry import build, register\n"
         "register('own_of_file', 'all_reduce')(lambda p: build('all_reduce', 'tree', p))\n"
     )
-    words += ["--verb", "all_reduce,all_gather", "-o", str(path), "--plot", str(chart), "--load", str(own)]
+    words += ["--verb", "all_reduce,all_gather,exscan", "-o", str(path)]
+    words += ["--plot", str(chart), "--load", str(own)]
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ)
     )
     assert done.returncode == 0, done.stderr
     assert "all_gather       65536" in done.stdout
+    assert "exscan           65536" in done.stdout
     kept = json.loads(path.read_text())
     assert [n for n, _ in kept["ranks"]["2"]["all_reduce"]] == [8, 65536]
     names = {r["algorithm"] for r in kept["records"] if r["verb"] == "all_reduce"}
     assert "" in names
     assert {"ring", "own_of_file"} <= names
     assert any(name.startswith("mpi:") for name in names)
-    assert sum(r["chosen"] for r in kept["records"]) == 4
+    assert sum(r["chosen"] for r in kept["records"]) == 6
     for r in kept["records"]:
         assert r["seconds"] > 0
         assert ("modelled" in r) == (r["algorithm"] != "" and not r["algorithm"].startswith("mpi:"))

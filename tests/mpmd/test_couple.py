@@ -261,6 +261,25 @@ WRONG = {
         ),
         "put of 'f' needs the time",
     ),
+    "a mapping that is none": (
+        "me.takes('f', np.zeros(1), mapping='billinear')",
+        "field 'f' has no mapping 'billinear'",
+    ),
+    "lag without a period": ("me.takes('f', np.zeros(1), lag=2.0)", "field 'f': time and lag need every"),
+    "values that cannot be written": (
+        "me.takes('f', np.broadcast_to(np.zeros(1), 3))",
+        "field 'f' cannot be filled: its memory is read-only",
+    ),
+    "a list": ("me.gives('f', [1.0, 2.0])", "they are a list"),
+    "a name for a field": ("me.put('f')", "put takes a field, not 'f'"),
+    "values of another shape, set anew": (
+        (
+            "f = me.gives('f', np.zeros(3)) if me.name == 'a' else me.takes('f', np.zeros(3))\n"
+            "me.connect(); f.values = np.zeros(4); me.put(f) if me.name == 'a' else me.get(f)\n"
+            "f.values = np.zeros(5); me.put(f) if me.name == 'a' else me.get(f)"
+        ),
+        "the values of field 'f' now have the shape (",
+    ),
     "a put of nothing": (
         "f = me.gives('f', np.zeros(3)); me.connect(); me.link('b' if me.name == 'a' else 'a').put(f)",
         "takes no field 'f'",
@@ -303,6 +322,15 @@ if me.name == "b":
 else:
     time.sleep(8)
 """
+
+
+def test_a_program_that_never_connects_is_named_at_the_deadline(couple):
+    """The others need it to plan the exchange; a short timeout leaves it 10 s."""
+    code = LATE.replace("me.connect()\n", "").replace("sleep(8)", "sleep(25)")
+    start = time.monotonic()
+    done = couple(code, {"a": 1, "b": 1}, expect="failure")
+    assert time.monotonic() - start < 23
+    assert "WaitTimeoutError: connect waited 10 s for program 'a'" in done.stderr
 
 
 def test_a_giver_that_is_late_is_told_at_the_deadline(couple):

@@ -75,9 +75,9 @@ def hosts(tmp_path):
         yield up
 
 
-def start(hosts, steps, pause):
+def start(hosts, steps, pause, air=AIR):
     (hosts.folder / "job.toml").write_text(SPEC)
-    for name, source in (("ocean.py", OCEAN), ("air.py", AIR)):
+    for name, source in (("ocean.py", OCEAN), ("air.py", air)):
         (hosts.folder / name).write_text(source.replace("STEPS", str(steps)).replace("PAUSE", str(pause)))
     command = [sys.executable, "-m", "hpcomm", "run", "-v", "job.toml"]
     return hosts.start(command, hosts.environ(find_mpi().vendor))
@@ -115,3 +115,23 @@ def test_a_cut_cable_ends_the_job_with_a_clear_word(hosts):
     assert time.monotonic() - since < 45
     assert process.returncode != 0
     assert any(words in out for words in ("for program 'air'", "program 'air'", "lost")), out
+
+
+def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
+    """Seen by its supervisor; by hand, where there is none, by a deadline."""
+    since = time.monotonic()
+    process = start(hosts, 3, 0.0, air="print('air came and went')")
+    out = end(process, 80)
+    assert process.returncode not in (0, 124), out
+    assert time.monotonic() - since < 25, out
+    assert "air came and went" in out
+    assert "program 'air' (rank 0 of 1) ended (status 0), while 'ocean' still ran" in out
+
+    words = ["--host", "h1:1,h2:1,h3:1"] if find_mpi().vendor == "openmpi" else ["-hosts", "h1,h2,h3"]
+    ocean, air = ([sys.executable, f"{name}.py"] for name in ("ocean", "air"))
+    command = [find_mpi().launcher, *words, "-n", "2", *ocean, ":", "-n", "1", *air]
+    limit = {"HPCOMM_INIT_TIMEOUT": "4", "HPCOMM_PROGRAM": "ocean"}
+    process = hosts.start(command, hosts.environ(find_mpi().vendor) | limit)
+    out = end(process, 60)
+    assert process.returncode != 0, out
+    assert "or that have ended on a host that cannot be seen from here; rank " in out

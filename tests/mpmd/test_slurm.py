@@ -1,6 +1,7 @@
 """A real Slurm, as `hpcomm run` uses it: srun with a multi-prog file or heterogeneous steps, and mpiexec."""
 
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -80,3 +81,24 @@ def test_a_program_that_fails_ends_the_step_by_name(slurm, tmp_path):
     done = run(tmp_path, SPEC.format(ocean="", air=""), failing)
     assert done.returncode not in (0, 124), done.stdout + done.stderr
     assert "program 'ocean'" in done.stderr
+
+
+def test_by_hand_a_program_that_ends_before_init_alone_on_its_node_ends_the_job(slurm, tmp_path):
+    """Nobody of hpcomm's is there to see that; but Slurm tells that its node has left the step."""
+    (tmp_path / "ocean.py").write_text("print('came and went')")
+    (tmp_path / "air.py").write_text("import hpcomm\nhpcomm.join('air')\nprint('went on')")
+    python, mpi = sys.executable, find_mpi()
+    if mpi.vendor == "mpich":
+        command = [mpi.launcher, "-n", "2", python, "air.py", ":", "-n", "1", python, "ocean.py"]
+    else:
+        (tmp_path / "both").write_text(f"0-1 {python} air.py\n2 {python} ocean.py\n")
+        command = ["srun", "--mpi=pmix", "--multi-prog", "both"]
+    env = {"OPAL_PREFIX": sys.prefix, "PMIX_PREFIX": sys.prefix, "PMIX_MCA_psec": "native"}
+    start = time.monotonic()
+    done = finish(["salloc", "-N3", "-n3", "--ntasks-per-node=1", *command], 60, tmp_path, env)
+    assert done.returncode != 0
+    assert time.monotonic() - start < 28  # and not the deadline
+    assert "came and went" in done.stdout
+    assert "went on" not in done.stdout
+    assert "of the 3 nodes of Slurm step" in done.stderr
+    assert "air.py) on n" in done.stderr

@@ -98,12 +98,13 @@ CUresult cuCtxPushCurrent_v2(CUcontext other) { stack[depth++] = other; return O
 CUresult cuCtxPopCurrent_v2(CUcontext *other) { *other = stack[--depth]; return OK; }
 
 CUresult cuPointerGetAttribute(void *data, CUpointer_attribute what, CUdeviceptr at) {
+    NEED_CONTEXT; /* some driver versions answer without one, others do not (triton #5276) */
     Memory *memory = find(at, 0);
     if (!memory) return INVALID;
     if (what == 2) *(unsigned int *)data = memory->kind == 2 ? 1 : 2;
     else if (what == 9) *(int *)data = 1;
     else if (what == 7) *(unsigned long long *)data = memory->low;
-    else if (what == 10) *(int *)data = memory->kind == 1 && memory->size < (1 << 20);
+    else if (what == 10) *(char *)data = memory->kind == 1 && memory->size != (6 << 20); /* 6 MiB: as from a pool */
     else return INVALID;
     return OK;
 }
@@ -145,6 +146,7 @@ CUresult cuMemFreeHost(void *at) {
 }
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream) {
     NEED_CONTEXT;
+    if (!stream) return INVALID; /* 0 stands for another stream where a program is built per thread: 1 is meant */
     Memory *a = find(to, n), *b = find(from, n);
     if (!a || !b) return INVALID;
     memmove(a->bytes + (to - a->low), b->bytes + (from - b->low), n);
@@ -169,15 +171,16 @@ CUresult cuEventCreate(CUevent *made, unsigned int flags) {
     *made = event;
     return OK;
 }
-CUresult cuEventDestroy_v2(CUevent event) { free(event); return OK; }
+CUresult cuEventDestroy_v2(CUevent event) { NEED_CONTEXT; free(event); return OK; }
 CUresult cuEventRecord(CUevent event, CUstream stream) { NEED_CONTEXT; *event->state = 1; return OK; }
-CUresult cuEventSynchronize(CUevent event) { return OK; }
-CUresult cuEventQuery(CUevent event) { return getenv("FAKE_CUDA_BUSY") ? NOT_READY : *event->state ? OK : BAD_HANDLE; }
+CUresult cuEventSynchronize(CUevent event) { NEED_CONTEXT; return OK; }
+CUresult cuEventQuery(CUevent event) { NEED_CONTEXT; return getenv("FAKE_CUDA_BUSY") ? NOT_READY : *event->state ? OK : BAD_HANDLE; }
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at) {
     NEED_CONTEXT;
     Memory *memory = find(at, 0);
-    if (!memory || memory->kind != 1) return INVALID;
+    if (!memory || memory->kind != 1 || memory->low != at) return INVALID; /* it names allocations */
+    if (memory->size % (2 << 20)) return UNSUPPORTED; /* CUDA would share what else lies in the same 2 MiB */
     Card card = {memory->file, getpid(), memory->size};
     memcpy(handle, &card, sizeof card);
     return OK;
@@ -198,6 +201,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned 
 }
 CUresult cuIpcCloseMemHandle(CUdeviceptr at) { NEED_CONTEXT; Memory *memory = find(at, 0); if (!memory || memory->kind != 3) return INVALID; forget(memory); return OK; }
 CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event) {
+    NEED_CONTEXT;
     if (!(event->flags & 4)) return BAD_HANDLE;
     Card card = {event->file, getpid(), 0};
     memcpy(handle, &card, sizeof card);

@@ -123,13 +123,15 @@ ncclResult_t ncclBroadcast(uint64_t send, uint64_t recv, size_t n, int dtype, in
 ncclResult_t ncclAllGather(uint64_t send, uint64_t recv, size_t n, int dtype, ncclComm_t comm, void *stream) { return together(4, send, recv, n, comm ? n * comm->size : n, dtype, -1, 0, comm, stream); }
 ncclResult_t ncclReduceScatter(uint64_t send, uint64_t recv, size_t n, int dtype, int op, ncclComm_t comm, void *stream) { return together(5, send, recv, comm ? n * comm->size : n, n, dtype, op, 0, comm, stream); }
 
+static int finish(void);
 static int message(int sends, uint64_t at, size_t n, int dtype, int peer, ncclComm_t comm, void *stream) {
     if (!comm || !stream || dtype < 0 || dtype > 9 || peer < 0 || peer >= comm->size) return INVALID_ARGUMENT;
     char *there = bytes_of(at, n * widths[dtype]);
     if (!there) return INVALID_ARGUMENT;
-    if (!depth) return INVALID_USAGE; /* a lone message is never sent by hpcomm */
+    if (peer == comm->rank && !depth) return INVALID_USAGE; /* a lone message to oneself would never end */
+    if (!depth) messages = 0;
     queued[messages++] = (Message){sends, peer, dtype, n * widths[dtype], there, comm};
-    return OK;
+    return depth ? OK : finish();
 }
 ncclResult_t ncclSend(uint64_t at, size_t n, int dtype, int peer, ncclComm_t comm, void *stream) { return message(1, at, n, dtype, peer, comm, stream); }
 ncclResult_t ncclRecv(uint64_t at, size_t n, int dtype, int peer, ncclComm_t comm, void *stream) { return message(0, at, n, dtype, peer, comm, stream); }
@@ -137,7 +139,9 @@ ncclResult_t ncclGroupStart(void) { depth++; messages = 0; return OK; }
 ncclResult_t ncclGroupEnd(void) {
     if (!depth) return INVALID_USAGE;
     depth--;
-    if (!messages) return INVALID_USAGE; /* every rank has messages where hpcomm makes a group */
+    return messages ? finish() : INVALID_USAGE; /* every rank has messages where hpcomm makes a group */
+}
+static int finish(void) {
     ncclComm_t comm = queued[0].comm;
     Shared *s = comm->shared;
     size_t part = ROOM / comm->size;

@@ -11,7 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +85,7 @@ def test_memory_goes_there_and_back_in_any_thread_with_any_context(known: CudaDr
     assert device.query(event)
     assert back.tolist() == given.tolist()
     assert known.device_of(there + 5) == 1
-    assert device.range(there + 5) == (there, 1000)
+    assert device.range(there + 5) == (there, 2 << 20)
     assert device.serial(there + 5) == device.serial(there) != device.serial(elsewhere)
     assert not device.is_capturing(stream)
     device.destroy_event(event)
@@ -103,7 +106,7 @@ def test_an_address_of_the_host_is_refused(known: CudaDriver) -> None:
 def test_what_cannot_be_exported_says_so(known: CudaDriver) -> None:
     device = known.device(0)
     assert device.can_export(device.allocate(1000))
-    assert not device.can_export(device.allocate(1 << 21))
+    assert not device.can_export(device.allocate(6 << 20))  # the stand-in's word for memory of a pool
 
 
 def test_the_host_faults_on_device_memory(library: Path) -> None:
@@ -150,8 +153,53 @@ def test_a_driver_that_is_too_old_or_not_there_says_so(library: Path) -> None:
     assert python(library, busy, FAKE_CUDA_BUSY="1").stdout == "False\n"
 
 
-def test_every_signature_has_the_arguments_of_its_twin_in_c() -> None:
+TYPES = {  # as C spells them
+    "int": c_int, "unsigned int": c_uint, "size_t": c_size_t, "char *": c_char_p, "const char **": c_char_p,
+    "void *": c_void_p, "void **": c_void_p, "int *": c_int, "size_t *": c_size_t, "CUresult": c_int,
+    "CUdevice": c_int, "CUdeviceptr": c_uint64, "CUcontext": c_void_p, "CUstream": c_void_p,
+    "CUevent": c_void_p, "CUpointer_attribute": c_int, "CUstreamCaptureStatus": c_int, "CUuuid": cuda.Uuid,
+    "CUipcMemHandle": cuda.Handle, "CUipcEventHandle": cuda.Handle,
+}  # fmt: skip
+
+
+def type_of(argument: str) -> Any:
+    """`CUdeviceptr *at` -> the type that ctypes hands over."""
+    spelt = re.sub(r"\w+$", "", argument.strip()).strip()
+    if spelt in ("char *", "void *"):
+        return TYPES[spelt]
+    return POINTER(TYPES.get(spelt) or TYPES[spelt.rstrip(" *")]) if "*" in spelt else TYPES[spelt]
+
+
+def test_every_signature_has_the_types_of_its_twin_in_c() -> None:
     twins = dict(re.findall(r"^CUresult (\w+)\(([^)]*)\)", SOURCE.read_text(), re.MULTILINE))
-    assert {name: len(arguments) for name, arguments in cuda.SIGNATURES.items()} == {
-        name: arguments.count(",") + 1 for name, arguments in twins.items()
-    }
+    assert {
+        name: [type_of(each) for each in arguments.split(",")] for name, arguments in twins.items()
+    } == cuda.SIGNATURES
+
+
+def test_a_thread_without_a_context_may_ask_for_and_wait_for_everything(known: CudaDriver) -> None:
+    device = known.device(0)
+    there, event, stream = device.allocate(8), device.event(interprocess=True), device.stream()
+    device.record(event, stream)
+    said: list[Any] = []
+
+    def ask() -> None:
+        said.extend([known.device_of(there), device.query(event), device.can_export(there)])
+        device.synchronize(event)
+        device.export_event(event)
+        device.destroy_event(event)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert said == [1, True, True]
+
+
+def test_what_is_exported_shares_nothing_else(known: CudaDriver) -> None:
+    """CUDA exports whole blocks of 2 MiB, of which it carves small allocations."""
+    device = known.device(0)
+    there = device.allocate(1000)
+    assert device.range(there)[1] == 2 << 20
+    assert device.export(there)
+    with pytest.raises(hpcomm.TransportError, match="cuIpcGetMemHandle failed"):
+        device.export(there + 8)  # no allocation begins there

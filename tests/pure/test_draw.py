@@ -11,9 +11,10 @@ import pytest
 from hpcomm import draw
 from hpcomm.__main__ import main
 from hpcomm.draw import chrome_trace, critical_way, occupancy
+from hpcomm.machine import machine
 from hpcomm.schedule import registry
 from hpcomm.schedule.registry import algorithms, build, verbs
-from hpcomm.simulate import machine, predict, simulate
+from hpcomm.simulate import predict, simulate
 
 pytest.importorskip("matplotlib")
 

@@ -7,10 +7,11 @@ import sys
 import pytest
 from processes import finish
 
+from hpcomm import launch
 from hpcomm.errors import ConfigError
 from hpcomm.installation import VENDORS, Mpi, find_mpi
 from hpcomm.launch import Machine
-from hpcomm.mpmd import rank, start, watch
+from hpcomm.mpmd import draw, rank, start, watch
 from hpcomm.mpmd.reader import read
 from hpcomm.mpmd.unit import conversion
 
@@ -521,12 +522,43 @@ def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys
         (["--progress", "soon"], "--progress soon: a number of seconds"),
         (["--only", "ocaen"], "there is no program 'ocaen'"),
         (["--only", "ocean"], "nothing is recorded for 'ocean'"),
+        (["-n", "2"], r"-n does not go with a spec[^$]*write ranks = "),
+        (["other.toml"], "two specs: other.toml says all of a job"),
+        (["other.toml", "--verbose"], "two specs"),
     ],
 )
 def test_wrong_options_are_refused(folder, words, message):
     path = str(write(folder, RIGHT))
     with pytest.raises(ConfigError, match=message):
         start.main([path, *words] if words == ["--files"] else [*words, path])
+
+
+def test_commands_that_read_a_spec_take_all_their_words_or_refuse_them(folder, capsys):
+    path = str(write(folder, RIGHT))
+    assert draw.check([path, path]) == 0
+    assert capsys.readouterr().out.count("job.toml is right") == 2
+    for command, words, message in (
+        (draw.check, [path, "b"], "'b' is no spec"),
+        (draw.check, [], "which spec"),
+        (draw.plan, [path, path], "what is '.*job.toml'"),
+        (draw.main, ["draw", path, str(folder / "a.svg"), "b"], "what is 'b'"),
+        (start.main, [path, "b"], "'b' behind a spec"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            command(words)
+    assert not (folder / "a.svg").exists()
+
+
+def test_a_command_with_a_spec_as_its_argument_is_a_command():
+    for words in (
+        ["a.toml"],
+        ["--only", "x", "a.toml", "-v"],
+        ["--timeout", "5", "a.toml"],
+        ["--help", "a.toml"],
+    ):
+        assert launch.has_spec(words)
+    for words in (["python", "a.py", "b.toml"], ["-n", "2", "python", "b.toml"], ["-v", "./a", "b.toml"], []):
+        assert not launch.has_spec(words)
 
 
 def test_programs_are_told_apart_by_colour_on_a_terminal(folder, monkeypatch):

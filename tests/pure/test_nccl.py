@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from ctypes import POINTER, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
 import pytest
@@ -71,12 +72,19 @@ for dtype in ("float32", "int64", "complex64", "uint8"):
     group.carry("all_to_all", base, n, kind, None, 0, stream)
     assert (back((p, n), dtype, x[0].nbytes) == np.stack([each[rank] for each in x])).all()
 
+on_device(x[rank])
+for peer, first, count in (((rank + 1) % 2, 0, 1), ((rank + 1) % 2, 1, 2)) if p == 2 else ():
+    part = base + first * x[0][0].nbytes, count * x[0][0].nbytes, peer, stream
+    group.send(*part) if rank == 0 else group.recv(*part)
+if p == 2 and rank == 1:
+    assert (back((p, n), dtype) == x[0]).all()
+
 for name, arguments in {
     "calls that do not match": ("all_reduce", base, n + (rank == 1), kind, "SUM", 0, stream),
     "no stream": ("all_reduce", base, n, kind, "SUM", 0, 0),
     "host memory": ("all_reduce", at, n, kind, "SUM", 0, stream),
     "no such root": ("broadcast", base, n, kind, None, p, stream),
-}.items():
+}.items() if p > 2 else ():
     try:
         group.carry(*arguments)
         raise SystemExit(f"{name}: not told")
@@ -95,8 +103,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"FAKE_LIBCUDA": str(cuda), "HPCOMM_NCCL": str(library)}
 
 
-def test_every_verb_gives_what_it_should_and_mistakes_are_told(libraries: dict[str, str]) -> None:
-    p = 3
+@pytest.mark.parametrize("p", [2, 3])  # messages want a group of two
+def test_every_verb_gives_what_it_should_and_mistakes_are_told(libraries: dict[str, str], p: int) -> None:
     unique = nccl.Nccl(libraries["HPCOMM_NCCL"]).unique().hex()
     ranks = [
         subprocess.Popen(
@@ -118,9 +126,21 @@ def test_a_library_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) ->
         nccl.Nccl("libc.so.6")
 
 
-def test_every_signature_has_the_arguments_of_its_twin_in_c() -> None:
+TYPES = {
+    "int": c_int, "ncclResult_t": c_int, "size_t": c_size_t, "uint64_t": c_uint64, "ncclComm_t": c_void_p,
+    "void *": c_void_p, "ncclUniqueId": nccl.UniqueId, "int *": POINTER(c_int),
+    "ncclUniqueId *": POINTER(nccl.UniqueId), "ncclComm_t *": POINTER(c_void_p),
+}  # fmt: skip
+
+
+def test_every_signature_has_the_types_of_its_twin_in_c() -> None:
     pattern = r"^(?:ncclResult_t|const char \*) ?(nccl\w+)\(([^)]*)\)"
     twins = dict(re.findall(pattern, (HERE / "libnccl.c").read_text(), re.MULTILINE))
-    assert {name: len(arguments) for name, arguments in nccl.SIGNATURES.items()} == {
-        name: 0 if arguments == "void" else arguments.count(",") + 1 for name, arguments in twins.items()
-    }
+    assert {
+        name: [
+            TYPES[re.sub(r"\w+$", "", each.strip()).strip()]
+            for each in arguments.split(",")
+            if each != "void"
+        ]
+        for name, arguments in twins.items()
+    } == nccl.SIGNATURES

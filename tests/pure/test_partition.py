@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcomm import LayoutError
 from hpcomm.partition import Box, Partition, Points, cuts
-from hpcomm.route import halo, halo_width, redistribute
+from hpcomm.route import halo, halo_width, redistribute, rings
 
 
 @st.composite
@@ -181,6 +181,8 @@ def test_boxes_meet_move_and_grow() -> None:
     assert (3, 5) in a
     assert (4, 5) not in a
     assert halo_width((1, (0, 2)), 2) == ((1, 1), (0, 2))
+    assert (rings(True, 2), rings(False, 2), rings([-1], 2)) == ((0, 1), (), (1,))
+    assert Partition((4,), {"dp": 2}, partial="dp").partial == ("dp",)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,13 @@ def test_boxes_meet_move_and_grow() -> None:
         (lambda: redistribute(Partition(4, {"p": 2}), Partition(4, {}), 0, [0]), "are not the 2 ranks"),
         (lambda: Points((3,), [[0, 1], [1, 2]]), "not owned exactly once, the first is 1"),
         (lambda: Points((3,), [[0, 1, 3]]), "do not fit 3 points"),
+        (lambda: Partition((4, 4), {"p": 2}, 3), "split is 3"),  # type: ignore[arg-type]
+        (lambda: Partition((4, 4), {"p": 2}, ("p", 3)), r"split is \('p', 3\)"),  # type: ignore[arg-type]
+        (lambda: Partition((4, 4), {"p": 2}, bounds={2: (0, 4)}), r"bounds cut axes \[2\]"),
+        (lambda: Partition((4, 4), {"p": 0}), r"the mesh is \{'p': 0\}"),
+        (lambda: Partition((4, 4), [("p", 2)]), "mesh is of type list"),  # type: ignore[arg-type]
+        (lambda: halo(Partition((4, 4), {"p": 2}), 0, 1, [True, False]), "periodic is"),
+        (lambda: Points((3,), [[0, 1.5], [2]]), "global indices of dtype float64"),  # type: ignore[list-item]
         (lambda: Points((3,), [[0], [1, 2]], [[1]]), "owned is given for 2 ranks, ghosts for 1"),
         (lambda: Partition((8, 2.5), {}), r"the shape of the whole is \(8, 2.5\)"),  # type: ignore[arg-type]
         (lambda: Partition((8, -1), {}), r"the shape of the whole is \(8, -1\)"),

@@ -389,7 +389,8 @@ def test_an_algorithm_of_the_users_gets_everything() -> None:
 
     try:
         assert prove(build("all_reduce", "star_of_test", 9)).rounds == 2
-        from hpcomm.simulate import machine, predict
+        from hpcomm.machine import machine
+        from hpcomm.simulate import predict
 
         assert predict("all_reduce", "star_of_test", 9, 8, machine("cluster")).seconds > 0
     finally:

@@ -14,9 +14,11 @@ import pytest
 import hpcomm
 from hpcomm import fit, sim
 from hpcomm.__main__ import main
+from hpcomm.machine import Machine, lower_bound, machine, machines
+from hpcomm.powers import _power
 from hpcomm.schedule.registry import algorithms, build, verbs
 from hpcomm.schedule.stream import COPY, Schedule
-from hpcomm.simulate import Machine, _power, lower_bound, machine, machines, predict, simulate
+from hpcomm.simulate import predict, simulate
 
 UNEVEN = Machine(
     "uneven", node=3, pod=2, overhead=0.3e-6, latency=(0.5e-6, 2e-6, 3.7e-6), per_byte=(1e-10, 3e-10, 4e-10),

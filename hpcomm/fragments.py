@@ -1,0 +1,268 @@
+"""The text of lanes: what each verb does, how to look at arrays of a kind, and how both become one function.
+
+A verb is a few lines, in which `@name x, y` stands for a fragment, in which X is x and Y is y. Fragments say
+how to look at an array of numpy or torch; how the ranks agree comes from observe/check.py.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import CodeType
+
+from .observe.board import LINE
+from .short import FIRST, MARK
+
+__all__ = [
+    "BODIES",
+    "CUTS",
+    "NUMPY",
+    "PLAIN_CALL",
+    "ROOTED",
+    "SHORT",
+    "STACKS",
+    "TORCH",
+    "compiled",
+    "out_of_place",
+]
+
+STACKS = ("gather", "all_gather")  # the result has a block for each rank,
+CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has
+ROOTED = ("gather", "scatter", "reduce")
+
+_BARRIER = """
+def lane():
+    mine = code
+    @call function()
+"""
+
+_ALL_REDUCE = """
+def lane(x, out):
+    global last_n, mine, laid, places  # the last call's, mostly this one's too
+    if out is x:
+        @writable x
+        @spec x
+        @sign
+        @short x, x
+        @call function(IN_PLACE, x_spec, operator)
+        return x
+    @readable x
+    @spec x
+    if out is None:
+        @new out, x
+    else:
+        @same out, x
+        @writable_too out
+        @same_size out, x
+        @apart x, out
+    @spec out
+    @apart_in_memory x, out
+    @sign
+    @short_apart x, out
+    @call function(x_spec, out_spec, operator)
+    return out
+"""
+
+# Small ones among ranks of a node: see short.py.
+SHORT = f"""
+if {FIRST} <= mine < end:
+    @flat
+    if mine != laid:
+        laid, places = mine, known.get(mine)
+        if places is None:
+            places = known[mine] = places_of(mine >> 32)
+    elements, line, others, fold = places[flip()]
+    i = step()
+    if not i % {LINE}:
+        turn()
+    ring[i] = mine
+    flag = mine | i << {MARK}
+    elements[:] = X_flat
+    line[0] = flag
+    for other in others:
+        if other[0] != flag:
+            look(other, flag, mine)
+    fold(Y_flat)
+    return Y
+"""
+
+_BROADCAST = """
+def lane(x, root):
+    if type(root) is not int or not 0 <= root < p:
+        return NotImplemented
+    @writable x
+    @spec x
+    @sign
+    @call function(x_spec, root)
+    return x
+"""
+
+_SEND = """
+def lane(x, dest, tag):
+    if type(dest) is not int or not 0 <= dest < p or dest == rank:
+        return NotImplemented
+    if type(tag) is not int or not 0 <= tag <= last_tag:
+        return NotImplemented
+    @readable x
+    @spec x
+    @call function(x_spec, dest, tag)
+    return None
+"""
+
+_RECV = """
+def lane(x, source, tag):
+    if tag is None:
+        tag = ANY_TAG
+    elif type(tag) is not int:
+        return NotImplemented
+    if type(source) is not int or not 0 <= source < p:
+        return NotImplemented
+    @writable x
+    @spec x
+    status = Status()
+    @call function(x_spec, source, tag, status)
+    @length x
+    return x
+"""
+
+
+def out_of_place(verb: str, folds: bool) -> str:
+    """Every other collective, from one plain array into another.
+
+    Shapes as compose.py has them, but only the stacked form: block r is x[r] or out[r].
+    """
+    last = (", operator" if folds else "") + (", root" if verb in ROOTED else "")
+    lines = ["def lane(x, out, root):", "    if type(root) is not int or not 0 <= root < p or x is out:"]
+    lines += ["        return NotImplemented", "    shape = x.shape"]
+    if verb in CUTS:
+        lines += ["    if not shape or shape[0] != p:", "        return NotImplemented"]
+    lines += ["    @readable x", "    @spec x"]
+    if verb in STACKS:
+        lines += ["    shape = (p, *shape)"]
+    elif verb in ("scatter", "reduce_scatter"):
+        lines += ["    shape = shape[1:]"]
+    if verb in ("gather", "reduce"):
+        lines += ["    if rank != root:", "        @sign", f"        @call function(x_spec, None{last})"]
+        lines += ["        return None"]
+    lines += [
+        "    if out is None:",
+        "        out = empty(shape, dtype=dtype)",
+        "        @made out",
+        "    else:",
+    ]
+    lines += ["        if type(out) is not type(x) or out.dtype is not dtype or out.shape != shape:"]
+    lines += ["            return NotImplemented", "        @writable_too out", "        @apart x, out"]
+    lines += ["    @spec out", "    @apart_in_memory x, out", "    @sign"]
+    if verb == "scatter":  # on the others x only told the shape
+        lines += ["    if rank != root:", "        x_spec = None"]
+    lines += [f"    @call function(x_spec, out_spec{last})", "    return out"]
+    return "\n".join(lines)
+
+
+NUMPY = {
+    # n: elements, of one block if there is one for each rank
+    "readable": "n = X.size CUT\nif n > most or not X.flags.c_contiguous:\n    return NotImplemented",
+    "writable": "n = X.size\nif n > most or not X.flags.carray:\n    return NotImplemented",
+    "writable_too": "if not X.flags.carray:\n    return NotImplemented",
+    "same": """
+if type(X) is not ndarray or X.dtype is not dtype or X.size != n:
+    return NotImplemented
+if X.ndim != Y.ndim or (X.ndim != 1 and X.shape != Y.shape):
+    return NotImplemented
+""",
+    "same_size": "",
+    "apart": "if (X.base is not None or Y.base is not None) and may_share_memory(X, Y):\n"
+    "    return NotImplemented",
+    "apart_in_memory": "",
+    "new": "X = empty(Y.shape, dtype)",  # empty_like would keep the order of Y's axes
+    "made": "",
+    "spec": "X_spec = (X, n, kind)",
+    "sign": "mine = n << 32 | code",
+    "sign_all_reduce": "if n != last_n:\n    last_n, mine = n, n << 32 | code",
+    "sign_rooted": "mine = n << 32 | codes[root]",
+    "flat": "X_flat = X if X.ndim == 1 else X.reshape(-1)",
+    "length": "if status.count != n * itemsize:\n    check_length(comm, 'recv', status, n * itemsize)",
+}
+
+# mpi4py takes microseconds to look into a tensor, and a tenth of one for an address. Windows are what it
+# wants to know of an address, kept because the same memory comes again and again.
+
+TORCH = {
+    "readable": """
+try:
+    if not X.is_cpu:
+        return NotImplemented
+    X_size = X.nbytes
+    if not X.is_contiguous() or X_size > most or (X_size < least and (not X_size or X.is_neg())):
+        return NotImplemented
+except RuntimeError:  # sparse tensors have neither
+    return NotImplemented
+""",
+    "same": """
+if type(X) is not tensor or X.dtype is not dtype or X.dim() != Y.dim():
+    return NotImplemented
+""",
+    "same_size": "if X_size != Y_size or (X.dim() != 1 and X.shape != Y.shape):\n    return NotImplemented",
+    "apart": "",
+    "apart_in_memory": "if X_at < Y_at + Y_size and Y_at < X_at + X_size:\n    return NotImplemented",
+    "new": "X = empty_like(Y)\nX_size = Y_size",
+    "made": "X_size = X.nbytes",
+    "spec": """
+X_at = X.data_ptr()
+X_seen = windows_X.get(X_at)
+if X_seen is None or X_seen[0] != X_size:
+    X_seen = window_X(X_at, X_size)
+X_spec = X_seen[1]
+""",
+    "sign": "mine = x_seen[2] | code",
+    "sign_all_reduce": "mine = x_seen[2] | code",
+    "sign_rooted": "mine = x_seen[2] | codes[root]",
+    "flat": "X_flat = X_seen[3]",
+    "length": "if status.count != X_size:\n    check_length(comm, 'recv', status, X_size)",
+}
+TORCH["writable"] = TORCH["writable_too"] = TORCH["readable"]
+
+PLAIN_CALL = "CALL"
+_CALL = """try:
+    AROUND
+except MPIError as error:
+    raise failure(error, verb, comm) from None"""
+
+
+BODIES = {
+    "all_reduce": _ALL_REDUCE, "barrier": _BARRIER, "broadcast": _BROADCAST, "send": _SEND, "recv": _RECV,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def compiled(
+    verb: str, body: str, fragments: tuple[tuple[str, str], ...], around: str
+) -> tuple[CodeType, _Source]:
+    """What defines the function `lane`, and its text; fragments: by name; around: of an Agreement."""
+    known = dict(fragments)
+    if around == PLAIN_CALL:
+        known["sign"] = ""
+    lines = []
+    for line in body.strip().splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if not word.startswith("@"):
+            lines.append(line)
+            continue
+        if word == "@call":
+            text = _CALL.replace("AROUND", around.strip().replace("\n", "\n    ")).replace("CALL", rest)
+        else:
+            x, _, y = rest.partition(", ")
+            text = known[word[1:]].replace("X", x).replace("Y", y)
+        margin = line[: len(line) - len(line.lstrip())]
+        lines += [margin + part for part in text.splitlines() if part]
+    source = _Source("\n".join(lines) + "\n")
+    return compile(source.text, f"{__file__}:{verb}-{hash(source.text) & 0xFFFFFFFF:08x}", "exec"), source
+
+
+class _Source:
+    """Shows tracebacks and debuggers what a lane looks like, as the loader of a module would."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def get_source(self, name: str) -> str:
+        return self.text
