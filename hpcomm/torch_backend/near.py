@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Near", "carrier", "folding"]
 
 Tensor = torch.Tensor
-_PIECE = 512 * 1024  # bytes of a shelf's place
+_PIECE = 1 << 20  # bytes of a shelf's place; half of it costs 2 MiB a sixth more, twice it 16 MiB a quarter
 _PLACES = 3  # a piece is laid while the one before is folded, and the one before that is taken
 _HEAD = 4096  # bytes before them; the number of the last meeting a rank has come to
 _SHELF = _HEAD + _PLACES * _PIECE

@@ -187,6 +187,12 @@ def options(kind: str, background: bool, **fields: Any) -> Any:
     return made
 
 
+def finish(work: Any) -> None:
+    """As torch does after a blocking call."""
+    if work is not None:
+        work.wait()
+
+
 N = 6  # elements of a block
 SUM = dist.ReduceOp(dist.ReduceOp.SUM)
 Case = tuple[Callable[[Any, Any, Any], Any], str, Callable[[int, int], tuple[Any, Any, Any]]]
@@ -257,6 +263,7 @@ def test_a_call_is_in_order_with_the_streams_around_it(verb: str, background: bo
         out = x if place is None else poison(*place)
         work = call(group, out, x, options(kind, background, reduceOp=SUM))
         if not background:
+            finish(work)
             found = out.seen.get()
     if background:
         with model.stream(others):
@@ -284,7 +291,7 @@ def test_a_strided_tensor_is_filled(group: Any) -> None:
     with model.stream(two_streams()[0]):
         whole = on_device(of(group.rank(), 4, 2))
         x = Tensor(whole.address, (4,), (8,), whole)
-        group.allreduce([x], options("AllreduceOptions", False, reduceOp=SUM))
+        finish(group.allreduce([x], options("AllreduceOptions", False, reduceOp=SUM)))
         want = of(group.rank(), 4, 2)
         want[:, 0] = total(group.size(), 4, 2)[:, 0]
         np.testing.assert_array_equal(whole.seen.get(), want)
@@ -295,4 +302,4 @@ def test_ranks_whose_tensors_lie_elsewhere_are_told(group: Any) -> None:
         pytest.skip("nobody to disagree with")
     x: Any = torch.ones(N) if group.rank() else on_device(of(0, N))
     with pytest.raises(hpcomm.MismatchError, match=r"rank 0: all_reduce\(float32 \(6,\) on cuda:0"):
-        group.allreduce([x], options("AllreduceOptions", False, reduceOp=SUM))
+        finish(group.allreduce([x], options("AllreduceOptions", False, reduceOp=SUM)))

@@ -225,3 +225,15 @@ def test_debug_level_detail_compares_shapes_of_equal_length(rank: int, size: int
     dist.all_reduce(x := torch.ones(2, 3), group=group)
     assert bool((x == size).all())
     dist.all_reduce(torch.ones(shape))  # the level of the group counts, not that of the moment
+
+
+def test_a_groups_own_methods(world: dist.ProcessGroup, rank: int, size: int) -> None:
+    """As libraries call them: without options, on one tensor or a list."""
+    x, y, z = torch.tensor(1.0), torch.ones(2), torch.full((2,), float(rank))
+    world.allreduce(x).wait()
+    world.allreduce([y]).wait()
+    world.broadcast(z, size - 1).wait()
+    assert x.item() == size
+    assert y.tolist() == [size] * 2
+    assert z.tolist() == [size - 1.0] * 2
+    world.barrier().wait()
