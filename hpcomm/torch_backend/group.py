@@ -9,7 +9,6 @@ import torch
 
 from ..errors import HpcommError
 from . import monitor, moves
-from .base import Base, nothing
 from .calls import (
     array,
     check_length,
@@ -22,6 +21,7 @@ from .calls import (
     total,
 )
 from .errors import as_torch
+from .frame import Frame, nothing
 from .names import options
 from .profile import recorded, recording
 from .work import MessageWork, Work
@@ -33,7 +33,7 @@ _AllgatherOptions = options.AllgatherOptions
 _ReduceScatterOptions = options.ReduceScatterOptions
 
 
-class ProcessGroupMPI(Base):
+class ProcessGroupMPI(Frame):
     """A process group of torch.distributed over a Communicator of its own.
 
     Calls return a Work; blocking ones that have gone the short way None, as torch allows."""

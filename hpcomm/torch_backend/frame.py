@@ -30,12 +30,12 @@ from .short import Short
 from .work import JointWork, QueuedWork, Work, flat
 from .worker import Poller, Worker
 
-__all__ = ["Base", "nothing"]
+__all__ = ["Frame", "nothing"]
 
 _DRAIN_S = 5.0  # that the end of a group waits for what is still queued, and for the other ranks
 
 
-class Base(dist.ProcessGroup):  # type: ignore[misc]
+class Frame(dist.ProcessGroup):  # type: ignore[misc]
     """What a process group over a Communicator of its own is, without its calls.
 
     Attributes:
