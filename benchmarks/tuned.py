@@ -30,16 +30,18 @@ def measure(out: str) -> None:
     comm, rows = hpcomm.world, []
     for verb in VERBS:
         for nbytes in CHECKED:
-            calls = {name: tune._call(comm, verb, nbytes, name) for name in ("", "tuned")}
+            arrays = tune._arrays(comm, verb, nbytes)
+            calls = {name: tune._call(comm, verb, name, *arrays) for name in ("", "tuned")}
             seconds = tune._alternated(comm, calls, list(calls), ROUNDS)
             choice = scheduled.own(comm).choices(verb).name(nbytes) or "default"
             row = {"verb": verb, "bytes": nbytes, "choice": choice}
             rows.append(row | {"default": seconds[""], "tuned": seconds["tuned"]})
-    calls = {name: tune._call(comm, "all_reduce", 8, name) for name in ("", OWN)}
+    arrays = tune._arrays(comm, "all_reduce", 8)
+    calls = {name: tune._call(comm, "all_reduce", name, *arrays) for name in ("", OWN)}
     plain = comm.dup()
     plain._short = None  # so that MPI's own function is called, also under MPICH
     plain._lanes.clear()
-    calls["mpi"] = tune._call(plain, "all_reduce", 8, "")
+    calls["mpi"] = tune._call(plain, "all_reduce", "", *arrays)
     own = tune._alternated(comm, calls, list(calls), ROUNDS)
     if comm.rank == 0:
         Path(out).write_text(

@@ -146,10 +146,10 @@ def _compare(comm: Any, verb: str, nbytes: int, rounds: int) -> list[dict[str, A
     from .schedule.registry import algorithms
     from .transport import controls
 
-    calls = {}
+    calls, arrays = {}, _arrays(comm, verb, nbytes)
     for name in ["", *(f"mpi:{name}" for name in controls.choices(verb)), *algorithms(verb)]:
         try:
-            calls[name] = _call(comm, verb, nbytes, name)
+            calls[name] = _call(comm, verb, name, *arrays)
         except TransportError:  # noqa: PERF203  some of the library's serve two ranks only, and say so
             if not name.startswith("mpi:"):
                 raise
@@ -167,17 +167,31 @@ def _compare(comm: Any, verb: str, nbytes: int, rounds: int) -> list[dict[str, A
     ]  # fmt: skip
 
 
-def _call(comm: Any, verb: str, nbytes: int, name: str) -> Callable[[], Any]:
-    """One call, made once already, and right."""
+def _arrays(comm: Any, verb: str, nbytes: int) -> tuple[Any, Any]:
+    """What a verb takes and fills, of nbytes on one rank or of one block.
+
+    All candidates use the same: where arrays happen to lie in memory makes some a tenth slower.
+    """
     import numpy as np
 
     count, p, r = max(1, nbytes // 4), comm.size, comm.rank
     blocks, one = (p, count), (count,)
     x = np.full(blocks if verb in ("all_to_all", "scatter", "reduce_scatter") else one, r + 1, np.float32)
+    if verb == "broadcast":
+        return x, x
+    if verb in ("reduce", "gather") and r:
+        return x, None
+    return x, np.zeros(blocks if verb in ("all_gather", "gather", "all_to_all") else one, np.float32)
+
+
+def _call(comm: Any, verb: str, name: str, x: Any, out: Any) -> Callable[[], Any]:
+    """One call, made once already, and right."""
+    import numpy as np
+
+    p, r = comm.size, comm.rank
     options: dict[str, Any] = {"algorithm": name} if name else {}
-    if verb not in ("reduce", "gather") or r == 0:
-        shape = blocks if verb in ("all_gather", "gather", "all_to_all") else one
-        options["out"] = x if verb == "broadcast" else np.zeros(shape, np.float32)
+    if out is not None:
+        options["out"] = out
     every, totals = np.arange(1, p + 1)[:, None], np.arange(1, p + 1).cumsum()
     expected = {"broadcast": 1, "scatter": 1, "scan": totals[r], "exscan": totals[r] - r - 1,
                 "all_gather": every, "gather": every, "all_to_all": every}.get(verb, totals[-1])  # fmt: skip
