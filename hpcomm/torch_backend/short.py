@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..dtypes import from_torch, numpy_dtype
 from ..errors import HpcommError
 from .calls import OPERATORS, head_of, words
 from .errors import as_torch
@@ -27,6 +28,7 @@ from .worker import Worker
 __all__ = ["Short"]
 
 _KEPT = 1000  # plans
+_TINY = 64  # halves up to which numpy is quicker than torch; two of them it rounds as torch does
 _NO_OPERATOR = -1
 _FOLDS: dict[str, Any] = {
     "sum": np.add,
@@ -187,6 +189,11 @@ def _view(x: Tensor) -> memoryview:
 def _folding(near: Near, op: str, parts: list[Tensor], out: Tensor) -> Callable[[], Any]:
     """What folds parts into out: numpy's functions, which begin three times as fast as torch's."""
     if out.dtype in HALVES:
+        if len(parts) == 2 and op in ("sum", "prod") and out.numel() <= _TINY:
+            with suppress(HpcommError):  # numpy has no bfloat16 without ml_dtypes
+                kind = numpy_dtype(from_torch(out.dtype))
+                a, b, into = (np.frombuffer(_view(each), kind) for each in (*parts, out))
+                return partial(near.calmly, _FOLDS[op], a, b, into)
         adds = op == "sum" and len(parts) == 2 and parts[0].data_ptr() == out.data_ptr()
         return partial(out.add_, parts[1]) if adds else folding(op, parts, out)
     into, function = out.numpy(), _FOLDS[op]
