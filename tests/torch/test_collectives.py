@@ -359,3 +359,23 @@ def test_the_short_way_sees_lazy_negatives(rank: int, size: int) -> None:
     same(total, -ranks.sum(0, keepdim=True))
     dist.all_reduce(x)
     same(x, -ranks.sum().expand(size))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT], ids=["sum", "product"])
+def test_halves_that_are_not_exact_are_folded_in_float32_and_rounded_once(
+    dtype: torch.dtype, op: dist.ReduceOp
+) -> None:
+    """On either side of the length up to which numpy folds two of them."""
+    for n in (1, 5, 64, 65, 1000):
+        given = [
+            torch.randn(n, generator=torch.Generator().manual_seed(r)).mul(3).to(dtype)
+            for r in range(dist.get_world_size())
+        ]
+        wide = torch.stack(given).float()
+        expected = (wide.sum(0) if op == dist.ReduceOp.SUM else wide.prod(0)).to(dtype)
+        x = torch.empty(n, dtype=dtype)
+        for _ in range(3):  # the same memory again goes the short way
+            x.copy_(given[dist.get_rank()])
+            dist.all_reduce(x, op=op)
+            torch.testing.assert_close(x, expected, rtol=0, atol=0)
