@@ -339,7 +339,7 @@ def exscan(
         >>> comm.exscan(np.ones(1))  # on rank 2
         array([2.])
     """
-    return careful(comm, "exscan", x, out, op, 0, async_op, algorithm)
+    return perform(comm, "exscan", x, out, op, 0, async_op, algorithm)
 
 
 def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = None) -> Any:
