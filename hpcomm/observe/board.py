@@ -210,9 +210,11 @@ def open_board(world: MPI.Intracomm) -> Board | None:
         regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size)]
         regions[node.rank]._words[_PROCESS] = os.getpid()
         shared = share(node, shelf_bytes(slot)) if slot else None  # all have come to this before it ends
-        shelves = None if shared is None else Shelves(*shared, node.size, node.rank, slot)
+        shelves = None
         if shared is None:
             node.Barrier()
+        else:
+            shelves = Shelves(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
         for region in regions:
             region.look()
         return Board(regions, node.rank, number, shelves)
