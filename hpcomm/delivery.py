@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .p2p import Arrival
+from .envelope import Arrival
 from .parcel import CARD, LETTER, Opened, Parcel, card_of, letter_of, only_block, parts_after
 from .request import Stages
 

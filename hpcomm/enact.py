@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import delivery
 from .call import Call
+from .envelope import fill, source_and_tag
 from .errors import HpcommError, RankError, UsageError
-from .p2p import _fill, _sender
 from .parcel import Parcel
 from .request import Request, Stages
 from .signature import BACKGROUND, head
@@ -36,12 +36,12 @@ def receive(
     comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel], Any]
 ) -> Any:
     """Wait for a parcel; what decode makes of it, None from hpcomm.PROC_NULL."""
-    peer, number = _sender(comm, verb, source, tag)
+    peer, number = source_and_tag(comm, verb, source, tag)
 
     def action() -> Any:
         got, seen = delivery.receive(comm, peer, number)
         if status is not None:
-            _fill(status, seen)
+            fill(status, seen)
         return None if got is None else decode(got)
 
     return at_once(comm, verb, action, peer, number)
@@ -51,11 +51,11 @@ def ireceive(
     comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel], Any]
 ) -> Request:
     """The same in the background."""
-    peer, number = _sender(comm, verb, source, tag)
+    peer, number = source_and_tag(comm, verb, source, tag)
 
     def stages() -> Stages:
         got, seen = yield from delivery.ireceive(comm, peer, number)
-        _fill(status, seen)
+        fill(status, seen)
         return None if got is None else decode(got)
 
     coming = shown(comm, verb.replace("irecv", "recv"), stages(), peer=peer, tag=number)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import delivery
 from .enact import at_once, check_list, check_root, collective, ireceive, own_place, receive, shown
+from .envelope import Status, peer_rank, tag_number
 from .errors import HpcommError, UsageError
-from .p2p import Status, _peer, _tag
 from .parcel import Parcel
 from .pickling import decode, encode, wrapped
 from .request import Request, Stages
@@ -228,6 +228,6 @@ def _addressed(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any) -> 
     """Receiver and tag as MPI takes them, and what to send."""
     try:
         comm._check_open(verb)
-        return _peer(comm, dest, "dest"), _tag(comm, tag, sending=True), encode(obj)
+        return peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True), encode(obj)
     except HpcommError as error:
         raise error.located(verb, comm) from error.__cause__

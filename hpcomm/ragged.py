@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import delivery
 from .enact import at_once, check_list, check_root, collective, ireceive, own_place, receive, shown
+from .envelope import Status, peer_rank, tag_number
 from .errors import HpcommError, UsageError
-from .p2p import Status, _peer, _tag
 from .parcel import ARRAY, Parcel
 from .request import Request, Stages
 
@@ -49,7 +49,7 @@ def send_ragged(
     """Send x with its shape and dtype; recv_ragged takes it."""
     try:
         comm._check_open("send_ragged")
-        peer, number = _peer(comm, dest, "dest"), _tag(comm, tag, sending=True)
+        peer, number = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True)
         made = encode(x)
     except HpcommError as error:
         raise error.located("send_ragged", comm) from None
