@@ -72,7 +72,7 @@ if {FIRST} <= mine < end:
             places = known[mine] = places_of(mine >> 32)
     elements, line, others, fold = places[flip()]
     i = step()
-    if not i % {LINE}:
+    if not i & {LINE - 1}:
         turn()
     ring[i] = mine
     flag = mine | i << {MARK}
@@ -214,8 +214,11 @@ if type(X) is not tensor or X.dtype is not dtype or X.dim() != Y.dim():
     "neutral": "X.fill_(neutral)",
     "spec": """
 X_at = X.data_ptr()
-X_seen = windows_X.get(X_at)
-if X_seen is None or X_seen[0] != X_size:
+try:
+    X_seen = windows_X[X_at]
+    if X_seen[0] != X_size:
+        X_seen = window_X(X_at, X_size)
+except KeyError:
     X_seen = window_X(X_at, X_size)
 X_spec = X_seen[1]
 """,

@@ -27,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 LAPS = 128  # entries of a ring
-LINE = 32  # of which so many are wiped at a time, one line ahead
+LINE = 32  # a power of two: of which so many are wiped at a time, one line ahead
 RINGS = 127  # communicators of one rank that are watched at a time
 _TEXT = 4096
 SPOT = 1024  # bytes of one of the two places in which small arrays are laid out (short.py)

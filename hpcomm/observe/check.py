@@ -70,7 +70,7 @@ def off() -> Agreement:
 # A neighbour that is at this call already and agrees need not be looked at again.
 _AROUND_LIGHT = f"""
 i = step()
-if not i % {LINE}:
+if not i & {LINE - 1}:
     turn()
 ring[i] = mine
 seen = theirs[i]
