@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .schedule.stream import COPY, Schedule, Stream
+from .schedule.stream import COPY, Run, Schedule, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,12 +107,21 @@ class Map:
 class Clock:
     """When each rank begins its next iteration.
 
+    It follows all ranks, or some that stand for all (see rings.few), those in place: between the one before
+    place[gap] and this one, `missing` ranks are left out, whole groups of them.
     With trace it keeps every message, and for every iteration whom each rank waited for.
     """
 
-    def __init__(self, schedule: Schedule, on: Machine, chunk: float, trace: bool = False) -> None:
-        self.on, self.size, self.chunk, self.trace = on, schedule.size, chunk, trace
-        self.time = np.zeros(schedule.size)
+    def __init__(
+        self, schedule: Schedule, on: Machine, chunk: float, trace: bool = False, ends: int = 0
+    ) -> None:
+        """ends: how many ranks to follow at either end, whole groups (the rest comes on top); 0: all."""
+        self.schedule, self.on, self.size, self.chunk, self.trace = schedule, on, schedule.size, chunk, trace
+        self.gap, self.missing = ends, 0
+        if ends:
+            self.missing = self.size - self.size % on.group - 2 * ends
+            self.place = np.append(np.arange(ends), np.arange(ends + self.missing, self.size))
+        self.time = np.zeros(self.size - self.missing)
         self.stepped = 0
         self.messages: list[tuple[int, int, int, float, float, float]] = []
         self.causes: list[tuple[int, Array]] = []
@@ -201,7 +210,7 @@ def phases(schedule: Schedule) -> list[list[Stream]]:
     for s in sorted(schedule.streams, key=lambda s: s.begin):
         if not s.active or not s.rows:
             continue
-        if not (s.march or s.hop) and _stays(s):
+        if not (s.march or s.hop or s.leaves):
             continue
         if s.begin >= until:
             found.append([])
@@ -213,8 +222,11 @@ def phases(schedule: Schedule) -> list[list[Stream]]:
 def _shift(s: Stream, p: int) -> tuple[int, int] | None:
     if s.rows != p or np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold):
         return None
+    if isinstance(s.source, Run) and isinstance(s.dest, Run):
+        whole = {s.source.modulus, s.dest.modulus} <= {0, p}
+        return ((s.dest.first - s.source.first) % p, s.hop - s.march) if whole else None
     source = np.atleast_1d(s.source)
-    further = s.dest - source
+    further = np.asarray(s.dest) - source
     d = int(further[0]) % p
     if not np.all((further == d) | (further == d - p)):
         return None
@@ -223,11 +235,6 @@ def _shift(s: Stream, p: int) -> tuple[int, int] | None:
     if not gives.all():
         return None
     return d, s.hop - s.march
-
-
-def _stays(s: Stream) -> bool:
-    source, dest = np.atleast_1d(s.source), np.atleast_1d(s.dest)
-    return bool(source[0] == dest[0] and np.all(source == dest))
 
 
 def stretches(streams: list[Stream]) -> Iterator[tuple[int, int, list[Stream]]]:
