@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Clock", "Map", "Rows", "phases"]
 
+_SHORT = 8  # messages into one rank, or out of one, up to which they are summed without sorting
+
 
 class Rows(NamedTuple):
     """Messages in the order of receivers, then senders; which: of which stream."""
@@ -264,14 +266,18 @@ def firsts(*keys: Array) -> Array:
 
 def before(line: Array, x: Array) -> Array:
     """The sum of those before it in the same line, for each."""
-    first = firsts(line)
     total = np.zeros(x.size)
-    if first.size == x.size:
-        return total
+    at = np.flatnonzero(line[1:] == line[:-1]) + 1 if x.size else np.zeros(0, np.int64)
+    for _ in range(_SHORT):  # once as a second one, those that are further back again as a third one, ...
+        if not at.size:
+            return total
+        total[at] = total[at - 1] + x[at - 1]
+        at = at[1:][at[1:] == at[:-1] + 1]
+    first = firsts(line)
     place = np.arange(x.size) - np.repeat(first, np.diff(np.append(first, x.size)))
     order = np.argsort(place, kind="stable")
-    for i, (low, high) in enumerate(pairwise(np.cumsum(np.append(0, np.bincount(place))).tolist())):
-        if i:
-            at = order[low:high]
-            total[at] = total[at - 1] + x[at - 1]
+    ends = np.cumsum(np.append(0, np.bincount(place))).tolist()
+    for low, high in pairwise(ends[_SHORT + 1 :]):
+        at = order[low:high]
+        total[at] = total[at - 1] + x[at - 1]
     return total
