@@ -185,7 +185,8 @@ class Link:
 
     def report(self) -> str:
         """What each field moves over this link, and what its mapping keeps. Collective over both programs."""
-        return "\n".join(link_lines(self))
+        ends = self.name, self.peer
+        return "\n".join(link_lines(ends, self.local, self.gives, self.takes, self.swapped))
 
     def _note(self, now: float, began: float, time: float | None) -> None:
         self.busy_s += now - began

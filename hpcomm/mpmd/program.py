@@ -234,7 +234,8 @@ class Program:
             picture: an SVG file that rank 0 draws the times into.
         """
         links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
-        mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, links)
+        busy, waited = sum(link.busy_s for link in links), {link.peer: link.waited_s for link in links}
+        mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, busy, waited)
         theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in links}
         rows = [theirs.get(name, mine) for name in sorted({self.name, *theirs})]
         lines = reporting.table(rows)
