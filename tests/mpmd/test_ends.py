@@ -2,6 +2,7 @@
 
 import re
 import time
+from textwrap import dedent
 
 import pytest
 
@@ -136,3 +137,54 @@ for i in range(10):
 print("all there")
 """
     assert programs([(1, sender), (1, receiver)]).stdout == "all there\n"
+
+
+LATE = {
+    "a verb": (
+        """
+        for _ in range(9):  # each in time, though all of them are not
+            link.comm.send(np.zeros(1), dest=0)
+            time.sleep(0.2)
+        """,
+        """
+        link.deadline_s = 1.5
+        for _ in range(9):
+            link.comm.recv(np.zeros(1), source=0)
+        link.comm.recv_object(0)
+        """,
+        r"rank 0 of 'air': recv_object\(source=0\) at .* on 'air<->ocean' has waited \d s for the",
+    ),
+    "a wait in the background": (
+        "",
+        "link.deadline_s = 1.5\nlink.comm.irecv(np.zeros(1), 0).wait()",
+        r"irecv|recv\(.* on 'air<->ocean' has waited \d s for the other program",
+    ),
+    "planning": (
+        """
+        me.gives("sst", np.zeros(1))
+        hpcomm.mpmd.route.plan = lambda *_: time.sleep(20)
+        me.connect()
+        """,
+        'me.takes("sst", np.zeros(1))\nme.connect(timeout=1.5)',
+        r"rank 0 of 'air': connect has not planned the fields with 'ocean' within 1.5 s: look at",
+    ),
+}
+JOINS = """
+import time
+import numpy as np
+import hpcomm
+import hpcomm.mpmd.route
+me = hpcomm.join({!r})
+link = me.link({!r})
+"""
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_what_waits_too_long_for_a_living_program_ends_the_job_by_name(programs, case):
+    ocean, air, words = LATE[case]
+    sources = (
+        JOINS.format("ocean", "air") + dedent(ocean) + "time.sleep(20)",
+        JOINS.format("air", "ocean") + dedent(air),
+    )
+    done = programs([(1, source) for source in sources], expect="failure", timeout=15)
+    assert re.search(words, done.stderr), done.stderr
