@@ -133,6 +133,8 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     with within(seconds, late):
         everybody = _group(world, sorted(full), _FULL_TAG)
         runtime.start(everybody, mine, has_partners=len(programs) > 1)
+        if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
+            runtime.count_hasty_exits()
         comm = adopt(_group(world, programs[name], _OWN_TAG), name)
         return Program(name, comm, programs, _links(world, name, comm, programs, kinds))
 
