@@ -217,20 +217,17 @@ def say_end() -> None:
 
 
 def count_hasty_exits() -> None:
-    """Let os._exit(0) before MPI_Finalize end this rank with 1: the others would be killed, or wait.
+    """Let os._exit before MPI_Finalize end the job, with a status that is not 0.
 
-    MPICH's launcher kills them and calls that a good end, without a word.
+    MPICH's launcher would call that a good end on one host, and over several wait for the others for ever.
     """
     leave, here = os._exit, os.getpid()
 
     def leave_noted(status: int) -> NoReturn:
         from mpi4py import MPI
 
-        if status == 0 and os.getpid() == here and not MPI.Is_finalized():  # and no forked child
-            text = f"hpcomm: {_name} leaves by os._exit(0), without MPI_Finalize, which ends the job\n"
-            os.write(2, text.encode())
-            time.sleep(_HEARD_S)
-            leave(1)
+        if os.getpid() == here and not MPI.Is_finalized():  # and no forked child
+            abort(f"leaves by os._exit({status}), without MPI_Finalize, which ends the job", status or 1)
         leave(status)
 
     os._exit = leave_noted

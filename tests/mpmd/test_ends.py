@@ -17,7 +17,7 @@ ENDS = {
     "a signal": ("os.kill(os.getpid(), signal.SIGKILL)", ""),
     "no Finalize": (
         "sys.stdout.flush(); os._exit(0)",
-        "of 'ocean' leaves by os._exit(0), without MPI_Finalize",
+        "of 'ocean': leaves by os._exit(0), without MPI_Finalize",
     ),
     "an early Finalize": ("MPI.Finalize(); os._exit(0)", "ocean"),
 }
@@ -76,7 +76,7 @@ def test_by_the_launcher_alone_a_job_that_a_program_leaves_without_finalize_has_
     words = ["--oversubscribe", "--allow-run-as-root"] if mpi.vendor == "openmpi" else []
     programs = ["-n", "2", sys.executable, "ocean.py", ":", "-n", "1", sys.executable, "air.py"]
     done = finish([mpi.launcher, *words, *programs], 30, tmp_path)
-    judge(done, 0, "of 'ocean' leaves by os._exit(0)")
+    judge(done, 0, "of 'ocean': leaves by os._exit(0)")
 
 
 def test_before_init_without_a_spec_the_others_cannot_come_up_and_say_whom_they_miss(programs):
