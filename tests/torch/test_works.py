@@ -242,3 +242,25 @@ def test_a_groups_own_methods(world: dist.ProcessGroup, rank: int, size: int) ->
     assert y.tolist() == [size] * 2
     assert z.tolist() == [size - 1.0] * 2
     world.barrier().wait()
+
+
+@pytest.mark.parametrize("n", [4, 60_000], ids=["short", "long"])
+def test_tensors_of_inference_mode(n: int, rank: int, size: int) -> None:
+    """What is filled on other threads, and what is kept of one mode for the other."""
+    with torch.inference_mode():
+        x, rows = torch.ones(n), [torch.zeros(n) for _ in range(size)]
+        dist.all_reduce(x)
+        dist.all_reduce(x, async_op=True).wait()
+        dist.all_gather(rows, x, async_op=True).wait()
+        assert all(bool((row == size**2).all()) for row in rows)
+        at = x.data_ptr()
+        del x
+    for _ in range(8):  # perhaps one of them lies where x lay
+        y = torch.ones(n, requires_grad=True)
+        with torch.no_grad():
+            dist.all_reduce(y)
+        assert bool((y == size).all()), y.data_ptr() == at
+    (2 * y).sum().backward()
+    assert y.grad is not None
+    dist.all_reduce(y.grad, async_op=True).wait()
+    assert bool((y.grad == 2 * size).all())
