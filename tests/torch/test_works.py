@@ -7,6 +7,7 @@ import time
 from contextlib import nullcontext
 from datetime import timedelta
 from inspect import signature
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +94,17 @@ def test_an_exception_of_a_background_call_reaches_its_future(rank: int) -> None
     future = dist.all_reduce(torch.ones(2 + rank), async_op=True).get_future()
     with pytest.raises(RuntimeError, match="ranks disagree"):
         future.wait()
+
+
+def test_errors_can_be_sent_as_objects(rank: int, size: int) -> None:
+    """As a distributed checkpoint sends those of each rank to the first."""
+    with pytest.raises(hpcomm.MismatchError) as told:
+        dist.all_reduce(torch.ones(2 + rank))
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, told.value)
+    assert len({str(error) for error in gathered}) == size  # where is each rank's own
+    assert all(isinstance(error, (hpcomm.MismatchError, dist.DistBackendError)) for error in gathered)
+    assert gathered[rank].__dict__ == told.value.__dict__
 
 
 def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int, size: int) -> None:
