@@ -1,4 +1,4 @@
-"""Exchanges through memory of the node, and by MPI where there is none: the same halos, nobody left waiting."""
+"""Exchanges through memory of the node, and by MPI where there is none: the same halos, nobody left alone."""
 
 from __future__ import annotations
 
