@@ -109,7 +109,8 @@ class Communicator:
             self._onboard = Onboard(self, gpu)
         self._is_short = False  # whether small all-reduces have
         self._short: Short | None = None  # a way of their own, within a node
-        self._partners: Partners | None = None  # on a link: who of the other program has ended
+        self._partners: Partners | None = None  # on a link: who of the other program has ended,
+        self._patience_s: float | None = None  # and how long a blocking call may wait for it
         self._agreement = self._agree(level)
         self.check: str = self._agreement.level
         self._lanes: Any = {}  # see lanes.py
