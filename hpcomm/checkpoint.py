@@ -70,7 +70,7 @@ def save(
         TransportError: on every rank, if any could not write; older checkpoints are untouched.
     """
     comm, fields = files.named(fields, "save")
-    folder = Path(folder)
+    folder = files.place(folder, "save", comm)
     for name, number, least in (("step", step, 0), ("keep", 1 if keep is None else keep, 1)):
         if not hasattr(number, "__index__") or number < least:
             raise UsageError(f"{name} is {number!r}", where("save", comm), f"an integer, {least} or more")
@@ -101,7 +101,8 @@ def load(folder: files.PathLike, fields: Field | Sequence[Field], step: int | No
         TransportError: it is damaged.
     """
     comm, fields = files.named(fields, "load")
-    found: list[Path] = comm.broadcast_object(_paths(Path(folder), step) if comm.rank == 0 else None)
+    folder = files.place(folder, "load", comm)
+    found: list[Path] = files.from_root(comm, "load", folder, lambda: _paths(folder, step))
     if not found:
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise UsageError(f"there is no {what} in {folder}", where("load", comm), "checkpoint.steps(folder)")
@@ -118,7 +119,7 @@ def load(folder: files.PathLike, fields: Field | Sequence[Field], step: int | No
 
 def steps(folder: files.PathLike) -> list[int]:
     """The steps whose checkpoints are in folder, ascending. Not collective."""
-    return sorted({_number(path)[0] for path in _paths(Path(folder), None)})
+    return sorted({_number(path)[0] for path in _paths(files.place(folder, "steps"), None)})
 
 
 # -- how ----------------------------------------------------------------------------------------------------

@@ -21,15 +21,15 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .errors import DtypeError, LayoutError, UsageError, where
+from .communicator import Communicator
+from .errors import DtypeError, LayoutError, UsageError, demand, where
 from .exchange import Exchange
-from .halo import Halo, reverse
+from .halo import Halo, HasHalo, reverse
 from .places import set_zero
+from .redistribution import Redistribution
 
 if TYPE_CHECKING:
-    from .communicator import Communicator
     from .field import Field
-    from .redistribution import Redistribution
 
 __all__ = [
     "all_gather",
@@ -47,6 +47,7 @@ __all__ = [
 
 def all_reduce(comm: Communicator, x: Any, op: str = "sum") -> Any:
     """comm.all_reduce(x, op) for op "sum" or "avg"."""
+    _over(comm, "all_reduce")
     if op not in ("sum", "avg"):
         raise UsageError(
             f"all_reduce with {op!r} has no gradient here", where("all_reduce", comm), "'sum' or 'avg'"
@@ -56,21 +57,26 @@ def all_reduce(comm: Communicator, x: Any, op: str = "sum") -> Any:
 
 def all_gather(comm: Communicator, x: Any) -> Any:
     """comm.all_gather(x): shape (p, *x.shape)."""
+    _over(comm, "all_gather")
     return _through(comm, x, comm.all_gather, comm.reduce_scatter)
 
 
 def reduce_scatter(comm: Communicator, x: Any) -> Any:
     """comm.reduce_scatter(x): block r of the sum on rank r; x has shape (p, *block)."""
+    _over(comm, "reduce_scatter")
     return _through(comm, x, comm.reduce_scatter, comm.all_gather)
 
 
 def all_to_all(comm: Communicator, x: Any) -> Any:
     """comm.all_to_all(x); x has shape (p, *block)."""
+    _over(comm, "all_to_all")
     return _through(comm, x, comm.all_to_all, comm.all_to_all)
 
 
 def broadcast(comm: Communicator, x: Any, root: int = 0) -> Any:
     """comm.broadcast(x, root); on the others x is a template, whose gradient is zero."""
+
+    _over(comm, "broadcast")
 
     def back(g: Any) -> Any:
         summed = comm.reduce(g, "sum", root)
@@ -82,6 +88,8 @@ def broadcast(comm: Communicator, x: Any, root: int = 0) -> Any:
 def send(comm: Communicator, x: Any, dest: int, tag: int = 0) -> Any:
     """Send x; returns a zero that must become part of this rank's loss, so that backward comes by here."""
 
+    _over(comm, "send")
+
     def forward(t: Any) -> Any:
         comm.send(t, dest, tag)
         return t.new_zeros(())
@@ -89,12 +97,14 @@ def send(comm: Communicator, x: Any, dest: int, tag: int = 0) -> Any:
     def back(g: Any) -> Any:
         return comm.recv(_torch().empty_like(shape), dest, tag)
 
-    shape = x.detach().contiguous()
+    shape = _tensor(comm, x).detach().contiguous()
     return _through(comm, x, forward, back)
 
 
 def recv(comm: Communicator, like: Any, source: int, tag: int = 0) -> Any:
     """Receive a tensor of like's shape and dtype; its gradient is sent back to source."""
+
+    _over(comm, "recv")
 
     def forward(t: Any) -> Any:
         return comm.recv(_torch().empty_like(t), source, tag)
@@ -103,13 +113,15 @@ def recv(comm: Communicator, like: Any, source: int, tag: int = 0) -> Any:
         comm.send(g, source, tag)
         return _torch().zeros_like(g)
 
-    template = like.detach().clone().requires_grad_()  # so that autograd keeps this node
+    template = _tensor(comm, like).detach().clone().requires_grad_()  # so that autograd keeps this node
     return _through(comm, template, forward, back)
 
 
 def update_halo(field: Field, x: Any) -> Any:
     """x, shaped as field.array, with its halo filled as field.update_halo() does; field stays as it is."""
+    demand(field, HasHalo, "what has the halo", "update_halo", "update_halo(field, x)")
     comm = field.comm
+    _tensor(comm, x)
     if tuple(x.shape) != tuple(field.array.shape) or x.dtype != field.dtype:
         raise LayoutError(
             f"x is {x.dtype} {tuple(x.shape)}, the field's array {field.dtype} {tuple(field.array.shape)}",
@@ -138,6 +150,7 @@ def redistribute(move: Redistribution, x: Any) -> Any:
 
     Not for partitions that hold copies or summands in the source: which of the copies counts is not defined.
     """
+    demand(move, Redistribution, "what moves", "redistribute", "redistribute(Redistribution(...), x)")
     comm = move.comm
     if move.source_shape is None or move.target_shape is None:
         raise LayoutError(
@@ -164,6 +177,8 @@ def gradcheck(
         AssertionError: on every rank, naming the element that differs most.
     """
     torch = _torch()
+    demand(f, Callable, "what is differentiated", "gradcheck", "a function of a tensor")  # type: ignore[arg-type]
+    _tensor(comm, x)
     if x.dtype not in (torch.float64,):
         raise DtypeError(
             f"x is {x.dtype}", where("gradcheck", comm), "float64, or differences drown in rounding"
@@ -216,12 +231,20 @@ def _torch() -> Any:
 
 def _through(comm: Communicator, x: Any, forward: Callable[[Any], Any], back: Callable[[Any], Any]) -> Any:
     """forward(x), whose gradient is back(gradient of the result)."""
-    torch = _torch()
-    if not isinstance(x, torch.Tensor):
+    return _node().apply(_tensor(comm, x), forward, back)
+
+
+def _over(comm: Any, verb: str) -> None:
+    demand(comm, Communicator, "what it goes over", verb, f"{verb}(comm, x)")
+
+
+def _tensor(comm: Communicator, x: Any) -> Any:
+    """x, if it is a tensor."""
+    if not isinstance(x, _torch().Tensor):
         raise UsageError(
             f"x is a {type(x).__name__}, not a tensor", where("differentiable", comm), "torch.from_numpy(x)"
         )
-    return _node().apply(x, forward, back)
+    return x
 
 
 def _node() -> Any:

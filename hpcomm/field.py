@@ -84,6 +84,8 @@ class Field:
         like: Any = None,
     ) -> None:
         comm = self.comm = ranks_of(ranks, "field")
+        for what, text in (("name", name), ("unit", unit)):
+            demand(text, str, f"the {what} of the field", "field", f"text: Field({what}='T')")
         self.name, self.unit = name, unit
         self.corners = corners
         try:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Union, cast
 from .errors import DtypeError, HpcommError, LayoutError, TransportError, UsageError, demand, where
 from .field import Field
 from .mesh import Mesh, ranks_of
+from .partition import Partition, Points
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from . import dtypes
     from .communicator import Communicator
-    from .partition import Partition, Points
 else:
     from .lazy import LazyModule
 
@@ -39,7 +39,7 @@ else:
 
 __all__ = [
     "PathLike", "Stored", "agree", "attempt", "beside", "flush", "from_root", "meant", "named", "on_root",
-    "publish", "standing", "storage_of",
+    "place", "publish", "standing", "storage_of",
 ]  # fmt: skip
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -87,6 +87,19 @@ def from_root(comm: Communicator, verb: str, path: PathLike, deed: Callable[[], 
 
 
 # -- names ----------------------------------------------------------------------------------------------
+def place(path: PathLike, verb: str, comm: Communicator | None = None) -> Path:
+    """The path of a file or folder that a verb was given.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return Path(path)
+    except TypeError:
+        hint = "text, or a pathlib.Path, the same on all ranks"
+        raise UsageError(f"the path is {path!r}", where(verb, comm), hint) from None
+
+
 @contextmanager
 def beside(comm: Communicator, path: Path) -> Iterator[Path]:
     """A name next to path to write to, which nothing is left of if that fails. Collective."""
@@ -267,6 +280,8 @@ class Stored:
         Raises:
             LayoutError: the partition is of another shape.
         """
+        if whole is not None:
+            demand(whole, (Partition, Points), "the partition", "load", "a Partition, Points, or split=")
         if whole is not None and whole.shape != self.shape:
             raise LayoutError(
                 f"{self.path} holds shape {self.shape}, the partition is {whole}",

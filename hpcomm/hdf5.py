@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files, io
 from .chunks import Chunks, boxes, chunk_shape, share, values
-from .errors import ConfigError, HpcommError
+from .errors import ConfigError, HpcommError, demand
 from .field import Field
 from .mesh import Mesh, ranks_of
 
@@ -59,7 +59,7 @@ def save(
     comm, fields = files.named(fields, "save")
     if compression is not None and chunks in (None, False):
         chunks = True
-    path = Path(path)
+    path = files.place(path, "save", comm)
     try:
         shapes = [_chunks(field, chunks) for field in fields]
     except HpcommError as error:
@@ -113,6 +113,7 @@ def read_into(field: Field, path: files.PathLike, name: str | None = None) -> No
         LayoutError, DtypeError: the dataset has another shape or dtype.
         TransportError: on every rank, if it cannot be read.
     """
+    demand(field, Field, "what read_into was given", "read_into", "hdf5.read_into(field, path)")
     _stored(field.comm, path, name or field.name or None).into(field)
 
 
@@ -239,7 +240,8 @@ def _write_collectively(dataset: Any, own: tuple[Box, Any] | None) -> None:
 # -- reading ------------------------------------------------------------------------------------------------
 def _stored(comm: Communicator, path: files.PathLike, name: str | None) -> files.Stored:
     _library()
-    name, shape, dtype, unit, offset = files.from_root(comm, "load", path, lambda: _look(Path(path), name))
+    path = files.place(path, "load", comm)
+    name, shape, dtype, unit, offset = files.from_root(comm, "load", path, lambda: _look(path, name))
 
     def read(field: Field, out: Any) -> Any:
         if offset is not None:

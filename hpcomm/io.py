@@ -53,7 +53,7 @@ def save(field: Field, path: files.PathLike, *, collective: bool = True, sync: b
     _check(field, "save")
     comm = field.comm
     field.check_whole("save")
-    path = Path(path)
+    path = files.place(path, "save", comm)
     head = _header(field)
     with files.beside(comm, path) as part:
         with opened(comm, part, "save", True, path) as file:
@@ -99,7 +99,7 @@ def write_raw(field: Field, path: files.PathLike, offset: int = 0, *, collective
     _check(field, "write_raw")
     field.check_whole("write_raw")
     _check_offset(field, offset)
-    with opened(field.comm, Path(path), "write_raw", writing=True) as file:
+    with opened(field.comm, files.place(path, "write_raw", field.comm), "write_raw", writing=True) as file:
         move(field, file, offset, collective, writing=True)
 
 
@@ -178,7 +178,8 @@ def opened(
 # -- data -------------------------------------------------------------------------------------------------
 def found(comm: Communicator, path: files.PathLike, collective: bool = True) -> files.Stored:
     """What a .npy file holds. Collective."""
-    shape, dtype, offset = files.from_root(comm, "load", path, lambda: _read_header(Path(path)))
+    path = files.place(path, "load", comm)
+    shape, dtype, offset = files.from_root(comm, "load", path, lambda: _read_header(path))
     return files.Stored(path, shape, dtype, lambda field, out: values(field, path, offset, collective, out))
 
 
@@ -188,15 +189,16 @@ def values(field: Field, path: files.PathLike, offset: int, collective: bool = T
     Raises:
         TransportError: on every rank, if the file ends too early for any.
     """
+    path = files.place(path, "load", field.comm)
     need = offset + _nbytes(field)
 
     def check_length() -> None:
-        there = Path(path).stat().st_size
+        there = path.stat().st_size
         if there < need:
             raise OSError(f"it has {there} bytes, {need} are needed: it was cut off")
 
     files.agree(field.comm, files.on_root(field.comm, check_length), "load", path)
-    with opened(field.comm, Path(path), "load", writing=False) as file:
+    with opened(field.comm, path, "load", writing=False) as file:
         return move(field, file, offset, collective, writing=False, out=out)
 
 

@@ -14,7 +14,7 @@ from itertools import compress
 from typing import Any
 
 from .communicator import Communicator
-from .errors import ConfigError, HpcommError, LayoutError, RankError, UsageError, demand
+from .errors import ConfigError, HpcommError, LayoutError, RankError, UsageError, demand, where
 from .partition import integers
 from .topology import Cart, fill_in, node_order, nodes_of
 
@@ -81,6 +81,7 @@ class Mesh:
 
     def coords_of(self, rank: int) -> dict[str, int]:
         """Where rank sits."""
+        (rank,) = integers([rank], "the rank")
         if not 0 <= rank < self.comm.size:
             raise RankError(f"rank {rank} is not on the mesh", hint=f"0 to {self.comm.size - 1}")
         return {name: rank // self._strides[name] % size for name, size in self.shape.items()}
@@ -107,7 +108,8 @@ class Mesh:
     def neighbour(self, axis: str, step: int = 1) -> int:
         """The rank of mesh.comm that sits step further along axis, or hpcomm.PROC_NULL."""
         self._check((axis,))
-        return self.rank_at(**{axis: self.coords[axis] + step})
+        (by,) = integers([step], "the step")
+        return self.rank_at(**{axis: self.coords[axis] + by})
 
     def describe(self) -> str:
         """A drawing of who sits where: rank, and node if there are several; this rank in brackets."""
@@ -185,7 +187,7 @@ class Mesh:
         self._comms[names] = self.comm.group([base + r for r in ranks], name=label)
 
     def _check(self, names: tuple[str, ...]) -> None:
-        wrong = [n for n in names if n not in self.shape or names.count(n) > 1]
+        wrong = [n for n in names if not isinstance(n, str) or n not in self.shape or names.count(n) > 1]
         if wrong:
             raise UsageError(
                 f"the mesh has no axis {wrong[0]!r}, or it is named twice",
@@ -240,6 +242,7 @@ def mesh(
     """
     demand(shape or {}, Mapping, "the shape", "mesh", "names for the axes: comm.mesh(y=2, x=-1)")
     wanted = dict(shape or {}) | sizes
+    demand(periodic, Iterable, "periodic", "mesh", "names of axes that close to rings: periodic=['x']")
     rings = (periodic,) if isinstance(periodic, str) else tuple(periodic)
     try:
         comm._check_open("mesh")
@@ -266,7 +269,10 @@ def from_torch(comm: Communicator, device_mesh: Any) -> Mesh:
     Raises:
         LayoutError: it is over other ranks than comm's.
     """
-    grid = device_mesh.mesh
+    grid = getattr(device_mesh, "mesh", None)
+    if grid is None:
+        what = f"what from_torch was given is of type {type(device_mesh).__name__}"
+        raise UsageError(what, where("from_torch", comm), "a torch.distributed.device_mesh.DeviceMesh")
     ranks = [int(r) for r in grid.flatten().tolist()]
     names = device_mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(grid.ndim))
     if sorted(ranks) != list(range(comm.size)):

@@ -153,11 +153,13 @@ class Partition:
         for name in ("split", "partial"):
             if isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, (given,))
-            elif given is not None and not (
+            elif (given is not None or name == "partial") and not (
                 isinstance(given, Sequence)
                 and all(each is None or hasattr(each, "__iter__") for each in given)
             ):
                 raise LayoutError(f"{name} is {given!r}", hint="a list of names of mesh axes")
+        if not isinstance(self.bounds, Mapping):
+            raise LayoutError(f"bounds is {self.bounds!r}", hint="{axis: cuts}")
         strange = [axis for axis in self.bounds if axis not in range(len(shape))]
         if strange:
             raise LayoutError(
@@ -185,7 +187,7 @@ class Partition:
                 hint="each mesh axis cuts one array axis at most, or is partial",
             )
         for axis, (n, parts) in enumerate(zip(shape, self.grid, strict=True)):
-            given = tuple(int(b) for b in self.bounds.get(axis, cuts(n, parts)))
+            given = integers(self.bounds.get(axis, cuts(n, parts)), f"bounds of axis {axis}")
             if len(given) != parts + 1 or given[0] != 0 or given[-1] != n or list(given) != sorted(given):
                 raise LayoutError(
                     f"bounds {given} do not cut the {n} indices of axis {axis} into {parts} parts",
@@ -287,9 +289,11 @@ class Partition:
 
     def owner(self, index: Sequence[int]) -> int:
         """The first rank that holds index."""
-        for i, n in zip(index, self.shape, strict=True):
-            if not 0 <= i < n:
-                raise LayoutError(f"index {tuple(index)} is not in the shape {self.shape}")
+        index = integers(index, "an index")
+        if len(index) != self.ndim or not all(0 <= i < n for i, n in zip(index, self.shape, strict=True)):
+            raise LayoutError(
+                f"index {index} is not in the shape {self.shape}", hint="one number for each axis"
+            )
         return self.holders(tuple(bisect_right(e, i) - 1 for e, i in zip(self.edges, index, strict=True)))[0]
 
     def is_first(self, rank: int) -> bool:
@@ -317,6 +321,7 @@ class Partition:
         return offset
 
     def _check(self, rank: int) -> None:
+        (rank,) = integers([rank], "the rank")
         if not 0 <= rank < self.size:
             raise RankError(f"rank {rank} is not on the mesh {dict(self.mesh)}", hint=f"0 to {self.size - 1}")
 
@@ -348,6 +353,9 @@ class Points:
     def __post_init__(self) -> None:
         shape = _whole(self.shape)
         object.__setattr__(self, "shape", shape)
+        for given in (self.owned, () if self.ghosts is None else self.ghosts):
+            if not hasattr(given, "__iter__"):
+                raise LayoutError(f"indices are {given!r}", hint="for every rank a list of global indices")
         owned = tuple(map(_numbers, self.owned))
         ghosts = self.ghosts if self.ghosts is not None else [np.empty(0, np.int64)] * len(owned)
         object.__setattr__(self, "owned", owned)
@@ -388,7 +396,10 @@ class Points:
 
     def owner(self, index: int) -> int:
         """The rank that owns a global index."""
-        return int(self._owner[index])
+        (at,) = integers([index], "an index")
+        if not 0 <= at < self.shape[0]:
+            raise LayoutError(f"index {at} is none of {self.shape[0]} points")
+        return int(self._owner[at])
 
     def owners(self, indices: NDArray[Any]) -> NDArray[np.int32]:
         """The rank that owns each of the global indices."""

@@ -224,6 +224,7 @@ class Cart(Topology):
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
         """Where rank sits."""
+        (rank,) = integers([rank], "the rank")
         if not 0 <= rank < self.size:
             raise RankError(f"rank {rank} is not on the grid", hint=f"0 to {self.size - 1}")
         return tuple(int(i) for i in np.unravel_index(rank, self.shape))
@@ -243,7 +244,7 @@ class Cart(Topology):
 
     def shift(self, axis: int, step: int = 1) -> tuple[int, int]:
         """(source, dest) for sending step ranks along axis. Same as MPI_Cart_shift."""
-        (axis,) = self._axes([axis], "shift")
+        (axis,), (step,) = self._axes([axis], "shift"), integers([step], "the step")
         below, above = list(self.coords), list(self.coords)
         below[axis] -= step
         above[axis] += step
@@ -307,7 +308,10 @@ def cart(
     try:
         comm._check_open("cart")
         sizes = fill_in(comm.size, shape)
-        rings = (bool(periodic),) * len(sizes) if isinstance(periodic, (bool, int)) else tuple(periodic)
+        given: Any = periodic
+        answers = list(given) if hasattr(given, "__iter__") else [given] * len(sizes)
+        plain = [each.item() if isinstance(each, np.generic) else each for each in answers]
+        rings = tuple(map(bool, integers(plain, "periodic")))
         if len(rings) != len(sizes):
             raise LayoutError(
                 f"periodic {rings} does not fit the {len(sizes)} axes of {sizes}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files
 from .chunks import Chunks, boxes, chunk_shape, share, values
-from .errors import ConfigError, HpcommError
+from .errors import ConfigError, HpcommError, demand
 from .field import Field
 from .mesh import Mesh, ranks_of
 
@@ -49,7 +49,7 @@ def save(
     """
     zarr = _library()
     comm, fields = files.named(fields, "save")
-    path = Path(path)
+    path = files.place(path, "save", comm)
     try:
         shapes = [chunk_shape(boxes(field), field.look.dtype.itemsize, chunks) for field in fields]
     except HpcommError as error:
@@ -120,6 +120,7 @@ def read_into(field: Field, path: files.PathLike, name: str | None = None) -> No
         LayoutError, DtypeError: the array has another shape or dtype.
         TransportError: on every rank, if it cannot be read.
     """
+    demand(field, Field, "what read_into was given", "read_into", "zarr.read_into(field, path)")
     _stored(field.comm, path, name or field.name or None).into(field)
 
 
@@ -137,8 +138,9 @@ def _library() -> Any:
 
 def _stored(comm: Communicator, path: files.PathLike, name: str | None) -> files.Stored:
     _library()
+    path = files.place(path, "load", comm)
     place, name, shape, dtype, unit = files.from_root(
-        comm, "load", path, lambda: _look(files.standing(Path(path)), name)
+        comm, "load", path, lambda: _look(files.standing(path), name)
     )
 
     def read(field: Field, out: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Exchanges through memory of the node, and by MPI where there is none: the same halos, nobody left alone."""
+"""Exchanges through memory of the node, or by MPI where there is none: the same halos, and nobody hangs."""
 
 from __future__ import annotations
 
