@@ -98,6 +98,7 @@ class Communicator:
         self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self._ring = -1
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
+        self._near: dict[int, Region] = {}  # of the other ranks on this node: their part of the board
         self._shelves: Shelves | None = None  # memory of this node that objects are handed over in,
         self._shelf_of: dict[int, int] = {}  # and the ranks that have a part of it
         self._gpu = gpu
@@ -453,6 +454,7 @@ class Communicator:
         if self.is_inter or self.size == 1:
             return agreement.off()
         near = self._meet(posts=level == "light")
+        self._near = {rank: region for rank, region, _ in near}
         if level == "full":
             return agreement.full(self, self._shadow)
         board = runtime.board

@@ -28,7 +28,19 @@ def as_torch(error: HpcommError) -> HpcommError:
 def _both(kind: type[HpcommError]) -> Any:
     from .names import dist
 
-    return type(kind.__name__, (kind, dist.DistBackendError), {"__module__": kind.__module__})
+    def reduce(error: HpcommError) -> Any:
+        """How to pickle what has no name of its own: a Future does so with what it raises."""
+        return _again, (kind, error.what, error.where, error.hint, error.__dict__)
+
+    return type(
+        kind.__name__, (kind, dist.DistBackendError), {"__module__": kind.__module__, "__reduce__": reduce}
+    )
+
+
+def _again(kind: type[HpcommError], what: str, where: str | None, hint: str | None, rest: Any) -> Any:
+    made = _both(kind)(what, where, hint)  # type: ignore[arg-type]
+    made.__dict__.update(rest)
+    return made
 
 
 def is_unknown() -> bool:

@@ -196,6 +196,8 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
             raise as_torch(error.located(verb, self.comm)) from None
         self._calls += 1
         told = verb, like, op, root
+        if any(x.is_inference() for x in (*flat(outputs), *([] if like is None else [like]))):
+            run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
         deed: Callable[[], None] = partial(
             self._meet_and_run, run, mine, seconds or self.seconds, words, told
         )

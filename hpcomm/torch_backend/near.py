@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..communicator import Communicator
     from .gate import Gate
 
-__all__ = ["Near", "carrier", "folding"]
+__all__ = ["Near", "carrier", "fit", "folding"]
 
 Tensor = torch.Tensor
 _PIECE = 1 << 20  # bytes of a shelf's place; half of it costs 2 MiB a sixth more, twice it 16 MiB a quarter
@@ -42,6 +42,7 @@ _HEAD = 4096  # bytes before them; the number of the last meeting a rank has com
 _SHELF = _HEAD + _PLACES * _PIECE
 _MOST = 16  # ranks; more have many cores, and algorithms of many steps
 _SMALL = 128 * 1024  # bytes of all ranks up to which each folds all, in one stage less
+_SMALL_HALVES = 16 * 1024
 _CROWD = 1 << 20  # bytes from which MPI exchanges blocks in less turns where ranks share cores
 _KEPT = 64  # lengths of blocks whose views are kept
 _ORDERED = ("x86_64", "AMD64")  # stores are seen in order there; nothing in Python could see to it elsewhere
@@ -92,6 +93,7 @@ class Near(Far):
         context = copy_context()
         context.run(np.seterr, all="ignore")
         self.calmly = context.run  # calls numpy's functions without its warnings
+        self._scratch: Tensor | None = None
         self._known: dict[tuple[torch.dtype, int], list[list[list[Tensor]]]] = {}
 
     def most(self, verb: str, op: Any, dtype: torch.dtype) -> int:
@@ -99,9 +101,11 @@ class Near(Far):
         p, most = self.size, _PIECE // dtype.itemsize
         if dtype not in _KINDS or (op is not None and op not in _FOLDS):
             return 0
-        if verb == "all_reduce":
-            return _SMALL // dtype.itemsize // p
-        return most // p * p if verb in ("reduce_scatter", "all_to_all") else most
+        return most // p * p if verb in ("all_reduce", "reduce_scatter", "all_to_all") else most
+
+    def folds_blocks(self, nbytes: int, dtype: torch.dtype) -> bool:
+        """Whether of an all-reduce each rank folds a block only, in one stage more, or all of it."""
+        return nbytes * self.size > (_SMALL_HALVES if dtype in HALVES else _SMALL)
 
     # -- meetings ------------------------------------------------------------------------------------------
     def expect(self, *call: Any) -> None:
@@ -120,7 +124,7 @@ class Near(Far):
             self._due = False
             self.gate.meet(*self.call)
 
-    def _together(self) -> None:
+    def together(self) -> None:
         """Wait for all ranks to come here."""
         self.inside = None
         if self._due:
@@ -158,7 +162,7 @@ class Near(Far):
                 if 0 <= now - late < pieces:
                     stage(now - late, (self.place + now - late) % _PLACES)
             if now < last:
-                self._together()
+                self.together()
         self.place = (self.place + pieces) % _PLACES
 
     # -- memory --------------------------------------------------------------------------------------------
@@ -169,11 +173,18 @@ class Near(Far):
             if len(self._known) > _KEPT:
                 self._known.clear()
             count = min(_PIECE // (n * like.itemsize), self.size) * n
-            found = self._known[like.dtype, n] = [
-                [list(self._block(like.dtype, count, rank, place).split(n)) for rank in range(self.size)]
-                for place in range(_PLACES)
-            ]
+            with torch.inference_mode(False):  # they are kept, and used elsewhere, too
+                found = self._known[like.dtype, n] = [
+                    [list(self._block(like.dtype, count, rank, place).split(n)) for rank in range(self.size)]
+                    for place in range(_PLACES)
+                ]
         return found
+
+    def scratch(self, dtype: torch.dtype) -> Tensor:
+        """Memory of this rank alone, as much as a piece has."""
+        if self._scratch is None:
+            self._scratch = torch.empty(_PIECE, dtype=torch.uint8)
+        return self._scratch.view(dtype)
 
     def _block(self, dtype: torch.dtype, count: int, rank: int, place: int) -> Tensor:
         at = rank * _SHELF + _HEAD + place * _PIECE
@@ -185,10 +196,10 @@ class Near(Far):
         if not _folds(x, op):
             self.arrive()
             return super().all_reduce(x, op, out=out)
-        flat, p = _target(x), self.size
+        flat = _target(x)
         if not flat.numel():
             return None
-        if flat.nbytes * p <= _SMALL:
+        if not self.folds_blocks(flat.nbytes, flat.dtype):
             shelves = self.shelves(flat, flat.numel())
             self._through(
                 1,
@@ -213,14 +224,14 @@ class Near(Far):
         def fold_own(i: int, place: int) -> None:
             if me < len(pieces[i]):
                 own, shelves = pieces[i][me], self.shelves(flat, len(pieces[i][0]))[place]
-                fold(op, [own, *(_fit(shelves[q][me], own) for q in range(p) if q != me)], own)
+                fold(op, [own, *(fit(shelves[q][me], own) for q in range(p) if q != me)], own)
                 _copy(shelves[me][me], own)
 
         def take(i: int, place: int) -> None:
             shelves = self.shelves(flat, len(pieces[i][0]))[place]
             for q, block in enumerate(pieces[i]):
                 if q != me:
-                    block.copy_(_fit(shelves[q][q], block))
+                    block.copy_(fit(shelves[q][q], block))
 
         self._through(len(pieces), lay, fold_own, take)
 
@@ -396,12 +407,12 @@ def _bits(x: Tensor) -> Tensor:
     return x if x.dtype in _KINDS else x.view(_WORDS[x.itemsize])
 
 
-def _fit(view: Tensor, x: Tensor) -> Tensor:
+def fit(view: Tensor, x: Tensor) -> Tensor:
     return view if len(view) == len(x) else view[: len(x)]
 
 
 def _copy(view: Tensor, x: Tensor) -> None:
-    _fit(view, x).copy_(x)
+    fit(view, x).copy_(x)
 
 
 def folding(op: str, parts: list[Tensor], out: Tensor) -> Callable[[], Any]:

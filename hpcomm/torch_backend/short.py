@@ -21,7 +21,7 @@ from ..errors import HpcommError
 from .calls import OPERATORS, head_of, words
 from .errors import as_torch
 from .far import HALVES, Far
-from .near import Near, folding
+from .near import Near, fit, folding
 from .profile import recording
 from .worker import Worker
 
@@ -29,6 +29,7 @@ __all__ = ["Short"]
 
 _KEPT = 1000  # plans
 _TINY = 64  # halves up to which numpy is quicker than torch; two of them it rounds as torch does
+_FETCHED = 24 * 1024  # bytes of halves up to which they still stand in the first cache of whoever laid them
 _NO_OPERATOR = -1
 _FOLDS: dict[str, Any] = {
     "sum": np.add,
@@ -40,9 +41,12 @@ _FOLDS: dict[str, Any] = {
 
 Tensor = torch.Tensor
 Key = tuple[Any, ...]  # verb, number of the operator, root, dtype, length and address of x and of another out
-Pairs = list[tuple[memoryview, memoryview]]  # where to copy, and what
-# before the ranks meet, and after; what folds; the next place; what all ranks agree about; the operator
-Plan = tuple[Pairs, Pairs, Callable[[], Any] | None, int, int, str | None]
+Moves = list[tuple[Tensor, Tensor]]  # where to copy, and what
+Pairs = list[tuple[memoryview, memoryview]]  # the same as bytes
+Run = Callable[[], Any]
+# before the ranks meet, and after; what folds; what follows another meeting; the next place; what all ranks
+# agree about; the operator
+Plan = tuple[Pairs, Pairs, Run | None, Run | None, int, int, str | None]
 _ALL = slice(None)  # made once
 
 
@@ -92,7 +96,7 @@ class Short:
         turn = self._turn
         turn.acquire()  # with its release, half as long as `with`
         try:
-            lays, takes, fold, following, code, op = plan[by.place]
+            lays, takes, fold, late, following, code, op = plan[by.place]
             for there, here in lays:
                 there[_ALL] = here
             by.gate.meet(code, self.seconds, words, (verb, x, op, root))
@@ -101,6 +105,9 @@ class Short:
                 there[_ALL] = here
             if fold is not None:
                 fold()
+            if late is not None:
+                by.call = code, self.seconds, words, (verb, x, op, root)
+                late()
             self.calls += 1
         except HpcommError as error:
             raise as_torch(error.located(verb, by.comm)) from None
@@ -129,6 +136,7 @@ class Short:
         return plan
 
 
+@torch.inference_mode(False)  # a plan that is made there serves elsewhere, too
 def _plan(
     near: Near, verb: str, op: Any, dtype: torch.dtype, root: int, ends: tuple[int, int, int, int], code: int
 ) -> list[Plan]:
@@ -138,37 +146,68 @@ def _plan(
         ends: addresses of x and out, and their lengths.
     """
     (x_at, out_at, n, m), p, me = ends, near.size, near.rank
-    cuts = verb in ("reduce_scatter", "all_to_all")
-    gives, takes = {"all_gather": (p, 1), "reduce_scatter": (1, p)}.get(verb, (1, 1))
-    if not n or n * gives != m * takes or n % (p if cuts else 1):
+    blocks = verb == "all_reduce" and near.folds_blocks(n * dtype.itemsize, dtype)
+    cuts = blocks or verb in ("reduce_scatter", "all_to_all")
+    brings, fills = {"all_gather": (p, 1), "reduce_scatter": (1, p)}.get(verb, (1, 1))
+    if not n or n * brings != m * fills or n % (p if cuts > blocks else 1):
         return []
     apart = x_at + n * dtype.itemsize <= out_at or out_at + m * dtype.itemsize <= x_at
     same = x_at == (out_at + me * n * dtype.itemsize if verb == "all_gather" else out_at)
-    if not apart and (cuts or not same):
+    if not apart and (cuts > blocks or not same):
         return []
-    block = n // p if cuts else n
+    block = -(-n // p) if cuts else n
     x, out = _at(x_at, n, dtype).split(block), _at(out_at, m, dtype).split(block)
     others = [q for q in range(p) if q != me]
     plans: list[Plan] = []
     for place, shelves in enumerate(near.shelves(x[0], block)):
-        mine, first, fold = shelves[me], [shelf[0] for shelf in shelves], None
-        if verb == "broadcast":
-            lay, take = ([(mine[0], x[0])], []) if me == root else ([], [(out[0], first[root])])
-        elif verb == "all_reduce":
-            parts = first if p > 2 else [x[0], first[1 - me]]  # the sum of two is the same from both ends
-            lay, take, fold = [(mine[0], x[0])], [], _folding(near, op, parts, out[0])
+        mine, first = shelves[me], [shelf[0] for shelf in shelves]
+        lay: Moves = []
+        take: Moves = []
+        parts: list[Tensor] = []
+        into, late = out[0], None
+        if verb == "broadcast" and me == root:
+            lay = [(mine[0], x[0])]
+        elif verb == "broadcast":
+            take = [(out[0], first[root])]
         elif verb == "all_gather":
             lay, take = [(mine[0], x[0])], [(out[q], first[q]) for q in others]
             take += [] if same else [(out[me], x[0])]
+        elif verb == "all_reduce" and not blocks:
+            lay = [(mine[0], x[0])]
+            parts = first if p > 2 else [x[0], first[1 - me]]  # the sum of two is the same from both ends
         else:
-            lay, take = [(mine[q], x[q]) for q in others], []
-            parts = [x[me], *(shelves[q][me] for q in others)]
-            if verb == "reduce_scatter":
-                fold = _folding(near, op, parts, out[0])
-            else:
+            lay = [(fit(mine[q], x[q]), x[q]) for q in others]
+            parts = [x[me], *(fit(shelves[q][me], x[me]) for q in others)]
+            if verb == "all_to_all":
                 take = [(out[q], part) for q, part in zip([me, *others], parts, strict=True)]
-        plans.append((_bytes(lay), _bytes(take), fold, (place + 1) % near.places, code, op))
+                parts = []
+            elif blocks:
+                into, takes = x[me], [(x[q], fit(shelves[q][q], x[q])) for q in others]
+                late = partial(_pass_on, near, _bytes([(fit(mine[me], x[me]), x[me])]), _bytes(takes))
+        if parts and dtype in HALVES and parts[0].nbytes <= _FETCHED:
+            take, parts = _fetched(near, parts)
+        fold = _folding(near, op, parts, into) if parts else None
+        plans.append((_bytes(lay), _bytes(take), fold, late, (place + 1) % near.places, code, op))
     return plans
+
+
+def _fetched(near: Near, parts: list[Tensor]) -> tuple[Moves, list[Tensor]]:
+    """Copies of parts, all but the first, and where they then are.
+
+    Widening halves waits for each line of another core's first cache; copying has many come at once.
+    """
+    n = parts[0].numel()
+    there = near.scratch(parts[0].dtype)[: n * (len(parts) - 1)].split(n)
+    return list(zip(there, parts[1:], strict=True)), [parts[0], *there]
+
+
+def _pass_on(near: Near, gives: Pairs, takes: Pairs) -> None:
+    """Lay what this rank has folded, and take what the others have."""
+    for there, here in gives:
+        there[_ALL] = here
+    near.together()
+    for there, here in takes:
+        there[_ALL] = here
 
 
 def _at(address: int, n: int, dtype: torch.dtype) -> Tensor:
@@ -177,9 +216,9 @@ def _at(address: int, n: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(MPI.buffer.fromaddress(address, n * dtype.itemsize), dtype=dtype)
 
 
-def _bytes(pairs: list[tuple[Tensor, Tensor]]) -> Pairs:
+def _bytes(moves: Moves) -> Pairs:
     """As views of memory, which begin to copy in a third of numpy's time."""
-    return [(_view(there), _view(here)) for there, here in pairs]
+    return [(_view(there), _view(here)) for there, here in moves]
 
 
 def _view(x: Tensor) -> memoryview:

@@ -33,7 +33,8 @@ class Work(dist.Work):  # type: ignore[misc]
 
     _over = True
     _error: BaseException | None = None
-    _future: Future[Any] | None = None
+    _promise: Future[Any] | None = None  # behind the future that is given out
+    _future: Future[Any]
     _aside: Aside | None = None
 
     def __init__(self, outputs: Any = ()) -> None:
@@ -73,27 +74,29 @@ class Work(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Future[Any]:
         """A Future of the list of output tensors; its callbacks run where the call ends."""
         with _guard:
-            is_late = self._future is None and self._over
-            future = self._future = self._future or (
-                Future() if self._aside is None else self._aside.future()
-            )
+            is_late = self._promise is None and self._over
+            if self._promise is None:
+                self._promise = Future() if self._aside is None else self._aside.future()
+                # only what a callback raises is an error for C++, such as DDP's, too; set_exception() is not
+                self._future = self._promise.then(self._say)
         if is_late:
-            self._fill(future)
-        return future
+            self._fill(self._promise)
+        return self._future
+
+    def _say(self, promise: Any) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return flat(self._outputs)
 
     def _ended(self) -> Future[Any] | None:
-        """Be complete from now on; the future to fill, if there is one."""
+        """Be complete from now on; the promise to fill, if there is one."""
         with _guard:
             self._over = True
-            return self._future
+            return self._promise
 
-    def _fill(self, future: Future[Any] | None) -> None:
-        if future is None:
-            return
-        if self._error is None:
-            future.set_result(flat(self._outputs))
-        else:
-            future.set_exception(self._error)
+    def _fill(self, promise: Future[Any] | None) -> None:
+        if promise is not None:
+            promise.set_result(None)
 
 
 def flat(outputs: Any) -> list[torch.Tensor]:
@@ -140,16 +143,16 @@ class QueuedWork(Work):
         except BaseException as error:
             self._error = error
         del self._run
-        future = self._ended()
+        promise = self._ended()
         self._words = _over  # and so lets go of what went in
         self._under_way.release()
-        self._fill(future)
+        self._fill(promise)
 
-    def _fill(self, future: Future[Any] | None) -> None:
+    def _fill(self, promise: Future[Any] | None) -> None:
         if self._aside is None:
-            super()._fill(future)
+            super()._fill(promise)
         else:
-            self._aside.fill(partial(super()._fill, future))
+            self._aside.fill(partial(super()._fill, promise))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self._over:

@@ -329,7 +329,7 @@ def test_a_rank_may_bring_its_tensors_in_another_layout_or_make_its_call_in_the_
     verb: str, rank: int, size: int
 ) -> None:
     """What the other ranks see of a call does not depend on that."""
-    for n in (2, 5_000, 300_001):
+    for n in (2, 5_000, 20_001, 300_001):
         for odd in range(size):
             x = of_rank(rank, torch.float32, (size, n))
             want, out = torch.zeros_like(x), torch.zeros_like(x)
@@ -366,8 +366,8 @@ def test_the_short_way_sees_lazy_negatives(rank: int, size: int) -> None:
 def test_halves_that_are_not_exact_are_folded_in_float32_and_rounded_once(
     dtype: torch.dtype, op: dist.ReduceOp
 ) -> None:
-    """On either side of the length up to which numpy folds two of them."""
-    for n in (1, 5, 64, 65, 1000):
+    """On either side of each length from which they are folded in another way."""
+    for n in (1, 5, 64, 65, 1000, 9_001, 40_001):
         given = [
             torch.randn(n, generator=torch.Generator().manual_seed(r)).mul(3).to(dtype)
             for r in range(dist.get_world_size())

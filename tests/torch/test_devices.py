@@ -67,6 +67,9 @@ class Tensor(model.DeviceArray):
         made = Tensor(model.empty(self.shape, np.float32).address, self.shape)
         return made.copy_(self)
 
+    def is_inference(self) -> bool:
+        return False
+
     def detach(self) -> Tensor:
         return self
 

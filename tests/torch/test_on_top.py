@@ -142,6 +142,21 @@ def test_ddp_refuses_models_that_differ(rank: int, size: int) -> None:
         DistributedDataParallel(nn.Linear(3 + rank, 2), process_group=group)
 
 
+@pytest.mark.parametrize("hooked", [False, True], ids=["plain", "hook"])
+def test_ddp_names_a_rank_that_does_not_come(hooked: bool, rank: int, size: int) -> None:
+    """DDP waits for futures in C++, which knows errors, but not a future's set_exception()."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=0.5))
+    model = DistributedDataParallel(nn.Linear(3, 2), process_group=group)
+    if hooked:
+        model.register_comm_hook(group, default_hooks.allreduce_hook)
+    if rank != size - 1:
+        with pytest.raises(RuntimeError, match=rf"(?s)all_reduce\(.*waited .* s for rank {size - 1}\n"):
+            model(torch.ones(1, 3)).sum().backward()
+    dist.barrier()
+
+
 def test_batches_of_a_sampler_are_shared_out(rank: int, size: int) -> None:
     data = torch.utils.data.TensorDataset(torch.arange(float(ROWS)))
     sampler = torch.utils.data.DistributedSampler(data, shuffle=True, seed=3)

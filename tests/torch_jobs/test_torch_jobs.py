@@ -154,7 +154,7 @@ other = dist.new_group([0, 1, 2])
 dist.barrier()
 if rank == 1:
     by = dist.group.WORLD._by
-    go_on, meetings = by._together, []
+    go_on, meetings = by.together, []
 
     def die():
         meetings.append(0)
@@ -162,7 +162,7 @@ if rank == 1:
             be_killed()
         go_on()
 
-    by._together = die
+    by.together = die
 
 
 def call(group):
