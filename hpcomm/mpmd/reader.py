@@ -71,7 +71,7 @@ class _Reader(Tables):
         job = tables.get("job", {})
         self.where = ("job",)
         self.known(job, ("name", "timeout", "until"), "[job]")
-        name = self.text(job, "name", self.path.stem)
+        name = self.file_name(job, "name", self.path.stem)
         timeout, until = self.seconds(job, "timeout"), self.seconds(job, "until")
         self.where = ()
         programs = tables.get("program", {})
@@ -182,6 +182,8 @@ class _Reader(Tables):
         for name, value in env.items():
             if not isinstance(value, str):
                 self.fail(f"the variable {name} must be a text, not {value!r}", f'{name} = "{value}"', "env")
+            if not name or "=" in name or "\0" in name + value:
+                self.fail(f"{name!r} is no name of a variable", 'NAME = "value"', "env")
             if name.startswith("HPCOMM_PROGRAM"):
                 self.fail(f"the variable {name} is hpcomm's own", "take it out", "env")
         return dict(env)
@@ -241,7 +243,7 @@ class _Reader(Tables):
         what = f"field {table.get('name', number + 1)!r}"
         for key, example in (("name", '"heat"'), ("from", '"atmosphere"'), ("to", '"ocean"')):
             self.needed(table, key, what, f"{key} = {example}")
-            self.text(table, key)
+            self.file_name(table, key, "")
         for key in ("from", "to"):
             self.check_program(table, key, programs)
         if table["from"] == table["to"]:
@@ -294,6 +296,10 @@ class _Reader(Tables):
 
     def units(self, table: dict[str, Any], what: str) -> tuple[str | None, str | None]:
         both = self.text(table, "unit")
+        if both is not None and {"from_unit", "to_unit"} & table.keys():
+            self.fail(
+                f"{what} has a unit, and one for a side", "unit for both, or from_unit and to_unit", "unit"
+            )
         found = self.text(table, "from_unit", both), self.text(table, "to_unit", both)
         if (found[0] is None) != (found[1] is None):
             key = "from_unit" if found[1] is None else "to_unit"
@@ -302,9 +308,12 @@ class _Reader(Tables):
             )
         if self.here and found[0] is not None and found[1] is not None:
             try:
-                unit.conversion(found[0], found[1])
+                _, offset = unit.conversion(found[0], found[1])
             except ConfigError as error:
                 self.fail(f"{what}: {error.what}", error.hint or "", "to_unit" if both is None else "unit")
+            if offset and table.get("time") == "sum":
+                why = f"{what} is summed over time, and a sum of {found[0]} does not convert to {found[1]}"
+                self.fail(why, 'time = "mean", or one unit for both', "to_unit")
         return found
 
     def check_mapping(self, made: FieldSpec, grids: dict[str, GridSpec]) -> None:

@@ -97,6 +97,13 @@ class Tables:
             self.fail(f"{key} must be a text, not {value!r}", f'{key} = "..."', key)
         return value
 
+    def file_name(self, table: dict[str, Any], key: str, default: str) -> str:
+        """A name that files are called by."""
+        value: str = self.text(table, key, default)
+        if "/" in value or not value.isprintable():
+            self.fail(f"{key} {value!r} cannot be part of a file's name", "printable characters, no /", key)
+        return value
+
     def whole(self, table: dict[str, Any], key: str, least: int, default: int | None = None) -> Any:
         value = table.get(key, default)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):

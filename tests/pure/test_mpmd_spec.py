@@ -364,6 +364,36 @@ WRONG = {
         "nobody could begin: .*waits for.*no field in this circle has a lag",
         'name = "sst"',
     ),
+    "a name that no file can have": (
+        'name = "climate"',
+        'name = "a/b"',
+        "'a/b' cannot be part of",
+        'name = "a/b"',
+    ),
+    "a field that no file can be called by": (
+        'name = "heat"',
+        'name = "a/b"',
+        "'a/b' cannot be",
+        'name = "a/b"',
+    ),
+    "a variable without a name": (
+        'env = { DEPTH = "50" }',
+        'env = { "A=B" = "1" }',
+        "'A=B' is no name of a variable",
+        'env = { "A=B" = "1" }',
+    ),
+    "a unit for both sides and for one": (
+        'from_unit = "K"',
+        'unit = "K"\nfrom_unit = "K"',
+        "and one for a side",
+        'unit = "K"',
+    ),
+    "a sum of degrees": (
+        'to_unit = "degC"',
+        'time = "sum"\nto_unit = "degC"',
+        "a sum of K does not convert to degC",
+        'to_unit = "degC"',
+    ),
     "a negative lag": ("lag = 3600.0", "lag = -3600.0", "0 or more, not -3600", "lag = -3600.0"),
 }
 
