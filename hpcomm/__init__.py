@@ -26,11 +26,12 @@ from .errors import (
 if TYPE_CHECKING:
     from .buffer import as_buffer
     from .communicator import Communicator
+    from .envelope import Status
     from .field import Field
     from .halo import Halo
     from .mesh import Mesh
     from .mpmd.join import join
-    from .p2p import P2POp, Status, batch_isend_irecv
+    from .p2p import P2POp, batch_isend_irecv
     from .partition import Box, Partition, Points
     from .plan import Plan
     from .redistribution import Redistribution
@@ -99,7 +100,7 @@ _HOMES = {
     "Points": "partition",
     "Redistribution": "redistribution",
     "Request": "request",
-    "Status": "p2p",
+    "Status": "envelope",
     "as_buffer": "buffer",
     "batch_isend_irecv": "p2p",
     "from_torch": "torch_backend.bridge",

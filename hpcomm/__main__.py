@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -40,10 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hpcomm {__version__}")
         return 0
     try:
-        return _dispatch(words[0], words[1:])
+        status = _dispatch(words[0], words[1:])
+        sys.stdout.flush()
     except HpcommError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return MISUSED
+    except BrokenPipeError:  # whoever read it, as head does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says so at its end
+        return 1
+    return status
 
 
 def _dispatch(name: str, words: list[str]) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .schedule.stream import COPY, Schedule, Stream
+from .schedule.stream import COPY, Run, Schedule, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .machine import Array, Machine
 
 __all__ = ["Clock", "Map", "Rows", "phases"]
+
+_SHORT = 8  # messages into one rank, or out of one, up to which they are summed without sorting
 
 
 class Rows(NamedTuple):
@@ -107,12 +109,21 @@ class Map:
 class Clock:
     """When each rank begins its next iteration.
 
+    It follows all ranks, or some that stand for all (see rings.few), those in place: between the one before
+    place[gap] and this one, `missing` ranks are left out, whole groups of them.
     With trace it keeps every message, and for every iteration whom each rank waited for.
     """
 
-    def __init__(self, schedule: Schedule, on: Machine, chunk: float, trace: bool = False) -> None:
-        self.on, self.size, self.chunk, self.trace = on, schedule.size, chunk, trace
-        self.time = np.zeros(schedule.size)
+    def __init__(
+        self, schedule: Schedule, on: Machine, chunk: float, trace: bool = False, ends: int = 0
+    ) -> None:
+        """ends: how many ranks to follow at either end, whole groups (the rest comes on top); 0: all."""
+        self.schedule, self.on, self.size, self.chunk, self.trace = schedule, on, schedule.size, chunk, trace
+        self.gap, self.missing = ends, 0
+        if ends:
+            self.missing = self.size - self.size % on.group - 2 * ends
+            self.place = np.append(np.arange(ends), np.arange(ends + self.missing, self.size))
+        self.time = np.zeros(self.size - self.missing)
         self.stepped = 0
         self.messages: list[tuple[int, int, int, float, float, float]] = []
         self.causes: list[tuple[int, Array]] = []
@@ -201,7 +212,7 @@ def phases(schedule: Schedule) -> list[list[Stream]]:
     for s in sorted(schedule.streams, key=lambda s: s.begin):
         if not s.active or not s.rows:
             continue
-        if not (s.march or s.hop) and _stays(s):
+        if not (s.march or s.hop or s.leaves):
             continue
         if s.begin >= until:
             found.append([])
@@ -213,8 +224,11 @@ def phases(schedule: Schedule) -> list[list[Stream]]:
 def _shift(s: Stream, p: int) -> tuple[int, int] | None:
     if s.rows != p or np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold):
         return None
+    if isinstance(s.source, Run) and isinstance(s.dest, Run):
+        whole = {s.source.modulus, s.dest.modulus} <= {0, p}
+        return ((s.dest.first - s.source.first) % p, s.hop - s.march) if whole else None
     source = np.atleast_1d(s.source)
-    further = s.dest - source
+    further = np.asarray(s.dest) - source
     d = int(further[0]) % p
     if not np.all((further == d) | (further == d - p)):
         return None
@@ -223,11 +237,6 @@ def _shift(s: Stream, p: int) -> tuple[int, int] | None:
     if not gives.all():
         return None
     return d, s.hop - s.march
-
-
-def _stays(s: Stream) -> bool:
-    source, dest = np.atleast_1d(s.source), np.atleast_1d(s.dest)
-    return bool(source[0] == dest[0] and np.all(source == dest))
 
 
 def stretches(streams: list[Stream]) -> Iterator[tuple[int, int, list[Stream]]]:
@@ -257,14 +266,18 @@ def firsts(*keys: Array) -> Array:
 
 def before(line: Array, x: Array) -> Array:
     """The sum of those before it in the same line, for each."""
-    first = firsts(line)
     total = np.zeros(x.size)
-    if first.size == x.size:
-        return total
+    at = np.flatnonzero(line[1:] == line[:-1]) + 1 if x.size else np.zeros(0, np.int64)
+    for _ in range(_SHORT):  # once as a second one, those that are further back again as a third one, ...
+        if not at.size:
+            return total
+        total[at] = total[at - 1] + x[at - 1]
+        at = at[1:][at[1:] == at[:-1] + 1]
+    first = firsts(line)
     place = np.arange(x.size) - np.repeat(first, np.diff(np.append(first, x.size)))
     order = np.argsort(place, kind="stable")
-    for i, (low, high) in enumerate(pairwise(np.cumsum(np.append(0, np.bincount(place))).tolist())):
-        if i:
-            at = order[low:high]
-            total[at] = total[at - 1] + x[at - 1]
+    ends = np.cumsum(np.append(0, np.bincount(place))).tolist()
+    for low, high in pairwise(ends[_SHORT + 1 :]):
+        at = order[low:high]
+        total[at] = total[at - 1] + x[at - 1]
     return total

@@ -165,10 +165,12 @@ def all_reduce(
         except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
             lane = lanes.find(comm, "all_reduce", op, x, algorithm)
         done = lane(x, out)
-        if done is NotImplemented and algorithm is not None:
-            done = lanes.chosen(comm, "all_reduce", op, x, algorithm)(x, out)
         if done is not NotImplemented:
             return done
+        if algorithm is not None:
+            done = lanes.chosen(comm, "all_reduce", op, x, algorithm)(x, out)
+            if done is not NotImplemented:
+                return done
     return careful(comm, "all_reduce", x, out, op, 0, async_op, algorithm, deterministic)
 
 
@@ -339,7 +341,7 @@ def exscan(
         >>> comm.exscan(np.ones(1))  # on rank 2
         array([2.])
     """
-    return careful(comm, "exscan", x, out, op, 0, async_op, algorithm)
+    return perform(comm, "exscan", x, out, op, 0, async_op, algorithm)
 
 
 def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = None) -> Any:

@@ -98,6 +98,7 @@ class Communicator:
         self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self._ring = -1
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
+        self._near: dict[int, Region] = {}  # of the other ranks on this node: their part of the board
         self._shelves: Shelves | None = None  # memory of this node that objects are handed over in,
         self._shelf_of: dict[int, int] = {}  # and the ranks that have a part of it
         self._gpu = gpu
@@ -108,7 +109,8 @@ class Communicator:
             self._onboard = Onboard(self, gpu)
         self._is_short = False  # whether small all-reduces have
         self._short: Short | None = None  # a way of their own, within a node
-        self._partners: Partners | None = None  # on a link: who of the other program has ended
+        self._partners: Partners | None = None  # on a link: who of the other program has ended,
+        self._patience_s: float | None = None  # and how long a blocking call may wait for it
         self._agreement = self._agree(level)
         self.check: str = self._agreement.level
         self._lanes: Any = {}  # see lanes.py
@@ -452,6 +454,7 @@ class Communicator:
         if self.is_inter or self.size == 1:
             return agreement.off()
         near = self._meet(posts=level == "light")
+        self._near = {rank: region for rank, region, _ in near}
         if level == "full":
             return agreement.full(self, self._shadow)
         board = runtime.board

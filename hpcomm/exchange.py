@@ -13,17 +13,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
+from .channel import Channel, channel
 from .errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
+from .mailbox import Box, awaiting
 from .places import Rows, block, copying, count, in_one_piece, on_device, sites
-from .views import alone, gathered, gathers, spec
+from .terms import Terms, agreed
+from .views import divided, gathered, gathers, spec
 
 if TYPE_CHECKING:
     from types import CodeType
 
-    import numpy as np
     from mpi4py import MPI
 
     from . import buffer
@@ -33,15 +36,16 @@ if TYPE_CHECKING:
 else:
     from .lazy import LazyModule
 
-    np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.buffer")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Exchange", "channel"]
+__all__ = ["Exchange"]
 
 _ONE_BY_ONE = 8  # requests up to which mpi4py is quicker in starting each than all from a list
 _IN_TURN = 64  # acts that are worth a function of their own
+
+Act = Callable[[], Any]
 
 
 class Exchange:
@@ -89,8 +93,14 @@ class Exchange:
         self._types: list[MPI.Datatype] = []
         self._requests: list[MPI.Prequest] = []
         self._plans: list[Plan] = []
-        self._starts: list[Callable[[], Any]] = []  # what start() does in turn, before the plans begin
-        self._ends: list[Callable[[], Any]] = []  # what wait() does in turn, after the plans have ended
+        # what start() does in turn before the plans begin, and wait() after they have ended; of calls that
+        # go through the first and the second of the places in shared memory
+        self._starts: tuple[list[Act], list[Act]] = ([], [])
+        self._ends: tuple[list[Act], list[Act]] = ([], [])
+        self._boxes: list[tuple[Box, Box]] = []
+        self._due: tuple[list[Callable[[], bool]], list[Callable[[], bool]]] = ([], [])  # of wait(timeout)
+        self._next = cycle((0, 1)).__next__
+        self._turn = 0  # which of the two it is
         self._packed = 0  # bytes
         incoming: dict[int, list[tuple[Any, bool]]] = {}
         outgoing: dict[int, list[Any]] = {}
@@ -101,14 +111,15 @@ class Exchange:
             if peer != me and count(view):
                 outgoing.setdefault(peer, []).append(view)
         try:
-            apart: Collection[tuple[int, int]] = ()
+            terms = Terms(aboard=aboard or ())
             if tag is None or (lines.carrier is not None and aboard is None):
-                apart, aboard = self._ask(lines.mpi, number, outgoing, incoming)
-            if tag is not None:
-                apart = ()
-            self.aboard = aboard or ()
+                arriving = {peer: [view for view, _ in each] for peer, each in incoming.items()}
+                terms = agreed(comm, lines.mpi, number, outgoing, arriving, boxes=tag is None)
+            if tag is not None:  # the other end may plan another time, and without asking
+                terms = Terms(aboard=terms.aboard)
+            self.aboard = terms.aboard
             self._sites = sites(self._keep)
-            self._plan(lines, number, sorted(outgoing.items()), sorted(incoming.items()), apart)
+            self._plan(lines, number, sorted(outgoing.items()), sorted(incoming.items()), terms)
         except MPI.Exception as error:
             raise transport.failure(error, verb, comm) from None
         except HpcommError as error:
@@ -116,13 +127,12 @@ class Exchange:
         out = [view for peer, view in sends if peer == me]
         own = [(i, view) for i, (peer, view) in enumerate(receives) if peer == me]
         self._own = len(own)
-        self._starts += [copying(to, view, i in add) for (i, to), view in zip(own, out, strict=True)]
+        self._first([copying(to, view, i in add) for (i, to), view in zip(own, out, strict=True)])
         self._under_way = False
         self._going: list[Plan] = []
         self._round: Callable[..., None] | None = None  # all that a call does, once it has been called
-        self._is_plain = (
-            not self._plans and not self._sites and len(self._starts) + len(self._ends) <= _IN_TURN
-        )
+        acts = len(self._starts[0]) + len(self._ends[0])
+        self._is_plain = not self._plans and not self._sites and acts <= _IN_TURN
         self._careful = partial(_call, ref(self))  # no circle of references: arrays go when their users do
         self.__call__ = self._careful
 
@@ -140,8 +150,9 @@ class Exchange:
         self._under_way = True
         self.__call__ = self._careful
         self._follow()
+        self._turn = self._next()
         try:
-            for act in self._starts:
+            for act in self._starts[self._turn]:
                 act()
         except MPI.Exception as error:
             raise transport.failure(error, self._verb, self._comm) from None
@@ -156,6 +167,7 @@ class Exchange:
         Raises:
             UsageError: not started.
             WaitTimeoutError: timeout seconds are over; the exchange is still under way.
+            PeerFailedError: a rank of this node that it needs has ended.
         """
         if not self._under_way:
             raise UsageError(
@@ -169,7 +181,7 @@ class Exchange:
                 self._going[0].wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
                 del self._going[0]
             self._follow()
-            for act in self._ends:
+            for act in self._ends[self._turn]:
                 act()
         except MPI.Exception as error:
             self._under_way = False
@@ -189,79 +201,96 @@ class Exchange:
             plan.close()
         for site in self._sites:
             site.device.destroy_event(site.event)
-        self._requests, self._types, self._plans, self._sites = [], [], [], []
-        self._starts, self._ends, self._round, self._keep = [], [], None, None
+        self._requests, self._types, self._plans, self._sites, self._boxes = [], [], [], [], []
+        self._starts = self._ends = self._due = [], []
+        self._round = self._keep = None
         self.__call__ = self._careful
 
     @property
     def messages(self) -> int:
         """How many messages this rank sends and receives."""
-        return len(self._requests) + len(self._plans)
+        return len(self._requests) + len(self._plans) + len(self._boxes)
 
     def explain(self) -> str:
         """Which way the bytes take."""
         told = (
-            f"{self._verb}: {len(self._requests)} persistent messages, {len(self._types)} of them by derived "
-            f"datatype, {self._packed} bytes gathered before or scattered after, "
+            f"{self._verb}: {len(self._boxes)} messages through memory of this node, {len(self._requests)} "
+            f"persistent ones of MPI, {len(self._types)} of them by derived datatype, "
+            f"{self._packed} bytes gathered before or scattered after, "
             f"{self._own} copies within this rank"
         )
         return "\n".join([told, *(f"  {plan.explain()}" for plan in self._plans)])
 
     # -- how ------------------------------------------------------------------------------------------
-    def _ask(
-        self, mpi: MPI.Comm, number: int, outgoing: Any, incoming: Any
-    ) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-        """Two sets of (source, dest).
-
-        Those whose views go as messages of their own, because both ends would have it so; and those of
-        which one end or both lie on a device.
-        """
-        me = self._comm.rank
-        mine = {(me, p): np.array([_wish(views, sending=True)]) for p, views in outgoing.items()}
-        for p, views in incoming.items():
-            mine[p, me] = np.array([_wish([view for view, _ in views], sending=False)])
-        theirs = {pair: np.empty_like(wish) for pair, wish in mine.items()}
-        # two kinds of answers, about each direction; a pair's are told apart by their order
-        going = [mpi.Irecv(theirs[me, p], p, number) for p in outgoing]
-        going += [mpi.Irecv(theirs[p, me], p, number) for p in incoming]
-        going += [mpi.Isend(mine[p, me], p, number) for p in incoming]
-        going += [mpi.Isend(mine[me, p], p, number) for p in outgoing]
-        MPI.Request.Waitall(going)
-        return (
-            {pair for pair in mine if mine[pair][0] & theirs[pair][0] & _ALONE},
-            {pair for pair in mine if (mine[pair][0] | theirs[pair][0]) & _ABOARD},
-        )
-
-    def _plan(
-        self, lines: _Channel, number: int, outgoing: Any, incoming: Any, apart: Collection[tuple[int, int]]
-    ) -> None:
+    def _plan(self, lines: Channel, number: int, outgoing: Any, incoming: Any, terms: Terms) -> None:
         """Make the messages, and say in which order they and the copies before and after them are made."""
         me = self._comm.rank
         coming: list[_Message] = []
         going: list[_Message] = []
         for peer, arriving in incoming:
+            if peer in terms.inboxes:
+                self._take_out(peer, arriving, terms.inboxes[peer])
+                continue
             if self._goes_aboard((peer, me), [view for view, _ in arriving]):
                 self._plans += [self._carried(lines, peer, number, *each) for each in arriving]
                 continue
-            for part in [[v] for v in arriving] if (peer, me) in apart else [arriving]:
+            for part in [[v] for v in arriving] if (peer, me) in terms.apart else [arriving]:
                 there, copies = self._incoming(part)
                 coming.append(_Message(lines.mpi.Recv_init(there, peer, number), copies))
         for peer, leaving in outgoing:
+            if peer in terms.outboxes:
+                self._lay(peer, leaving, terms.outboxes[peer], peer not in terms.inboxes)
+                continue
             if self._goes_aboard((me, peer), leaving):
                 self._plans += [self._carried(lines, peer, number, each) for each in leaving]
                 continue
-            for parts in [[v] for v in leaving] if (me, peer) in apart else [leaving]:
+            for parts in [[v] for v in leaving] if (me, peer) in terms.apart else [leaving]:
                 there, copies = self._outgoing(parts)
                 going.append(_Message(lines.mpi.Send_init(there, peer, number), copies))
         self._requests = [request for request, _ in (*coming, *going)]
-        self._starts += [copy for _, copies in going for copy in copies]
+        self._first([copy for _, copies in going for copy in copies])
         if len(self._requests) <= _ONE_BY_ONE:
-            self._starts += [request.Start for request in self._requests]
-            self._ends += [request.Wait for request in self._requests]
+            self._first([request.Start for request in self._requests])
+            self._then([request.Wait for request in self._requests])
         elif self._requests:
-            self._starts.append(partial(MPI.Prequest.Startall, self._requests))
-            self._ends.append(partial(MPI.Request.Waitall, self._requests))
-        self._ends += [copy for _, copies in coming for copy in copies]
+            self._first([partial(MPI.Prequest.Startall, self._requests)])
+            self._then([partial(MPI.Request.Waitall, self._requests)])
+        self._then([copy for _, copies in coming for copy in copies])
+
+    def _first(self, acts: list[Act]) -> None:
+        for starts in self._starts:
+            starts += acts
+
+    def _then(self, acts: list[Act]) -> None:
+        for ends in self._ends:
+            ends += acts
+
+    def _lay(self, peer: int, views: list[Any], boxes: tuple[Box, Box], ahead: bool) -> None:
+        """Send views through shared memory.
+
+        ahead: nothing comes back that way which would tell that the peer has emptied a place, so that is
+        waited for: in good time, before the next start().
+        """
+        self._boxes.append(boxes)
+        for turn, box in enumerate(boxes):
+            parts = divided(box.data, views)
+            self._starts[turn].extend(copying(*each) for each in zip(parts, views, strict=True))
+            self._starts[turn].append(partial(box.word.__setitem__, 0, 1))
+            if ahead:
+                self._await(1 - turn, box, False, peer)
+
+    def _take_out(self, peer: int, views: list[tuple[Any, bool]], boxes: tuple[Box, Box]) -> None:
+        """Receive views through shared memory."""
+        self._boxes.append(boxes)
+        for turn, box in enumerate(boxes):
+            self._await(turn, box, True, peer)
+            parts = divided(box.data, [view for view, _ in views])
+            copies = [copying(view, part, adds) for (view, adds), part in zip(views, parts, strict=True)]
+            self._ends[turn].extend([*copies, partial(box.word.__setitem__, 0, 0)])
+
+    def _await(self, turn: int, box: Box, full: bool, peer: int) -> None:
+        self._ends[turn].append(awaiting(box, full, self._comm, peer, self._verb))
+        self._due[turn].append(lambda: box.word[0] == full)
 
     def _outgoing(self, views: list[Any]) -> tuple[Any, list[Callable[[], Any]]]:
         """What MPI sends, and the copies before."""
@@ -291,7 +320,7 @@ class Exchange:
 
     def _poll(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while not MPI.Request.Testall(self._requests):
+        while not MPI.Request.Testall(self._requests) or not all(due() for due in self._due[self._turn]):
             if time.monotonic() >= deadline:
                 raise WaitTimeoutError(
                     f"the {self._verb} was not complete after {timeout:g} s",
@@ -309,7 +338,7 @@ class Exchange:
             )
         return pair in self.aboard
 
-    def _carried(self, lines: _Channel, peer: int, tag: int, view: Any, adds: bool | None = None) -> Plan:
+    def _carried(self, lines: Channel, peer: int, tag: int, view: Any, adds: bool | None = None) -> Plan:
         """A message of one view by the carrier; adds: for what comes in, whether it is added."""
         if lines.carrier is None:
             raise LayoutError(
@@ -321,9 +350,9 @@ class Exchange:
         piece = view if direct else block(view, look)
         self._packed += 0 if direct else count(view) * view.dtype.itemsize
         if adds is None:
-            self._starts += [] if direct else [copying(piece, view)]
+            self._first([] if direct else [copying(piece, view)])
             return lines.carrier.plan("send", piece, dest=peer, tag=tag)
-        self._ends += [] if direct else [copying(view, piece, adds)]
+        self._then([] if direct else [copying(view, piece, adds)])
         return lines.carrier.plan("recv", out=piece, source=peer, tag=tag)
 
     def _follow(self) -> None:
@@ -343,16 +372,6 @@ class _Message(NamedTuple):
     copies: list[Callable[[], Any]]
 
 
-_ALONE, _ABOARD = 1, 2
-
-
-def _wish(views: Sequence[Any], sending: bool) -> int:
-    """How this end would have views sent, or gets them."""
-    if any(map(on_device, views)):
-        return _ABOARD
-    return _ALONE if alone(views, sending) else 0
-
-
 def _call(exchange: ref[Exchange], timeout: float | None = None) -> None:
     """Start it and wait for it, and see to it that the next call is quick."""
     own = exchange()
@@ -367,53 +386,34 @@ def _call(exchange: ref[Exchange], timeout: float | None = None) -> None:
 
 def _in_turn(exchange: Exchange) -> Callable[..., None]:
     """One function that does all acts of an exchange: a loop costs 12 ns more for each of them."""
-    acts = [*exchange._starts, *exchange._ends]
-    scope: dict[str, Any] = {f"act{i}": act for i, act in enumerate(acts)}
-    scope |= {
+    turns = [[*exchange._starts[i], *exchange._ends[i]] for i in ((1, 0) if exchange._boxes else (0,))]
+    scope: dict[str, Any] = {
         "careful": exchange._careful,
+        "next": exchange._next,
         "Failure": MPI.Exception,
         "told": partial(transport.failure, verb=exchange._verb, comm=exchange._comm),
     }
-    exec(_text(len(acts)), scope)
+    scope |= {f"act{t}_{i}": act for t, acts in enumerate(turns) for i, act in enumerate(acts)}
+    exec(_text(tuple(map(len, turns))), scope)
     made: Callable[..., None] = scope.pop("acts")  # left there, function and arrays would keep each other
     return made
 
 
 @cache
-def _text(n: int) -> CodeType:
+def _text(lengths: tuple[int, ...]) -> CodeType:
+    """acts(), of so many acts each in turns of 1 and 0, or in any turn."""
+    blocks = [[f"act{t}_{i}()" for i in range(n)] or ["pass"] for t, n in enumerate(lengths)]
     lines = [
         "def acts(timeout=None):",
         "    if timeout is not None:",
         "        return careful(timeout)",
         "    try:",
-        *(f"        act{i}()" for i in range(n)),
+        *(["        if next():"] if len(blocks) > 1 else []),
+        *(f"            {line}" if len(blocks) > 1 else f"        {line}" for line in blocks[0]),
+        *(["        else:"] if len(blocks) > 1 else []),
+        *(f"            {line}" for block in blocks[1:] for line in block),
         "        return None",
         "    except Failure as error:",
         "        raise told(error) from None",
     ]
     return compile("\n".join(lines), f"{__file__}:acts", "exec")
-
-
-# -- channels ---------------------------------------------------------------------------------------------
-class _Channel(NamedTuple):
-    """mpi: for exchanges alone; carrier: for those of arrays on devices, if a rank may have such."""
-
-    mpi: MPI.Comm
-    number: int
-    carrier: Communicator | None
-
-
-def channel(comm: Communicator, peek: bool = False) -> _Channel:
-    """Duplicates of comm for exchanges alone, and a number that tells this exchange from the others.
-
-    The first use of a communicator is collective; closing it closes the duplicates. With peek no number is
-    taken.
-    """
-    if comm._channel is None:
-        made = comm.mpi.Dup()
-        made.Set_errhandler(MPI.ERRORS_RETURN)
-        carrier = None if comm._onboard is None else comm.dup(name=f"{comm.name}.exchange", check="off")
-        comm._channel = [made, 0, carrier]
-    if not peek:
-        comm._channel[1] += 1
-    return _Channel(comm._channel[0], comm._channel[1] % 32768, comm._channel[2])

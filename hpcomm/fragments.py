@@ -72,7 +72,7 @@ if {FIRST} <= mine < end:
             places = known[mine] = places_of(mine >> 32)
     elements, line, others, fold = places[flip()]
     i = step()
-    if not i % {LINE}:
+    if not i & {LINE - 1}:
         turn()
     ring[i] = mine
     flag = mine | i << {MARK}
@@ -125,10 +125,12 @@ def lane(x, source, tag):
 """
 
 
-def out_of_place(verb: str, folds: bool) -> str:
+def out_of_place(verb: str, folds: bool, first: bool) -> str:
     """Every other collective, from one plain array into another.
 
     Shapes as compose.py has them, but only the stacked form: block r is x[r] or out[r].
+
+    first: for rank 0, to which exscan brings nothing.
     """
     last = (", operator" if folds else "") + (", root" if verb in ROOTED else "")
     lines = ["def lane(x, out, root):", "    if type(root) is not int or not 0 <= root < p or x is out:"]
@@ -154,7 +156,9 @@ def out_of_place(verb: str, folds: bool) -> str:
     lines += ["    @spec out", "    @apart_in_memory x, out", "    @sign"]
     if verb == "scatter":  # on the others x only told the shape
         lines += ["    if rank != root:", "        x_spec = None"]
-    lines += [f"    @call function(x_spec, out_spec{last})", "    return out"]
+    lines += [f"    @call function(x_spec, out_spec{last})"]
+    lines += ["    @neutral out"] if verb == "exscan" and first else []
+    lines += ["    return out"]
     return "\n".join(lines)
 
 
@@ -175,6 +179,7 @@ if X.ndim != Y.ndim or (X.ndim != 1 and X.shape != Y.shape):
     "apart_in_memory": "",
     "new": "X = empty(Y.shape, dtype)",  # empty_like would keep the order of Y's axes
     "made": "",
+    "neutral": "X[...] = neutral",
     "spec": "X_spec = (X, n, kind)",
     "sign": "mine = n << 32 | code",
     "sign_all_reduce": "if n != last_n:\n    last_n, mine = n, n << 32 | code",
@@ -206,10 +211,14 @@ if type(X) is not tensor or X.dtype is not dtype or X.dim() != Y.dim():
     "apart_in_memory": "if X_at < Y_at + Y_size and Y_at < X_at + X_size:\n    return NotImplemented",
     "new": "X = empty_like(Y)\nX_size = Y_size",
     "made": "X_size = X.nbytes",
+    "neutral": "X.fill_(neutral)",
     "spec": """
 X_at = X.data_ptr()
-X_seen = windows_X.get(X_at)
-if X_seen is None or X_seen[0] != X_size:
+try:
+    X_seen = windows_X[X_at]
+    if X_seen[0] != X_size:
+        X_seen = window_X(X_at, X_size)
+except KeyError:
     X_seen = window_X(X_at, X_size)
 X_spec = X_seen[1]
 """,

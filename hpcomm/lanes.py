@@ -35,7 +35,7 @@ __all__ = ["NO_LANES", "chosen", "detour", "find"]
 Lane = Callable[..., Any]
 NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
 
-_FOLDS = ("all_reduce", "reduce", "reduce_scatter", "scan")
+_FOLDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 
 
 def detour(*arguments: Any) -> Any:
@@ -247,7 +247,9 @@ def _make(
     if "CUT" in fragments["readable"]:
         cut = "// p" if verb in CUTS else ""
         fragments = {**fragments, "readable": fragments["readable"].replace("CUT", cut)}
-    body = BODIES.get(verb) or out_of_place(verb, op is not None)
+    body = BODIES.get(verb) or out_of_place(verb, op is not None, comm.rank == 0)
+    if verb == "exscan":
+        names["neutral"] = _neutral(op, record)
     names["function"] = function
     return _compose(comm, verb, body, fragments, names)
 
@@ -260,6 +262,13 @@ def _folding(op: Any, record: Dtype) -> tuple[Any, int] | None:
     if fold.up is not None or fold.finish is not None or fold.fold is not None or fold.op.mpi is not None:
         return None
     return fold.mpi(), fold.code
+
+
+def _neutral(op: Any, record: Dtype) -> Any:
+    """What exscan leaves on rank 0, as a plain number."""
+    from . import reduction
+
+    return reduction.identity(reduction.named(op), record).item()
 
 
 def _compose(

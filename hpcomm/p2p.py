@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import lanes
 from .call import Call
-from .errors import HpcommError, LayoutError, MismatchError, RankError, UsageError, where
+from .envelope import Arrival, Status, fill, peer_rank, source_and_tag, source_rank, tag_number
+from .errors import HpcommError, LayoutError, MismatchError, UsageError, where
 from .request import Request, Stages
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ else:
 
 __all__ = [
     "P2POp",
-    "Status",
     "batch_isend_irecv",
     "iprobe",
     "irecv",
@@ -45,23 +45,6 @@ __all__ = [
     "send",
     "sendrecv",
 ]
-
-
-class Status:
-    """Where a message came from: source (rank), tag, nbytes."""
-
-    def __init__(self, source: int = -1, tag: int = -1, nbytes: int = 0) -> None:
-        self.source = source
-        self.tag = tag
-        self.nbytes = nbytes
-
-    def __repr__(self) -> str:
-        return f"Status(source={self.source}, tag={self.tag}, nbytes={self.nbytes})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Status) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class P2POp:
@@ -207,8 +190,12 @@ def sendrecv(
         in_place = recv is look or buffer.same_memory(look.array, recv.array)
         if not in_place and buffer.overlap(look.array, recv.array):
             raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
-        dest, source, recvtag = _peer(comm, dest, "dest"), _source(comm, source), _tag(comm, recvtag)
-        sendtag = _tag(comm, sendtag, sending=True)
+        dest, source, recvtag = (
+            peer_rank(comm, dest, "dest"),
+            source_rank(comm, source),
+            tag_number(comm, recvtag),
+        )
+        sendtag = tag_number(comm, sendtag, sending=True)
     except HpcommError as error:
         raise error.located("sendrecv", comm) from None
     packed = np.ascontiguousarray(look.array)
@@ -230,7 +217,7 @@ def sendrecv(
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
     if landing is not recv.array:
         recv.array[...] = landing
-    _fill(status, seen)
+    fill(status, seen)
     for observer in comm._observers:
         observer.after(call)
     return recv.give()
@@ -257,25 +244,25 @@ def _sendrecv_onboard(
 def probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:
     """Wait for a message and say where it comes from, without receiving it. Same as MPI_Probe."""
     seen = MPI.Status()
-    wanted = _sender(comm, "probe", source, tag)
+    wanted = source_and_tag(comm, "probe", source, tag)
     if comm._onboard is None:
         comm.mpi.Probe(*wanted, seen)
     else:
         comm._onboard.probe(*wanted, seen)
         comm._lanes = lanes.NO_LANES  # what is held must be looked for first
-    filled: Status = _fill(Status(), seen)
+    filled: Status = fill(Status(), seen)
     return filled
 
 
 def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status | None:
     """As probe, but None at once if no message is there. Same as MPI_Iprobe."""
     seen = MPI.Status()
-    wanted = _sender(comm, "iprobe", source, tag)
+    wanted = source_and_tag(comm, "iprobe", source, tag)
     if not (comm.mpi.Iprobe(*wanted, seen) if comm._onboard is None else comm._onboard.look(*wanted, seen)):
         return None
     if comm._onboard is not None:
         comm._lanes = lanes.NO_LANES
-    filled: Status = _fill(Status(), seen)
+    filled: Status = fill(Status(), seen)
     return filled
 
 
@@ -314,18 +301,18 @@ def _check_op(comm: Communicator, op: P2POp) -> str:
     look = buffer.as_buffer(op.x)
     if name == "recv":
         _check_writable(look)
-        _source(comm, op.peer)
+        source_rank(comm, op.peer)
     else:
-        _peer(comm, op.peer, "peer")
-    _tag(comm, op.tag, sending=name == "send")
+        peer_rank(comm, op.peer, "peer")
+    tag_number(comm, op.tag, sending=name == "send")
     return name
 
 
 def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> Any:
     try:
         comm._check_open("send")
-        dest = _peer(comm, dest, "dest")
-        tag = _tag(comm, tag, sending=True)
+        dest = peer_rank(comm, dest, "dest")
+        tag = tag_number(comm, tag, sending=True)
         look = buffer.as_buffer(x)
     except HpcommError as error:
         raise error.located("isend" if async_op else "send", comm) from None
@@ -355,7 +342,7 @@ def _recv(
 ) -> Any:
     try:
         comm._check_open("recv")
-        source, tag = _source(comm, source), _tag(comm, tag)
+        source, tag = source_rank(comm, source), tag_number(comm, tag)
         if out is not None:
             look = buffer.as_buffer(out)
             _check_writable(look)
@@ -385,7 +372,7 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
         call = Call(comm, "recv", peer=source, tag=tag)
         call.look = look
         seen = MPI.Status()
-        call.finish = lambda _: (_fill(status, seen), look.give())[1]
+        call.finish = lambda _: (fill(status, seen), look.give())[1]
         result = collectives.carry_out(onboard.recv(call, look, seen), async_op)
         if async_op:
             result.status = status
@@ -400,7 +387,7 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
             transport.check_length(comm, "recv", seen, look.nbytes)
             if landing is not look.array:
                 look.array[...] = landing
-        _fill(status, seen)
+        fill(status, seen)
         return look.give()
 
     call = Call(comm, "recv", peer=source, tag=tag)
@@ -449,80 +436,10 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
         yield from comm._onboard.announced(call, look, raw, arrival.status, None)
         nbytes = announced
         arrival.status.Set_elements(MPI.BYTE, nbytes)
-    _fill(status, arrival.status)
+    fill(status, arrival.status)
     return look.give()
-
-
-_ANY_MPI = 32767  # tags up to here are taken by every MPI
-
-
-class Arrival:
-    """A message that is still to come, waited for as an MPI request is; then .message holds it."""
-
-    def __init__(self, mpi: MPI.Comm, source: int, tag: int) -> None:
-        self._mpi, self._source, self._tag = mpi, source, tag
-        self.status = MPI.Status()
-        self.message: Any = None
-
-    def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  as MPI.Request has it
-        self.message = self._mpi.Improbe(self._source, self._tag, self.status)
-        return self.message is not None
-
-    def Wait(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
-        self.message = self._mpi.Mprobe(self._source, self._tag, self.status)
-        return True
-
-
-def _fill(status: Any, seen: MPI.Status) -> Any:
-    """Copy what MPI saw into the user's Status, or into mpi4py's."""
-    if status is None:
-        status = Status()
-    if isinstance(status, MPI.Status):
-        status.Set_source(seen.Get_source())
-        status.Set_tag(seen.Get_tag())
-        status.Set_elements(MPI.BYTE, seen.Get_elements(MPI.BYTE))
-    else:
-        status.source, status.tag = seen.Get_source(), seen.Get_tag()
-        status.nbytes = seen.Get_elements(MPI.BYTE)
-    return status
 
 
 def _check_writable(look: Buffer) -> None:
     if look.frozen:
         raise LayoutError(f"out {look.frozen}", hint="give an array that can be written")
-
-
-def _peer(comm: Communicator, peer: Any, name: str) -> int:
-    size = comm.remote_size if comm.is_inter else comm.size
-    if type(peer) is int and 0 <= peer < size:
-        return peer
-    if isinstance(peer, (int, np.integer)) and not isinstance(peer, bool):
-        if 0 <= peer < size or peer == MPI.PROC_NULL:
-            return int(peer)
-        raise RankError(f"{name} {peer} is no rank of '{comm.name}'", hint=f"a rank from 0 to {size - 1}")
-    raise RankError(f"{name} must be a rank, not {peer!r}", hint=f"a rank from 0 to {size - 1}")
-
-
-def _sender(comm: Communicator, verb: str, source: Any, tag: Any) -> tuple[int, int]:
-    """Source and tag as MPI takes them, or an error that names verb."""
-    try:
-        comm._check_open(verb)
-        return _source(comm, source), _tag(comm, tag)
-    except HpcommError as error:
-        raise error.located(verb, comm) from None
-
-
-def _source(comm: Communicator, source: Any) -> int:
-    if source is None or source == MPI.ANY_SOURCE:
-        return MPI.ANY_SOURCE
-    return _peer(comm, source, "source")
-
-
-def _tag(comm: Communicator, tag: Any, sending: bool = False) -> int:
-    if type(tag) is int and 0 <= tag <= _ANY_MPI:
-        return tag
-    if not sending and (tag is None or tag == MPI.ANY_TAG):
-        return MPI.ANY_TAG
-    if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= transport.largest_tag():
-        raise UsageError(f"tag {tag!r} cannot be sent", hint=f"a number from 0 to {transport.largest_tag()}")
-    return int(tag)

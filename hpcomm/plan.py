@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import p2p
+from . import envelope
 from .call import Call
 from .errors import HpcommError, UsageError, WaitTimeoutError, where
 from .signature import REDUCTIONS, VERBS, head
@@ -295,8 +295,8 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
             "a plan of send or recv needs a contiguous array that can be written",
             hint="numpy.ascontiguousarray(x)",
         )
-    number = p2p._tag(comm, 0 if tag is None and sending else tag, sending=sending)
-    rank = p2p._peer(comm, peer, "dest") if sending else p2p._source(comm, peer)
+    number = envelope.tag_number(comm, 0 if tag is None and sending else tag, sending=sending)
+    rank = envelope.peer_rank(comm, peer, "dest") if sending else envelope.source_rank(comm, peer)
     call = Call(comm, verb, peer=rank, tag=number)
     call.look = look
     if onboard:

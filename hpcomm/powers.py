@@ -7,33 +7,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .clock import Clock, Map, Rows
-from .schedule.stream import COPY, Stream
+from .clock import Clock
+from .rings import chain, everywhere, is_single, passing, ring, shifted, single, uniform
+from .schedule.stream import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .machine import Array
 
-__all__ = ["ways"]
-
-
-def _ring(clock: Clock, streams: list[Stream]) -> bool:
-    """All give to a neighbour, always on the same side, until what they gave has been everywhere."""
-    (s, *others) = streams
-    way = None if others or s.march or s.hop or s.every > 1 else clock.shift(s)
-    if way is None or way[0] not in (1, clock.size - 1) or s.active != clock.size - 1 or s.active < 3:
-        return False
-    own, hop, everywhere = _uniform(clock, s, way[0])
-    if np.unique(own).size > 8:
-        return False
-    along = slice(None, None, 1 if way[0] == 1 else -1)
-    clock.time[along] = _once_around(clock.time[along], everywhere(hop)[along], own, everywhere, along)
-    return True
+__all__ = ["short_ways", "ways"]
 
 
 def _circles(clock: Clock, streams: list[Stream]) -> bool:
@@ -48,8 +33,7 @@ def _circles(clock: Clock, streams: list[Stream]) -> bool:
         return False
     way = clock.shift(s)
     if way is not None and gcd(way[0], clock.size) == 1:
-        own, hop, everywhere = _uniform(clock, s, way[0])
-        own, hop = everywhere(own), everywhere(hop)
+        own, hop = (everywhere(clock, x) for x in uniform(clock, s, way[0]))
         circles: Array | None = (np.arange(clock.size) * way[0] % clock.size)[None, :]
     else:
         step = clock.map([(s, 0)])
@@ -72,30 +56,6 @@ def _circles(clock: Clock, streams: list[Stream]) -> bool:
     return True
 
 
-def _uniform(clock: Clock, s: Stream, d: int) -> tuple[Array, Array, Callable[[Array], Array]]:
-    """(own, hop) of few ranks, and how to get all from few; all give equally much to the one d further on.
-
-    If that is near, all groups (see Machine.group) are alike but the first and the last two.
-    """
-    p, group = clock.size, clock.on.group
-    few = 3 * group + p % group
-    if few >= p or min(d, p - d) > group:
-        few = p
-    step = _shifted(clock, s, d if d <= p // 2 else d + few - p, few)
-
-    def everywhere(x: Array) -> Array:
-        if few == p:
-            return x
-        found = np.empty(p)
-        found[:group], found[p - few + 2 * group :] = x[:group], x[2 * group :]
-        found[group : p - few + 2 * group].reshape(-1, group)[:] = x[group : 2 * group]
-        return found
-
-    hop = np.empty(few)
-    hop[step.dest] = step.hop
-    return step.own, hop, everywhere
-
-
 def _shifts(clock: Clock, streams: list[Stream]) -> bool:
     """All give to the one d further on, and d moves by one each time.
 
@@ -112,7 +72,7 @@ def _shifts(clock: Clock, streams: list[Stream]) -> bool:
     far = (d >= group) & (d <= p - group)
     edges = [0, *(np.flatnonzero(far[1:] != far[:-1]) + 1).tolist(), s.active]
     for low, high in pairwise(edges):
-        step = _shifted(clock, s, int(d[low]), p)
+        step = shifted(clock, s, int(d[low]), p)
         if far[low] and 2 * (high - low) > p + 2 and np.ptp(step.hop) == 0 == np.ptp(step.own):
             hop, spare = step.hop[0] * (high - low), step.hop[0] - step.own[0]
             moved = np.roll(clock.time, int(d[low:high].sum() % p))
@@ -120,89 +80,27 @@ def _shifts(clock: Clock, streams: list[Stream]) -> bool:
             clock.time = hop + np.maximum(np.maximum(moved, once), clock.time.max() - 2 * spare)
             continue
         for k in range(low, high):
-            clock.step(_shifted(clock, s, int(d[k]), p), s.begin + k, 1)
-    return True
-
-
-def _shifted(clock: Clock, s: Stream, d: int, size: int) -> Map:
-    """All of a circle of so many give to the one d further on."""
-    r = np.arange(size)
-    nbytes = np.full(size, float(s.width * s.times * clock.chunk))
-    return Map(Rows(np.roll(r, d), r, nbytes, nbytes * (s.fold != COPY), r), clock.on, size)
-
-
-def _chain(clock: Clock, streams: list[Stream]) -> bool:
-    """Chunks that follow each other from rank to rank, one iteration apart.
-
-    When a rank has chunk c: own after it had chunk c-1, or hop after its neighbour had chunk c.
-    """
-    streams = sorted(streams, key=lambda s: s.begin)
-    s = streams[0]
-    plain = (
-        _is_single(s) and abs(s.march) == 1 and s.march == s.hop and s.every == 1 and s.active < clock.size
-    )
-    like = [
-        _is_single(o) and o.begin == s.begin + i and all(
-            np.all(x == y) for x, y in
-            zip(_kind(o), _kind(s), strict=True)
-        )
-        for i, o in enumerate(streams)
-    ]  # fmt: skip
-    a, b = s.ends(0, clock.size)
-    if not (plain and all(like)) or (b - a - s.march) % clock.size:
-        return False
-    line = (a + np.arange(s.active + 1) * s.march) % clock.size
-    hop, take, gone = _single(clock, s, line[:-1], line[1:])
-    hop, take, gone = np.append(0.0, hop), np.append(0.0, take), np.append(gone, 0.0)
-    far = np.cumsum(hop)
-    had = clock.time[line] + take
-    for i in range(len(streams)):
-        had = far + np.maximum.accumulate(had - far)
-        had += np.maximum(take, gone) if i + 1 < len(streams) else gone
-    clock.time[line] = had
+            clock.step(shifted(clock, s, int(d[k]), p), s.begin + k, 1)
     return True
 
 
 def _walk(clock: Clock, streams: list[Stream]) -> bool:
     """One message per iteration, in plain numbers."""
     (s, *others) = streams
-    if others or not _is_single(s) or s.active < 3:
+    if others or not is_single(s) or s.active < 3:
         return False
     k = np.arange(s.active)
     a, b = ((np.atleast_1d(x) + k * y) % clock.size for x, y in ((s.source, s.march), (s.dest, s.hop)))
     apart = a != b
     a, b = a[apart], b[apart]
     time = clock.time.tolist()
-    columns = (a, b, *_single(clock, s, a, b))
+    columns = (a, b, *single(clock, s, a, b))
     for source, dest, hop, take, gone in zip(*(c.tolist() for c in columns), strict=True):
         begin = time[source]
         time[source] = begin + gone
         time[dest] = max(time[dest] + take, begin + hop)
     clock.time = np.array(time)
     return True
-
-
-def _single(clock: Clock, s: Stream, source: Array, dest: Array) -> tuple[Array, Array, Array]:
-    """(hop, what the receiver does, what the sender does) of messages that share no link."""
-    on, level, nbytes = clock.on, np.zeros(source.size, np.int64), float(s.width * s.times * clock.chunk)
-    wide = np.zeros(source.size)
-    for _, unit, rate in on.links():
-        far = source // unit != dest // unit
-        level += far
-        wide = np.maximum(wide, far * nbytes * rate)
-    busy = on.port(np.asarray(nbytes), level)
-    take = busy + nbytes * on.fold_per_byte * (s.fold != COPY)
-    hop = on.overhead + np.asarray(on.latency)[level] + np.maximum(take, wide + on.overhead)
-    return hop, take, np.maximum(busy, on.overhead + wide)
-
-
-def _is_single(s: Stream) -> bool:
-    return s.rows == 1 and not (np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold))
-
-
-def _kind(s: Stream) -> tuple[Any, ...]:
-    """What makes chunks of a chain alike."""
-    return s.source, s.dest, s.march, s.hop, s.width, s.times, s.fold, s.every, s.active
 
 
 def _circles_of(source: Array, dest: Array, size: int) -> Array | None:
@@ -218,43 +116,6 @@ def _circles_of(source: Array, dest: Array, size: int) -> Array | None:
         if circle:
             found.append(circle)
     return np.array(found) if len({len(circle) for circle in found}) == 1 else None
-
-
-def _once_around(
-    time: Array, hop: Array, own: Array, everywhere: Callable[[Array], Array], along: slice
-) -> Array:
-    """The clocks of a circle of p after p-1 times.
-
-    p-1 hops begin at the one that stands ahead. With stays of `value` at some rank on the way, the way begins
-    anywhere: up to the last rank behind that has so much, or ahead, in the turn before.
-    """
-    p, total = time.size, float(hop.sum())
-    rest = hop - time
-    new = np.empty(p)
-    np.subtract(total, rest[1:], out=new[:-1])
-    new[-1] = total - rest[0]
-    rest[1:] += time[:-1]
-    rest[0] += time[-1]
-    values = np.unique(own)
-    values = values[values > rest.min()]  # else staying is never worth it
-    if not values.size:
-        return new
-    own = everywhere(own)[along]
-    begin = int(own.argmax())  # the circle is cut there, so that there is one behind everybody
-    time, hop, own, new = (np.roll(x, -begin) for x in (time, hop, own, new))
-    far, place = np.cumsum(hop), np.arange(p, dtype=float)
-    for value in values.tolist():
-        begun = time - far
-        begun += place * value
-        last = np.maximum.accumulate(np.where(own >= value, np.arange(p), 0))
-        best = np.maximum.accumulate(begun)[last]
-        ahead = np.maximum.accumulate(begun[:0:-1])[::-1]
-        ahead += total - p * value
-        np.maximum(best[:-1], ahead, out=best[:-1])
-        best += far
-        best += (p - 1 - place) * value
-        np.maximum(new, best, out=new)
-    return np.roll(new, begin)
 
 
 def _power(time: Array, hop: Array, own: Array, values: Array, n: int) -> Array:
@@ -311,4 +172,5 @@ def _largest_ahead(x: Array, low: int, many: int) -> Array:
     return np.asarray(found[0])
 
 
-ways = (_ring, _circles, _shifts, _chain, _walk)
+ways = (ring, _circles, _shifts, chain, _walk)
+short_ways = (ring, passing, chain)  # those that can do with few ranks

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import parcel
+from . import delivery
+from .enact import at_once, check_list, check_root, collective, ireceive, own_place, receive, shown
+from .envelope import Status, peer_rank, tag_number
 from .errors import HpcommError, UsageError
-from .objects import at_once, check_list, check_root, collective, ireceive, own_place, receive, shown
-from .p2p import Status, _peer, _tag
-from .parcel import Parcel
+from .parcel import ARRAY, Parcel
 from .request import Request, Stages
 
 if TYPE_CHECKING:
@@ -49,15 +49,15 @@ def send_ragged(
     """Send x with its shape and dtype; recv_ragged takes it."""
     try:
         comm._check_open("send_ragged")
-        peer, number = _peer(comm, dest, "dest"), _tag(comm, tag, sending=True)
+        peer, number = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True)
         made = encode(x)
     except HpcommError as error:
         raise error.located("send_ragged", comm) from None
     to_self = peer == comm.rank and not comm.is_inter  # would wait for itself
     if not (async_op or to_self):
-        at_once(comm, "send_ragged", lambda: parcel.send(comm, made, peer, number), peer, number)
+        at_once(comm, "send_ragged", lambda: delivery.send(comm, made, peer, number), peer, number)
         return None
-    stages = shown(comm, "send_ragged", parcel.isend(comm, made, peer, number), peer=peer, tag=number)
+    stages = shown(comm, "send_ragged", delivery.isend(comm, made, peer, number), peer=peer, tag=number)
     request = Request(f"send_ragged(dest={dest}, tag={tag})", stages)
     if async_op:
         return request
@@ -90,7 +90,7 @@ def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_
     made = _encoded(comm, "broadcast_ragged", x) if is_root else None
 
     def stages() -> Stages:
-        got = yield from parcel.broadcast(comm, made, root, not async_op)
+        got = yield from delivery.broadcast(comm, made, root, not async_op)
         if comm.is_inter and root < 0:
             return None
         return decode(_copied(got) if is_root else got)
@@ -104,7 +104,7 @@ def gather_ragged(comm: Communicator, x: Any, root: int = 0, *, async_op: bool =
     made = _encoded(comm, "gather_ragged", x) if root >= 0 else Parcel(b"")  # else another group gives
 
     def stages() -> Stages:
-        got = yield from parcel.gather(comm, made, root, not async_op)
+        got = yield from delivery.gather(comm, made, root, not async_op)
         return _decode_all(got, own_place(comm)) if is_root else None
 
     return collective(comm, "gather_ragged", root, stages(), async_op)
@@ -120,7 +120,7 @@ def all_gather_ragged(comm: Communicator, x: Any, *, async_op: bool = False) -> 
     made = _encoded(comm, "all_gather_ragged", x)
 
     def stages() -> Stages:
-        got = yield from parcel.all_gather(comm, made, not async_op)
+        got = yield from delivery.all_gather(comm, made, not async_op)
         return _decode_all(got, own_place(comm))
 
     return collective(comm, "all_gather_ragged", 0, stages(), async_op)
@@ -134,7 +134,7 @@ def scatter_ragged(
     made = _encoded_list(comm, "scatter_ragged", xs) if is_root else None
 
     def stages() -> Stages:
-        got = yield from parcel.scatter(comm, made, root, not async_op)
+        got = yield from delivery.scatter(comm, made, root, not async_op)
         return None if got is None else decode(_copied(got) if is_root else got)
 
     return collective(comm, "scatter_ragged", root, stages(), async_op)
@@ -145,7 +145,7 @@ def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool =
     made = _encoded_list(comm, "all_to_all_ragged", xs)
 
     def stages() -> Stages:
-        got = yield from parcel.all_to_all(comm, made, not async_op)
+        got = yield from delivery.all_to_all(comm, made, not async_op)
         return _decode_all(got, own_place(comm))
 
     return collective(comm, "all_to_all_ragged", 0, stages(), async_op)
@@ -164,7 +164,7 @@ def encode(x: Any) -> Parcel:
 
 def _parcel(array: Any, library: str, name: str) -> Parcel:
     text = f"{library};{name}".encode()
-    description = parcel.ARRAY + struct.pack(f"<q{array.ndim}q", array.ndim, *array.shape) + text
+    description = ARRAY + struct.pack(f"<q{array.ndim}q", array.ndim, *array.shape) + text
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return Parcel(description, [flat])
 
@@ -191,12 +191,13 @@ def _to_device(host: Any, library: str) -> Any:
 
 def decode(got: Parcel) -> Any:
     """The array in a parcel, living in the memory that was received into."""
+    got.settle()
     text = bytes(got.description)
-    if not text.startswith(parcel.ARRAY):
+    if not text.startswith(ARRAY):
         raise UsageError(
             "an object arrived where an array was expected", hint="recv_object for what send_object sends"
         )
-    at = len(parcel.ARRAY)
+    at = len(ARRAY)
     (ndim,) = struct.unpack_from("<q", text, at)
     shape = struct.unpack_from(f"<{ndim}q", text, at + 8)
     library, name = text[at + 8 + 8 * ndim :].decode().split(";", 1)

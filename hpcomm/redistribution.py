@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import route
+from .channel import channel
 from .communicator import Communicator
 from .errors import DtypeError, HpcommError, LayoutError, RankError, demand
-from .exchange import Exchange, channel
+from .exchange import Exchange
 from .partition import Box, Partition, Points, integers
 from .places import Rows, meet, memory, set_zero
 

@@ -20,7 +20,7 @@ from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
-__all__ = ["abort", "board", "in_one_piece", "start", "started"]
+__all__ = ["abort", "board", "count_hasty_exits", "in_one_piece", "start", "started"]
 
 GRACE = 1.0  # s in which the other ranks may end too
 
@@ -214,6 +214,23 @@ def say_end() -> None:
         board.mine.end()
     while farewells:
         farewells.pop()()
+
+
+def count_hasty_exits() -> None:
+    """Let os._exit before MPI_Finalize end the job, with a status that is not 0.
+
+    MPICH's launcher would call that a good end on one host, and over several wait for the others for ever.
+    """
+    leave, here = os._exit, os.getpid()
+
+    def leave_noted(status: int) -> NoReturn:
+        from mpi4py import MPI
+
+        if os.getpid() == here and not MPI.Is_finalized():  # and no forked child
+            abort(f"leaves by os._exit({status}), without MPI_Finalize, which ends the job", status or 1)
+        leave(status)
+
+    os._exit = leave_noted
 
 
 def _notice_finalize() -> None:

@@ -2,8 +2,10 @@
 
 A message of MPI is copied into memory that the receiver has found for it. Here every rank has a shelf of
 a few slots in memory that all ranks of its node have mapped: to hand over a block it copies it into a free
-slot and names that; the receiver's object lives in the slot. One word for each slot says whether it is
-lent: its owner sets the word, the borrower wipes it as soon as nobody looks at the object any more.
+slot and names that; the receiver's object lives in the slot. One word for each slot says how it is used:
+its owner lends it, says that it is full when the block stands there, and the borrower wipes the word as
+soon as nobody looks at the object any more. So the owner may name a slot first and fill it then: while one
+rank copies, the other is busy with the message already.
 """
 
 from __future__ import annotations
@@ -11,8 +13,13 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from .errors import PeerFailedError
 
 __all__ = ["LEAST", "Shelves", "shelf_bytes", "slot_bytes"]
 
@@ -21,6 +28,12 @@ LEAST = 32 << 10  # bytes of a block from which it is worth it
 _SLOT = range(1 << 20, 8 << 20)  # bytes that a slot may have
 _NODE = 2 << 30  # bytes of all shelves of a node, if all are full
 _STEP = 1 << 20  # bytes of real memory that a slot grows by
+_FREE, _LENT, _FULL, _SPOILT = range(4)  # what the word of a slot says
+_ORDERED = ("x86_64", "AMD64")  # stores are seen in order there: who sees that a slot is full sees the block
+_LOOKS = 300  # at a slot that is being filled, before the core is left to others
+_YIELDING_S = 2e-3  # of waiting with open eyes; then it sleeps
+_SLEEP_S = 1e-4
+_CHECK_S = 0.5  # between two looks whether a slot's owner has ended
 
 
 def slot_bytes(ranks: int, free: int) -> int:
@@ -41,71 +54,126 @@ class Shelves:
         memory, file: what all of them have mapped, shelf_bytes(slot) of each; both are kept.
         ranks, here: how many ranks there are, and whose shelf is one's own to fill.
         slot: bytes of a slot.
+        gone: whether a rank has ended.
+
+    Attributes:
+        fills_late: whether a slot may be named to its borrower before it is filled.
     """
 
-    def __init__(self, memory: mmap.mmap, file: int, ranks: int, here: int, slot: int) -> None:
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        file: int,
+        ranks: int,
+        here: int,
+        slot: int,
+        gone: Callable[[int], bool] = lambda owner: False,
+    ) -> None:
         self.slot = slot
-        self._file, self._here = file, here
+        self._file, self._here, self._gone = file, here, gone
         self._memory = memoryview(memory)
         starts = range(0, ranks * shelf_bytes(slot), shelf_bytes(slot))
-        self._lent = [self._memory[at : at + 8 * SLOTS].cast("q") for at in starts]  # whether, by slot
+        self._words = [self._memory[at : at + 8 * SLOTS].cast("q") for at in starts]  # of all slots
         self._real = [0] * SLOTS  # bytes of each own slot that have memory behind them
         self._choosing = threading.Lock()
-        self._leases: dict[tuple[int, int], weakref.finalize[Any, Any]] = {}  # of what is borrowed
+        self._rooms: dict[tuple[int, int], tuple[Any, Callable[[Any], None]]] = {}  # see _room()
+        self._leases: dict[tuple[int, int], weakref.ref[Any]] = {}  # of what is borrowed
+        self.fills_late = os.uname().machine in _ORDERED
         os.register_at_fork(before=self._keep_all)
 
-    def put(self, block: Any) -> int:
-        """Copy a block of bytes into a free slot, which is lent from now on; -1 where none is free."""
-        import numpy as np
-
-        number = self._free_slot(block.nbytes)
-        if number >= 0:
-            at = self._at(self._here, number)
-            np.copyto(np.frombuffer(self._memory[at : at + block.nbytes], np.uint8), block)
-        return number
-
-    def _free_slot(self, nbytes: int) -> int:
+    def lend(self, nbytes: int) -> int:
+        """A free slot for a block of so many bytes, lent from now on; -1 where there is none."""
         if nbytes > self.slot:
             return -1
-        lent = self._lent[self._here]
+        words = self._words[self._here]
         with self._choosing:
             for number in range(SLOTS):
-                if not lent[number] and self._has_memory(number, nbytes):
-                    lent[number] = 1
+                if not words[number] and (self._real[number] >= nbytes or self._grow(number, nbytes)):
+                    words[number] = _LENT
                     return number
         return -1
 
-    def _has_memory(self, number: int, nbytes: int) -> bool:
+    def _grow(self, number: int, nbytes: int) -> bool:
         """Ask for a slot's memory before writing to it: where there is none left, that would kill us."""
-        if self._real[number] < nbytes:
-            wanted = min(-(-nbytes // _STEP) * _STEP, self.slot)
-            try:
-                os.posix_fallocate(self._file, self._at(self._here, number), wanted)
-            except OSError:  # full: MPI carries the block
-                return False
-            self._real[number] = wanted
+        wanted = min(-(-nbytes // _STEP) * _STEP, self.slot)
+        try:
+            os.posix_fallocate(self._file, self._at(self._here, number), wanted)
+        except OSError:  # full: MPI carries the block
+            return False
+        self._real[number] = wanted
         return True
 
-    def take(self, owner: int, number: int, nbytes: int) -> Any:
-        """The block in a slot, as bytes; the slot goes back when nobody has the block any more."""
+    def fill(self, number: int, block: Any) -> None:
+        """Copy a block of bytes into a slot that was lent for it."""
         import numpy as np
 
-        at = self._at(owner, number)
+        words = self._words[self._here]
+        try:
+            # numpy lets other threads run meanwhile
+            np.copyto(self._room(self._here, number)[0][: block.nbytes], np.frombuffer(block, np.uint8))
+        except BaseException:  # Ctrl-C: the borrower must not wait for ever, nor take it for full
+            words[number] = _SPOILT
+            raise
+        words[number] = _FULL
+
+    def take(self, owner: int, number: int, nbytes: int) -> Any:
+        """The block in a slot, as bytes; the slot goes back when nobody has the block any more.
+
+        It may still be on its way there: see wait().
+        """
+        room, give_back = self._room(owner, number)
         # An array, because whatever looks at a part of it holds on to it, unlike with a memoryview.
-        block = np.frombuffer(self._memory[at : at + nbytes], np.uint8)
-        lease = self._leases[owner, number] = weakref.finalize(block, self._give_back, owner, number)
-        lease.atexit = False
+        block = room[:nbytes]
+        self._leases[owner, number] = weakref.ref(block, give_back)
         return block.data
 
-    def _give_back(self, owner: int, number: int) -> None:
+    def wait(self, owner: int, number: int) -> None:
+        """Wait until a slot that was taken is filled.
+
+        Raises:
+            PeerFailedError: its owner was stopped, or ended, while filling it.
+        """
+        words = self._words[owner]
+        if words[number] == _FULL:
+            return
+        for _ in range(_LOOKS):
+            if words[number] != _LENT:
+                break
+        begin = asked = time.monotonic()
+        while words[number] == _LENT:
+            now = time.monotonic()
+            if now - begin < _YIELDING_S:
+                os.sched_yield()
+                continue
+            time.sleep(_SLEEP_S)
+            if now - asked > _CHECK_S:
+                asked = now
+                if self._gone(owner) and words[number] == _LENT:
+                    break
+        if words[number] != _FULL:
+            raise PeerFailedError(
+                "the sender was stopped while it copied its array", hint="look at what that rank printed"
+            )
+
+    def _room(self, owner: int, number: int) -> tuple[Any, Callable[[Any], None]]:
+        """A slot's whole memory as an array, and what gives the slot back."""
+        found = self._rooms.get((owner, number))
+        if found is None:
+            import numpy as np
+
+            at = self._at(owner, number)
+            memory = np.frombuffer(self._memory[at : at + self.slot], np.uint8)
+            found = self._rooms[owner, number] = memory, partial(self._give_back, owner, number)
+        return found
+
+    def _give_back(self, owner: int, number: int, gone: Any) -> None:
         del self._leases[owner, number]
-        self._lent[owner][number] = 0
+        if self._words[owner][number] != _LENT:  # else its owner writes there still: it is lost
+            self._words[owner][number] = _FREE
 
     def _keep_all(self) -> None:
         """Keep what is borrowed for ever: a child is made, which looks at it too, and nobody will know."""
-        for lease in list(self._leases.values()):
-            lease.detach()
-        self._leases.clear()
+        self._leases.clear()  # a reference that is gone itself calls nobody
 
     def _at(self, owner: int, number: int) -> int:
         return owner * shelf_bytes(self.slot) + mmap.PAGESIZE + number * self.slot

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .call import Call
+from .channel import channel
 from .communicator import Communicator
 from .errors import HpcommError, LayoutError, RankError, UsageError, where
-from .exchange import channel
 from .partition import integers
 from .places import meet
 from .request import Request, Stages

@@ -23,7 +23,7 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["alone", "gathered", "gathers", "spec", "strided"]
+__all__ = ["alone", "divided", "gathered", "gathers", "is_scattered", "spec", "strided"]
 
 _LONG = 32 << 10  # bytes of a view that is worth a message of its own
 _FEW = 4  # messages that cost less than the handshake before a longer one
@@ -37,6 +37,8 @@ class _Habits(NamedTuple):
     send_run, receive_run: mean length in bytes of a contiguous run below which numpy copies a longer message
         quicker than the library's engine for datatypes, which takes longer still over several views in one.
     solid: bytes from which messages in one piece are so much quicker that numpy copies whatever is not.
+    scattered: bytes beyond which messages of single elements go quickest through that engine: it takes piece
+        after piece, so what one was sent from is in the cache still when another is received beside it.
     """
 
     at_once: int
@@ -44,11 +46,12 @@ class _Habits(NamedTuple):
     send_run: int
     receive_run: int
     solid: float
+    scattered: float
 
 
 _NEVER = float("inf")
-_OPEN_MPI = _Habits(4000, False, 0, 0, 512 << 10)
-_MPICH = _Habits(8000, True, 16 << 10, 2 << 10, _NEVER)
+_OPEN_MPI = _Habits(4000, False, 0, 0, 512 << 10, 128 << 10)
+_MPICH = _Habits(8000, True, 16 << 10, 2 << 10, _NEVER, _NEVER)
 
 
 @cache
@@ -87,6 +90,13 @@ def gathers(views: Sequence[Any], sending: bool) -> bool:
     return bool(nbytes >= habits.solid or nbytes < run * runs)
 
 
+def is_scattered(views: Sequence[Any]) -> bool:
+    """Whether these are so many single elements that MPI is quicker than memory shared with the receiver."""
+    if sum(view.nbytes for view in views) <= _habits().scattered:
+        return False
+    return all(not isinstance(view, Rows) and _runs(view) == view.size for view in views)
+
+
 def _runs(view: View) -> int:
     """How many contiguous pieces of memory a view has."""
     run = view.itemsize
@@ -100,11 +110,16 @@ def _runs(view: View) -> int:
 def gathered(views: Sequence[Any]) -> tuple[View, list[View]]:
     """Memory for all views one behind the other, and the part of each in its shape and dtype."""
     whole = np.empty(sum(view.nbytes for view in views), np.uint8)
+    return whole, divided(whole, views)
+
+
+def divided(whole: View, views: Sequence[Any]) -> list[View]:
+    """The part of each view, in its shape and dtype, of memory for all of them one behind the other."""
     parts, at = [], 0
     for view in views:
         parts.append(whole[at : at + view.nbytes].view(view.dtype).reshape(view.shape))
         at += view.nbytes
-    return whole, parts
+    return parts
 
 
 # -- datatypes ----------------------------------------------------------------------------------------------

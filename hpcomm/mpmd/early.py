@@ -5,26 +5,41 @@
                                          └─ this file         so a process of its own looks at the others
 
 It sees the processes of its own host (Linux; launchers of Open MPI and MPICH, and Slurm's), asks Slurm
-for the other nodes of a step, and otherwise keeps a deadline. Run as a script it needs the standard
-library only: it starts in 15 ms.
+for the other nodes of a step, else an eye on the launcher's host (eye.py), and keeps a deadline in any case.
+Run as a script it needs the standard library only: it starts in 15 ms.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Look", "command_of", "judge", "watched"]
+__all__ = [
+    "GRACE_S",
+    "HYDRA",
+    "Look",
+    "after",
+    "command_of",
+    "judge",
+    "name_of",
+    "parent_of",
+    "read_of",
+    "watched",
+    "words_of",
+]
 
 INIT_S = 60.0  # MPI comes up within that, or the job ends
 UNSEEN_S = 30.0  # the same where there are other hosts, of which nothing is to be seen
@@ -33,6 +48,9 @@ GRACE_S = 2.0  # for a launcher that ends the job by itself, or still starts oth
 _LOOK_S = 0.5
 _ASK_S = 2.0  # between questions to Slurm, and more for many nodes
 _SHORT_S = 5.0  # Slurm must say that long that a node is missing
+_STAGGER_S, _STAGGERED_S = 0.02, 10.0  # between the eyes of two ranks, and at most: the first may be enough
+_EYE = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.mpmd.eye import main; main(sys.argv[2:])"
+HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # processes of the job on this host
@@ -112,7 +130,7 @@ def command_of(rank: int, line: Sequence[str]) -> str:
 def main(pid: int, limit: str) -> None:
     """Watch over a rank that brings MPI up; end with it, or end it."""
     launcher, environ, begin = _launcher_of(pid), _environ(pid), time.monotonic()
-    nodes = Nodes(environ, begin)
+    nodes, eye = Nodes(environ, begin), Eye(pid, launcher, begin)
     last, since = None, begin
     while not select.select([0], [], [], _LOOK_S)[0]:  # its end closes the pipe
         now, seen = time.monotonic(), _look(pid, launcher)
@@ -121,8 +139,8 @@ def main(pid: int, limit: str) -> None:
         place = sorted(seen.ranks).index(_rank(pid)) if seen else 0  # so that not all speak at once
         why = judge(seen, _line_of(launcher)) if seen and now - since > GRACE_S + place else None
         if seen and not place:
-            why = why or nodes.judge(now)
-        sees_all = nodes.answers or (seen is not None and seen.here == seen.size)
+            why = why or nodes.judge(now) or eye.judge(now, seen)
+        sees_all = nodes.answers or eye.answers or (seen is not None and seen.here == seen.size)
         limit_s = float(limit) if limit else INIT_S if sees_all else UNSEEN_S
         if why is None and now - begin > limit_s:
             why = (
@@ -130,7 +148,7 @@ def main(pid: int, limit: str) -> None:
                 " have not begun it"
             ) + ("" if sees_all else ", or that have ended on a host that cannot be seen from here")
         if why:
-            waits = f"rank {_rank(pid)} ({' '.join(_words(pid))}) on {os.uname().nodename} waits for that"
+            waits = f"rank {_rank(pid)} ({' '.join(words_of(pid))}) on {os.uname().nodename} waits for that"
             os.write(2, f"hpcomm: {why}; {waits}, so the job ends\n".encode())
             os.kill(pid, signal.SIGKILL)
             return
@@ -188,10 +206,74 @@ class Nodes:
         return sum(line.split("|")[0].partition("+")[0] == self.step for line in done.stdout.splitlines())
 
 
+class Eye:
+    """One on MPICH's launcher's host, started once MPI has been late for a while; none in a Slurm job.
+
+    Open MPI's launcher ends a job itself when a process ends with a status, and tells nobody of one with 0.
+
+    Attributes:
+        answers: whether it can see all processes.
+    """
+
+    def __init__(self, pid: int, launcher: int, now: float) -> None:
+        self.answers = False
+        self._pid, self._launcher = pid, launcher
+        self._due = now + GRACE_S + min(_STAGGER_S * _rank(pid), _STAGGERED_S)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def judge(self, now: float, seen: Look | None) -> str | None:
+        """The sentence that it has said; None while it has said nothing."""
+        if self._process is None and now > self._due:
+            self._due = math.inf
+            self._start(seen)
+        if self._process is None or self._process.stdout is None:
+            return None
+        out = self._process.stdout
+        while select.select([out], [], [], 0)[0]:
+            line = out.readline().decode(errors="replace").strip()
+            if not line:  # it has ended
+                self._process, self.answers = None, False
+                return None
+            if self.answers:
+                return line
+            self.answers = True
+        return None
+
+    def _start(self, seen: Look | None) -> None:
+        environ = _environ(self._pid)
+        if seen is None or seen.here == seen.size or "SLURM_JOB_ID" in environ:
+            return
+        words = _eye(self._launcher, seen.size)
+        if words is not None:
+            with contextlib.suppress(OSError):  # no ssh here
+                self._process = subprocess.Popen(
+                    words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+                )
+
+
+def _eye(proxy: int, size: int) -> list[str] | None:
+    """The words that start an eye; None: there can be none. Over ssh, or what the launcher uses instead."""
+    words = words_of(proxy)
+    port = after(words, "--control-port")
+    if name_of(proxy) != "hydra_pmi_proxy" or after(words, "--launcher") not in ("ssh", "rsh"):
+        return None
+    eye = [sys.executable, "-I", "-S", "-c", _EYE, str(Path(__file__).parents[2]), port, str(size)]
+    if name_of(parent_of(proxy)) in HYDRA:
+        return eye
+    agent = shlex.split(after(words, "--launcher-exec"))
+    ssh = agent or ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"]
+    return [*ssh, port.rpartition(":")[0], shlex.join(eye)]
+
+
+def after(words: Sequence[str], option: str) -> str:
+    """The word behind option; "" if there is none."""
+    return next((b for a, b in pairwise(words) if a == option), "")
+
+
 def _look(pid: int, launcher: int) -> Look | None:
     environ = _environ(pid)
     name, here, size = (_first(environ, names) for names in (_RANKS, _LOCAL_SIZES, _SIZES))
-    tasks = environ.get("SLURM_GTIDS", "") if launcher and _name(launcher) == _SLURM else ""
+    tasks = environ.get("SLURM_GTIDS", "") if launcher and name_of(launcher) == _SLURM else ""
     due = frozenset(int(rank) for rank in tasks.split(",") if rank.isdecimal())
     if not (launcher and name and size and (here or due)):
         return None
@@ -203,26 +285,26 @@ def _look(pid: int, launcher: int) -> Look | None:
 
 def _launcher_of(pid: int) -> int:
     """The process that has started this rank, over whatever it is wrapped in; 0: none is known."""
-    while pid > 1 and _name(pid) not in _LAUNCHERS:
-        pid = _parent(pid)
+    while pid > 1 and name_of(pid) not in _LAUNCHERS:
+        pid = parent_of(pid)
     return pid if pid > 1 else 0
 
 
 def _line_of(launcher: int) -> list[str]:
     """The words that a user started it with; MPICH's keeps them one process further up, Slurm's elsewhere."""
-    if _name(launcher) == _SLURM:
+    if name_of(launcher) == _SLURM:
         return []
-    words = _words(launcher)
-    return _words(_parent(launcher)) if words[0].endswith("hydra_pmi_proxy") else words
+    words = words_of(launcher)
+    return words_of(parent_of(launcher)) if words[0].endswith("hydra_pmi_proxy") else words
 
 
-def _name(pid: int) -> str:
+def name_of(pid: int) -> str:
     """`prted` of `/opt/bin/prted --daemonize`; slurmstepd calls itself `slurmstepd: [12.0]`."""
-    return Path(_words(pid)[0]).name.partition(":")[0]
+    return Path(words_of(pid)[0]).name.partition(":")[0]
 
 
-def _words(pid: int) -> list[str]:
-    return _read(pid, "cmdline").rstrip("\0").split("\0")
+def words_of(pid: int) -> list[str]:
+    return read_of(pid, "cmdline").rstrip("\0").split("\0")
 
 
 def _rank(pid: int) -> int:
@@ -235,21 +317,21 @@ def _first(environ: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def _environ(pid: int) -> dict[str, str]:
-    return dict(item.split("=", 1) for item in _read(pid, "environ").split("\0") if "=" in item)
+    return dict(item.split("=", 1) for item in read_of(pid, "environ").split("\0") if "=" in item)
 
 
-def _parent(pid: int) -> int:
-    rest = _read(pid, "stat").rpartition(")")[2].split()
+def parent_of(pid: int) -> int:
+    rest = read_of(pid, "stat").rpartition(")")[2].split()
     return int(rest[1]) if rest else 0
 
 
 def _children(pid: int) -> list[int]:
     """Its children, those of all its threads."""
     threads = Path(f"/proc/{pid}/task").glob("*")
-    return [int(word) for thread in threads for word in _read(pid, f"task/{thread.name}/children").split()]
+    return [int(word) for thread in threads for word in read_of(pid, f"task/{thread.name}/children").split()]
 
 
-def _read(pid: int, name: str) -> str:
+def read_of(pid: int, name: str) -> str:
     """A file of /proc; nothing if the process has ended, or is somebody else's."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")

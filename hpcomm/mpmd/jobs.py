@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import runtime
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError
+from .deadline import within
 from .link import Link
 
 if TYPE_CHECKING:
@@ -82,12 +83,9 @@ def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link
             raise found
         runtime.expect_foreigners()
         late = f"'{found.peer}' was at {path}, but MPI has not joined the jobs within {_MPI_S:g} s"
-        watch = threading.Timer(_MPI_S, runtime.abort, [f"{verb}: {late}"])
-        watch.daemon = True
-        watch.start()
         join = me.comm.mpi.Accept if is_host else me.comm.mpi.Connect  # type: ignore[attr-defined]
-        inter = join(found.port, MPI.INFO_NULL, 0)
-        watch.cancel()
+        with within(_MPI_S, f"{verb}: {late}"):
+            inter = join(found.port, MPI.INFO_NULL, 0)
     finally:
         if port:
             MPI.Close_port(port)

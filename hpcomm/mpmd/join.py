@@ -13,6 +13,7 @@ from .. import runtime
 from ..errors import ConfigError, HpcommError, UsageError
 from ..installation import VENDORS
 from . import early, handshake
+from .deadline import within
 from .link import Link, adopt
 from .program import Program
 
@@ -27,6 +28,7 @@ __all__ = ["join"]
 
 NAME = "HPCOMM_PROGRAM"  # what the launcher calls this program
 TIMEOUT_S = 10.0
+MAKING_S = 60.0  # for communicators of those who came: MPI needs far less
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what launchers say
 _FULL_TAG, _OWN_TAG, _LINK_TAG = 32110, 32111, 32200
 
@@ -124,11 +126,17 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     programs = handshake.check(members, cards, announced, timeout)
     kinds = {card.name: card.kind for card in cards if card is not None}
     full = [rank for other, ranks in programs.items() if kinds[other] == "hpcomm" for rank in ranks]
-    everybody = _group(world, sorted(full), _FULL_TAG)
     mine = f"rank {programs[name].index(world.rank)} of '{name}'"
-    runtime.start(everybody, mine, has_partners=len(programs) > 1)
-    comm = adopt(_group(world, programs[name], _OWN_TAG), name)
-    return Program(name, comm, programs, _links(world, name, comm, programs, kinds))
+    others = " and ".join(f"'{other}'" for other in sorted(programs) if other != name)
+    seconds = max(timeout, MAKING_S)
+    late = f"join met {others}, but the links to them were not made within {seconds:g} s: look at the network"
+    with within(seconds, late):
+        everybody = _group(world, sorted(full), _FULL_TAG)
+        runtime.start(everybody, mine, has_partners=len(programs) > 1)
+        if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
+            runtime.count_hasty_exits()
+        comm = adopt(_group(world, programs[name], _OWN_TAG), name)
+        return Program(name, comm, programs, _links(world, name, comm, programs, kinds))
 
 
 def _group(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm:

@@ -11,7 +11,9 @@ from ..communicator import Communicator
 from ..errors import ConfigError, UsageError, WaitTimeoutError, where
 from ..observe import sentinel
 from ..observe.partners import Partners
+from .channel import TIMEOUT_S
 from .field import Field
+from .plain import PlainCommunicator
 from .report import link_lines
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class Link:
         local: this program's own communicator.
         is_first: whether this side comes first where the two must take turns; the other side does not.
         timeout_s: seconds that implicit coupling waits for the other program: the longest of the fields'.
+        deadline_s: seconds that a blocking verb of comm, or a wait without a timeout, may take before it ends
+            the job; 300 at first, None: for ever.
         busy_s: seconds spent in put, get and exchange.
     """
 
@@ -47,7 +51,8 @@ class Link:
         self.comm = self.inter = comm
         self.is_first = is_first
         self.is_plain = plain
-        self.timeout_s = 300.0
+        self.timeout_s = TIMEOUT_S
+        self.deadline_s = TIMEOUT_S
         self.busy_s = 0.0
         self.wire: Wire | None = None  # once connected
         self.gives: dict[str, Giving] = {}
@@ -78,9 +83,21 @@ class Link:
         if not plain:
             carries = (comm.mpi, comm._shadow, comm._parts)
             comm._partners = Partners(inter.Dup(), carries, peer, foreign)
-            sentinel.follow(comm)
             runtime.farewells.append(comm._partners.say_farewell)
+        sentinel.follow(comm)
         return cls(name, peer, local, comm, is_first=name < peer, plain=plain)
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self.inter._patience_s
+
+    @deadline_s.setter
+    def deadline_s(self, seconds: float | None) -> None:
+        if seconds is not None and not seconds > 0:
+            raise UsageError(
+                f"deadline_s must be above 0, not {seconds!r}", f"link to '{self.peer}'", "None: for ever"
+            )
+        self.inter._patience_s = seconds
 
     @property
     def size(self) -> int:
@@ -185,7 +202,8 @@ class Link:
 
     def report(self) -> str:
         """What each field moves over this link, and what its mapping keeps. Collective over both programs."""
-        return "\n".join(link_lines(self))
+        ends = self.name, self.peer
+        return "\n".join(link_lines(ends, self.local, self.gives, self.takes, self.swapped))
 
     def _note(self, now: float, began: float, time: float | None) -> None:
         self.busy_s += now - began
@@ -216,7 +234,7 @@ class Link:
 
 def adopt(mpi: MPI.Comm, name: str, *, plain: bool = False) -> Communicator:
     """A Communicator that owns mpi; plain: it leads to a program without hpcomm."""
-    made = object.__new__(Communicator)
+    made = object.__new__(PlainCommunicator if plain else Communicator)
     made._take(mpi, name, None, plain)
     return made
 

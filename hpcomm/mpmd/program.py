@@ -13,6 +13,7 @@ from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
 from .channel import TIMEOUT_S
+from .deadline import within
 from .field import Field
 from .link import Link, no_field
 from .progress import progress
@@ -145,18 +146,22 @@ class Program:
                 f"program {self.name!r} {role} {name!r} twice", role, "a name of its own for each"
             )
 
-    def connect(self, time: float = 0.0) -> None:
+    def connect(self, time: float = 0.0, *, timeout: float | None = None) -> None:
         """Plan all couplings. Collective over all programs; done by the first put, get or exchange otherwise.
 
-        Waits for the others as long as the longest timeout of the fields says, but at least 10 s.
+        Waits for the others as long as the longest timeout of the fields says, but at least 10 s. Planning
+        then ends the job after that time, but at least 300 s: no exception comes out of MPI's calls.
 
         Args:
             time: of the model when it starts, for a run that goes on from an earlier one.
+            timeout: seconds, instead of both.
 
         Raises:
             ConfigError: what the programs give and take does not fit together.
             WaitTimeoutError: another program has not connected in time.
         """
+        if timeout is not None and not timeout > 0:
+            raise UsageError(f"timeout must be above 0, not {timeout!r}", "connect", "me.connect(timeout=60)")
         if self.is_connected:
             return
         self.is_connected = True
@@ -169,17 +174,24 @@ class Program:
         listed = self.spec.fields if self.spec is not None and self.spec.fields else None
         links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
         for link in links:
-            link.timeout_s = self._patience(link.peer, listed)
+            link.timeout_s = timeout or self._patience(link.peer, listed)
         theirs = {link.peer: link.swapped(mine, "connect") for link in links}
         fields = {link.peer: connecting.agreed(link, mine, theirs[link.peer], listed) for link in links}
         self._check_takes([each for some in fields.values() for each in some], theirs)
         for link in links:
-            connecting.connect(
-                link, fields[link.peer], self._gives, self._takes, theirs[link.peer], self._recorder, time
+            seconds = timeout or max(link.timeout_s, TIMEOUT_S)
+            late = (
+                f"connect has not planned the fields with '{link.peer}' within {seconds:g} s: look at what it"
             )
+            with within(
+                seconds, f"{late} prints, or at the network; me.connect(timeout=) if it is only slow"
+            ):
+                connecting.connect(
+                    link, fields[link.peer], self._gives, self._takes, theirs[link.peer], self._recorder, time
+                )
             link._connect = _nothing
         for link in links:
-            _meet(link)
+            _meet(link, timeout or max(link.timeout_s, TIMEOUT_S))
         self._began = perf_counter()
 
     def _patience(self, peer: str, listed: tuple[FieldSpec, ...] | None) -> float:
@@ -234,7 +246,8 @@ class Program:
             picture: an SVG file that rank 0 draws the times into.
         """
         links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
-        mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, links)
+        busy, waited = sum(link.busy_s for link in links), {link.peer: link.waited_s for link in links}
+        mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, busy, waited)
         theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in links}
         rows = [theirs.get(name, mine) for name in sorted({self.name, *theirs})]
         lines = reporting.table(rows)
@@ -252,9 +265,9 @@ class Program:
         return f"<Program '{self.name}', rank {self.comm.rank} of {self.comm.size}, with {peers}>"
 
 
-def _meet(link: Link) -> None:
+def _meet(link: Link, timeout_s: float) -> None:
     """Wait until the other program has planned, too: that takes longer than an exchange may wait."""
-    kept, link.timeout_s = link.timeout_s, max(link.timeout_s, TIMEOUT_S)
+    kept, link.timeout_s = link.timeout_s, timeout_s
     link.swapped(None, "connect")
     link.timeout_s = kept
 

@@ -10,10 +10,10 @@ import numpy as np
 from .channel import memory_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ..communicator import Communicator
     from .coupling import Giving, Taking
-    from .link import Link
 
 __all__ = ["Row", "advice", "bars", "link_lines", "row_of", "table"]
 
@@ -33,10 +33,11 @@ class Row(NamedTuple):
     waits_for: dict[str, float]
 
 
-def row_of(program: str, comm: Any, total_s: float, links: Sequence[Link]) -> Row:
-    """This program's row. Collective over comm, its communicator."""
-    waited = {link.peer: link.waited_s for link in links}
-    mine = np.array([total_s, sum(link.busy_s for link in links), *waited.values()])
+def row_of(
+    program: str, comm: Communicator, total_s: float, busy_s: float, waited: Mapping[str, float]
+) -> Row:
+    """This program's row. Collective over comm, its communicator. waited: seconds for each other program."""
+    mine = np.array([total_s, busy_s, *waited.values()])
     total, busy, *waits = (comm.all_reduce(mine) / comm.size).tolist()
     waiting = sum(waits)
     return Row(
@@ -87,15 +88,28 @@ def advice(rows: Sequence[Row]) -> str:
     return f"by computing time {total} ranks would be better dealt out as {told}"
 
 
-def link_lines(link: Link) -> list[str]:
-    """What each field of a link moves and keeps. Collective over both programs."""
-    mine = {name: _about(link, name) for name in sorted({*link.gives, *link.takes})}
-    theirs = link.swapped(mine, "report")
+def link_lines(
+    ends: tuple[str, str],
+    local: Communicator,
+    gives: Mapping[str, Giving],
+    takes: Mapping[str, Taking],
+    swapped: Callable[[Any, str], Any],
+) -> list[str]:
+    """What each field of a link moves and keeps. Collective over both programs.
+
+    Args:
+        ends: this program's name and the other's.
+        local: this program's communicator.
+        swapped: gives what the other program says, for what this one does.
+    """
+    sides: dict[str, Giving | Taking] = {**gives, **takes}
+    mine = {name: _about(sides[name], local) for name in sorted(sides)}
+    theirs = swapped(mine, "report")
     lines = []
     for name in mine:
         own, other = mine[name], theirs.get(name, {})
-        given, taken = (own, other) if name in link.gives else (other, own)
-        source, target = (link.name, link.peer) if name in link.gives else (link.peer, link.name)
+        given, taken = (own, other) if name in gives else (other, own)
+        source, target = ends if name in gives else ends[::-1]
         line = (
             f"{name}: {source} -> {target}, {given['points']} points to {taken['points']}, {taken['mapping']}"
         )
@@ -115,9 +129,8 @@ def _comparable(given: dict[str, Any], taken: dict[str, Any]) -> bool:
     return bool(abs(given["area"] - taken["area"]) < 1e-9 * given["area"])
 
 
-def _about(link: Link, name: str) -> dict[str, Any]:
+def _about(side: Giving | Taking, local: Communicator) -> dict[str, Any]:
     """This program's side of a field. Collective over its ranks."""
-    side: Giving | Taking = link.gives[name] if name in link.gives else link.takes[name]
     weights = getattr(side, "weights", None)
     areas = _areas(side)
     factor, offset = getattr(side, "conversion", (1.0, 0.0))
@@ -127,8 +140,8 @@ def _about(link: Link, name: str) -> dict[str, Any]:
             areas = areas * weights.fraction
         values = (memory_of(side.field).reshape(len(areas), -1) - offset) / factor
         mine = np.array([areas.sum(), (areas[:, None] * values).sum()])
-        area, integral = link.local.all_reduce(mine).tolist()
-    points = int(link.local.all_reduce(len(side.field.points)))
+        area, integral = local.all_reduce(mine).tolist()
+    points = int(local.all_reduce(len(side.field.points)))
     return {
         "points": points,
         "mapping": side.mapping,

@@ -27,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 LAPS = 128  # entries of a ring
-LINE = 32  # of which so many are wiped at a time, one line ahead
+LINE = 32  # a power of two: of which so many are wiped at a time, one line ahead
 RINGS = 127  # communicators of one rank that are watched at a time
 _TEXT = 4096
 SPOT = 1024  # bytes of one of the two places in which small arrays are laid out (short.py)
@@ -210,9 +210,11 @@ def open_board(world: MPI.Intracomm) -> Board | None:
         regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size)]
         regions[node.rank]._words[_PROCESS] = os.getpid()
         shared = share(node, shelf_bytes(slot)) if slot else None  # all have come to this before it ends
-        shelves = None if shared is None else Shelves(*shared, node.size, node.rank, slot)
+        shelves = None
         if shared is None:
             node.Barrier()
+        else:
+            shelves = Shelves(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
         for region in regions:
             region.look()
         return Board(regions, node.rank, number, shelves)

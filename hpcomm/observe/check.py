@@ -68,9 +68,10 @@ def off() -> Agreement:
 
 
 # A neighbour that is at this call already and agrees need not be looked at again.
+# seen is one look: a neighbour that comes between two looks would be suspected of another call.
 _AROUND_LIGHT = f"""
 i = step()
-if not i % {LINE}:
+if not i & {LINE - 1}:
     turn()
 ring[i] = mine
 seen = theirs[i]

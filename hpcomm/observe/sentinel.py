@@ -1,7 +1,8 @@
 """The sentinel: a thread that sleeps, and looks up a few times a second.
 
 It answers ranks that ask what this one is doing, and ends the job, with a sentence that says why, when
-the main thread sits in a call that cannot complete: a rank that it needs has ended, or made another call.
+the main thread sits in a call that cannot complete: a rank that it needs has ended, or made another call;
+or, on a link to another program, in one that has waited longer than its deadline.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..signature import describe
 from .board import Board, last_call, posted
@@ -18,7 +20,6 @@ from .stack import call_frame, describe_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from ..communicator import Communicator
 
@@ -53,8 +54,8 @@ def _is_troubled() -> bool:
         comm = reference()
         if comm is None:
             continue
-        if comm._partners is not None:  # they may have said farewell by message, so the call must be known
-            return True
+        if comm._partners is not None or comm._patience_s is not None:
+            return True  # there is a deadline, and farewells come by message: the call must be known
         watched = comm._watched
         if watched is None:
             continue
@@ -67,27 +68,55 @@ def _is_troubled() -> bool:
 
 
 def _watch(board: Board, abort: Callable[[str], None]) -> None:
-    seen: object = None
-    times = 0
+    seen: Blocked | None = None
+    times, since = 0, 0.0
     while not sys.is_finalizing():
         time.sleep(TICK)
         question = board.mine.question
         if question is not None:
             board.mine.answer(question, describe_call())
         call = _blocked_call() if _is_troubled() else None
-        times = times + 1 if call is not None and call[0] == seen else 0
-        seen = call[0] if call is not None else None
+        if call is None or seen is None or not call.is_the(seen):
+            times, since = 0, time.monotonic()
+        else:
+            times += 1
+        seen = call
         if call is not None and times >= _PATIENT:
-            verdict = _judge(*call[1:])
+            verdict = _judge(call.comm, call.source, call.number) or _overdue(call, time.monotonic() - since)
             if verdict:
                 abort(verdict)
 
 
-def _blocked_call() -> tuple[object, Communicator, int | None, int] | None:
-    """Which call the main thread is in: (what tells it from others, communicator, source, number).
+class Blocked(NamedTuple):
+    """Which call the main thread is in. While we keep its frame, no other call's can take its place.
 
     source: the rank that a message must come from; number: of a collective call, 0 for messages.
     """
+
+    frame: FrameType
+    at: int
+    comm: Communicator
+    source: int | None
+    number: int
+
+    def is_the(self, other: Blocked) -> bool:
+        """Whether the thread has not moved on since."""
+        return self.frame is other.frame and (self.at, self.number) == (other.at, other.number)
+
+
+def _overdue(call: Blocked, waited_s: float) -> str | None:
+    """The sentence about a wait for another program that has taken too long, or None."""
+    patience_s, names = call.comm._patience_s, call.frame.f_locals
+    if patience_s is None or waited_s < patience_s or names.get("timeout") is not None:
+        return None
+    return (
+        f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s for the other program: look at"
+        " what that does, or at the network; link.deadline_s is how long it may wait"
+    )
+
+
+def _blocked_call() -> Blocked | None:
+    """What the main thread waits in, if that is a call of a communicator that we follow."""
     verb, _ = call_frame(is_chosen=_is_verb)
     if verb is None:
         return None
@@ -97,16 +126,16 @@ def _blocked_call() -> tuple[object, Communicator, int | None, int] | None:
         comm, source, number = needs
     else:
         comm, source, number = names.get("comm"), names.get("source", names.get("src")), 0
-    if comm is not None and getattr(comm, "_partners", None) is not None:
+    if getattr(comm, "_partners", None) is not None or getattr(comm, "_patience_s", None) is not None:
         source = names.get("dest", names.get("dst", source))
         is_message = number == 0 and (needs is not None or {"source", "dest"} & names.keys())
-        return (id(verb), verb.f_lasti, 0), comm, source, 0 if is_message else -1
+        return Blocked(verb, verb.f_lasti, comm, source, 0 if is_message else -1)
     watched = getattr(comm, "_watched", None)
     if comm is None or watched is None:
         return None
     if needs is None and "source" not in names and "dest" not in names:
         number = last_call(watched[0])
-    return (id(verb), verb.f_lasti, number), comm, source, number
+    return Blocked(verb, verb.f_lasti, comm, source, number)
 
 
 def _is_verb(frame: FrameType) -> bool:
@@ -121,7 +150,8 @@ def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
     """Why the call cannot complete, or None."""
     if comm._partners is not None:
         return _judge_partners(comm, source, call)
-    assert comm._watched is not None
+    if comm._watched is None:  # a link to a program without hpcomm
+        return None
     ring, peers = comm._watched
     if not call:
         if any(rank == source and region.ended for rank, region, _ in peers):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise as pairwise_of
 from typing import TYPE_CHECKING
 
-from .stream import AFTER, BEFORE, Schedule, Stream, ranks
+from .stream import AFTER, BEFORE, Run, Schedule, Stream, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,7 @@ def ring(p: int, step: int = 1) -> Schedule:
 
     Cost: p-1 rounds, n(p-1)/p bytes sent per rank: the bound (Patarasuk and Yuan 2009).
     """
-    r = ranks(p)
+    r = Run(0, p)
     return _gather(p, [Stream(r, (r + step) % p, first=r, advance=-step, end=p - 1, modulus=p)])
 
 
@@ -76,7 +76,7 @@ def pairwise(p: int) -> Schedule:
 
     Cost: p-1 rounds, n(p-1)/p bytes (Thakur, Rabenseifner and Gropp 2005, "pairwise exchange").
     """
-    r = ranks(p)
+    r = Run(0, p)
     return _gather(p, [Stream(r, (r + 1) % p, first=r, hop=1, end=p - 1)])
 
 
@@ -87,7 +87,7 @@ def pairwise_exchange(p: int) -> Schedule:
 
     Cost: p-1 rounds, n(p-1)/p bytes: the bound (Thakur, Rabenseifner and Gropp 2005, "pairwise exchange").
     """
-    r = ranks(p)
+    r = Run(0, p)
     own = Stream(r, r, first=r, into=r, lodge=p)
     rest = Stream(
         r, (r + 1) % p, first=r + 1, advance=1, hop=1, into=r, drift=0, lodge=p, modulus=p, end=p - 1
@@ -174,7 +174,7 @@ def ring_barrier(p: int) -> Schedule:
 
     Cost: p-1 rounds (folklore).
     """
-    r = ranks(p)
+    r = Run(0, p)
     return Schedule("barrier", p, (Stream(r, (r + 1) % p, fold=AFTER, end=p - 1),))
 
 

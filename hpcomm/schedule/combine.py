@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
-from .stream import AFTER, COPY, Schedule, Stream
+from .stream import AFTER, COPY, Schedule, Stream, plus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,13 +52,13 @@ def _backwards(s: Stream, total: int, fold: int) -> Stream:
     into = s.first if s.into is None else s.into
     begin = total - 1 - (s.begin + last * s.every)
     return s._replace(
-        source=np.add(s.dest, last * s.hop),
-        dest=np.add(s.source, last * s.march),
+        source=plus(s.dest, last * s.hop),
+        dest=plus(s.source, last * s.march),
         march=-s.hop,
         hop=-s.march,
-        first=np.add(into, last * drift),
+        first=plus(into, last * drift),
         advance=-drift,
-        into=np.add(s.first, last * s.advance),
+        into=plus(s.first, last * s.advance),
         drift=-s.advance,
         stride=s.stride if s.land is None else s.land,
         land=s.stride,

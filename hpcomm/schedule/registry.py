@@ -10,13 +10,11 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
-import numpy as np
-
 from ..errors import UsageError
 from . import butterfly, circle, tree
 from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
-from .stream import Schedule, Stream, ranks
+from .stream import Run, Schedule, Stream, plus
 
 __all__ = ["ROOTED", "algorithms", "build", "cut", "load", "named", "register"]
 
@@ -375,10 +373,9 @@ def _after_shift(scan: Maker) -> Maker:
     def exscan(p: int, **options: Any) -> Schedule:
         if p < 2:
             return Schedule("exscan", p, ())
-        r = ranks(p)
         rest = scan(p - 1, **options)
-        shift = Stream(r[:-1], r[1:], width=rest.chunks)
-        up = (s._replace(source=np.add(s.source, 1), dest=np.add(s.dest, 1)) for s in rest.streams)
+        shift = Stream(Run(0, p - 1), Run(1, p - 1), width=rest.chunks)
+        up = (s._replace(source=plus(s.source, 1), dest=plus(s.dest, 1)) for s in rest.streams)
         return Schedule("exscan", p, (shift, *later(up, 1)), chunks=rest.chunks)
 
     exscan.__doc__ = f"exscan: x goes one rank up, then a scan.\n\n    {scan.__doc__}"

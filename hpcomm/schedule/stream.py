@@ -27,13 +27,47 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["AFTER", "BEFORE", "COPY", "Schedule", "Stream", "ranks"]
+__all__ = ["AFTER", "BEFORE", "COPY", "Run", "Schedule", "Stream", "plus", "ranks"]
 
 COPY, AFTER, BEFORE = 0, 1, 2  # mine = theirs; mine = mine op theirs; mine = theirs op mine
 
 
+@dataclass(frozen=True)
+class Run:
+    """first, first + 1, ...: a column of so many entries that takes no memory; numpy takes it for an array.
+
+    modulus: where it begins at 0 again; 0: never.
+    """
+
+    first: int
+    size: int
+    modulus: int = 0
+    ndim = 1
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.size,)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __add__(self, by: int) -> Run:
+        first = self.first + by
+        return Run(first % self.modulus if self.modulus else first, self.size, self.modulus)
+
+    def __mod__(self, modulus: int) -> Run:
+        return Run(self.first % modulus, self.size, modulus)
+
+    def __getitem__(self, at: Any) -> Any:
+        return np.asarray(self)[at]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        x = np.arange(self.first, self.first + self.size, dtype=np.int64)
+        return (x % self.modulus if self.modulus else x).astype(dtype or np.int64, copy=False)
+
+
 class Stream(NamedTuple):
-    """One row of arrays; a scalar stands for an array of equal entries.
+    """One row of arrays; a scalar stands for an array of equal entries, a Run for one of consecutive ones.
 
     source, dest: ranks; march, hop: how far each moves per active iteration, around the circle of ranks.
     first: first chunk at the source; advance: how far it moves per active iteration.
@@ -71,6 +105,19 @@ class Stream(NamedTuple):
     @property
     def rows(self) -> int:
         return int(np.size(self.source))
+
+    @property
+    def leaves(self) -> bool:
+        """Whether any rank gives to another one in its first active iteration."""
+        if isinstance(self.source, Run) and isinstance(self.dest, Run):
+            return self.source != self.dest
+        source, dest = np.atleast_1d(self.source), np.atleast_1d(self.dest)
+        return bool(source.size and (source[0] != dest[0] or np.any(source != dest)))
+
+    def is_pass(self, size: int) -> bool:
+        """Whether all of so many ranks but the last give to the next, once."""
+        runs = isinstance(self.source, Run) and isinstance(self.dest, Run) and self.active == 1
+        return runs and (self.source, self.dest) == (Run(0, size - 1), Run(1, size - 1))
 
     def turn(self, iteration: int) -> int:
         """k in this iteration, or -1."""
@@ -154,7 +201,7 @@ class Schedule:
         """Iterations in which a message travels."""
         busy = np.zeros(self.iterations, bool)
         for s in self.streams:
-            if s.march or s.hop or np.any(np.asarray(s.source) != np.asarray(s.dest)):
+            if s.march or s.hop or s.leaves:
                 busy[s.begin : s.end : s.every] = True
         return int(busy.sum())
 
@@ -180,6 +227,11 @@ class Schedule:
 def ranks(size: int) -> Ints:
     """0 .. size-1."""
     return np.arange(size, dtype=np.int64)
+
+
+def plus(column: Any, by: Any) -> Any:
+    """A column with so much added to each entry; a Run stays one."""
+    return column + int(by) if isinstance(column, Run) and np.ndim(by) == 0 else np.add(column, by)
 
 
 def _at(value: Any, row: int) -> Any:

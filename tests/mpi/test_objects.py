@@ -178,17 +178,40 @@ def test_objects_are_handed_over_in_shared_memory(comm: Any) -> None:
     if shelves is None or comm.size == 1:
         pytest.skip("needs two ranks that share memory")
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    put, used = shelves.put, []
-    shelves.put = lambda block: used.append(put(block)) or used[-1]
+    lend, used = shelves.lend, []
+    shelves.lend = lambda nbytes: used.append(lend(nbytes)) or used[-1]
     try:
         for _ in range(20):
             request = comm.isend_object(np.ones(1 << 18), right)
             assert comm.recv_object(left).sum() == 1 << 18
             request.wait(timeout=WAIT_S)
     finally:
-        del shelves.put
+        del shelves.lend
     assert len(used) == 20
     assert -1 not in used
+
+
+class Summed:
+    """An object that looks at its array when it is unpickled."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.array = state["array"]
+        self.total = self.array.sum()
+
+
+def test_what_looks_at_its_array_while_it_is_unpickled_sees_all_of_it(comm: Any) -> None:
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    frozen = np.full(1 << 20, 7, np.uint8)
+    frozen.flags.writeable = False
+    for i in range(5):
+        given = [Summed(np.full(1 << 17, i + 1.0)), frozen, bytes([i]) * (1 << 17)]
+        got, constant, text = comm.sendrecv_object(given, right, left)
+        assert got.total == (i + 1) << 17
+        assert constant.sum() == 7 << 20
+        assert text == given[2]
 
 
 def test_an_operator_that_changes_its_left_side_cannot_change_the_users_object(comm: Any) -> None:

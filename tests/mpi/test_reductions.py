@@ -24,6 +24,8 @@ from arrays import (
 )
 
 import hpcomm
+from hpcomm.collectives import careful
+from hpcomm.lanes import detour
 
 BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
 TRUTH = {"land": np.logical_and, "lor": np.logical_or}
@@ -461,6 +463,19 @@ def test_an_exception_in_a_function_reaches_its_caller(comm: Any) -> None:
     with pytest.raises(ZeroDivisionError, match="mine"):
         comm.all_reduce(np.ones(2), fail)
     assert comm.all_reduce(1) == comm.size
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float32", "complex64"])
+def test_exscan_goes_the_quick_way_and_gives_what_the_careful_one_gives(comm: Any, dtype: str) -> None:
+    given = np.arange(1, 7).astype(dtype).reshape(2, 3) + comm.rank
+    arrays = [given, torch.from_numpy(given)] if dtype not in ("uint16", "complex64") else [given]
+    ops = {"c": ["sum", "prod"], "f": ["sum", "min", "max"]}.get(given.dtype.kind, ["prod", "min", "band"])
+    for x in arrays:
+        for op in ops:
+            expected = careful(comm, "exscan", x, None, op, 0, False)
+            for out in (None, x + 1):
+                np.testing.assert_array_equal(comm.exscan(x, op, out=out), expected)
+            assert comm._lanes["exscan"][op][type(x)][x.dtype] is not detour
 
 
 def test_exscan_with_a_function_gives_the_ranks_before_and_says_what_rank_0_gets(comm: Any) -> None:

@@ -246,6 +246,16 @@ def test_waiting_for_a_rank_that_has_ended_well_ends_the_job_and_says_so(
     assert "ended" in ended.stderr
 
 
+def test_a_halo_that_waits_for_a_rank_that_has_ended_says_so(job: Any, tmp_path: Path) -> None:
+    note = tmp_path / "when"
+    planned = "field = hpcomm.Field(comm, (8,), halo=1, periodic=True)\nfield.update_halo()\ncomm.barrier()"
+    source = program("pass", "field.update_halo()", note).replace("comm.barrier()", planned)
+    ended = timed(note, lambda: job(2, source, timeout=40, expect=None))
+    assert ended.returncode not in (0, 124), ended
+    assert ended.lived_on_s < LIMIT_S + SLACK_S
+    assert "PeerFailedError: the halo exchange needs rank 1, which has ended" in ended.stderr
+
+
 def test_a_timeout_that_nobody_catches_ends_the_job_with_its_message(job: Any) -> None:
     source = """
 import numpy as np

@@ -13,11 +13,12 @@ from pathlib import Path
 
 BRIDGE, NET, PREFIX = "hpcommbr0", "10.78.0", "hpcomm-h"
 AGENT = """#!/bin/bash
-# stands in for ssh: agent [options] HOST COMMAND...
+# stands in for ssh: agent [options] HOST COMMAND..., and is a process between both ends, too
 while [ $# -gt 0 ]; do case "$1" in -[lop]) shift 2;; -*) shift;; *) break;; esac; done
 host=$1; shift
 case "$host" in {net}.*) host=h${{host##*.}};; esac
-exec ip netns exec {prefix}${{host#h}} unshare -u bash -c \\
+echo "$host $*" >> {folder}/agent.log
+ip netns exec {prefix}${{host#h}} unshare -u bash -c \\
   "hostname $host; export TMPDIR={folder}/$host; cd {cwd}; $*"
 """
 

@@ -1,9 +1,12 @@
 """A program that ends while another one waits for it ends the job, by name, within seconds."""
 
 import re
+import sys
 import time
+from textwrap import dedent
 
 import pytest
+from processes import finish
 
 from hpcomm.installation import find_mpi
 
@@ -12,7 +15,10 @@ ENDS = {
     "exit 3": ("sys.exit(3)", ""),
     "exit 0": ("sys.exit(0)", "ocean"),
     "a signal": ("os.kill(os.getpid(), signal.SIGKILL)", ""),
-    "no Finalize": ("sys.stdout.flush(); os._exit(0)", "ocean"),
+    "no Finalize": (
+        "sys.stdout.flush(); os._exit(0)",
+        "of 'ocean': leaves by os._exit(0), without MPI_Finalize",
+    ),
     "an early Finalize": ("MPI.Finalize(); os._exit(0)", "ocean"),
 }
 WAITS = {
@@ -58,11 +64,19 @@ def test_without_a_spec(programs, end, wait):
         expect=None,
         timeout=30,
     )
-    if end == "no Finalize" and "prterun" in done.stderr:
-        words = "exiting"  # Open MPI has ended the job itself, before anybody of us could speak
-    elif end == "no Finalize" and find_mpi().vendor == "mpich":
-        words = "of 'ocean'"  # and MPICH kills all, and calls that a good end
     judge(done, time.monotonic() - start, words)
+
+
+def test_by_the_launcher_alone_a_job_that_a_program_leaves_without_finalize_has_failed(tmp_path):
+    """MPICH's launcher calls that a good end; a forked child may leave so."""
+    mpi = find_mpi()
+    forks = "if os.fork() == 0: os._exit(0)\nos.wait()\nos._exit(0)"
+    for name, source in (("ocean", OCEAN.format(before="", end=forks)), ("air", AIR)):
+        (tmp_path / f"{name}.py").write_text(source.format(wait=WAITS["a receive"]))
+    words = ["--oversubscribe", "--allow-run-as-root"] if mpi.vendor == "openmpi" else []
+    programs = ["-n", "2", sys.executable, "ocean.py", ":", "-n", "1", sys.executable, "air.py"]
+    done = finish([mpi.launcher, *words, *programs], 30, tmp_path)
+    judge(done, 0, "of 'ocean': leaves by os._exit(0)")
 
 
 def test_before_init_without_a_spec_the_others_cannot_come_up_and_say_whom_they_miss(programs):
@@ -136,3 +150,54 @@ for i in range(10):
 print("all there")
 """
     assert programs([(1, sender), (1, receiver)]).stdout == "all there\n"
+
+
+LATE = {
+    "a verb": (
+        """
+        for _ in range(9):  # each in time, though all of them are not
+            link.comm.send(np.zeros(1), dest=0)
+            time.sleep(0.2)
+        """,
+        """
+        link.deadline_s = 1.5
+        for _ in range(9):
+            link.comm.recv(np.zeros(1), source=0)
+        link.comm.recv_object(0)
+        """,
+        r"rank 0 of 'air': recv_object\(source=0\) at .* on 'air<->ocean' has waited \d s for the",
+    ),
+    "a wait in the background": (
+        "",
+        "link.deadline_s = 1.5\nlink.comm.irecv(np.zeros(1), 0).wait()",
+        r"irecv|recv\(.* on 'air<->ocean' has waited \d s for the other program",
+    ),
+    "planning": (
+        """
+        me.gives("sst", np.zeros(1))
+        hpcomm.mpmd.route.plan = lambda *_: time.sleep(20)
+        me.connect()
+        """,
+        'me.takes("sst", np.zeros(1))\nme.connect(timeout=1.5)',
+        r"rank 0 of 'air': connect has not planned the fields with 'ocean' within 1.5 s: look at",
+    ),
+}
+JOINS = """
+import time
+import numpy as np
+import hpcomm
+import hpcomm.mpmd.route
+me = hpcomm.join({!r})
+link = me.link({!r})
+"""
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_what_waits_too_long_for_a_living_program_ends_the_job_by_name(programs, case):
+    ocean, air, words = LATE[case]
+    sources = (
+        JOINS.format("ocean", "air") + dedent(ocean) + "time.sleep(20)",
+        JOINS.format("air", "ocean") + dedent(air),
+    )
+    done = programs([(1, source) for source in sources], expect="failure", timeout=15)
+    assert re.search(words, done.stderr), done.stderr

@@ -1,6 +1,7 @@
 """Several hosts: programs placed by the spec, and a cable that is cut ends the job with a clear word."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def test_a_cut_cable_ends_the_job_with_a_clear_word(hosts):
 
 
 def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
-    """Seen by its supervisor; by hand, where there is none, by a deadline."""
+    """Seen by its supervisor; by hand, from the host of MPICH's launcher, or by a deadline."""
     since = time.monotonic()
     process = start(hosts, 3, 0.0, air="print('air came and went')")
     out = end(process, 80)
@@ -127,11 +128,20 @@ def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
     assert "air came and went" in out
     assert "program 'air' (rank 0 of 1) ended (status 0), while 'ocean' still ran" in out
 
-    words = ["--host", "h1:1,h2:1,h3:1"] if find_mpi().vendor == "openmpi" else ["-hosts", "h1,h2,h3"]
+    since = time.monotonic()
+    is_open_mpi = find_mpi().vendor == "openmpi"
+    words = ["--host", "h1:1,h2:1,h3:1"] if is_open_mpi else ["-hosts", "h1,h2,h3"]
     ocean, air = ([sys.executable, f"{name}.py"] for name in ("ocean", "air"))
-    command = [find_mpi().launcher, *words, "-n", "2", *ocean, ":", "-n", "1", *air]
-    limit = {"HPCOMM_INIT_TIMEOUT": "4", "HPCOMM_PROGRAM": "ocean"}
-    process = hosts.start(command, hosts.environ(find_mpi().vendor) | limit)
+    command = [find_mpi().launcher, *words, "-n", "1", *air, ":", "-n", "2", *ocean]
+    environ = hosts.environ(find_mpi().vendor) | {"HPCOMM_PROGRAM": "ocean"}
+    process = hosts.start(command, environ | ({"HPCOMM_INIT_TIMEOUT": "4"} if is_open_mpi else {}))
     out = end(process, 60)
     assert process.returncode != 0, out
-    assert "or that have ended on a host that cannot be seen from here; rank " in out
+    if is_open_mpi:
+        assert "or that have ended on a host that cannot be seen from here; rank " in out
+    else:
+        assert time.monotonic() - since < 25, out
+        assert re.search(
+            r"rank 0 of the world \(\S+ air.py\) on h1 has ended before MPI was up; rank [12] ", out
+        ), out
+        assert "hpcomm.mpmd.eye" in (hosts.folder / "agent.log").read_text()

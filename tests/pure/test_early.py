@@ -6,6 +6,7 @@ import pytest
 
 from hpcomm.errors import ConfigError
 from hpcomm.mpmd.early import LIMIT, Look, Nodes, _limit, command_of, judge
+from hpcomm.mpmd.eye import Ended, hosts_of, placed, told
 
 LINE = ["mpirun", "-x", "A", "-n", "1", "python", "ocean.py", ":", "-np", "2", "--bind-to", "none", "./air"]
 LOOKS = {
@@ -67,3 +68,40 @@ def test_the_limit_is_a_number_of_seconds():
     assert [_limit({}), _limit({LIMIT: "2.5"})] == ["", "2.5"]
     with pytest.raises(ConfigError, match="soon is no number of seconds"):
         _limit({LIMIT: "soon"})
+
+
+HOSTS = {  # mpiexec's words, ranks of each host for 5 of them
+    "-hosts h1,h2 -n 5 x": [("h1", (0, 2, 4)), ("h2", (1, 3))],
+    "-hosts h1 h2 -n 5 x": [("h1", (0, 2, 4)), ("h2", (1, 3))],  # as mpiexec leaves its words
+    "-host h1:2,h2:4 -n 5 x": [("h1", (0, 1)), ("h2", (2, 3, 4))],
+    "-hosts h1 2 h2 4 -n 5 x": [("h1", (0, 1)), ("h2", (2, 3, 4))],
+    "-hosts h1,h2,h3,h4,h5,h6 -n 5 x": [(f"h{i + 1}", (i,)) for i in range(5)],
+    "-f list -n 5 x": [("a", (0, 1)), ("b", (2, 3, 4))],
+    "-f list -ppn 3 -n 5 x": [("a", (0, 1, 2)), ("b", (3, 4))],
+    "-hosts h1,h2,h1 -n 5 x": [],  # how that is meant is mpiexec's own affair
+    "-n 5 x": [],
+}
+
+
+@pytest.mark.parametrize("words", HOSTS)
+def test_which_ranks_mpiexec_starts_where(tmp_path, words):
+    (tmp_path / "list").write_text("# two\na:2  # fast\n\nb:3\n")
+    assert placed(hosts_of(["mpiexec", *words.split()], {}, tmp_path), 5) == HOSTS[words]
+
+
+def test_the_hosts_of_an_environment_count_too(tmp_path):
+    (tmp_path / "list").write_text("a:2\nb:3\n")
+    assert hosts_of(["mpiexec", "-n", "5", "x"], {"HYDRA_HOST_FILE": "list"}, tmp_path) == [
+        ("a", 2),
+        ("b", 3),
+    ]
+
+
+def test_what_the_eye_has_seen_is_said_with_commands():
+    line = ["mpiexec", "-n", "1", "./sea", ":", "-n", "5", "./air"]
+    said = told([Ended(0, "h1"), Ended(1, "h2")], line)
+    first, second = "rank 0 of the world (./sea) on h1", "rank 1 of the world (./air) on h2"
+    assert said == f"{first} and {second} have ended before MPI was up"
+    assert told([Ended(None, "host 2 of this job")], line).startswith(
+        "each process of host 2 of this job has"
+    )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcomm.errors import UsageError
-from hpcomm.objects import decode, encode
+from hpcomm.pickling import decode, encode
 
 
 def back(obj):

@@ -346,3 +346,12 @@ def test_starting_a_job_loads_neither_mpi_nor_numpy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[1:] == ["set()"]
+
+
+def test_a_reader_who_has_seen_enough_gets_no_traceback() -> None:
+    words = [sys.executable, "-m", "hpcomm", "sim", "all_reduce", "--ranks", "8", "--bytes", "8"]
+    job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert job.stdout is not None
+    job.stdout.close()
+    assert job.communicate(timeout=60)[1] == b""
+    assert job.returncode == 1

@@ -3,10 +3,12 @@
 import gc
 import mmap
 import os
+import threading
 
 import numpy as np
 import pytest
 
+from hpcomm.errors import PeerFailedError
 from hpcomm.shelf import LEAST, SLOTS, Shelves, shelf_bytes, slot_bytes
 
 SLOT = 1 << 20
@@ -26,38 +28,45 @@ def block(value, nbytes=LEAST):
     return np.full(nbytes, value, np.uint8).data
 
 
+def put(shelves, what):
+    number = shelves.lend(what.nbytes)
+    if number >= 0:
+        shelves.fill(number, what)
+    return number
+
+
 def test_a_block_arrives_and_its_slot_serves_again_when_nobody_looks_at_it(two):
     mine, theirs = two
-    number = mine.put(block(7))
+    number = put(mine, block(7))
     got = theirs.take(0, number, LEAST)
     part = np.frombuffer(got, np.uint8)[100:200].view(np.uint16)
     del got
-    assert mine.put(block(8)) != number
+    assert put(mine, block(8)) != number
     np.testing.assert_array_equal(part, 7 * 257)
     del part
     gc.collect()
-    assert mine.put(block(9)) == number
+    assert put(mine, block(9)) == number
 
 
 def test_a_read_only_look_holds_the_slot_too(two):
     mine, theirs = two
-    number = mine.put(block(7))
+    number = put(mine, block(7))
     seen = memoryview(theirs.take(0, number, LEAST)).toreadonly()
-    assert mine.put(block(8)) != number
+    assert put(mine, block(8)) != number
     assert set(seen) == {7}
 
 
 def test_both_ranks_fill_their_own_shelf(two):
     one, other = two
-    assert (one.put(block(1)), other.put(block(2))) == (0, 0)
+    assert (put(one, block(1)), put(other, block(2))) == (0, 0)
     assert set(other.take(0, 0, LEAST)) == {1}
     assert set(one.take(1, 0, LEAST)) == {2}
 
 
 def test_there_are_so_many_slots_and_a_block_must_fit(two):
     mine, _ = two
-    assert mine.put(block(1, SLOT + 1)) == -1
-    assert [mine.put(block(1, SLOT)) for _ in range(SLOTS + 1)] == [*range(SLOTS), -1]
+    assert put(mine, block(1, SLOT + 1)) == -1
+    assert [put(mine, block(1, SLOT)) for _ in range(SLOTS + 1)] == [*range(SLOTS), -1]
 
 
 def test_without_memory_behind_it_a_slot_is_not_used(two, monkeypatch):
@@ -67,21 +76,65 @@ def test_without_memory_behind_it_a_slot_is_not_used(two, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert mine.put(block(1)) == -1
+    assert put(mine, block(1)) == -1
     monkeypatch.undo()
-    assert mine.put(block(1)) == 0
+    assert put(mine, block(1)) == 0
 
 
 def test_what_a_child_looks_at_too_is_never_given_back(two):
     mine, theirs = two
-    got = theirs.take(0, mine.put(block(7)), LEAST)
+    got = theirs.take(0, put(mine, block(7)), LEAST)
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
     del got
     gc.collect()
-    assert mine.put(block(8)) == 1
+    assert put(mine, block(8)) == 1
+
+
+def test_a_borrower_waits_until_a_slot_is_filled(two):
+    mine, theirs = two
+    number = mine.lend(LEAST)
+    got = theirs.take(0, number, LEAST)
+    later = threading.Timer(0.05, mine.fill, (number, block(7)))
+    later.start()
+    theirs.wait(0, number)
+    assert set(got) == {7}
+    later.join()
+
+
+def test_who_is_stopped_while_filling_a_slot_says_so(two, monkeypatch):
+    mine, theirs = two
+    number = mine.lend(LEAST)
+    theirs.take(0, number, LEAST)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "copyto", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mine.fill(number, block(7))
+    with pytest.raises(PeerFailedError, match="the sender was stopped while it copied its array"):
+        theirs.wait(0, number)
+
+
+def test_nobody_waits_for_a_slot_whose_owner_has_ended(two, monkeypatch):
+    mine, theirs = two
+    number = mine.lend(LEAST)
+    monkeypatch.setattr(theirs, "_gone", lambda owner: owner == 0)
+    monkeypatch.setattr("hpcomm.shelf._CHECK_S", 0.0)
+    with pytest.raises(PeerFailedError):
+        theirs.wait(0, number)
+
+
+def test_a_slot_that_is_dropped_before_it_is_full_is_not_lent_again_meanwhile(two):
+    mine, theirs = two
+    number = mine.lend(LEAST)
+    theirs.take(0, number, LEAST)  # and dropped at once
+    gc.collect()
+    assert mine.lend(LEAST) != number
 
 
 def test_most_of_shared_memory_is_left_to_mpi():

@@ -16,6 +16,7 @@ from hpcomm import fit, sim
 from hpcomm.__main__ import main
 from hpcomm.machine import Machine, lower_bound, machine, machines
 from hpcomm.powers import _power
+from hpcomm.rings import few
 from hpcomm.schedule.registry import algorithms, build, verbs
 from hpcomm.schedule.stream import COPY, Schedule
 from hpcomm.simulate import predict, simulate
@@ -130,6 +131,61 @@ def test_closed_forms_give_every_rank_what_iterations_one_by_one_do(
             found = simulate(schedule, on, size)
             assert found.finish == pytest.approx(want.finish, rel=1e-12)
             assert found.stepped <= most, (p, size)
+
+
+def random_machine(rng: np.random.Generator) -> Machine:
+    """Nodes and pods of 1 to 5, anything between quick and slow, nothing at all in one of five places."""
+
+    def some(low: float, high: float) -> float:
+        return 10 ** rng.uniform(low, high) if rng.random() < 0.8 else 0.0
+
+    return Machine(
+        "random", node=int(rng.integers(1, 6)), pod=int(rng.choice([0, 0, 2, 3])), overhead=some(-8, -5),
+        latency=tuple(some(-7, -4) for _ in range(3)), per_byte=tuple(some(-11, -8) for _ in range(3)),
+        nic_per_byte=some(-11, -8), uplink_per_byte=some(-11, -8), fold_per_byte=some(-11, -9),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("verb", "name"), [
+    ("all_reduce", "ring"), ("all_gather", "ring"), ("reduce_scatter", "ring"), ("barrier", "ring"),
+    ("scan", "ring"), ("scan", "ring:chunks=4"), ("exscan", "ring"), ("exscan", "ring:chunks=3"),
+    ("broadcast", "chain:chunks=3"), ("reduce", "chain:chunks=2"),
+])  # fmt: skip
+def test_rings_and_chains_are_known_from_the_ranks_at_their_ends(verb: str, name: str) -> None:
+    """Against the clocks of all ranks, and the loads against the messages."""
+    rng = np.random.default_rng(5)
+    for i in range(60):
+        on = random_machine(rng)
+        least = 4 * (4 * len(build(verb, name, 3).streams) + 3) * on.group
+        p, nbytes = least + 1 + int(rng.integers(least)), 10 ** rng.uniform(0, 9)
+        if p > (300 if i < 10 else 3000):
+            continue
+        schedule = build(verb, name, p)
+        assert few(schedule, on)
+        found = simulate(schedule, on, nbytes)
+        assert found.stepped == 0
+        assert found.seconds == pytest.approx(found.finish.max(), rel=1e-12), (p, nbytes, on)
+        if p < 300 and i < 10:
+            units = {"rank": 1} | {kind: unit for kind, unit, _ in on.links()}
+            sent = {kind: np.zeros(p) for kind in units}
+            for _, a, b, size, *_ in simulate(schedule, on, nbytes, trace=True).messages:
+                for kind, unit in units.items():
+                    sent[kind][a // unit] += size * (a // unit != b // unit)
+            for kind, total in sent.items():
+                assert found.load[kind] == pytest.approx((total.max(), total.sum())), (kind, p, on)
+
+
+@pytest.mark.parametrize("verb", ["all_reduce", "all_gather", "reduce_scatter", "scan", "exscan", "barrier"])
+@pytest.mark.parametrize("where", ["cluster", "dgx_pods"])
+def test_a_ring_has_any_size(verb: str, where: str) -> None:
+    """A billion ranks take no memory to speak of, and longer in proportion."""
+    whole = machine(where).group
+    tracemalloc.start()
+    times = [predict(verb, "ring", n * 10**5 * whole, 0, machine(where)).seconds for n in (1, 2, 10_000)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6
+    assert times[2] == pytest.approx(times[0] + 9_999 * (times[1] - times[0]), rel=1e-9)
 
 
 def test_circles_are_found_whatever_clocks_they_begin_with() -> None:

@@ -1,0 +1,306 @@
+"""How parcels travel: from rank to rank, and in collectives.
+
+First everybody exchanges cards of fixed size. What fits on the card is on it, so that small data
+travel in one round; what does not follows block by block, straight from and into its memory, in
+pieces that any MPI takes. In a message to a rank of the same node, large blocks are handed over on a
+shelf (shelf.py) while there is room, and the card says where they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .envelope import Arrival
+from .parcel import CARD, LETTER, Opened, Parcel, card_of, letter_of, only_block, parts_after
+from .request import Stages
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .communicator import Communicator
+    from .shelf import Shelves
+else:
+    from .lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "ireceive",
+    "isend",
+    "receive",
+    "run",
+    "scatter",
+    "send",
+]
+
+
+def run(stages: Stages) -> Any:
+    """Carry out all stages now."""
+    try:
+        pending = next(stages)
+        while True:
+            for request in pending:
+                if isinstance(request, Arrival):
+                    request.Wait()
+            MPI.Request.Waitall([r for r in pending if not isinstance(r, Arrival)])
+            pending = stages.send([])
+    except StopIteration as end:
+        return end.value
+
+
+def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
+    """Send parcel to dest: one message if it is small, else a card and its parts."""
+    shelves = comm._shelves if dest in comm._shelf_of else None
+    card, part_tag, shelved = letter_of(parcel, shelves)
+    if not shelved:
+        comm._shadow.Send((card, MPI.BYTE), dest, tag)
+    else:
+        _send_shelved(shelves, shelved, lambda: comm._shadow.Send((card, MPI.BYTE), dest, tag))
+    if part_tag >= 0:
+        for piece in parts_after(card, parcel):
+            comm._parts.Send((piece, MPI.BYTE), dest, part_tag)
+
+
+def isend(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> Stages:
+    """The same in the background."""
+    shelves = comm._shelves if dest in comm._shelf_of else None
+    card, part_tag, shelved = letter_of(parcel, shelves)
+    first = _send_shelved(shelves, shelved, lambda: comm._shadow.Isend((card, MPI.BYTE), dest, tag))
+    parts = [] if part_tag < 0 else parts_after(card, parcel)
+    yield [first, *(comm._parts.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts)]
+
+
+def _send_shelved(shelves: Shelves | None, shelved: list[tuple[int, Any]], begin: Callable[[], Any]) -> Any:
+    """Begin to send a card, and fill the slots that it names: after that, where its receiver can wait."""
+    late = shelves is not None and shelves.fills_late
+    sent = begin() if late else None
+    for slot, block in shelved:
+        assert shelves is not None
+        shelves.fill(slot, block)
+    return sent if late else begin()
+
+
+_desks: list[memoryview] = []  # where messages are laid that come; more than one where threads receive
+
+
+def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, MPI.Status]:
+    """Receive a parcel, None from hpcomm.PROC_NULL, and who sent it."""
+    try:
+        desk = _desks.pop()
+    except IndexError:
+        desk = memoryview(bytearray(LETTER))
+    status = MPI.Status()
+    comm._shadow.Recv((desk, MPI.BYTE), source, tag, status)  # quicker than to ask for its length first
+    if source == MPI.PROC_NULL:
+        return None, status
+    card = bytearray(desk[: status.count])
+    _desks.append(desk)
+    if (alone := only_block(memoryview(card))) is not None:
+        return Parcel.of([alone]), status
+    source = status.source
+    opened = _opened(comm, card, source)
+    pieces = opened.pieces()
+    if len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
+        comm._parts.Recv((pieces[0], MPI.BYTE), source, opened.tag)
+    elif opened.tag >= 0:
+        run(_fetch(comm, opened, source))
+    return opened.parcel(), status
+
+
+def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
+    """The same in the background."""
+    arrival = Arrival(comm._shadow, source, tag)
+    yield [arrival]
+    if source == MPI.PROC_NULL:
+        return None, arrival.status
+    card = bytearray(arrival.status.count)
+    arrival.message.Recv((card, MPI.BYTE))
+    source = arrival.status.source
+    opened = _opened(comm, card, source)
+    yield from _fetch(comm, opened, source)
+    return opened.parcel(), arrival.status
+
+
+def _opened(comm: Communicator, card: bytearray, source: int) -> Opened:
+    return Opened(card, comm._shelves, comm._shelf_of.get(source, -1))
+
+
+def _fetch(comm: Communicator, opened: Opened, source: int) -> Stages:
+    """Receive the parts that follow a card from source."""
+    lengths = opened.lengths_to_come()
+    if lengths is not None:
+        yield [comm._parts.Irecv([lengths, MPI.BYTE], source, opened.tag)]
+        opened.take_lengths(lengths)
+    pieces = opened.pieces()
+    if pieces:
+        yield [comm._parts.Irecv([piece, MPI.BYTE], source, opened.tag) for piece in pieces]
+
+
+# Between two groups (an inter-communicator) cards go from all ranks of one to those of the other; a root is
+# given as a rank there, MPI.ROOT at itself, and MPI.PROC_NULL at those beside it, who have nothing to do.
+
+
+def _partners(comm: Communicator) -> Sequence[int]:
+    """The ranks whose parcels come from elsewhere."""
+    if comm.is_inter:
+        return range(comm.remote_size)
+    return [r for r in range(comm.size) if r != comm.rank]
+
+
+def _cards(comm: Communicator) -> bytearray:
+    """Room for a card of each rank, those of the other group if there are two."""
+    return bytearray(CARD * (comm.remote_size if comm.is_inter else comm.size))
+
+
+def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bool) -> Stages:
+    """Give every rank root's parcel; None beside the root of another group."""
+    mpi = comm._shadow
+    if parcel is not None:
+        card, tag = card_of(parcel)
+    else:
+        card, tag = bytearray(CARD), -1
+    yield from _collective(mpi, "Bcast", blocking, [card, MPI.BYTE], root)
+    if root == MPI.PROC_NULL:
+        return None
+    blocking = blocking and not comm.is_inter  # those beside the root do not know how many pieces there are
+    if parcel is None:
+        opened = Opened(card)
+        if blocking:
+            lengths = opened.lengths_to_come()
+            if lengths is not None:
+                mpi.Bcast([lengths, MPI.BYTE], root)
+                opened.take_lengths(lengths)
+            for piece in opened.pieces():
+                mpi.Bcast([piece, MPI.BYTE], root)
+        else:
+            yield from _fetch(comm, opened, root)
+        return opened.parcel()
+    if tag >= 0:
+        pieces = parts_after(card, parcel)
+        if blocking:
+            for piece in pieces:
+                mpi.Bcast([piece, MPI.BYTE], root)
+        else:
+            yield [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
+    return parcel
+
+
+def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Stages:
+    """Collect all parcels on root: a list there, None elsewhere."""
+    mpi = comm._shadow
+    is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
+    gives = root >= 0  # not the root of another group, nor those beside it
+    card, tag = card_of(parcel)
+    cards = _cards(comm) if is_root else None
+    yield from _collective(
+        mpi,
+        "Gather",
+        blocking,
+        [card, MPI.BYTE] if gives else None,
+        [cards, CARD, MPI.BYTE] if is_root else None,
+        root,
+    )
+    if not is_root:
+        if tag >= 0 and gives:
+            yield [comm._parts.Isend([piece, MPI.BYTE], root, tag) for piece in parts_after(card, parcel)]
+        return None
+    assert cards is not None
+    return (yield from _open_all(comm, cards, parcel, None))
+
+
+def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
+    """Collect all parcels everywhere."""
+    mpi = comm._shadow
+    card, tag = card_of(parcel)
+    cards = _cards(comm)
+    yield from _collective(mpi, "Allgather", blocking, [card, MPI.BYTE], [cards, CARD, MPI.BYTE])
+    sends = []
+    if tag >= 0:
+        pieces = parts_after(card, parcel)
+        sends = [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
+    return (yield from _open_all(comm, cards, parcel, sends))
+
+
+def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blocking: bool) -> Stages:
+    """Give each rank its own of root's parcels; None beside, and at, the root of another group."""
+    mpi = comm._shadow
+    card = bytearray(CARD)
+    cards = None
+    made: list[tuple[bytearray, int]] = []
+    if parcels is not None:
+        made = [card_of(parcel) for parcel in parcels]
+        cards = b"".join(bytes(c) for c, _ in made)
+    yield from _collective(
+        mpi,
+        "Scatter",
+        blocking,
+        None if cards is None else [cards, CARD, MPI.BYTE],
+        [card, MPI.BYTE] if root >= 0 else None,
+        root,
+    )
+    if root == MPI.PROC_NULL:
+        return None
+    if parcels is None:
+        opened = Opened(card)
+        yield from _fetch(comm, opened, root)
+        return opened.parcel()
+    yield _send_parts(comm, parcels, made)
+    return None if comm.is_inter else parcels[root]
+
+
+def all_to_all(comm: Communicator, parcels: Sequence[Parcel], blocking: bool) -> Stages:
+    """Send parcel j to rank j, receive one from every rank."""
+    mpi = comm._shadow
+    made = [card_of(parcel) for parcel in parcels]
+    cards = _cards(comm)
+    joined = b"".join(bytes(c) for c, _ in made)
+    yield from _collective(mpi, "Alltoall", blocking, [joined, CARD, MPI.BYTE], [cards, CARD, MPI.BYTE])
+    own = None if comm.is_inter else parcels[mpi.rank]
+    return (yield from _open_all(comm, cards, own, _send_parts(comm, parcels, made)))
+
+
+def _send_parts(
+    comm: Communicator, parcels: Sequence[Parcel], made: list[tuple[bytearray, int]]
+) -> list[MPI.Request]:
+    return [
+        comm._parts.Isend([piece, MPI.BYTE], rank, tag)
+        for rank, (parcel, (card, tag)) in enumerate(zip(parcels, made, strict=True))
+        if tag >= 0 and (comm.is_inter or rank != comm.rank)
+        for piece in parts_after(card, parcel)
+    ]
+
+
+def _open_all(
+    comm: Communicator, cards: bytearray, own: Parcel | None, sends: list[MPI.Request] | None
+) -> Stages:
+    """Open the cards of all ranks and receive what follows them. own: this rank's, in one group."""
+    mpi, view = comm._parts, memoryview(cards)
+    if not sends:
+        alone = [only_block(view, at) for at in range(0, len(cards), CARD)]
+        if None not in alone:  # as most often
+            return [Parcel.of([block]) for block in alone]
+    opened = {r: Opened(view[r * CARD : (r + 1) * CARD]) for r in _partners(comm)}
+    lengths = {r: data for r, o in opened.items() if (data := o.lengths_to_come()) is not None}
+    if lengths:
+        yield [mpi.Irecv([data, MPI.BYTE], r, opened[r].tag) for r, data in lengths.items()]
+        for r, data in lengths.items():
+            opened[r].take_lengths(data)
+    waits = list(sends or [])
+    waits += [mpi.Irecv([piece, MPI.BYTE], r, o.tag) for r, o in opened.items() for piece in o.pieces()]
+    if waits:
+        yield waits
+    return [opened[r].parcel() if r in opened else own for r in range(len(cards) // CARD)]
+
+
+def _collective(mpi: MPI.Comm, name: str, blocking: bool, *arguments: Any) -> Stages:
+    """Stage one of a collective: the blocking function where nobody waits in the background, it is faster."""
+    if blocking:
+        getattr(mpi, name)(*arguments)
+    else:
+        yield [getattr(mpi, f"I{name.lower()}")(*arguments)]
+    return None

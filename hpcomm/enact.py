@@ -1,0 +1,171 @@
+"""What verbs of objects and of ragged arrays share: agreement, observers, and errors in hpcomm's words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import delivery
+from .call import Call
+from .envelope import fill, source_and_tag
+from .errors import HpcommError, RankError, UsageError
+from .parcel import Parcel
+from .request import Request, Stages
+from .signature import BACKGROUND, head
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .communicator import Communicator
+    from .transport import mpi as transport
+else:
+    from .lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["at_once", "check_list", "check_root", "collective", "ireceive", "own_place", "receive", "shown"]
+
+
+def own_place(comm: Communicator) -> int:
+    """Where this rank's own stands among what all ranks give; -1: that is the other group's."""
+    return -1 if comm.is_inter else comm.rank
+
+
+def receive(
+    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel], Any]
+) -> Any:
+    """Wait for a parcel; what decode makes of it, None from hpcomm.PROC_NULL."""
+    peer, number = source_and_tag(comm, verb, source, tag)
+
+    def action() -> Any:
+        got, seen = delivery.receive(comm, peer, number)
+        if status is not None:
+            fill(status, seen)
+        return None if got is None else decode(got)
+
+    return at_once(comm, verb, action, peer, number)
+
+
+def ireceive(
+    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel], Any]
+) -> Request:
+    """The same in the background."""
+    peer, number = source_and_tag(comm, verb, source, tag)
+
+    def stages() -> Stages:
+        got, seen = yield from delivery.ireceive(comm, peer, number)
+        fill(status, seen)
+        return None if got is None else decode(got)
+
+    coming = shown(comm, verb.replace("irecv", "recv"), stages(), peer=peer, tag=number)
+    request = Request(f"{verb}(source={source}, tag={tag})", coming, status)
+    request.needs(comm, source)
+    return request
+
+
+def at_once(comm: Communicator, verb: str, action: Callable[[], Any], peer: int, tag: int) -> Any:
+    """Carry out a message now, with the observers looking on and errors in hpcomm's words."""
+    try:
+        if not comm._observers:
+            return action()
+        return delivery.run(shown(comm, verb, _one_stage(action), peer=peer, tag=tag))
+    except MPI.Exception as error:
+        raise transport.failure(error, verb, comm) from None
+    except HpcommError as error:
+        raise error.located(verb, comm) from error.__cause__
+
+
+def _one_stage(action: Callable[[], Any]) -> Stages:
+    yield []
+    return action()
+
+
+def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_op: bool) -> Any:
+    """Agree with the other ranks about verb, then carry out its stages now or in the background."""
+    try:
+        comm._check_open(verb)
+    except HpcommError as error:
+        raise error.located(verb, comm) from None
+    code = head(verb, root=root)
+    if async_op:
+        leave = comm._agreement.late(code | BACKGROUND, 0)
+        request = Request(f"{verb}()", _translated(comm, verb, shown(comm, verb, stages, leave)))
+        request.needs_all(comm)
+        return request
+    comm._agreement.enter(code, 0)
+    watched = bool(comm._observers)
+    try:
+        result = delivery.run(shown(comm, verb, stages, comm._agreement.leave) if watched else stages)
+    except MPI.Exception as error:
+        raise transport.failure(error, verb, comm) from None
+    except HpcommError as error:
+        raise error.located(verb, comm) from error.__cause__
+    if not watched:
+        comm._agreement.leave()
+    return result
+
+
+def shown(
+    comm: Communicator, verb: str, stages: Stages, leave: Callable[[], None] | None = None, **fields: Any
+) -> Stages:
+    """The same stages with the observers looking on, and leave() at the end."""
+    if not comm._observers and leave is None:
+        return (yield from stages)
+    call = Call(comm, verb, **fields)
+    observers = comm._observers
+    for observer in observers:
+        observer.before(call)
+    result = yield from stages
+    if leave is not None:
+        leave()
+    for observer in observers:
+        observer.after(call)
+    return result
+
+
+def _translated(comm: Communicator, verb: str, stages: Stages) -> Stages:
+    """The same stages with MPI's errors in our words."""
+    mpi_error, our_error = (
+        MPI.Exception,
+        HpcommError,
+    )  # local names: when the interpreter ends, globals go first
+    try:
+        return (yield from stages)
+    except mpi_error as error:
+        raise transport.failure(error, verb, comm) from None
+    except our_error as error:
+        raise error.located(verb, comm) from error.__cause__
+
+
+def check_root(comm: Communicator, verb: str, root: Any) -> bool:
+    """Whether this rank is root, which must be a rank of comm; of the other group, if there are two."""
+    is_rank = not isinstance(root, bool) and hasattr(root, "__index__")
+    if comm.is_inter:
+        if not (is_rank and (root in (MPI.ROOT, MPI.PROC_NULL) or 0 <= root < comm.remote_size)):
+            from .compose import no_remote_root
+
+            raise no_remote_root(comm, root).located(verb, comm)
+        return bool(root == MPI.ROOT)
+    if not (is_rank and 0 <= root < comm.size):
+        raise RankError(
+            f"root {root!r} is no rank of '{comm.name}'", hint=f"a rank from 0 to {comm.size - 1}"
+        ).located(verb, comm)
+    return bool(comm.rank == root)
+
+
+def check_list(comm: Communicator, verb: str, items: Any) -> None:
+    """Refuse anything but a sequence with one item for each rank."""
+    ranks = comm.remote_size if comm.is_inter else comm.size
+    if items is None or not hasattr(items, "__len__") or len(items) != ranks:
+        found = (
+            "None"
+            if items is None
+            else f"{len(items)} items"
+            if hasattr(items, "__len__")
+            else type(items).__name__
+        )
+        raise UsageError(
+            f"{verb} needs a list with one item for each of {ranks} ranks, not {found}",
+            hint="[item for rank 0, item for rank 1, ...]",
+        ).located(verb, comm)

@@ -1,0 +1,29 @@
+"""A deadline for what MPI does without one: planning, making communicators, joining jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from .. import runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["within"]
+
+
+@contextlib.contextmanager
+def within(seconds: float, otherwise: str) -> Iterator[None]:
+    """Within, the job is ended, with otherwise as its last word, when that takes longer.
+
+    A blocking call of MPI cannot be called back, so no exception could be raised out of it.
+    """
+    watch = threading.Timer(seconds, runtime.abort, [otherwise])
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
