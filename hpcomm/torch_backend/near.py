@@ -16,27 +16,27 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ..errors import LayoutError
 from ..observe.board import share
 from .far import HALVES, Far
 from .gate import LOOK_S, LOOKS, pause, rest
+from .plain import FOLDS, KINDS, Bytes, as_bytes, fit, flat_of, fold, folds, give_back, put, rows_of, target
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
     from .gate import Gate
 
-__all__ = ["Near", "carrier", "fit", "folding"]
+__all__ = ["Near", "carrier"]
 
 Tensor = torch.Tensor
 _PIECE = 1 << 20  # bytes of a shelf's place; half of it costs 2 MiB a sixth more, twice it 16 MiB a quarter
+_STRIDE = 1 << 18  # of that, where only bytes are carried
 _PLACES = 3  # a piece is laid while the one before is folded, and the one before that is taken
 _HEAD = 4096  # bytes before them; the number of the last meeting a rank has come to
 _SHELF = _HEAD + _PLACES * _PIECE
@@ -46,17 +46,6 @@ _SMALL_HALVES = 16 * 1024
 _CROWD = 1 << 20  # bytes from which MPI exchanges blocks in less turns where ranks share cores
 _KEPT = 64  # lengths of blocks whose views are kept
 _ORDERED = ("x86_64", "AMD64")  # stores are seen in order there; nothing in Python could see to it elsewhere
-_FOLDS: dict[str, Callable[..., Tensor]] = {
-    "sum": torch.add,
-    "avg": torch.add,
-    "prod": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-}
-_KINDS = {
-    *HALVES, torch.float32, torch.float64,
-    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,
-}  # fmt: skip
 
 
 def carrier(comm: Communicator, gate: Gate) -> Far:
@@ -84,6 +73,7 @@ class Near(Far):
         super().__init__(comm, gate)
         self._memory = memory
         self._words = memoryview(memory).cast("q")
+        self._bytes = np.frombuffer(memory, np.uint8)
         self._others = [(rank, rank * _SHELF // 8) for rank in range(comm.size) if rank != comm.rank]
         self._count = 0  # meetings
         self.place = 0  # where the next piece is laid
@@ -99,7 +89,7 @@ class Near(Far):
     def most(self, verb: str, op: Any, dtype: torch.dtype) -> int:
         """Elements of a call of one piece, for which there may be a shorter way; see short.py."""
         p, most = self.size, _PIECE // dtype.itemsize
-        if dtype not in _KINDS or (op is not None and op not in _FOLDS):
+        if dtype not in KINDS or (op is not None and op not in FOLDS):
             return 0
         return most // p * p if verb in ("all_reduce", "reduce_scatter", "all_to_all") else most
 
@@ -193,22 +183,22 @@ class Near(Far):
     # -- verbs that fold -----------------------------------------------------------------------------------
     def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
         """In place: out is x. Small: each rank folds all. Large: a block each, 2 n (p-1)/p moved."""
-        if not _folds(x, op):
+        if not folds(x, op):
             self.arrive()
             return super().all_reduce(x, op, out=out)
-        flat = _target(x)
+        flat = target(x)
         if not flat.numel():
             return None
         if not self.folds_blocks(flat.nbytes, flat.dtype):
             shelves = self.shelves(flat, flat.numel())
             self._through(
                 1,
-                lambda _, place: _copy(shelves[place][self.rank][0], flat),
+                lambda _, place: put(shelves[place][self.rank][0], flat),
                 lambda _, place: fold(op, [shelf[0] for shelf in shelves[place]], flat),
             )
         else:
             self._all_reduce_by_blocks(flat, op)
-        return _give_back(flat, x)
+        return give_back(flat, x)
 
     def _all_reduce_by_blocks(self, flat: Tensor, op: str) -> None:
         p, me = self.size, self.rank
@@ -219,13 +209,13 @@ class Near(Far):
             shelf = self.shelves(flat, len(pieces[i][0]))[place][me]
             for j, block in enumerate(pieces[i]):
                 if j != me:
-                    _copy(shelf[j], block)
+                    put(shelf[j], block)
 
         def fold_own(i: int, place: int) -> None:
             if me < len(pieces[i]):
                 own, shelves = pieces[i][me], self.shelves(flat, len(pieces[i][0]))[place]
                 fold(op, [own, *(fit(shelves[q][me], own) for q in range(p) if q != me)], own)
-                _copy(shelves[me][me], own)
+                put(shelves[me][me], own)
 
         def take(i: int, place: int) -> None:
             shelves = self.shelves(flat, len(pieces[i][0]))[place]
@@ -237,13 +227,13 @@ class Near(Far):
 
     def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
         """The root folds all."""
-        if not _folds(x, op):
+        if not folds(x, op):
             self.arrive()
             return self.comm.reduce(x, op, root, out=out)
-        flat, me = _flat(x), self.rank
+        flat, me = flat_of(x), self.rank
         if out is None and me == root:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        into = flat if out is None else _target(out)
+        into = flat if out is None else target(out)
 
         def take(shelves: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
             if me == root:
@@ -252,37 +242,33 @@ class Near(Far):
 
         self._pass(flat, 1, [] if me == root else [(0, flat)], take)
         if out is not None:
-            _give_back(into, out)
+            give_back(into, out)
         return out
 
     def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor | None = None) -> Tensor:
         """Block r of x, of shape (size, ...), folded, to rank r."""
-        if not _folds(x, op):
+        if not folds(x, op):
             self.arrive()
             return super().reduce_scatter(x, op, out=out)
         out = torch.empty_like(x[0]) if out is None else out
-        blocks, into, me = [*_rows(x)], _target(out), self.rank
+        blocks, into, me = [*rows_of(x)], target(out), self.rank
 
         def take(shelves: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
             parts = [shelf[me] for rank, shelf in enumerate(shelves) if rank != me]
             fold(op, [cut(blocks[me]), *parts], cut(into))
 
         self._pass(into, self.size, [(j, block) for j, block in enumerate(blocks) if j != me], take)
-        _give_back(into, out)
+        give_back(into, out)
         return out
 
     # -- verbs that only move ------------------------------------------------------------------------------
     def broadcast(self, x: Tensor, root: int, *, out: Tensor) -> None:
         """In place: out is x."""
-        flat = _bits(_target(x))
-
-        def take(shelves: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
-            if self.rank != root:
-                cut(flat).copy_(shelves[root][0])
-
-        self._pass(flat, 1, [(0, flat)] if self.rank == root else [], take)
-        if self.rank != root:
-            _give_back(flat, x)
+        flat = target(x)
+        own, at_root = as_bytes(flat), self.rank == root
+        self._carry(own.size, 1, [(0, own)] if at_root else [], [] if at_root else [(root, 0, own)])
+        if not at_root:
+            give_back(flat, x)
 
     def all_gather(self, x: Tensor, *, out: Tensor) -> None:
         """out, contiguous, has shape (size, ...)."""
@@ -296,43 +282,74 @@ class Near(Far):
         return out if at_root else None
 
     def _gather(self, x: Tensor, out: Tensor | None, *, takes: bool, gives: bool) -> None:
-        flat, me = _bits(_flat(x)), self.rank
-        rows = [_bits(row) for row in _rows(out)] if takes and out is not None else []
+        flat, me = flat_of(x), self.rank
+        rows = [*rows_of(out)] if takes and out is not None else []
         if rows and rows[me].data_ptr() != flat.data_ptr():
             if flat.untyped_storage().data_ptr() == rows[me].untyped_storage().data_ptr():
                 flat = flat.clone()
             rows[me].copy_(flat)
-
-        def take(shelves: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
-            for q, row in enumerate(rows):
-                if q != me:
-                    cut(row).copy_(shelves[q][0])
-
-        self._pass(flat, 1, [(0, flat)] if gives else [], take)
+        own = as_bytes(flat)
+        taken = [(q, 0, as_bytes(row)) for q, row in enumerate(rows) if q != me]
+        self._carry(own.size, 1, [(0, own)] if gives else [], taken)
 
     def scatter(self, x: Tensor | None, root: int, *, out: Tensor) -> None:
-        into, me = _bits(_target(out)), self.rank
-        rows = [_bits(row) for row in _rows(x)] if x is not None and me == root else []
-
-        def take(shelves: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
-            cut(into).copy_(cut(rows[me]) if rows else shelves[root][me])
-
-        self._pass(into, self.size, [(j, row) for j, row in enumerate(rows) if j != me], take)
-        _give_back(into, out)
+        into, me = target(out), self.rank
+        if x is not None and me == root:
+            rows = [*rows_of(x)]
+            into.copy_(rows[me])
+            given = [(j, as_bytes(row)) for j, row in enumerate(rows) if j != me]
+            self._carry(into.nbytes, self.size, given, [])
+        else:
+            self._carry(into.nbytes, self.size, [], [(root, me, as_bytes(into))])
+        give_back(into, out)
 
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
         """x and out, contiguous, have shape (size, ...)."""
         if self._crowded and x.nbytes > _CROWD:
             self.arrive()
             return super().all_to_all(x, out=out)
-        rows, into, me = [_bits(row) for row in _rows(x)], [_bits(row) for row in _rows(out)], self.rank
-
-        def take(shelves: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
-            for q, row in enumerate(into):
-                cut(row).copy_(cut(rows[q]) if q == me else shelves[q][me])
-
-        self._pass(into[me], self.size, [(j, row) for j, row in enumerate(rows) if j != me], take)
+        me = self.rank
+        rows, into = [as_bytes(row) for row in rows_of(x)], [as_bytes(row) for row in rows_of(out)]
+        given = [(j, row) for j, row in enumerate(rows) if j != me]
+        taken = [(q, me, row) for q, row in enumerate(into) if q != me]
+        self._carry(rows[me].size, self.size, given, taken, [(into[me], rows[me])])
         return None
+
+    def _carry(
+        self,
+        n: int,
+        blocks: int,
+        gives: list[tuple[int, Bytes]],
+        takes: list[tuple[int, int, Bytes]],
+        own: Sequence[tuple[Bytes, Bytes]] = (),
+    ) -> None:
+        """Lay blocks of n bytes, by their numbers, and take some: those of a rank, by their numbers.
+
+        What does not fit into a place at once goes in small pieces, which stay in caches.
+
+        Args:
+            own: where to copy blocks of this rank, and which.
+        """
+        most = n if n * blocks <= _PIECE else _STRIDE // blocks
+        cuts = [(low, min(low + most, n)) for low in range(0, n, most)] if n else []
+        shelves, copy = self._bytes, np.copyto
+
+        def give(i: int, place: int) -> None:
+            low, high = cuts[i]
+            at, step = self.rank * _SHELF + _HEAD + place * _PIECE, high - low
+            for j, x in gives:
+                copy(shelves[at + j * step : at + j * step + step], x[low:high])
+
+        def take(i: int, place: int) -> None:
+            low, high = cuts[i]
+            at, step = _HEAD + place * _PIECE, high - low
+            for q, j, x in takes:
+                there = at + q * _SHELF + j * step
+                copy(x[low:high], shelves[there : there + step])
+            for x, y in own:
+                copy(x[low:high], y[low:high])
+
+        self._through(len(cuts), give, take)
 
     def _pass(
         self,
@@ -364,75 +381,3 @@ class Near(Far):
             )
 
         self._through(len(cuts), lay, collect)
-
-
-def _folds(x: Tensor, op: Any) -> bool:
-    return type(op) is str and op in _FOLDS and x.dtype in _KINDS
-
-
-def _flat(x: Tensor) -> Tensor:
-    """x as one row of plain memory, its own if it is; not seen by autograd, nor counted by its versions."""
-    x = x.data
-    if x.is_neg() or x.is_conj() or not x.is_contiguous():
-        x = x.resolve_neg().resolve_conj().contiguous()
-    return x if x.dim() == 1 else x.view(-1)
-
-
-def _target(x: Tensor) -> Tensor:
-    """As _flat, of a tensor that is to be filled."""
-    if any(step == 0 and length > 1 for step, length in zip(x.stride(), x.shape, strict=True)):
-        raise LayoutError(
-            f"out is broadcast: shape {tuple(x.shape)}, strides {x.stride()}; several elements share memory",
-            hint="give a tensor with memory for each element, x.contiguous()",
-        )
-    return _flat(x)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """x, of shape (n, ...), as n rows; its own memory where that is contiguous."""
-    return _flat(x).view(len(x), -1) if x.numel() else x.data.new_empty((len(x), 0))
-
-
-def _give_back(flat: Tensor, x: Tensor) -> None:
-    """Fill x from what _flat(x) gave."""
-    if flat.data_ptr() != x.data_ptr():
-        x.data.copy_(flat.view(x.dtype).view(x.shape))
-
-
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-
-def _bits(x: Tensor) -> Tensor:
-    """Elements of any type as such that memory can be seen as."""
-    return x if x.dtype in _KINDS else x.view(_WORDS[x.itemsize])
-
-
-def fit(view: Tensor, x: Tensor) -> Tensor:
-    return view if len(view) == len(x) else view[: len(x)]
-
-
-def _copy(view: Tensor, x: Tensor) -> None:
-    fit(view, x).copy_(x)
-
-
-def folding(op: str, parts: list[Tensor], out: Tensor) -> Callable[[], Any]:
-    """What carries out fold(op, parts, out)."""
-    if len(parts) == 2 and op != "avg":
-        return partial(_FOLDS[op], *parts, out=out)
-    return partial(fold, op, parts, out)
-
-
-def fold(op: str, parts: list[Tensor], out: Tensor) -> None:
-    """Fold parts, in their order, into out, which may be the first of them; halves are rounded once."""
-    function = _FOLDS[op]
-    if out.dtype in HALVES and op != "min" and op != "max" and (len(parts) > 2 or op == "avg"):
-        wide = parts[0].float()
-        for part in parts[1:]:
-            function(wide, part, out=wide)
-        out.copy_(wide.div_(len(parts)) if op == "avg" else wide)
-        return
-    function(parts[0], parts[1], out=out)
-    for part in parts[2:]:
-        function(out, part, out=out)
-    if op == "avg":
-        out.div_(len(parts))

@@ -21,7 +21,8 @@ from ..errors import HpcommError
 from .calls import OPERATORS, head_of, words
 from .errors import as_torch
 from .far import HALVES, Far
-from .near import Near, fit, folding
+from .near import Near
+from .plain import fit, folding
 from .profile import recording
 from .worker import Worker
 
