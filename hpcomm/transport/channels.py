@@ -68,7 +68,7 @@ class _Prepared:
 
 
 class Passing(Lasting):
-    """A channel whose rounds are made when their turn comes: for calls in the background."""
+    """A channel whose rounds are made when their turn comes: for calls in the background, and long ones."""
 
     def prepare(self, sends: Messages, recvs: Messages) -> Any:
         return _Made(self, sends, recvs)
@@ -77,11 +77,20 @@ class Passing(Lasting):
 class _Made:
     def __init__(self, channel: Lasting, sends: Messages, recvs: Messages) -> None:
         self.channel, self.sends, self.recvs = channel, sends, recvs
+        self.pending: list[MPI.Request] = []
 
     def begin(self) -> list[MPI.Request]:
         mpi, tag, most = self.channel.mpi, self.channel.tag, self.channel.most
         made = [mpi.Irecv(data, peer, tag) for peer, data in pieces(self.recvs, most)]
         return made + [mpi.Isend(data, peer, tag) for peer, data in pieces(self.sends, most)]
+
+    def start(self) -> None:
+        self.pending = self.begin()
+
+    def wait(self) -> None:
+        while under_way and not MPI.Request.Testall(self.pending):
+            advance()
+        MPI.Request.Waitall(self.pending)
 
 
 class Running:

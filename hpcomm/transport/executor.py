@@ -49,15 +49,19 @@ class Executor:
     Args:
         wire: None, "float16" or "bfloat16": float32 travels narrower, and the result is what has travelled.
         work: memory to take instead of new one.
+        room: bytes to take instead of new ones for what arrives to be folded; part.room elements.
     """
 
     def __init__(self, part: Program, channel: Channel, dtype: Any, fold: Fold | None, wire: Any = None,
-                 work: Array | None = None) -> None:  # fmt: skip
+                 work: Array | None = None, room: Array | None = None) -> None:  # fmt: skip
         self.part = part
         n = part.schedule.slots * part.count
         self.work: Array = np.zeros(n, dtype) if work is None else work
         self.wire = wire
-        self.room: Array = np.empty(part.room, np.uint16 if wire is not None else dtype)
+        kind = np.dtype(np.uint16 if wire is not None else dtype)
+        self.room: Array = (
+            np.empty(part.room, kind) if room is None else room[: part.room * kind.itemsize].view(kind)
+        )
         self.fold = fold
         self.rounds = [self._prepare(round_, channel) for round_ in part.rounds]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ..call import Call
     from ..communicator import Communicator
+    from ..schedule.program import Program
     from ..schedule.stream import Schedule
     from .executor import Channel, Fold
 
@@ -41,6 +42,8 @@ __all__ = ["Own", "by_library", "by_schedule", "fold_of", "own", "schedule_call"
 EXACT_UP_TO = 512  # ranks up to which a schedule is proved before its first use
 _TAGS = 32_000  # for calls; those above are for plans
 _KEPT = 16  # executors with their memory, per communicator
+_LONG = 256 << 10  # bytes of x per rank from which all_reduce works in `out`: a copy costs more than requests
+_ROOM = 64 << 20  # bytes up to which it keeps the memory for what arrives to be folded
 _UFUNCS: dict[str, Any] = {
     "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
     "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
@@ -98,6 +101,7 @@ class Own:
         self._far = _far(self.mpi, MPI.Get_processor_name())
         self._table: dict[str, tuned.Choices] | None = None
         self._library: dict[tuple[str, str], MPI.Comm] = {}
+        self._room = np.empty(0, np.uint8)
 
     def choices(self, verb: str) -> tuned.Choices:
         """What `hpcomm tune` found for this many ranks; read at its first use, which is collective."""
@@ -141,6 +145,12 @@ class Own:
             if len(self._kept) > _KEPT:
                 release(self._kept.pop(next(iter(self._kept))))
         return found
+
+    def room(self, nbytes: int) -> Array | None:
+        """Memory for one long call at a time: fresh pages would cost more than they carry. None: too much."""
+        if nbytes > self._room.nbytes and nbytes <= _ROOM:
+            self._room = np.empty(nbytes, np.uint8)
+        return self._room if nbytes <= self._room.nbytes else None
 
     def close(self) -> None:
         for executor in self._kept.values():
@@ -214,15 +224,22 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
     own_op = id(fold.op.mpi) if fold is not None and fold.op.mpi is not None else None
     key = (verb, name, schedule.root, count, array.dtype, fold.code if fold else 0, wire, own_op)
 
-    def make(channel: Channel) -> Executor:
-        part = program(schedule, comm.rank, count, staged=wire is not None)
-        return Executor(part, channel, array.dtype, folding, wire)
+    def make(channel: Channel, work: Any = None) -> Executor:
+        part = _part(verb, name, comm.size, schedule.root, comm.rank, count, staged=wire is not None)
+        room = None if work is None else own(comm).room(part.room * array.itemsize)
+        return Executor(part, channel, array.dtype, folding, wire, work, room)
 
     def carry() -> None:
-        executor = own(comm).executor(key, make)
+        mine, into = own(comm), None
+        if verb == "all_reduce" and wire is None and _is_long(comm, count * array.itemsize):
+            into = _flat(call.recv[0])
+            executor = make(Passing(mine.mpi, mine.tag(), mine.most), into)
+        else:
+            executor = mine.executor(key, make)
         _bring(call, executor)
         executor.run()
-        _take(call, executor)
+        if into is None:
+            _take(call, executor)
 
     def stages() -> Generator[list[Any], Any, Any]:
         mine = own(comm)
@@ -253,10 +270,15 @@ def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callabl
     except HpcommError:
         return None
 
-    def make(channel: Channel, way: str, n: int) -> Executor:
-        return Executor(
-            program(_proved("all_reduce", way, comm.size, 0), comm.rank, n), channel, dtype, folding
-        )
+    def make(channel: Channel, way: str, n: int, work: Any = None) -> Executor:
+        part = _part("all_reduce", way, comm.size, 0, comm.rank, n)
+        room = None if work is None else own(comm).room(part.room * dtype.itemsize)
+        return Executor(part, channel, dtype, folding, work=work, room=room)
+
+    def work_in(out: Any, n: int) -> tuple[Executor, Any]:
+        mine, into = own(comm), _flat(out)
+        way = cut("all_reduce", name, n * dtype.itemsize)
+        return make(Passing(mine.mpi, mine.tag(), mine.most), way, n, into), into
 
     def executor_of(n: int) -> Executor:
         way = cut("all_reduce", name, n * dtype.itemsize)
@@ -268,18 +290,31 @@ def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callabl
 
     def call(send: Any, recv: Any, _: Any) -> None:
         out, n, _ = recv
-        executor = ready.get(n)
+        executor, into = ready.get(n), None
         if executor is None or not executor.rounds:  # none yet, or it has given way to others
-            executor = executor_of(n)
+            executor, into = work_in(out, n) if _is_long(comm, n * dtype.itemsize) else (executor_of(n), None)
         given, work = out if send is IN_PLACE else send[0], executor.work
-        work[:] = given if given.ndim == 1 else given.reshape(-1)
+        if into is None or given is not out:
+            work[:] = given if given.ndim == 1 else given.reshape(-1)
         executor.run()
+        if into is not None:
+            return
         if out.ndim == 1:
             out[:] = work
         else:
             out.reshape(-1)[:] = work
 
     return call
+
+
+def _is_long(comm: Communicator, nbytes: int) -> bool:
+    """Whether all_reduce works in `out` where it can: alike on all ranks, which choose their tags by it."""
+    return nbytes >= _LONG * comm.size
+
+
+def _flat(out: Any) -> Any:
+    """The memory of out for a schedule to work in; None: it lies scattered."""
+    return out.reshape(-1) if out.flags.c_contiguous and out.flags.aligned else None
 
 
 def tuned_for(call: Call, op: Any = None) -> str | None:
@@ -438,6 +473,13 @@ def _proved(verb: str, algorithm: str, p: int, root: int) -> Schedule:
     if p <= EXACT_UP_TO:
         prove(schedule)
     return schedule
+
+
+@lru_cache(maxsize=64)
+def _part(
+    verb: str, algorithm: str, p: int, root: int, rank: int, count: int, staged: bool = False
+) -> Program:
+    return program(_proved(verb, algorithm, p, root), rank, count, staged=staged)
 
 
 @lru_cache(maxsize=256)

@@ -139,6 +139,33 @@ def test_a_blocking_call_moves_on_what_is_in_the_background(comm: Any, apart: bo
         other.close()
 
 
+@pytest.mark.parametrize("name", ["ring", "rabenseifner", "double_tree"])
+def test_long_all_reduces_that_work_in_out_meet_those_that_cannot(
+    own_comm: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Ranks whose `out` lies scattered, is that of torch, or is x itself; with others under way meanwhile."""
+    comm = own_comm
+    monkeypatch.setattr(scheduled, "_LONG", 1 << 10)
+    for n in (300 * comm.size, 5000):
+        x = given("all_reduce", comm.rank, comm.size, n)
+        parts = [given("all_reduce", r, comm.size, n) for r in range(comm.size)]
+        schedule = build("all_reduce", scheduled.cut("all_reduce", name, x.nbytes), comm.size)
+        expected = interpret_values(schedule, np.stack(parts), np.add)[comm.rank]
+        for turn in range(4):
+            kind = (comm.rank + turn) % 4
+            before = comm.all_reduce(x, algorithm=name, async_op=True)
+            if kind == 3:
+                found = torch.from_numpy(x.copy())
+                assert comm.all_reduce(found, out=found, algorithm=name) is found
+            else:
+                out = [np.empty(n), np.empty(2 * n)[::2], x.copy()][kind]
+                found = comm.all_reduce(out if kind == 2 else x, out=out, algorithm=name)
+                assert found is out
+            assert np.asarray(found).tobytes() == expected.tobytes(), (n, kind)
+            assert before.wait().tobytes() == expected.tobytes()
+    assert not own_comm._schedules._kept  # nothing was copied through memory of its own
+
+
 def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocking, in the background and planned: the same bits, whatever one message may hold."""
     x = np.random.default_rng(comm.rank).normal(size=1003)
@@ -178,7 +205,8 @@ def test_messages_beyond_2_gib_travel_in_pieces_that_mpi_can_count() -> None:
     assert all(data.nbytes == n < 2**31 for _, (data, n, _) in made)
 
 
-def test_the_executor_cuts_x_as_the_simulator_does(own_comm: Any) -> None:
+def test_the_executor_cuts_x_as_the_simulator_does(own_comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduled, "_LONG", 1 << 40)  # so that executors are kept, to be looked at
     from hpcomm.machine import machine
     from hpcomm.simulate import predict
 
