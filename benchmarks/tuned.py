@@ -18,14 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VERBS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 TUNED, CHECKED = "8,8k,64k,1M", (8, 512, 8 << 10, 64 << 10, 256 << 10, 1 << 20)
-ROUNDS, OWN = 15, "recursive_doubling"
+ROUNDS, OWN = 31, "recursive_doubling"
 
 
 def measure(out: str) -> None:
     """On every rank: default and tuned by turns."""
     import hpcomm
     from hpcomm import tune
-    from hpcomm.transport import controls, scheduled
+    from hpcomm.transport import controls, kept
 
     comm, rows = hpcomm.world, []
     for verb in VERBS:
@@ -33,7 +33,7 @@ def measure(out: str) -> None:
             arrays = tune._arrays(comm, verb, nbytes)
             calls = {name: tune._call(comm, verb, name, *arrays) for name in ("", "tuned")}
             seconds = tune._alternated(comm, calls, list(calls), ROUNDS)
-            choice = scheduled.own(comm).choices(verb).name(nbytes) or "default"
+            choice = kept.own(comm).choices(verb).name(nbytes) or "default"
             row = {"verb": verb, "bytes": nbytes, "choice": choice}
             rows.append(row | {"default": seconds[""], "tuned": seconds["tuned"]})
     arrays = tune._arrays(comm, "all_reduce", 8)

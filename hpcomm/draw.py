@@ -30,7 +30,7 @@ PICTURES = (".svg", ".png", ".pdf")
 MOST_LINES = 64  # ranks up to which a space-time diagram has a line per message
 _TREES = [
     ("all_reduce", "tree"),
-    *((v, n) for v in ("broadcast", "reduce") for n in ("tree", "chain", "bine")),
+    *((v, n) for v in ("broadcast", "reduce") for n in ("tree", "ring", "bine")),
 ]
 _RINGS = ("all_reduce", "all_gather", "reduce_scatter", "barrier")  # nothing but a ring, from the beginning
 _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")

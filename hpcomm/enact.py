@@ -44,7 +44,7 @@ def receive(
             fill(status, seen)
         return None if got is None else decode(got)
 
-    return at_once(comm, verb, action, peer, number)
+    return at_once(comm, verb, peer, number, action)
 
 
 def ireceive(
@@ -64,21 +64,23 @@ def ireceive(
     return request
 
 
-def at_once(comm: Communicator, verb: str, action: Callable[[], Any], peer: int, tag: int) -> Any:
+def at_once(
+    comm: Communicator, verb: str, peer: int, tag: int, action: Callable[..., Any], *arguments: Any
+) -> Any:
     """Carry out a message now, with the observers looking on and errors in hpcomm's words."""
     try:
         if not comm._observers:
-            return action()
-        return delivery.run(shown(comm, verb, _one_stage(action), peer=peer, tag=tag))
+            return action(*arguments)
+        return delivery.run(shown(comm, verb, _one_stage(action, *arguments), peer=peer, tag=tag))
     except MPI.Exception as error:
         raise transport.failure(error, verb, comm) from None
     except HpcommError as error:
         raise error.located(verb, comm) from error.__cause__
 
 
-def _one_stage(action: Callable[[], Any]) -> Stages:
+def _one_stage(action: Callable[..., Any], *arguments: Any) -> Stages:
     yield []
-    return action()
+    return action(*arguments)
 
 
 def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_op: bool) -> Any:

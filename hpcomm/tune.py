@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import subprocess
 import sys
 import tempfile
@@ -221,7 +222,7 @@ def _once(comm: Any, call: Callable[[], Any], repeats: int) -> float:
 def _alternated(
     comm: Any, calls: dict[str, Callable[[], Any]], names: list[str], rounds: int
 ) -> dict[str, float]:
-    """Median seconds of each, in rounds that go through all of them, every other one backwards."""
+    """Median seconds of each, in rounds that go through all of them, in another order each time."""
     times = _in_turns(comm, calls, names, rounds)
     return {name: sorted(found)[len(found) // 2] for name, found in times.items()}
 
@@ -233,8 +234,10 @@ def _in_turns(
     once = _once(comm, calls[""], 3)
     repeats = max(1, min(200, int(ROUND_S / max(once, 1e-7))))
     times: dict[str, list[float]] = {name: [] for name in names}
-    for i in range(rounds):
-        for name in names if i % 2 == 0 else names[::-1]:
+    order, same = list(names), random.Random(0)  # on all ranks
+    for _ in range(rounds):
+        same.shuffle(order)
+        for name in order:
             times[name].append(_once(comm, calls[name], repeats))
     return times
 

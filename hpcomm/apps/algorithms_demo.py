@@ -76,8 +76,9 @@ def median(comm: Communicator, call: Callable[[], Any]) -> float:
 def calibrated(comm: Communicator, nbytes: int) -> tuple[Machine, float]:
     """This machine, found while all ranks are at work; and the seconds to copy a byte within a rank.
 
-    Three calls tell its times apart: a broadcast of p numbers by tree has ceil(log2 p) rounds and by ring p-1
-    more; an all_gather of large x by ring moves them p-1 times, and copies them to the messages and back.
+    Three calls tell its times apart: a broadcast of p numbers has ceil(log2 p) rounds by tree, p-1 more by
+    scatter_ring; an all_gather of large x by ring moves them p-1 times, and copies them to the messages and
+    back.
     """
     p, others = comm.size, max(1, comm.size - 1)
     few, room, many = np.zeros(p), np.zeros(p), np.ones(max(LEAST, nbytes) // 8)
@@ -85,7 +86,7 @@ def calibrated(comm: Communicator, nbytes: int) -> tuple[Machine, float]:
     copy = median(comm, lambda: np.copyto(rooms, many)) / rooms.nbytes
     fold = median(comm, lambda: np.add(many, rooms[0], out=many)) / many.nbytes
     short = median(comm, lambda: comm.broadcast(few, out=room, algorithm="tree"))
-    longer = median(comm, lambda: comm.broadcast(few, out=room, algorithm="ring"))
+    longer = median(comm, lambda: comm.broadcast(few, out=room, algorithm="scatter_ring"))
     large = median(comm, lambda: comm.all_gather(many, out=rooms, algorithm="ring"))
     hop = max((longer - short) / others, 1e-8)
     base = max(0.0, short - (p - 1).bit_length() * hop)

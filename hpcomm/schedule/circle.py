@@ -118,7 +118,7 @@ def bruck_exchange(p: int) -> Schedule:
 
 
 def chain(p: int, chunks: int = 1) -> Schedule:
-    """broadcast: everyone passes on what came, chunk after chunk.
+    """broadcast: everyone passes on to the right what came, chunk after chunk.
 
         0 -> 1 -> 2 -> 3 ...
 

@@ -23,6 +23,7 @@ _MADE: dict[str, dict[str, Maker]] = {}
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _PIECE = 256 * 1024  # bytes that one piece of a pipeline should have about
 _MOST_PIECES = 64
+_PIPELINES = {"double_tree": ("all_reduce", "broadcast", "reduce"), "ring": ("broadcast", "reduce")}
 
 
 def register(name: str, verb: str) -> Callable[[Maker], Maker]:
@@ -170,8 +171,7 @@ def cut(verb: str, algorithm: str, nbytes: int) -> str:
         nbytes: of x.
     """
     name = algorithm.partition(":")[0]
-    pipelined = name in ("chain", "double_tree") and verb in ("all_reduce", "broadcast", "reduce")
-    if not pipelined or "chunks=" in algorithm:
+    if verb not in _PIPELINES.get(name, ()) or "chunks=" in algorithm:
         return algorithm
     trees = 2 if name == "double_tree" else 1  # each has as many
     pieces = trees * max(1, min(_MOST_PIECES, nbytes // _PIECE) // trees)
@@ -317,8 +317,8 @@ def scatter_ring(p: int) -> Schedule:
     return sequence("broadcast", tree.binomial_scatter(p), circle.ring(p), slots=1, chunks=p)
 
 
-def gather_ring(p: int) -> Schedule:
-    """reduce: reduce_scatter around the ring, then gather by a tree. The broadcast "ring" backwards.
+def ring_gather(p: int) -> Schedule:
+    """reduce: reduce_scatter around the ring, then gather by a tree: scatter_ring backwards.
 
         0 -> 1 -> 2 -> 3 -> 0  one block each, p-1 times      1 -> 0, 3 -> 2      2 -> 0  {2, 3}
 
@@ -415,12 +415,14 @@ def _fill() -> None:
     register("bine", "all_reduce")(bine)
     register("hierarchical", "all_reduce")(hierarchical)
     downwards = {
-        "tree": tree.binomial, "chain": circle.chain, "ring": scatter_ring,
+        "tree": tree.binomial, "ring": circle.chain,
         "double_tree": tree.double_tree_broadcast, "bine": butterfly.butterfly_broadcast,
     }  # fmt: skip
     for name, maker in downwards.items():
         register(name, "broadcast")(maker)
-        register(name, "reduce")(gather_ring if name == "ring" else _backwards("reduce", maker))
+        register(name, "reduce")(_backwards("reduce", maker))
+    register("scatter_ring", "broadcast")(scatter_ring)
+    register("ring_gather", "reduce")(ring_gather)
     register("ordered_tree", "reduce")(ordered_reduce)
     for name, maker in {"tree": tree.binomial_scatter, "pairwise": tree.direct_scatter}.items():
         register(name, "scatter")(maker)

@@ -150,7 +150,8 @@ def background(executor: Executor) -> Generator[list[Any], Any, None]:
             yield requests
         for step in after:
             step()
-    executor.settle()
+    for step in executor.last:
+        step()
 
 
 def pieces(messages: Messages, most: Callable[[int], int]) -> Iterator[tuple[int, list[Any]]]:

@@ -5,8 +5,7 @@ For a collective all ranks choose alike from what all know; for a message its re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +24,7 @@ MEANS = {
 }
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """path: the best one that is not refused, or ""; refused: why each better one was."""
 
     path: str

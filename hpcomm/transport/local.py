@@ -82,12 +82,13 @@ def run(schedule: Schedule, given: list[Array], op: Any = np.add, wire: Any = No
     from .executor import Executor
 
     hub, failed = Hub(schedule.size), []
-    memory = [np.array(x) for x in given]
+    memory = [np.empty_like(x) if wire is None else np.array(x) for x in given]
 
     def rank(r: int) -> None:
         try:
             part = program(schedule, r, memory[r].size // schedule.slots, staged=wire is not None)
-            Executor(part, hub.channel(r), memory[r].dtype, op, wire, memory[r]).run()
+            x = given[r] if wire is None else None
+            Executor(part, hub.channel(r), memory[r].dtype, op, wire, memory[r], given=x).run()
         except BaseException as error:
             failed.append(error)
 

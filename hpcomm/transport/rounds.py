@@ -39,8 +39,8 @@ def algorithm(verb: str, p: int, nbytes: int) -> str:
     large = nbytes >= p * _RING
     return {
         "all_reduce": "ring" if large else "rabenseifner",
-        "reduce": "ring" if large else "tree",
-        "broadcast": "ring" if large else "tree",
+        "reduce": "ring_gather" if large else "tree",
+        "broadcast": "scatter_ring" if large else "tree",
         "all_gather": "ring", "reduce_scatter": "ring",
         "gather": "pairwise", "scatter": "pairwise", "all_to_all": "pairwise",
         "scan": "tree", "exscan": "tree",

@@ -67,9 +67,9 @@ def arrows(figure: Any) -> set[tuple[Any, ...]]:
 
 
 def test_a_tree_has_an_arrow_from_everyone_the_way_that_x_goes() -> None:
-    for name in ("tree", "chain", "bine"):
+    for name in ("tree", "ring", "bine"):
         for verb, root in (("broadcast", 3), ("reduce", 3), ("all_reduce", 0)):
-            if name in algorithms(verb) and (verb, name) != ("all_reduce", "bine"):
+            if verb != "all_reduce" or name == "tree":
                 found = arrows(draw.schedule_picture(build(verb, name, 11, root)))
                 lower = [a if verb == "reduce" else b for a, b in found]
                 assert sorted(int(rank) for rank, _ in lower) == [r for r in range(11) if r != root]
@@ -88,8 +88,8 @@ def test_what_is_no_tree_and_no_ring_is_drawn_message_by_message(verb: str) -> N
         figure = draw.schedule_picture(schedule)
         if figure.axes[0].get_xlabel() != "iteration":
             draw.pyplot().close(figure)
-            assert verb == "barrier" or name in ("tree", "ring", "chain", "double_tree", "bine")
-            assert (verb, name) not in (("all_reduce", "bine"), ("broadcast", "ring"), ("reduce", "ring"))
+            assert verb == "barrier" or name in ("tree", "ring", "double_tree", "bine")
+            assert (verb, name) not in (("all_reduce", "bine"), ("broadcast", "scatter_ring"))
             continue
         pairs = set()
         for s in schedule.streams:

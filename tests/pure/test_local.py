@@ -16,6 +16,8 @@ def test_threads_compute_what_the_interpreter_computes(name: str, p: int) -> Non
     schedule = build("all_reduce", name, p)
     given = [np.random.default_rng(r).normal(size=77) * 10.0 ** (r % 4 * 3) for r in range(p)]
     expected = interpret_values(schedule, given, np.add)
+    for x in given:
+        x.setflags(write=False)
     for found, want in zip(run(schedule, given), expected, strict=True):
         assert found.tobytes() == want.tobytes()
 

@@ -22,7 +22,7 @@ name = "climate"
 timeout = 60
 
 [program.ocean]
-command = "python ocean.py --fast"
+command = "python ocean.py --fast --mark '|' 'a; b'"
 ranks = 2
 step = 1800.0
 device = "gpu"
@@ -101,7 +101,7 @@ def test_a_right_spec_is_read_as_it_stands(folder):
     spec = read(write(folder, RIGHT))
     ocean = spec.programs["ocean"]
     assert (spec.name, spec.timeout_s, list(spec.programs)) == ("climate", 60.0, ["ocean", "air", "viewer"])
-    assert ocean.command == (sys.executable, "ocean.py", "--fast")
+    assert ocean.command == (sys.executable, "ocean.py", "--fast", "--mark", "|", "a; b")
     assert (ocean.ranks, ocean.device, ocean.gpus, ocean.threads, ocean.env) == (
         2,
         "gpu",
@@ -336,7 +336,103 @@ WRONG = {
         "has weights, but no mapping",
         'weights = "none.npz"',
     ),
-    "a unit that is none": ('from_unit = "K"', 'from_unit = "kelvins2"', "no unit", 'to_unit = "degC"'),
+    "a unit that is none": (
+        'from_unit = "K"',
+        'from_unit = "kelvim"',
+        "no unit 'kelvim'.*did you mean 'kelvin'",
+        'from_unit = "kelvim"',
+    ),
+    "the same wrong unit on both sides": (
+        'unit = "W/m^2"\n',
+        'unit = "bananas"\n',
+        "no unit 'bananas'",
+        'unit = "bananas"',
+    ),
+    "a unit that cannot be read": (
+        'from_unit = "K"',
+        'from_unit = "W//m^^"',
+        r"'W//m\^\^' is no unit\n",
+        'from_unit = "W//m^^"',
+    ),
+    "a command for a shell": (
+        '"python view.py"',
+        '"python view.py | tee log"',
+        "has a '|', but no shell reads it",
+        'command = "python view.py | tee log"',
+    ),
+    "a variable before a command": (
+        '"python view.py"',
+        '"DEPTH=5 python view.py"',
+        'begins with a variable.*env = { DEPTH = "5" }',
+        'command = "DEPTH=5 python view.py"',
+    ),
+    "a launcher as command": (
+        '"python view.py"',
+        '"mpirun -n 2 python view.py"',
+        "mpirun starts ranks of its own",
+        'command = "mpirun -n 2 python view.py"',
+    ),
+    "a script behind an option that is not there": (
+        '"python view.py"',
+        '"python -u -W ignore view2.py"',
+        "no script view2.py.*did you mean 'view.py'",
+        'command = "python -u -W ignore view2.py"',
+    ),
+    "a module that is not there": (
+        '"python view.py"',
+        '"python -m no_such.module"',
+        "no module no_such",
+        'command = "python -m no_such.module"',
+    ),
+    "a script that is no program": (
+        '"python view.py"',
+        '"./view.py"',
+        "may not be executed.*chmod",
+        'command = "./view.py"',
+    ),
+    "a folder as command": ('"python view.py"', '"./"', "is a folder", 'command = "./"'),
+    "a path that a shell would read": (
+        '"python view.py"',
+        '"~/view"',
+        "not found: ~/view.*no shell reads it",
+        'command = "~/view"',
+    ),
+    "a key of another kind of grid": (
+        'kind = "points"\nsize = 9',
+        'kind = "points"\nsize = 9\nnlat = 3',
+        "grid 'buoys' of kind points has no key 'nlat'",
+        "nlat = 3",
+    ),
+    "bounds that are no numbers": (
+        "nx = 4",
+        "bounds = [false, true, 0, 1]\nnx = 4",
+        "bounds must be",
+        "bounds = [false, true, 0, 1]",
+    ),
+    "neighbours of a mapping without": (
+        'mapping = "bilinear"',
+        'mapping = "bilinear"\nneighbours = 3',
+        "neighbours, which only idw uses",
+        "neighbours = 3",
+    ),
+    "more neighbours than points": (
+        'mapping = "bilinear"',
+        'mapping = "idw"\nneighbours = 300',
+        "300 neighbours, but grid 'sea' has 128 points",
+        "neighbours = 300",
+    ),
+    "an implicit field with a lag": (
+        "every = 3600.0\nlag = 3600.0",
+        "lag = 3600.0\nimplicit = true",
+        "'heat' is implicit: it goes in every iteration",
+        "lag = 3600.0",
+    ),
+    "an implicit field that nothing answers": (
+        'every = 3600.0\nlag = 3600.0\ntime = "mean"\n',
+        "implicit = true\n",
+        "implicit, but no implicit field comes back",
+        "implicit = true",
+    ),
     "units that do not convert": (
         'to_unit = "degC"',
         'to_unit = "m/s"',
@@ -416,6 +512,15 @@ def test_a_wrong_spec_gives_one_message_with_its_line(folder, kind):
     assert text.split("\n")[number - 1] == line
     assert "  try:   " in message
     assert message.count("\n") <= 3
+
+
+def test_a_spec_is_utf8_with_a_mark_or_without(folder):
+    path = write(folder, RIGHT)
+    path.write_bytes(b"\xef\xbb\xbf" + RIGHT.encode())
+    assert read(path).name == "climate"
+    path.write_bytes(RIGHT.encode() + b"# \xe9t\xe9\n")
+    with pytest.raises(ConfigError, match=f"no UTF-8: byte 0xe9\n.*line {RIGHT.count(chr(10)) + 1}\n"):
+        read(path)
 
 
 def test_a_wrong_spec_starts_nothing(folder):
@@ -633,12 +738,32 @@ def test_a_program_that_loads_another_mpi_is_refused_before_anything_starts(fold
 def test_a_launcher_that_ends_well_while_programs_run_has_not_ended_well(folder, capfd):
     """MPICH's mpiexec kills the others of a rank that left without Finalize, and ends with 0."""
     heard = watch.Watch(read(write(folder, RIGHT)))
-    for words in ("began ocean 0", "began air 0", "ended ocean 0 0"):
+    for words in ("began ocean 0", "began air 0", "ended ocean 0 0 1.5"):
         heard.hear(words.split())
     assert watch._judged(heard, 0, None) != 0
     assert "program 'ocean' (rank 0 of 2) ended (status 0), while 'air' still ran" in capfd.readouterr().err
-    heard.hear(["ended", "air", "0", "0"])
+    heard.hear(["ended", "air", "0", "0", "2.5"])
     assert watch._judged(heard, 0, None) == 0
+
+
+@pytest.mark.parametrize(
+    ("ends", "words", "status"),
+    [
+        ("ocean 0 -15 1.5, air 0 3 1.7, ocean 1 14 1.6", "'air' (rank 0 of 1) ended with status 3", 3),
+        ("ocean 0 14 1.7, air 0 -9 1.6", "'air' (rank 0 of 1) was killed by SIGKILL", 137),
+        ("ocean 0 14 1.7, air 0 -15 1.6", "'air' (rank 0 of 1) was killed by SIGTERM", 143),
+        ("ocean 0 2 1.7, ocean 1 5 1.6, air 0 1 1.8", "'ocean' (rank 1 of 2) ended with status 5", 5),
+    ],
+)
+def test_who_failed_first_is_named_whatever_came_first_to_be_known(folder, capfd, ends, words, status):
+    """On several hosts all end at once: one fails, the launcher or a lost connection ends the others."""
+    heard = watch.Watch(read(write(folder, RIGHT)))
+    for place in ("ocean 0", "ocean 1", "air 0"):
+        heard.hear(["began", *place.split()])
+    for end in ends.split(", "):
+        heard.hear(["ended", *end.split()])
+    assert watch._judged(heard, 1, None) == status
+    assert f"hpcomm run: program {words}" in capfd.readouterr().err
 
 
 def test_progress_tells_how_far_each_program_is(folder):
@@ -656,7 +781,7 @@ def test_progress_tells_how_far_each_program_is(folder):
     assert heard.progress().endswith(
         ": ocean at 1800 of 7200 s (25 %), 4 exchanges; air has made 1 exchange; viewer runs"
     )
-    heard.hear(["ended", "air", "0", "0"])
+    heard.hear(["ended", "air", "0", "0", "2.5"])
     assert "air has ended" in heard.progress()
 
 

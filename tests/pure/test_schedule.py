@@ -33,7 +33,8 @@ PIPELINED = [
     ("all_reduce", "tree"),
     ("broadcast", "double_tree"),
     ("reduce", "double_tree"),
-    ("broadcast", "chain"),
+    ("broadcast", "ring"),
+    ("reduce", "ring"),
     ("scan", "ring"),
     ("exscan", "ring"),
 ]

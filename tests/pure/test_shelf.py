@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from hpcomm import shelf
 from hpcomm.errors import PeerFailedError
 from hpcomm.shelf import LEAST, SLOTS, Shelves, shelf_bytes, slot_bytes
 
@@ -113,7 +114,7 @@ def test_who_is_stopped_while_filling_a_slot_says_so(two, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "copyto", interrupted)
+        patch.setattr(shelf.np, "copyto", interrupted)
         with pytest.raises(KeyboardInterrupt):
             mine.fill(number, block(7))
     with pytest.raises(PeerFailedError, match="the sender was stopped while it copied its array"):

@@ -107,9 +107,10 @@ def test_so_it_does_for_every_verb(verb: str) -> None:
 
 
 @pytest.mark.parametrize(("verb", "name", "most"), [
-    ("all_reduce", "ring", 0), ("all_gather", "ring", 0), ("barrier", "ring", 0), ("broadcast", "ring", 6),
+    ("all_reduce", "ring", 0), ("all_gather", "ring", 0), ("barrier", "ring", 0),
+    ("broadcast", "scatter_ring", 6), ("reduce", "ring_gather", 6),
     ("all_gather", "pairwise", 46), ("reduce_scatter", "pairwise", 46), ("all_to_all", "pairwise", 46),
-    ("broadcast", "chain", 0), ("broadcast", "chain:chunks=9", 0), ("reduce", "chain:chunks=12", 0),
+    ("broadcast", "ring", 0), ("broadcast", "ring:chunks=9", 0), ("reduce", "ring:chunks=12", 0),
     ("scan", "ring:chunks=7", 0), ("exscan", "ring:chunks=7", 1), ("scatter", "pairwise", 0),
     ("gather", "pairwise", 0), ("all_reduce", "hierarchical:node=20,outer=tree", 4),
     ("all_reduce", "double_tree:chunks=100", 60),
@@ -149,7 +150,7 @@ def random_machine(rng: np.random.Generator) -> Machine:
 @pytest.mark.parametrize(("verb", "name"), [
     ("all_reduce", "ring"), ("all_gather", "ring"), ("reduce_scatter", "ring"), ("barrier", "ring"),
     ("scan", "ring"), ("scan", "ring:chunks=4"), ("exscan", "ring"), ("exscan", "ring:chunks=3"),
-    ("broadcast", "chain:chunks=3"), ("reduce", "chain:chunks=2"),
+    ("broadcast", "ring:chunks=3"), ("reduce", "ring:chunks=2"),
 ])  # fmt: skip
 def test_rings_and_chains_are_known_from_the_ranks_at_their_ends(verb: str, name: str) -> None:
     """Against the clocks of all ranks, and the loads against the messages."""
@@ -175,7 +176,7 @@ def test_rings_and_chains_are_known_from_the_ranks_at_their_ends(verb: str, name
                 assert found.load[kind] == pytest.approx((total.max(), total.sum())), (kind, p, on)
 
 
-@pytest.mark.parametrize("verb", ["all_reduce", "all_gather", "reduce_scatter", "scan", "exscan", "barrier"])
+@pytest.mark.parametrize("verb", [verb for verb in verbs() if "ring" in algorithms(verb)])
 @pytest.mark.parametrize("where", ["cluster", "dgx_pods"])
 def test_a_ring_has_any_size(verb: str, where: str) -> None:
     """A billion ranks take no memory to speak of, and longer in proportion."""
@@ -218,7 +219,7 @@ def test_no_algorithm_is_simulated_step_by_step_on_many_ranks(verb: str) -> None
 
 @pytest.mark.parametrize(("verb", "name"), [
     ("all_reduce", "rabenseifner"), ("all_gather", "pairwise"), ("reduce_scatter", "pairwise"),
-    ("broadcast", "chain:chunks=3"), ("all_reduce", "double_tree:chunks=4"), ("gather", "pairwise"),
+    ("broadcast", "ring:chunks=3"), ("all_reduce", "double_tree:chunks=4"), ("gather", "pairwise"),
 ])  # fmt: skip
 def test_loads_and_the_critical_path_are_those_of_the_messages(verb: str, name: str) -> None:
     p = 40

@@ -61,7 +61,6 @@ class Ring:
 def meet(seconds: list[float], choose: Callable[[list[int]], int], monkeypatch: Any) -> list[str]:
     """How ranks that wait so long leave the gate, "passed" or the error, under an order of their accesses."""
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
-    monkeypatch.setattr(module, "LOOKS", 1)
     p = len(seconds)
     turns = Turns(p, choose)
     words = [[63] + [0] * LAPS for _ in range(p)]
@@ -70,7 +69,7 @@ def meet(seconds: list[float], choose: Callable[[list[int]], int], monkeypatch: 
     def play(rank: int) -> None:
         gate = Gate.__new__(Gate)
         gate._comm, gate._name = SimpleNamespace(rank=rank, size=p), "world"  # type: ignore[assignment]
-        gate.failed, gate._lives = None, {}
+        gate.failed, gate._lives, gate.crowded, gate.looks = None, {}, False, range(1)
         others: Any = [(r, Ring(words[r], turns, rank)) for r in range(p) if r != rank]
         own: Any = Ring(words[rank], turns, rank)
         try:

@@ -1,0 +1,122 @@
+"""What a communicator keeps for its own schedules: a duplicate, tags, executors by call, memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from . import controls, tuned
+from .channels import LARGEST, Lasting, release, wait
+from .mpi import largest_tag
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..communicator import Communicator
+    from .executor import Channel, Executor
+
+    Array = NDArray[Any]
+
+__all__ = ["Own", "own"]
+
+_TAGS = 32_000  # for calls; those above are for plans
+_KEPT = 16  # executors with their memory, per communicator
+_ROOM = 64 << 20  # bytes up to which the memory is kept for what arrives to be folded
+
+
+class Own:
+    """What a communicator keeps for its own schedules: a duplicate, a counter of tags, executors by call."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.mpi, made = comm.mpi.Idup()
+        wait(made)
+        self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
+        self._tag = self._plans = 0
+        self._kept: dict[Any, Executor] = {}
+        self._far = _far(self.mpi, MPI.Get_processor_name())
+        self._table: dict[str, tuned.Choices] | None = None
+        self._library: dict[tuple[str, str], MPI.Comm] = {}
+        self._room = np.empty(0, np.uint8)
+
+    def choices(self, verb: str) -> tuned.Choices:
+        """What `hpcomm tune` found for this many ranks; read at its first use, which is collective."""
+        if self._table is None:
+            self._table = tuned.read(self.mpi)
+        return self._table.get(verb) or tuned.Choices.of([])
+
+    def library(self, verb: str, name: str) -> MPI.Comm:
+        """A communicator on which the library uses its algorithm name (Open MPI: a duplicate keeps it)."""
+        if controls.vendor() != "openmpi":
+            return self.mpi
+        if (verb, name) not in self._library:
+            with controls.forced(verb, name):
+                self._library[verb, name] = self.mpi.Dup()
+            self._library[verb, name].Set_errhandler(MPI.ERRORS_RETURN)
+        return self._library[verb, name]
+
+    def tag(self) -> int:
+        """A number that all ranks come to alike, since they make the same calls in the same order."""
+        self._tag = (self._tag + 1) % _TAGS
+        return self._tag
+
+    def plan_tag(self) -> int:
+        """As tag(), of numbers for plans alone: those stay in use."""
+        self._plans += 1
+        return _TAGS + self._plans % (largest_tag() - _TAGS + 1)
+
+    def most(self, peer: int) -> int:
+        """Bytes that one message to or from a peer may have."""
+        return self._far.get(peer, LARGEST)
+
+    def executor(self, key: Any, make: Callable[[Channel], Executor]) -> Executor:
+        """The executor for key, made at its first use; the oldest one gives way.
+
+        The oldest, not the one that was not used for longest: so that ranks of which some come here by a
+        lane and others by the careful way keep the same ones.
+        """
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make(Lasting(self.mpi, self.tag(), self.most))
+            if len(self._kept) > _KEPT:
+                release(self._kept.pop(next(iter(self._kept))))
+        return found
+
+    def room(self, nbytes: int) -> Array | None:
+        """Memory for one long call at a time: fresh pages would cost more than they carry. None: too much."""
+        if nbytes > self._room.nbytes and nbytes <= _ROOM:
+            self._room = np.empty(nbytes, np.uint8)
+        return self._room if nbytes <= self._room.nbytes else None
+
+    def close(self) -> None:
+        for executor in self._kept.values():
+            release(executor)
+        self._kept.clear()
+        for each in self._library.values():
+            each.Free()
+        self.mpi.Free()
+
+
+def _far(mpi: MPI.Comm, name: str) -> dict[int, int]:
+    """{peer on another node: bytes that travel there without being announced}; where such a limit matters.
+
+    Open MPI announces longer messages over TCP and waits for the answer, which waits behind all that the
+    peer sends at that moment. Pieces below that limit do not wait.
+    """
+    if mpi.size == 1 or controls.vendor() != "openmpi":
+        return {}
+    node = zlib.crc32(name.encode())
+    cards = np.empty((mpi.size, 2), np.int64)
+    wait(mpi.Iallgather(np.array([node, controls.unannounced_bytes()], np.int64), cards))
+    least = int(cards[:, 1].min())
+    return dict.fromkeys(np.flatnonzero(cards[:, 0] != node).tolist(), least) if least else {}
+
+
+def own(comm: Communicator) -> Own:
+    """What comm keeps for its schedules; made at the first call with algorithm=, which is collective."""
+    if comm._schedules is None:
+        comm._schedules = Own(comm)
+    return comm._schedules  # type: ignore[no-any-return]
