@@ -23,10 +23,10 @@ from .calls import SAYS_LATER, head_of, words
 from .devices import Aside, is_onboard
 from .errors import as_torch
 from .gate import Gate
-from .names import c10d, dist
-from .near import carrier
+from .names import c10d, dist, label
 from .profile import recorded, recording
 from .short import Short
+from .straight import carrier
 from .work import JointWork, QueuedWork, Work, flat
 from .worker import Poller, Worker
 
@@ -85,7 +85,7 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
-        self.label = "world" if name in ("0", "") else name
+        self.label = label(name)
 
     def getGroupName(self) -> str:  # noqa: N802
         return self._group_name

@@ -18,28 +18,30 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import runtime
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
-from ..observe.board import GONE, LAPS, LINE, last_call, post
+from ..observe.board import GONE, LAPS, last_call, post
 from ..signature import describe
 from .errors import as_torch
+from .leaving import remember, state
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
     from ..observe.board import Region
 
-__all__ = ["LOOKS", "LOOK_S", "Gate", "pause", "rest"]
+__all__ = ["LOOK_S", "Gate", "pause", "rest"]
 
 GAVE_UP = -1  # posted instead of a signature by a rank that waits no more,
 DOUBTS = -2  # and by one that is about to
 _SETTLE_S = 1e-3  # until all see what was posted: a core that goes on, or changes its work, writes it out
 _NOT_HERE = (0, GONE, DOUBTS)
-LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
-SPIN_S = 20e-6  # looking without pause
+_LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
+_LOOKS_CROWDED = 50  # where that rank may wait for the core that looks, which is therefore given away
+_SPIN_S = 20e-6  # looking without pause
 _YIELD_S = 1e-3  # from then on giving the core to whoever wants it
 _NEAR_S = 2e-4  # ranks that come together come so close; a thread in the background does not sleep yet
 LOOK_S = 0.05  # between looks whether the missing ranks still live
@@ -68,12 +70,15 @@ class Gate:
             self._slot,
             os.getpid(),
             _pid_space(),
+            os.sched_getaffinity(0),
         )
         cards = comm.mpi.allgather(mine)
+        self.crowded = comm.size > len(set().union(*(card[-1] for card in cards)))
+        self.looks: Iterable[Any] = _GivingWay() if self.crowded else range(_LOOKS)
         self._lives: dict[int, tuple[Region, int]] = {}  # of the other ranks on this node: region, pid
         rings: list[tuple[int, memoryview]] = []
         if board is not None and self._slot >= 0:
-            for rank, (node, here, slot, pid, space) in enumerate(cards):
+            for rank, (node, here, slot, pid, space, _) in enumerate(cards):
                 if rank != comm.rank and node == board.node and slot >= 0:
                     rings.append((rank, board.regions[here].ring(slot)))
                     self._lives[rank] = (board.regions[here], pid if space == mine[4] else 0)
@@ -102,15 +107,13 @@ class Gate:
     def _on_board(self, ring: memoryview, others: list[tuple[int, memoryview]]) -> Callable[..., None]:
         rings = [other for _, other in others]
         again = rings if len(rings) > 1 else []  # the last of them may have come after a doubt of the first
-        step, turn = post(ring)
-        looks = range(LOOKS)
+        step = post(ring)
+        looks = self.looks
 
         def meet(mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
             if self.failed is not None:
                 raise self.failed
             i = step()
-            if not i % LINE:
-                turn()
             ring[i] = mine
             for theirs in rings:
                 # nobody is two calls ahead, it would have waited here for this rank: so what stands there
@@ -140,7 +143,7 @@ class Gate:
     ) -> None:
         begin = time.monotonic()
         look = begin + LOOK_S
-        leave = pause if threading.current_thread() is threading.main_thread() else rest
+        leave = self.leave()
         i = call % LAPS
         while True:
             seen = [theirs[i] for _, theirs in others]
@@ -161,6 +164,11 @@ class Gate:
         if any(value != mine for value in seen):
             self._accuse(call, {rank: value for (rank, _), value in zip(others, seen, strict=True)}, words)
 
+    def leave(self) -> Callable[[float], None]:
+        """What the calling thread does between two looks, told for how long it has waited."""
+        leave = pause if threading.current_thread() is threading.main_thread() else rest
+        return partial(leave, spin_s=0.0) if self.crowded else leave
+
     def _give_up(
         self, i: int, mine: int, ring: memoryview, others: list[tuple[int, memoryview]], lost: list[int]
     ) -> list[int]:
@@ -177,26 +185,42 @@ class Gate:
         if lost:
             error: HpcommError = PeerFailedError(
                 f"{words()} (call #{call} on '{self._name}') needs {ranks(lost)}, which {has(lost)} ended",
-                self._where(words),
+                self.where,
                 "look at what that rank printed",
                 lost,
             )
         else:
             error = WaitTimeoutError(
                 f"{words()} (call #{call} on '{self._name}') waited {waited:.3g} s for {ranks(missing)}",
-                self._where(words),
+                self.where,
                 "look at what that rank does; init_process_group(timeout=...) sets the time",
             )
+        self.remember(lost or missing)
         self.failed = as_torch(error)
         raise self.failed
 
+    def remember(self, missing: list[int]) -> None:
+        """Some ranks have not come in time: this one may have to end without them."""
+        for rank in missing:
+            if rank in self._lives:
+                remember(f"rank {rank} of process group '{self._name}'", *self._lives[rank])
+
     def check(
-        self, missing: list[int], waited: float, seconds: float, words: Callable[..., str], told: Any = ()
+        self,
+        missing: list[int],
+        gone: list[int],
+        waited: float,
+        seconds: float,
+        words: Callable[..., str],
+        told: Any = (),
     ) -> None:
-        """Raise if ranks that are awaited within a call are gone, or the time is."""
-        lost = self.lost(missing)
-        if lost or waited > seconds:
-            self._raise_absent(last_call(self._ring), lost, missing, waited, partial(words, *told))
+        """Raise if ranks that are awaited within a call have ended or given it up, or the time is over."""
+        absent = [rank for rank in missing if rank not in gone]
+        lost, call, words = self.lost(absent), last_call(self._ring), partial(words, *told)
+        if lost or (absent and waited > seconds):
+            self._raise_absent(call, lost, absent, waited, words)
+        if not absent:
+            self._raise_gone(call, gone, words)
 
     def stuck(
         self, lost: list[int], seconds: float, words: Callable[..., str], told: Any = ()
@@ -206,7 +230,7 @@ class Gate:
         what = f"{words()} on '{self._name}' stands in MPI"
         if lost:
             what += f", which needs {ranks(lost)}, and {has(lost)} ended"
-            return PeerFailedError(what, self._where(words), "look at what that rank printed", lost)
+            return PeerFailedError(what, self.where, "look at what that rank printed", lost)
         asked = {rank: (region, region.ask()) for rank, (region, _) in self._lives.items()}
         time.sleep(_ANSWER_S)
         rows = [
@@ -214,25 +238,26 @@ class Gate:
             for rank, (region, question) in asked.items()
         ]
         what = "\n".join([f"{what} for more than {seconds:g} s.", *rows])
-        return WaitTimeoutError(
-            what, self._where(words), "look at the ranks that do something else, or nothing"
-        )
+        return WaitTimeoutError(what, self.where, "look at the ranks that do something else, or nothing")
 
     def _accuse(self, call: int, posted: dict[int, int], words: Callable[[], str]) -> NoReturn:
         gone = sorted(rank for rank, value in posted.items() if value == GAVE_UP)
         if gone:
-            self.failed = as_torch(
-                PeerFailedError(
-                    f"{words()} (call #{call} on '{self._name}') needs {ranks(gone)}, which waited for it "
-                    "in vain and gave up",
-                    self._where(words),
-                    "make this rank come in time, or give the group a longer timeout",
-                    gone,
-                )
-            )
-            raise self.failed
+            self._raise_gone(call, gone, words)
         rows = {rank: describe(value) for rank, value in posted.items()}
         raise self._disagree(f"call #{call}", rows, words)
+
+    def _raise_gone(self, call: int, gone: list[int], words: Callable[[], str]) -> NoReturn:
+        self.failed = as_torch(
+            PeerFailedError(
+                f"{words()} (call #{call} on '{self._name}') needs {ranks(gone)}, which waited for it "
+                "in vain and gave up",
+                self.where,
+                "make this rank come in time, or give the group a longer timeout",
+                gone,
+            )
+        )
+        raise self.failed
 
     def _disagree(self, call: str, rows: dict[int, str], words: Callable[[], str]) -> HpcommError:
         """The error that all ranks raise; its rows say what each of them called, by its own words.
@@ -253,7 +278,7 @@ class Gate:
         error = as_torch(
             MismatchError(
                 f"ranks disagree about {call} on '{self._name}'.\n{lines}",
-                self._where(words),
+                self.where,
                 "give every rank the same verb, operator, dtype, shape and root, in the same order",
             )
         )
@@ -284,7 +309,7 @@ class Gate:
                     WaitTimeoutError(
                         f"{words()} (call #{self._meetings} on '{self._name}') waited {waited:.3g} s for "
                         f"{ranks(self._silent())}",
-                        self._where(words),
+                        self.where,
                         "look at what that rank does; init_process_group(timeout=...) sets the time",
                     )
                 )
@@ -303,27 +328,37 @@ class Gate:
         """Those of the missing ranks that have ended, are about to end by failure, or were killed."""
         return [rank for rank in missing if rank in self._lives and _is_gone(*self._lives[rank])]
 
-    def _where(self, words: Callable[[], str]) -> str:
+    @property
+    def where(self) -> str:
         return f"process group '{self._name}' (rank {self._comm.rank} of {self._comm.size})"
 
 
 _abandoned: list[Any] = []  # requests that nobody answers: MPI still writes into their memory
 
 
-def pause(waited: float) -> None:
+def pause(waited: float, spin_s: float = _SPIN_S) -> None:
     """Between two looks, the longer the longer one has waited; the first looks follow at once."""
     if waited > _YIELD_S:
         time.sleep(min(waited / 16, _MOST_S))
-    elif waited > SPIN_S:
+    elif waited > spin_s:
         os.sched_yield()
 
 
-def rest(waited: float) -> None:
+def rest(waited: float, spin_s: float = _SPIN_S) -> None:
     """Between two looks of a thread in the background: soon, the program's own thread wants to go on."""
     if waited < _NEAR_S:
-        pause(waited)
+        pause(waited, spin_s)
     else:
         time.sleep(min(waited / 16, _MOST_S))
+
+
+class _GivingWay:
+    """To be gone through as a range, with the core given to whoever wants it after each step."""
+
+    def __iter__(self) -> Iterator[None]:
+        for _ in range(_LOOKS_CROWDED):
+            yield
+            os.sched_yield()
 
 
 def ranks(some: list[int]) -> str:
@@ -338,15 +373,7 @@ def has(some: list[int]) -> str:
 def _is_gone(region: Region, pid: int) -> bool:
     if region.ended or region.failed:
         return True
-    if not pid:  # of another PID namespace: nothing to be seen
-        return False
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123  in a loop that waits
-            return stat.read().rpartition(b") ")[2][:1] in (b"Z", b"X")
-    except FileNotFoundError:
-        return os.path.isdir("/proc/self")  # noqa: PTH112
-    except OSError:
-        return False
+    return state(pid) in ("Z", "X")
 
 
 def _pid_space() -> int:

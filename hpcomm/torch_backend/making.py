@@ -14,7 +14,7 @@ from . import rendezvous
 from .errors import is_unknown, moved
 from .far import Far
 from .group import ProcessGroupMPI
-from .names import c10d, dist
+from .names import c10d, dist, label
 
 __all__ = ["create", "make"]
 
@@ -56,7 +56,7 @@ def create() -> ProcessGroupMPI:
     told = _making[-1]
     world = rendezvous.world()
     ranks = [int(r) for r in told["ranks"]]
-    name = str(told["group_name"])
+    name = label(str(told["group_name"]))
     with _watched(ranks, name):
         return ProcessGroupMPI(_communicator(world, ranks, name), told)
 

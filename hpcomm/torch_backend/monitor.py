@@ -67,6 +67,7 @@ def _obey(group: ProcessGroupMPI, store: Any, prefix: str, seconds: float) -> No
 
 def _judge(group: ProcessGroupMPI, missing: list[int], seconds: float) -> None:
     if missing:
+        group.gate.remember(missing)
         named = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         raise as_torch(
             WaitTimeoutError(

@@ -1,4 +1,4 @@
-"""torch.distributed's names, untyped: what its stubs say of them differs between versions."""
+"""torch.distributed's names, untyped: what its stubs say of them differs between versions; and a group's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ import torch.distributed as _dist
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
-__all__ = ["c10d", "dist", "options"]
+__all__ = ["c10d", "dist", "label", "options"]
 
 dist: Any = _dist
 c10d: Any = distributed_c10d
 options: Any = _distributed_c10d
+
+
+def label(group_name: str) -> str:
+    """What messages call a group: torch's own name for the first is "0"."""
+    return "world" if group_name in ("0", "") else group_name

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import platform
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
@@ -23,41 +21,40 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..errors import HpcommError
 from ..observe.board import share
 from .far import HALVES, Far
-from .gate import LOOK_S, LOOKS, pause, rest
+from .gate import LOOK_S
 from .plain import FOLDS, KINDS, Bytes, as_bytes, fit, flat_of, fold, folds, give_back, put, rows_of, target
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
     from .gate import Gate
 
-__all__ = ["Near", "carrier"]
+__all__ = ["MOST", "SHELF", "Near", "shelves_of"]
 
 Tensor = torch.Tensor
 _PIECE = 1 << 20  # bytes of a shelf's place; half of it costs 2 MiB a sixth more, twice it 16 MiB a quarter
 _STRIDE = 1 << 18  # of that, where only bytes are carried
 _PLACES = 3  # a piece is laid while the one before is folded, and the one before that is taken
 _HEAD = 4096  # bytes before them; the number of the last meeting a rank has come to
-_SHELF = _HEAD + _PLACES * _PIECE
-_MOST = 16  # ranks; more have many cores, and algorithms of many steps
+SHELF = _HEAD + _PLACES * _PIECE
+MOST = 16  # ranks; more have many cores, and algorithms of many steps
 _SMALL = 128 * 1024  # bytes of all ranks up to which each folds all, in one stage less
 _SMALL_HALVES = 16 * 1024
 _CROWD = 1 << 20  # bytes from which MPI exchanges blocks in less turns where ranks share cores
+_GAVE_UP = -1  # instead of the number of a meeting
 _KEPT = 64  # lengths of blocks whose views are kept
-_ORDERED = ("x86_64", "AMD64")  # stores are seen in order there; nothing in Python could see to it elsewhere
 
 
-def carrier(comm: Communicator, gate: Gate) -> Far:
-    """What carries out the calls of comm: Near if all its ranks share memory, else Far. Collective."""
-    if comm.size == 1 or not gate.on_board or comm.size > _MOST or platform.machine() not in _ORDERED:
-        return Far(comm, gate)
-    shared = share(comm.mpi, _SHELF, reserve=True)
+def shelves_of(comm: Communicator) -> mmap.mmap | None:
+    """Memory for a shelf of each rank of comm; None where they share none. Collective."""
+    shared = share(comm.mpi, SHELF, reserve=True)
     if shared is None:
-        return Far(comm, gate)
+        return None
     memory, file = shared
     os.close(file)
-    return Near(comm, gate, memory)
+    return memory
 
 
 class Near(Far):
@@ -74,12 +71,10 @@ class Near(Far):
         self._memory = memory
         self._words = memoryview(memory).cast("q")
         self._bytes = np.frombuffer(memory, np.uint8)
-        self._others = [(rank, rank * _SHELF // 8) for rank in range(comm.size) if rank != comm.rank]
+        self._others = [(rank, rank * SHELF // 8) for rank in range(comm.size) if rank != comm.rank]
         self._count = 0  # meetings
         self.place = 0  # where the next piece is laid
         self._due = False  # the meeting at the gate
-        cores = comm.all_gather_object(os.sched_getaffinity(0))
-        self._crowded = comm.size > len(set().union(*cores))
         context = copy_context()
         context.run(np.seterr, all="ignore")
         self.calmly = context.run  # calls numpy's functions without its warnings
@@ -122,10 +117,10 @@ class Near(Far):
             return
         self._count = count = self._count + 1
         words = self._words
-        words[self.rank * _SHELF // 8] = count
+        words[self.rank * SHELF // 8] = count
         for _, at in self._others:
             if words[at] < count:
-                for _ in range(LOOKS):
+                for _ in self.gate.looks:
                     if words[at] >= count:
                         break
                 else:
@@ -135,14 +130,27 @@ class Near(Far):
     def _wait(self, count: int) -> None:
         begin = time.monotonic()
         look = begin + LOOK_S
-        leave = pause if threading.current_thread() is threading.main_thread() else rest
+        leave = self.gate.leave()
         seconds = self.call[1]
         while missing := [rank for rank, at in self._others if self._words[at] < count]:
             waited = (now := time.monotonic()) - begin
             if now > look or waited > seconds:
                 look = now + LOOK_S
-                self.gate.check(missing, waited, *self.call[1:])
+                self._check(missing, waited)
             leave(waited)
+
+    def _check(self, missing: list[int], waited: float) -> None:
+        """Raise if ranks that are awaited within a call will not come, or the time is over."""
+        gone = [rank for rank in missing if self._words[rank * SHELF // 8] == _GAVE_UP]
+        try:
+            self.gate.check(missing, gone, waited, *self.call[1:])
+        except HpcommError:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Say that this rank returns: what the others have not read by now they must not read."""
+        self._words[self.rank * SHELF // 8] = _GAVE_UP
 
     def _through(self, pieces: int, *stages: Callable[[int, int], None]) -> None:
         """Every piece through every stage(piece, its place), with a meeting between two stages."""
@@ -177,7 +185,7 @@ class Near(Far):
         return self._scratch.view(dtype)
 
     def _block(self, dtype: torch.dtype, count: int, rank: int, place: int) -> Tensor:
-        at = rank * _SHELF + _HEAD + place * _PIECE
+        at = rank * SHELF + _HEAD + place * _PIECE
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=at)
 
     # -- verbs that fold -----------------------------------------------------------------------------------
@@ -285,12 +293,16 @@ class Near(Far):
         flat, me = flat_of(x), self.rank
         rows = [*rows_of(out)] if takes and out is not None else []
         if rows and rows[me].data_ptr() != flat.data_ptr():
-            if flat.untyped_storage().data_ptr() == rows[me].untyped_storage().data_ptr():
-                flat = flat.clone()
+            flat = self._apart(flat, rows[me])
             rows[me].copy_(flat)
         own = as_bytes(flat)
         taken = [(q, 0, as_bytes(row)) for q, row in enumerate(rows) if q != me]
         self._carry(own.size, 1, [(0, own)] if gives else [], taken)
+
+    def _apart(self, flat: Tensor, row: Tensor) -> Tensor:
+        """flat, or a copy of it where it lies in the memory of row, and is not row."""
+        same = flat.untyped_storage().data_ptr() == row.untyped_storage().data_ptr()
+        return flat.clone() if same and flat.data_ptr() != row.data_ptr() else flat
 
     def scatter(self, x: Tensor | None, root: int, *, out: Tensor) -> None:
         into, me = target(out), self.rank
@@ -305,7 +317,7 @@ class Near(Far):
 
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
         """x and out, contiguous, have shape (size, ...)."""
-        if self._crowded and x.nbytes > _CROWD:
+        if self.gate.crowded and x.nbytes > _CROWD:
             self.arrive()
             return super().all_to_all(x, out=out)
         me = self.rank
@@ -336,7 +348,7 @@ class Near(Far):
 
         def give(i: int, place: int) -> None:
             low, high = cuts[i]
-            at, step = self.rank * _SHELF + _HEAD + place * _PIECE, high - low
+            at, step = self.rank * SHELF + _HEAD + place * _PIECE, high - low
             for j, x in gives:
                 copy(shelves[at + j * step : at + j * step + step], x[low:high])
 
@@ -344,7 +356,7 @@ class Near(Far):
             low, high = cuts[i]
             at, step = _HEAD + place * _PIECE, high - low
             for q, j, x in takes:
-                there = at + q * _SHELF + j * step
+                there = at + q * SHELF + j * step
                 copy(x[low:high], shelves[there : there + step])
             for x, y in own:
                 copy(x[low:high], y[low:high])

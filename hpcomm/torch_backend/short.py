@@ -24,6 +24,7 @@ from .far import HALVES, Far
 from .near import Near
 from .plain import fit, folding
 from .profile import recording
+from .straight import Straight
 from .worker import Worker
 
 __all__ = ["Short"]
@@ -43,7 +44,7 @@ _FOLDS: dict[str, Any] = {
 Tensor = torch.Tensor
 Key = tuple[Any, ...]  # verb, number of the operator, root, dtype, length and address of x and of another out
 Moves = list[tuple[Tensor, Tensor]]  # where to copy, and what
-Pairs = list[tuple[memoryview, memoryview]]  # the same as bytes
+Pairs = list[tuple[memoryview, memoryview]]  # the same as bytes, or one word
 Run = Callable[[], Any]
 # before the ranks meet, and after; what folds; what follows another meeting; the next place; what all ranks
 # agree about; the operator
@@ -156,8 +157,16 @@ def _plan(
     same = x_at == (out_at + me * n * dtype.itemsize if verb == "all_gather" else out_at)
     if not apart and (cuts > blocks or not same):
         return []
+    whole, filled = _at(x_at, n, dtype), _at(out_at, m, dtype)
+    if isinstance(near, Straight) and near.is_long(verb, whole.nbytes):
+        # is long for all ranks: shelves are no way out for one of them
+        run = near.going(verb, op, root, whole, filled)
+        steps = [] if run is None else range(near.places)
+        return [([near.lending(whole)], [], None, run, place, code, op) for place in steps]
+    if n > Near.most(near, verb, op, dtype):
+        return []  # what Straight offers goes further
     block = -(-n // p) if cuts else n
-    x, out = _at(x_at, n, dtype).split(block), _at(out_at, m, dtype).split(block)
+    x, out = whole.split(block), filled.split(block)
     others = [q for q in range(p) if q != me]
     plans: list[Plan] = []
     for place, shelves in enumerate(near.shelves(x[0], block)):

@@ -246,6 +246,7 @@ class MessageWork(Work):
             error = PeerFailedError(what, group.where, "look at what that rank printed", lost)
             raise as_torch(error)
         if waited > group.seconds:
+            group.gate.remember(others if self._peer is None else [self._peer])
             raise self._late(waited, "init_process_group(timeout=...) sets the time")
 
     def _late(self, waited: float, hint: str) -> HpcommError:

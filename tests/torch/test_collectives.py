@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -96,8 +97,11 @@ def test_premul_sum_multiplies_first(rank: int, size: int) -> None:
 
 
 def test_an_average_of_integers_is_refused_on_every_rank() -> None:
-    with pytest.raises(RuntimeError, match="the average of int32 is no int32"):
+    """And the line of the caller is named, not the one of torch that calls us."""
+    with pytest.raises(RuntimeError, match="the average of int32 is no int32") as caught:
         dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG)
+    assert "all_reduce on communicator 'world'" in str(caught.value)
+    assert "at test_collectives.py:" in str(caught.value)
 
 
 def test_a_broadcast_out_is_refused_before_anybody_waits() -> None:
@@ -343,6 +347,53 @@ def test_a_rank_may_bring_its_tensors_in_another_layout_or_make_its_call_in_the_
                         out = torch.zeros(size, 2 * n).narrow(1, 0, n)
                 BLOCKS[verb](out, x, dist.ReduceOp.SUM)
             same(out, want)
+
+
+@pytest.mark.parametrize("verb", BLOCKS)
+def test_ranks_that_may_not_read_each_others_memory_get_the_same_through_shelves(
+    verb: str, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcomm.torch_backend.straight.reach", lambda comm: None)
+    group = dist.new_group(list(range(size)))
+    for dtype, n in ((torch.float32, 400_001), (torch.bfloat16, 700_001)):
+        x = of_rank(rank, dtype, (size, n))
+        straight, shelved = torch.zeros_like(x), torch.zeros_like(x)
+        BLOCKS[verb](straight, x, dist.ReduceOp.SUM)
+        BLOCKS[verb](shelved, x, dist.ReduceOp.SUM, group=group)
+        same(straight, shelved)
+    dist.destroy_process_group(group)
+
+
+def test_memory_that_the_system_does_not_let_others_read_is_copied_first(
+    rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as what a driver of a device has mapped; one rank's may be."""
+    carrier = dist.group.WORLD._by  # type: ignore[union-attr]
+    if not hasattr(carrier, "is_reachable"):
+        pytest.skip("the ranks do not read each other's memory")
+    monkeypatch.setattr(carrier, "is_reachable", lambda flat: rank != 0)
+    for verb, n in itertools.product(BLOCKS, (400_002, 180_000 // size)):  # the second fits a shelf
+        x = of_rank(rank, torch.float32, (size, n))
+        want, out = torch.zeros_like(x), torch.zeros_like(x)
+        BLOCKS[verb](out, x, dist.ReduceOp.SUM)
+        monkeypatch.undo()
+        BLOCKS[verb](want, x, dist.ReduceOp.SUM)
+        same(out, want)
+        monkeypatch.setattr(carrier, "is_reachable", lambda flat: rank != 0)
+
+
+def test_one_element_may_have_any_stride(rank: int, size: int) -> None:
+    """As the gradient of a sum has, which is expanded; it is contiguous, yet cannot be viewed as bytes."""
+    x = torch.tensor(float(rank)).expand(1)
+    assert x.stride() == (0,)
+    parts = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(parts, x)
+    same(torch.cat(parts), torch.arange(float(size)))
+    dist.gather(x, parts if rank == 0 else None)
+    dist.all_to_all_single(y := torch.zeros(size), torch.full((size,), float(rank)))
+    same(y, torch.arange(float(size)))
+    dist.broadcast(z := torch.tensor(float(rank)).expand(1), 1)
+    same(z, torch.ones(1))
 
 
 def test_the_short_way_sees_lazy_negatives(rank: int, size: int) -> None:

@@ -104,6 +104,28 @@ dist.all_reduce(torch.ones(2))
     assert time.monotonic() - begin < 35
 
 
+def test_a_job_whose_ranks_caught_the_error_of_a_stopped_one_ends(job: Any) -> None:
+    """MPI_Finalize of the others would wait for it."""
+    source = (
+        START.replace("seconds=20", "seconds=1")
+        + """
+dist.barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    dist.all_reduce(torch.ones(2))
+except hpcomm.WaitTimeoutError as error:
+    print(str(error).splitlines()[0], flush=True)
+"""
+    )
+    done = job(2, source, timeout=30, expect=None)
+    assert done.returncode not in (0, 124), done.stdout + done.stderr
+    assert re.search(r"all_reduce\(.* waited 1[.0-9]* s for rank 1\n", done.stdout), done.stdout
+    assert re.search(
+        r"rank 0: has come to its end, and rank 1 of .*'world'.* is stopped: so the job ends", done.stderr
+    ), done.stderr
+
+
 @pytest.fixture
 def lenient(tmp_path: Path) -> tuple[str, str]:
     """Options for a launcher that lets the others live when a rank is killed."""
@@ -154,11 +176,10 @@ other = dist.new_group([0, 1, 2])
 dist.barrier()
 if rank == 1:
     by = dist.group.WORLD._by
-    go_on, meetings = by.together, []
+    go_on = by.together
 
     def die():
-        meetings.append(0)
-        if len(meetings) == 3:
+        if not by._due:  # that one is at the gate
             be_killed()
         go_on()
 
@@ -177,6 +198,10 @@ def call(group):
 call(None)
 call(other)
 told.close()
+until = time.monotonic() + 10
+both = [os.path.join(sys.argv[1], f'rank {q}') for q in (0, 2)]
+while not all(map(os.path.getsize, both)) and time.monotonic() < until:  # or the launcher kills the later
+    time.sleep(0.01)
 os._exit(0)  # MPI's own end would wait for the dead
 """
     found = told(job, tmp_path, source, lenient)
