@@ -24,6 +24,8 @@ struct hpcomm_job {
   int programs;
 };
 
+static char hpcomm_name[65]; /* of this program */
+
 static int hpcomm_compare(const void *a, const void *b) { return strcmp(a, b); }
 
 /* The ranks of the world that take part: all, or what HPCOMM_PROGRAMS ("ocean=0-1 air=2-2") names. */
@@ -38,8 +40,19 @@ static int hpcomm_members(int *ranks, int size) {
   return n;
 }
 
+/* The others would wait for a rank that leaves without MPI_Finalize; MPICH's launcher calls that a good end. */
+static void hpcomm_at_exit(void) {
+  int is_over = 0;
+  MPI_Finalized(&is_over);
+  if (is_over) return;
+  fprintf(stderr, "%s: leaves without MPI_Finalize, which ends the job\n", hpcomm_name);
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
 static void hpcomm_join(const char *name, struct hpcomm_job *job) {
   int rank, size, n, i, j, count = 0, number = 0;
+  snprintf(hpcomm_name, sizeof hpcomm_name, "%s", name);
+  atexit(hpcomm_at_exit);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   int *ranks = malloc(size * sizeof(int)), *mine = malloc(size * sizeof(int));

@@ -121,7 +121,7 @@ class Channel:
     def _prepare(self) -> None:
         from mpi4py import MPI
 
-        self._free()
+        self.free()
         self._made_for = [(part.field, part.field.values) for part in self.parts]
         make = self.wire.mpi.Send_init if self.sends else self.wire.mpi.Recv_init
         for rank in sorted({rank for part in self.parts for rank, _ in part.rows}):
@@ -190,7 +190,7 @@ class Channel:
                 "look at what the other program does, or at the network; timeout of the field if it is slow",
             )
 
-    def _free(self) -> None:
+    def free(self) -> None:
         """Give the requests back."""
         for request in self._requests:
             request.Free()

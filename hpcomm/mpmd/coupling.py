@@ -35,6 +35,7 @@ class Giving:
     ) -> None:
         self.field = field
         self.schedule = schedule
+        self.timeout_s = timeout_s
         self.mapping = "none"
         self.peer_kind: str | None = None  # of the grid at the other side
         self.part = Part(field, rows, field.dtype)
@@ -120,6 +121,7 @@ class Taking:
     ) -> None:
         self.field = field
         self.schedule = schedule
+        self.timeout_s = timeout_s
         self.mapping = "none"
         self.peer_kind: str | None = None  # of the grid at the other side
         self.weights = weights

@@ -6,40 +6,38 @@
 
 It sees the processes of its own host (Linux; launchers of Open MPI and MPICH, and Slurm's), asks Slurm
 for the other nodes of a step, else an eye on the launcher's host (eye.py), and keeps a deadline in any case.
-Run as a script it needs the standard library only: it starts in 15 ms.
+Needs the standard library only: it starts in 15 ms.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
-import shlex
 import signal
 import subprocess
-import sys
 import time
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from .launcher import (
+    PRRTE,
+    SLURM,
+    after,
+    call,
+    children_of,
+    command_of,
+    environ_of,
+    launcher_of,
+    line_of,
+    name_of,
+    ways,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "GRACE_S",
-    "HYDRA",
-    "Look",
-    "after",
-    "command_of",
-    "judge",
-    "name_of",
-    "parent_of",
-    "read_of",
-    "watched",
-    "words_of",
-]
+__all__ = ["GRACE_S", "Ended", "Look", "judge", "main", "watched"]
 
 INIT_S = 60.0  # MPI comes up within that, or the job ends
 UNSEEN_S = 30.0  # the same where there are other hosts, of which nothing is to be seen
@@ -48,20 +46,17 @@ GRACE_S = 2.0  # for a launcher that ends the job by itself, or still starts oth
 _LOOK_S = 0.5
 _ASK_S = 2.0  # between questions to Slurm, and more for many nodes
 _SHORT_S = 5.0  # Slurm must say that long that a node is missing
+_EYE_S = 6.0  # until an eye has seen who has ended; without it that is a number only
 _STAGGER_S, _STAGGERED_S = 0.02, 10.0  # between the eyes of two ranks, and at most: the first may be enough
-_EYE = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.mpmd.eye import main; main(sys.argv[2:])"
-HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # processes of the job on this host
-_SLURM = "slurmstepd"
-_LAUNCHERS = ("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted", "hydra_pmi_proxy", _SLURM)
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Within, this process is killed, and so its job ended, where MPI cannot come up any more."""
-    words = [sys.executable, "-I", "-S", __file__, str(os.getpid()), _limit(os.environ)]
+    words = call("early", str(os.getpid()), _limit(os.environ))
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as watcher:
         try:
             yield
@@ -91,6 +86,18 @@ class Look(NamedTuple):
     size: int
     due: frozenset[int] = frozenset()  # those that should live here; empty: it is not known which
 
+    @property
+    def knows(self) -> bool:
+        """Whether it is known which ranks should live here."""
+        return bool(self.due) or self.here == self.size
+
+
+class Ended(NamedTuple):
+    """A process that has ended; rank None: all of that host."""
+
+    rank: int | None
+    host: str
+
 
 def judge(seen: Look, line: Sequence[str]) -> str | None:
     """The sentence about the processes that are missing; None if all live. line: the launcher's words."""
@@ -108,38 +115,26 @@ def judge(seen: Look, line: Sequence[str]) -> str | None:
     return f"{who} {'has' if lost == 1 else 'have'} ended before MPI was up"
 
 
-def command_of(rank: int, line: Sequence[str]) -> str:
-    """What a launcher's command line `-n 1 python a.py : -n 3 python b.py` starts as this rank."""
-    parts: list[list[str]] = [[]]
-    for word in line[1:]:
-        parts = [*parts, []] if word == ":" else [*parts[:-1], [*parts[-1], word]]
-    first = 0
-    for words in parts:
-        at = next((i for i, word in enumerate(words[:-1]) if word in ("-n", "-np", "-c")), None)
-        if at is None or not words[at + 1].isdecimal():
-            break
-        first += int(words[at + 1])
-        if rank < first:
-            return " ".join(words[at + 2 :])
-    return " ".join(line)
-
-
 # -- the watcher's own process -------------------------------------------------------------------------
 
 
-def main(pid: int, limit: str) -> None:
-    """Watch over a rank that brings MPI up; end with it, or end it."""
-    launcher, environ, begin = _launcher_of(pid), _environ(pid), time.monotonic()
-    nodes, eye = Nodes(environ, begin), Eye(pid, launcher, begin)
+def main(words: Sequence[str]) -> None:
+    """`PID LIMIT`: watch over a rank that brings MPI up; end with it, or end it."""
+    pid, limit = int(words[0]), words[1]
+    launcher, begin = launcher_of(pid), time.monotonic()
+    has_daemons = name_of(launcher) in PRRTE  # which stay on nodes that their ranks have left
+    nodes, eye = Nodes({} if has_daemons else environ_of(pid), begin), Eye(pid, launcher, begin)
     last, since = None, begin
     while not select.select([0], [], [], _LOOK_S)[0]:  # its end closes the pipe
         now, seen = time.monotonic(), _look(pid, launcher)
         if seen != last:
             last, since = seen, now
         place = sorted(seen.ranks).index(_rank(pid)) if seen else 0  # so that not all speak at once
-        why = judge(seen, _line_of(launcher)) if seen and now - since > GRACE_S + place else None
+        why = None
         if seen and not place:
-            why = why or nodes.judge(now) or eye.judge(now, seen)
+            why = eye.judge(now, seen) or nodes.judge(now)
+        if seen and not why and now - since > GRACE_S + place and (seen.knows or not eye.may_speak(now)):
+            why = judge(seen, line_of(launcher))
         sees_all = nodes.answers or eye.answers or (seen is not None and seen.here == seen.size)
         limit_s = float(limit) if limit else INIT_S if sees_all else UNSEEN_S
         if why is None and now - begin > limit_s:
@@ -207,7 +202,7 @@ class Nodes:
 
 
 class Eye:
-    """One on MPICH's launcher's host, started once MPI has been late for a while; none in a Slurm job.
+    """One on the launcher's host, started once MPI has been late for a while; none where Slurm starts ranks.
 
     Open MPI's launcher ends a job itself when a process ends with a status, and tells nobody of one with 0.
 
@@ -219,13 +214,22 @@ class Eye:
         self.answers = False
         self._pid, self._launcher = pid, launcher
         self._due = now + GRACE_S + min(_STAGGER_S * _rank(pid), _STAGGERED_S)
+        self._ways: list[list[str]] | None = None  # to start one, those not tried yet; None: before the first
         self._process: subprocess.Popen[bytes] | None = None
 
-    def judge(self, now: float, seen: Look | None) -> str | None:
+    def judge(self, now: float, seen: Look) -> str | None:
         """The sentence that it has said; None while it has said nothing."""
-        if self._process is None and now > self._due:
-            self._due = math.inf
-            self._start(seen)
+        if self._ways is None and now > self._due:
+            self._ways = [] if seen.here == seen.size else self._all_ways(seen.size)
+        if self._process is None and self._ways:
+            with contextlib.suppress(OSError):  # no ssh here
+                self._process = subprocess.Popen(
+                    self._ways.pop(0),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    bufsize=0,
+                )
         if self._process is None or self._process.stdout is None:
             return None
         out = self._process.stdout
@@ -239,105 +243,36 @@ class Eye:
             self.answers = True
         return None
 
-    def _start(self, seen: Look | None) -> None:
-        environ = _environ(self._pid)
-        if seen is None or seen.here == seen.size or "SLURM_JOB_ID" in environ:
-            return
-        words = _eye(self._launcher, seen.size)
-        if words is not None:
-            with contextlib.suppress(OSError):  # no ssh here
-                self._process = subprocess.Popen(
-                    words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-                )
+    def _all_ways(self, size: int) -> list[list[str]]:
+        space, port = (
+            environ_of(self._pid).get("PMIX_NAMESPACE", ""),
+            after(words_of(self._launcher), "--control-port"),
+        )
+        words = [port, str(size)] if port else [space]
+        return ways(self._launcher, call("eye", *words)) if port or space else []
 
-
-def _eye(proxy: int, size: int) -> list[str] | None:
-    """The words that start an eye; None: there can be none. Over ssh, or what the launcher uses instead."""
-    words = words_of(proxy)
-    port = after(words, "--control-port")
-    if name_of(proxy) != "hydra_pmi_proxy" or after(words, "--launcher") not in ("ssh", "rsh"):
-        return None
-    eye = [sys.executable, "-I", "-S", "-c", _EYE, str(Path(__file__).parents[2]), port, str(size)]
-    if name_of(parent_of(proxy)) in HYDRA:
-        return eye
-    agent = shlex.split(after(words, "--launcher-exec"))
-    ssh = agent or ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5"]
-    return [*ssh, port.rpartition(":")[0], shlex.join(eye)]
-
-
-def after(words: Sequence[str], option: str) -> str:
-    """The word behind option; "" if there is none."""
-    return next((b for a, b in pairwise(words) if a == option), "")
+    def may_speak(self, now: float) -> bool:
+        """Whether it may know more soon."""
+        return now < self._due + _EYE_S and (self._ways is None or self._process is not None)
 
 
 def _look(pid: int, launcher: int) -> Look | None:
-    environ = _environ(pid)
+    environ = environ_of(pid)
     name, here, size = (_first(environ, names) for names in (_RANKS, _LOCAL_SIZES, _SIZES))
-    tasks = environ.get("SLURM_GTIDS", "") if launcher and name_of(launcher) == _SLURM else ""
+    tasks = environ.get("SLURM_GTIDS", "") if launcher and name_of(launcher) == SLURM else ""
     due = frozenset(int(rank) for rank in tasks.split(",") if rank.isdecimal())
     if not (launcher and name and size and (here or due)):
         return None
-    ranks = (_environ(child).get(name, "") for child in _children(launcher))
+    ranks = (environ_of(child).get(name, "") for child in children_of(launcher))
     living = frozenset(int(rank) for rank in ranks if rank.isdecimal())
     seen = Look(living, len(due) or int(environ[here]), int(environ[size]), due)
     return seen if _rank(pid) in living else None
 
 
-def _launcher_of(pid: int) -> int:
-    """The process that has started this rank, over whatever it is wrapped in; 0: none is known."""
-    while pid > 1 and name_of(pid) not in _LAUNCHERS:
-        pid = parent_of(pid)
-    return pid if pid > 1 else 0
-
-
-def _line_of(launcher: int) -> list[str]:
-    """The words that a user started it with; MPICH's keeps them one process further up, Slurm's elsewhere."""
-    if name_of(launcher) == _SLURM:
-        return []
-    words = words_of(launcher)
-    return words_of(parent_of(launcher)) if words[0].endswith("hydra_pmi_proxy") else words
-
-
-def name_of(pid: int) -> str:
-    """`prted` of `/opt/bin/prted --daemonize`; slurmstepd calls itself `slurmstepd: [12.0]`."""
-    return Path(words_of(pid)[0]).name.partition(":")[0]
-
-
-def words_of(pid: int) -> list[str]:
-    return read_of(pid, "cmdline").rstrip("\0").split("\0")
-
-
 def _rank(pid: int) -> int:
-    environ = _environ(pid)
+    environ = environ_of(pid)
     return int(environ.get(_first(environ, _RANKS), "0"))
 
 
 def _first(environ: Mapping[str, str], names: Sequence[str]) -> str:
     return next((name for name in names if environ.get(name, "").isdecimal()), "")
-
-
-def _environ(pid: int) -> dict[str, str]:
-    return dict(item.split("=", 1) for item in read_of(pid, "environ").split("\0") if "=" in item)
-
-
-def parent_of(pid: int) -> int:
-    rest = read_of(pid, "stat").rpartition(")")[2].split()
-    return int(rest[1]) if rest else 0
-
-
-def _children(pid: int) -> list[int]:
-    """Its children, those of all its threads."""
-    threads = Path(f"/proc/{pid}/task").glob("*")
-    return [int(word) for thread in threads for word in read_of(pid, f"task/{thread.name}/children").split()]
-
-
-def read_of(pid: int, name: str) -> str:
-    """A file of /proc; nothing if the process has ended, or is somebody else's."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -1,7 +1,7 @@
-"""Which hosts of a job of MPICH have lost their ranks before MPI was up, seen from its launcher's host.
+"""Which ranks of a job have ended before MPI was up, seen from its launcher's host.
 
-    early.py on h2 ── ssh ──> this, on h1: mpiexec keeps a proxy, or an ssh to one, for each host,
-                   <─ a sentence ─         until all ranks there have ended
+    early.py on h2 ── ssh ──> this, on h1: MPICH's launcher keeps a proxy, or an ssh to one, for each host
+                   <─ a sentence ─         until all ranks there have ended; Open MPI's answers questions
 
 Ends when its standard input does. Needs the standard library only.
 """
@@ -13,29 +13,30 @@ import select
 import time
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from .early import GRACE_S, HYDRA, after, command_of, name_of, parent_of, read_of, words_of
+from . import prrte
+from .early import GRACE_S, Ended
+from .launcher import HYDRA, after, command_of, environ_of, name_of, parent_of, read_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Ended", "Hydra", "hosts_of", "main", "placed", "told"]
+__all__ = ["Hydra", "hosts_of", "main", "placed", "told"]
 
 _LOOK_S = 1.0
 
 
-class Ended(NamedTuple):
-    """A process that has ended; rank None: all of that host."""
-
-    rank: int | None
-    host: str
-
-
 def main(words: Sequence[str]) -> None:
-    """`PORT SIZE`: say that we can look, then who has ended, once somebody has; end with our input."""
-    port, size = words
-    look = Hydra(port, int(size))
+    """`PORT SIZE` of MPICH or `SPACE` of Open MPI: say that we can look, then who has ended."""
+    if words[1:]:
+        _watch(Hydra(words[0], int(words[1])))
+    else:
+        with prrte.Tool(words[0]) as tool:
+            _watch(tool)
+
+
+def _watch(look: Hydra | prrte.Tool) -> None:
     print("sees", flush=True)
     last: list[Ended] = []
     since = time.monotonic()
@@ -75,7 +76,7 @@ class Hydra:
         while launcher > 1 and name_of(launcher) not in HYDRA:
             launcher = parent_of(launcher)
         self.line = words_of(launcher)
-        environ = dict(item.split("=", 1) for item in read_of(launcher, "environ").split("\0") if "=" in item)
+        environ = environ_of(launcher)
         self._ranks = placed(hosts_of(self.line, environ, Path(f"/proc/{launcher}/cwd")), size)
 
     def ended(self) -> list[Ended]:

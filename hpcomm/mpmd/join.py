@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from .. import runtime
 from ..errors import ConfigError, HpcommError, UsageError
-from ..installation import VENDORS
-from . import early, handshake
+from ..installation import VENDORS, is_bundled, library_folder, vendor_in
+from . import early, handshake, reaper
 from .deadline import within
 from .link import Link, adopt
 from .program import Program
@@ -29,6 +29,7 @@ __all__ = ["join"]
 NAME = "HPCOMM_PROGRAM"  # what the launcher calls this program
 TIMEOUT_S = 10.0
 MAKING_S = 60.0  # for communicators of those who came: MPI needs far less
+_OWN_LAUNCHER = "start it with its own MPI's launcher; all programs of a job load the same MPI"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what launchers say
 _FULL_TAG, _OWN_TAG, _LINK_TAG = 32110, 32111, 32200
 
@@ -91,9 +92,25 @@ def _checked_name(name: str | None) -> str:
 def _start_mpi() -> MPI.Intracomm:
     """Bring MPI up; it waits for every process of the job, so somebody must look whether they all come."""
     is_up = "mpi4py.MPI" in sys.modules
+    if not is_up:
+        _check_library()
     with contextlib.nullcontext() if is_up else early.watched():
         from mpi4py import MPI
     return MPI.COMM_WORLD
+
+
+def _check_library() -> None:
+    """MPICH's wheel under Open MPI's launcher would end this process in MPI_Init, in words for developers."""
+    library = library_folder()
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ or library is None:
+        return
+    if is_bundled(library) and vendor_in(library) == "mpich":
+        raise ConfigError(
+            f"{VENDORS['openmpi']}'s launcher started this program, but its MPI is {VENDORS['mpich']}.\n"
+            f"  came:  {handshake.own_card('?', ()).script}, with {library}",
+            "join",
+            _OWN_LAUNCHER,
+        )
 
 
 def _check_launcher(world: MPI.Intracomm) -> None:
@@ -107,7 +124,7 @@ def _check_launcher(world: MPI.Intracomm) -> None:
             f"the launcher started {told} ranks, but this program's MPI ({VENDORS[mine]}) sees only itself.\n"
             f"  came:  {handshake.own_card('?', ()).script}, alone",
             "join",
-            "start it with its own MPI's launcher; all programs of a job load the same MPI",
+            _OWN_LAUNCHER,
         )
 
 
@@ -133,6 +150,7 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     with within(seconds, late):
         everybody = _group(world, sorted(full), _FULL_TAG)
         runtime.start(everybody, mine, has_partners=len(programs) > 1)
+        runtime.at_abort.append(reaper.leave)
         if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
             runtime.count_hasty_exits()
         comm = adopt(_group(world, programs[name], _OWN_TAG), name)

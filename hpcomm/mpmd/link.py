@@ -201,9 +201,15 @@ class Link:
         return self.local.broadcast_object(theirs)
 
     def report(self) -> str:
-        """What each field moves over this link, and what its mapping keeps. Collective over both programs."""
+        """What each field moves over this link, and what its mapping keeps. Collective over both programs.
+
+        A known smooth function goes through each mapping, as far off as it is then, relative to how much
+        it changes; so the report can be asked for at any time.
+        """
+        self._connect()
+        assert self.wire is not None  # by _connect
         ends = self.name, self.peer
-        return "\n".join(link_lines(ends, self.local, self.gives, self.takes, self.swapped))
+        return "\n".join(link_lines(ends, self.local, self.wire, self.gives, self.takes, self.swapped))
 
     def _note(self, now: float, began: float, time: float | None) -> None:
         self.busy_s += now - began

@@ -84,8 +84,13 @@ class Program:
             ConfigError: there is no spec, or no such grid in it.
         """
         if self.spec is None or name not in self.spec.grids:
-            known = ", ".join(self.spec.grids) if self.spec else "none, for there is no spec"
-            raise ConfigError(f"there is no grid {name!r}", "grid", f"grids: {known}")
+            if self.spec is None:
+                hint = "hpcomm run SPEC.toml starts a job with one; or hpcomm.regrid.LatLon(nlat, nlon)"
+                raise ConfigError(f"there is no grid {name!r}, for there is no spec", "grid", hint)
+            close = get_close_matches(name, self.spec.grids, 1)
+            known = ", ".join(self.spec.grids)
+            hint = f"did you mean {close[0]!r}?" if close else f"grids: {known or 'none'}"
+            raise ConfigError(f"there is no grid {name!r} in {self.spec.path.name}", "grid", hint)
         from .. import regrid
 
         return regrid.from_spec(self.spec.grids[name])

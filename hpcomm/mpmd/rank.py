@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
@@ -114,10 +115,10 @@ def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], opt
     if has_head:
         os.close(pipe[1])
         copies.append(_pass_on(pipe[0], f"{name} {rank}", said))
-    status = child.wait()
+    status, when = child.wait(), time.time()
     for copy in copies:
         copy.join(2.0)
-    _say_end(program, rank, status, has_head)
+    _say_end(program, rank, status, when if has_head else None)
     if program.on_failure == "continue" and (JOINED in said or not program.joins):
         if status and has_head and DONE not in said:
             _stay()
@@ -125,9 +126,10 @@ def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], opt
     return status if status >= 0 else 128 - status
 
 
-def _say_end(program: specs.ProgramSpec, rank: int, status: int, has_head: bool) -> None:
-    if has_head:
-        _tell(f"ended {program.name} {rank} {status}")
+def _say_end(program: specs.ProgramSpec, rank: int, status: int, when: float | None) -> None:
+    """when: by this host's clock, if there is a head to judge who was the first."""
+    if when is not None:
+        _tell(f"ended {program.name} {rank} {status} {when:.6f}")
     elif status:
         sys.stderr.write(
             f"hpcomm: program '{program.name}' (rank {rank} of {program.ranks}) {told(status)}\n"

@@ -6,18 +6,15 @@ docs/mpmd.md shows all keys. Every mistake is a ConfigError that names the line 
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..installation import which
-from . import unit
+from . import command, unit
 from .spec import FieldSpec, GridSpec, JobSpec, ProgramSpec
-from .tables import Tables, parse
+from .tables import Tables, at, parse
 
 __all__ = ["MAPPINGS", "TIMES", "divides", "read"]
 
@@ -51,10 +48,17 @@ def read(path: Path, *, here: bool = True) -> JobSpec:
         ConfigError: anything wrong; nothing has been started.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        raw = path.read_bytes()
+    except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}", "hpcomm run", "check the path of the spec"
+            f"{path} cannot be read: {error.strerror}", "hpcomm run", "check the path of the spec"
+        ) from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path.name} is no UTF-8: byte 0x{raw[error.start]:02x}", at(path, line), "save it as UTF-8"
         ) from None
     return _Reader(path, text, here).job(parse(path, text))
 
@@ -102,14 +106,14 @@ class _Reader(Tables):
         joins = table.get("joins", True)
         if not isinstance(joins, bool):
             self.fail(f"joins must be true or false, not {joins!r}", "joins = true", "joins")
-        workdir = self.folder(table)
+        workdir, env = self.folder(table), self.environment(table)
         return ProgramSpec(
             name,
             self.command(table, workdir),
             ranks,
             *self.device(table),
             self.whole(table, "threads", 1),
-            self.environment(table),
+            env,
             workdir,
             self.hosts(table, ranks),
             self.choice(table, "on_failure", ("end", "continue"), "end"),
@@ -126,41 +130,13 @@ class _Reader(Tables):
         return workdir
 
     def command(self, table: dict[str, Any], workdir: Path) -> tuple[str, ...]:
-        given = table["command"]
-        if isinstance(given, str):
-            try:
-                words = shlex.split(given)
-            except ValueError as error:
-                self.fail(f"command {given!r} cannot be read: {error}", "close the quotes", "command")
-        elif isinstance(given, list) and all(isinstance(word, str) for word in given):
-            words = given
-        else:
-            self.fail(
-                f"command must be a text or a list of texts, not {given!r}",
-                'command = "python a.py"',
-                "command",
-            )
-        if not words:
-            self.fail("command is empty", 'command = "python ocean.py"', "command")
-        if words[0] in ("python", "python3"):
-            words = [sys.executable, *words[1:]]
-        if self.here:
-            self.check_command(words, workdir)
+        try:
+            words = command.words_of(table["command"])
+            if self.here:
+                command.check(words, workdir, table.get("env", {}))
+        except ConfigError as error:
+            self.fail(error.what, error.hint or "", "command")
         return tuple(words)
-
-    def check_command(self, words: list[str], workdir: Path) -> None:
-        program = str(workdir / words[0]) if "/" in words[0] else words[0]
-        if which(program) is None:
-            self.fail(
-                f"command not found: {words[0]}", "check its spelling, or give its full path", "command"
-            )
-        script = words[1] if len(words) > 1 and Path(words[0]).name.startswith("python") else ""
-        if script.endswith(".py") and not (workdir / script).is_file():
-            near = get_close_matches(
-                Path(script).name, [path.name for path in (workdir / script).parent.glob("*.py")], 1
-            )
-            hint = f"did you mean {near[0]!r}?" if near else f"paths count from {workdir}"
-            self.fail(f"there is no script {script}", hint, "command")
 
     def device(self, table: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
         device = self.choice(table, "device", ("cpu", "gpu"), "cpu")
@@ -213,14 +189,17 @@ class _Reader(Tables):
         self.known(table, keys, f"grid {name!r}")
         self.needed(table, "kind", f"grid {name!r}", 'kind = "latlon"')
         kind = self.choice(table, "kind", tuple(GRID_KEYS), "latlon")
+        what = f"grid {name!r} of kind {kind}"
+        more = ("kind", "sphere", "bounds") if kind == "plane" else ("kind", "sphere")
+        self.known(table, (*GRID_KEYS[kind], *more), what)
         for key in GRID_KEYS[kind]:
-            self.needed(table, key, f"grid {name!r} of kind {kind}", f"{key} = 64")
+            self.needed(table, key, what, f"{key} = 64")
         shape = tuple(self.whole(table, key, 1) for key in GRID_KEYS[kind])
         bounds = table.get("bounds", [0.0, 1.0, 0.0, 1.0])
         if (
             not isinstance(bounds, list)
             or len(bounds) != 4
-            or not all(isinstance(b, (int, float)) for b in bounds)
+            or not all(isinstance(b, (int, float)) and not isinstance(b, bool) for b in bounds)
             or not (bounds[0] < bounds[1] and bounds[2] < bounds[3])
         ):
             self.fail(
@@ -251,6 +230,11 @@ class _Reader(Tables):
         implicit = table.get("implicit", False)
         if not isinstance(implicit, bool):
             self.fail(f"implicit must be true or false, not {implicit!r}", "implicit = true", "implicit")
+        for key in ("every", "lag", "time") if implicit else ():
+            if key in table:
+                self.fail(f"{what} is implicit: it goes in every iteration", "take this line out", key)
+        if "neighbours" in table and table.get("mapping") != "idw":
+            self.fail(f"{what} has neighbours, which only idw uses", 'mapping = "idw"', "neighbours")
         unit_of = self.units(table, what)
         made = FieldSpec(
             table["name"],
@@ -307,10 +291,14 @@ class _Reader(Tables):
                 f"{what} has a unit on one side only", "give from_unit and to_unit, or unit for both", key
             )
         if self.here and found[0] is not None and found[1] is not None:
+            key = "from_unit" if both is None else "unit"
             try:
+                unit.check(found[0])
+                key = "to_unit" if both is None else "unit"
+                unit.check(found[1])
                 _, offset = unit.conversion(found[0], found[1])
             except ConfigError as error:
-                self.fail(f"{what}: {error.what}", error.hint or "", "to_unit" if both is None else "unit")
+                self.fail(f"{what}: {error.what}", error.hint or "", key)
             if offset and table.get("time") == "sum":
                 why = f"{what} is summed over time, and a sum of {found[0]} does not convert to {found[1]}"
                 self.fail(why, 'time = "mean", or one unit for both', "to_unit")
@@ -331,6 +319,12 @@ class _Reader(Tables):
                 f"mapping {made.mapping!r} needs the grids of both sides",
                 "from_grid = NAME, to_grid = NAME, and a [grid.NAME] for each",
                 "mapping",
+            )
+        if made.mapping == "idw" and made.neighbours > source.size:
+            self.fail(
+                f"{made.neighbours} neighbours, but grid {source.name!r} has {source.size} points",
+                "neighbours = 4",
+                "neighbours",
             )
         reads, writes = _FITS[made.mapping]
         for grid, kinds, key in ((source, reads, "from_grid"), (target, writes, "to_grid")):
@@ -401,6 +395,15 @@ class _Reader(Tables):
                     "name",
                 )
             seen[key] = number
+            if each.implicit and not any(
+                other.implicit and (other.source, other.target) == (each.target, each.source)
+                for other in fields
+            ):
+                self.fail(
+                    f"{each} is implicit, but no implicit field comes back",
+                    f'implicit = true in a field from = "{each.target}", to = "{each.source}"',
+                    "implicit",
+                )
         self.check_cycles(fields)
 
     def check_cycles(self, fields: list[FieldSpec]) -> None:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .channel import memory_of
+from . import trial
+from .field import host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..communicator import Communicator
     from .coupling import Giving, Taking
+    from .wire import Wire
 
 __all__ = ["Row", "advice", "bars", "link_lines", "row_of", "table"]
 
@@ -91,6 +93,7 @@ def advice(rows: Sequence[Row]) -> str:
 def link_lines(
     ends: tuple[str, str],
     local: Communicator,
+    wire: Wire,
     gives: Mapping[str, Giving],
     takes: Mapping[str, Taking],
     swapped: Callable[[Any, str], Any],
@@ -102,63 +105,62 @@ def link_lines(
         local: this program's communicator.
         swapped: gives what the other program says, for what this one does.
     """
-    sides: dict[str, Giving | Taking] = {**gives, **takes}
-    mine = {name: _about(sides[name], local) for name in sorted(sides)}
+    sides: dict[tuple[str, str], Giving | Taking] = {(ends[0], name): side for name, side in gives.items()}
+    sides |= {(ends[1], name): side for name, side in takes.items()}
+    mine = {key: _about(sides[key], local, key[0] == ends[0]) for key in sides}
     theirs = swapped(mine, "report")
-    lines = []
-    for name in mine:
-        own, other = mine[name], theirs.get(name, {})
-        given, taken = (own, other) if name in gives else (other, own)
-        source, target = ends if name in gives else ends[::-1]
-        line = (
-            f"{name}: {source} -> {target}, {given['points']} points to {taken['points']}, {taken['mapping']}"
-        )
-        if _comparable(given, taken):
-            a, b = given["integral"], taken["integral"]
-            line += (
-                f", integral {a:.12g} to {b:.12g}, relative difference {abs(a - b) / max(abs(a), 1e-300):.1e}"
-            )
-        lines.append(line)
-    return lines
+    both = {}
+    for number, key in enumerate(sorted(sides)):
+        own, other = mine[key], theirs[key]
+        within = own["extent"] or other["extent"]
+        if within is not None:
+            own["trial"] = trial.measure(wire, sides[key], number, within, local)
+        both[key] = (own, other) if key[0] == ends[0] else (other, own)
+    for key, about in swapped({key: about["trial"] for key, about in mine.items()}, "report").items():
+        theirs[key]["trial"] = about
+    return [
+        _line(name, source, ends[source == ends[0]], *both[source, name])
+        for name, source in sorted(key[::-1] for key in both)
+    ]
 
 
-def _comparable(given: dict[str, Any], taken: dict[str, Any]) -> bool:
-    """Whether both integrals are of the same time and over the same area: not with land on one side."""
-    if given["area"] is None or taken["area"] is None or given["version"] != taken["version"]:
-        return False
-    return bool(abs(given["area"] - taken["area"]) < 1e-9 * given["area"])
+def _line(name: str, source: str, target: str, given: dict[str, Any], taken: dict[str, Any]) -> str:
+    line = f"{name}: {source} -> {target}, {given['points']} points to {taken['points']}, {taken['mapping']}"
+    if taken["trial"] is None:
+        return line
+    line += f": {trial.judged(given['trial'], taken['trial'])}"
+    if given["integral"] is None or taken["integral"] is None or given["version"] != taken["version"]:
+        return line
+    if not trial.comparable(given["trial"], taken["trial"]):
+        return line
+    a, b = given["integral"], taken["integral"]
+    return (
+        f"{line}; integral {a:.12g} to {b:.12g}, relative difference {abs(a - b) / max(abs(a), 1e-300):.1e}"
+    )
 
 
-def _about(side: Giving | Taking, local: Communicator) -> dict[str, Any]:
+def _about(side: Giving | Taking, local: Communicator, gives: bool) -> dict[str, Any]:
     """This program's side of a field. Collective over its ranks."""
-    weights = getattr(side, "weights", None)
-    areas = _areas(side)
-    factor, offset = getattr(side, "conversion", (1.0, 0.0))
-    area = integral = None
-    if areas is not None:
-        if weights is not None:
-            areas = areas * weights.fraction
-        values = (memory_of(side.field).reshape(len(areas), -1) - offset) / factor
-        mine = np.array([areas.sum(), (areas[:, None] * values).sum()])
-        area, integral = local.all_reduce(mine).tolist()
-    points = int(local.all_reduce(len(side.field.points)))
+    field, is_mapped = side.field, side.mapping != "none"
     return {
-        "points": points,
+        "points": int(local.all_reduce(len(field.points))),
         "mapping": side.mapping,
-        "area": area,
-        "integral": integral,
+        "integral": _integral(side, local) if side.mapping.startswith("cons") else None,
         "version": side.version,
+        "trial": None,
+        "extent": trial.extent(field.grid, field.points, local) if gives and is_mapped else None,
     }
 
 
-def _areas(side: Giving | Taking) -> Any:
-    """Areas of the cells of a field that is mapped conservatively."""
-    grid = side.field.grid
-    if not side.mapping.startswith("cons") or not hasattr(grid, "areas"):
+def _integral(side: Giving | Taking, local: Communicator) -> float | None:
+    """Of what was sent last, or taken last; None: that lies between two times."""
+    if side.schedule.time == "linear":
         return None
-    from .. import regrid
-
-    return regrid.areas_against(grid, side.field.points, side.peer_kind)
+    values = host(getattr(side, "last", side.field.values))
+    factor, offset = getattr(side, "conversion", (1.0, 0.0))
+    area = trial.areas(side)
+    values = (values.reshape(len(area), -1) - offset) / factor
+    return float(local.all_reduce(np.array((area[:, None] * values).sum())))
 
 
 def bars(rows: Sequence[Row]) -> str:

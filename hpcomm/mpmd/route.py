@@ -7,8 +7,8 @@
 
 A distributed directory (as in Zoltan and Trilinos): each index has a home, by its number alone, where the
 runs of consecutive indices that givers have and takers want are intersected. No rank holds a full index.
-With R runs (blocks: few; scattered points: one each) on p ranks: O(R/p log R/p) work and 7 words per
-matched run to send.
+With R runs on p ranks: O(R/p log R/p) work and 7 words per matched run to send. Where most runs would be
+of a few points each, they are asked for one by one instead (`scattered`): O(points/p), 3 words a point.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..geometry import repeated
+from . import scattered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpi4py import MPI
     from numpy.typing import NDArray
 
     Indices = NDArray[np.int64]
     Selection = slice | Indices
+
+_SHORT = 8  # mean length of runs up to which points are quicker one by one
+_PIECE = 1 << 16
 
 __all__ = ["Lack", "Route", "block", "concatenated", "plan", "positions", "runs_of", "split"]
 
@@ -57,8 +61,18 @@ def runs_of(points: Indices) -> tuple[Indices, Indices, Indices]:
     if not points.size:
         none = np.empty(0, np.int64)
         return none, none, none
-    at = np.concatenate(([0], np.flatnonzero(np.diff(points) != 1) + 1))
+    at = np.concatenate([[0], *_begins(points)])
     return points[at], np.diff(np.append(at, points.size)), at
+
+
+def _begins(points: Indices) -> Iterator[Indices]:
+    """Where runs begin after the first, found in pieces that stay in the cache."""
+    for a in range(0, len(points) - 1, _PIECE):
+        yield np.flatnonzero(np.diff(points[a : a + _PIECE + 1]) != 1) + (a + 1)
+
+
+def _runs(points: Indices) -> int:
+    return min(1, len(points)) + sum(len(begins) for begins in _begins(points))
 
 
 def split(start: Indices, length: Indices, at: Indices, chunk: int) -> tuple[Indices, ...]:
@@ -84,6 +98,11 @@ def plan(comm: MPI.Intracomm, gives: Indices | None, takes: Indices | None) -> R
     top = np.array([max((int(x.max()) for x in mine if x.size), default=-1)], np.int64)
     comm.Allreduce(MPI.IN_PLACE, top, MPI.MAX)
     chunk = max(1, -(-(int(top[0]) + 1) // comm.size))
+    held = np.array([sum(len(x) for x in mine), sum(map(_runs, mine))], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, held, MPI.SUM)
+    if held[0] < _SHORT * held[1]:
+        gives_to, takes_from, local = scattered.plan(comm, mine[0], mine[1], chunk)
+        return Route(gives_to, takes_from, _total(comm, Lack(*local)))
     given, taken = (_to_homes(comm, points, chunk) for points in mine)
     pieces, lack = _intersect(given, taken)
     to_giver, to_taker = pieces[:, (0, 2, 1, 4)], pieces[:, (2, 0, 3, 4)]
@@ -119,7 +138,7 @@ def _small(ranks: Indices, size: int) -> Any:
 def _intersect(given: Indices, taken: Indices) -> tuple[Indices, Lack]:
     """Rows (giver, its position, taker, its position, length) in ascending order of indices."""
     begin, end = given[:, 1], given[:, 1] + given[:, 2]
-    overlap = np.maximum.accumulate(end)[:-1] - begin[1:] if len(given) > 1 else np.empty(0, np.int64)
+    overlap = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - begin[1:]
     doubled = np.flatnonzero(overlap > 0)
     first_doubled = int(begin[doubled[0] + 1]) if doubled.size else -1
     low, high = taken[:, 1], taken[:, 1] + taken[:, 2]
@@ -170,8 +189,10 @@ def positions(start: Indices, length: Indices) -> Selection:
     """The positions in runs, one behind the other; a slice where they are consecutive."""
     if np.array_equal(start[1:], start[:-1] + length[:-1]):
         return slice(int(start[0]), int(start[-1] + length[-1]))
-    k, nth = repeated(length)
-    return start[k] + nth
+    before = np.cumsum(length) - length
+    where = np.repeat(start - before, length)
+    where += np.arange(len(where))
+    return where
 
 
 def _total(comm: MPI.Intracomm, lack: Lack) -> Lack:

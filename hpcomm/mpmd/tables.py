@@ -12,7 +12,7 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Tables", "lines_of", "parse"]
+__all__ = ["Tables", "at", "lines_of", "parse"]
 
 
 def parse(path: Path, text: str) -> dict[str, Any]:
@@ -36,13 +36,16 @@ def parse(path: Path, text: str) -> dict[str, Any]:
         found = re.search(r"(.*) \(at line (\d+), column (\d+)\)", str(error))
         what, line = (found[1], int(found[2])) if found else (str(error), text.count("\n") + 1)
         shown = (text.split("\n")[line - 1 : line] or [""])[0].strip()
+        twice = "twice" in what or "overwrite" in what
+        hint = "each table and key once" if twice else "texts need quotes"
         raise ConfigError(
-            f"{path.name} is no valid TOML: {what}", _at(path, line), f"look at `{shown}`; texts need quotes"
+            f"{path.name} is no valid TOML: {what}", at(path, line), f"look at `{shown}`; {hint}"
         ) from None
     return tables
 
 
-def _at(path: Path, line: int) -> str:
+def at(path: Path, line: int) -> str:
+    """Where a mistake is, as errors say it."""
     return f"{path.name}, line {line}"
 
 
@@ -76,10 +79,10 @@ class Tables:
         self.where: tuple[str, ...] = ()
 
     def fail(self, what: str, hint: str, key: str | None = None) -> NoReturn:
-        at = (*self.where, key) if key else self.where
-        while at and at not in self.lines:
-            at = at[:-1]
-        raise ConfigError(what, _at(self.path, self.lines.get(at, 1)), hint)
+        place = (*self.where, key) if key else self.where
+        while place and place not in self.lines:
+            place = place[:-1]
+        raise ConfigError(what, at(self.path, self.lines.get(place, 1)), hint)
 
     def known(self, table: Any, keys: tuple[str, ...], what: str) -> None:
         if not isinstance(table, dict):

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from .. import supervise
 from .progress import AT, DONE, JOINED
@@ -28,13 +28,30 @@ if TYPE_CHECKING:
 
     from .spec import JobSpec
 
-__all__ = ["MARK", "Watch", "run", "told"]
+__all__ = ["MARK", "End", "Watch", "run", "told"]
 
 MARK = "\x1e"  # begins a line that a supervisor says to us
 GRACE_S = 5.0  # between the end of a program and that of the others
 FAILED_S = 2.0  # the same where it has failed: enough for the others to say so too
 FINAL_S = 1.0  # for MPI_Finalize where one rank will never come to it
 FAILED = 1
+_DRAWN = (-signal.SIGTERM, 14)  # by a launcher; by Open MPI itself, when a connection is closed
+
+
+class End(NamedTuple):
+    """How a rank has ended; of several, the least is to be blamed.
+
+    Attributes:
+        is_drawn: as ranks do that another one's failure takes along; but also one that a user ends so.
+        when: by the clock of its host.
+        status: negative: the signal.
+        heard: by our clock.
+    """
+
+    is_drawn: bool
+    when: float
+    status: int
+    heard: float
 
 
 class Watch:
@@ -43,19 +60,18 @@ class Watch:
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
         self.running: dict[str, set[int]] = {}
-        self.ended: dict[tuple[str, int], tuple[str, float]] = {}  # (program, rank): how, when
-        self.statuses: dict[str, int] = {}
+        self.ended: dict[tuple[str, int], End] = {}  # by program and rank
         self.reached: dict[str, tuple[int, float | None]] = {}  # exchanges, and the model's time
         self.joined: set[tuple[str, int]] = set()
         self.done: dict[tuple[str, int], float] = {}  # when only MPI_Finalize was left
         self.lost: set[tuple[str, int]] = set()  # failed, and others go on without them
         self.is_over = False  # all is done, and the launcher ended; what it says of that is no news
-        self.first: str | None = None  # the sentence about the first failure
+        self.word: str | None = None  # why we have ended the job
         self.started = time.monotonic()
         self._lock = threading.Lock()
 
     def hear(self, words: Sequence[str]) -> None:
-        """`began PROGRAM RANK`, `at PROGRAM RANK EXCHANGES TIME`, `done ...`, `ended PROGRAM RANK STATUS`."""
+        """`began PROGRAM RANK`, `at PROGRAM RANK EXCHANGES TIME`, `done ...`, `ended ... STATUS WHEN`."""
         with self._lock:
             if self.is_over:
                 return
@@ -72,17 +88,13 @@ class Watch:
                 if rest != ["0"] and self._may_fail(place):
                     self._lose(place, int(rest[0]))
             elif what == "ended":
-                self._end(*place, int(rest[0]))
+                self._end(*place, int(rest[0]), float(rest[1]))
 
-    def _end(self, program: str, rank: int, status: int) -> None:
+    def _end(self, program: str, rank: int, status: int, when: float) -> None:
         self.running.get(program, set()).discard(rank)
-        self.ended[program, rank] = (told(status), time.monotonic())
+        self.ended[program, rank] = End(status in _DRAWN, when, status, time.monotonic())
         if status and self._may_fail((program, rank)):
             self._lose((program, rank), status)
-        elif status:
-            self.statuses.setdefault(program, status)
-            n = self.spec.programs[program].ranks
-            self.first = self.first or f"program '{program}' (rank {rank} of {n}) {told(status)}"
         if not self.running[program] and not status:
             seconds = time.monotonic() - self.started
             count = f", with {_exchanges(self.reached[program][0])}" if program in self.reached else ""
@@ -91,6 +103,26 @@ class Watch:
                 file=sys.stderr,
                 flush=True,
             )
+
+    @property
+    def failures(self) -> list[tuple[End, tuple[str, int]]]:
+        """Who has ended the job, by what is known: the first one first."""
+        return sorted(
+            (end, place) for place, end in self.ended.items() if end.status and place not in self.lost
+        )
+
+    @property
+    def first(self) -> str | None:
+        """The sentence about what has ended the job."""
+        if self.word or not self.failures:
+            return self.word
+        end, (program, rank) = self.failures[0]
+        return f"program '{program}' (rank {rank} of {self.spec.programs[program].ranks}) {told(end.status)}"
+
+    @property
+    def status(self) -> int:
+        """Of the first failure; 0: none."""
+        return self.failures[0][0].status if self.failures else 0
 
     def _may_fail(self, place: tuple[str, int]) -> bool:
         about = self.spec.programs[place[0]]  # without one that never came, MPI does not come up
@@ -129,9 +161,9 @@ class Watch:
             now = time.monotonic()
             if self.lost and not self.first and self._nobody_works(now - FINAL_S):
                 return ""
-            for (program, rank), (how, when) in self.ended.items():
-                about = self.spec.programs[program]
-                late = now - when > (FAILED_S if self.first else GRACE_S)
+            for (program, rank), end in self.ended.items():
+                about, how = self.spec.programs[program], told(end.status)
+                late = now - end.heard > (FAILED_S if self.first else GRACE_S)
                 if late and left and (self.first or (about.joins and about.on_failure == "end")):
                     others = " and ".join(f"'{name}'" for name in left)
                     what = (
@@ -144,7 +176,7 @@ class Watch:
 
     def _nobody_works(self, since: float) -> bool:
         """Whether all ranks have ended or said before that time that they were done."""
-        ends = [when for _, when in self.ended.values()]
+        ends = [end.heard for end in self.ended.values()]
         left = [(program, rank) for program, ranks in self.running.items() for rank in ranks]
         return all(when < since for when in [*ends, *(self.done.get(place, since) for place in left)])
 
@@ -152,14 +184,14 @@ class Watch:
         """The sentence about what ended the job, where it did not end well."""
         if not failed:
             return self.first
-        ends = sorted((when, place, how) for place, (how, when) in self.ended.items())
+        ends = sorted((end.when, place, end.status) for place, end in self.ended.items())
         left = sorted(name for name, ranks in self.running.items() if ranks)
-        killed = [program for _, (program, _), how in ends if "killed" in how]
-        if ends and ends[0][2] == told(0) and (killed or (left and not self.first)):
-            (program, rank), how = ends[0][1:]
-            others = " and ".join(f"'{name}'" for name in {*killed, *left} - {program})
+        killed = [program for _, (program, _), status in ends if status < 0]
+        if ends and not ends[0][2] and (killed or (left and not self.first)):
+            (program, rank), status = ends[0][1:]
+            others = " and ".join(f"'{name}'" for name in sorted({*killed, *left} - {program}))
             n = self.spec.programs[program].ranks
-            return f"program '{program}' (rank {rank} of {n}) {how}, while {others} still ran"
+            return f"program '{program}' (rank {rank} of {n}) {told(status)}, while {others} still ran"
         return self.first
 
     def _is_free(self, program: str) -> bool:
@@ -218,7 +250,7 @@ def _watched(
     try:
         status = _until_the_end(launcher, watch, timeout_s, every_s)
     except supervise.EndedBySignalError as ended:
-        watch.first = f"ended by {signal.Signals(ended.number).name}"
+        watch.word = f"ended by {signal.Signals(ended.number).name}"
         status = 128 + ended.number
     if launcher.poll() is None or supervise.members(mark):
         supervise.end(launcher, mark, at_once=status is not None)
@@ -240,11 +272,11 @@ def _until_the_end(
             print(watch.progress(), file=sys.stderr, flush=True)
         why = watch.verdict()
         if why is not None:
-            watch.first = why or watch.first
+            watch.word = why or watch.word
             watch.is_over = not why
-            return next(iter(watch.statuses.values()), FAILED) if why else 0
+            return (watch.status or FAILED) if why else 0
         if deadline is not None and time.monotonic() > deadline:
-            watch.first = f"the job had not ended after {timeout_s:g} s, so it was ended"
+            watch.word = f"the job had not ended after {timeout_s:g} s, so it was ended"
             return supervise.TIMED_OUT
     return None
 
@@ -252,11 +284,10 @@ def _until_the_end(
 def _judged(watch: Watch, launched: int, status: int | None) -> int:
     """The job's exit status, and the sentence that explains it."""
     if status is None:
-        first = next(iter(watch.statuses.values()), 0)
         # MPICH's mpiexec ends with 0 when it has killed the others of a rank that left without Finalize;
         # their supervisors may be gone before they can say so.
         cut = FAILED if any(watch.running.values()) else 0
-        status = first or (0 if _excused(watch) else launched or cut)
+        status = watch.status or (0 if _excused(watch) else launched or cut)
     why = watch.explain(bool(status)) or (f"the job ended with status {status}" if status else None)
     if why:
         print(f"hpcomm run: {why}", file=sys.stderr, flush=True)
@@ -265,7 +296,7 @@ def _judged(watch: Watch, launched: int, status: int | None) -> int:
 
 def _excused(watch: Watch) -> bool:
     """Whether only programs have failed that the others may go on without."""
-    return not watch.statuses and bool(watch.ended) and not any(watch.running.values())
+    return not watch.failures and bool(watch.ended) and not any(watch.running.values())
 
 
 def _reader(stream: IO[bytes] | None, fd: int, watch: Watch) -> threading.Thread:

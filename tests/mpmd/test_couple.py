@@ -169,12 +169,20 @@ if me.name == "a":
     points = mine(source.size, 7)
     values = function(source.centres(points))
     fields.append(me.gives("whole", values, points, grid=source))
+    mixed = me.gives("mixed", values, points, grid=source)
     me.link("b").put(fields)
+    for t in (0, 1, 2):
+        mixed.values = t * values
+        me.put(mixed, t)
 else:
     points = mine(target.size, 6)
+    wish = dict(points=points, grid=target, mapping="conservative", every=2.0, time="mean")
+    mixed = me.takes("mixed", np.zeros(len(points)), **wish)
     whole = me.takes("whole", np.zeros(len(points)), points, grid=target, mapping="conservative2")
     fields = [me.takes(name, np.full(len(points), -9.0), points, grid=target, mapping=name) for name in names]
     me.link("a").get([*fields, whole])
+    me.get(mixed, 0)
+    me.get(mixed, 2)
     for name, field in zip(names, fields):
         alone = regrid.weights(source, target, name, given=sea, points=points)
         expected = np.full(len(points), -9.0)
@@ -189,8 +197,16 @@ if me.name == "a" and comm.rank == 0:
 @pytest.mark.parametrize("sizes", [SIZES[0], pytest.param(SIZES[1], marks=pytest.mark.once)], ids=str)
 def test_mappings_are_the_same_to_the_last_bit_for_any_number_of_ranks(couple, sizes):
     out = couple(MAPPED, sizes).stdout
-    kept = re.search(r"whole: a -> b, 200 points to 144, conservative2, .* relative difference (\S+)", out)
-    assert float(kept[1]) < 1e-12
+    assert "whole: a -> b, 200 points to 144, conservative2: " in out
+    kept = dict(re.findall(r"(\w+): a -> b, .* relative difference (\S+)", out))
+    assert max(float(kept["whole"]), float(kept["mixed"])) < 1e-12
+    off, lost = (
+        {name: float(value) for name, value in re.findall(rf"(\w+): a -> b, .* {words} ([0-9.e+-]+)", out)}
+        for words in ("off by", "its integral by")
+    )
+    assert 0 < off["bilinear"] < off["nearest"] < 0.1
+    assert 0 < off["conservative2"] < off["conservative"] < 0.1
+    assert max(lost["conservative"], lost["conservative2"], lost["whole"]) < 1e-12
 
 
 TIMES = """

@@ -1,8 +1,11 @@
 """A program that ends while another one waits for it ends the job, by name, within seconds."""
 
 import re
+import shutil
+import subprocess
 import sys
 import time
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -77,6 +80,34 @@ def test_by_the_launcher_alone_a_job_that_a_program_leaves_without_finalize_has_
     programs = ["-n", "2", sys.executable, "ocean.py", ":", "-n", "1", sys.executable, "air.py"]
     done = finish([mpi.launcher, *words, *programs], 30, tmp_path)
     judge(done, 0, "of 'ocean': leaves by os._exit(0)")
+
+
+LAKE = """
+#include "hpcomm_join.h"
+int main(int argc, char **argv) {
+  struct hpcomm_job job;
+  MPI_Init(&argc, &argv);
+  hpcomm_join("ocean", &job);
+  MPI_Barrier(hpcomm_link(&job, "air"));
+  return 0;
+}
+"""
+
+
+def test_by_the_launcher_alone_a_c_program_that_leaves_without_finalize_has_failed(tmp_path):
+    mpi = find_mpi()
+    compiler = Path(shutil.which("mpicc", path=str(Path(sys.prefix) / "bin")) or "")
+    if not shutil.which("gcc") or not compiler.is_file():
+        pytest.skip("no C compiler here")
+    header = Path(__file__).parents[2] / "docs" / "hpcomm_join.h"
+    (tmp_path / "lake.c").write_text(LAKE)
+    build = [compiler, "-I", header.parent, "-o", tmp_path / "lake", tmp_path / "lake.c"]
+    subprocess.run(build, check=True, timeout=60)
+    (tmp_path / "air.py").write_text(AIR.format(wait=WAITS["a receive"]))
+    words = ["--oversubscribe", "--allow-run-as-root"] if mpi.vendor == "openmpi" else []
+    programs = ["-n", "1", str(tmp_path / "lake"), ":", "-n", "1", sys.executable, "air.py"]
+    done = finish([mpi.launcher, *words, *programs], 30, tmp_path)
+    judge(done, 0, "ocean: leaves without MPI_Finalize, which ends the job")
 
 
 def test_before_init_without_a_spec_the_others_cannot_come_up_and_say_whom_they_miss(programs):

@@ -118,8 +118,53 @@ def test_a_cut_cable_ends_the_job_with_a_clear_word(hosts):
     assert any(words in out for words in ("for program 'air'", "program 'air'", "lost")), out
 
 
+def launched(hosts, first, second):
+    """Two programs by the MPI's own launcher: one rank of the first, on h1, and two of the second."""
+    mpi = find_mpi()
+    words = ["--host", "h1:1,h2:1,h3:1"] if mpi.vendor == "openmpi" else ["-hosts", "h1,h2,h3"]
+    first, second = ([sys.executable, f"{name}.py"] for name in (first, second))
+    command = [mpi.launcher, *words, "-n", "1", *first, ":", "-n", "2", *second]
+    return hosts.start(command, hosts.environ(mpi.vendor))
+
+
+CUT = """
+import os, sys, time
+import numpy as np
+import hpcomm
+name = os.path.basename(sys.argv[0])[:-3]
+me = hpcomm.join(name)
+sst = me.gives("sst", np.zeros(3)) if name == "ocean" else me.takes("sst", np.zeros(6), timeout=1.0)
+wind = me.takes("wind", np.zeros(2), timeout=1.0) if name == "ocean" else me.gives("wind", np.zeros(4))
+for step in range(1000):
+    me.exchange()
+    print("step", step, flush=True)
+    time.sleep(0.1)
+"""
+
+
+def test_a_cut_cable_ends_a_job_of_the_plain_launcher_too(hosts):
+    """Open MPI's launcher itself would wait for its daemon for ever."""
+    for name in ("air", "ocean"):
+        (hosts.folder / f"{name}.py").write_text(CUT)
+    process = launched(hosts, "air", "ocean")
+    assert any("step 3" in line for line in process.stdout)
+    hosts.cut(3)
+    out = end(process, 40)
+    assert process.returncode != 0, out
+    assert "get of 'wind' waited 1 s for program 'air'" in out or "for program 'ocean'" in out, out
+
+
+def test_a_program_that_is_killed_is_named_and_not_those_that_its_end_takes_along(hosts):
+    """Open MPI ends whoever has a connection to it, and the launcher the rest: all is known at once."""
+    killed = AIR.replace('print("step"', 'step < 2 or os.kill(os.getpid(), 9); print("step"')
+    process = start(hosts, 1000, 0.1, air=killed)
+    out = end(process, 60)
+    assert process.returncode == 128 + signal.SIGKILL, out
+    assert "hpcomm run: program 'air' (rank 0 of 1) was killed by SIGKILL" in out, out
+
+
 def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
-    """Seen by its supervisor; by hand, from the host of MPICH's launcher, or by a deadline."""
+    """Seen by its supervisor; by hand, from the host of the launcher."""
     since = time.monotonic()
     process = start(hosts, 3, 0.0, air="print('air came and went')")
     out = end(process, 80)
@@ -129,19 +174,12 @@ def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
     assert "program 'air' (rank 0 of 1) ended (status 0), while 'ocean' still ran" in out
 
     since = time.monotonic()
-    is_open_mpi = find_mpi().vendor == "openmpi"
-    words = ["--host", "h1:1,h2:1,h3:1"] if is_open_mpi else ["-hosts", "h1,h2,h3"]
-    ocean, air = ([sys.executable, f"{name}.py"] for name in ("ocean", "air"))
-    command = [find_mpi().launcher, *words, "-n", "1", *air, ":", "-n", "2", *ocean]
-    environ = hosts.environ(find_mpi().vendor) | {"HPCOMM_PROGRAM": "ocean"}
-    process = hosts.start(command, environ | ({"HPCOMM_INIT_TIMEOUT": "4"} if is_open_mpi else {}))
+    (hosts.folder / "ocean.py").write_text("import hpcomm\nhpcomm.join('ocean')")
+    process = launched(hosts, "air", "ocean")
     out = end(process, 60)
     assert process.returncode != 0, out
-    if is_open_mpi:
-        assert "or that have ended on a host that cannot be seen from here; rank " in out
-    else:
-        assert time.monotonic() - since < 25, out
-        assert re.search(
-            r"rank 0 of the world \(\S+ air.py\) on h1 has ended before MPI was up; rank [12] ", out
-        ), out
-        assert "hpcomm.mpmd.eye" in (hosts.folder / "agent.log").read_text()
+    assert time.monotonic() - since < 25, out
+    assert re.search(
+        r"rank 0 of the world \(\S+ air.py\) on h1 has ended before MPI was up; rank [12] ", out
+    ), out
+    assert "hpcomm.mpmd.eye" in (hosts.folder / "agent.log").read_text()

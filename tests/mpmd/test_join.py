@@ -213,3 +213,16 @@ def test_programs_under_another_mpis_launcher_say_so(tmp_path):
         assert done.returncode != 0  # MPICH reads that variable itself, and finds no launcher
     else:
         assert "the launcher started 2 ranks" in done.stderr
+
+
+def test_mpichs_wheel_under_open_mpis_launcher_says_so_before_mpi_ends_it(tmp_path):
+    (tmp_path / "a.py").write_text("import hpcomm\nhpcomm.join('ocean')\n")
+    from hpcomm.installation import is_bundled, library_folder, vendor_in
+
+    library = library_folder()
+    if library is None or not is_bundled(library) or vendor_in(library) != "mpich":
+        pytest.skip("this MPI is not that of MPICH's wheel")
+    done = finish([sys.executable, "a.py"], 60, tmp_path, {"OMPI_COMM_WORLD_SIZE": "2"})
+    assert done.returncode == 1
+    assert "Open MPI's launcher started this program, but its MPI is MPICH" in done.stderr
+    assert f"came:  a.py, with {library}" in done.stderr

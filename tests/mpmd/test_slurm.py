@@ -49,7 +49,12 @@ print(me.name, "on", os.uname().nodename, flush=True)
 @pytest.fixture(scope="module")
 def slurm():
     """In a folder with a short name: sockets live there."""
-    with TemporaryDirectory(prefix="slurm-", dir="/var/tmp") as folder, Slurm(Path(folder)) as up:
+    with (
+        TemporaryDirectory(prefix="slurm-", dir="/var/tmp") as folder,
+        Slurm(Path(folder)) as up,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("OMPI_MCA_btl_tcp_if_include", "lo")  # a bridge of containers leads nowhere
         yield up
 
 

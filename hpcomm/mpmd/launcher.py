@@ -1,0 +1,149 @@
+"""The launcher of a job, seen from its ranks: which process it is, on which host, and what it was told.
+
+    mpirun, on h1 ─┬─ rank 0              Open MPI's launcher is the parent of its host's ranks,
+                   └─ ssh ─> prted, on h2 ─── rank 1         elsewhere a daemon of its own is;
+    mpiexec ─┬─ hydra_pmi_proxy ─── rank 0         MPICH's keeps a proxy for each host.
+             └─ ssh ─> hydra_pmi_proxy, on h2 ─── rank 1
+
+Reads /proc (Linux; what it cannot read is empty). Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "HYDRA",
+    "PRRTE",
+    "SLURM",
+    "after",
+    "call",
+    "children_of",
+    "command_of",
+    "environ_of",
+    "launcher_of",
+    "line_of",
+    "name_of",
+    "parent_of",
+    "prrte_of",
+    "read_of",
+    "ways",
+    "words_of",
+]
+
+HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
+PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons
+SLURM = "slurmstepd"
+_LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
+_CALL = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.mpmd.{0} import main; main(sys.argv[2:])"
+
+
+def launcher_of(pid: int) -> int:
+    """The process that has started this rank, over whatever it is wrapped in; 0: none is known."""
+    while pid > 1 and name_of(pid) not in _LAUNCHERS:
+        pid = parent_of(pid)
+    return pid if pid > 1 else 0
+
+
+def line_of(launcher: int) -> list[str]:
+    """The words that a user started it with; MPICH's keeps them one process further up, Slurm's elsewhere."""
+    if name_of(launcher) == SLURM:
+        return []
+    words = words_of(launcher)
+    return words_of(parent_of(launcher)) if words[0].endswith("hydra_pmi_proxy") else words
+
+
+def command_of(rank: int, line: Sequence[str]) -> str:
+    """What a launcher's command line `-n 1 python a.py : -n 3 python b.py` starts as this rank."""
+    parts: list[list[str]] = [[]]
+    for word in line[1:]:
+        parts = [*parts, []] if word == ":" else [*parts[:-1], [*parts[-1], word]]
+    first = 0
+    for words in parts:
+        at = next((i for i, word in enumerate(words[:-1]) if word in ("-n", "-np", "-c")), None)
+        if at is None or not words[at + 1].isdecimal():
+            break
+        first += int(words[at + 1])
+        if rank < first:
+            return " ".join(words[at + 2 :])
+    return " ".join(line)
+
+
+def call(module: str, *words: str) -> list[str]:
+    """The words that run main(words) of a module of hpcomm.mpmd; without what a Python's start costs."""
+    return [sys.executable, "-I", "-S", "-c", _CALL.format(module), str(Path(__file__).parents[2]), *words]
+
+
+def prrte_of(space: str) -> tuple[str, int]:
+    """Host and process of Open MPI's launcher, of a job called `prterun-node-7-1234@1`; else ("", 0)."""
+    found = re.fullmatch(r"[^-]+-(.+)-(\d+)@\d+", space)
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+def ways(launcher: int, words: Sequence[str]) -> list[list[str]]:
+    """Words that run words on the launcher's host, in the order in which to try: here, or over ssh.
+
+    Over what the launcher uses instead of ssh, if it was told so.
+    """
+    given, name = words_of(launcher), name_of(launcher)
+    if name == "hydra_pmi_proxy":
+        if after(given, "--launcher") not in ("ssh", "rsh"):
+            return []
+        hosts = [after(given, "--control-port").rpartition(":")[0]]
+        agent = after(given, "--launcher-exec")
+        is_here = name_of(parent_of(launcher)) in HYDRA
+    elif name in PRRTE:
+        # prterun-h1-1234@0.0;tcp://10.0.0.1,10.1.0.1:47589:24,24
+        uri = re.match(r"[^-]+-(.+)-\d+@[^;]*;tcp://([^:]+):", after(given, "prte_hnp_uri"))
+        hosts, is_here = ([uri[1], *uri[2].split(",")], False) if uri else ([], True)
+        agent = after(given, "plm_ssh_agent").partition(":")[0]
+    else:
+        return []
+    ssh = shlex.split(agent) or ["ssh"]
+    options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5"] if ssh == ["ssh"] else []
+    return [list(words)] if is_here else [[*ssh, *options, host, shlex.join(words)] for host in hosts]
+
+
+def after(words: Sequence[str], option: str) -> str:
+    """The word behind option; "" if there is none."""
+    return next((b for a, b in pairwise(words) if a == option), "")
+
+
+def name_of(pid: int) -> str:
+    """`prted` of `/opt/bin/prted --daemonize`; slurmstepd calls itself `slurmstepd: [12.0]`."""
+    return Path(words_of(pid)[0]).name.partition(":")[0]
+
+
+def words_of(pid: int) -> list[str]:
+    return read_of(pid, "cmdline").rstrip("\0").split("\0")
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    return dict(item.split("=", 1) for item in read_of(pid, "environ").split("\0") if "=" in item)
+
+
+def parent_of(pid: int) -> int:
+    rest = read_of(pid, "stat").rpartition(")")[2].split()
+    return int(rest[1]) if rest else 0
+
+
+def children_of(pid: int) -> list[int]:
+    """Its children, those of all its threads."""
+    threads = Path(f"/proc/{pid}/task").glob("*")
+    return [int(word) for thread in threads for word in read_of(pid, f"task/{thread.name}/children").split()]
+
+
+def read_of(pid: int, name: str) -> str:
+    """A file of /proc; nothing if the process has ended, or is somebody else's."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

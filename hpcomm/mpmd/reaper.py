@@ -1,0 +1,91 @@
+"""A job that has been aborted, and whose launcher does not end: this ends the launcher, and says so.
+
+Open MPI's waits for its daemon on each host, also behind a cut cable. So a rank that aborts leaves this
+behind, on the launcher's host (over ssh, from another one), where several hosts take part. MPICH's ends by
+itself. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .launcher import PRRTE, call, children_of, launcher_of, name_of, prrte_of, ways
+from .prrte import contact, takes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["leave", "main"]
+
+GRACE_S = 5.0  # for a launcher that reaches all hosts it takes one second
+_ASK_S = 1.0  # between signals; the third one counts for PRRTE
+_SIGNALS = (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
+
+
+def leave() -> None:
+    """Leave a reaper behind, one for all ranks of this host; nothing where none is needed."""
+    environ = os.environ
+    launcher = launcher_of(os.getpid())
+    if not launcher or name_of(launcher) not in PRRTE:
+        return
+    if environ.get("OMPI_COMM_WORLD_SIZE") == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
+        return
+    if not takes(Path(environ.get("PMIX_SERVER_TMPDIR", "/none"), "hpcomm.reaper")):
+        return
+    lines = [shlex.join(way) for way in ways(launcher, call("reaper", environ["PMIX_NAMESPACE"]))]
+    with contextlib.suppress(OSError):
+        subprocess.Popen(
+            ["sh", "-c", " || ".join(lines)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # not ours: the launcher waits for their ends
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def main(words: Sequence[str]) -> None:
+    """`SPACE`: end the launcher of that job, on this host, if it does not end by itself."""
+    _, pid = prrte_of(words[0])
+    if name_of(pid) not in PRRTE:
+        raise SystemExit(f"no launcher of {words[0]} here")
+    file = contact(pid)
+    if file is None or not takes(file.with_name("hpcomm.reaping")) or _ends(pid, GRACE_S):
+        return
+    with contextlib.suppress(OSError), Path(f"/proc/{pid}/fd/2").open("a") as its:
+        its.write(
+            "\nhpcomm: the job has been aborted, but its launcher waits for a host that does not answer;"
+            " it is ended, too: look at the network\n"
+        )
+    agents = _below(pid)
+    for number in _SIGNALS:
+        _send(pid, number)
+        if _ends(pid, _ASK_S):
+            break
+    for agent in agents:  # ssh to hosts that do not answer, which holds what the launcher's output goes to
+        _send(agent, signal.SIGTERM)
+
+
+def _below(pid: int) -> list[int]:
+    """Its children, and theirs."""
+    return [each for child in children_of(pid) for each in (child, *_below(child))]
+
+
+def _ends(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while name_of(pid) in PRRTE:  # a zombie has no name
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # it has just ended
+        os.kill(pid, number)
