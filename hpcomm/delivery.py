@@ -60,7 +60,7 @@ def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
     if not shelved:
         comm._shadow.Send((card, MPI.BYTE), dest, tag)
     else:
-        _send_shelved(shelves, shelved, lambda: comm._shadow.Send((card, MPI.BYTE), dest, tag))
+        _send_shelved(shelves, shelved, comm._shadow.Send, (card, MPI.BYTE), dest, tag)
     if part_tag >= 0:
         for piece in parts_after(card, parcel):
             comm._parts.Send((piece, MPI.BYTE), dest, part_tag)
@@ -70,19 +70,21 @@ def isend(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> Stages:
     """The same in the background."""
     shelves = comm._shelves if dest in comm._shelf_of else None
     card, part_tag, shelved = letter_of(parcel, shelves)
-    first = _send_shelved(shelves, shelved, lambda: comm._shadow.Isend((card, MPI.BYTE), dest, tag))
+    first = _send_shelved(shelves, shelved, comm._shadow.Isend, (card, MPI.BYTE), dest, tag)
     parts = [] if part_tag < 0 else parts_after(card, parcel)
     yield [first, *(comm._parts.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts)]
 
 
-def _send_shelved(shelves: Shelves | None, shelved: list[tuple[int, Any]], begin: Callable[[], Any]) -> Any:
+def _send_shelved(
+    shelves: Shelves | None, shelved: list[tuple[int, Any]], begin: Callable[..., Any], *card: Any
+) -> Any:
     """Begin to send a card, and fill the slots that it names: after that, where its receiver can wait."""
     late = shelves is not None and shelves.fills_late
-    sent = begin() if late else None
+    sent = begin(*card) if late else None
     for slot, block in shelved:
         assert shelves is not None
         shelves.fill(slot, block)
-    return sent if late else begin()
+    return sent if late else begin(*card)
 
 
 _desks: list[memoryview] = []  # where messages are laid that come; more than one where threads receive

@@ -130,9 +130,14 @@ def calling_frame(frame: FrameType | None = None) -> FrameType | None:
     """The innermost frame outside hpcomm, from frame (default: here) outwards: the user's line."""
     if frame is None:
         frame = sys._getframe(1)
-    while frame is not None and (is_ours(frame.f_code) or frame.f_globals.get("__name__") == "contextlib"):
+    while frame is not None and (is_ours(frame.f_code) or _is_between(frame.f_globals.get("__name__", ""))):
         frame = frame.f_back
     return frame
+
+
+def _is_between(module: str) -> bool:
+    """Whether code of a module only passes a user's call on to us."""
+    return module == "contextlib" or module.startswith("torch.distributed.")
 
 
 def place(code: CodeType, lineno: int | None) -> str:

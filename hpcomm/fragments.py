@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import lru_cache
 from types import CodeType
 
-from .observe.board import LINE
 from .short import FIRST, MARK
 
 __all__ = [
@@ -72,8 +71,6 @@ if {FIRST} <= mine < end:
             places = known[mine] = places_of(mine >> 32)
     elements, line, others, fold = places[flip()]
     i = step()
-    if not i & {LINE - 1}:
-        turn()
     ring[i] = mine
     flag = mine | i << {MARK}
     elements[:] = X_flat

@@ -16,7 +16,7 @@ from .errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Mpi", "check_python", "find_mpi", "library_folder", "vendor_in", "which"]
+__all__ = ["Mpi", "check_python", "find_mpi", "is_bundled", "library_folder", "vendor_in", "which"]
 
 VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}  # our word: its public name
 
@@ -56,16 +56,16 @@ def find_mpi(forced: str | None = None, environ: Mapping[str, str] = os.environ)
     library = library_folder(environ)
     expected = vendor_in(library) if library else ""
     if forced is not None:
-        return _forced(forced, expected, _is_bundled(library), environ)
+        return _forced(forced, expected, is_bundled(library), environ)
     srun = which("srun", environ) if "SLURM_JOB_ID" in environ else None
     if srun is not None and not (
         library is not None and expected == "mpich" and _has_hydra(library, environ)
     ):
-        return Mpi(srun, expected, _is_bundled(library))
+        return Mpi(srun, expected, is_bundled(library))
     if library is not None:
         beside = str(library.parent / "bin" / "mpiexec")
         if os.access(beside, os.X_OK):
-            return Mpi(beside, expected or _ask_vendor(beside), _is_bundled(library))
+            return Mpi(beside, expected or _ask_vendor(beside), is_bundled(library))
     return _on_path(expected, environ)
 
 
@@ -113,7 +113,8 @@ def _own_folders() -> list[Path]:
     return [Path(prefix, "lib") for prefix in prefixes]
 
 
-def _is_bundled(library: Path | None) -> bool:
+def is_bundled(library: Path | None) -> bool:
+    """Whether a library lies in this Python's environment, as a wheel brings it."""
     return library is not None and library in _own_folders()
 
 

@@ -88,10 +88,10 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
         return detour  # which refuses it
     if make is None or comm.is_inter or algorithm in VERBS:  # those are keys of their own in comm._lanes
         return detour
-    from .transport import controls, mpi, scheduled, tuned
+    from .transport import controls, kept, library, mpi, scheduled, tuned
 
     one = tuned.Choices.of([(0, algorithm)])
-    choices = scheduled.own(comm).choices(verb) if algorithm == "tuned" else one
+    choices = kept.own(comm).choices(verb) if algorithm == "tuned" else one
     blocks = comm.size if verb in CUTS else 1
     limits, lanes = comm._lanes.setdefault(
         (algorithm, verb), ([n * blocks for n in choices.limits], [{} for _ in choices.names])
@@ -100,7 +100,7 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
     name, by = choices.names[which], None
     theirs = None if name is None else name.removeprefix("mpi:")
     if name is not None and theirs != name and theirs in controls.choices(verb):
-        by = scheduled.by_library(comm, verb, theirs, mpi.NAMES[verb])
+        by = library.by_library(comm, verb, theirs, mpi.NAMES[verb])
     elif verb == "all_reduce" and make is _numpy and name is not None and theirs == name:
         from . import dtypes, reduction
 

@@ -45,7 +45,7 @@ def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
     if peer == comm.rank and not comm.is_inter:  # would wait for itself
         comm._keep(Request("send_object", delivery.isend(comm, made, peer, number)))
     else:
-        at_once(comm, "send_object", lambda: delivery.send(comm, made, peer, number), peer, number)
+        at_once(comm, "send_object", peer, number, delivery.send, comm, made, peer, number)
 
 
 def isend_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> Request:

@@ -53,6 +53,7 @@ _ALIGN = 64
 _HEAD = struct.Struct("<qq")  # number of blocks, tag of the parts (-1: everything is here)
 _FIRST = struct.Struct("<qqq")  # and the mark of the first block
 _ONE = struct.Struct("<qqq40x")  # the same and the length of the only block, which stands at _ALIGN
+_TWO = struct.Struct("<qqqq32x")  # the same for a block there, and one on a shelf
 _PLACE = 1 << 48  # more bytes than a block has
 
 ARRAY = b"\x93hpcomm"  # how the description of an array begins; no pickle does: both share one channel
@@ -109,6 +110,11 @@ def letter_of(parcel: Parcel, shelves: Shelves | None) -> tuple[bytearray, int, 
     blocks = parcel.blocks
     if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= LETTER - _ALIGN:  # what most messages are
         return bytearray(_ONE.pack(1, -1, nbytes)) + blocks[0], -1, []
+    if shelves is not None and len(blocks) == 2 and (nbytes := blocks[1].nbytes) >= LEAST:  # or an array
+        size = blocks[0].nbytes
+        if size <= LETTER - _ALIGN and (slot := shelves.lend(nbytes)) >= 0:
+            card = bytearray(_TWO.pack(2, -1, size, -1 - nbytes - _PLACE * (1 + slot))) + blocks[0]
+            return card, -1, [(slot, blocks[1])]
     return _laid_out(blocks, LETTER, False, shelves)
 
 

@@ -55,7 +55,7 @@ def send_ragged(
         raise error.located("send_ragged", comm) from None
     to_self = peer == comm.rank and not comm.is_inter  # would wait for itself
     if not (async_op or to_self):
-        at_once(comm, "send_ragged", lambda: delivery.send(comm, made, peer, number), peer, number)
+        at_once(comm, "send_ragged", peer, number, delivery.send, comm, made, peer, number)
         return None
     stages = shown(comm, "send_ragged", delivery.isend(comm, made, peer, number), peer=peer, tag=number)
     request = Request(f"send_ragged(dest={dest}, tag={tag})", stages)

@@ -16,9 +16,8 @@ import signal
 import sys
 import threading
 import time
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from functools import partial
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -37,6 +36,7 @@ GRACE = 1.0  # s in which the other ranks may end too
 
 board: Board | None = None  # of this node, once start() has run; None if ranks share no memory
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
+at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
 _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
 _has_sentinel = False
 _has_foreigners = False  # programs of other jobs, which ours goes on without
@@ -109,30 +109,30 @@ def started() -> bool:
 
 _LAST_S = 2.0  # until a rank that MPI cannot end ends itself
 _HEARD_S = 0.1  # for the launcher to read what was said: MPICH's drops what is left when the abort comes
-_ending: int | None = None  # the thread that is ending the job
+ending: int | None = None  # the thread that is ending the job
 
 
 def abort(text: str, status: int = 1) -> None:
     """Say text on stderr and end the job, from whichever thread."""
-    global _ending
+    global ending
     from mpi4py import MPI
 
-    _ending = threading.get_ident()
+    ending = threading.get_ident()
     print(f"\nhpcomm: {_name or f'rank {MPI.COMM_WORLD.rank}'}: {text}", file=sys.stderr, flush=True)
     _abort(status)
 
 
 def _stand_still_if_ending() -> None:
     """Wait for the end if another thread is ending the job."""
-    if _ending not in (None, threading.get_ident()):
+    if ending not in (None, threading.get_ident()):
         time.sleep(2 * _LAST_S)
 
 
 def _abort(status: int) -> None:
-    global _ending
+    global ending
     from mpi4py import MPI
 
-    _ending = threading.get_ident()
+    ending = threading.get_ident()
     sys.stdout.flush()
     sys.stderr.flush()
     if _has_foreigners:
@@ -140,6 +140,8 @@ def _abort(status: int) -> None:
     time.sleep(_HEARD_S)
     if os.environ.get("HPCOMM_ON_FAILURE") == "continue":  # this program ends, and the job goes on
         os._exit(status)
+    while at_abort:
+        at_abort.pop()()
     last_resort = threading.Timer(_LAST_S, os.kill, (os.getpid(), signal.SIGKILL))
     last_resort.daemon = True
     last_resort.start()  # MPI_Abort itself can hang when the library is in a bad state
@@ -246,10 +248,16 @@ def _note_life() -> None:
     from mpi4py import MPI
 
     folder = os.environ.pop("HPCOMM_LIVING", None)  # jobs that this rank starts are others
-    if folder and Path(folder).is_dir():  # not on other hosts
-        file = Path(folder, str(MPI.COMM_WORLD.rank))
-        file.write_text(_name)
-        farewells.append(partial(file.unlink, missing_ok=True))
+    if folder and os.path.isdir(folder):  # noqa: PTH112  not on other hosts; pathlib costs 5 ms at every start
+        file = f"{folder}/{MPI.COMM_WORLD.rank}"
+        with open(file, "w") as note:  # noqa: PTH123
+            note.write(_name)
+        farewells.append(partial(_remove, file))
+
+
+def _remove(file: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(file)  # noqa: PTH108
 
 
 def _left_by_exception() -> bool:

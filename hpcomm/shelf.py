@@ -17,9 +17,16 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import PeerFailedError
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
 
 __all__ = ["LEAST", "Shelves", "shelf_bytes", "slot_bytes"]
 
@@ -105,8 +112,6 @@ class Shelves:
 
     def fill(self, number: int, block: Any) -> None:
         """Copy a block of bytes into a slot that was lent for it."""
-        import numpy as np
-
         words = self._words[self._here]
         try:
             # numpy lets other threads run meanwhile
@@ -159,8 +164,6 @@ class Shelves:
         """A slot's whole memory as an array, and what gives the slot back."""
         found = self._rooms.get((owner, number))
         if found is None:
-            import numpy as np
-
             at = self._at(owner, number)
             memory = np.frombuffer(self._memory[at : at + self.slot], np.uint8)
             found = self._rooms[owner, number] = memory, partial(self._give_back, owner, number)

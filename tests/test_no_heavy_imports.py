@@ -59,6 +59,17 @@ def test_importing_starts_no_thread_and_changes_no_hook() -> None:
     )
 
 
+def test_a_job_that_only_meets_pays_for_nothing_else() -> None:
+    """Each of these is milliseconds of every rank's start."""
+    slow = ("numpy", "dataclasses", "inspect", "pathlib", "urllib", "tempfile", "subprocess", "asyncio")
+    said = python(
+        "import sys; before = set(sys.modules);"  # an editable installation loads some of them by itself
+        "import hpcomm; hpcomm.world.barrier(); hpcomm.world.split(0).barrier();"
+        f"print(*[name for name in {slow!r} if name in set(sys.modules) - before])"
+    )
+    assert said.split() == []
+
+
 def test_using_numpy_arrays_loads_no_torch_and_no_cupy() -> None:
     """Under MPI, alone: the whole way of a call."""
     said = python(

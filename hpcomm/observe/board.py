@@ -12,22 +12,22 @@ import os
 import struct
 from collections import deque
 from contextlib import suppress
-from itertools import cycle
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from ..shelf import Shelves, shelf_bytes, slot_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mpi4py import MPI
 
 __all__ = [
-    "GONE", "LAPS", "LINE", "SPOT", "Board", "Region", "last_call", "open_board", "post", "posted", "share",
+    "GONE", "LAPS", "SPOT", "Board", "Region", "last_call", "open_board", "post", "posted", "share",
 ]  # fmt: skip
 
 LAPS = 128  # entries of a ring
-LINE = 32  # a power of two: of which so many are wiped at a time, one line ahead
+_LINE = 32  # of which so many are wiped at a time, one line ahead
 RINGS = 127  # communicators of one rank that are watched at a time
 _TEXT = 4096
 SPOT = 1024  # bytes of one of the two places in which small arrays are laid out (short.py)
@@ -40,24 +40,23 @@ _REGION = _SPOTS + RINGS * 2 * SPOT
 _ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _PROCESS = range(6)
 
 
-def post(ring: memoryview) -> tuple[Callable[[], int], Callable[[], None]]:
-    """How to write to one's own ring: step() -> where the next call's signature belongs; and turn(), due
-    first where that is the first of a line.
+def post(ring: memoryview) -> Callable[[], int]:
+    """How to write to one's own ring: step() -> where the next call's signature belongs.
 
     So most calls write one word: no number beside it, since an entry that is not wiped is of the call
     it seems to be, give or take LAPS.
     """
-    number = 0
-    blank = memoryview(bytes(8 * LINE)).cast("q")
+    blank = memoryview(bytes(8 * _LINE)).cast("q")
 
-    def turn() -> None:
-        nonlocal number
-        number += LINE
-        ahead = (number + LINE) % LAPS
-        ring[ahead : ahead + LINE] = blank
-        ring[LAPS] = number
+    def lines() -> Iterator[range]:
+        yield range(1, _LINE)  # call 0 stands there already
+        for number in count(_LINE, _LINE):
+            ahead = (number + _LINE) % LAPS
+            ring[ahead : ahead + _LINE] = blank
+            ring[LAPS] = number
+            yield range(number % LAPS, number % LAPS + _LINE)
 
-    return cycle([*range(1, LAPS), 0]).__next__, turn
+    return chain.from_iterable(lines()).__next__
 
 
 def posted(ring: memoryview, call: int) -> int | None:
@@ -68,17 +67,17 @@ def posted(ring: memoryview, call: int) -> int | None:
     if last_call(ring) < call:
         return None
     signature: int = ring[call % LAPS]
-    wiped = ring[LAPS] // LINE - call // LINE > LAPS // LINE - 2
+    wiped = ring[LAPS] // _LINE - call // _LINE > LAPS // _LINE - 2
     return None if wiped or signature == GONE else signature or None
 
 
 def last_call(ring: memoryview) -> int:
     """The number of the last call that a rank has come to, also after its end; 0 before the first."""
     number: int = ring[LAPS]
-    for call in range(number, number + LINE):
+    for call in range(number, number + _LINE):
         if ring[call % LAPS] in (0, GONE):
             return call - 1
-    return number + LINE - 1
+    return number + _LINE - 1
 
 
 class Region:

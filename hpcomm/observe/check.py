@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MismatchError, PeerFailedError, where
 from ..signature import describe, signature
-from .board import LINE, Board, Region, last_call, post, posted
+from .board import Board, Region, last_call, post, posted
 from .stack import describe_call
 
 if TYPE_CHECKING:
@@ -69,10 +69,8 @@ def off() -> Agreement:
 
 # A neighbour that is at this call already and agrees need not be looked at again.
 # seen is one look: a neighbour that comes between two looks would be suspected of another call.
-_AROUND_LIGHT = f"""
+_AROUND_LIGHT = """
 i = step()
-if not i & {LINE - 1}:
-    turn()
 ring[i] = mine
 seen = theirs[i]
 if seen == mine:
@@ -97,14 +95,12 @@ def light(
         peers: the other ranks of comm on this node, next neighbour first: rank, region, ring.
     """
     theirs = peers[0][2]
-    step, turn = post(ring)
+    step = post(ring)
     now = last = 0  # where the last entry stands, and what it says
 
     def enter(code: int, count: int) -> None:
         nonlocal now, last
         now, last = step(), signature(code, count)
-        if not now % LINE:
-            turn()
         ring[now] = last
         leave()
 
@@ -144,7 +140,7 @@ def light(
         if others:
             raise _disagreement(comm, number, board, others)
 
-    names = {"step": step, "turn": turn, "ring": ring, "theirs": theirs, "suspect": suspect}
+    names = {"step": step, "ring": ring, "theirs": theirs, "suspect": suspect}
     return Agreement("light", enter, leave, late, _AROUND_LIGHT, names)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,8 +27,9 @@ def carry_out(comm: Any, made: route.Route, source: np.ndarray, out: np.ndarray)
     seed=st.integers(0, 2**32 - 1),
     total=st.integers(1, 60),
     kind=st.sampled_from(["blocks", "random", "runs"]),
+    apart=st.sampled_from([1, 7, 2**34]),
 )
-def _exact(seed: int, total: int, kind: str, comm: Any, together: Callable[..., None]) -> None:
+def _exact(seed: int, total: int, kind: str, apart: int, comm: Any, together: Callable[..., None]) -> None:
     def body() -> None:
         rng = np.random.default_rng(seed)
         half = max(1, comm.size // 2)
@@ -43,14 +45,14 @@ def _exact(seed: int, total: int, kind: str, comm: Any, together: Callable[..., 
             wanted[r] = (
                 rng.integers(0, total, rng.integers(0, 2 * total)) if kind != "runs" else np.arange(total)
             )
-        made = route.plan(comm.mpi, points[comm.rank], wanted[comm.rank])
+        made = route.plan(comm.mpi, points[comm.rank] * apart, wanted[comm.rank] * apart)
         assert made.lack == (0, -1, 0, -1)
         value = np.sin(np.arange(total))
         out = np.full(len(wanted[comm.rank]), np.nan)
         carry_out(comm, made, value[points[comm.rank]], out)
         assert np.array_equal(out, value[wanted[comm.rank]])
 
-    together((seed, total, kind), body)
+    together((seed, total, kind, apart), body)
 
 
 def test_any_permutation_of_any_partition_arrives_exactly(comm: Any, together: Callable[..., None]) -> None:
@@ -67,15 +69,29 @@ def test_blocks_meet_in_the_fewest_messages_and_need_no_index_lists(comm: Any) -
     assert sum(where.stop - where.start for _, where in made.takes) == len(there)
 
 
-def test_points_that_nobody_gives_or_two_give_are_counted_on_every_rank(comm: Any) -> None:
-    mine = np.arange(4) + 4 * comm.rank
-    lost = route.plan(comm.mpi, mine, np.array([1, 4 * comm.size + 7, 4 * comm.size + 8])).lack
-    assert lost == (2 * comm.size, 4 * comm.size + 7, 0, -1)
-    hole = route.plan(comm.mpi, mine[mine != 2], np.arange(4)).lack
-    assert hole == (comm.size, 2, 0, -1)
-    twice = route.plan(comm.mpi, np.append(mine, 3), mine).lack
-    assert twice.doubled == comm.size
-    assert twice.first_doubled == 3
+@pytest.mark.parametrize(("long", "apart"), [(4, 1), (4, 10**10), (40, 1)])
+def test_points_that_nobody_gives_or_two_give_are_counted_on_every_rank(
+    comm: Any, long: int, apart: int
+) -> None:
+    """Whichever way the directory goes: by table, by a sorted list, by runs."""
+
+    def lack(gives: np.ndarray, takes: np.ndarray) -> route.Lack:
+        return route.plan(comm.mpi, gives * apart, takes * apart).lack
+
+    p = comm.size
+    mine, all_ = np.arange(long) + long * comm.rank, np.arange(long * p)
+    lost = lack(mine, np.append(all_, [long * p + 7, long * p + 8]))
+    assert lost == (2 * p, (long * p + 7) * apart, 0, -1)
+    assert lack(mine[mine != 2], np.arange(long)) == (p, 2 * apart, 0, -1)
+    assert lack(np.append(mine, 3), mine)[2:] == (p, 3 * apart)
+
+
+def test_scattered_points_that_lie_consecutively_need_no_index_lists(comm: Any) -> None:
+    """The only giver has them at random, the takers in blocks."""
+    total = 12 * comm.size
+    everything = np.random.default_rng(0).permutation(total) if comm.rank == 0 else None
+    made = route.plan(comm.mpi, everything, route.block(total, comm.size, comm.rank))
+    assert [(rank, where) for rank, where in made.takes] == [(0, slice(0, 12))]
 
 
 def test_a_route_of_no_points_is_empty(comm: Any) -> None:

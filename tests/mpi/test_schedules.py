@@ -13,7 +13,7 @@ import hpcomm
 from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.registry import ROOTED, algorithms, build, register, verbs
 from hpcomm.schedule.stream import AFTER, Schedule, Stream
-from hpcomm.transport import channels, scheduled
+from hpcomm.transport import channels, kept, scheduled
 
 MOVING = [verb for verb in verbs() if verb != "barrier"]
 COUNTS = (0, 1, 2, 7, 1000)
@@ -87,7 +87,7 @@ def test_every_algorithm_gives_bit_for_bit_what_the_interpreter_computes(comm: A
 def _takes(verb: str, name: str) -> list[str]:
     from hpcomm.schedule.registry import parameters
 
-    return parameters(verb, name) if name in ("double_tree", "chain") and verb != "scan" else []
+    return parameters(verb, name) if name in ("double_tree", "ring") and verb != "scan" else []
 
 
 @pytest.mark.parametrize("name", algorithms("all_reduce"))
@@ -172,7 +172,7 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
     for name in ("ring", "double_tree:chunks=4", "circulant"):
         want = comm.all_reduce(x, algorithm=name).tobytes()
         apart = comm.dup()
-        mine = scheduled.own(apart)
+        mine = kept.own(apart)
         monkeypatch.setattr(mine, "most", lambda peer: 100 + peer // 9)
         assert apart.all_reduce(x, algorithm=name).tobytes() == want
         assert apart.all_reduce(x, algorithm=name, async_op=True).wait(timeout=30).tobytes() == want
@@ -189,12 +189,12 @@ def test_only_what_leaves_the_node_is_cut_by_what_travels_unannounced(
     comm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the least of all ranks, so that both ends cut alike; not at all where one of them does not know."""
-    monkeypatch.setattr(scheduled.controls, "vendor", lambda: "openmpi")
-    monkeypatch.setattr(scheduled.controls, "unannounced_bytes", lambda: 1000 + comm.rank)
+    monkeypatch.setattr(kept.controls, "vendor", lambda: "openmpi")
+    monkeypatch.setattr(kept.controls, "unannounced_bytes", lambda: 1000 + comm.rank)
     away = [peer for peer in range(comm.size) if peer % 2 != comm.rank % 2]
-    assert scheduled._far(comm.mpi, f"node{comm.rank % 2}") == dict.fromkeys(away, 1000)
-    monkeypatch.setattr(scheduled.controls, "unannounced_bytes", lambda: 1000 * (comm.rank > 0))
-    assert scheduled._far(comm.mpi, f"node{comm.rank % 2}") == {}
+    assert kept._far(comm.mpi, f"node{comm.rank % 2}") == dict.fromkeys(away, 1000)
+    monkeypatch.setattr(kept.controls, "unannounced_bytes", lambda: 1000 * (comm.rank > 0))
+    assert kept._far(comm.mpi, f"node{comm.rank % 2}") == {}
 
 
 def test_messages_beyond_2_gib_travel_in_pieces_that_mpi_can_count() -> None:
@@ -210,7 +210,7 @@ def test_the_executor_cuts_x_as_the_simulator_does(own_comm: Any, monkeypatch: p
     from hpcomm.machine import machine
     from hpcomm.simulate import predict
 
-    for verb, name in (("all_reduce", "double_tree"), ("broadcast", "chain"), ("reduce", "double_tree")):
+    for verb, name in (("all_reduce", "double_tree"), ("broadcast", "ring"), ("reduce", "double_tree")):
         for nbytes in (8, 1 << 19, 3 << 19):
             getattr(own_comm, verb)(np.zeros(nbytes // 4, np.float32), algorithm=name)
             ran = next(reversed(own_comm._schedules._kept))[1]

@@ -17,7 +17,7 @@ from hpcomm.tune import confirmed, fastest
 RANKS = """
     import numpy as np
     import hpcomm
-    from hpcomm.transport import controls, scheduled
+    from hpcomm.transport import controls, kept
 
     comm = hpcomm.world
     p, x = comm.size, np.arange(5.0) + comm.rank
@@ -77,11 +77,11 @@ RANKS = """
     tensor = __import__("torch").arange(5.0) + comm.rank
     assert comm.all_reduce(tensor, algorithm="tuned").tolist() == total.tolist()
     assert np.array_equal(comm.all_reduce(x, out=x.copy(), algorithm="mpi:" + names[2]), total)
-    kept = [key[1] for key in scheduled.own(comm)._kept]
+    ran = [key[1] for key in kept.own(comm)._kept]
     with controls.forced("all_reduce", names[1]):
         now = controls._handle(controls._variable("all_reduce")).read()
     assert now == controls._values("all_reduce")[names[1]] > 0
-    print(f"{comm.rank} {sorted(set(kept))}")
+    print(f"{comm.rank} {sorted(set(ran))}")
 """
 
 
