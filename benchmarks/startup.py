@@ -8,6 +8,7 @@ Whole processes, taken in turns; medians. "bare Python" starts as many interpret
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep the table under benchmarks/results")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    job(PROGRAMS["hpcomm, one all_reduce of numpy"])  # whatever is compiled once is compiled now
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installation is compiled once, not at every start:
+    job(PROGRAMS["hpcomm, one all_reduce of numpy"])  # now
     jobs: dict[str, list[float]] = {name: [] for name in PROGRAMS}
     single: dict[str, list[float]] = {name: [] for name in ("sys", "hpcomm", "numpy", "mpi4py.MPI")}
     for _ in range(arguments.rounds):
