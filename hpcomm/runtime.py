@@ -40,6 +40,7 @@ at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
 _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
 _has_sentinel = False
 _has_foreigners = False  # programs of other jobs, which ours goes on without
+_life = ""  # the file that `hpcomm run` sees until this rank ends well
 _name = ""  # of this rank, for messages
 status = 0  # with which this rank ends, once it fails
 _exit_code: Any = None  # what sys.exit was last called with
@@ -142,6 +143,8 @@ def _abort(status: int) -> None:
         os._exit(status)
     while at_abort:
         at_abort.pop()()
+    with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
+        note.write(f"\n{status}")  # for the launcher that never says it
     last_resort = threading.Timer(_LAST_S, os.kill, (os.getpid(), signal.SIGKILL))
     last_resort.daemon = True
     last_resort.start()  # MPI_Abort itself can hang when the library is in a bad state
@@ -245,14 +248,15 @@ def _notice_finalize() -> None:
 
 def _note_life() -> None:
     """Leave a file for `hpcomm run` until this rank ends well: MPICH's launcher says 0 in any case."""
+    global _life
     from mpi4py import MPI
 
     folder = os.environ.pop("HPCOMM_LIVING", None)  # jobs that this rank starts are others
     if folder and os.path.isdir(folder):  # noqa: PTH112  not on other hosts; pathlib costs 5 ms at every start
-        file = f"{folder}/{MPI.COMM_WORLD.rank}"
-        with open(file, "w") as note:  # noqa: PTH123
+        _life = f"{folder}/{MPI.COMM_WORLD.rank}"
+        with open(_life, "w") as note:  # noqa: PTH123
             note.write(_name)
-        farewells.append(partial(_remove, file))
+        farewells.append(partial(_remove, _life))
 
 
 def _remove(file: str) -> None:

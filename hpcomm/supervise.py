@@ -3,7 +3,8 @@
 Killing a launcher is not enough: ranks live in sessions of their own and may outlive it. So every
 process of the job inherits a mark in its environment, and is found again by that. And killed ranks leave
 the files of their shared memory in /dev/shm, which may be small. A launcher's word is not enough either:
-MPICH's now and then says 0 after an interrupt.
+MPICH's now and then says 0 after an interrupt. And Open MPI's now and then never ends: after an abort two of
+its threads may wait for each other (PRRTE 3.0.14: in 6 of 550 aborts on a busy machine).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,11 +35,14 @@ __all__ = [
     "supervise",
 ]
 
-LIVING = "HPCOMM_LIVING"  # a folder of this host, where each rank has a file until it ends well
+LIVING = "HPCOMM_LIVING"  # a folder of this host, where each rank has a file until it ends well: its name,
+# and in a second line the status by which it ends the job
 MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
 TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
+LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for so long waits for ever
 YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
+_LOOK_S = 1.0
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 _SEGMENT = re.compile(r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+")  # MPICH's, Open MPI's
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
@@ -97,7 +102,10 @@ def _supervised(
             launcher.send_signal(ended.number)
         end(launcher, mark)
         return 128 + ended.number
-    if status == 0 and (left := sorted(file.read_text() for file in living.iterdir())):
+    notes = sorted(file.read_text().partition("\n") for file in living.iterdir())
+    if status < 0:  # by _free, or by itself: PRRTE 3.0.14 may crash when it ends a job
+        status = max((int(aborted) for _, _, aborted in notes if aborted), default=status)
+    if status == 0 and (left := [name for name, _, _ in notes]):
         others = f" and {len(left) - 3} more" if len(left) > 3 else ""
         print(
             f"hpcomm run: {', '.join(left[:3])}{others} ended without MPI_Finalize; the launcher took that"
@@ -115,9 +123,40 @@ def start(command: list[str], environ: dict[str, str], **streams: Any) -> subpro
     import ctypes
 
     prctl = ctypes.CDLL(None).prctl
-    return subprocess.Popen(
+    launcher = subprocess.Popen(
         command, env=environ, preexec_fn=lambda: prctl(_PDEATHSIG, signal.SIGTERM), **streams
     )
+    threading.Thread(target=_free, args=(launcher,), daemon=True).start()
+    return launcher
+
+
+def _free(launcher: subprocess.Popen[bytes]) -> None:
+    """End a launcher of Open MPI's that has locked itself up after its last child has ended."""
+    locked_s = 0.0
+    while launcher.returncode is None:
+        time.sleep(_LOOK_S)
+        locked_s = locked_s + _LOOK_S if _is_locked(launcher.pid) else 0.0
+        if locked_s >= LOCKED_S and launcher.returncode is None:
+            print(
+                "hpcomm run: all ranks have ended, but Open MPI's launcher waits for itself; it is ended",
+                file=sys.stderr,
+                flush=True,
+            )
+            launcher.kill()  # its other signals go through the thread that waits
+            return
+
+
+def _is_locked(pid: int) -> bool:
+    """Whether it is Open MPI's launcher, has no living child, and sleeps in a lock, where no event comes."""
+    process = Path(f"/proc/{pid}")
+    try:
+        is_its = (process / "comm").read_text() == "prterun\n"
+        if not is_its or "futex" not in (process / "wchan").read_text():
+            return False
+        children = [word for file in process.glob("task/*/children") for word in file.read_text().split()]
+        return all(b") Z " in Path(f"/proc/{child}/stat").read_bytes() for child in children)
+    except OSError:  # it has just ended, or this system does not say
+        return False
 
 
 def raise_ended(number: int, frame: object) -> NoReturn:

@@ -1,11 +1,13 @@
-"""Shared memory of jobs that are gone is told from that of jobs that run."""
+"""Shared memory of jobs that are gone is told from that of others; a launcher that never ends is ended."""
 
 import mmap
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from processes import finish
 
 from hpcomm.supervise import YOUNG_S, stale_segments
 
@@ -48,3 +50,49 @@ def test_a_segment_just_made_may_belong_to_a_job_that_comes_up(segment):
 
 def test_files_of_others_are_none_of_our_business(segment):
     assert segment("data") not in stale_segments()
+
+
+LAUNCHER = """
+import ctypes, os, subprocess, sys, threading
+from pathlib import Path
+ctypes.CDLL(None).prctl(15, b"{name}")
+rank = subprocess.Popen([sys.executable, "-c", "pass"])  # nobody asks for its status
+if {aborted}:
+    Path(os.environ["HPCOMM_LIVING"], "0").write_text("rank 0\\n7")
+{waits}
+"""
+IN_A_LOCK = "lock = threading.Lock(); lock.acquire(); lock.acquire()"
+FOR_EVENTS = "import selectors; selectors.DefaultSelector().select(8)"
+
+
+def supervised(**how):
+    """(status, what was said) of a launcher that waits after its rank has ended."""
+    source = LAUNCHER.format(**{"name": "prterun", "aborted": False, "waits": IN_A_LOCK} | how)
+    code = (
+        "import os, sys; from hpcomm.supervise import *;"
+        "print(supervise([sys.executable, '-c', sys.argv[1]], {**os.environ, **settings(os.environ)}, 20))"
+    )
+    done = finish([sys.executable, "-c", code, source], 40)
+    return int(done.stdout), done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/wchan").exists(), reason="this system does not say who waits where")
+@pytest.mark.parametrize(("aborted", "status"), [(True, 7), (False, 128 + 9)])
+def test_a_launcher_of_open_mpi_that_has_locked_itself_up_is_ended(aborted, status):
+    said = supervised(aborted=aborted)
+    assert said[0] == status
+    assert "launcher waits for itself" in said[1]
+
+
+def test_a_launcher_that_waits_for_events_is_left_alone():
+    assert supervised(waits=FOR_EVENTS) == (0, "")
+
+
+def test_the_status_of_an_abort_counts_where_the_launcher_crashes():
+    assert supervised(aborted=True, waits="os.kill(os.getpid(), 11)")[0] == 7
+    assert supervised(waits="os.kill(os.getpid(), 11)")[0] == 128 + 11
+
+
+def test_another_launcher_may_wait_in_a_lock():
+    waits = "threading.Lock().acquire(); threading.Event().wait(6)"
+    assert supervised(name="srun", waits=waits) == (0, "")
