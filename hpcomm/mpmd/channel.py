@@ -7,7 +7,7 @@ memory that the channel keeps. The requests are persistent.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class Channel:
         self._under_way = True
 
     def finish(self) -> None:
-        """Wait until what was begun is complete; a receiver then has it in its fields.
+        """Wait until what was begun is complete: it has been taken, or a receiver has it in its fields.
 
         Raises:
             WaitTimeoutError: the deadline is over.
@@ -114,22 +114,38 @@ class Channel:
             if self._heads:
                 self.stamp = (float(self._heads[0][0]), float(self._heads[0][1]))
 
+    def settle(self) -> None:
+        """At the end of this program: wait until it is taken, or its taker has ended, too.
+
+        Raises:
+            WaitTimeoutError: the deadline is over.
+        """
+        if self._under_way:
+            ranks = self._ranks()
+            self.wire.wait(lambda: self._test() or not ranks.isdisjoint(self.wire.gone()), self._judge)
+            self._under_way = False
+
     @property
     def names(self) -> str:
         return ", ".join(repr(part.field.name) for part in self.parts)
+
+    def _ranks(self) -> set[int]:
+        return {rank for part in self.parts for rank, _ in part.rows}
 
     def _prepare(self) -> None:
         from mpi4py import MPI
 
         self.free()
         self._made_for = [(part.field, part.field.values) for part in self.parts]
-        make = self.wire.mpi.Send_init if self.sends else self.wire.mpi.Recv_init
-        for rank in sorted({rank for part in self.parts for rank, _ in part.rows}):
+        # A send that is complete when it is buffered would hide from every deadline that nobody takes it.
+        make = self.wire.mpi.Ssend_init if self.sends else self.wire.mpi.Recv_init
+        for rank in sorted(self._ranks()):
             here = [(part, rows) for part in self.parts for r, rows in part.rows if r == rank]
             memory = self._own_memory(here)
             if memory is None:
                 memory = self._packed(here)
-            self._requests.append(make([memory, MPI.BYTE], rank + self.wire.shift, self._tag))
+            made = make([memory, MPI.BYTE], rank + self.wire.shift, self._tag)
+            self._requests.append(cast("MPI.Prequest", made))  # mpi4py says less of Ssend_init
         if len(self._requests) == 1:  # a list of one costs half a microsecond each time
             self._launch, self._test = self._requests[0].Start, self._requests[0].Test
         else:
@@ -173,7 +189,7 @@ class Channel:
     def _judge(self, waited_s: float) -> None:
         """Raise if this wait can bring nothing more."""
         verb, wire = "put" if self.sends else "get", self.wire
-        lost = wire.lost() & {rank for part in self.parts for rank, _ in part.rows}
+        lost = wire.lost() & self._ranks()
         if lost and not self._test():
             last = f"; the last that came was of time {self.stamp[1]:g} s" if self.stamp[1] >= 0 else ""
             raise PeerFailedError(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 __all__ = ["Schedule"]
 
+_AHEAD = 64  # versions that are kept for a taker at most
 _NEAR = 1e-6  # of a period: times are floats
 
 
@@ -38,6 +39,13 @@ class Schedule(NamedTuple):
         n = (t - self.lag_s) / self.every_s
         whole = round(n) if abs(n - round(n)) < _NEAR else int(n // 1)
         return whole, (n - whole if self.time == "linear" and abs(n - whole) >= _NEAR else 0.0)
+
+    def ahead(self, step_s: float | None) -> int:
+        """How many versions may be put before the first of them is taken, by a taker of this step."""
+        if self.every_s is None:
+            return 1
+        step_s = max(self.every_s, step_s or 0.0)
+        return min(_AHEAD, math.ceil((self.lag_s + step_s) / self.every_s - _NEAR))
 
     def first(self, start: float) -> int:
         """The first version of a run that starts at this time."""

@@ -18,6 +18,8 @@ from .spec import FieldSpec
 from .wire import Wire
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .link import Link
     from .record import Recorder
 
@@ -123,8 +125,12 @@ def connect(
     theirs: dict[str, Any],
     recorder: Recorder | None,
     start_s: float,
+    steps: Mapping[str, float | None],
 ) -> None:
     """Plan all fields of a link. Collective over both programs.
+
+    Args:
+        steps: of the programs, as far as they are known.
 
     Raises:
         ConfigError: points that are taken and given by nobody, or given twice.
@@ -149,7 +155,10 @@ def connect(
         rows = [(rank - wire.shift, where) for rank, where in (made.gives if is_giver else made.takes)]
         schedule = Schedule(each.every_s, each.lag_s, each.time)
         if is_giver:
-            link.gives[each.name] = Giving(wire, field, rows, schedule, _FIRST_TAG + number, each.timeout_s)
+            ahead = schedule.ahead(steps.get(each.target))
+            link.gives[each.name] = Giving(
+                wire, field, rows, schedule, _FIRST_TAG + number, each.timeout_s, ahead
+            )
         else:
             dtype = np.dtype(theirs["gives"][each.name]["dtype"])
             units = (each.source_unit, each.target_unit)

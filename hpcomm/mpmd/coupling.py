@@ -22,7 +22,11 @@ __all__ = ["Giving", "Taking"]
 
 
 class Giving:
-    """One field on its way out. wire: None if nobody is there to take it."""
+    """One field on its way out.
+
+    wire: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
+    for the first of them.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class Giving:
         schedule: Schedule,
         tag: int,
         timeout_s: float = TIMEOUT_S,
+        ahead: int = 1,
     ) -> None:
         self.field = field
         self.schedule = schedule
@@ -42,10 +47,13 @@ class Giving:
         self._timed = schedule.every_s is not None
         self._sent = Field.__new__(Field)
         self._sent.__dict__.update(field.__dict__)
-        self._channel: Channel | None = None
+        self._channels: list[Channel] = []  # in the order in which they will be used
         if wire is not None:
             part = Part(self._sent, rows, field.dtype)
-            self._channel = Channel(wire, [part], tag, sends=True, stamped=self._timed, timeout_s=timeout_s)
+            self._channels = [
+                Channel(wire, [part], tag, sends=True, stamped=self._timed, timeout_s=timeout_s)
+                for _ in range(ahead)
+            ]
         self._sum: NDArray[Any] | None = None
         self._count = 0
         self.version = -1
@@ -81,10 +89,17 @@ class Giving:
         if self.schedule.time == "mean":
             values = values / self._count
         self._sum, self._count, self.version = None, 0, version
-        if self._channel is not None:
-            self._channel.stamp = (float(version), t)
-        self._send(values)
+        self._send(values, (float(version), t))
         return True
+
+    def settle(self) -> None:
+        """At the end of this program: wait until all that was put has been taken, or its takers have ended.
+
+        Raises:
+            WaitTimeoutError: it is not taken in time.
+        """
+        for channel in self._channels:
+            channel.settle()
 
     def _added(self) -> NDArray[Any]:
         mine = memory_of(self.field)
@@ -92,10 +107,14 @@ class Giving:
         self._count += 1
         return self._sum
 
-    def _send(self, values: Any) -> None:
+    def _send(self, values: Any, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
         self._sent.values = values
-        if self._channel is not None:
-            self._channel.start()
+        if self._channels:
+            channel = self._channels[0]
+            channel.stamp = stamp
+            channel.start()
+            if len(self._channels) > 1:
+                self._channels.append(self._channels.pop(0))
 
 
 class Taking:

@@ -114,10 +114,12 @@ class Link:
         return self.inter._partners.gone() if self.inter._partners is not None else set()
 
     def put(self, fields: Field | Iterable[Field], time: float | None = None) -> None:
-        """Send what the fields hold, each row to whoever takes it. Does not wait for the takers.
+        """Send what the fields hold, each row to whoever takes it.
 
         Collective over this program, as far as it owns points. The values are copied: they may be
-        changed at once.
+        changed at once. Waits only until the put before has been taken; of a field with lag, or whose taker
+        has a longer step, until that has been taken which the taker needs now. What is put last is waited
+        for when this program ends.
 
         Args:
             fields: a field, or several.
@@ -125,7 +127,8 @@ class Link:
 
         Raises:
             ConfigError: the other program does not take the field.
-            WaitTimeoutError, PeerFailedError: the last put is still not taken.
+            WaitTimeoutError: an earlier put was not taken within timeout_s.
+            PeerFailedError: it was not, and the other program has ended.
         """
         self._connect()
         began = perf_counter()
@@ -178,6 +181,19 @@ class Link:
                 outgoing.finish()
         finally:
             self._note(perf_counter(), began, time)
+
+    def settle(self) -> None:
+        """At the end of this program: wait until what was put last has been taken, or its taker has ended.
+
+        Ends the job if it is not taken in time: MPI_Finalize would wait for ever.
+        """
+        if runtime.status:  # it has failed
+            return
+        try:
+            for giving in self.gives.values():
+                giving.settle()
+        except WaitTimeoutError as error:
+            runtime.abort(f"at its end: {error}")
 
     def swapped(self, mine: Any, verb: str) -> Any:
         """What the other program says, for what this one does. Collective over both.

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
+from .. import runtime
 from ..errors import ConfigError, UsageError
 from . import connect as connecting
 from . import handshake, replay
@@ -192,12 +193,23 @@ class Program:
                 seconds, f"{late} prints, or at the network; me.connect(timeout=) if it is only slow"
             ):
                 connecting.connect(
-                    link, fields[link.peer], self._gives, self._takes, theirs[link.peer], self._recorder, time
+                    link,
+                    fields[link.peer],
+                    self._gives,
+                    self._takes,
+                    theirs[link.peer],
+                    self._recorder,
+                    time,
+                    self._steps(),
                 )
             link._connect = _nothing
+            runtime.farewells.append(link.settle)
         for link in links:
             _meet(link, timeout or max(link.timeout_s, TIMEOUT_S))
         self._began = perf_counter()
+
+    def _steps(self) -> dict[str, float | None]:
+        return {} if self.spec is None else {name: its.step_s for name, its in self.spec.programs.items()}
 
     def _patience(self, peer: str, listed: tuple[FieldSpec, ...] | None) -> float:
         """How long to wait for another program to connect: its fields may not be known yet."""

@@ -38,6 +38,10 @@ class Wire:
         self.shift = comm.size if is_first else 0
         self.waited_s = 0.0
 
+    def gone(self) -> set[int]:
+        """Ranks of the other program that have ended."""
+        return self.comm._partners.gone() if self.comm._partners is not None else set()
+
     def lost(self) -> set[int]:
         """Ranks of the other program that have ended, and whose last messages have come."""
         return self.comm._partners.lost() if self.comm._partners is not None else set()

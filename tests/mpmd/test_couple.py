@@ -221,7 +221,10 @@ if me.name == "a":
 elif me.name == "b":
     wish = {"instant": {}, "mean": {"time": "mean"}, "sum": {"time": "sum"}, "lagged": {"lag": 6.0}}
     fields = {name: me.takes(name, np.full(2, -1.0), every=6.0, **kind) for name, kind in wish.items()}
-    got = {name: [float(me.get(field, t)[0]) for t in (0, 3, 6, 9, 12)] for name, field in fields.items()}
+    got = {name: [] for name in fields}
+    for t in (0, 3, 6, 9, 12):
+        for name, field in fields.items():
+            got[name].append(float(me.get(field, t)[0]))
     assert got["instant"] == [0, 0, 6, 6, 12], got
     assert got["mean"] == [0, 0, 3.5, 3.5, 9.5], got
     assert got["sum"] == [0, 0, 21, 21, 57], got
@@ -368,6 +371,50 @@ def test_a_deadline_begins_when_all_have_planned(couple):
 def test_a_giver_that_is_late_is_told_at_the_deadline(couple):
     done = couple(LATE, {"a": 1, "b": 1}, expect="failure")
     assert "WaitTimeoutError: get of 'f' waited 1 s for program 'a'" in done.stderr
+
+
+LATE_TAKER = """
+import time
+f = me.gives("f", np.zeros(2)) if me.name == "a" else me.takes("f", np.zeros(2), timeout=1.0)
+me.connect()
+if me.name == "b":
+    time.sleep(8)
+for _ in range({puts}):
+    me.put(f)
+"""
+
+
+@pytest.mark.parametrize(("puts", "when"), [(2, "WaitTimeoutError: "), (1, "rank 0 of 'a': at its end: ")])
+def test_a_taker_that_is_late_is_told_at_the_deadline(couple, puts, when):
+    """Also where MPI would keep what was sent, and a program that only puts would hear of nothing."""
+    done = couple(LATE_TAKER.format(puts=puts), {"a": 1, "b": 1}, expect="failure")
+    assert f"{when}put of 'f' waited 1 s for program 'b'" in done.stderr
+
+
+AHEAD = """
+late, soon = (
+    (me.gives if me.name == "a" else me.takes)(name, np.full({points}, -1.0), **wish)
+    for name, wish in (
+        ("late", {{}} if me.name == "a" else {{"every": 1.0, "lag": 3.0}}),
+        ("soon", {{}} if me.name == "a" else {{"every": 1.0}}),
+    )
+)
+for t in range(8):
+    if me.name == "a":
+        for field in (late, soon):
+            field.values[:] = t
+            me.put(field, t)
+    else:
+        me.get(late, t)
+        me.get(soon, t)
+        assert set(late.values) == {{t - 3.0 if t >= 3 else -1.0}}, (t, late.values)
+        assert set(soon.values) == {{float(t)}}
+"""
+
+
+@pytest.mark.parametrize("points", [2, 100_000])
+def test_a_field_with_a_lag_of_several_periods_holds_up_no_other(couple, points):
+    couple(AHEAD.format(points=points), {"a": 1, "b": 1})
 
 
 SLOW = """
