@@ -95,7 +95,7 @@ class Agreement:
             except ProcessLookupError:
                 self._say(f"===== process {pid} has ended already\n")
             time.sleep(0.2)
-        time.sleep(0.5)
+        time.sleep(1.0)  # for the launcher to read all that: on a busy machine it is late
         sure = threading.Timer(3.0, os._exit, (1,))  # Abort may wait for a lock that a hanging call holds
         sure.daemon = True
         sure.start()

@@ -68,6 +68,7 @@ def test_next(comm):
 """
 
 
+@pytest.mark.once
 def test_what_fails_on_one_rank_fails_everywhere_and_the_next_test_starts_clean(suite: Any) -> None:
     done = suite(ONE_SIDED)
     assert done.returncode == 1

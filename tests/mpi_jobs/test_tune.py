@@ -102,6 +102,7 @@ def test_all_ranks_follow_the_table_of_rank_0(job: Any, tmp_path: Any) -> None:
         assert f"{rank} ['recursive_doubling', 'ring']" in done.stdout
 
 
+@pytest.mark.once
 def test_a_table_for_other_ranks_leaves_it_to_the_library(job: Any, tmp_path: Any) -> None:
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"mpi": vendor(), "ranks": {"5": {"all_reduce": [[8, "ring"]]}}}))

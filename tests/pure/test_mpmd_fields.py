@@ -1,4 +1,4 @@
-"""What two programs agree on: of which kinds of elements a field may be at both ends."""
+"""What two programs agree on: kinds of elements at both ends, and how far one may be ahead of the other."""
 
 from types import SimpleNamespace
 
@@ -7,6 +7,7 @@ import pytest
 
 from hpcomm import dtypes
 from hpcomm.errors import ConfigError
+from hpcomm.mpmd.clock import Schedule
 from hpcomm.mpmd.connect import agreed
 from hpcomm.mpmd.spec import FieldSpec
 
@@ -43,3 +44,20 @@ def test_what_arrives_means_what_was_sent_or_is_refused(case):
             ConfigError, match=f"field 'f' is {given} at 'a' and {taken} at 'b': {KINDS[case]}"
         ):
             agreed(link, *sides, (spec,))
+
+
+@pytest.mark.parametrize(
+    ("lag", "step", "ahead"),
+    [
+        (0.0, None, 1),
+        (0.0, 1.0, 1),
+        (2.0, None, 2),
+        (6.0, None, 4),
+        (0.0, 8.0, 4),
+        (6.0, 8.0, 7),
+        (1e6, None, 64),
+    ],
+)
+def test_a_giver_may_be_ahead_by_the_lag_and_by_a_step_of_its_taker(lag, step, ahead):
+    assert Schedule(2.0, lag).ahead(step) == ahead
+    assert Schedule(None).ahead(step) == 1
