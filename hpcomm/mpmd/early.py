@@ -19,7 +19,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from .launcher import (
+from ..launcher import (
     PRRTE,
     SLURM,
     after,
@@ -56,7 +56,7 @@ _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # processes of
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Within, this process is killed, and so its job ended, where MPI cannot come up any more."""
-    words = call("early", str(os.getpid()), _limit(os.environ))
+    words = call("mpmd.early", str(os.getpid()), _limit(os.environ))
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as watcher:
         try:
             yield
@@ -249,7 +249,7 @@ class Eye:
             after(words_of(self._launcher), "--control-port"),
         )
         words = [port, str(size)] if port else [space]
-        return ways(self._launcher, call("eye", *words)) if port or space else []
+        return ways(self._launcher, call("mpmd.eye", *words)) if port or space else []
 
     def may_speak(self, now: float) -> bool:
         """Whether it may know more soon."""

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from hpcomm.errors import ConfigError
+from hpcomm.launcher import command_of
 from hpcomm.mpmd.early import LIMIT, Ended, Look, Nodes, _limit, judge
 from hpcomm.mpmd.eye import hosts_of, placed, told
-from hpcomm.mpmd.launcher import command_of
 
 LINE = ["mpirun", "-x", "A", "-n", "1", "python", "ocean.py", ":", "-np", "2", "--bind-to", "none", "./air"]
 LOOKS = {

@@ -22,28 +22,33 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HYDRA",
+    "LOCKED_S",
     "PRRTE",
     "SLURM",
     "after",
     "call",
     "children_of",
     "command_of",
+    "contact",
     "environ_of",
+    "is_locked",
     "launcher_of",
     "line_of",
     "name_of",
     "parent_of",
     "prrte_of",
     "read_of",
+    "takes",
     "ways",
     "words_of",
 ]
 
+LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for so long waits for ever
 HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons
 SLURM = "slurmstepd"
 _LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
-_CALL = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.mpmd.{0} import main; main(sys.argv[2:])"
+_CALL = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.{0} import main; main(sys.argv[2:])"
 
 
 def launcher_of(pid: int) -> int:
@@ -78,8 +83,8 @@ def command_of(rank: int, line: Sequence[str]) -> str:
 
 
 def call(module: str, *words: str) -> list[str]:
-    """The words that run main(words) of a module of hpcomm.mpmd; without what a Python's start costs."""
-    return [sys.executable, "-I", "-S", "-c", _CALL.format(module), str(Path(__file__).parents[2]), *words]
+    """The words that run main(words) of a module of hpcomm; without what a Python's start costs."""
+    return [sys.executable, "-I", "-S", "-c", _CALL.format(module), str(Path(__file__).parents[1]), *words]
 
 
 def prrte_of(space: str) -> tuple[str, int]:
@@ -110,6 +115,38 @@ def ways(launcher: int, words: Sequence[str]) -> list[list[str]]:
     ssh = shlex.split(agent) or ["ssh"]
     options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5"] if ssh == ["ssh"] else []
     return [list(words)] if is_here else [[*ssh, *options, host, shlex.join(words)] for host in hosts]
+
+
+def takes(file: Path) -> bool:
+    """Whether we are the first to make file, in a folder that lives as long as a launcher or its daemon."""
+    try:
+        file.touch(exist_ok=False)
+    except OSError:
+        return False
+    return True
+
+
+def contact(pid: int) -> Path | None:
+    """The file, in a folder of the launcher's own, which says where it listens for tools of its user."""
+    environ = environ_of(pid)
+    for folder in (environ.get(name) for name in ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")):
+        for file in Path(folder or "/tmp").glob(f"*/pmix.*.tool.{pid}"):
+            return file
+    return None
+
+
+def is_locked(pid: int) -> bool:
+    """Whether it is Open MPI's launcher, has no living child, and sleeps in a lock, where no event comes.
+
+    PRRTE 3.0.14's does now and then after an abort, and for ever: two of its threads wait for each other.
+    """
+    is_its = read_of(pid, "comm") == "prterun\n"
+    return is_its and "futex" in read_of(pid, "wchan") and not any(map(_lives, children_of(pid)))
+
+
+def _lives(pid: int) -> bool:
+    """Whether it is there, and no zombie."""
+    return read_of(pid, "stat").rpartition(")")[2][:2] not in ("", " Z")
 
 
 def after(words: Sequence[str], option: str) -> str:
