@@ -36,6 +36,7 @@ GRACE = 1.0  # s in which the other ranks may end too
 
 board: Board | None = None  # of this node, once start() has run; None if ranks share no memory
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
+at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
 _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
 _has_sentinel = False
 _has_foreigners = False  # programs of other jobs, which ours goes on without
@@ -140,6 +141,8 @@ def _abort(status: int) -> None:
     time.sleep(_HEARD_S)
     if os.environ.get("HPCOMM_ON_FAILURE") == "continue":  # this program ends, and the job goes on
         os._exit(status)
+    while at_abort:
+        at_abort.pop()()
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         from . import reaper
 

@@ -82,6 +82,19 @@ def test_by_the_launcher_alone_a_job_that_a_program_leaves_without_finalize_has_
     judge(done, 0, "of 'ocean': leaves by os._exit(0)")
 
 
+def test_by_the_launcher_alone_a_killed_rank_of_the_world_is_told_to_be_which_program(tmp_path):
+    mpi = find_mpi()
+    if mpi.vendor != "openmpi":
+        pytest.skip("MPICH's launcher tells a process id")
+    for name, source in (("ocean", OCEAN.format(before="", end=ENDS["a signal"][0])), ("air", AIR)):
+        (tmp_path / f"{name}.py").write_text(source.format(wait=WAITS["a receive"]))
+    words = ["--oversubscribe", "--allow-run-as-root"]
+    programs = ["-n", "1", sys.executable, "air.py", ":", "-n", "2", sys.executable, "ocean.py"]
+    done = finish([mpi.launcher, *words, *programs], 30, tmp_path)
+    judge(done, 0, "'ocean' ranks 1-2 (ocean.py on")
+    assert "exited on\nsignal 9" in done.stderr
+
+
 LAKE = """
 #include "hpcomm_join.h"
 #include <sys/wait.h>
