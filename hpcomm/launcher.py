@@ -10,6 +10,7 @@ Reads /proc (Linux; what it cannot read is empty). Needs the standard library on
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -59,27 +60,63 @@ def launcher_of(pid: int) -> int:
 
 
 def line_of(launcher: int) -> list[str]:
-    """The words that a user started it with; MPICH's keeps them one process further up, Slurm's elsewhere."""
+    """The words that a user started it with; MPICH's keeps them one process further up, Slurm's anywhere."""
     if name_of(launcher) == SLURM:
-        return []
+        jobs = (environ_of(child).get("SLURM_JOB_ID", "") for child in children_of(launcher))
+        return _srun_of(next(jobs, ""))
     words = words_of(launcher)
     return words_of(parent_of(launcher)) if words[0].endswith("hydra_pmi_proxy") else words
 
 
+def _srun_of(job: str) -> list[str]:
+    """The words of a job's srun, if it is on this host and the only one; its multi-prog file by full path."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        pid = int(process.name)
+        if name_of(pid) == "srun" and environ_of(pid).get("SLURM_JOB_ID") == job:
+            words = words_of(pid)
+            if "--multi-prog" in words:
+                words[-1] = os.path.realpath(f"/proc/{pid}/cwd/{words[-1]}")
+            found[tuple(words)] = words  # it forks
+    return found.popitem()[1] if len(found) == 1 else []
+
+
 def command_of(rank: int, line: Sequence[str]) -> str:
-    """What a launcher's command line `-n 1 python a.py : -n 3 python b.py` starts as this rank."""
+    """What a launcher's command line `-n 1 python a.py : -n 3 python b.py` starts as this rank.
+
+    Or Slurm's multi-prog file, of lines such as `0,2-3 python a.py`, `* python b.py`.
+    """
+    if "--multi-prog" in line:
+        return _multi_prog(rank, line[-1]) or " ".join(line)
     parts: list[list[str]] = [[]]
     for word in line[1:]:
         parts = [*parts, []] if word == ":" else [*parts[:-1], [*parts[-1], word]]
     first = 0
     for words in parts:
-        at = next((i for i, word in enumerate(words[:-1]) if word in ("-n", "-np", "-c")), None)
+        is_srun = line[0].endswith("srun")  # to which -c is a number of cores, and -n2 one word
+        if is_srun:
+            words = re.sub(r"(?<!\S)-n(?=\d+ )", "-n ", " ".join(words)).split(" ")
+        options = ("-n",) if is_srun else ("-n", "-np", "-c")
+        at = next((i for i, word in enumerate(words[:-1]) if word in options), None)
         if at is None or not words[at + 1].isdecimal():
             break
         first += int(words[at + 1])
         if rank < first:
             return " ".join(words[at + 2 :])
     return " ".join(line)
+
+
+def _multi_prog(rank: int, file: str) -> str:
+    try:
+        rows = [line.split(None, 1) for line in Path(file).read_text().splitlines()]
+    except OSError:
+        return ""
+    for ranks, command in (row for row in rows if len(row) == 2):
+        for part in ranks.split(","):
+            first, _, last = part.partition("-")
+            if part == "*" or (first.isdecimal() and int(first) <= rank <= int(last or first)):
+                return command
+    return ""
 
 
 def call(module: str, *words: str) -> list[str]:

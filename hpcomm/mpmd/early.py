@@ -37,7 +37,7 @@ from ..launcher import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["GRACE_S", "Ended", "Look", "judge", "main", "watched"]
+__all__ = ["GRACE_S", "Ended", "Look", "away", "judge", "main", "watched"]
 
 INIT_S = 60.0  # MPI comes up within that, or the job ends
 UNSEEN_S = 30.0  # the same where there are other hosts, of which nothing is to be seen
@@ -115,6 +115,18 @@ def judge(seen: Look, line: Sequence[str]) -> str | None:
     return f"{who} {'has' if lost == 1 else 'have'} ended before MPI was up"
 
 
+def away(seen: Look, line: Sequence[str]) -> str:
+    """`: rank 2 (python ocean.py), or ...`: who is not here; "" if the launcher's words are unknown."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(set(range(seen.size)) - seen.ranks) if line else ():
+        groups.setdefault(command_of(rank, line), []).append(rank)
+    said = [
+        f"{f'ranks {ranks[0]}-{ranks[-1]}' if ranks[1:] else f'rank {ranks[0]}'} ({command})"
+        for command, ranks in groups.items()
+    ]
+    return f": {', or '.join(said)}" if said else ""
+
+
 # -- the watcher's own process -------------------------------------------------------------------------
 
 
@@ -132,7 +144,9 @@ def main(words: Sequence[str]) -> None:
         place = sorted(seen.ranks).index(_rank(pid)) if seen else 0  # so that not all speak at once
         why = None
         if seen and not place:
-            why = eye.judge(now, seen) or nodes.judge(now)
+            why = eye.judge(now, seen)
+            if not why and (why := nodes.judge(now)):
+                why += away(seen, line_of(launcher))
         if seen and not why and now - since > GRACE_S + place and (seen.knows or not eye.may_speak(now)):
             why = judge(seen, line_of(launcher))
         sees_all = nodes.answers or eye.answers or (seen is not None and seen.here == seen.size)

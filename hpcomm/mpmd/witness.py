@@ -1,4 +1,4 @@
-"""Says who was who in a job that ends in no word of hpcomm's: Open MPI's launcher tells a rank only.
+"""Says who was who in a job that ends in no word of hpcomm's: a launcher may tell but a rank that was killed.
 
 A rank that is killed says nothing, and its launcher kills the others at once. So the first rank of the job
 leaves a process behind, which outlives it: its standard input ends when the rank does. Needs the standard
@@ -12,7 +12,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from .. import runtime
-from ..launcher import call
+from ..launcher import PRRTE, SLURM, call, launcher_of, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ def leave(came: str) -> None:
 
     MPICH's launcher would take the process for a rank's that still runs, and give another status.
     """
-    if "OMPI_COMM_WORLD_RANK" not in os.environ or "HPCOMM_JOB" in os.environ:
+    if "HPCOMM_JOB" in os.environ or name_of(launcher_of(os.getpid())) not in (*PRRTE, SLURM):
         return
     process = subprocess.Popen(
         call("mpmd.witness", came), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True

@@ -6,9 +6,10 @@ import pytest
 
 from hpcomm.errors import ConfigError
 from hpcomm.launcher import command_of
-from hpcomm.mpmd.early import LIMIT, Ended, Look, Nodes, _limit, judge
+from hpcomm.mpmd.early import LIMIT, Ended, Look, Nodes, _limit, away, judge
 from hpcomm.mpmd.eye import hosts_of, placed, told
 
+AIR_AND_OCEAN = ["python air.py", "./ocean 3", "python air.py"]
 LINE = ["mpirun", "-x", "A", "-n", "1", "python", "ocean.py", ":", "-np", "2", "--bind-to", "none", "./air"]
 LOOKS = {
     "all live": (Look(frozenset({0, 1, 2}), 3, 3), None),
@@ -38,6 +39,16 @@ def test_who_is_missing_is_named(case):
     line = LINE if seen.size == 3 else ["mpiexec", "-n", "1", "x", ":", "-n", "5", "python", "air.py"]
     why = judge(seen, line)
     assert why is words or words in why
+
+
+def test_the_words_of_srun_and_its_multi_prog_file_name_programs(tmp_path):
+    het = ["srun", "-N2", "-c", "4", "-n2", "python", "air.py", ":", "-n", "1", "./ocean"]
+    assert [command_of(rank, het) for rank in (1, 2)] == ["python air.py", "./ocean"]
+    (tmp_path / "both").write_text("# two\n0,2-3 python air.py\n* ./ocean 3\n")
+    both = ["srun", "--multi-prog", str(tmp_path / "both")]
+    assert [command_of(rank, both) for rank in range(5)] == [*AIR_AND_OCEAN, "python air.py", "./ocean 3"]
+    assert away(Look(frozenset({0}), 1, 5), both) == ": ranks 1-4 (./ocean 3), or ranks 2-3 (python air.py)"
+    assert away(Look(frozenset({0}), 1, 5), []) == ""
 
 
 def test_a_launcher_that_was_not_given_numbers_is_shown_whole():
