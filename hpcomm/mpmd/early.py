@@ -37,7 +37,7 @@ from ..launcher import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["GRACE_S", "Ended", "Look", "away", "judge", "main", "watched"]
+__all__ = ["GRACE_S", "Ended", "Look", "away", "cause", "judge", "main", "watched"]
 
 INIT_S = 60.0  # MPI comes up within that, or the job ends
 UNSEEN_S = 30.0  # the same where there are other hosts, of which nothing is to be seen
@@ -115,6 +115,13 @@ def judge(seen: Look, line: Sequence[str]) -> str | None:
     return f"{who} {'has' if lost == 1 else 'have'} ended before MPI was up"
 
 
+def cause(first: Look | None, seen: Look | None) -> Look | None:
+    """The look that shows who has ended first; first: the one up to now. Whoever follows, ended for that."""
+    if first and seen and len(first.ranks) < first.here and seen.ranks < first.ranks:
+        return first
+    return seen
+
+
 def away(seen: Look, line: Sequence[str]) -> str:
     """`: rank 2 (python ocean.py), or ...`: who is not here; "" if the launcher's words are unknown."""
     groups: dict[str, list[int]] = {}
@@ -136,11 +143,11 @@ def main(words: Sequence[str]) -> None:
     launcher, begin = launcher_of(pid), time.monotonic()
     has_daemons = name_of(launcher) in PRRTE  # which stay on nodes that their ranks have left
     nodes, eye = Nodes({} if has_daemons else environ_of(pid), begin), Eye(pid, launcher, begin)
-    last, since = None, begin
+    last, since, first = None, begin, None
     while not select.select([0], [], [], _LOOK_S)[0]:  # its end closes the pipe
         now, seen = time.monotonic(), _look(pid, launcher)
         if seen != last:
-            last, since = seen, now
+            last, since, first = seen, now, cause(first, seen)
         place = sorted(seen.ranks).index(_rank(pid)) if seen else 0  # so that not all speak at once
         why = None
         if seen and not place:
@@ -148,7 +155,7 @@ def main(words: Sequence[str]) -> None:
             if not why and (why := nodes.judge(now)):
                 why += away(seen, line_of(launcher))
         if seen and not why and now - since > GRACE_S + place and (seen.knows or not eye.may_speak(now)):
-            why = judge(seen, line_of(launcher))
+            why = judge(first or seen, line_of(launcher))
         sees_all = nodes.answers or eye.answers or (seen is not None and seen.here == seen.size)
         limit_s = float(limit) if limit else INIT_S if sees_all else UNSEEN_S
         if why is None and now - begin > limit_s:

@@ -6,7 +6,7 @@ import pytest
 
 from hpcomm.errors import ConfigError
 from hpcomm.launcher import command_of
-from hpcomm.mpmd.early import LIMIT, Ended, Look, Nodes, _limit, away, judge
+from hpcomm.mpmd.early import LIMIT, Ended, Look, Nodes, _limit, away, cause, judge
 from hpcomm.mpmd.eye import hosts_of, placed, told
 
 AIR_AND_OCEAN = ["python air.py", "./ocean 3", "python air.py"]
@@ -39,6 +39,17 @@ def test_who_is_missing_is_named(case):
     line = LINE if seen.size == 3 else ["mpiexec", "-n", "1", "x", ":", "-n", "5", "python", "air.py"]
     why = judge(seen, line)
     assert why is words or words in why
+
+
+def test_those_that_end_for_the_end_of_another_are_not_named():
+    some, more, all_, fewer = (Look(frozenset(ranks), 4, 4) for ranks in ([0, 1], [0, 1, 3], range(4), [1]))
+    assert [cause(None, some), cause(some, more), cause(more, all_), cause(all_, more)] == [
+        some,
+        more,
+        all_,
+        more,
+    ]
+    assert cause(more, fewer) == more  # rank 0 has ended itself, as it says
 
 
 def test_the_words_of_srun_and_its_multi_prog_file_name_programs(tmp_path):
