@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define HPCOMM_CARD 512
@@ -25,6 +26,9 @@ struct hpcomm_job {
 };
 
 static char hpcomm_name[65]; /* of this program */
+static MPI_Comm hpcomm_partners[HPCOMM_MOST]; /* to the hpcomm programs */
+static int hpcomm_count;                      /* of those */
+static pid_t hpcomm_process;
 
 static int hpcomm_compare(const void *a, const void *b) { return strcmp(a, b); }
 
@@ -41,17 +45,45 @@ static int hpcomm_members(int *ranks, int size) {
 }
 
 /* The others would wait for a rank that leaves without MPI_Finalize; MPICH's launcher calls that a good end. */
-static void hpcomm_at_exit(void) {
+static void hpcomm_leave(int status) {
   int is_over = 0;
+  struct timespec heard = {0, 100000000};
   MPI_Finalized(&is_over);
-  if (is_over) return;
+  if (is_over || getpid() != hpcomm_process) return; /* a forked child may */
   fprintf(stderr, "%s: leaves without MPI_Finalize, which ends the job\n", hpcomm_name);
-  MPI_Abort(MPI_COMM_WORLD, 1);
+  nanosleep(&heard, NULL); /* MPICH's launcher drops what it has not read when the abort comes */
+  MPI_Abort(MPI_COMM_WORLD, status ? status : 1);
+}
+
+static void hpcomm_at_exit(void) { hpcomm_leave(1); }
+
+/* Functions registered with atexit do not hear of these: this file's own are replaced. */
+static void hpcomm_exit_at_once(int status) {
+  if (*hpcomm_name) hpcomm_leave(status);
+  _exit(status);
+}
+#define _exit(status) hpcomm_exit_at_once(status)
+#define _Exit(status) hpcomm_exit_at_once(status)
+
+/* MPI_Finalize may wait for the others, and they for us: the first thing it does is to call this. */
+static int hpcomm_farewell(MPI_Comm self, int key, void *value, void *state) {
+  int size;
+  MPI_Request going;
+  (void)self, (void)key, (void)value, (void)state;
+  for (int i = 0; i < hpcomm_count; i++) {
+    MPI_Comm_remote_size(hpcomm_partners[i], &size);
+    for (int rank = 0; rank < size; rank++) {
+      MPI_Isend(NULL, 0, MPI_BYTE, rank, 32099, hpcomm_partners[i], &going);
+      MPI_Request_free(&going);
+    }
+  }
+  return MPI_SUCCESS;
 }
 
 static void hpcomm_join(const char *name, struct hpcomm_job *job) {
   int rank, size, n, i, j, count = 0, number = 0;
   snprintf(hpcomm_name, sizeof hpcomm_name, "%s", name);
+  hpcomm_process = getpid();
   atexit(hpcomm_at_exit);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -99,7 +131,12 @@ static void hpcomm_join(const char *name, struct hpcomm_job *job) {
       MPI_Comm objects, parts; /* hpcomm's side keeps two duplicates for itself */
       MPI_Comm_dup(job->link[peer], &objects);
       MPI_Comm_dup(job->link[peer], &parts);
+      char kind[8] = "";
+      sscanf(cards + leader * HPCOMM_CARD, "hpcomm 1\n%*[^\n]\n%7[^\n]", kind);
+      if (!strcmp(kind, "hpcomm")) hpcomm_partners[hpcomm_count++] = objects;
     }
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, hpcomm_farewell, &number, NULL);
+  MPI_Comm_set_attr(MPI_COMM_SELF, number, NULL);
   for (i = 0; i < job->programs; i++)
     if (!strcmp(job->name[i], name)) job->link[i] = MPI_COMM_NULL;
   MPI_Group_free(&world);

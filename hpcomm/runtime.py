@@ -143,6 +143,10 @@ def _abort(status: int) -> None:
         os._exit(status)
     while at_abort:
         at_abort.pop()()
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        from . import reaper
+
+        reaper.leave()
     with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
         note.write(f"\n{status}")  # for the launcher that never says it
     last_resort = threading.Timer(_LAST_S, os.kill, (os.getpid(), signal.SIGKILL))

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .launcher import LOCKED_S, is_locked
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -40,7 +42,6 @@ LIVING = "HPCOMM_LIVING"  # a folder of this host, where each rank has a file un
 MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
 TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
-LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for so long waits for ever
 YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
 _LOOK_S = 1.0
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
@@ -135,7 +136,7 @@ def _free(launcher: subprocess.Popen[bytes]) -> None:
     locked_s = 0.0
     while launcher.returncode is None:
         time.sleep(_LOOK_S)
-        locked_s = locked_s + _LOOK_S if _is_locked(launcher.pid) else 0.0
+        locked_s = locked_s + _LOOK_S if is_locked(launcher.pid) else 0.0
         if locked_s >= LOCKED_S and launcher.returncode is None:
             print(
                 "hpcomm run: all ranks have ended, but Open MPI's launcher waits for itself; it is ended",
@@ -144,19 +145,6 @@ def _free(launcher: subprocess.Popen[bytes]) -> None:
             )
             launcher.kill()  # its other signals go through the thread that waits
             return
-
-
-def _is_locked(pid: int) -> bool:
-    """Whether it is Open MPI's launcher, has no living child, and sleeps in a lock, where no event comes."""
-    process = Path(f"/proc/{pid}")
-    try:
-        is_its = (process / "comm").read_text() == "prterun\n"
-        if not is_its or "futex" not in (process / "wchan").read_text():
-            return False
-        children = [word for file in process.glob("task/*/children") for word in file.read_text().split()]
-        return all(b") Z " in Path(f"/proc/{child}/stat").read_bytes() for child in children)
-    except OSError:  # it has just ended, or this system does not say
-        return False
 
 
 def raise_ended(number: int, frame: object) -> NoReturn:

@@ -19,7 +19,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from .launcher import (
+from ..launcher import (
     PRRTE,
     SLURM,
     after,
@@ -37,7 +37,7 @@ from .launcher import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["GRACE_S", "Ended", "Look", "judge", "main", "watched"]
+__all__ = ["GRACE_S", "Ended", "Look", "away", "cause", "judge", "main", "watched"]
 
 INIT_S = 60.0  # MPI comes up within that, or the job ends
 UNSEEN_S = 30.0  # the same where there are other hosts, of which nothing is to be seen
@@ -56,7 +56,7 @@ _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # processes of
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Within, this process is killed, and so its job ended, where MPI cannot come up any more."""
-    words = call("early", str(os.getpid()), _limit(os.environ))
+    words = call("mpmd.early", str(os.getpid()), _limit(os.environ))
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as watcher:
         try:
             yield
@@ -115,6 +115,25 @@ def judge(seen: Look, line: Sequence[str]) -> str | None:
     return f"{who} {'has' if lost == 1 else 'have'} ended before MPI was up"
 
 
+def cause(first: Look | None, seen: Look | None) -> Look | None:
+    """The look that shows who has ended first; first: the one up to now. Whoever follows, ended for that."""
+    if first and seen and len(first.ranks) < first.here and seen.ranks < first.ranks:
+        return first
+    return seen
+
+
+def away(seen: Look, line: Sequence[str]) -> str:
+    """`: rank 2 (python ocean.py), or ...`: who is not here; "" if the launcher's words are unknown."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(set(range(seen.size)) - seen.ranks) if line else ():
+        groups.setdefault(command_of(rank, line), []).append(rank)
+    said = [
+        f"{f'ranks {ranks[0]}-{ranks[-1]}' if ranks[1:] else f'rank {ranks[0]}'} ({command})"
+        for command, ranks in groups.items()
+    ]
+    return f": {', or '.join(said)}" if said else ""
+
+
 # -- the watcher's own process -------------------------------------------------------------------------
 
 
@@ -124,17 +143,19 @@ def main(words: Sequence[str]) -> None:
     launcher, begin = launcher_of(pid), time.monotonic()
     has_daemons = name_of(launcher) in PRRTE  # which stay on nodes that their ranks have left
     nodes, eye = Nodes({} if has_daemons else environ_of(pid), begin), Eye(pid, launcher, begin)
-    last, since = None, begin
+    last, since, first = None, begin, None
     while not select.select([0], [], [], _LOOK_S)[0]:  # its end closes the pipe
         now, seen = time.monotonic(), _look(pid, launcher)
         if seen != last:
-            last, since = seen, now
+            last, since, first = seen, now, cause(first, seen)
         place = sorted(seen.ranks).index(_rank(pid)) if seen else 0  # so that not all speak at once
         why = None
         if seen and not place:
-            why = eye.judge(now, seen) or nodes.judge(now)
+            why = eye.judge(now, seen)
+            if not why and (why := nodes.judge(now)):
+                why += away(seen, line_of(launcher))
         if seen and not why and now - since > GRACE_S + place and (seen.knows or not eye.may_speak(now)):
-            why = judge(seen, line_of(launcher))
+            why = judge(first or seen, line_of(launcher))
         sees_all = nodes.answers or eye.answers or (seen is not None and seen.here == seen.size)
         limit_s = float(limit) if limit else INIT_S if sees_all else UNSEEN_S
         if why is None and now - begin > limit_s:
@@ -249,7 +270,7 @@ class Eye:
             after(words_of(self._launcher), "--control-port"),
         )
         words = [port, str(size)] if port else [space]
-        return ways(self._launcher, call("eye", *words)) if port or space else []
+        return ways(self._launcher, call("mpmd.eye", *words)) if port or space else []
 
     def may_speak(self, now: float) -> bool:
         """Whether it may know more soon."""

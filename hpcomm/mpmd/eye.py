@@ -15,9 +15,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..launcher import HYDRA, after, command_of, environ_of, name_of, parent_of, read_of, words_of
 from . import prrte
 from .early import GRACE_S, Ended
-from .launcher import HYDRA, after, command_of, environ_of, name_of, parent_of, read_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .. import runtime
 from ..errors import ConfigError, HpcommError, UsageError
 from ..installation import VENDORS, is_bundled, library_folder, vendor_in
-from . import early, handshake, reaper
+from . import early, handshake, witness
 from .deadline import within
 from .link import Link, adopt
 from .program import Program
@@ -150,7 +150,8 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     with within(seconds, late):
         everybody = _group(world, sorted(full), _FULL_TAG)
         runtime.start(everybody, mine, has_partners=len(programs) > 1)
-        runtime.at_abort.append(reaper.leave)
+        if others and everybody.rank == 0:
+            witness.leave(handshake.listed(members, cards))
         if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
             runtime.count_hasty_exits()
         comm = adopt(_group(world, programs[name], _OWN_TAG), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import runtime
 from ..communicator import Communicator
@@ -80,7 +80,9 @@ class Link:
             foreign: whether it is of another job.
         """
         comm = adopt(inter, f"{name}<->{peer}", plain=plain)
-        if not plain:
+        if plain:
+            comm._partners = Partners(cast("MPI.Intercomm", comm._shadow), (comm.mpi,), peer, plain=True)
+        else:
             carries = (comm.mpi, comm._shadow, comm._parts)
             comm._partners = Partners(inter.Dup(), carries, peer, foreign)
             runtime.farewells.append(comm._partners.say_farewell)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from pathlib import Path
 
+from ..launcher import contact, prrte_of, read_of, takes, words_of
 from .early import Ended
-from .launcher import environ_of, prrte_of, read_of, words_of
 
-__all__ = ["Tool", "contact", "takes"]
+__all__ = ["Tool"]
 
 _STRING = 3  # pmix_data_type_t
 _LIVES = range(1, 16)  # pmix_proc_state_t: from prepared to connected; PRRTE says 0 of what has ended
@@ -80,24 +79,6 @@ class Tool:
             for row in rows
             if row.pid > 0 and row.state not in _LIVES
         ]
-
-
-def takes(file: Path) -> bool:
-    """Whether we are the first to make file, in a folder that lives as long as a launcher or its daemon."""
-    try:
-        file.touch(exist_ok=False)
-    except OSError:
-        return False
-    return True
-
-
-def contact(pid: int) -> Path | None:
-    """The file, in a folder of the launcher's own, which says where it listens for tools of its user."""
-    environ = environ_of(pid)
-    for folder in (environ.get(name) for name in ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")):
-        for file in Path(folder or "/tmp").glob(f"*/pmix.*.tool.{pid}"):
-            return file
-    return None
 
 
 def _info(key: str, text: str) -> _Info:

@@ -31,11 +31,17 @@ _LAST_WORDS_S = 0.2  # for what is said at the same moment: UCX complains of mes
 class Partners:
     """The ranks of the program called name, at the other side of inter, a duplicate of the link's own.
 
-    Made collectively by both sides. foreign: it is of another job.
+    Made collectively by both sides, unless the other is plain: a program without hpcomm, which says farewell
+    in a message only. foreign: it is of another job.
     """
 
     def __init__(
-        self, inter: MPI.Intercomm, carries: tuple[MPI.Comm, ...], name: str, foreign: bool = False
+        self,
+        inter: MPI.Intercomm,
+        carries: tuple[MPI.Comm, ...],
+        name: str,
+        foreign: bool = False,
+        plain: bool = False,
     ) -> None:
         from mpi4py import MPI
 
@@ -48,14 +54,20 @@ class Partners:
         self._lock = threading.Lock()
         self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._going: list[MPI.Request] = []
-        board = runtime.board
+        self._regions: list[tuple[int, Region]] = []
+        self._processes: list[tuple[int, Path]] = []  # of another job on this host
+        if not plain:
+            self._meet()
+
+    def _meet(self) -> None:
+        from mpi4py import MPI
+
+        inter, board = self._inter, runtime.board
         card = struct.pack("4q", board.node if board else -1, board.here if board else -1, *_process())
         cards = bytearray(len(card) * inter.remote_size)
         inter.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
-        self._regions: list[tuple[int, Region]] = []
-        self._processes: list[tuple[int, Path]] = []  # of another job on this host
         for rank, (node, here, host, pid) in enumerate(struct.iter_unpack("4q", cards)):
-            if foreign:
+            if self._foreign:
                 self._processes += [(rank, Path(f"/proc/{pid}"))] if host and host == _process()[0] else []
             elif board is not None and node == board.node:
                 self._regions.append((rank, board.regions[here]))
@@ -96,7 +108,7 @@ class Partners:
         from mpi4py import MPI
 
         status = MPI.Status()
-        while self._inter.Iprobe(MPI.ANY_SOURCE, _BYE, status):
+        while self._inter and self._inter.Iprobe(MPI.ANY_SOURCE, _BYE, status):
             self._inter.Recv([bytearray(0), MPI.BYTE], status.source, _BYE)
             self._gone.add(status.source)
 

@@ -82,19 +82,44 @@ def test_by_the_launcher_alone_a_job_that_a_program_leaves_without_finalize_has_
     judge(done, 0, "of 'ocean': leaves by os._exit(0)")
 
 
+def test_by_the_launcher_alone_a_killed_rank_of_the_world_is_told_to_be_which_program(tmp_path):
+    mpi = find_mpi()
+    if mpi.vendor != "openmpi":
+        pytest.skip("MPICH's launcher tells a process id")
+    for name, source in (("ocean", OCEAN.format(before="", end=ENDS["a signal"][0])), ("air", AIR)):
+        (tmp_path / f"{name}.py").write_text(source.format(wait=WAITS["a receive"]))
+    words = ["--oversubscribe", "--allow-run-as-root"]
+    programs = ["-n", "1", sys.executable, "air.py", ":", "-n", "2", sys.executable, "ocean.py"]
+    done = finish([mpi.launcher, *words, *programs], 30, tmp_path)
+    judge(done, 0, "'ocean' ranks 1-2 (ocean.py on")
+    assert "exited on\nsignal 9" in done.stderr
+
+
 LAKE = """
 #include "hpcomm_join.h"
+#include <sys/wait.h>
 int main(int argc, char **argv) {
   struct hpcomm_job job;
   MPI_Init(&argc, &argv);
   hpcomm_join("ocean", &job);
   MPI_Barrier(hpcomm_link(&job, "air"));
+  if (argc > 1 && !strcmp(argv[1], "_exit")) {
+    if (fork() == 0) _exit(0);
+    waitpid(-1, NULL, 0);
+    _exit(0);
+  }
+  if (argc > 1) MPI_Finalize();
   return 0;
 }
 """
+LAKE_ENDS = {
+    "": "ocean: leaves without MPI_Finalize, which ends the job",
+    "_exit": "ocean: leaves without MPI_Finalize, which ends the job",
+    "MPI_Finalize": "waits for rank 0 of program 'ocean', which has ended",
+}
 
 
-def test_by_the_launcher_alone_a_c_program_that_leaves_without_finalize_has_failed(tmp_path):
+def test_by_the_launcher_alone_a_c_program_that_ends_while_another_waits_has_failed(tmp_path):
     mpi = find_mpi()
     compiler = Path(shutil.which("mpicc", path=str(Path(sys.prefix) / "bin")) or "")
     if not shutil.which("gcc") or not compiler.is_file():
@@ -105,9 +130,11 @@ def test_by_the_launcher_alone_a_c_program_that_leaves_without_finalize_has_fail
     subprocess.run(build, check=True, timeout=60)
     (tmp_path / "air.py").write_text(AIR.format(wait=WAITS["a receive"]))
     words = ["--oversubscribe", "--allow-run-as-root"] if mpi.vendor == "openmpi" else []
-    programs = ["-n", "1", str(tmp_path / "lake"), ":", "-n", "1", sys.executable, "air.py"]
-    done = finish([mpi.launcher, *words, *programs], 30, tmp_path)
-    judge(done, 0, "ocean: leaves without MPI_Finalize, which ends the job")
+    for end, said in LAKE_ENDS.items():
+        lake = [str(tmp_path / "lake"), *filter(None, [end])]
+        programs = ["-n", "1", *lake, ":", "-n", "1", sys.executable, "air.py"]
+        done = finish([mpi.launcher, *words, *programs], 30, tmp_path)
+        judge(done, 0, said)
 
 
 def test_before_init_without_a_spec_the_others_cannot_come_up_and_say_whom_they_miss(programs):

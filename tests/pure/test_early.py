@@ -5,10 +5,11 @@ import os
 import pytest
 
 from hpcomm.errors import ConfigError
-from hpcomm.mpmd.early import LIMIT, Ended, Look, Nodes, _limit, judge
+from hpcomm.launcher import command_of
+from hpcomm.mpmd.early import LIMIT, Ended, Look, Nodes, _limit, away, cause, judge
 from hpcomm.mpmd.eye import hosts_of, placed, told
-from hpcomm.mpmd.launcher import command_of
 
+AIR_AND_OCEAN = ["python air.py", "./ocean 3", "python air.py"]
 LINE = ["mpirun", "-x", "A", "-n", "1", "python", "ocean.py", ":", "-np", "2", "--bind-to", "none", "./air"]
 LOOKS = {
     "all live": (Look(frozenset({0, 1, 2}), 3, 3), None),
@@ -38,6 +39,27 @@ def test_who_is_missing_is_named(case):
     line = LINE if seen.size == 3 else ["mpiexec", "-n", "1", "x", ":", "-n", "5", "python", "air.py"]
     why = judge(seen, line)
     assert why is words or words in why
+
+
+def test_those_that_end_for_the_end_of_another_are_not_named():
+    some, more, all_, fewer = (Look(frozenset(ranks), 4, 4) for ranks in ([0, 1], [0, 1, 3], range(4), [1]))
+    assert [cause(None, some), cause(some, more), cause(more, all_), cause(all_, more)] == [
+        some,
+        more,
+        all_,
+        more,
+    ]
+    assert cause(more, fewer) == more  # rank 0 has ended itself, as it says
+
+
+def test_the_words_of_srun_and_its_multi_prog_file_name_programs(tmp_path):
+    het = ["srun", "-N2", "-c", "4", "-n2", "python", "air.py", ":", "-n", "1", "./ocean"]
+    assert [command_of(rank, het) for rank in (1, 2)] == ["python air.py", "./ocean"]
+    (tmp_path / "both").write_text("# two\n0,2-3 python air.py\n* ./ocean 3\n")
+    both = ["srun", "--multi-prog", str(tmp_path / "both")]
+    assert [command_of(rank, both) for rank in range(5)] == [*AIR_AND_OCEAN, "python air.py", "./ocean 3"]
+    assert away(Look(frozenset({0}), 1, 5), both) == ": ranks 1-4 (./ocean 3), or ranks 2-3 (python air.py)"
+    assert away(Look(frozenset({0}), 1, 5), []) == ""
 
 
 def test_a_launcher_that_was_not_given_numbers_is_shown_whole():

@@ -84,6 +84,26 @@ def test_a_launcher_of_open_mpi_that_has_locked_itself_up_is_ended(aborted, stat
     assert "launcher waits for itself" in said[1]
 
 
+RANK = """
+import os
+os.environ |= {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+os.environ |= {"PMIX_NAMESPACE": f"prterun-here-{os.getppid()}@1", "PMIX_SERVER_TMPDIR": os.getcwd()}
+os.environ.pop("HPCOMM_JOB", None)
+from hpcomm import reaper
+reaper.leave()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/wchan").exists(), reason="this system does not say who waits where")
+def test_without_hpcomm_run_the_rank_that_aborts_leaves_behind_what_ends_a_locked_launcher(tmp_path):
+    (tmp_path / "prterun").symlink_to(sys.executable)
+    locked = LAUNCHER.replace('"pass"', "sys.argv[1]").replace("sys.executable", "sys.argv[2]")
+    source = locked.format(name="prterun", aborted=False, waits=IN_A_LOCK)
+    done = finish([tmp_path / "prterun", "-c", source, RANK, sys.executable], 20, tmp_path)
+    assert done.returncode == -9
+    assert "aborted, but its launcher waits for itself" in done.stderr
+
+
 def test_a_launcher_that_waits_for_events_is_left_alone():
     assert supervised(waits=FOR_EVENTS) == (0, "")
 

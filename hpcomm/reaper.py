@@ -1,8 +1,8 @@
 """A job that has been aborted, and whose launcher does not end: this ends the launcher, and says so.
 
-Open MPI's waits for its daemon on each host, also behind a cut cable. So a rank that aborts leaves this
-behind, on the launcher's host (over ssh, from another one), where several hosts take part. MPICH's ends by
-itself. Needs the standard library only.
+Open MPI's waits for its daemon on each host, also behind a cut cable; and now and then it locks itself up.
+So a rank that aborts leaves this behind, on the launcher's host (over ssh, from another one). MPICH's ends
+by itself. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .launcher import PRRTE, call, children_of, launcher_of, name_of, prrte_of, ways
-from .prrte import contact, takes
+from .launcher import (
+    LOCKED_S,
+    PRRTE,
+    call,
+    children_of,
+    contact,
+    is_locked,
+    launcher_of,
+    name_of,
+    prrte_of,
+    takes,
+    ways,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +37,11 @@ __all__ = ["leave", "main"]
 
 GRACE_S = 5.0  # for a launcher that reaches all hosts it takes one second
 _ASK_S = 1.0  # between signals; the third one counts for PRRTE
+_LOOK_S = 0.1
+_LONG_S = 60.0  # whatever keeps a launcher of one host for longer is no lock
 _SIGNALS = (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
+_UNREACHED = "waits for a host that does not answer; it is ended, too: look at the network"
+_LOCKED = "waits for itself; it is ended, too"
 
 
 def leave() -> None:
@@ -35,14 +50,15 @@ def leave() -> None:
     launcher = launcher_of(os.getpid())
     if not launcher or name_of(launcher) not in PRRTE:
         return
-    if environ.get("OMPI_COMM_WORLD_SIZE") == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
+    is_alone = environ.get("OMPI_COMM_WORLD_SIZE") == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    if is_alone and "HPCOMM_JOB" in environ:  # `hpcomm run` looks after it
         return
     if not takes(Path(environ.get("PMIX_SERVER_TMPDIR", "/none"), "hpcomm.reaper")):
         return
-    lines = [shlex.join(way) for way in ways(launcher, call("reaper", environ["PMIX_NAMESPACE"]))]
+    words = call("reaper", environ["PMIX_NAMESPACE"], *["alone"] * is_alone)
     with contextlib.suppress(OSError):
         subprocess.Popen(
-            ["sh", "-c", " || ".join(lines)],
+            ["sh", "-c", " || ".join(map(shlex.join, ways(launcher, words)))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # not ours: the launcher waits for their ends
             stderr=subprocess.DEVNULL,
@@ -51,18 +67,22 @@ def leave() -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """`SPACE`: end the launcher of that job, on this host, if it does not end by itself."""
+    """`SPACE`: end the launcher of that job, on this host, if it does not end by itself.
+
+    `SPACE alone`: its only host is this one, so it ends by itself unless it has locked itself up.
+    """
     _, pid = prrte_of(words[0])
     if name_of(pid) not in PRRTE:
         raise SystemExit(f"no launcher of {words[0]} here")
+    if words[1:]:
+        if _locks(pid):
+            _say(pid, _LOCKED)
+            _send(pid, signal.SIGKILL)  # its other signals go through the thread that waits
+        return
     file = contact(pid)
     if file is None or not takes(file.with_name("hpcomm.reaping")) or _ends(pid, GRACE_S):
         return
-    with contextlib.suppress(OSError), Path(f"/proc/{pid}/fd/2").open("a") as its:
-        its.write(
-            "\nhpcomm: the job has been aborted, but its launcher waits for a host that does not answer;"
-            " it is ended, too: look at the network\n"
-        )
+    _say(pid, _UNREACHED)
     agents = _below(pid)
     for number in _SIGNALS:
         _send(pid, number)
@@ -70,6 +90,12 @@ def main(words: Sequence[str]) -> None:
             break
     for agent in agents:  # ssh to hosts that do not answer, which holds what the launcher's output goes to
         _send(agent, signal.SIGTERM)
+
+
+def _say(pid: int, what: str) -> None:
+    """On the launcher's own stderr: ours is closed."""
+    with contextlib.suppress(OSError), Path(f"/proc/{pid}/fd/2").open("a") as its:
+        its.write(f"\nhpcomm: the job has been aborted, but its launcher {what}\n")
 
 
 def _below(pid: int) -> list[int]:
@@ -82,8 +108,19 @@ def _ends(pid: int, seconds: float) -> bool:
     while name_of(pid) in PRRTE:  # a zombie has no name
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.1)
+        time.sleep(_LOOK_S)
     return True
+
+
+def _locks(pid: int) -> bool:
+    """Whether it locks itself up before it ends."""
+    since, deadline = time.monotonic(), time.monotonic() + _LONG_S
+    while not _ends(pid, _LOOK_S) and time.monotonic() < deadline:
+        if not is_locked(pid):
+            since = time.monotonic()
+        elif time.monotonic() - since > LOCKED_S:
+            return True
+    return False
 
 
 def _send(pid: int, number: int) -> None:

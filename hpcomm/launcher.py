@@ -10,6 +10,7 @@ Reads /proc (Linux; what it cannot read is empty). Needs the standard library on
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -22,28 +23,33 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HYDRA",
+    "LOCKED_S",
     "PRRTE",
     "SLURM",
     "after",
     "call",
     "children_of",
     "command_of",
+    "contact",
     "environ_of",
+    "is_locked",
     "launcher_of",
     "line_of",
     "name_of",
     "parent_of",
     "prrte_of",
     "read_of",
+    "takes",
     "ways",
     "words_of",
 ]
 
+LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for so long waits for ever
 HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons
 SLURM = "slurmstepd"
 _LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
-_CALL = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.mpmd.{0} import main; main(sys.argv[2:])"
+_CALL = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.{0} import main; main(sys.argv[2:])"
 
 
 def launcher_of(pid: int) -> int:
@@ -54,21 +60,44 @@ def launcher_of(pid: int) -> int:
 
 
 def line_of(launcher: int) -> list[str]:
-    """The words that a user started it with; MPICH's keeps them one process further up, Slurm's elsewhere."""
+    """The words that a user started it with; MPICH's keeps them one process further up, Slurm's anywhere."""
     if name_of(launcher) == SLURM:
-        return []
+        jobs = (environ_of(child).get("SLURM_JOB_ID", "") for child in children_of(launcher))
+        return _srun_of(next(jobs, ""))
     words = words_of(launcher)
     return words_of(parent_of(launcher)) if words[0].endswith("hydra_pmi_proxy") else words
 
 
+def _srun_of(job: str) -> list[str]:
+    """The words of a job's srun, if it is on this host and the only one; its multi-prog file by full path."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        pid = int(process.name)
+        if name_of(pid) == "srun" and environ_of(pid).get("SLURM_JOB_ID") == job:
+            words = words_of(pid)
+            if "--multi-prog" in words:
+                words[-1] = os.path.realpath(f"/proc/{pid}/cwd/{words[-1]}")
+            found[tuple(words)] = words  # it forks
+    return found.popitem()[1] if len(found) == 1 else []
+
+
 def command_of(rank: int, line: Sequence[str]) -> str:
-    """What a launcher's command line `-n 1 python a.py : -n 3 python b.py` starts as this rank."""
+    """What a launcher's command line `-n 1 python a.py : -n 3 python b.py` starts as this rank.
+
+    Or Slurm's multi-prog file, of lines such as `0,2-3 python a.py`, `* python b.py`.
+    """
+    if "--multi-prog" in line:
+        return _multi_prog(rank, line[-1]) or " ".join(line)
     parts: list[list[str]] = [[]]
     for word in line[1:]:
         parts = [*parts, []] if word == ":" else [*parts[:-1], [*parts[-1], word]]
     first = 0
     for words in parts:
-        at = next((i for i, word in enumerate(words[:-1]) if word in ("-n", "-np", "-c")), None)
+        is_srun = line[0].endswith("srun")  # to which -c is a number of cores, and -n2 one word
+        if is_srun:
+            words = re.sub(r"(?<!\S)-n(?=\d+ )", "-n ", " ".join(words)).split(" ")
+        options = ("-n",) if is_srun else ("-n", "-np", "-c")
+        at = next((i for i, word in enumerate(words[:-1]) if word in options), None)
         if at is None or not words[at + 1].isdecimal():
             break
         first += int(words[at + 1])
@@ -77,9 +106,22 @@ def command_of(rank: int, line: Sequence[str]) -> str:
     return " ".join(line)
 
 
+def _multi_prog(rank: int, file: str) -> str:
+    try:
+        rows = [line.split(None, 1) for line in Path(file).read_text().splitlines()]
+    except OSError:
+        return ""
+    for ranks, command in (row for row in rows if len(row) == 2):
+        for part in ranks.split(","):
+            first, _, last = part.partition("-")
+            if part == "*" or (first.isdecimal() and int(first) <= rank <= int(last or first)):
+                return command
+    return ""
+
+
 def call(module: str, *words: str) -> list[str]:
-    """The words that run main(words) of a module of hpcomm.mpmd; without what a Python's start costs."""
-    return [sys.executable, "-I", "-S", "-c", _CALL.format(module), str(Path(__file__).parents[2]), *words]
+    """The words that run main(words) of a module of hpcomm; without what a Python's start costs."""
+    return [sys.executable, "-I", "-S", "-c", _CALL.format(module), str(Path(__file__).parents[1]), *words]
 
 
 def prrte_of(space: str) -> tuple[str, int]:
@@ -110,6 +152,38 @@ def ways(launcher: int, words: Sequence[str]) -> list[list[str]]:
     ssh = shlex.split(agent) or ["ssh"]
     options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5"] if ssh == ["ssh"] else []
     return [list(words)] if is_here else [[*ssh, *options, host, shlex.join(words)] for host in hosts]
+
+
+def takes(file: Path) -> bool:
+    """Whether we are the first to make file, in a folder that lives as long as a launcher or its daemon."""
+    try:
+        file.touch(exist_ok=False)
+    except OSError:
+        return False
+    return True
+
+
+def contact(pid: int) -> Path | None:
+    """The file, in a folder of the launcher's own, which says where it listens for tools of its user."""
+    environ = environ_of(pid)
+    for folder in (environ.get(name) for name in ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")):
+        for file in Path(folder or "/tmp").glob(f"*/pmix.*.tool.{pid}"):
+            return file
+    return None
+
+
+def is_locked(pid: int) -> bool:
+    """Whether it is Open MPI's launcher, has no living child, and sleeps in a lock, where no event comes.
+
+    PRRTE 3.0.14's does now and then after an abort, and for ever: two of its threads wait for each other.
+    """
+    is_its = read_of(pid, "comm") == "prterun\n"
+    return is_its and "futex" in read_of(pid, "wchan") and not any(map(_lives, children_of(pid)))
+
+
+def _lives(pid: int) -> bool:
+    """Whether it is there, and no zombie."""
+    return read_of(pid, "stat").rpartition(")")[2][:2] not in ("", " Z")
 
 
 def after(words: Sequence[str], option: str) -> str:

@@ -1,0 +1,41 @@
+"""Says who was who in a job that ends in no word of hpcomm's: a launcher may tell but a rank that was killed.
+
+A rank that is killed says nothing, and its launcher kills the others at once. So the first rank of the job
+leaves a process behind, which outlives it: its standard input ends when the rank does. Needs the standard
+library only.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+from .. import runtime
+from ..launcher import PRRTE, SLURM, call, launcher_of, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["leave", "main"]
+
+
+def leave(came: str) -> None:
+    """Have came said, who is in this job, if this rank is killed. `hpcomm run` says more, and so needs none.
+
+    MPICH's launcher would take the process for a rank's that still runs, and give another status.
+    """
+    if "HPCOMM_JOB" in os.environ or name_of(launcher_of(os.getpid())) not in (*PRRTE, SLURM):
+        return
+    process = subprocess.Popen(
+        call("mpmd.witness", came), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    runtime.farewells.append(process.kill)
+    runtime.at_abort.append(process.kill)
+
+
+def main(words: Sequence[str]) -> None:
+    """`CAME`: say it when standard input ends."""
+    os.read(0, 1)
+    what = "the job has been ended from outside, or a rank was killed; in it were"
+    os.write(2, f"\nhpcomm: {what}\n{words[0]}\n".encode())
