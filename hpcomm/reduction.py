@@ -39,6 +39,7 @@ _ON_BOOL = {"sum": "BOR", "max": "BOR", "lor": "BOR", "bor": "BOR", "prod": "BAN
 _OTHER_WORDS = {"mean": "avg", "average": "avg", "add": "sum", "mul": "prod", "product": "prod",
                 "minimum": "min", "maximum": "max", "and": "land", "all": "land", "or": "lor", "any": "lor",
                 "xor": "bxor"}  # fmt: skip
+_FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE")
 FOLD_CODE = 31  # code of every operator that MPI does not know by name
 
 
@@ -79,6 +80,9 @@ class Reduction:
         return self.op.function
 
     def mpi(self) -> Any:
+        """The operator for MPI to fold with, on the host."""
+        if self.mpi_op in ("MIN", "MAX") and self.mpi_type in _FLOATS:
+            return _keeping_nan(self.mpi_op)
         return getattr(MPI, self.mpi_op) if isinstance(self.mpi_op, str) else self.mpi_op
 
 
@@ -186,6 +190,23 @@ def _known(name: str, dtype: Dtype) -> Reduction:
         return Reduction(op, code, _MPI[name], "FLOAT", _widen(dtype), _narrow(dtype, name == "avg"))
     assert dtype.mpi is not None
     return Reduction(op, code, _MPI[name], dtype.mpi, finish=_divide if name == "avg" else None)
+
+
+@lru_cache(maxsize=2)
+def _keeping_nan(name: str) -> MPI.Op:
+    """MIN or MAX of floats as numpy and torch have them: what is not a number stays so.
+
+    MPI's own compare, so that the last rank's value counts, or the first's, and each rank may get another.
+    """
+    fold = {"MIN": np.minimum, "MAX": np.maximum}[name]
+    dtypes_by_size = {np.dtype(char).itemsize: np.dtype(char) for char in "gdf"}
+
+    def call(given: Any, folded: Any, kind: MPI.Datatype) -> None:
+        dtype = dtypes_by_size[kind.size]
+        out = np.frombuffer(folded, dtype)
+        fold(np.frombuffer(given, dtype), out, out=out)
+
+    return MPI.Op.Create(call, commute=True)
 
 
 def _premultiplied(op: Op, dtype: Dtype) -> Reduction:

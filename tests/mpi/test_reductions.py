@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -217,6 +218,31 @@ def test_not_a_number_is_kept_by_sums_of_halves(comm: Any) -> None:
     y = comm.all_reduce(x)
     assert torch.isnan(y[0])
     assert y[1].item() == comm.size
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "longdouble"])
+def test_minima_and_maxima_keep_not_a_number_whichever_rank_has_it(comm: Any, dtype: str, op: str) -> None:
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    for length, source in product((1, 3, 20_000), range(comm.size)):  # short, by MPI, halves by blocks
+        x = np.full((comm.size, length), comm.rank, kind)
+        x[:, -1] = np.nan if comm.rank == source else 1
+        with np.errstate(all="raise"):
+            ways = [
+                comm.all_reduce(x, op),
+                comm.all_reduce(x, op, async_op=True).wait(),
+                comm.all_reduce(x, op, algorithm="double_tree"),
+                comm.plan("all_reduce", x, op=op)(),
+                comm.reduce(x, op, root=source),
+                comm.reduce_scatter(x, op),
+            ]
+            below = [comm.scan(x, op), comm.exscan(x, op)]
+        ways += [y for i, y in enumerate(below) if comm.rank >= source + i]
+        for y in ways:
+            if y is not None:
+                assert np.isnan(y[..., -1]).all()
+                assert not np.isnan(y[..., :-1]).any()
+    assert comm.all_reduce(np.empty(0, kind), op).size == 0
 
 
 # -- truth values -------------------------------------------------------------------------------
