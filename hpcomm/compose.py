@@ -68,6 +68,8 @@ def compose(
     fold: Reduction | None = None
     if verb in _REDUCTIONS:
         fold = reduction.resolve(op, dtype)
+        if type(x) is int:
+            reduction.check_whole(x, fold.op, comm.remote_size if comm.is_inter else comm.size)
         if verb in ("scan", "exscan") and comm.is_inter:
             raise UsageError(
                 f"{verb} has no meaning between two groups", hint="comm.merge() makes one group of them"

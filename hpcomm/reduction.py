@@ -29,7 +29,7 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["NAMES", "Op", "Reduction", "premul_sum", "resolve"]
+__all__ = ["NAMES", "Op", "Reduction", "check_whole", "premul_sum", "resolve"]
 
 NAMES = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
 _MPI = {"sum": "SUM", "avg": "SUM", "premul_sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX",
@@ -39,6 +39,7 @@ _ON_BOOL = {"sum": "BOR", "max": "BOR", "lor": "BOR", "bor": "BOR", "prod": "BAN
 _OTHER_WORDS = {"mean": "avg", "average": "avg", "add": "sum", "mul": "prod", "product": "prod",
                 "minimum": "min", "maximum": "max", "and": "land", "all": "land", "or": "lor", "any": "lor",
                 "xor": "bxor"}  # fmt: skip
+_MOST = 2**63 - 1  # of an int
 _FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE")
 FOLD_CODE = 31  # code of every operator that MPI does not know by name
 
@@ -102,6 +103,22 @@ def resolve(op: Any, dtype: Dtype) -> Reduction:
         DtypeError: op has no right result on dtype.
     """
     return _on(named(op), dtype)
+
+
+def check_whole(x: int, op: Op, ranks: int) -> None:
+    """Refuse an int of Python's, which knows no bounds, where the result might not fit into 64 bits.
+
+    Raises:
+        DtypeError: that many such numbers could be too many.
+    """
+    if op.name not in ("sum", "prod", "premul_sum"):
+        return
+    own = abs(x * (1 if op.factor is None else int(op.factor)))
+    if own > (_MOST ** (1 / ranks) if op.name == "prod" else _MOST // ranks):
+        raise DtypeError(
+            f"{op} of ints such as {x} on {ranks} ranks might not fit into 64 bits",
+            hint=f"all_reduce_object(x, {op.name!r}), which is exact, or float(x)",
+        )
 
 
 def named(op: Any) -> Op:
