@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from . import collectives, objects, p2p, plan, ragged, runtime
@@ -37,6 +38,7 @@ __all__ = ["Communicator"]
 
 LEVELS = ("off", "light", "full")
 
+_MOST = 2**31 - 1
 # what verbs start with that concern no third rank
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")
 
@@ -222,6 +224,9 @@ class Communicator:
             raise UsageError(
                 f"color {color!r} is no number from 0", hint="None leaves this rank out"
             ).located("split", self)
+        if not hasattr(key, "__index__") or abs(key) > _MOST or (color or 0) > _MOST:
+            what = f"color {color!r} with key {key!r} does not fit into an int of C"
+            raise UsageError(what, hint="numbers below 2**31").located("split", self)
         made = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if color is None:
             return None
@@ -243,7 +248,12 @@ class Communicator:
             RankError: a rank does not exist, is named twice, or this rank is not among them.
         """
         self._check_one_group("group")
-        members = [int(r) for r in ranks]
+        try:
+            members = [index(r) for r in ranks]
+        except TypeError:
+            raise RankError(
+                f"{ranks!r} are no ranks", hint=f"numbers from 0 to {self.size - 1}, such as [0, 1]"
+            ).located("group", self) from None
         wrong = sorted({r for r in members if not 0 <= r < self.size or members.count(r) > 1})
         if wrong or self.rank not in members:
             what = (

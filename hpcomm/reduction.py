@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from . import dtypes
@@ -88,7 +89,15 @@ class Reduction:
 
 
 def premul_sum(factor: Any) -> Op:
-    """The operator that multiplies this rank's x by factor, a number, and sums (NCCL's premul_sum)."""
+    """The operator that multiplies this rank's x by factor, a number, and sums (NCCL's premul_sum).
+
+    Raises:
+        UsageError: factor is no number.
+    """
+    if hasattr(factor, "item") and getattr(factor, "ndim", 1) == 0:
+        factor = factor.item()
+    if not isinstance(factor, Number):
+        raise UsageError(f"premul_sum by {factor!r}, which is no number", hint="hpcomm.premul_sum(0.5)")
     return Op("premul_sum", factor=factor)
 
 

@@ -162,6 +162,22 @@ def test_an_out_whose_elements_share_a_place_is_refused(comm: Any) -> None:
         comm.all_reduce(torch.ones(4), out=torch.zeros(1).expand(4))
 
 
+def test_numbers_that_are_none_are_refused_by_the_call_that_takes_them(comm: Any) -> None:
+    for call in (
+        lambda: comm.recv(dtype="f8", shape=-1),
+        lambda: comm.recv(dtype="f8", shape=(1.5,)),
+        lambda: comm.irecv(dtype="f8", shape="3"),
+        lambda: comm.group([0.5]),
+        lambda: comm.group("0"),
+        lambda: comm.group(0),
+        lambda: comm.split(0, key="a"),
+        lambda: comm.split(2**40),
+        lambda: comm.batch_isend_irecv([3]),
+    ):
+        with pytest.raises(hpcomm.UsageError, match=r"no shape|no ranks|int of C|a batch of 3"):
+            call()
+
+
 def test_an_out_of_a_class_of_its_own_is_what_comes_back(comm: Any) -> None:
     for kind in (np.memmap, np.matrix, np.recarray):
         out = np.ones((2, 2)).view(kind)

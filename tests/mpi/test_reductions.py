@@ -291,10 +291,18 @@ def test_premul_sum_by_a_factor_that_changes_the_dtype_is_refused(comm: Any, dty
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(("dtype", "factor"), [("uint8", -1), ("int8", 1000), ("uint64", -3)])
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [("uint8", -1), ("int8", 1000), ("uint64", -3), ("int8", np.int64(300))]
+)
 def test_premul_sum_by_a_factor_out_of_range_is_refused(comm: Any, dtype: str, factor: int) -> None:
     with pytest.raises(hpcomm.DtypeError, match=str(factor)):
         comm.all_reduce(np.ones(2, dtype), hpcomm.premul_sum(factor))
+
+
+@pytest.mark.parametrize("factor", [None, "2", np.ones(3), torch.ones(3), [2]], ids=str)
+def test_premul_sum_needs_a_number(factor: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match="no number"):
+        hpcomm.premul_sum(factor)
 
 
 # -- other libraries' operators -----------------------------------------------------------------
