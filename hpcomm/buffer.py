@@ -177,8 +177,10 @@ def as_buffer(x: Any) -> Buffer:
         raise LayoutError(
             "x is a masked array, whose mask would be lost", hint="x.filled(value), or send x.mask too"
         )
-    if isinstance(x, np.ndarray):
-        return _numpy(x.view(np.ndarray))
+    if isinstance(x, np.ndarray):  # of a class of its own, whose results are plain arrays
+        look = _numpy(x.view(np.ndarray))
+        look.give = lambda: x
+        return look
     if isinstance(x, Buffer):
         return x
     if (seen := place(x)) is not None:
@@ -226,13 +228,27 @@ def _on_device(device: str) -> LayoutError:
 def _frozen(array: NDArray[Any]) -> str | None:
     if not array.flags.writeable:
         return "is read-only"
-    if (
-        0 in array.strides
-        and array.size
-        and any(stride == 0 and n > 1 for stride, n in zip(array.strides, array.shape, strict=True))
-    ):
-        return "is broadcast: several of its elements are one place in memory"
+    if not array.flags.forc and array.size and _overlaps_itself(array):
+        return "overlaps itself: several of its elements share a place in memory"
     return None
+
+
+def _overlaps_itself(array: NDArray[Any]) -> bool:
+    """Whether two elements share memory; when that is too hard to tell, whether they might."""
+    axes = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
+    reach = array.itemsize
+    for stride, n in axes:
+        if stride < reach:
+            break
+        reach += stride * (n - 1)
+    else:
+        return False
+    if array.size > _WORK:
+        return True
+    places = np.zeros(1, np.int64)
+    for stride, n in axes:
+        places = np.add.outer(places, stride * np.arange(n)).reshape(-1)
+    return bool((np.diff(np.sort(places)) < array.itemsize).any())
 
 
 def _stored(array: NDArray[Any], dtype: Dtype) -> NDArray[Any]:
@@ -261,6 +277,7 @@ def _torch(x: Any, torch: Any) -> Buffer:
             hint="x.to_local(), or a plain tensor",
         )
     dtype = dtypes.from_torch(x.dtype)
+    _check_memory(x)
     plain = x.detach()
     lazy = (
         plain.is_conj() or plain.is_neg()
@@ -277,9 +294,21 @@ def _torch(x: Any, torch: Any) -> Buffer:
     return Buffer(array, dtype, lambda shape: _torch(torch.empty(shape, dtype=own), torch), lambda: x, frozen)
 
 
+def _check_memory(x: Any) -> None:
+    try:
+        address = x.data_ptr()
+    except RuntimeError:
+        raise LayoutError(
+            "x stands for a tensor inside torch.func or torch.compile, and owns no memory",
+            hint="call the verb outside of vmap, grad and jvp; for gradients see hpcomm.differentiable",
+        ) from None
+    if not address and x.numel():
+        raise LayoutError("x has no memory: its storage was freed, or never made", hint="x.clone() before")
+
+
 def _number(x: complex) -> Buffer:
     array = np.asarray(x)
-    if array.dtype.hasobject:
+    if array.dtype.hasobject or (type(x) is int and array.dtype.kind == "u"):
         raise DtypeError(f"{x} does not fit into 64 bits", hint="the verb's _object form")
     return _scalar(array, lambda filled: filled.item() if filled.ndim == 0 else filled)
 

@@ -10,11 +10,12 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from . import collectives, objects, p2p, plan, ragged, runtime
 from .device import driver
-from .errors import ConfigError, RankError, UsageError
+from .errors import ConfigError, MismatchError, RankError, UsageError, where
 from .lanes import NO_LANES
 from .observe import check as agreement
 from .observe import sentinel
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["Communicator"]
 
 LEVELS = ("off", "light", "full")
+
+_MOST = 2**31 - 1
+# what verbs start with that concern no third rank
+_BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")
 
 
 class Communicator:
@@ -95,6 +100,7 @@ class Communicator:
         self.name: str = name or "comm"
         self._observers: tuple[Any, ...] = ()
         self._kept: list[Request] = []
+        self._disagreed = False  # with other ranks about a call, which may have gone on since
         self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self._ring = -1
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
@@ -218,6 +224,9 @@ class Communicator:
             raise UsageError(
                 f"color {color!r} is no number from 0", hint="None leaves this rank out"
             ).located("split", self)
+        if not hasattr(key, "__index__") or abs(key) > _MOST or (color or 0) > _MOST:
+            what = f"color {color!r} with key {key!r} does not fit into an int of C"
+            raise UsageError(what, hint="numbers below 2**31").located("split", self)
         made = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if color is None:
             return None
@@ -239,7 +248,12 @@ class Communicator:
             RankError: a rank does not exist, is named twice, or this rank is not among them.
         """
         self._check_one_group("group")
-        members = [int(r) for r in ranks]
+        try:
+            members = [index(r) for r in ranks]
+        except TypeError:
+            raise RankError(
+                f"{ranks!r} are no ranks", hint=f"numbers from 0 to {self.size - 1}, such as [0, 1]"
+            ).located("group", self) from None
         wrong = sorted({r for r in members if not 0 <= r < self.size or members.count(r) > 1})
         if wrong or self.rank not in members:
             what = (
@@ -360,6 +374,9 @@ class Communicator:
             self._schedules.close()
         if self._onboard is not None:
             self._onboard.close()
+        if self._disagreed:  # what is under way on it must not arrive on the next one of its number
+            self._parts = self._shadow = self.mpi = type(self.mpi)()
+            return
         self._parts.Free()
         self._shadow.Free()
         self.mpi.Free()
@@ -400,7 +417,7 @@ class Communicator:
 
         def stop() -> None:
             self._observers = tuple(o for o in self._observers if o is not observer)
-            if not self._observers and not self._closed:
+            if not self._observers and not self._closed and not self._disagreed:
                 self._lanes = {}
 
         return stop
@@ -411,6 +428,17 @@ class Communicator:
             raise UsageError(
                 f"communicator '{self.name}' is closed", f"{verb} on '{self.name}'", "use it before close()"
             )
+
+        if self._disagreed and not verb.startswith(_BETWEEN_TWO):
+            raise MismatchError(
+                f"the ranks of '{self.name}' are out of step since they disagreed about a call",
+                where(verb, self),
+                "make a new communicator of its parent, or HPCOMM_CHECK=full, which tells all ranks in time",
+            )
+
+    def _fall_out(self) -> None:
+        """Make no collective call any more: it could meet another one of the other ranks."""
+        self._disagreed, self._lanes = True, NO_LANES
 
     def _check_one_group(self, verb: str) -> None:
         self._check_open(verb)

@@ -68,6 +68,8 @@ def compose(
     fold: Reduction | None = None
     if verb in _REDUCTIONS:
         fold = reduction.resolve(op, dtype)
+        if type(x) is int:
+            reduction.check_whole(x, fold.op, comm.remote_size if comm.is_inter else comm.size)
         if verb in ("scan", "exscan") and comm.is_inter:
             raise UsageError(
                 f"{verb} has no meaning between two groups", hint="comm.merge() makes one group of them"
@@ -85,6 +87,8 @@ def compose(
         return onboard.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
     if fold is None:
         return _move(call, send, recv, block)
+    if send is None:  # the root of another group gives nothing
+        send = recv
     assert send is not None
     if fold.fold is not None:
         return _fold_here(call, send, recv, block, fold)
@@ -113,7 +117,8 @@ def _inter_roles(comm: Communicator, verb: str, root: int) -> tuple[bool, bool]:
     if root in (MPI.ROOT, MPI.PROC_NULL):
         here = root == MPI.ROOT
         return (here, False) if verb in _ROOT_SENDS else (False, here)
-    if not 0 <= root < comm.remote_size:
+    whole = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
+    if not whole or not 0 <= root < comm.remote_size:
         raise no_remote_root(comm, root)
     return (False, True) if verb in _ROOT_SENDS else (True, False)
 
@@ -253,12 +258,14 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
             call.send = transport.spec(copy, block, send.dtype)
         elif (
             verb in ("gather", "all_gather")
+            and not comm.is_inter
             and landing is recv.array
             and _is_block(recv, send, comm.rank, comm.size)
         ):
             call.send = MPI.IN_PLACE
         elif (
             verb == "scatter"
+            and not comm.is_inter
             and send.array.flags.c_contiguous
             and _is_block(send, recv, comm.rank, comm.size)
         ):
@@ -319,6 +326,10 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
         and send.array.flags.c_contiguous
     ):
         call.send = MPI.IN_PLACE
+        if comm.is_inter:  # where MPI knows of no such thing
+            copy = travelling.copy()
+            call.fill = _filler(copy, send.array)
+            call.send = (copy, block, kind)
     else:
         call.send = (travelling, block, kind)
     ranks = comm.remote_size if comm.is_inter else comm.size
@@ -357,6 +368,11 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
     if recv is not None and send is not recv and not buffer.same_memory(send.array, recv.array):
         _refuse_overlap(send, recv)
     p = comm.remote_size if comm.is_inter else comm.size
+    if verb == "reduce_scatter" and comm.is_inter and p != comm.size:
+        raise UsageError(
+            "a function does not fold reduce_scatter between groups of different size",
+            hint="all_reduce, and take a block of it",
+        )
     packed = _packed(send.array)
     if recv is not None and np.may_share_memory(packed, recv.array):
         packed = packed.copy()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import __version__
 from .errors import ConfigError
-from .installation import VENDORS, find_mpi, library_folder
+from .installation import VENDORS, find_mpi, library_folder, vendor_of, which
 from .launch import usable_cores
 from .probe import ANSWER
 from .supervise import stale_segments
@@ -317,6 +317,12 @@ def _about_environment(
     if named and not any(Path(os.path.expandvars(entry)).exists() for entry in named.split(os.pathsep)):
         what = f"MPI4PY_LIBMPI={named} does not exist."
         found.append(Finding("problem", what, "unset it, or name the folder or file of an MPI library"))
+    mpirun = which("mpirun", environ)
+    theirs = VENDORS.get(vendor_of(mpirun), "") if mpirun and mpi else ""
+    if mpi and theirs and theirs != mpi["vendor"] and mpi["vendor"] in VENDORS.values():
+        what = f"{mpirun}, the first on PATH, is {theirs}, but this Python loads {mpi['vendor']}: "
+        hint = "hpcomm run, which finds the right one"
+        found.append(Finding("advice", what + "its ranks would each be alone.", hint))
     is_root = os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT" not in environ
     if is_root and mpi and mpi["vendor"] == "Open MPI":
         what = "Open MPI's own mpirun refuses to start jobs for root."

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from .errors import DtypeError
 
@@ -32,7 +33,7 @@ class Dtype:
 
     name: str
     code: int
-    kind: str  # b bool, i int, u unsigned, f float, h half, c complex, q 8-bit float, o opaque bytes
+    kind: str  # b bool, i int, u unsigned, f float, h half, c complex, q of 8 bits or fewer, o opaque bytes
     storage: str
     mpi: str | None
 
@@ -67,9 +68,20 @@ _ROWS = [
     ("float8_e4m3fnuz", "q", "u1", None),
     ("float8_e5m2fnuz", "q", "u1", None),
     ("float8_e8m0fnu", "q", "u1", None),
+    ("float8_e3m4", "q", "u1", None),
+    ("float8_e4m3", "q", "u1", None),
+    ("float8_e4m3b11fnuz", "q", "u1", None),
+    ("float6_e2m3fn", "q", "u1", None),
+    ("float6_e3m2fn", "q", "u1", None),
+    ("float4_e2m1fn", "q", "u1", None),
+    ("int4", "q", "u1", None),
+    ("int2", "q", "u1", None),
+    ("uint4", "q", "u1", None),
+    ("uint2", "q", "u1", None),
 ]
 BY_NAME = {name: Dtype(name, i + 1, kind, storage, mpi) for i, (name, kind, storage, mpi) in enumerate(_ROWS)}
-_OPAQUE_CODE = 128  # opaque types carry 128 + their size, so that ranks can still be compared
+_SHELLS = ("int4", "int2", "uint4", "uint2")  # torch has these names, and no elements of them
+_OPAQUE_CODE = 128  # opaque types carry 128 + a checksum, so that ranks can still be compared
 
 
 @lru_cache(maxsize=256)
@@ -95,7 +107,7 @@ def from_numpy(dtype: np.dtype[Any]) -> Dtype:
             return BY_NAME[name]
     return Dtype(
         str(dtype),
-        _OPAQUE_CODE + dtype.itemsize,
+        _OPAQUE_CODE + crc32(str(dtype).encode()) % 128,
         "o",
         dtype.str if dtype.kind in "SUmM" else f"V{dtype.itemsize}",
         None,
@@ -105,16 +117,15 @@ def from_numpy(dtype: np.dtype[Any]) -> Dtype:
 def from_torch(dtype: Any) -> Dtype:
     """The record for a torch.dtype."""
     name = str(dtype).removeprefix("torch.")
-    try:
-        return BY_NAME[name]
-    except KeyError:
-        raise DtypeError(f"torch dtype {name} cannot be sent", hint="x.to(torch.float32)") from None
+    if name not in BY_NAME or name in _SHELLS:
+        raise DtypeError(f"torch dtype {name} cannot be sent", hint="x.to(torch.float32)")
+    return BY_NAME[name]
 
 
 def torch_dtype(dtype: Dtype) -> Any:
     """torch's spelling of dtype, for a tensor that is to be made."""
     found = getattr(sys.modules["torch"], dtype.name, None)
-    if found is None:
+    if found is None or dtype.name in _SHELLS:
         raise DtypeError(f"torch has no dtype {dtype.name}", hint="receive into a numpy array")
     return found
 

@@ -210,13 +210,17 @@ if type(X) is not tensor or X.dtype is not dtype or X.dim() != Y.dim():
     "made": "X_size = X.nbytes",
     "neutral": "X.fill_(neutral)",
     "spec": """
-X_at = X.data_ptr()
 try:
+    X_at = X.data_ptr()
     X_seen = windows_X[X_at]
     if X_seen[0] != X_size:
         X_seen = window_X(X_at, X_size)
 except KeyError:
     X_seen = window_X(X_at, X_size)
+    if X_seen is None:
+        return NotImplemented
+except RuntimeError:  # of torch.func
+    return NotImplemented
 X_spec = X_seen[1]
 """,
     "sign": "mine = x_seen[2] | code",

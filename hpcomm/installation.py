@@ -16,7 +16,16 @@ from .errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Mpi", "check_python", "find_mpi", "is_bundled", "library_folder", "vendor_in", "which"]
+__all__ = [
+    "Mpi",
+    "check_python",
+    "find_mpi",
+    "is_bundled",
+    "library_folder",
+    "vendor_in",
+    "vendor_of",
+    "which",
+]
 
 VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}  # our word: its public name
 
@@ -124,7 +133,8 @@ def vendor_in(folder: Path) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _vendor_of(launcher: str) -> str:
+def vendor_of(launcher: str) -> str:
+    """The vendor of a launcher: "openmpi", "mpich", or "" when that cannot be told."""
     return vendor_in(Path(launcher).parent.parent / "lib") or _ask_vendor(launcher)
 
 
@@ -148,7 +158,7 @@ def _forced(name: str, expected: str, bundled: bool, environ: Mapping[str, str])
         raise ConfigError(f"launcher not found: {name}", where="hpcomm run", hint="leave --launcher out")
     if Path(launcher).name == "srun":
         return Mpi(launcher, expected, bundled)
-    vendor = _vendor_of(launcher)
+    vendor = vendor_of(launcher)
     if expected and vendor and vendor != expected:
         raise _mismatch(launcher, vendor, expected)
     return Mpi(launcher, vendor or expected, bundled and vendor == expected)
@@ -159,11 +169,11 @@ def _on_path(expected: str, environ: Mapping[str, str]) -> Mpi:
     names = [*stems, *(f"{stem}.{expected}" for stem in stems if expected)]  # Debian: mpiexec.openmpi
     found = [launcher for name in names if (launcher := which(name, environ))]
     for launcher in found:
-        vendor = _vendor_of(launcher)
+        vendor = vendor_of(launcher)
         if not (expected and vendor) or vendor == expected:
             return Mpi(launcher, vendor or expected)
     if found:
-        raise _mismatch(found[0], _vendor_of(found[0]), expected)
+        raise _mismatch(found[0], vendor_of(found[0]), expected)
     raise ConfigError(
         "no MPI launcher found: neither in this Python's environment nor mpiexec on PATH.",
         where="hpcomm run",

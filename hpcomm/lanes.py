@@ -174,7 +174,9 @@ def _most(comm: Communicator, itemsize: int) -> int:
 Window = tuple[int, Any, int, Any]
 
 
-def _windows(kind: Any, record: Dtype, blocks: int) -> tuple[dict[int, Window], Callable[[int, int], Window]]:
+def _windows(
+    kind: Any, record: Dtype, blocks: int
+) -> tuple[dict[int, Window], Callable[[int, int], Window | None]]:
     """Windows by address, and how to make one; blocks: one of so many parts is what a call counts."""
     import numpy as np
     from mpi4py import MPI
@@ -182,7 +184,9 @@ def _windows(kind: Any, record: Dtype, blocks: int) -> tuple[dict[int, Window], 
     fromaddress = MPI.buffer.fromaddress
     known: dict[int, Window] = {}
 
-    def window(address: int, nbytes: int) -> Window:
+    def window(address: int, nbytes: int) -> Window | None:
+        if not address:  # a storage that was freed
+            return None
         if len(known) > 1000:
             known.clear()
         n, memory = nbytes // record.itemsize // blocks, fromaddress(address, nbytes)

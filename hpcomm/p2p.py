@@ -8,6 +8,7 @@ Where the receiver knows neither, send_ragged and recv_ragged carry both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from . import lanes
@@ -292,6 +293,8 @@ def batch_isend_irecv(comm: Communicator, ops: Sequence[P2POp]) -> list[Request]
 def _check_op(comm: Communicator, op: P2POp) -> str:
     """ "send" or "recv", if op can be carried out."""
     comm._check_open("batch_isend_irecv")
+    if not isinstance(op, P2POp):
+        raise UsageError(f"a batch of {op!r}", hint='a list of P2POp("send", x, peer)')
     name = op.verb if isinstance(op.verb, str) else getattr(op.verb, "__name__", "")
     name = name.removeprefix("i")
     if name not in ("send", "recv"):
@@ -354,7 +357,7 @@ def _recv(
             )
         if shape is not None:
             record, torch = dtypes.parse(dtype)
-            shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+            shape = _shape(shape)
             return _recv_into(comm, buffer.empty(shape, record, torch), source, tag, status, async_op)
         status = Status() if status is None else status
         stages = _recv_unsized(comm, source, tag, dtype, status)
@@ -363,6 +366,16 @@ def _recv(
     request = Request(f"recv(source={source}, tag={tag})", stages, status)
     request.needs(comm, source)
     return request if async_op else request.wait()
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = tuple(map(index, shape)) if isinstance(shape, (tuple, list)) else (index(shape),)
+    except TypeError:
+        sizes = (-1,)
+    if min(sizes, default=0) < 0:
+        raise LayoutError(f"shape {shape!r} is no shape", hint="a number from 0, or a tuple of such")
+    return sizes
 
 
 def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: Any, async_op: bool) -> Any:

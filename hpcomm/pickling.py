@@ -147,7 +147,7 @@ class _Names(dict[Any, "str | None"]):
     """How plain dtypes are called, None of others: numpy makes the name anew whenever it is asked."""
 
     def __missing__(self, dtype: Any) -> str | None:
-        if dtype.kind not in "biufc":
+        if dtype.kind not in "biufc" or dtype.isbuiltin == 2:  # float8_e5m2 says that it is a float
             return None
         self[dtype] = dtype.str
         return self[dtype]

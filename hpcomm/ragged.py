@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import delivery
 from .enact import at_once, check_list, check_root, collective, ireceive, own_place, receive, shown
 from .envelope import Status, peer_rank, tag_number
-from .errors import HpcommError, UsageError
+from .errors import DtypeError, HpcommError, UsageError
 from .parcel import ARRAY, Parcel
 from .request import Request, Stages
 
@@ -156,10 +156,17 @@ def encode(x: Any) -> Parcel:
     look = buffer.as_buffer(x)
     if isinstance(look, buffer.DeviceBuffer):
         return _from_device(look)
-    opaque = look.dtype.kind == "o"
-    name = repr(np.lib.format.dtype_to_descr(look.array.dtype)) if opaque else look.dtype.name
+    name = _described(look.array.dtype) if look.dtype.kind == "o" else look.dtype.name
     torch = type(x).__module__.startswith("torch")
     return _parcel(look.array, "torch" if torch else "numpy", name)
+
+
+def _described(dtype: np.dtype[Any]) -> str:
+    """A dtype that has no name of ours, in words that make it again."""
+    descr = np.lib.format.dtype_to_descr(dtype)
+    if np.lib.format.descr_to_dtype(descr) != dtype:
+        raise DtypeError(f"numpy has no words for dtype {dtype}", hint="the verb's _object form")
+    return repr(descr)
 
 
 def _parcel(array: Any, library: str, name: str) -> Parcel:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from . import dtypes
@@ -29,7 +30,7 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["NAMES", "Op", "Reduction", "premul_sum", "resolve"]
+__all__ = ["NAMES", "Op", "Reduction", "check_whole", "premul_sum", "resolve"]
 
 NAMES = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
 _MPI = {"sum": "SUM", "avg": "SUM", "premul_sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX",
@@ -39,6 +40,8 @@ _ON_BOOL = {"sum": "BOR", "max": "BOR", "lor": "BOR", "bor": "BOR", "prod": "BAN
 _OTHER_WORDS = {"mean": "avg", "average": "avg", "add": "sum", "mul": "prod", "product": "prod",
                 "minimum": "min", "maximum": "max", "and": "land", "all": "land", "or": "lor", "any": "lor",
                 "xor": "bxor"}  # fmt: skip
+_MOST = 2**63 - 1  # of an int
+_FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE")
 FOLD_CODE = 31  # code of every operator that MPI does not know by name
 
 
@@ -79,11 +82,22 @@ class Reduction:
         return self.op.function
 
     def mpi(self) -> Any:
+        """The operator for MPI to fold with, on the host."""
+        if self.mpi_op in ("MIN", "MAX") and self.mpi_type in _FLOATS:
+            return _keeping_nan(self.mpi_op)
         return getattr(MPI, self.mpi_op) if isinstance(self.mpi_op, str) else self.mpi_op
 
 
 def premul_sum(factor: Any) -> Op:
-    """The operator that multiplies this rank's x by factor, a number, and sums (NCCL's premul_sum)."""
+    """The operator that multiplies this rank's x by factor, a number, and sums (NCCL's premul_sum).
+
+    Raises:
+        UsageError: factor is no number.
+    """
+    if hasattr(factor, "item") and getattr(factor, "ndim", 1) == 0:
+        factor = factor.item()
+    if not isinstance(factor, Number):
+        raise UsageError(f"premul_sum by {factor!r}, which is no number", hint="hpcomm.premul_sum(0.5)")
     return Op("premul_sum", factor=factor)
 
 
@@ -98,6 +112,22 @@ def resolve(op: Any, dtype: Dtype) -> Reduction:
         DtypeError: op has no right result on dtype.
     """
     return _on(named(op), dtype)
+
+
+def check_whole(x: int, op: Op, ranks: int) -> None:
+    """Refuse an int of Python's, which knows no bounds, where the result might not fit into 64 bits.
+
+    Raises:
+        DtypeError: that many such numbers could be too many.
+    """
+    if op.name not in ("sum", "prod", "premul_sum"):
+        return
+    own = abs(x * (1 if op.factor is None else int(op.factor)))
+    if own > (_MOST ** (1 / ranks) if op.name == "prod" else _MOST // ranks):
+        raise DtypeError(
+            f"{op} of ints such as {x} on {ranks} ranks might not fit into 64 bits",
+            hint=f"all_reduce_object(x, {op.name!r}), which is exact, or float(x)",
+        )
 
 
 def named(op: Any) -> Op:
@@ -186,6 +216,23 @@ def _known(name: str, dtype: Dtype) -> Reduction:
         return Reduction(op, code, _MPI[name], "FLOAT", _widen(dtype), _narrow(dtype, name == "avg"))
     assert dtype.mpi is not None
     return Reduction(op, code, _MPI[name], dtype.mpi, finish=_divide if name == "avg" else None)
+
+
+@lru_cache(maxsize=2)
+def _keeping_nan(name: str) -> MPI.Op:
+    """MIN or MAX of floats as numpy and torch have them: what is not a number stays so.
+
+    MPI's own compare, so that the last rank's value counts, or the first's, and each rank may get another.
+    """
+    fold = {"MIN": np.minimum, "MAX": np.maximum}[name]
+    dtypes_by_size = {np.dtype(char).itemsize: np.dtype(char) for char in "gdf"}
+
+    def call(given: Any, folded: Any, kind: MPI.Datatype) -> None:
+        dtype = dtypes_by_size[kind.size]
+        out = np.frombuffer(folded, dtype)
+        fold(np.frombuffer(given, dtype), out, out=out)
+
+    return MPI.Op.Create(call, commute=True)
 
 
 def _premultiplied(op: Op, dtype: Dtype) -> Reduction:

@@ -9,8 +9,7 @@ it has seen everybody's flag of the next, and so nobody reads from this one any 
 
 That is quicker than MPICH's own; Open MPI's is quicker still, so there nobody goes this way. Who waits for
 long lets MPI move on meanwhile.
-Sums and products of numbers, and minima, maxima and bits of integers; not minima of floats, for which numpy
-and MPI differ about what is not a number.
+Sums and products of numbers, minima and maxima, and bits of integers.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def _kinds() -> dict[int, tuple[Any, Any]]:
     }  # fmt: skip
     found = {}
     for dtype in BY_NAME.values():
-        names = {"i": list(functions), "u": list(functions), "f": ["sum", "prod"], "c": ["sum"]}
+        names = {"i": list(functions), "u": list(functions), "f": ["sum", "prod", "min", "max"], "c": ["sum"]}
         for name in names.get(dtype.kind, []) if dtype.mpi is not None else []:
             fold = reduction.resolve(name, dtype)
             if fold.up is None and fold.finish is None:

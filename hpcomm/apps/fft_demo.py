@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Communicator, Field, Partition, Redistribution
+from hpcomm.apps._arguments import positive
 from hpcomm.apps._report import table, verdict
 
 Array = NDArray[Any]
@@ -78,7 +79,7 @@ def pencil(comm: Communicator, shape: tuple[int, int, int]) -> Transform:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fft_demo", description="slab and pencil FFT over ranks")
-    parser.add_argument("--shape", type=int, nargs=3, default=[36, 40, 28])
+    parser.add_argument("--shape", type=positive, nargs=3, default=[36, 40, 28])
     shape = tuple(parser.parse_args(argv).shape)
     comm = hpcomm.world
     rng = np.random.default_rng(0)

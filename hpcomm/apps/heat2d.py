@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Field, Halo, Mesh, checkpoint
+from hpcomm.apps._arguments import positive
 from hpcomm.apps._picture import draw_field, require_matplotlib
 from hpcomm.apps._report import Progress, verdict
 
@@ -95,11 +96,11 @@ def plate(mesh: Mesh, size: int) -> Field:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="heat2d", description="heat on a plate over a mesh of ranks")
     parser.add_argument(
-        "--size", type=int, default=256, help="points along one side (the other is 1.25 times)"
+        "--size", type=positive, default=256, help="points along one side (the other is 1.25 times)"
     )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--checkpoint", metavar="FOLDER", help="go on from here, and save here")
-    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
+    parser.add_argument("--every", type=positive, default=100, help="steps between checkpoints")
     parser.add_argument("--picture", metavar="FILE.png", help="draw the plate at the end (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.picture:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Field, Mesh, Partition
+from hpcomm.apps._arguments import positive
 from hpcomm.apps._report import table, verdict
 
 Array = NDArray[Any]
@@ -52,8 +53,8 @@ def tensor_parallel(mesh: Mesh, x: Array, w1: Field, w2: Field) -> Array:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="matmul_demo", description="distributed matrix products")
-    parser.add_argument("--size", type=int, default=240)
-    parser.add_argument("--panel", type=int, default=64)
+    parser.add_argument("--size", type=positive, default=240)
+    parser.add_argument("--panel", type=positive, default=64)
     options = parser.parse_args(argv)
     comm = hpcomm.world
     n = options.size

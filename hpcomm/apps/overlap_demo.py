@@ -19,6 +19,7 @@ import numpy as np
 import hpcomm
 from hpcomm import Communicator
 from hpcomm.apps import _library
+from hpcomm.apps._arguments import positive
 from hpcomm.apps._picture import draw_timeline, require_matplotlib
 from hpcomm.apps._report import table, verdict
 
@@ -63,7 +64,7 @@ def bars(spans: dict[str, tuple[float, float]], whole: float) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="overlap_demo", description="computing while communicating")
-    parser.add_argument("--bytes", type=int, default=64_000_000, help="of each rank's array")
+    parser.add_argument("--bytes", type=positive, default=64_000_000, help="of each rank's array")
     parser.add_argument("--picture", metavar="FILE.png", help="draw the timeline (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.picture:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Communicator
+from hpcomm.apps._arguments import positive
 from hpcomm.apps._report import table, verdict
 
 Ints = NDArray[np.int64]
@@ -65,7 +66,7 @@ def both_sides(comm: Communicator, x: Ints, left: int, right: int) -> tuple[Ints
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="p2p_ring", description="a token and arrays around a ring of ranks")
-    parser.add_argument("--count", type=int, default=1_000_000, help="elements of the arrays that shift")
+    parser.add_argument("--count", type=positive, default=1_000_000, help="elements of the arrays that shift")
     options = parser.parse_args(argv)
 
     comm = hpcomm.world

@@ -85,6 +85,8 @@ def main(argv: list[str] | None = None) -> int:
 
     world = hpcomm.world
     peer = min(1, world.size - 1) if options.peer is None else options.peer  # alone: rank 0 with itself
+    if not 0 <= peer < world.size:
+        parser.error(f"--peer {peer} is no rank: there are {world.size}")
     rows: list[list[float]] = []
     wrong: list[str] = []
     if world.rank in (0, peer):

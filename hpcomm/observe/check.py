@@ -9,8 +9,9 @@ light  ranks of one node post the signature on the board before the call, and ea
 full   all ranks compare before each call, wherever they are, and all raise. Costs one small
        all-reduce a call.
 
-Light cannot stop a rank that is already inside MPI: the rank that sees the difference raises, and if
-nobody catches that, the job ends with a message that names both calls.
+Light cannot stop a rank that is already inside MPI, or has gone on: the rank that sees the difference raises,
+and if nobody catches that, the job ends with a message that names both calls. If somebody does, later
+collective calls on that communicator raise as well, for they could take what an earlier one left.
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ def light(
             if (called := posted(other, number)) not in (None, expected)
         ]
         if others:
+            comm._fall_out()
             raise _disagreement(comm, number, board, others)
 
     names = {"step": step, "ring": ring, "theirs": theirs, "suspect": suspect}

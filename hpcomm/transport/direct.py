@@ -231,7 +231,9 @@ class Direct:
         arena, size = self.arena, self.dtype.itemsize
         yield [Reached(arena.device, event := arena.station.mark(arena.stream))]  # MPI knows no streams
         arena.station.spare(event)
-        kind, op = (getattr(MPI, self.fold.mpi_type), self.fold.mpi()) if self.fold else (None, None)
+        fold = self.fold  # by name, or a user's: those that fold on the host must not see a device's memory
+        kind = getattr(MPI, fold.mpi_type) if fold else None
+        op = getattr(MPI, fold.mpi_op) if fold else None
 
         def part(low: int, nbytes: int) -> Any:
             return arena.device.memory(arena.work + low, nbytes)

@@ -101,6 +101,8 @@ def failure(error: MPI.Exception, verb: str, comm: Communicator) -> HpcommError:
     """MPI's error in our words; the one place where its exceptions are mapped."""
     kind = error.Get_error_class()
     if kind == MPI.ERR_TRUNCATE:
+        if verb in NAMES and verb not in ("send", "recv"):
+            comm._fall_out()
         return MismatchError(
             "a message was longer than the array that receives it",
             where(verb, comm),

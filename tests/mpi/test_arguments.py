@@ -154,11 +154,61 @@ def test_a_read_only_out_is_refused(comm: Any, verb: str) -> None:
 
 
 def test_an_out_whose_elements_share_a_place_is_refused(comm: Any) -> None:
-    out = np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,))
-    with pytest.raises(hpcomm.LayoutError, match="one place"):
-        comm.all_reduce(np.ones(4), out=out)
-    with pytest.raises(hpcomm.LayoutError, match="one place"):
+    for stride in (0, 4):
+        out = np.lib.stride_tricks.as_strided(np.zeros(4), (4,), (stride,))
+        with pytest.raises(hpcomm.LayoutError, match="share a place"):
+            comm.all_reduce(np.ones(4), out=out)
+    with pytest.raises(hpcomm.LayoutError, match="share a place"):
         comm.all_reduce(torch.ones(4), out=torch.zeros(1).expand(4))
+
+
+def test_numbers_that_are_none_are_refused_by_the_call_that_takes_them(comm: Any) -> None:
+    for call in (
+        lambda: comm.recv(dtype="f8", shape=-1),
+        lambda: comm.recv(dtype="f8", shape=(1.5,)),
+        lambda: comm.irecv(dtype="f8", shape="3"),
+        lambda: comm.group([0.5]),
+        lambda: comm.group("0"),
+        lambda: comm.group(0),
+        lambda: comm.split(0, key="a"),
+        lambda: comm.split(2**40),
+        lambda: comm.batch_isend_irecv([3]),
+    ):
+        with pytest.raises(hpcomm.UsageError, match=r"no shape|no ranks|int of C|a batch of 3"):
+            call()
+
+
+def test_an_out_of_a_class_of_its_own_is_what_comes_back(comm: Any) -> None:
+    for kind in (np.memmap, np.matrix, np.recarray):
+        out = np.ones((2, 2)).view(kind)
+        assert comm.all_reduce(out, out=out) is out
+        assert comm.all_reduce(np.ones((2, 2)), out=out) is out
+        assert out.tolist() == [[comm.size] * 2] * 2
+
+
+@pytest.mark.parametrize("verb", ["all_reduce", "all_gather", "broadcast"])
+def test_a_tensor_whose_memory_is_gone_is_refused(comm: Any, verb: str) -> None:
+    x = torch.ones(comm.size)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(hpcomm.LayoutError, match="freed") as caught:
+        getattr(comm, verb)(x)
+    three_lines(caught.value, verb, comm)
+    with pytest.raises(hpcomm.LayoutError, match=r"torch\.func") as caught:
+        torch.vmap(lambda x: getattr(comm, verb)(x))(torch.ones(2, comm.size))
+    three_lines(caught.value, verb, comm)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("verb", ["reduce", "all_reduce", "scan", "exscan"])
+def test_ints_whose_result_might_not_fit_are_refused(comm: Any, verb: str) -> None:
+    most = 2**63 - 1
+    for op, x in [("sum", most // comm.size + 1), ("prod", -(2**32)), (hpcomm.premul_sum(2), 2**62)]:
+        with pytest.raises(hpcomm.DtypeError, match="might not fit into 64 bits") as caught:
+            getattr(comm, verb)(x, op)
+        three_lines(caught.value, verb, comm)
+    assert comm.all_reduce(-(most // comm.size)) == -(most // comm.size) * comm.size
+    assert comm.all_reduce(most, "max") == most
+    assert comm.all_reduce(3, "prod") == 3**comm.size
 
 
 OVERLAPPING = ["reduce", "all_reduce", "scan", "exscan", "all_to_all", "broadcast"]

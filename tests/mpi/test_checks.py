@@ -53,6 +53,18 @@ DISAGREEMENTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str, 
         "float16",
         "bfloat16",
     ),
+    "unit of time": (
+        lambda c: c.broadcast(X.astype("m8[s]")),
+        lambda c: c.broadcast(X.astype("m8[D]")),
+        "timedelta64[s]",
+        "timedelta64[D]",
+    ),
+    "fields": (
+        lambda c: c.all_gather(np.zeros(2, "i4,f8")),
+        lambda c: c.all_gather(np.zeros(2, "f8,i4")),
+        "[('f0', '<i4'), ('f1', '<f8')]",
+        "[('f0', '<f8'), ('f1', '<i4')]",
+    ),
     "count": (lambda c: c.all_reduce(X), lambda c: c.all_reduce(X[:5]), "(6,)", "(5,)"),
     "root": (lambda c: c.broadcast(X, root=0), lambda c: c.broadcast(X, root=1), "root=0", "root=1"),
     "root of gather": (lambda c: c.gather(X, root=0), lambda c: c.gather(X, root=1), "root=0", "root=1"),
@@ -110,6 +122,26 @@ def test_a_swapped_order_is_found_at_the_first_call_that_differs(full: Any) -> N
     with pytest.raises(hpcomm.MismatchError, match="call #1 "):
         calls[full.rank % 2]()
     assert full.all_reduce(1) == full.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_after_a_disagreement_that_was_caught_no_collective_call_takes_what_another_left() -> None:
+    """rank 0 has gone on, and what it broadcast is still on the way."""
+    two = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank // 2)  # and the others apart
+    with hpcomm.Communicator(two, check="light", name="fallen") as comm:
+        if comm.rank == 0 and comm.size > 1:
+            comm.broadcast(np.ones(3))
+            comm.send(np.full(2, 7.0), 1, tag=5)
+        two.Barrier()
+        if comm.rank == 1:
+            with pytest.raises(hpcomm.MismatchError, match="disagree"):
+                comm.broadcast(np.ones(3, np.float32))
+            for call in (lambda: comm.broadcast(np.ones(3)), lambda: comm.all_gather_object(1), comm.dup):
+                with pytest.raises(hpcomm.MismatchError, match="out of step since they disagreed"):
+                    call()
+            assert comm.recv(np.empty(2), 0).tolist() == [7.0, 7.0]  # only two ranks know of it
+        two.Barrier()
+    two.Free()
 
 
 @pytest.mark.parametrize("level", ["light", "full"])

@@ -47,6 +47,42 @@ def test_all_reduce_and_all_gather_give_what_the_other_group_gave(halves: Any, c
     assert results[3].tolist() == [[rank] * 2 for rank in there]
 
 
+@pytest.mark.parametrize("time", ["blocking", "async", "plan"])
+def test_in_place_and_by_blocks_the_other_groups_result_arrives(halves: Any, comm: Any, time: str) -> None:
+    inter, _, here, there = halves
+
+    def call(verb: str, x: Any, op: Any = "sum", root: int = 0, out: Any = None) -> Any:
+        if time == "plan":
+            with inter.plan(verb, x, op=op, root=root, out=out) as plan:
+                return plan()
+        given = {"root": root} if verb == "reduce" else {}
+        result = getattr(inter, verb)(x, op, out=out, async_op=time == "async", **given)
+        return result.wait(timeout=WAIT_S) if time == "async" else result
+
+    for x in (np.full(2, float(comm.rank)), torch.full((4,), comm.rank)[::2]):
+        assert call("all_reduce", x, out=x).tolist() == [sum(there)] * 2
+    ours = np.full((len(here), len(there)), 1.0 + comm.rank)  # as many elements as over there
+    assert call("reduce_scatter", ours).tolist() == [sum(there) + len(there)] * len(there)
+    for op in ("sum", lambda a, b: a + b):
+        root = 0 if comm.rank % 2 else hpcomm.ROOT if inter.rank == 0 else hpcomm.PROC_NULL
+        x = np.full(2, float(comm.rank)) if root == 0 else None
+        out = np.zeros(2) if root == hpcomm.ROOT else None
+        if root != hpcomm.PROC_NULL:
+            call("reduce", x, op, root, out)
+        else:
+            call("reduce", np.zeros(2), op, root)
+        if out is not None:
+            assert out.tolist() == [sum(there)] * 2
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_function_does_not_scatter_between_unequal_groups(halves: Any) -> None:
+    inter, _, here, there = halves
+    if len(here) != len(there):
+        with pytest.raises(hpcomm.UsageError, match="different size"):
+            inter.reduce_scatter(np.ones((len(here), len(there))), lambda a, b: a + b)
+
+
 def test_a_function_folds_the_other_groups_arrays(halves: Any, comm: Any) -> None:
     inter, _, _, there = halves
     folded = inter.all_reduce(np.array([comm.rank + 1]), lambda a, b: 10 * a + b)
@@ -133,6 +169,7 @@ def test_a_rank_that_the_other_group_does_not_have_is_a_rank_error(halves: Any) 
         lambda: inter.send(np.ones(1), len(there)),
         lambda: inter.broadcast(np.ones(1), root=len(there)),
         lambda: inter.reduce(np.ones(1), root=-7),
+        lambda: inter.gather(np.ones(1), root="a"),
     ):
         with pytest.raises(hpcomm.RankError) as caught:
             call()

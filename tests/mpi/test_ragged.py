@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -131,6 +132,20 @@ def test_records_times_and_texts_may_be_ragged(comm: Any, time: str) -> None:
         assert got[comm.rank].dtype == x.dtype
         assert np.array_equal(got[comm.rank], x)
         assert len(got[-1].dtype.str) >= len(x.dtype.str) - 1
+
+
+@pytest.mark.parametrize("name", ["int4", "float8_e5m2", "float8_e3m4", "float4_e2m1fn"])
+def test_small_numbers_of_ml_dtypes_keep_their_dtype(comm: Any, name: str) -> None:
+    x = np.ones(3 + 3000 * comm.rank, getattr(ml_dtypes, name))
+    for got in (comm.all_gather_ragged(x), comm.all_gather_object(x)):
+        assert [y.dtype for y in got] == [x.dtype] * comm.size
+        assert all((y == x[0]).all() for y in got)
+
+
+def test_a_dtype_without_words_is_refused(comm: Any) -> None:
+    with pytest.raises(hpcomm.DtypeError, match="no words") as caught:
+        comm.all_gather_ragged(np.zeros(2, [("a", ml_dtypes.int4)]))
+    assert "_object" in str(caught.value.hint)
 
 
 def test_bytes_and_numbers_arrive_as_numpy_arrays(comm: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -219,6 +220,31 @@ def test_not_a_number_is_kept_by_sums_of_halves(comm: Any) -> None:
     assert y[1].item() == comm.size
 
 
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "longdouble"])
+def test_minima_and_maxima_keep_not_a_number_whichever_rank_has_it(comm: Any, dtype: str, op: str) -> None:
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    for length, source in product((1, 3, 20_000), range(comm.size)):  # short, by MPI, halves by blocks
+        x = np.full((comm.size, length), comm.rank, kind)
+        x[:, -1] = np.nan if comm.rank == source else 1
+        with np.errstate(all="raise"):
+            ways = [
+                comm.all_reduce(x, op),
+                comm.all_reduce(x, op, async_op=True).wait(),
+                comm.all_reduce(x, op, algorithm="double_tree"),
+                comm.plan("all_reduce", x, op=op)(),
+                comm.reduce(x, op, root=source),
+                comm.reduce_scatter(x, op),
+            ]
+            below = [comm.scan(x, op), comm.exscan(x, op)]
+        ways += [y for i, y in enumerate(below) if comm.rank >= source + i]
+        for y in ways:
+            if y is not None:
+                assert np.isnan(y[..., -1]).all()
+                assert not np.isnan(y[..., :-1]).any()
+    assert comm.all_reduce(np.empty(0, kind), op).size == 0
+
+
 # -- truth values -------------------------------------------------------------------------------
 
 
@@ -265,10 +291,18 @@ def test_premul_sum_by_a_factor_that_changes_the_dtype_is_refused(comm: Any, dty
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(("dtype", "factor"), [("uint8", -1), ("int8", 1000), ("uint64", -3)])
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [("uint8", -1), ("int8", 1000), ("uint64", -3), ("int8", np.int64(300))]
+)
 def test_premul_sum_by_a_factor_out_of_range_is_refused(comm: Any, dtype: str, factor: int) -> None:
     with pytest.raises(hpcomm.DtypeError, match=str(factor)):
         comm.all_reduce(np.ones(2, dtype), hpcomm.premul_sum(factor))
+
+
+@pytest.mark.parametrize("factor", [None, "2", np.ones(3), torch.ones(3), [2]], ids=str)
+def test_premul_sum_needs_a_number(factor: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match="no number"):
+        hpcomm.premul_sum(factor)
 
 
 # -- other libraries' operators -----------------------------------------------------------------

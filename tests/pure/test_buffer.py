@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 
 import hpcomm
 from hpcomm import as_buffer, dtypes
@@ -189,8 +190,11 @@ FROZEN: dict[str, tuple[Callable[[], Any], str]] = {
     "read-only numpy": (read_only, "read-only"),
     "bytes": (lambda: b"abc", "read-only"),
     "read-only memoryview": (lambda: memoryview(bytearray(3)).toreadonly(), "read-only"),
-    "broadcast numpy": (lambda: np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,)), "one place"),
-    "expanded tensor": (lambda: torch.zeros(1).expand(4), "one place"),
+    "broadcast numpy": (lambda: as_strided(np.zeros(1), (4,), (0,)), "share a place"),
+    "expanded tensor": (lambda: torch.zeros(1).expand(4), "share a place"),
+    "windows of numpy": (lambda: as_strided(np.zeros(3), (2, 2), (8, 8)), "share a place"),
+    "windows of a tensor": (lambda: torch.zeros(3).as_strided((2, 2), (1, 1)), "share a place"),
+    "half an element apart": (lambda: as_strided(np.zeros(2), (3,), (4,)), "share a place"),
     "lazy conjugate": (lambda: torch.zeros(2, dtype=torch.complex64).conj(), "conjugate"),
     "lazy negative": (lambda: torch.zeros(2, dtype=torch.complex64).conj().imag, "negative"),
 }
@@ -213,8 +217,19 @@ def test_what_cannot_receive_says_why_but_may_be_sent(kind: str) -> None:
         torch.zeros(0, 3),
         torch.zeros(1).expand(1),
         np.zeros((3, 4))[::2][:0],
+        np.zeros((3, 4, 5))[::-2, 1:3, ::2].transpose(1, 2, 0),
+        as_strided(np.zeros(8), (3, 2), (16, 24)),
     ],
-    ids=["empty", "one column", "nothing", "empty tensor", "expanded to one", "empty view"],
+    ids=[
+        "empty",
+        "one column",
+        "nothing",
+        "empty tensor",
+        "expanded to one",
+        "empty view",
+        "view",
+        "interlaced",
+    ],
 )
 def test_strides_that_do_not_matter_freeze_nothing(x: Any) -> None:
     assert as_buffer(x).frozen is None
@@ -228,6 +243,13 @@ def test_a_lazy_conjugate_is_read_as_the_user_sees_it() -> None:
 
 # -- refusals --------------------------------------------------------------------------------------
 
+
+def freed() -> torch.Tensor:
+    x = torch.zeros(3)
+    x.untyped_storage().resize_(0)
+    return x
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "foreign byte order": (
         lambda: np.zeros(2, ">f8" if sys.byteorder == "little" else "<f8"),
@@ -238,6 +260,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "mask": (lambda: np.ma.masked_array([1.0], [True]), hpcomm.LayoutError, "mask"),
     "sparse": (lambda: torch.eye(2).to_sparse(), hpcomm.LayoutError, "sparse"),
     "no memory": (lambda: torch.ones(2, device="meta"), hpcomm.LayoutError, "meta"),
+    "freed memory": (freed, hpcomm.LayoutError, "freed"),
+    "int past int64": (lambda: 2**63, hpcomm.DtypeError, "64 bits"),
     "list": (lambda: [1, 2], hpcomm.UsageError, "list is not an array"),
     "dict": (dict, hpcomm.UsageError, "dict is not an array"),
     "text": (lambda: "abc", hpcomm.UsageError, "str is not an array"),

