@@ -14,9 +14,16 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["Schedule"]
+__all__ = ["Schedule", "divides"]
 
 _NEAR = 1e-6  # of a period: times are floats
+_MOST = 1e12  # steps in a period, which floats can still tell apart
+
+
+def divides(step: float, whole: float) -> bool:
+    """Whether whole is a multiple of step, but for rounding; 0 is one of any."""
+    n = whole / step
+    return whole == 0 or (0.5 < n < _MOST and abs(n - round(n)) < max(1e-9, 1e-15 * n))
 
 
 class Schedule(NamedTuple):

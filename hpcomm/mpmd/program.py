@@ -13,13 +13,14 @@ from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
 from .channel import TIMEOUT_S
+from .clock import divides
 from .deadline import within
 from .field import Field
 from .link import Link, no_field
 from .progress import progress
-from .reader import MAPPINGS, TIMES, divides, read
+from .reader import read
 from .record import Recorded, recorder
-from .spec import FieldSpec, JobSpec
+from .spec import MAPPINGS, TIMES, FieldSpec, JobSpec
 
 if TYPE_CHECKING:
     from ..communicator import Communicator

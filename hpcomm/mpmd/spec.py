@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FieldSpec", "GridSpec", "JobSpec", "ProgramSpec"]
+__all__ = ["GRID_KEYS", "MAPPINGS", "TIMES", "FieldSpec", "GridSpec", "JobSpec", "ProgramSpec"]
+
+MAPPINGS = ("none", "nearest", "bilinear", "idw", "conservative", "conservative2")
+TIMES = ("instant", "mean", "sum", "linear")
+GRID_KEYS = {  # kind: the keys that it needs
+    "latlon": ("nlat", "nlon"),
+    "gaussian": ("nlat", "nlon"),
+    "plane": ("nx", "ny"),
+    "points": ("size",),
+    "cells": ("size",),
+}
 
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """One program. hosts: (host, ranks there); step_s: its own time step."""
+    """One program. hosts: (host, ranks there); step_s: its own time step; line: of the file."""
 
     name: str
     command: tuple[str, ...]
@@ -28,6 +38,7 @@ class ProgramSpec:
     on_failure: str = "end"
     joins: bool = True
     step_s: float | None = None
+    line: int = 1
 
 
 @dataclass(frozen=True)
