@@ -60,6 +60,7 @@ __all__ = [
 
 MAPPINGS = ("nearest", "idw", "bilinear", "conservative", "conservative2")
 _FAR = 8.0  # farther than anything on the unit sphere is from anything else
+_SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
 _DIGITS = 12  # to which distances count as equal; then the lower index wins, whatever the partition
 
 
@@ -443,6 +444,7 @@ def _gradients(x: Array, which: Indices, there: Any, sphere: bool) -> tuple[Indi
     if sphere:
         d = d - (d * x[:, None]).sum(axis=2, keepdims=True) * x[:, None]
     square = (d * d).sum(axis=2, keepdims=True)
+    there = there & (square[..., 0] > _SAME * (x * x).sum(axis=1)[:, None])
     weighted = np.where(there[..., None], d / np.maximum(square, 1e-300), 0.0)
     pseudo = np.linalg.pinv(np.einsum("nki,nkj->nij", weighted, d), rcond=1e-8, hermitian=True)
     vector = np.einsum("nij,nkj->nki", pseudo, weighted)

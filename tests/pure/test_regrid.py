@@ -127,6 +127,24 @@ def test_a_constant_stays_constant(pair, mapping):
     assert np.allclose(weights.apply(np.full(weights.columns, 3.25)), 3.25, rtol=1e-12)
 
 
+@pytest.mark.parametrize("mapping", regrid.MAPPINGS)
+def test_the_coarsest_grids_serve_too(mapping):
+    """Cells whose neighbours are themselves, or lie through the sphere; planes of one row."""
+    kinds = (regrid.LatLon, regrid.Gaussian)
+    spheres = [kind(nlat, nlon) for kind in kinds for nlat in (1, 2) for nlon in (1, 2, 4)]
+    pairs = [(source, regrid.LatLon(5, 7)) for source in spheres]
+    pairs += [(regrid.Plane(nx, ny), regrid.Plane(3, 2)) for nx in (1, 2) for ny in (1, 2)]
+    for source, target in pairs:
+        weights = regrid.weights(source, target, mapping, neighbours=1)
+        assert np.allclose(weights.apply(np.full(weights.columns, 3.25)), 3.25, rtol=1e-12)
+        if mapping.startswith("cons"):
+            values = np.arange(source.size)[weights.sources]
+            lost = areas(target, source) @ weights.apply(values) - areas(source, target) @ np.arange(
+                source.size
+            )
+            assert abs(lost) < 1e-12 * areas(source, target).sum() * source.size
+
+
 def test_between_equal_grids_all_mappings_are_the_identity():
     for grid in (regrid.LatLon(8, 16), regrid.Gaussian(8, 16), regrid.Plane(7, 5)):
         values = smooth(grid.centres(everything(grid)))
