@@ -6,8 +6,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..mappings import GRID_KEYS
 from . import fits, unit
-from .spec import GRID_KEYS, MAPPINGS, TIMES, FieldSpec, GridSpec, ProgramSpec
+from .spec import MAPPINGS, TIMES, FieldSpec, GridSpec, ProgramSpec
 
 if TYPE_CHECKING:
     from .tables import Tables

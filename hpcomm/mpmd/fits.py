@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from ..mappings import misfit
 from .clock import divides
-from .spec import GRID_KEYS, FieldSpec, GridSpec, JobSpec, ProgramSpec
+from .spec import FieldSpec, GridSpec, JobSpec, ProgramSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
     from .tables import Tables
 
 __all__ = ["check_job", "check_mapping", "check_times", "check_weights"]
-
-_FITS = {  # mapping: kinds that it can read from and write to
-    "nearest": (set(GRID_KEYS), set(GRID_KEYS)),
-    "idw": (set(GRID_KEYS), set(GRID_KEYS)),
-    "bilinear": ({"latlon", "gaussian", "plane"}, set(GRID_KEYS)),
-    "conservative": (set(GRID_KEYS) - {"points"}, set(GRID_KEYS) - {"points"}),
-    "conservative2": (set(GRID_KEYS) - {"points"}, set(GRID_KEYS) - {"points"}),
-}
 
 
 def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -> None:
@@ -43,21 +36,10 @@ def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -
             "neighbours = 4",
             "neighbours",
         )
-    reads, writes = _FITS[made.mapping]
-    for grid, kinds, key in ((source, reads, "from_grid"), (target, writes, "to_grid")):
-        if grid.kind not in kinds:
-            tables.fail(
-                f"mapping {made.mapping!r} does not fit grid {grid.name!r} of kind {grid.kind}",
-                f"kinds that it fits: {', '.join(sorted(kinds))}",
-                key,
-            )
-    if source.sphere != target.sphere:
-        flat = source.name if target.sphere else target.name
-        tables.fail(
-            f"{made} goes between a sphere and a plane ({flat})",
-            "grids of one field lie on the same surface",
-            "from_grid",
-        )
+    wrong = misfit(made.mapping, (source.kind, source.sphere), (target.kind, target.sphere))
+    if wrong is not None:
+        side, what, hint = wrong
+        tables.fail(f"{made}: {what} ({source.name!r} to {target.name!r})", hint, f"{side}_grid")
     if made.mapping not in ("nearest", "idw") and not _meet(source, target):
         tables.fail(
             f"{made} goes between planes that do not meet: {list(source.bounds)} and {list(target.bounds)}",

@@ -6,20 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import mappings
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["GRID_KEYS", "MAPPINGS", "TIMES", "FieldSpec", "GridSpec", "JobSpec", "ProgramSpec"]
+__all__ = ["MAPPINGS", "TIMES", "FieldSpec", "GridSpec", "JobSpec", "ProgramSpec"]
 
-MAPPINGS = ("none", "nearest", "bilinear", "idw", "conservative", "conservative2")
+MAPPINGS = ("none", *mappings.MAPPINGS)
 TIMES = ("instant", "mean", "sum", "linear")
-GRID_KEYS = {  # kind: the keys that it needs
-    "latlon": ("nlat", "nlon"),
-    "gaussian": ("nlat", "nlon"),
-    "plane": ("nx", "ny"),
-    "points": ("size",),
-    "cells": ("size",),
-}
 
 
 @dataclass(frozen=True)

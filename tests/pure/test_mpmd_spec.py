@@ -303,13 +303,13 @@ WRONG = {
     "a mapping that does not fit": (
         'to_grid = "sea"',
         'to_grid = "buoys"',
-        "does not fit grid 'buoys' of kind points",
+        "does not go to a grid of kind points .'sky' to 'buoys'.",
         'to_grid = "buoys"',
     ),
     "a sphere onto a plane": (
         'to_grid = "sky"',
         'to_grid = "flat"',
-        "between a sphere and a plane",
+        "from a grid on a sphere to one on a plane",
         'from_grid = "sea"',
     ),
     "no mapping between sizes": (
