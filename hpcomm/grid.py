@@ -49,6 +49,11 @@ class Rectangles:
     def size(self) -> int:
         return self.nu * self.nv
 
+    def is_same(self, other: Rectangles) -> bool:
+        """Whether both have the same cells under the same numbers."""
+        mine, theirs = (self.u_edges, self.v_edges), (other.u_edges, other.v_edges)
+        return self.kind == other.kind and all(map(np.array_equal, mine, theirs))
+
     @cached_property
     def u_centres(self) -> Array:
         return (self.u_edges[1:] + self.u_edges[:-1]) / 2

@@ -221,7 +221,7 @@ def missing(wanted: str, by: str, programs: Mapping[str, Sequence[int]], came: s
     """The error for a program that is not in the job."""
     from difflib import get_close_matches
 
-    close = get_close_matches(wanted, [name for name in programs if name != by], 1)
+    close = get_close_matches(str(wanted), [name for name in programs if name != by], 1)
     hint = f"did you mean {close[0]!r}?" if close else f"start {wanted!r} in the same job: mpirun a : b"
     return _error(f"{by!r} asks for a program {wanted!r}, which is not in this job.\n{came}", hint)
 

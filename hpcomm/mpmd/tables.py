@@ -12,9 +12,9 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Tables", "at", "lines_of", "parse"]
+__all__ = ["LONGEST_S", "Tables", "at", "lines_of", "parse"]
 
-_LONGEST_S = 1e9  # of a wait: 30 years, which every clock can add to now
+LONGEST_S = 1e9  # of a wait: 30 years, which every clock can add to now
 _LATEST_S = 1e15  # of a model: 30 million years
 _PART = r"\"[^\"]*\"|'[^']*'|[A-Za-z0-9_\-]+"  # of a key with dots
 
@@ -149,7 +149,7 @@ class Tables:
 
     def time_limit(self, table: dict[str, Any], key: str, default: float | None = None) -> Any:
         """Seconds that we can wait."""
-        return self._seconds(table, key, default, _LONGEST_S, zero=False)
+        return self._seconds(table, key, default, LONGEST_S, zero=False)
 
     def model_time(
         self, table: dict[str, Any], key: str, default: float | None = None, *, zero: bool = False
