@@ -41,7 +41,8 @@ class Program:
         comm: the communicator of its own ranks; hpcomm.world is the same one from now on.
         peers: names of the other programs, sorted.
         is_connected: whether its fields are planned, and no more programs or fields can come.
-        ranks: the ranks of every program, this one included, in MPI's own world.
+        ranks: the ranks of every program, this one included, in MPI's own world; alone against records, as
+            the spec has them.
     """
 
     def __init__(self, name: str, comm: Communicator, ranks: dict[str, list[int]], links: list[Link]):
@@ -58,6 +59,7 @@ class Program:
         self._recorder = recorder(os.environ, name, comm.rank)
         if self._recorder is not None and self._recorder.replays and self.spec is not None:
             links = replay.links(self.spec, name, comm, self._recorder)
+            self.ranks = {each: [*where] for each, where in self.spec.world_ranks().items()}
         for link in links:
             self.admit(link)
         self._began = perf_counter()

@@ -177,7 +177,7 @@ def test_every_rank_is_told_who_came_within_seconds(programs, case):
 
 
 def test_scripts_of_one_name_in_two_folders_are_two_programs():
-    """As `mpirun -wdir a python run.py : -wdir b python run.py` starts them; other hosts may have other folders."""
+    """As `mpirun -wdir a python run.py : -wdir b python run.py` starts them; hosts may differ in folders."""
     cards = [
         handshake.Card("ocean", "hpcomm", script, host, "1", "")
         for script, host in (("/a/run.py", "n1"), ("/b/run.py", "n1"), ("/b/run.py", "n2"))
