@@ -15,6 +15,7 @@ is covered, `Weights.fraction` says how large that is, and a point that nothing 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -90,8 +91,8 @@ class Weights:
 
     def apply(self, values: NDArray[Any]) -> Array:
         """Map values of the sources, shape (sources, ...)."""
-        flat = np.asarray(values, float).reshape(len(values), -1)
-        return np.asarray(self.matrix @ flat).reshape(-1, *values.shape[1:])
+        flat = np.asarray(values, float).reshape(len(values), math.prod(values.shape[1:]))
+        return np.asarray(self.matrix @ flat).reshape(self.matrix.shape[0], *values.shape[1:])
 
     def save(self, path: Path) -> None:
         """Keep them as an npz file."""

@@ -237,3 +237,5 @@ def test_what_is_no_grid_or_mapping_is_refused_in_words(case):
 def test_where_nothing_is_given_nothing_arrives():
     weights = regrid.weights(SMALL, BUOYS, "nearest", given=[])
     assert (weights.columns, len(weights.rows), weights.fraction.tolist()) == (0, 0, [0, 0])
+    assert weights.apply(np.zeros(0)).tolist() == [0, 0]
+    assert regrid.weights(SMALL, BUOYS, "idw", points=[]).apply(np.zeros((0, 3))).shape == (0, 3)
