@@ -92,7 +92,8 @@ class Weights:
     def apply(self, values: NDArray[Any]) -> Array:
         """Map values of the sources, shape (sources, ...)."""
         flat = np.asarray(values, float).reshape(len(values), math.prod(values.shape[1:]))
-        return np.asarray(self.matrix @ flat).reshape(self.matrix.shape[0], *values.shape[1:])
+        made: Array = np.asarray(self.matrix @ flat).reshape(self.matrix.shape[0], *values.shape[1:])
+        return made
 
     def save(self, path: Path) -> None:
         """Keep them as an npz file."""

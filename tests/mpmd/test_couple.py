@@ -237,6 +237,28 @@ def test_model_time_has_steps_lags_means_sums_and_interpolation(couple):
     couple(TIMES, {"a": 1, "b": 1, "c": 1})
 
 
+NO_POINTS = """
+points = np.arange(2) if me.comm.rank == 0 else np.arange(0)
+for kind in ("instant", "mean", "linear"):
+    if me.name == "a":
+        me.gives(kind, np.zeros(len(points)), points)
+    else:
+        me.takes(kind, np.zeros(len(points)), points, every=2.0, time=kind)
+for t in range(7):
+    for field in me._gives.values():
+        field.values[:] = t
+        me.put(field, t)
+    got = [me.get(field, float(t)).tolist() for field, _ in me._takes.values() if t < 6]
+    if got and t == 5:
+        assert got == ([[4.0, 4.0], [3.5, 3.5], [5.0, 5.0]] if len(points) else [[], [], []]), got
+"""
+
+
+def test_ranks_without_points_go_through_time_with_the_others(couple):
+    """No message tells them which version has come."""
+    couple(NO_POINTS, {"a": 2, "b": 2})
+
+
 WRONG = {
     "points given by nobody": (
         "me.gives('f', np.zeros(3), [0, 1, 2]) if me.name == 'a' else me.takes('f', np.zeros(2), [2, 7])",
