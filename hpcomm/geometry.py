@@ -37,6 +37,8 @@ def between(centres: Array, x: Array, period: float | None) -> tuple[Indices, Ar
     """The centre below each x, and how far x is on the way to the next; up to half a way beyond the last."""
     if period is not None:
         centres = np.concatenate(([centres[-1] - period], centres, [centres[0] + period]))
+    if len(centres) == 1:
+        return np.zeros(len(x), np.int64), np.zeros(len(x))
     at = np.clip(np.searchsorted(centres, x, "right") - 1, 0, len(centres) - 2)
     share = (x - centres[at]) / (centres[at + 1] - centres[at])
     share = np.where(np.abs(share) < 1e-13, 0.0, np.where(np.abs(share - 1) < 1e-13, 1.0, share))

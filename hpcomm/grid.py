@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import ConfigError
+from .errors import ConfigError, LayoutError
 from .geometry import moments
 
 if TYPE_CHECKING:
@@ -48,6 +48,11 @@ class Rectangles:
     @property
     def size(self) -> int:
         return self.nu * self.nv
+
+    def is_same(self, other: Rectangles) -> bool:
+        """Whether both have the same cells under the same numbers."""
+        mine, theirs = (self.u_edges, self.v_edges), (other.u_edges, other.v_edges)
+        return self.kind == other.kind and all(map(np.array_equal, mine, theirs))
 
     @cached_property
     def u_centres(self) -> Array:
@@ -92,6 +97,13 @@ class Plane(Rectangles):
     kind, sphere = "plane", False
 
     def __init__(self, nx: int, ny: int, bounds: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)) -> None:
+        _check_counts("Plane(nx, ny)", nx, ny)
+        if len(bounds) != 4 or not (
+            np.isfinite(bounds).all() and bounds[0] < bounds[1] and bounds[2] < bounds[3]
+        ):
+            raise ConfigError(
+                f"bounds are no x0, x1, y0, y1: {bounds}", "Plane", "Plane(nx, ny, (0, 1, 0, 1))"
+            )
         super().__init__(np.linspace(bounds[0], bounds[1], nx + 1), np.linspace(bounds[2], bounds[3], ny + 1))
 
 
@@ -112,6 +124,7 @@ class LatLon(_Sphere):
     kind = "latlon"
 
     def __init__(self, nlat: int, nlon: int) -> None:
+        _check_counts("LatLon(nlat, nlon)", nlat, nlon)
         super().__init__(np.linspace(0, 2 * np.pi, nlon + 1), np.linspace(-np.pi / 2, np.pi / 2, nlat + 1))
 
 
@@ -121,6 +134,7 @@ class Gaussian(_Sphere):
     kind = "gaussian"
 
     def __init__(self, nlat: int, nlon: int) -> None:
+        _check_counts("Gaussian(nlat, nlon)", nlat, nlon)
         z, w = np.polynomial.legendre.leggauss(nlat)
         edges = np.concatenate(([-1.0], np.cumsum(w) - 1.0))
         edges[-1] = 1.0
@@ -142,7 +156,7 @@ class Points:
     kind = "points"
 
     def __init__(self, coordinates: Any, *, sphere: bool = True) -> None:
-        self.coordinates = np.asarray(coordinates, float)
+        self.coordinates = _numbers("Points(coordinates)", coordinates, "(points, 2)", sphere)
         self.sphere = sphere
 
     def centres(self, points: Indices) -> Array:
@@ -163,8 +177,15 @@ class Cells:
     kind = "cells"
 
     def __init__(self, vertices: Any, *, sphere: bool = True) -> None:
-        self.vertices = np.asarray(vertices, float)
+        self.vertices = _numbers("Cells(vertices)", vertices, "(cells, vertices, 2)", sphere)
         self.sphere = sphere
+        flat = np.flatnonzero(~(self.areas(np.arange(len(self.vertices))) > 0))
+        if len(flat):
+            raise LayoutError(
+                f"{len(flat)} cells have no area, or go clockwise; the first is {flat[0]}",
+                "Cells(vertices)",
+                "vertices anticlockwise, seen from outside",
+            )
 
     def corners(self, points: Indices) -> Array:
         return _placed(self.vertices, self.sphere)
@@ -194,6 +215,32 @@ def from_spec(spec: Any) -> Any:
         "grid",
         "hpcomm.regrid.Points(coordinates) or hpcomm.regrid.Cells(vertices)",
     )
+
+
+def _check_counts(what: str, *counts: Any) -> None:
+    if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1 for n in counts):
+        raise ConfigError(f"a grid of {' x '.join(map(repr, counts))} cells", what, "whole numbers from 1")
+
+
+def _numbers(what: str, given: Any, shape: str, sphere: bool) -> Array:
+    """given as an array of this shape, each number finite, and each latitude one."""
+    try:
+        found = np.asarray(given, float)
+    except (TypeError, ValueError) as error:
+        raise LayoutError(f"these are no coordinates: {error}", what, f"an array of shape {shape}") from None
+    if not found.size:
+        return found.reshape(0, *(1, 2)[-shape.count(",") :])
+    if found.ndim != shape.count(",") + 1 or found.shape[-1] != 2:
+        raise LayoutError(f"the shape is {found.shape}", what, f"an array of shape {shape}")
+    if not np.isfinite(found).all():
+        raise LayoutError("some coordinates are not finite", what, "nan marks nothing: leave such points out")
+    if sphere and np.abs(found[..., 1]).max() > 90.0 + 1e-9:
+        raise LayoutError(
+            f"there is a latitude of {found[..., 1].flat[np.abs(found[..., 1]).argmax()]:g} degrees",
+            what,
+            "longitude first, then latitude; sphere=False on a plane",
+        )
+    return found
 
 
 def _placed(coordinates: Array, sphere: bool) -> Array:

@@ -15,14 +15,16 @@ is covered, `Weights.fraction` says how large that is, and a point that nothing 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import ConfigError
+from .errors import ConfigError, DtypeError, LayoutError
 from .geometry import across, between, beyond_poles, clipped, meetings, moments, rectangle_moments, repeated
 from .grid import (
     Cells,
@@ -36,6 +38,7 @@ from .grid import (
     from_spec,
     size_of,
 )
+from .mappings import MAPPINGS, misfit
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -58,8 +61,8 @@ __all__ = [
     "weights_between",
 ]
 
-MAPPINGS = ("nearest", "idw", "bilinear", "conservative", "conservative2")
 _FAR = 8.0  # farther than anything on the unit sphere is from anything else
+_SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
 _DIGITS = 12  # to which distances count as equal; then the lower index wins, whatever the partition
 
 
@@ -88,8 +91,9 @@ class Weights:
 
     def apply(self, values: NDArray[Any]) -> Array:
         """Map values of the sources, shape (sources, ...)."""
-        flat = np.asarray(values, float).reshape(len(values), -1)
-        return np.asarray(self.matrix @ flat).reshape(-1, *values.shape[1:])
+        flat = np.asarray(values, float).reshape(len(values), math.prod(values.shape[1:]))
+        made: Array = np.asarray(self.matrix @ flat).reshape(self.matrix.shape[0], *values.shape[1:])
+        return made
 
     def save(self, path: Path) -> None:
         """Keep them as an npz file."""
@@ -105,7 +109,12 @@ class Weights:
 
     @classmethod
     def load(cls, path: Path) -> Weights:
-        """Read what save has written."""
+        """Read what save has written.
+
+        Raises:
+            ConfigError: there is nothing there that save has written.
+        """
+        cls.sizes(path)
         with np.load(path) as kept:
             shape = (len(kept["indptr"]) - 1, len(kept["sources"]))
             matrix = _sparse().csr_matrix((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
@@ -141,13 +150,62 @@ def weights(
     Args:
         given: indices of the source points that there are; None: all.
         points: indices of the target points; None: all.
+
+    Raises:
+        ConfigError: mapping is none, or does not go between these grids.
+        DtypeError, LayoutError: given or points are no indices of points there.
     """
-    here = np.arange(size_of(source)) if given is None else np.asarray(given, np.int64)
-    there = np.arange(size_of(target)) if points is None else np.asarray(points, np.int64)
+    _check(source, target, mapping)
+    here = np.unique(_indices("given", given, source))
+    there = _indices("points", points, target)
+    if mapping == "idw" and not (isinstance(neighbours, int) and 1 <= neighbours <= max(1, len(here))):
+        raise ConfigError(
+            f"{neighbours} neighbours of {len(here)} points that are given", "regrid.weights", "neighbours=4"
+        )
+    if not len(here):
+        return _nothing(len(there))
     shapes = _shapes(source, np.arange(size_of(source)), mapping)[here]
     if isinstance(target, (Points, Cells)) and points is not None:
         target = target.part(there)
     return _Mapper(source, target, there, mapping, neighbours).weights(here, shapes)
+
+
+def _check(source: Any, target: Any, mapping: str) -> None:
+    if mapping not in MAPPINGS:
+        close = get_close_matches(str(mapping), MAPPINGS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(MAPPINGS)}"
+        raise ConfigError(f"there is no mapping {mapping!r}", "regrid.weights", hint)
+    for each in (source, target):
+        if not isinstance(each, Grid):
+            raise ConfigError(
+                f"{each!r:.60} is no grid", "regrid.weights", "hpcomm.regrid.LatLon(nlat, nlon)"
+            )
+    wrong = misfit(mapping, (source.kind, source.sphere), (target.kind, target.sphere))
+    if wrong is not None:
+        raise ConfigError(wrong[1], "regrid.weights", wrong[2])
+
+
+def _indices(name: str, chosen: Any, grid: Any) -> Indices:
+    """What was chosen of the points of a grid, None: all."""
+    size = size_of(grid)
+    if chosen is None:
+        return np.arange(size)
+    found = np.asarray(chosen)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        hint = "np.flatnonzero(mask)" if found.dtype == bool else f"{name}=np.arange(first, last)"
+        raise DtypeError(f"{name} is no list of indices, but {found.dtype}", "regrid.weights", hint)
+    if found.size and not (found.min() >= 0 and found.max() < size):
+        raise LayoutError(
+            f"{name} has indices from {found.min()} to {found.max()}, and the grid has {size} points",
+            "regrid.weights",
+            "global indices from 0",
+        )
+    return found.astype(np.int64)
+
+
+def _nothing(points: int) -> Weights:
+    """Where no source is."""
+    return Weights(_sparse().csr_matrix((points, 0)), np.empty(0, np.int64), np.zeros(points))
 
 
 def weights_between(
@@ -174,9 +232,7 @@ def weights_between(
         margin *= 2
     if is_giver:
         return None
-    return found or Weights(
-        _sparse().csr_matrix((len(points), 0)), np.empty(0, np.int64), np.zeros(len(points))
-    )
+    return found or _nothing(len(points))
 
 
 @dataclass
@@ -443,6 +499,7 @@ def _gradients(x: Array, which: Indices, there: Any, sphere: bool) -> tuple[Indi
     if sphere:
         d = d - (d * x[:, None]).sum(axis=2, keepdims=True) * x[:, None]
     square = (d * d).sum(axis=2, keepdims=True)
+    there = there & (square[..., 0] > _SAME * (x * x).sum(axis=1)[:, None])
     weighted = np.where(there[..., None], d / np.maximum(square, 1e-300), 0.0)
     pseudo = np.linalg.pinv(np.einsum("nki,nkj->nij", weighted, d), rcond=1e-8, hermitian=True)
     vector = np.einsum("nij,nkj->nki", pseudo, weighted)

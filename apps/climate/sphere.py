@@ -11,6 +11,8 @@ class Bands:
     """Whole rows of a grid, dealt out over the ranks from the south; arrays have shape (rows, nlon)."""
 
     def __init__(self, comm, grid):
+        if comm.size > grid.nv:
+            raise SystemExit(f"{comm.size} ranks, but the grid has {grid.nv} rows: at most one rank for each")
         self.comm, self.grid = comm, grid
         rows = np.array_split(np.arange(grid.nv), comm.size)[comm.rank]
         self.rows, self.shape = rows, (len(rows), grid.nu)

@@ -25,5 +25,5 @@ for i in range(options.batches):
             print(f"batch {i}: loss {last:.4f}")
 if me.comm.rank == 0:
     print(f"loss fell from {first:.4f} to {last:.4f}")
-    if last > 0.01 * first:
+    if not last <= 0.01 * first:  # nor if it is nan
         sys.exit("monitor: the loss did not fall")

@@ -12,12 +12,35 @@ coupling time itself included. Taken before there is a version: what was there f
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Schedule"]
+from ..errors import UsageError
+
+__all__ = ["Schedule", "check_time", "divides", "is_number"]
 
 _AHEAD = 64  # versions that are kept for a taker at most
 _NEAR = 1e-6  # of a period: times are floats
+_MOST = 1e12  # steps in a period, which floats can still tell apart
+
+
+def is_number(x: Any, *, above: float = -math.inf) -> bool:
+    """Whether x is finite, and greater than above."""
+    try:
+        return math.isfinite(x) and bool(x > above)
+    except (TypeError, OverflowError):
+        return False
+
+
+def check_time(seconds: Any, verb: str) -> None:
+    """Refuse a time of the model that is none; None: the call names no time."""
+    if seconds is not None and not is_number(seconds):
+        raise UsageError(f"{seconds!r} is no time of the model", verb, "a finite number of seconds")
+
+
+def divides(step: float, whole: float) -> bool:
+    """Whether whole is a multiple of step, but for rounding; 0 is one of any."""
+    n = whole / step
+    return whole == 0 or (0.5 < n < _MOST and abs(n - round(n)) < max(1e-9, 1e-15 * n))
 
 
 class Schedule(NamedTuple):

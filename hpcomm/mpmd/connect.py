@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ConfigError
+from ..mappings import misfit
 from . import route, unit
 from .channel import Channel
 from .clock import Schedule
 from .coupling import Giving, Taking
 from .field import Field
-from .spec import FieldSpec
+from .spec import FieldSpec, GridSpec, JobSpec
 from .wire import Wire
 
 if TYPE_CHECKING:
@@ -23,10 +24,52 @@ if TYPE_CHECKING:
     from .link import Link
     from .record import Recorder
 
-__all__ = ["connect", "described"]
+__all__ = ["agreed", "connect", "described", "take_grids"]
 
 _FIRST_TAG = 10
 _TOGETHER = (2, 3)  # tags of what exchange() sends in one message: from the first program, from the second
+
+
+def take_grids(spec: JobSpec, program: str, fields: Mapping[tuple[str, str], Field]) -> None:
+    """Give mapped fields the grids that the spec says, or see that they have these.
+
+    Args:
+        fields: of program, by ("from" or "to", name).
+
+    Raises:
+        ConfigError: a field was declared on another grid.
+    """
+    for each in spec.fields:
+        for side, end, name in (
+            ("from", each.source, each.source_grid),
+            ("to", each.target, each.target_grid),
+        ):
+            field = fields.get((side, each.name))
+            if end == program and field is not None and each.mapping != "none" and name is not None:
+                _take_grid(field, spec.grids[name], f"{spec.path.name} has it {side} grid")
+
+
+def _take_grid(field: Field, said: GridSpec, where: str) -> None:
+    from .. import grid
+
+    if field.grid is None:
+        if said.kind in ("points", "cells"):
+            return  # only the program knows the coordinates; whoever checks both sides says so
+        field.grid = grid.from_spec(said)
+        field.check_grid("connect")
+    mine = field.grid
+    is_same = (mine.kind, bool(mine.sphere)) == (said.kind, said.sphere)
+    if is_same and isinstance(mine, grid.Rectangles):
+        is_same = mine.is_same(grid.from_spec(said))
+    elif is_same:
+        is_same = field.points.max(initial=-1) < said.size
+    if not is_same:
+        shape = " x ".join(map(str, said.shape))
+        raise ConfigError(
+            f"field {field.name!r} is declared on another grid: {where} {said.name!r} ({said.kind}, {shape})",
+            "connect",
+            f"grid=me.grid({said.name!r}), or nothing",
+        )
 
 
 def described(gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]]) -> dict[str, Any]:
@@ -43,6 +86,7 @@ def _card(field: Field) -> dict[str, Any]:
         "kind": field.kind.name,
         "shape": field.shape,
         "grid": None if field.grid is None else field.grid.kind,
+        "sphere": field.grid is not None and bool(field.grid.sphere),
     }
 
 
@@ -86,14 +130,23 @@ def agreed(
                 "values of shape (points, ...), the same behind the points on both sides",
             )
         _check_kinds(each, given, taken)
-        if each.mapping != "none" and None in (given["grid"], taken["grid"]):
-            who = each.source if given["grid"] is None else each.target
-            raise ConfigError(
-                f"field {each.name!r} is mapped ({each.mapping}), but {who!r} gives no grid with it",
-                "connect",
-                "me.gives(name, values, points, grid=hpcomm.regrid.LatLon(...))",
-            )
+        if each.mapping != "none":
+            _check_grids(each, given, taken)
     return sorted(found, key=lambda each: (each.name, each.source))
+
+
+def _check_grids(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> None:
+    """That the mapping goes between the grids that the two programs have."""
+    if None in (given["grid"], taken["grid"]):
+        who, verb = (each.source, "gives") if given["grid"] is None else (each.target, "takes")
+        raise ConfigError(
+            f"field {each.name!r} is mapped ({each.mapping}), but {who!r} declares no grid with it",
+            "connect",
+            f"me.{verb}(name, values, points, grid=hpcomm.regrid.LatLon(...))",
+        )
+    wrong = misfit(each.mapping, (given["grid"], given["sphere"]), (taken["grid"], taken["sphere"]))
+    if wrong is not None:
+        raise ConfigError(f"field {each}: {wrong[1]}", "connect", wrong[2])
 
 
 def _check_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> None:

@@ -63,13 +63,18 @@ class Giving:
         """What was sent last: of a mean, the mean."""
         return self._sent.values
 
+    def check(self, t: float | None) -> None:
+        """Refuse a put without the time that it needs."""
+        if self._timed and t is None:
+            raise _no_time("put", self.field.name)
+
     def put(self, t: float | None) -> bool:
         """Add the field's values as those of time t; whether they, or what they completed, were sent."""
         if not self._timed:
             self._send(self.field.values)
             return True
-        if t is None:
-            raise _no_time("put", self.field.name)
+        self.check(t)
+        assert t is not None  # by check
         version = self.schedule.is_due(t)
         if self.version < 0 and version is None:
             raise UsageError(
@@ -172,6 +177,11 @@ class Taking:
         self._older: NDArray[Any] | None = None
         self._newer: NDArray[Any] | None = None
 
+    def check(self, t: float | None) -> None:
+        """Refuse a get without the time that it needs."""
+        if self._timed and t is None:
+            raise _no_time("get", self.field.name)
+
     def get(self, t: float | None) -> Any:
         """Fill the field with what holds at time t; returns its values."""
         if self._recorder is not None and self._recorder.replays:
@@ -182,8 +192,8 @@ class Taking:
         elif not self._timed:
             self._set(self._mapped(self._receive()))
         else:
-            if t is None:
-                raise _no_time("get", self.field.name)
+            self.check(t)
+            assert t is not None  # by check
             self._at(t)
         if self._recorder is not None:
             self._recorder.keep(self.field.name, memory_of(self.field))
@@ -196,7 +206,8 @@ class Taking:
         while self.version < version + (share > 0):
             got = self._mapped(self._receive())
             self._older, self._newer = self._newer, got
-            self.version = round(self._channel.stamp[0])
+            # Who gets no points hears of no version either, and must not wait for one.
+            self.version = round(self._channel.stamp[0]) if self.part.rows else self.version + 1
         if self._newer is None or self.version - (share > 0) > version:
             raise UsageError(
                 f"{self.field.name!r} is taken for {t:g} s, which is over: version {version}, and here is"

@@ -31,10 +31,9 @@ def check(argv: Sequence[str]) -> int:
     for path in argv or [""]:
         spec = _read([path], "check")
         ranks = sum(program.ranks for program in spec.programs.values())
-        print(
-            f"{spec.path.name} is right: {len(spec.programs)} programs, {ranks} ranks,"
-            f" {len(spec.fields)} fields"
-        )
+        counts = ((len(spec.programs), "program"), (ranks, "rank"), (len(spec.fields), "field"))
+        told = ", ".join(f"{n} {what}" + "s" * (n != 1) for n, what in counts)
+        print(f"{spec.path.name} is right: {told}")
     return 0
 
 
@@ -68,7 +67,12 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"cannot draw into {file.name}", "hpcomm mpmd draw", "a file called .svg or .html")
     picture = svg(spec)
     page = f"<!doctype html><title>{html.escape(spec.name)}</title>\n{picture}"
-    file.write_text(picture if file.suffix == ".svg" else page, encoding="utf-8")
+    try:
+        file.write_text(picture if file.suffix == ".svg" else page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be written: {error.strerror}", "hpcomm mpmd draw", "a folder that is there"
+        ) from None
     print(f"drawn: {file}")
     return 0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..buffer import as_buffer
-from ..errors import DtypeError, HpcommError, LayoutError
+from ..errors import DtypeError, HpcommError, LayoutError, UsageError
 from ..hostcopy import from_host, to_host
 from . import route
 
@@ -51,6 +51,7 @@ class Field:
                 verb,
                 "one row of values for each point",
             )
+        self.check_grid(verb)
         look = _looked_at(name, values, verb)
         self.kind = look.dtype
         self.dtype = np.dtype(look.dtype.storage) if look.place is not None else look.array.dtype
@@ -68,6 +69,35 @@ class Field:
                 f"the values of field {self.name!r} now have the shape {shape}",
                 "put or get",
                 f"shape {(len(self.points), *self.shape)}, as when it was declared",
+            )
+
+    def check_grid(self, verb: str) -> None:
+        """That the grid has these points: of points and cells it is this rank's own part.
+
+        Raises:
+            UsageError, LayoutError: it is none, or has not.
+        """
+        if self.grid is None:
+            return
+        from ..grid import Grid, Rectangles, size_of
+
+        if not isinstance(self.grid, Grid):
+            hint = "me.grid(NAME), or hpcomm.regrid.LatLon(...)"
+            raise UsageError(f"the grid of field {self.name!r} is {self.grid!r:.60}", verb, hint)
+        size = size_of(self.grid)
+        if isinstance(self.grid, Rectangles):
+            highest = int(self.points.max(initial=-1))
+            if highest >= size:
+                raise LayoutError(
+                    f"field {self.name!r} has a point {highest}, but its grid has {size} points",
+                    verb,
+                    "indices from 0, row by row: j * nlon + i",
+                )
+        elif size != len(self.points):
+            raise LayoutError(
+                f"field {self.name!r} has {len(self.points)} points here, but its grid has {size}",
+                verb,
+                "coordinates of this rank's own points, in their order",
             )
 
     def __repr__(self) -> str:
@@ -89,7 +119,10 @@ def _looked_at(name: str, values: Any, verb: str) -> Any:
 
 
 def _indices(name: str, points: Any, verb: str) -> NDArray[np.int64]:
-    found = np.asarray(points)
+    try:
+        found = np.asarray(points)
+    except ValueError:  # lists of different lengths
+        found = np.empty((0, 0))
     if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or found.min() < 0)):
         raise DtypeError(
             f"the points of field {name!r} are no list of indices from 0",

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigError
@@ -51,10 +52,20 @@ class Card(NamedTuple):
 
 
 def own_card(name: str, wants: Sequence[str]) -> Card:
-    """This process's card."""
-    script = sys.argv[0].replace("\n", " ")[-160:] if sys.argv else ""
-    host = os.uname().nodename[:64]
-    return Card(name, "hpcomm", script, host, str(os.getpid()), ",".join(wants))
+    """This process's card.
+
+    Raises:
+        ConfigError: the names of wants are too long for it.
+    """
+    given = sys.argv[0] if sys.argv else ""
+    path = given if given in ("", "-c", "-") else str(Path(given).resolve())
+    script = os.fsencode(path)[-160:].decode(errors="replace").replace("\n", " ")
+    card = Card(name, "hpcomm", script, os.uname().nodename[:64], str(os.getpid()), ",".join(wants))
+    if wants and len("\n".join([FORMAT, *card]).encode()) >= NBYTES:
+        raise _error(
+            f"the names of {len(wants)} peers are too long for a card", "shorter names, or fewer peers"
+        )
+    return card
 
 
 def unpacked(data: bytes) -> Card | None:
@@ -188,12 +199,13 @@ def check(
             " does not, join(timeout=) for one that comes late",
         )
     programs: dict[str, list[int]] = {}
-    scripts: dict[str, str] = {}
+    first: dict[str, Card] = {}
     for rank, card in zip(members, cards, strict=True):
         assert card is not None
-        if scripts.setdefault(card.name, card.script) != card.script:
+        other = first.setdefault(card.name, card)
+        if not _is_same_script(card, other):
             raise _error(
-                f"two programs are called {card.name!r}: {scripts[card.name]} and {card.script}.\n{came}",
+                f"two programs are called {card.name!r}: {other.script} and {card.script}.\n{came}",
                 "give each program a name of its own: hpcomm.join(NAME)",
             )
         programs.setdefault(card.name, []).append(rank)
@@ -205,6 +217,13 @@ def check(
             if wanted not in programs:
                 raise missing(wanted, card.name, programs, came)
     return programs
+
+
+def _is_same_script(a: Card, b: Card) -> bool:
+    """Another host may keep it in another folder."""
+    if a.host == b.host:
+        return a.script == b.script
+    return Path(a.script).name == Path(b.script).name
 
 
 def _check_announced(name: str, ranks: list[int], announced: Mapping[str, range], came: str) -> None:
@@ -221,7 +240,7 @@ def missing(wanted: str, by: str, programs: Mapping[str, Sequence[int]], came: s
     """The error for a program that is not in the job."""
     from difflib import get_close_matches
 
-    close = get_close_matches(wanted, [name for name in programs if name != by], 1)
+    close = get_close_matches(str(wanted), [name for name in programs if name != by], 1)
     hint = f"did you mean {close[0]!r}?" if close else f"start {wanted!r} in the same job: mpirun a : b"
     return _error(f"{by!r} asks for a program {wanted!r}, which is not in this job.\n{came}", hint)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ConfigError, HpcommError
+from .clock import is_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +56,10 @@ class Accelerator:
     ) -> None:
         if scheme not in SCHEMES:
             raise ConfigError(f"there is no scheme {scheme!r}", "implicit", f"one of {', '.join(SCHEMES)}")
+        if not is_number(relaxation, above=0):
+            raise ConfigError(f"relaxation must be above 0, not {relaxation!r}", "implicit", "relaxation=0.5")
+        if not isinstance(reuse, int) or reuse < 0:
+            raise ConfigError(f"reuse must be a whole number from 0, not {reuse!r}", "implicit", "reuse=3")
         self.comm = comm
         self.scheme = scheme
         self.relaxation = relaxation
@@ -151,6 +156,15 @@ def windows(
         ...     link.get(flux)
         ...     temperature.values[:] = solver.step(flux.values)
     """
+    if (field is None) != (accelerator is None):
+        raise ConfigError(
+            "the leader of an implicit coupling has a field and an accelerator, the other program neither",
+            "windows",
+            "windows(link, field, Accelerator(me.comm))",
+        )
+    if not is_number(tolerance, above=0) or not isinstance(most, int) or most < 1:
+        what = f"tolerance must be above 0, and most from 1, not {tolerance!r} and {most!r}"
+        raise ConfigError(what, "windows", "tolerance=1e-6, most=50")
     state = save()
     if field is None or accelerator is None:
         yield from _followed(link, state, restore)

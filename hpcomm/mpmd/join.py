@@ -13,6 +13,7 @@ from .. import runtime
 from ..errors import ConfigError, HpcommError, UsageError
 from ..installation import VENDORS, is_bundled, library_folder, vendor_in
 from . import early, handshake, witness
+from .clock import is_number
 from .deadline import within
 from .link import Link, adopt
 from .program import Program
@@ -58,6 +59,12 @@ def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float =
     if _me is not None and name in (None, _me.name):
         return _me
     _check_first()
+    if isinstance(peers, str) or not all(isinstance(peer, str) for peer in peers):
+        raise ConfigError(f"peers are a list of names, not {peers!r}", "join", "peers=['atmosphere']")
+    if not is_number(timeout, above=0):
+        raise ConfigError(
+            f"timeout must be a number of seconds above 0, not {timeout!r}", "join", "timeout=60"
+        )
     world = _start_mpi()
     try:
         _me = _join(world, _checked_name(name), peers, timeout)

@@ -12,6 +12,7 @@ from ..errors import ConfigError, UsageError, WaitTimeoutError, where
 from ..observe import sentinel
 from ..observe.partners import Partners
 from .channel import TIMEOUT_S
+from .clock import check_time, is_number
 from .field import Field
 from .plain import PlainCommunicator
 from .report import link_lines
@@ -95,7 +96,7 @@ class Link:
 
     @deadline_s.setter
     def deadline_s(self, seconds: float | None) -> None:
-        if seconds is not None and not seconds > 0:
+        if seconds is not None and not is_number(seconds, above=0):
             raise UsageError(
                 f"deadline_s must be above 0, not {seconds!r}", f"link to '{self.peer}'", "None: for ever"
             )
@@ -132,6 +133,7 @@ class Link:
             WaitTimeoutError: an earlier put was not taken within timeout_s.
             PeerFailedError: it was not, and the other program has ended.
         """
+        check_time(time, "put")
         self._connect()
         began = perf_counter()
         try:
@@ -148,6 +150,7 @@ class Link:
             WaitTimeoutError: it did not put within timeout_s.
             PeerFailedError: it has ended.
         """
+        check_time(time, "get")
         self._connect()
         values = None
         began = perf_counter()
@@ -164,15 +167,20 @@ class Link:
         Fields that travel as they are go in one message per pair of ranks, straight from and into their
         own memory where they lie consecutively.
         """
+        check_time(time, "exchange")
         self._connect()
         began = perf_counter()
         try:
             incoming, outgoing = self._together
+            gives, takes = self._apart
+            for giving in gives:
+                giving.check(time)
+            for taking in takes:
+                taking.check(time)
             if incoming is not None:
                 incoming.start()
             if outgoing is not None:
                 outgoing.start()
-            gives, takes = self._apart
             for giving in gives:
                 giving.put(time)
             for taking in takes:
@@ -235,17 +243,26 @@ class Link:
             self.progress.note(now, time)
 
     def _giving(self, field: Field) -> Giving:
-        if field.name not in self.gives:
+        found = self.gives.get(field.name)
+        if found is None or found.field is not field:
             raise self._unknown("put", field.name, list(self.gives))
-        return self.gives[field.name]
+        return found
 
     def _taking(self, field: Field) -> Taking:
-        if field.name not in self.takes:
+        found = self.takes.get(field.name)
+        if found is None or found.field is not field:
             raise self._unknown("get", field.name, list(self.takes))
-        return self.takes[field.name]
+        return found
 
     def _unknown(self, verb: str, name: str, known: list[str]) -> ConfigError:
         does = "takes" if verb == "put" else "gives"
+        if name in known:  # two fields of one name, one each way, and this is the other one
+            which = "gives" if verb == "put" else "takes"
+            return ConfigError(
+                f"this is not the field {name!r} that {self.name!r} {which}",
+                f"{verb} on link '{self.name}' <-> '{self.peer}'",
+                f"what me.{which}({name!r}, ...) returned",
+            )
         return ConfigError(
             f"program '{self.peer}' {does} no field {name!r}",
             f"{verb} on link '{self.name}' <-> '{self.peer}'",

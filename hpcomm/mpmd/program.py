@@ -14,15 +14,19 @@ from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
 from .channel import TIMEOUT_S
+from .clock import check_time, divides, is_number
 from .deadline import within
 from .field import Field
 from .link import Link, no_field
 from .progress import progress
-from .reader import MAPPINGS, TIMES, divides, read
+from .reader import read
 from .record import Recorded, recorder
-from .spec import FieldSpec, JobSpec
+from .spec import MAPPINGS, TIMES, FieldSpec, JobSpec
+from .tables import LONGEST_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..communicator import Communicator
 
 __all__ = ["Program"]
@@ -38,7 +42,8 @@ class Program:
         comm: the communicator of its own ranks; hpcomm.world is the same one from now on.
         peers: names of the other programs, sorted.
         is_connected: whether its fields are planned, and no more programs or fields can come.
-        ranks: the ranks of every program, this one included, in MPI's own world.
+        ranks: the ranks of every program, this one included, in MPI's own world; alone against records, as
+            the spec has them.
     """
 
     def __init__(self, name: str, comm: Communicator, ranks: dict[str, list[int]], links: list[Link]):
@@ -55,6 +60,7 @@ class Program:
         self._recorder = recorder(os.environ, name, comm.rank)
         if self._recorder is not None and self._recorder.replays and self.spec is not None:
             links = replay.links(self.spec, name, comm, self._recorder)
+            self.ranks = {each: [*where] for each, where in self.spec.world_ranks().items()}
         for link in links:
             self.admit(link)
         self._began = perf_counter()
@@ -74,7 +80,7 @@ class Program:
         Raises:
             ConfigError: there is no such program in this job.
         """
-        if peer not in self._links:
+        if not isinstance(peer, str) or peer not in self._links:
             raise handshake.missing(peer, self.name, self.ranks, self._who())
         return self._links[peer]
 
@@ -135,10 +141,10 @@ class Program:
             LayoutError, DtypeError: values or points are not.
         """
         self._declare("takes", name)
-        _check_wish(name, mapping, every, lag, time, neighbours, timeout)
         wish = FieldSpec(
             name, "", self.name, mapping, None, None, every, lag, time, None, None, neighbours, False, timeout
         )
+        _check_wish(wish)
         self._takes[name] = (Field(self.comm, name, values, points, grid, "takes"), wish)
         return self._takes[name][0]
 
@@ -147,6 +153,8 @@ class Program:
             raise UsageError(
                 f"field {name!r} comes too late", role, "declare all fields before the first put or get"
             )
+        if not isinstance(name, str) or not name.isprintable() or not name.strip(" .") or "/" in name:
+            raise UsageError(f"{name!r} is no name for a field", role, f"me.{role}('heat', values)")
         if name in (self._gives if role == "gives" else self._takes):
             raise UsageError(
                 f"program {self.name!r} {role} {name!r} twice", role, "a name of its own for each"
@@ -166,8 +174,9 @@ class Program:
             ConfigError: what the programs give and take does not fit together.
             WaitTimeoutError: another program has not connected in time.
         """
-        if timeout is not None and not timeout > 0:
+        if timeout is not None and not (is_number(timeout, above=0) and timeout <= LONGEST_S):
             raise UsageError(f"timeout must be above 0, not {timeout!r}", "connect", "me.connect(timeout=60)")
+        check_time(time, "connect")
         if self.is_connected:
             return
         self.is_connected = True
@@ -176,6 +185,10 @@ class Program:
         if self._recorder is not None and self._recorder.replays:
             replay.connect(self._links.values(), self._gives, self._takes, self.spec, self._recorder)
             return
+        if self.spec is not None:
+            ends = {("from", name): field for name, field in self._gives.items()}
+            ends |= {("to", name): field for name, (field, _) in self._takes.items()}
+            connecting.take_grids(self.spec, self.name, ends)
         mine = connecting.described(self._gives, self._takes)
         listed = self.spec.fields if self.spec is not None and self.spec.fields else None
         links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
@@ -233,6 +246,10 @@ class Program:
         """link.put to everybody who takes the field."""
         if not isinstance(field, Field):
             raise no_field(field, "put")
+        if self._gives.get(field.name) is not field:
+            raise UsageError(
+                f"{self.name!r} has not declared that it gives {field.name!r}", "put", "me.gives(...)"
+            )
         self.connect()
         for link in self._links.values():
             if field.name in link.gives:
@@ -242,13 +259,16 @@ class Program:
         """link.get from whoever gives the field."""
         if not isinstance(field, Field):
             raise no_field(field, "get")
+        taken = self._takes.get(field.name)
+        if taken is None or taken[0] is not field:
+            raise UsageError(
+                f"{self.name!r} has not declared that it takes {field.name!r}", "get", "me.takes(...)"
+            )
         self.connect()
         for link in self._links.values():
             if field.name in link.takes:
                 return link.get(field, time)
-        raise UsageError(
-            f"{self.name!r} has not declared that it takes {field.name!r}", "get", "me.takes(...)"
-        )
+        raise UsageError(f"nobody gives {field.name!r}", "get", "a program that is only recorded gave none")
 
     def exchange(self, time: float | None = None) -> None:
         """link.exchange on all links."""
@@ -270,7 +290,12 @@ class Program:
         lines = reporting.table(rows)
         lines += [link.report() for link in links if link.gives or link.takes]
         if picture is not None and self.comm.rank == 0:
-            Path(picture).write_text(reporting.bars(rows), encoding="utf-8")
+            try:
+                Path(picture).write_text(reporting.bars(rows), encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(
+                    f"{picture} cannot be written: {error.strerror}", "report", "a folder that is there"
+                ) from None
         return "\n".join(lines)
 
     def _who(self) -> str:
@@ -289,33 +314,33 @@ def _meet(link: Link, timeout_s: float) -> None:
     link.timeout_s = kept
 
 
-def _check_wish(
-    name: str,
-    mapping: str,
-    every: float | None,
-    lag: float,
-    time: str,
-    neighbours: int,
-    timeout: float,
-) -> None:
-    """What reader.py checks of a field in a spec, of one that a program declares."""
-    hint = ""
-    for key, value, known in (("mapping", mapping, MAPPINGS), ("time", time, TIMES)):
+def _check_wish(wish: FieldSpec) -> None:
+    """What fits.py checks of a field in a spec, of one that a program declares."""
+    known: tuple[str, ...]
+    for key, value, known in (("mapping", wish.mapping, MAPPINGS), ("time", wish.time, TIMES)):
         if value not in known:
             close = get_close_matches(str(value), known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(map(repr, known))}"
-            raise ConfigError(f"field {name!r} has no {key} {value!r}", "takes", hint)
-    if every is None and (lag or time != "instant"):
-        what, hint = "time and lag need every", "every=3600.0"
-    elif every is not None and not every > 0:
-        what, hint = f"every must be above 0, not {every:g}", "every=3600.0"
-    elif every is not None and (lag < 0 or not divides(every, lag)):
-        what, hint = f"lag = {lag:g} s is no multiple of every = {every:g} s", "lag=every"
-    elif neighbours < 1 or not timeout > 0:
-        what, hint = "neighbours must be 1 or more, and timeout above 0", "leave them away"
-    else:
-        return
-    raise ConfigError(f"field {name!r}: {what}", "takes", hint)
+            raise ConfigError(f"field {wish.name!r} has no {key} {value!r}", "takes", hint)
+    for what, hint in _misfits(wish):
+        raise ConfigError(f"field {wish.name!r}: {what}", "takes", hint)
+
+
+def _misfits(wish: FieldSpec) -> Iterator[tuple[str, str]]:
+    """(what, hint) of the numbers of a wish."""
+    every, lag = wish.every_s, wish.lag_s
+    if every is not None and not is_number(every, above=0):
+        yield f"every must be a number of seconds above 0, not {every!r}", "every=3600.0"
+    if not is_number(lag, above=-1) or lag < 0:
+        yield f"lag must be a number of seconds from 0, not {lag!r}", "lag=every"
+    if every is None and (lag or wish.time != "instant"):
+        yield "time and lag need every", "every=3600.0"
+    if every is not None and not divides(every, lag):
+        yield f"lag = {lag:g} s is no multiple of every = {every:g} s", "lag=every"
+    if not isinstance(wish.neighbours, int) or wish.neighbours < 1:
+        yield f"neighbours must be a whole number from 1, not {wish.neighbours!r}", "neighbours=4"
+    if not is_number(wish.timeout_s, above=0) or wish.timeout_s > LONGEST_S:
+        yield f"timeout must be a number of seconds above 0, not {wish.timeout_s!r}", "timeout=300.0"
 
 
 def _spec() -> JobSpec | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import trial
-from .field import host
+from .field import host, width_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -159,7 +159,7 @@ def _integral(side: Giving | Taking, local: Communicator) -> float | None:
     values = host(getattr(side, "last", side.field.values))
     factor, offset = getattr(side, "conversion", (1.0, 0.0))
     area = trial.areas(side)
-    values = (values.reshape(len(area), -1) - offset) / factor
+    values = (values.reshape(len(area), width_of(side.field)) - offset) / factor
     return float(local.all_reduce(np.array((area[:, None] * values).sum())))
 
 

@@ -6,15 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import mappings
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FieldSpec", "GridSpec", "JobSpec", "ProgramSpec"]
+__all__ = ["MAPPINGS", "TIMES", "FieldSpec", "GridSpec", "JobSpec", "ProgramSpec"]
+
+MAPPINGS = ("none", *mappings.MAPPINGS)
+TIMES = ("instant", "mean", "sum", "linear")
 
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """One program. hosts: (host, ranks there); step_s: its own time step."""
+    """One program. hosts: (host, ranks there); step_s: its own time step; line: of the file."""
 
     name: str
     command: tuple[str, ...]
@@ -28,6 +33,7 @@ class ProgramSpec:
     on_failure: str = "end"
     joins: bool = True
     step_s: float | None = None
+    line: int = 1
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ from ..installation import VENDORS, Mpi, check_python, find_mpi, which
 from . import spec as specs
 from . import watch
 from .reader import read
+from .tables import at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,6 +85,10 @@ def main(argv: Sequence[str]) -> int:
     for program in spec.programs.values() if kind is None else ():
         check_mpi(program, mpi)
     composed = compose(spec, mpi, _machine(kind), _options(asked))
+    return _shown_or_run(spec, composed, asked)
+
+
+def _shown_or_run(spec: specs.JobSpec, composed: Composition, asked: Asked) -> int:
     if asked.dry_run or asked.verbose:
         print(shown(composed), file=sys.stdout if asked.dry_run else sys.stderr)
     return 0 if asked.dry_run else _run(spec, composed, asked)
@@ -156,7 +162,20 @@ def _run(spec: specs.JobSpec, composed: Composition, asked: Asked) -> int:
     given = asked.values.get("--timeout")
     timeout_s = spec.timeout_s if given is None else launch.read_timeout(given)
     every_s = _seconds(asked.values.get("--progress", "10"))
+    for name in ("--files", "--record"):
+        _make_folder(name, asked.values.get(name))
     return watch.run(spec, composed.command, composed.environ, composed.files, timeout_s, every_s)
+
+
+def _make_folder(option: str, path: str | None) -> None:
+    """So that a folder that cannot be is refused here, and not by each rank."""
+    if path is None:
+        return
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(f"{option} {path}: {why}", "hpcomm run", f"{option} FOLDER") from None
 
 
 def _seconds(text: str) -> float:
@@ -240,11 +259,11 @@ def _placement(program: specs.ProgramSpec, mpi: Mpi) -> tuple[str, ...]:
 
 def _host_list(spec: specs.JobSpec) -> str:
     """`n1:2,n2:1`: hosts in the order of the ranks."""
-    unplaced = [name for name, program in spec.programs.items() if not program.hosts]
+    unplaced = [program for program in spec.programs.values() if not program.hosts]
     if unplaced:
         raise ConfigError(
-            f"program {unplaced[0]!r} has no hosts, but others have.",
-            spec.path.name,
+            f"program {unplaced[0].name!r} has no hosts, but others have.",
+            at(spec.path, unplaced[0].line),
             "MPICH and its kin need hosts for every program or for none",
         )
     return ",".join(f"{host}:{slots}" for program in spec.programs.values() for host, slots in program.hosts)
@@ -276,22 +295,19 @@ def run_alone(spec: specs.JobSpec, asked: Asked) -> int:
     """`--only PROGRAM`: its ranks alone, the others replaced by what was recorded."""
     name = asked.values["--only"]
     if name not in spec.programs:
-        raise ConfigError(
-            f"there is no program {name!r}", spec.path.name, f"one of {', '.join(spec.programs)}"
-        )
+        close = get_close_matches(name, spec.programs, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(spec.programs)}"
+        raise ConfigError(f"there is no program {name!r}", spec.path.name, hint)
     folder = Path(asked.values.get("--record", "recorded")).resolve()
     if not any(folder.glob(f"{name}.*")):
         raise ConfigError(
             f"nothing is recorded for {name!r} in {folder}",
             "hpcomm run",
-            f"hpcomm run --record {folder} SPEC first",
+            f"hpcomm run --record {folder} {asked.spec} first",
         )
     program = spec.programs[name]
     alone = specs.JobSpec(spec.path, spec.name, {name: program}, spec.grids, (), spec.timeout_s, spec.until_s)
     mpi = find_mpi(asked.values.get("--launcher"))
     asked.values.pop("--record", None)
     composed = compose(alone, mpi, _machine(None), [*_options(asked), "--replay", str(folder)])
-    if asked.dry_run:
-        print(shown(composed))
-        return 0
-    return _run(alone, composed, asked)
+    return _shown_or_run(alone, composed, asked)

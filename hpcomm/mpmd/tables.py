@@ -12,7 +12,11 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Tables", "at", "lines_of", "parse"]
+__all__ = ["LONGEST_S", "Tables", "at", "lines_of", "parse"]
+
+LONGEST_S = 1e9  # of a wait: 30 years, which every clock can add to now
+_LATEST_S = 1e15  # of a model: 30 million years
+_PART = r"\"[^\"]*\"|'[^']*'|[A-Za-z0-9_\-]+"  # of a key with dots
 
 
 def parse(path: Path, text: str) -> dict[str, Any]:
@@ -54,20 +58,25 @@ def lines_of(text: str) -> dict[tuple[str, ...], int]:
     found: dict[tuple[str, ...], int] = {}
     seen: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
+    text = re.sub(r'("""|\'\'\').*?\1', lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+    path = rf"((?:{_PART})(?:\s*\.\s*(?:{_PART}))*)"
     for number, line in enumerate(text.split("\n"), start=1):
-        head = re.match(r"\s*\[(\[?)\s*([^\]]+?)\s*\]", line)
-        key = re.match(r"\s*([A-Za-z0-9_\-\"'.]+)\s*=", line)
+        head = re.match(rf"\s*\[(\[?)\s*{path}\s*\]", line)
+        key = re.match(rf"\s*{path}\s*=", line)
         if head:
-            table = tuple(part.strip().strip("\"'") for part in head[2].split("."))
+            table = _parts(head[2])
             if head[1]:
                 seen[table] = seen.get(table, -1) + 1
                 table = (*table, str(seen[table]))
             found.setdefault(table, number)
             found.setdefault(table[:1], number)
         elif key:
-            path = tuple(part.strip("\"'") for part in key[1].split("."))
-            found.setdefault((*table, *path), number)
+            found.setdefault((*table, *_parts(key[1])), number)
     return found
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in re.findall(_PART, path))
 
 
 class Tables:
@@ -78,11 +87,15 @@ class Tables:
         self.lines = lines_of(text)
         self.where: tuple[str, ...] = ()
 
-    def fail(self, what: str, hint: str, key: str | None = None) -> NoReturn:
+    def line_of(self, key: str | None = None) -> int:
+        """Of the table being read, or of a key in it."""
         place = (*self.where, key) if key else self.where
         while place and place not in self.lines:
             place = place[:-1]
-        raise ConfigError(what, at(self.path, self.lines.get(place, 1)), hint)
+        return self.lines.get(place, 1)
+
+    def fail(self, what: str, hint: str, key: str | None = None) -> NoReturn:
+        raise ConfigError(what, at(self.path, self.line_of(key)), hint)
 
     def known(self, table: Any, keys: tuple[str, ...], what: str) -> None:
         if not isinstance(table, dict):
@@ -96,34 +109,67 @@ class Tables:
 
     def text(self, table: dict[str, Any], key: str, default: str | None = None) -> Any:
         value = table.get(key, default)
-        if value is not None and (not isinstance(value, str) or not value):
+        if value is not None and (not isinstance(value, str) or not value.strip()):
             self.fail(f"{key} must be a text, not {value!r}", f'{key} = "..."', key)
         return value
 
     def file_name(self, table: dict[str, Any], key: str, default: str) -> str:
         """A name that files are called by."""
         value: str = self.text(table, key, default)
-        if "/" in value or not value.isprintable():
-            self.fail(f"{key} {value!r} cannot be part of a file's name", "printable characters, no /", key)
+        if "/" in value or not value.isprintable() or value != value.strip(" ") or not value.strip("."):
+            hint = "printable characters, no / and no blanks around them"
+            self.fail(f"{key} {value!r} cannot be part of a file's name", hint, key)
         return value
 
-    def whole(self, table: dict[str, Any], key: str, least: int, default: int | None = None) -> Any:
+    def whole(
+        self,
+        table: dict[str, Any],
+        key: str,
+        least: int,
+        default: int | None = None,
+        *,
+        most: int | None = None,
+    ) -> Any:
         value = table.get(key, default)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
             self.fail(
                 f"{key} must be a whole number from {least}, not {value!r}", f"{key} = {max(least, 2)}", key
             )
+        if most is not None and value > most:
+            self.fail(f"{key} must be at most {most:,}, not {value:,}", f"{key} = {max(least, 2)}", key)
         return value
 
-    def seconds(
-        self, table: dict[str, Any], key: str, default: float | None = None, zero: bool = False
+    def yes(self, table: dict[str, Any], key: str, default: bool) -> bool:
+        value = table.get(key, default)
+        if not isinstance(value, bool):
+            self.fail(f"{key} must be true or false, not {value!r}", f"{key} = {str(default).lower()}", key)
+        return value
+
+    def time_limit(self, table: dict[str, Any], key: str, default: float | None = None) -> Any:
+        """Seconds that we can wait."""
+        return self._seconds(table, key, default, LONGEST_S, zero=False)
+
+    def model_time(
+        self, table: dict[str, Any], key: str, default: float | None = None, *, zero: bool = False
+    ) -> Any:
+        """Seconds in a model, of whatever scale."""
+        return self._seconds(table, key, default, _LATEST_S, zero=zero)
+
+    def _seconds(
+        self, table: dict[str, Any], key: str, default: float | None, most: float, *, zero: bool
     ) -> Any:
         value = table.get(key, default)
+        if value is None:
+            return None
         wrong = isinstance(value, bool) or not isinstance(value, (int, float))
-        if value is not None and (wrong or not (0 <= value < float("inf")) or (value == 0 and not zero)):
+        if wrong or not value >= 0 or (value == 0 and not zero):
             least = "0 or more" if zero else "above 0"
             self.fail(f"{key} must be a number of seconds, {least}, not {value!r}", f"{key} = 60.0", key)
-        return None if value is None else float(value)
+        if value > most:
+            self.fail(f"{key} must be at most {most:g} s, not {value!r}", f"{key} = 60.0", key)
+        return float(value)
 
     def choice(self, table: dict[str, Any], key: str, choices: tuple[str, ...], default: str) -> str:
         value = table.get(key, default)

@@ -240,6 +240,28 @@ def test_model_time_has_steps_lags_means_sums_and_interpolation(couple):
     couple(TIMES, {"a": 1, "b": 1, "c": 1})
 
 
+NO_POINTS = """
+points = np.arange(2) if me.comm.rank == 0 else np.arange(0)
+for kind in ("instant", "mean", "linear"):
+    if me.name == "a":
+        me.gives(kind, np.zeros(len(points)), points)
+    else:
+        me.takes(kind, np.zeros(len(points)), points, every=2.0, time=kind)
+for t in range(7):
+    for field in me._gives.values():
+        field.values[:] = t
+        me.put(field, t)
+    got = [me.get(field, float(t)).tolist() for field, _ in me._takes.values() if t < 6]
+    if got and t == 5:
+        assert got == ([[4.0, 4.0], [3.5, 3.5], [5.0, 5.0]] if len(points) else [[], [], []]), got
+"""
+
+
+def test_ranks_without_points_go_through_time_with_the_others(couple):
+    """No message tells them which version has come."""
+    couple(NO_POINTS, {"a": 2, "b": 2})
+
+
 WRONG = {
     "points given by nobody": (
         "me.gives('f', np.zeros(3), [0, 1, 2]) if me.name == 'a' else me.takes('f', np.zeros(2), [2, 7])",
@@ -262,7 +284,7 @@ WRONG = {
             "grid = regrid.LatLon(2, 4)\nme.gives('f', np.zeros(3)) if me.name == 'a' else me.takes("
             "'f', np.zeros(8), grid=grid, mapping='nearest')"
         ),
-        "field 'f' is mapped (nearest), but 'a' gives no grid with it",
+        "field 'f' is mapped (nearest), but 'a' declares no grid with it",
     ),
     "a field declared too late": (
         "me.connect(); me.gives('f', np.zeros(1))",
@@ -299,6 +321,21 @@ WRONG = {
         ),
         "the values of field 'f' now have the shape (",
     ),
+    "another field of that name": (
+        (
+            "f = me.gives('f', np.zeros(3)); g = me.takes('f', np.zeros(3)); me.connect()\n"
+            "me.link('b' if me.name == 'a' else 'a').put(g)"
+        ),
+        "this is not the field 'f' that '",
+    ),
+    "a grid that the mapping does not go from": (
+        (
+            "from hpcomm import regrid; pole = regrid.Points([[0, 90.0]])\n"
+            "me.gives('f', np.zeros(1), grid=pole) if me.name == 'a' else "
+            "me.takes('f', np.zeros(1), grid=regrid.LatLon(1, 1), mapping='conservative')"
+        ),
+        "field f (a -> b): mapping 'conservative' does not go from a grid of kind points",
+    ),
     "a put of nothing": (
         "f = me.gives('f', np.zeros(3)); me.connect(); me.link('b' if me.name == 'a' else 'a').put(f)",
         "takes no field 'f'",
@@ -313,6 +350,48 @@ def test_what_does_not_fit_is_told_by_name(couple, case):
     done = couple(code + "\nme.connect()\n", {"a": 1, "b": 1}, expect="failure")
     assert time.monotonic() - start < 30
     assert words in done.stderr
+
+
+REFUSED = {
+    "me.gives(None, x)": "None is no name for a field",
+    "me.gives('f', x, [[1], [2, 3]])": "no list of indices from 0",
+    "me.gives('f', x, grid='sea')": "the grid of field 'f' is 'sea'",
+    "me.gives('f', x, grid=regrid.LatLon(1, 2))": "has a point 2, but its grid has 2 points",
+    "me.gives('f', x, grid=regrid.Points([[0.0, 0.0]]))": "has 3 points here, but its grid has 1",
+    "me.takes('f', x, every='1')": "every must be a number of seconds above 0, not '1'",
+    "me.takes('f', x, every=1.0, lag=None)": "lag must be a number of seconds from 0, not None",
+    "me.takes('f', x, neighbours=1.5)": "neighbours must be a whole number from 1, not 1.5",
+    "me.takes('f', x, timeout=None)": "timeout must be a number of seconds above 0, not None",
+    "me.connect('x')": "'x' is no time of the model",
+    "me.connect(timeout=float('inf'))": "timeout must be above 0, not inf",
+    "me.link(5)": "asks for a program 5",
+    "me.put(taken)": "has not declared that it gives 't'",
+    "link.put(taken, float('nan'))": "nan is no time of the model",
+    "link.exchange('x')": "'x' is no time of the model",
+    "setattr(link, 'deadline_s', 'x')": "deadline_s must be above 0, not 'x'",
+    "Accelerator(me.comm, relaxation='x')": "relaxation must be above 0, not 'x'",
+    "next(windows(link, taken))": "the leader of an implicit coupling has a field and an accelerator",
+    "next(windows(link, most=0))": "most from 1, not 1e-06 and 0",
+}
+
+
+def test_bad_arguments_are_refused_before_anybody_waits(couple):
+    """One program calls, and the other one does not."""
+    code = f"""
+from hpcomm import regrid
+from hpcomm.mpmd.implicit import Accelerator, windows
+x = np.zeros(3)
+if me.name == "a":
+    link, taken = me.link("b"), me.takes("t", x)
+    for call, words in {REFUSED!r}.items():
+        try:
+            eval(call)
+        except hpcomm.UsageError as error:
+            assert words in str(error), (call, str(error))
+        else:
+            raise AssertionError(call)
+"""
+    couple(code, {"a": 1, "b": 1})
 
 
 EARLY = """

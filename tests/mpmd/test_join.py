@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from processes import finish
 
+from hpcomm.errors import ConfigError
+from hpcomm.mpmd import handshake
+
 VERBS = """
     import sys
     import numpy as np
@@ -173,6 +176,17 @@ def test_every_rank_is_told_who_came_within_seconds(programs, case):
     assert done.stderr.count("ConfigError:") == times, done.stderr
 
 
+def test_scripts_of_one_name_in_two_folders_are_two_programs():
+    """As `mpirun -wdir a python run.py : -wdir b python run.py` starts them; hosts may differ in folders."""
+    cards = [
+        handshake.Card("ocean", "hpcomm", script, host, "1", "")
+        for script, host in (("/a/run.py", "n1"), ("/b/run.py", "n1"), ("/b/run.py", "n2"))
+    ]
+    assert handshake.check([0, 1], cards[::2], {}, 1.0) == {"ocean": [0, 1]}
+    with pytest.raises(ConfigError, match=r"two programs are called 'ocean': /a/run\.py and /b/run\.py"):
+        handshake.check([0, 1], cards[:2], {}, 1.0)
+
+
 ALONE = {
     "a link to nobody": ("me.link('ice')", "'ocean' asks for a program 'ice', which is not in this job"),
     "a second name": ("hpcomm.join('sea')", "this program has joined as 'ocean'"),
@@ -190,6 +204,9 @@ REFUSED = {
     "hpcomm.join()": "this program has no name",
     "hpcomm.join('two words')": "holds a blank, a comma or '='",
     "hpcomm.join('x' * 99)": "is no name for a program",
+    "hpcomm.join('ocean', peers='air')": "peers are a list of names, not 'air'",
+    "hpcomm.join('ocean', timeout='x')": "timeout must be a number of seconds above 0, not 'x'",
+    "hpcomm.join('ocean', peers=['x' * 60] * 9)": "the names of 9 peers are too long",
     "hpcomm.world.barrier(); hpcomm.join('ocean')": "hpcomm.world was used before join",
 }
 
@@ -225,4 +242,4 @@ def test_mpichs_wheel_under_open_mpis_launcher_says_so_before_mpi_ends_it(tmp_pa
     done = finish([sys.executable, "a.py"], 60, tmp_path, {"OMPI_COMM_WORLD_SIZE": "2"})
     assert done.returncode == 1
     assert "Open MPI's launcher started this program, but its MPI is MPICH" in done.stderr
-    assert f"came:  a.py, with {library}" in done.stderr
+    assert f"a.py, with {library}" in done.stderr

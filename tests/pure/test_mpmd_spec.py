@@ -303,19 +303,19 @@ WRONG = {
     "a mapping that does not fit": (
         'to_grid = "sea"',
         'to_grid = "buoys"',
-        "does not fit grid 'buoys' of kind points",
+        "does not go to a grid of kind points .'sky' to 'buoys'.",
         'to_grid = "buoys"',
     ),
     "a sphere onto a plane": (
         'to_grid = "sky"',
         'to_grid = "flat"',
-        "between a sphere and a plane",
+        "from a grid on a sphere to one on a plane",
         'from_grid = "sea"',
     ),
     "no mapping between sizes": (
         'mapping = "bilinear"\n',
         "",
-        "its grids have 128 and 160 points",
+        "its grids differ: 'sea' .latlon, 128 points. and 'sky' .gaussian, 160 points.",
         'name = "sst"',
     ),
     "weights that are not there": (
@@ -491,7 +491,104 @@ WRONG = {
         'to_unit = "degC"',
     ),
     "a negative lag": ("lag = 3600.0", "lag = -3600.0", "0 or more, not -3600", "lag = -3600.0"),
+    "a lag of no number": ("lag = 3600.0", "lag = nan", "0 or more, not nan", "lag = nan"),
+    "more ranks than any machine has": (
+        "ranks = 2",
+        "ranks = 10_000_000",
+        "ranks must be at most 1,000,000, not 10,000,000",
+        "ranks = 10_000_000",
+    ),
+    "more ranks in all than any machine has": (
+        "ranks = 2",
+        "ranks = 1_000_000",
+        "the programs have 1,000,002 ranks in all",
+        "ranks = 1",
+    ),
+    "a time limit that no clock has": (
+        "timeout = 60",
+        "timeout = 1e300",
+        r"timeout must be at most 1e\+09 s",
+        "timeout = 1e300",
+    ),
+    "a grid of more points than there is memory": (
+        "nlat = 8\nnlon = 16",
+        "nlat = 100_000_000\nnlon = 100_000_000",
+        "has 10,000,000,000,000,000 points",
+        "nlat = 100_000_000",
+    ),
+    "an end between two steps": (
+        "timeout = 60",
+        "until = 4000.0",
+        "until = 4000 s is no multiple of the step of 'ocean', 1800 s",
+        "until = 4000.0",
+    ),
+    "an end before the first step": (
+        "timeout = 60",
+        "until = 1.0",
+        "until = 1 s is no multiple of the step",
+        "until = 1.0",
+    ),
+    "a step far longer than the period": (
+        "step = 1800.0",
+        "step = 1e14",
+        "every = 3600 s is no multiple of the step",
+        "every = 3600.0",
+    ),
+    "grids of one size that differ, and no mapping": (
+        RIGHT[RIGHT.index("nlon = 20") : RIGHT.index("from_grid")],
+        'nlon = 16\n[[field]]\nname = "sst"\nfrom = "ocean"\nto = "air"\n',
+        "no mapping, but its grids differ: 'sea' .latlon, 128 points. and 'sky' .gaussian, 128 points.",
+        'name = "sst"',
+    ),
+    "a grid on one side": (
+        'mapping = "bilinear"\nfrom_grid = "sea"\n',
+        "",
+        "a grid on one side only",
+        'to_grid = "sky"',
+    ),
+    "one field on two grids": (
+        'name = "heat"\nfrom = "air"\nto = "ocean"\nmapping = "conservative"\nfrom_grid = "sky"',
+        'name = "sst"\nfrom = "ocean"\nto = "third"\nmapping = "conservative"\nfrom_grid = "sky"',
+        "'ocean' gives 'sst' on grid 'sky', and on 'sea' .line 43.",
+        'from_grid = "sky"',
+    ),
+    "planes that do not meet": (
+        'to = "air"\nmapping = "bilinear"\nfrom_grid = "sea"\nto_grid = "sky"',
+        'to = "air"\nmapping = "bilinear"\nfrom_grid = "flat"\nto_grid = "far"',
+        "between planes that do not meet",
+        'mapping = "bilinear"',
+    ),
+    "programs in two brackets": (
+        RIGHT,
+        "[[program]]\nname = 'x'\n",
+        r"each program is a table with a name.*\[program.NAME\]",
+        "[[program]]",
+    ),
+    "a grid that is no table": (RIGHT, "grid = 3\n", "each grid is a table with a name", "grid = 3"),
+    "a program with dots in its name": (
+        '[program.viewer]\ncommand = "python view.py"\nranks = 1',
+        '[program."a.b"]\ncommand = "python view.py"\nranks = 0',
+        "ranks must be a whole number from 1",
+        "ranks = 0",
+    ),
+    "a variable that a key sets": (
+        'DEPTH = "50"',
+        'OMP_NUM_THREADS = "3"',
+        "OMP_NUM_THREADS is what threads sets",
+        'env = { OMP_NUM_THREADS = "3" }',
+    ),
+    "a blank for a unit": ('unit = "W/m^2"\n', 'unit = " "\n', "unit must be a text", 'unit = " "'),
 }
+MORE = """
+[program.third]
+command = "python view.py"
+ranks = 1
+[grid.far]
+kind = "plane"
+nx = 2
+ny = 2
+bounds = [2.0, 3.0, 0.0, 1.0]
+"""
 
 
 def test_there_are_many_kinds_of_wrong_specs():
@@ -504,6 +601,7 @@ def test_a_wrong_spec_gives_one_message_with_its_line(folder, kind):
     assert RIGHT.count(old) >= 1
     at = RIGHT.rindex(old) if old in ('from = "air"',) else RIGHT.index(old)
     text = RIGHT[:at] + new + RIGHT[at + len(old) :]
+    text += MORE if '"third"' in new or '"far"' in new else ""
     with pytest.raises(ConfigError) as caught:
         read(write(folder, text))
     message = str(caught.value)
@@ -627,6 +725,12 @@ def test_each_launcher_hears_of_hosts_in_its_own_way(folder):
     ]
 
 
+def test_mpich_takes_hosts_for_all_programs_or_none(folder):
+    text = PLACED.replace('ranks = 1\nhosts = ["n3"]\n', "ranks = 1\n", 1)
+    with pytest.raises(ConfigError, match=r"'air' has no hosts, but others have.\n.*job.toml, line 15\n"):
+        composed(folder, Mpi("mpiexec", "mpich"), text=text)
+
+
 def test_pbs_hands_over_its_list_of_hosts(folder):
     there = Machine(8, False, {"PBS_NODEFILE": "/var/nodes"})
     assert composed(folder, Mpi("mpirun", "openmpi"), there).command[1:3] == ["--hostfile", "/var/nodes"]
@@ -655,7 +759,8 @@ def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys
         (["--files"], "--files needs a value"),
         (["--only"], "which spec?"),
         (["--progress", "soon"], "--progress soon: a number of seconds"),
-        (["--only", "ocaen"], "there is no program 'ocaen'"),
+        (["--only", "ocaen"], "there is no program 'ocaen'\n.*\n.*did you mean 'ocean'"),
+        (["--files", __file__], "there is a file of that name"),
         (["--only", "ocean"], "nothing is recorded for 'ocean'"),
         (["-n", "2"], r"-n does not go with a spec[^$]*write ranks = "),
         (["other.toml"], "two specs: other.toml says all of a job"),
@@ -678,6 +783,7 @@ def test_commands_that_read_a_spec_take_all_their_words_or_refuse_them(folder, c
         (draw.plan, [path, path], "what is '.*job.toml'"),
         (draw.main, ["draw", path, str(folder / "a.svg"), "b"], "what is 'b'"),
         (start.main, [path, "b"], "'b' behind a spec"),
+        (draw.main, ["draw", path, str(folder / "none" / "a.svg")], "a.svg cannot be written: No such file"),
     ):
         with pytest.raises(ConfigError, match=message):
             command(words)

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("scipy")
 from hpcomm import regrid
-from hpcomm.errors import ConfigError
+from hpcomm.errors import ConfigError, UsageError
 from hpcomm.geometry import moments
 from hpcomm.grid import size_of
 
@@ -127,6 +127,24 @@ def test_a_constant_stays_constant(pair, mapping):
     assert np.allclose(weights.apply(np.full(weights.columns, 3.25)), 3.25, rtol=1e-12)
 
 
+@pytest.mark.parametrize("mapping", regrid.MAPPINGS)
+def test_the_coarsest_grids_serve_too(mapping):
+    """Cells whose neighbours are themselves, or lie through the sphere; planes of one row."""
+    kinds = (regrid.LatLon, regrid.Gaussian)
+    spheres = [kind(nlat, nlon) for kind in kinds for nlat in (1, 2) for nlon in (1, 2, 4)]
+    pairs = [(source, regrid.LatLon(5, 7)) for source in spheres]
+    pairs += [(regrid.Plane(nx, ny), regrid.Plane(3, 2)) for nx in (1, 2) for ny in (1, 2)]
+    for source, target in pairs:
+        weights = regrid.weights(source, target, mapping, neighbours=1)
+        assert np.allclose(weights.apply(np.full(weights.columns, 3.25)), 3.25, rtol=1e-12)
+        if mapping.startswith("cons"):
+            values = np.arange(source.size)[weights.sources]
+            lost = areas(target, source) @ weights.apply(values) - areas(source, target) @ np.arange(
+                source.size
+            )
+            assert abs(lost) < 1e-12 * areas(source, target).sum() * source.size
+
+
 def test_between_equal_grids_all_mappings_are_the_identity():
     for grid in (regrid.LatLon(8, 16), regrid.Gaussian(8, 16), regrid.Plane(7, 5)):
         values = smooth(grid.centres(everything(grid)))
@@ -173,3 +191,51 @@ def test_a_grid_whose_coordinates_only_the_program_knows_says_so():
     with pytest.raises(ConfigError, match="coordinates are the program's"):
         regrid.from_spec(GridSpec("buoys", "points", (9,)))
     assert regrid.from_spec(GridSpec("sky", "gaussian", (4, 8))).size == 32
+
+
+SMALL = regrid.LatLon(4, 8)
+BUOYS = regrid.Points([[0.0, 0.0], [20.0, 10.0]])
+REFUSED = {
+    "no cells": (lambda: regrid.LatLon(0, 8), "a grid of 0 x 8 cells"),
+    "half a cell": (lambda: regrid.Gaussian(4, 8.5), "a grid of 4 x 8.5 cells"),
+    "bounds": (lambda: regrid.Plane(2, 2, (1, 0, 0, 1)), "bounds are no x0, x1, y0, y1"),
+    "points of three": (lambda: regrid.Points([[0, 0, 0]]), "the shape is .1, 3."),
+    "latitude first": (lambda: regrid.Points([[10.0, 170.0]]), "a latitude of 170 degrees"),
+    "nan": (lambda: regrid.Points([[float("nan"), 0]]), "not finite"),
+    "clockwise": (
+        lambda: regrid.Cells([[[0, 0], [0, 9], [9, 9], [9, 0]]]),
+        "1 cells have no area, or go clock",
+    ),
+    "a typo": (lambda: regrid.weights(SMALL, SMALL, "bilinaer"), "no mapping 'bilinaer'[^$]*did you mean"),
+    "a number": (lambda: regrid.weights(5, SMALL, "idw"), "5 is no grid"),
+    "a plane": (
+        lambda: regrid.weights(SMALL, regrid.Plane(2, 2), "nearest"),
+        "on a sphere to one on a plane",
+    ),
+    "from points": (
+        lambda: regrid.weights(BUOYS, SMALL, "bilinear"),
+        "does not go from a grid of kind points",
+    ),
+    "to points": (
+        lambda: regrid.weights(SMALL, BUOYS, "conservative"),
+        "does not go to a grid of kind points",
+    ),
+    "a mask": (lambda: regrid.weights(SMALL, SMALL, "idw", given=np.ones(32, bool)), "flatnonzero"),
+    "indices": (lambda: regrid.weights(SMALL, BUOYS, "idw", points=[2]), "the grid has 2 points"),
+    "neighbours": (lambda: regrid.weights(BUOYS, SMALL, "idw", neighbours=3), "3 neighbours of 2 points"),
+    "a file": (lambda: regrid.Weights.load(__file__), "no weights in"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_grid_or_mapping_is_refused_in_words(case):
+    call, words = REFUSED[case]
+    with pytest.raises(UsageError, match=words):
+        call()
+
+
+def test_where_nothing_is_given_nothing_arrives():
+    weights = regrid.weights(SMALL, BUOYS, "nearest", given=[])
+    assert (weights.columns, len(weights.rows), weights.fraction.tolist()) == (0, 0, [0, 0])
+    assert weights.apply(np.zeros(0)).tolist() == [0, 0]
+    assert regrid.weights(SMALL, BUOYS, "idw", points=[]).apply(np.zeros((0, 3))).shape == (0, 3)

@@ -1,0 +1,130 @@
+"""Reads the tables [program.NAME] of a spec."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from . import command
+from .spec import ProgramSpec
+
+if TYPE_CHECKING:
+    from .tables import Tables
+
+__all__ = ["MOST_RANKS", "read_program"]
+
+MOST_RANKS = 1_000_000
+_MOST_THREADS = 65_536
+_KEYS = (
+    *("command", "ranks", "device", "gpus", "threads", "env", "workdir", "hosts"),
+    *("on_failure", "joins", "step"),
+)
+_OURS = (  # variables that a rank's supervisor sets
+    *("HPCOMM_PROGRAM", "HPCOMM_PROGRAMS", "HPCOMM_PROGRESS", "HPCOMM_SPEC", "HPCOMM_DEVICE"),
+    *("HPCOMM_ON_FAILURE", "HPCOMM_RECORD", "HPCOMM_REPLAY"),
+)
+_SAID_BY = {"OMP_NUM_THREADS": "threads", "CUDA_VISIBLE_DEVICES": "gpus"}  # variable: key
+
+
+def read_program(tables: Tables, name: str, table: Any, here: bool) -> ProgramSpec:
+    """The program that table describes.
+
+    Args:
+        here: whether its command and folder must exist on this machine.
+
+    Raises:
+        ConfigError: anything wrong with it.
+    """
+    tables.where = ("program", name)
+    what = f"program {name!r}"
+    tables.known(table, _KEYS, what)
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}", name):
+        tables.fail(f"{name!r} is no name for a program", "letters, digits, _ . - only, a letter first")
+    tables.needed(table, "command", what, 'command = "python ocean.py"')
+    tables.needed(table, "ranks", what, "ranks = 1")
+    ranks = tables.whole(table, "ranks", 1, most=MOST_RANKS)
+    workdir = _folder(tables, table, here)
+    return ProgramSpec(
+        name,
+        _command(tables, table, workdir, here),
+        ranks,
+        *_device(tables, table),
+        tables.whole(table, "threads", 1, most=_MOST_THREADS),
+        _environment(tables, table),
+        workdir,
+        _hosts(tables, table, ranks),
+        tables.choice(table, "on_failure", ("end", "continue"), "end"),
+        tables.yes(table, "joins", True),
+        tables.model_time(table, "step"),
+        tables.line_of(),
+    )
+
+
+def _folder(tables: Tables, table: dict[str, Any], here: bool) -> Path:
+    workdir: Path = (tables.path.parent / tables.text(table, "workdir", ".")).resolve()
+    if here and not workdir.is_dir():
+        tables.fail(f"there is no folder {workdir}", "workdir counts from the folder of the spec", "workdir")
+    return workdir
+
+
+def _command(tables: Tables, table: dict[str, Any], workdir: Path, here: bool) -> tuple[str, ...]:
+    try:
+        words = command.words_of(table["command"])
+        if here:
+            command.check(words, workdir, table.get("env", {}))
+    except ConfigError as error:
+        tables.fail(error.what, error.hint or "", "command")
+    return tuple(words)
+
+
+def _device(tables: Tables, table: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
+    device = tables.choice(table, "device", ("cpu", "gpu"), "cpu")
+    gpus = table.get("gpus", [])
+    if not isinstance(gpus, list) or any(
+        isinstance(g, bool) or not isinstance(g, int) or g < 0 for g in gpus
+    ):
+        tables.fail(f"gpus must be a list of numbers from 0, not {gpus!r}", "gpus = [0, 1]", "gpus")
+    if gpus and device == "cpu":
+        tables.fail("gpus are given, but device is cpu", 'device = "gpu"', "gpus")
+    if len(set(gpus)) < len(gpus):
+        tables.fail(f"a GPU is named twice: {gpus}", "each GPU once; ranks take them in turn", "gpus")
+    return device, tuple(gpus)
+
+
+def _environment(tables: Tables, table: dict[str, Any]) -> dict[str, str]:
+    env = table.get("env", {})
+    if not isinstance(env, dict):
+        tables.fail(f"env must be a table, not {env!r}", 'env = { OMP_NUM_THREADS = "2" }', "env")
+    for name, value in env.items():
+        if not isinstance(value, str):
+            tables.fail(f"the variable {name} must be a text, not {value!r}", f'{name} = "{value}"', "env")
+        if not name or "=" in name or "\0" in name + value:
+            tables.fail(f"{name!r} is no name of a variable", 'NAME = "value"', "env")
+        if name in _OURS:
+            tables.fail(f"the variable {name} is hpcomm's own", "take it out", "env")
+        key = _SAID_BY.get(name)
+        if key in table:
+            tables.fail(f"the variable {name} is what {key} sets", f"one of the two: {key}, or env", "env")
+    return dict(env)
+
+
+def _hosts(tables: Tables, table: dict[str, Any], ranks: int) -> tuple[tuple[str, int], ...]:
+    given = table.get("hosts", [])
+    if not isinstance(given, list) or not all(isinstance(host, str) for host in given):
+        tables.fail(
+            f"hosts must be a list of texts, not {given!r}", 'hosts = ["node1:2", "node2:2"]', "hosts"
+        )
+    found = []
+    for host in given:
+        read = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9.\-]*)(?::([1-9][0-9]{0,6}))?", host)
+        if read is None:
+            tables.fail(f"{host!r} is no host", '"node1" or "node1:4" (4 ranks there)', "hosts")
+        found.append((read[1], int(read[2] or 1)))
+    room = sum(slots for _, slots in found)
+    if found and room != ranks:
+        tables.fail(
+            f"hosts hold {room} ranks, but the program has {ranks}", '"node1:4" holds 4 ranks', "hosts"
+        )
+    return tuple(found)
