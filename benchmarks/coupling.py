@@ -93,12 +93,15 @@ def contenders(me: Any, field: Any, total: int) -> dict[str, Any]:
 
 def _alone(link: Any, field: Any) -> Any:
     """link.exchange() of this field only."""
-    from hpcomm.mpmd.channel import Channel
+    from hpcomm.mpmd.channel import Channel, Turns
 
     sends = field.name in link.gives
     side = link.gives[field.name] if sends else link.takes[field.name]
-    channel = Channel(link.wire, [side.part], 3, sends=sends, direct=True)
-    together = (None, channel) if sends else (channel, None)
+
+    def channel() -> Channel:
+        return Channel(link.wire, [side.part], 3, sends=sends, direct=True)
+
+    together = (None, Turns(channel, 2)) if sends else (channel(), None)
 
     def exchange() -> None:
         link._together = together

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from .route import Selection
     from .wire import Wire
 
-__all__ = ["HEADER", "TIMEOUT_S", "Channel", "Part"]
+__all__ = ["HEADER", "TIMEOUT_S", "Channel", "Part", "Turns"]
 
 HEADER = 16  # bytes: number of the coupling time, and the time itself
 TIMEOUT_S = 300.0
 _LARGE_PAGE = 1 << 21  # bytes
+_COPIED = 64 << 10  # bytes of a message that is sooner copied than waited for
 
 
 class Part(NamedTuple):
@@ -44,8 +45,11 @@ class Channel:
     Args:
         sends: whether this side sends.
         stamped: whether messages begin with the time.
-        direct: whether values may travel from, or into, their own memory.
+        direct: whether values may travel from, or into, their own memory; small ones are copied first.
         timeout_s: seconds that it waits for the other program.
+
+    Attributes:
+        lends: whether what is sent travels from its own memory, which must not change meanwhile.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Channel:
         self._copies: list[Callable[[], Any]] = []
         self._heads: list[NDArray[np.float64]] = []
         self._under_way = False
+        self.lends = False
 
     def start(self) -> None:
         """Begin: packs and sends, or readies to receive; waits for the last start of this channel first."""
@@ -142,6 +147,7 @@ class Channel:
         for rank in sorted(self._ranks()):
             here = [(part, rows) for part in self.parts for r, rows in part.rows if r == rank]
             memory = self._own_memory(here)
+            self.lends |= self.sends and memory is not None
             if memory is None:
                 memory = self._packed(here)
             made = make([memory, MPI.BYTE], rank + self.wire.shift, self._tag)
@@ -162,7 +168,8 @@ class Channel:
             return None
         if self._stamped or not values.flags.c_contiguous or values.dtype != part.dtype:
             return None
-        return values[rows].reshape(-1).view(np.uint8)
+        memory = values[rows].reshape(-1).view(np.uint8)
+        return None if self.sends and memory.nbytes <= _COPIED else memory
 
     def _packed(self, here: list[tuple[Part, Selection]]) -> NDArray[np.uint8]:
         """Memory for a message, and what copies into it or out of it."""
@@ -210,7 +217,41 @@ class Channel:
         """Give the requests back."""
         for request in self._requests:
             request.Free()
-        self._requests, self._copies, self._heads = [], [], []
+        self._requests, self._copies, self._heads, self.lends = [], [], [], False
+
+
+class Turns:
+    """Channels of the same fields that are sent through by turns: a giver may be ahead of its taker.
+
+    Args:
+        make: gives a channel.
+        ahead: how many puts may be under way before the next one waits for the first of them.
+    """
+
+    def __init__(self, make: Callable[[], Channel], ahead: int) -> None:
+        self._channels = [make() for _ in range(ahead)]
+
+    def start(self, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
+        """Send; waits until the channel whose turn it is has been received from."""
+        channel = self._channels[0]
+        channel.stamp = stamp
+        channel.start()
+        if not channel.lends:
+            self._channels.append(self._channels.pop(0))
+
+    def finish(self) -> None:
+        """Wait until the fields may be changed."""
+        if self._channels[0].lends:
+            self._channels[0].finish()
+
+    def settle(self) -> None:
+        """At the end of this program: wait until all is taken, or its takers have ended, too.
+
+        Raises:
+            WaitTimeoutError: the deadline is over.
+        """
+        for channel in self._channels:
+            channel.settle()
 
 
 def _memory(nbytes: int) -> NDArray[np.uint8]:

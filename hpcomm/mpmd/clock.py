@@ -64,11 +64,14 @@ class Schedule(NamedTuple):
         return whole, (n - whole if self.time == "linear" and abs(n - whole) >= _NEAR else 0.0)
 
     def ahead(self, step_s: float | None) -> int:
-        """How many versions may be put before the first of them is taken, by a taker of this step."""
+        """How many versions may be put before the first of them is taken, by a taker of this step.
+
+        One more than need be: so neither program waits for the other's turn on a core.
+        """
         if self.every_s is None:
-            return 1
+            return 2
         step_s = max(self.every_s, step_s or 0.0)
-        return min(_AHEAD, math.ceil((self.lag_s + step_s) / self.every_s - _NEAR))
+        return min(_AHEAD, 1 + math.ceil((self.lag_s + step_s) / self.every_s - _NEAR))
 
     def first(self, start: float) -> int:
         """The first version of a run that starts at this time."""

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..mappings import misfit
 from . import route, unit
-from .channel import Channel
+from .channel import Channel, Turns
 from .clock import Schedule
 from .coupling import Giving, Taking
 from .field import Field
@@ -272,5 +272,7 @@ def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> 
     come, go = [link.takes[name].part for name in in_], [link.gives[name].part for name in out]
     link._together = (
         Channel(wire, come, its, sends=False, direct=True, timeout_s=timeout_s) if come else None,
-        Channel(wire, go, mine, sends=True, direct=True, timeout_s=timeout_s) if go else None,
+        Turns(lambda: Channel(wire, go, mine, sends=True, direct=True, timeout_s=timeout_s), 2)
+        if go
+        else None,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
-from .channel import TIMEOUT_S, Channel, Part, memory_of
+from .channel import TIMEOUT_S, Channel, Part, Turns, memory_of
 from .clock import Schedule
 from .field import Field, scatter
 
@@ -47,13 +47,12 @@ class Giving:
         self._timed = schedule.every_s is not None
         self._sent = Field.__new__(Field)
         self._sent.__dict__.update(field.__dict__)
-        self._channels: list[Channel] = []  # in the order in which they will be used
+        self._turns: Turns | None = None
         if wire is not None:
-            part = Part(self._sent, rows, field.dtype)
-            self._channels = [
-                Channel(wire, [part], tag, sends=True, stamped=self._timed, timeout_s=timeout_s)
-                for _ in range(ahead)
-            ]
+            part, stamped = Part(self._sent, rows, field.dtype), self._timed
+            self._turns = Turns(
+                lambda: Channel(wire, [part], tag, sends=True, stamped=stamped, timeout_s=timeout_s), ahead
+            )
         self._sum: NDArray[Any] | None = None
         self._count = 0
         self.version = -1
@@ -103,8 +102,8 @@ class Giving:
         Raises:
             WaitTimeoutError: it is not taken in time.
         """
-        for channel in self._channels:
-            channel.settle()
+        if self._turns is not None:
+            self._turns.settle()
 
     def _added(self) -> NDArray[Any]:
         mine = memory_of(self.field)
@@ -114,12 +113,8 @@ class Giving:
 
     def _send(self, values: Any, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
         self._sent.values = values
-        if self._channels:
-            channel = self._channels[0]
-            channel.stamp = stamp
-            channel.start()
-            if len(self._channels) > 1:
-                self._channels.append(self._channels.pop(0))
+        if self._turns is not None:
+            self._turns.start(stamp)
 
 
 class Taking:

@@ -20,7 +20,7 @@ from .report import link_lines
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .channel import Channel
+    from .channel import Channel, Turns
     from .coupling import Giving, Taking
     from .progress import Progress
     from .wire import Wire
@@ -60,7 +60,7 @@ class Link:
         self.takes: dict[str, Taking] = {}
         self.progress: Progress | None = None
         self._connect: Callable[[], None] = lambda: None  # of the program, until it is done
-        self._together: tuple[Channel | None, Channel | None] = (None, None)  # in and out, of exchange()
+        self._together: tuple[Channel | None, Turns | None] = (None, None)  # in and out, of exchange()
         self._apart: tuple[list[Giving], list[Taking]] = ([], [])  # what exchange() moves one by one
 
     @classmethod
@@ -120,9 +120,9 @@ class Link:
         """Send what the fields hold, each row to whoever takes it.
 
         Collective over this program, as far as it owns points. The values are copied: they may be
-        changed at once. Waits only until the put before has been taken; of a field with lag, or whose taker
-        has a longer step, until that has been taken which the taker needs now. What is put last is waited
-        for when this program ends.
+        changed at once. Waits only until the last put but one has been taken; of a field with a lag, or whose
+        taker has a longer step, until an earlier one has. What is put last is waited for when this program
+        ends.
 
         Args:
             fields: a field, or several.
@@ -165,7 +165,7 @@ class Link:
         """Put all that this program gives over this link, and get all that it takes, at once.
 
         Fields that travel as they are go in one message per pair of ranks, straight from and into their
-        own memory where they lie consecutively.
+        own memory where they lie consecutively and are large. What this program gives may be changed at once.
         """
         check_time(time, "exchange")
         self._connect()
@@ -200,8 +200,9 @@ class Link:
         if runtime.status:  # it has failed
             return
         try:
-            for giving in self.gives.values():
-                giving.settle()
+            for sending in (*self.gives.values(), self._together[1]):
+                if sending is not None:
+                    sending.settle()
         except WaitTimeoutError as error:
             runtime.abort(f"at its end: {error}")
 

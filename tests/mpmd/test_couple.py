@@ -463,7 +463,7 @@ for _ in range({puts}):
 """
 
 
-@pytest.mark.parametrize(("puts", "when"), [(2, "WaitTimeoutError: "), (1, "rank 0 of 'a': at its end: ")])
+@pytest.mark.parametrize(("puts", "when"), [(3, "WaitTimeoutError: "), (1, "rank 0 of 'a': at its end: ")])
 def test_a_taker_that_is_late_is_told_at_the_deadline(couple, puts, when):
     """Also where MPI would keep what was sent, and a program that only puts would hear of nothing."""
     done = couple(LATE_TAKER.format(puts=puts), {"a": 1, "b": 1}, expect="failure")

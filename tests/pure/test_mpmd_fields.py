@@ -49,15 +49,15 @@ def test_what_arrives_means_what_was_sent_or_is_refused(case):
 @pytest.mark.parametrize(
     ("lag", "step", "ahead"),
     [
-        (0.0, None, 1),
-        (0.0, 1.0, 1),
-        (2.0, None, 2),
-        (6.0, None, 4),
-        (0.0, 8.0, 4),
-        (6.0, 8.0, 7),
+        (0.0, None, 2),
+        (0.0, 1.0, 2),
+        (2.0, None, 3),
+        (6.0, None, 5),
+        (0.0, 8.0, 5),
+        (6.0, 8.0, 8),
         (1e6, None, 64),
     ],
 )
 def test_a_giver_may_be_ahead_by_the_lag_and_by_a_step_of_its_taker(lag, step, ahead):
     assert Schedule(2.0, lag).ahead(step) == ahead
-    assert Schedule(None).ahead(step) == 1
+    assert Schedule(None).ahead(step) == 2
