@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "HYDRA",
@@ -32,6 +32,7 @@ __all__ = [
     "command_of",
     "contact",
     "environ_of",
+    "forget",
     "is_locked",
     "launcher_of",
     "line_of",
@@ -48,6 +49,7 @@ LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for 
 HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons
 SLURM = "slurmstepd"
+_FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")  # variables of where it keeps its own
 _LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
 _CALL = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.{0} import main; main(sys.argv[2:])"
 
@@ -166,10 +168,23 @@ def takes(file: Path) -> bool:
 def contact(pid: int) -> Path | None:
     """The file, in a folder of the launcher's own, which says where it listens for tools of its user."""
     environ = environ_of(pid)
-    for folder in (environ.get(name) for name in ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")):
+    for folder in map(environ.get, _FOLDERS):
         for file in Path(folder or "/tmp").glob(f"*/pmix.*.tool.{pid}"):
             return file
     return None
+
+
+def forget(pid: int, environ: Mapping[str, str]) -> None:
+    """Remove what Open MPI's launcher of this number left when it was killed, or crashed.
+
+    The next one of that number would not start: "The PMIx server's listener thread failed to start".
+    """
+    for folder in map(environ.get, _FOLDERS):
+        left = os.path.join(folder or "/tmp", f"ompi.{pid}")  # noqa: PTH118  at each start; pathlib is slow
+        if os.path.isdir(left):  # noqa: PTH112
+            import shutil
+
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def is_locked(pid: int) -> bool:

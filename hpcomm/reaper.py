@@ -22,6 +22,8 @@ from .launcher import (
     call,
     children_of,
     contact,
+    environ_of,
+    forget,
     is_locked,
     launcher_of,
     name_of,
@@ -74,10 +76,12 @@ def main(words: Sequence[str]) -> None:
     _, pid = prrte_of(words[0])
     if name_of(pid) not in PRRTE:
         raise SystemExit(f"no launcher of {words[0]} here")
+    environ = environ_of(pid)
     if words[1:]:
         if _locks(pid):
             _say(pid, _LOCKED)
             _send(pid, signal.SIGKILL)  # its other signals go through the thread that waits
+            forget(pid, environ)
         return
     file = contact(pid)
     if file is None or not takes(file.with_name("hpcomm.reaping")) or _ends(pid, GRACE_S):
@@ -87,6 +91,7 @@ def main(words: Sequence[str]) -> None:
     for number in _SIGNALS:
         _send(pid, number)
         if _ends(pid, _ASK_S):
+            forget(pid, environ)
             break
     for agent in agents:  # ssh to hosts that do not answer, which holds what the launcher's output goes to
         _send(agent, signal.SIGTERM)

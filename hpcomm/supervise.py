@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .launcher import LOCKED_S, is_locked
+from .launcher import LOCKED_S, forget, is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -124,9 +124,12 @@ def start(command: list[str], environ: dict[str, str], **streams: Any) -> subpro
     import ctypes
 
     prctl = ctypes.CDLL(None).prctl
-    launcher = subprocess.Popen(
-        command, env=environ, preexec_fn=lambda: prctl(_PDEATHSIG, signal.SIGTERM), **streams
-    )
+
+    def prepare() -> None:
+        prctl(_PDEATHSIG, signal.SIGTERM)
+        forget(os.getpid(), environ)  # of an earlier launcher that had the number which this one has now
+
+    launcher = subprocess.Popen(command, env=environ, preexec_fn=prepare, **streams)
     threading.Thread(target=_free, args=(launcher,), daemon=True).start()
     return launcher
 
@@ -144,6 +147,7 @@ def _free(launcher: subprocess.Popen[bytes]) -> None:
                 flush=True,
             )
             launcher.kill()  # its other signals go through the thread that waits
+            forget(launcher.pid, os.environ)
             return
 
 
@@ -167,6 +171,7 @@ def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_on
             launcher.wait(GRACE_S)
             break
     kill_members(mark)
+    forget(launcher.pid, os.environ)
     for segment in segments:
         segment.unlink(missing_ok=True)
 

@@ -154,6 +154,17 @@ def test_a_signal_ends_every_rank(tmp_path, number):
         kill_members(mark)
 
 
+def test_what_a_killed_launcher_left_does_not_keep_a_later_one_of_its_number_from_starting(tmp_path, job):
+    """Numbers come round again; Open MPI's launcher would say that a thread of its failed to start."""
+    with subprocess.Popen(["true"]) as latest:
+        numbers = range(latest.pid + 1, latest.pid + 1000)
+    for number in numbers:
+        left = tmp_path / f"ompi.{number}"
+        left.mkdir(0o700)
+        (left / "pmix.vm.tool").touch()
+    job(1, ["python", "-c", "pass"], env={"TMPDIR": str(tmp_path)})
+
+
 def test_a_mismatch_of_launcher_and_library_is_told_before_the_start(tmp_path, job):
     """The library here against a launcher that says it is the other one."""
     from hpcomm.installation import find_mpi
