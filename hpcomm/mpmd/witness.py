@@ -7,6 +7,7 @@ library only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from .. import runtime
 from ..launcher import PRRTE, SLURM, call, launcher_of, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["leave", "main"]
 
@@ -25,13 +26,31 @@ def leave(came: str) -> None:
 
     MPICH's launcher would take the process for a rank's that still runs, and give another status.
     """
-    if "HPCOMM_JOB" in os.environ or name_of(launcher_of(os.getpid())) not in (*PRRTE, SLURM):
+    launcher = launcher_of(os.getpid())
+    if "HPCOMM_JOB" in os.environ or name_of(launcher) not in (*PRRTE, SLURM):
         return
-    process = subprocess.Popen(
-        call("mpmd.witness", came), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    with _voice(launcher) as its:
+        process = subprocess.Popen(
+            call("mpmd.witness", came),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=its,
+            start_new_session=True,
+        )
     runtime.farewells.append(process.kill)
     runtime.at_abort.append(process.kill)
+
+
+@contextlib.contextmanager
+def _voice(launcher: int) -> Iterator[int | None]:
+    """The launcher's own stderr, if it is on this host: it may end before it passes on what comes by ours."""
+    its = None
+    if name_of(launcher) not in ("prted", SLURM):
+        with contextlib.suppress(OSError):
+            its = os.open(f"/proc/{launcher}/fd/2", os.O_WRONLY | os.O_APPEND)
+    yield its
+    if its is not None:
+        os.close(its)
 
 
 def main(words: Sequence[str]) -> None:
