@@ -96,7 +96,7 @@ def test_full_that_nobody_catches_ends_the_job_with_every_rank_named(job: Any) -
 
 def test_off_says_nothing_where_mpi_says_nothing(job: Any) -> None:
     """That is what off means; it also proves that the checks above are not MPI's own."""
-    source = PROLOGUE.format(calls=1) + "comm.all_reduce(X, 'sum' if comm.rank else 'max')\n"
+    source = PROLOGUE.format(calls=1) + "comm.all_reduce(X, 'sum' if comm.rank else 'prod')\n"
     done = job(2, source, timeout=30, env={"HPCOMM_CHECK": "off"})
     assert "disagree" not in done.stderr
 
