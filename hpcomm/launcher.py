@@ -34,6 +34,7 @@ __all__ = [
     "environ_of",
     "forget",
     "is_locked",
+    "is_supervised",
     "launcher_of",
     "line_of",
     "name_of",
@@ -185,6 +186,12 @@ def forget(pid: int, environ: Mapping[str, str]) -> None:
             import shutil
 
             shutil.rmtree(left, ignore_errors=True)
+
+
+def is_supervised(launcher: int) -> bool:
+    """Whether it is a child of `hpcomm run`, which looks after it; there may be one further up, too."""
+    mark = environ_of(launcher).get("HPCOMM_JOB", "").rpartition(",")[2]
+    return mark.partition("-")[0] == str(parent_of(launcher))
 
 
 def is_locked(pid: int) -> bool:

@@ -25,6 +25,7 @@ from .launcher import (
     environ_of,
     forget,
     is_locked,
+    is_supervised,
     launcher_of,
     name_of,
     prrte_of,
@@ -53,7 +54,7 @@ def leave() -> None:
     if not launcher or name_of(launcher) not in PRRTE:
         return
     is_alone = environ.get("OMPI_COMM_WORLD_SIZE") == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
-    if is_alone and "HPCOMM_JOB" in environ:  # `hpcomm run` looks after it
+    if is_alone and is_supervised(launcher):
         return
     if not takes(Path(environ.get("PMIX_SERVER_TMPDIR", "/none"), "hpcomm.reaper")):
         return

@@ -13,7 +13,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from .. import runtime
-from ..launcher import PRRTE, SLURM, call, launcher_of, name_of
+from ..launcher import PRRTE, SLURM, call, is_supervised, launcher_of, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ def leave(came: str) -> None:
     MPICH's launcher would take the process for a rank's that still runs, and give another status.
     """
     launcher = launcher_of(os.getpid())
-    if "HPCOMM_JOB" in os.environ or name_of(launcher) not in (*PRRTE, SLURM):
+    if is_supervised(launcher) or name_of(launcher) not in (*PRRTE, SLURM):
         return
     with _voice(launcher) as its:
         process = subprocess.Popen(
