@@ -15,11 +15,8 @@ is covered, `Weights.fraction` says how large that is, and a point that nothing 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +36,7 @@ from .grid import (
     size_of,
 )
 from .mappings import MAPPINGS, misfit
+from .weights import Weights, sparse_matrices
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -64,82 +62,6 @@ __all__ = [
 _FAR = 8.0  # farther than anything on the unit sphere is from anything else
 _SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
 _DIGITS = 12  # to which distances count as equal; then the lower index wins, whatever the partition
-
-
-@dataclass
-class Weights:
-    """target = matrix @ source for the points of this rank.
-
-    Attributes:
-        matrix: SciPy CSR, (points here, sources).
-        sources: global indices of the source points that are needed, ascending.
-        fraction: (points here,): covered part of each target cell; 1 or 0 for mappings without areas.
-    """
-
-    matrix: Any
-    sources: Indices
-    fraction: Array
-
-    @property
-    def columns(self) -> int:
-        return len(self.sources)
-
-    @cached_property
-    def rows(self) -> Indices:
-        """Points that something reaches."""
-        return np.flatnonzero(np.diff(self.matrix.indptr))
-
-    def apply(self, values: NDArray[Any]) -> Array:
-        """Map values of the sources, shape (sources, ...)."""
-        flat = np.asarray(values, float).reshape(len(values), math.prod(values.shape[1:]))
-        made: Array = np.asarray(self.matrix @ flat).reshape(self.matrix.shape[0], *values.shape[1:])
-        return made
-
-    def save(self, path: Path) -> None:
-        """Keep them as an npz file."""
-        m = self.matrix
-        np.savez(
-            path,
-            data=m.data,
-            indices=m.indices,
-            indptr=m.indptr,
-            sources=self.sources,
-            fraction=self.fraction,
-        )
-
-    @classmethod
-    def load(cls, path: Path) -> Weights:
-        """Read what save has written.
-
-        Raises:
-            ConfigError: there is nothing there that save has written.
-        """
-        cls.sizes(path)
-        with np.load(path) as kept:
-            shape = (len(kept["indptr"]) - 1, len(kept["sources"]))
-            matrix = _sparse().csr_matrix((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
-            return cls(matrix, kept["sources"], kept["fraction"])
-
-    @staticmethod
-    def sizes(path: Path) -> tuple[int, int]:
-        """Of what save has written: how many targets, and one more than the highest source. Needs no SciPy.
-
-        Raises:
-            ConfigError: there is nothing there that save has written.
-        """
-        try:
-            with np.load(path) as kept:
-                return len(kept["indptr"]) - 1, int(kept["sources"].max(initial=-1)) + 1
-        except Exception as error:  # depends on what the file is instead
-            raise ConfigError(
-                f"no weights in {path}: {error}", "regrid", "hpcomm.regrid.weights(...).save(path)"
-            ) from error
-
-    def part(self, points: Indices) -> Weights:
-        """Those of some of the points only: the same rows, to the last bit."""
-        rows = self.matrix[points]
-        used = np.unique(rows.indices)
-        return Weights(rows[:, used], self.sources[used], self.fraction[points])
 
 
 def weights(
@@ -205,7 +127,7 @@ def _indices(name: str, chosen: Any, grid: Any) -> Indices:
 
 def _nothing(points: int) -> Weights:
     """Where no source is."""
-    return Weights(_sparse().csr_matrix((points, 0)), np.empty(0, np.int64), np.zeros(points))
+    return Weights(sparse_matrices().csr_matrix((points, 0)), np.empty(0, np.int64), np.zeros(points))
 
 
 def weights_between(
@@ -308,7 +230,7 @@ class _Mapper:
         """Rows for the target points, from source points given (ascending) with these shapes."""
         made = getattr(self, f"_{self.mapping}")(given, shapes)
         row, column, value, fraction = made
-        sparse = _sparse()
+        sparse = sparse_matrices()
         matrix = sparse.csr_matrix((value, (row, column)), shape=(len(self.points), len(given)))
         matrix.sum_duplicates()
         used = np.unique(matrix.indices)
@@ -466,16 +388,6 @@ class _Mapper:
         area, moment = (np.concatenate(part) for part in zip(*pieces, strict=True))
         kept = area > 1e-15
         return row[kept], column[kept], area[kept], moment[kept]
-
-
-def _sparse() -> Any:
-    try:
-        import scipy.sparse
-    except ImportError:
-        raise ConfigError(
-            "mappings between grids need SciPy", "regrid", "pip install 'hpcomm[mpmd]'"
-        ) from None
-    return scipy.sparse
 
 
 def _near(x: Array, k: int) -> Indices:

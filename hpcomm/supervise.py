@@ -4,7 +4,7 @@ Killing a launcher is not enough: ranks live in sessions of their own and may ou
 process of the job inherits a mark in its environment, and is found again by that. And killed ranks leave
 the files of their shared memory in /dev/shm, which may be small. A launcher's word is not enough either:
 MPICH's now and then says 0 after an interrupt. And Open MPI's now and then never ends: after an abort two of
-its threads may wait for each other (PRRTE 3.0.14: in 6 of 550 aborts on a busy machine).
+its threads may wait for each other (PRRTE 3.0.14).
 """
 
 from __future__ import annotations
