@@ -6,15 +6,15 @@ Run:  hpcomm run -n 3 python -m pytest --with-mpi tests/mpi
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 pytest.register_assert_rewrite("contract")
 
-from agreement import Agreement  # noqa: E402
+from agreement import Agreement, Alarm  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
 import hpcomm  # noqa: E402
@@ -72,12 +72,8 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """A test that takes too long ends the job with the stacks of all ranks, not of one."""
     if not _AGREEMENT or settings.timeout is None or settings.timeout <= 0:
         return None
-    timer = threading.Timer(
-        settings.timeout, _AGREEMENT[0].end_job, (f"{item.nodeid} took longer than {settings.timeout} s",)
-    )
-    timer.daemon = True
-    item.stash[_TIMER] = timer
-    timer.start()
+    why = f"{item.nodeid} took longer than {settings.timeout} s"
+    item.stash[_TIMER] = Alarm(settings.timeout, partial(_AGREEMENT[0].end_job, why))
     return True
 
 
@@ -89,7 +85,7 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
     return True
 
 
-_TIMER = pytest.StashKey[threading.Timer]()
+_TIMER = pytest.StashKey[Alarm]()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -156,7 +157,7 @@ def call(comm: Any, verb: Verb, x: Any, root: int, out: Any, time: str) -> Any:
     if out is not None:
         keywords["out"] = out
     if time == "async":
-        return getattr(comm, verb.name)(x, async_op=True, **keywords).wait(timeout=30)
+        return getattr(comm, verb.name)(x, async_op=True, **keywords).wait(timeout=60)
     return getattr(comm, verb.name)(x, **keywords)
 
 
@@ -208,6 +209,15 @@ def trial(comm: Any, case: Case, root: int) -> list[str]:
     if place is not x and bits(x) != before:
         wrong.append("x has changed")
     return [line for line in wrong if line]
+
+
+def holds_everyone(comm: Any, barrier: Callable[[], Any]) -> bool:
+    """Whether nobody leaves barrier before the last one, who is late, has come. All on one machine."""
+    time.sleep(0.2 * (comm.rank == comm.size - 1))
+    came = time.monotonic()  # one clock for all processes of a machine
+    assert barrier() is None
+    times = comm.all_gather_object((came, time.monotonic()))
+    return max(came for came, _ in times) <= min(left for _, left in times)
 
 
 class Contract:
@@ -269,18 +279,11 @@ class Contract:
         assert seen == [i * total for i in range(1000)]
 
     def test_barrier_holds_everyone_until_the_last_has_come(self, comm: Any) -> None:
-        import time
-
-        started = time.monotonic()
-        if comm.rank == comm.size - 1:
-            time.sleep(0.3)
-        assert comm.barrier() is None
-        waited_s = time.monotonic() - started
-        assert comm.barrier(async_op=True).wait(timeout=30) is None
-        assert waited_s > 0.25
+        assert holds_everyone(comm, comm.barrier)
+        assert comm.barrier(async_op=True).wait(timeout=60) is None
 
     def test_many_calls_may_be_under_way_at_once(self, comm: Any) -> None:
         requests = [comm.all_reduce(np.full(5, i + comm.rank), async_op=True) for i in range(40)]
-        results = [int(request.wait(timeout=30)[0]) for request in reversed(requests)][::-1]
+        results = [int(request.wait(timeout=60)[0]) for request in reversed(requests)][::-1]
         ranks = sum(range(comm.size))
         assert results == [i * comm.size + ranks for i in range(40)]

@@ -131,7 +131,7 @@ def test_parts_of_parts_work_and_do_not_mix(comm: Any) -> None:
         requests = [
             c.all_reduce(np.full(2, i), async_op=True) for i, c in enumerate((part, twice, quarter), 1)
         ]
-        assert [request.wait(timeout=30)[0] for request in requests] == [
+        assert [request.wait(timeout=60)[0] for request in requests] == [
             part.size,
             2 * part.size,
             3 * quarter.size,
@@ -353,7 +353,7 @@ def test_an_observer_sees_the_end_of_a_background_call_when_it_ends(own_comm: An
     ]
     assert diary.lines == ["before all_reduce", "before all_gather_object"]
     for request in requests:
-        request.wait(timeout=30)
+        request.wait(timeout=60)
     assert diary.lines[2:] == ["after all_reduce", "after all_gather_object"]
 
 
@@ -363,12 +363,12 @@ def test_a_message_is_seen_on_both_sides(own_comm: Any) -> None:
     left, right = (own_comm.rank - 1) % own_comm.size, (own_comm.rank + 1) % own_comm.size
     request = own_comm.isend(np.ones(2), right)
     own_comm.recv(np.zeros(2), left)
-    request.wait(timeout=30)
+    request.wait(timeout=60)
     assert sorted(diary.lines) == ["after recv", "after send", "before recv", "before send"]
     diary.lines.clear()
     other = own_comm.isend_object("x", right)
     own_comm.recv_object(left)
-    other.wait(timeout=30)
+    other.wait(timeout=60)
     assert [line.split()[1] for line in sorted(diary.lines)] == [
         "recv_object",
         "send_object",

@@ -377,7 +377,7 @@ def test_an_exchange_says_how_it_is_misused(comm: Any, field: Field) -> None:
     halo.start()
     with pytest.raises(hpcomm.UsageError, match="not waited for"):
         halo.start()
-    halo.wait(timeout=10)
+    halo.wait(timeout=60)
     assert "halo exchange:" in halo.explain()
     for timeout in (None, None, 10, None):  # the first call is made step by step, later ones are not
         halo(timeout)

@@ -107,7 +107,7 @@ def test_waiting_ends_in_time_and_goes_on(comm: Any) -> None:
         halo.wait()
         halo.start()
     else:
-        halo.wait(timeout=20)
+        halo.wait(timeout=60)
         halo.start()
         if comm.rank == 1:
             with pytest.raises(hpcomm.WaitTimeoutError, match="not complete after"):

@@ -118,7 +118,7 @@ def test_any_mixture_of_ragged_arrays_arrives(comm: Any, together: Together, sor
 
     def body() -> None:
         got = comm.all_gather_ragged(given_by[comm.rank], async_op=time == "async")
-        for rank, y in enumerate(got.wait(timeout=30) if time == "async" else got):
+        for rank, y in enumerate(got.wait(timeout=60) if time == "async" else got):
             assert type(y) is type(given_by[rank])
             assert dtype_of(y) == dtype_of(given_by[rank])
             assert np.array_equal(plain_of(y), plain_of(given_by[rank]))
@@ -174,6 +174,6 @@ def test_messages_of_any_sizes_keep_their_order_and_their_tags(
                 y = comm.recv(source=left, tag=tag, dtype=np.int32)
                 assert y.tolist() == [i] * sizes[i]
         for request in sends:
-            request.wait(timeout=30)
+            request.wait(timeout=60)
 
     together((sizes, tags), body)

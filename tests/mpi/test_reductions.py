@@ -424,7 +424,7 @@ def test_a_function_is_folded_in_rank_order(comm: Any, verb: str, kind: str, tim
     keywords: dict[str, Any] = {"root": root} if verb == "reduce" else {}
     x = make(kind, "float64", "transposed", given[comm.rank])
     result = getattr(comm, verb)(x, products, async_op=time == "async", **keywords)
-    y = result.wait(timeout=30) if time == "async" else result
+    y = result.wait(timeout=60) if time == "async" else result
     if expected is None:
         assert y is None
     else:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract import holds_everyone
 
 import hpcomm
 from hpcomm.schedule.interpret import interpret_values
@@ -77,7 +78,7 @@ def test_every_algorithm_gives_bit_for_bit_what_the_interpreter_computes(comm: A
                 if holds and found.reshape(-1).tobytes() != expected.tobytes():
                     wrong.append((name, n, root, found, expected))
                 background = getattr(comm, verb)(x, algorithm=name, async_op=True, **keywords).wait(
-                    timeout=30
+                    timeout=60
                 )
                 if holds and background.tobytes() != found.tobytes():
                     wrong.append((name, n, root, "in the background"))
@@ -119,7 +120,7 @@ def test_background_calls_may_be_waited_for_in_any_order(comm: Any) -> None:
     ]
     ranks = sum(range(comm.size))
     order = reversed(requests) if comm.rank % 2 else requests
-    assert all(request.wait(timeout=30) is not None for request in order)
+    assert all(request.wait(timeout=60) is not None for request in order)
     assert [int(request.result[0]) for request in requests] == [i * comm.size + ranks for i in range(24)]
 
 
@@ -131,10 +132,10 @@ def test_a_blocking_call_moves_on_what_is_in_the_background(comm: Any, apart: bo
     x, keywords = np.arange(5.0), {"algorithm": name} if name != "deterministic" else {name: True}
     request = comm.all_reduce(x, algorithm="ring", async_op=True)
     if comm.rank:
-        request.wait(timeout=20)
+        request.wait(timeout=60)
     found = other.all_reduce(x + 1, **keywords)
     assert found.tolist() == ((x + 1) * comm.size).tolist()
-    assert request.wait(timeout=20).tolist() == (x * comm.size).tolist()
+    assert request.wait(timeout=60).tolist() == (x * comm.size).tolist()
     if apart:
         other.close()
 
@@ -175,7 +176,7 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
         mine = kept.own(apart)
         monkeypatch.setattr(mine, "most", lambda peer: 100 + peer // 9)
         assert apart.all_reduce(x, algorithm=name).tobytes() == want
-        assert apart.all_reduce(x, algorithm=name, async_op=True).wait(timeout=30).tobytes() == want
+        assert apart.all_reduce(x, algorithm=name, async_op=True).wait(timeout=60).tobytes() == want
         step = apart.plan("all_reduce", x, algorithm=name)
         assert step().tobytes() == want
         step.close()
@@ -220,14 +221,8 @@ def test_the_executor_cuts_x_as_the_simulator_does(own_comm: Any, monkeypatch: p
 
 @pytest.mark.parametrize("name", algorithms("barrier"))
 def test_a_barrier_holds_everyone(comm: Any, name: str) -> None:
-    import time
-
-    begin = time.monotonic()
-    if comm.rank == comm.size - 1:
-        time.sleep(0.2)
-    comm.barrier(algorithm=name)
-    assert time.monotonic() - begin > 0.15
-    assert comm.barrier(algorithm=name, async_op=True).wait(timeout=30) is None
+    assert holds_everyone(comm, lambda: comm.barrier(algorithm=name))
+    assert comm.barrier(algorithm=name, async_op=True).wait(timeout=60) is None
 
 
 def test_functions_fold_in_the_order_of_ranks(comm: Any) -> None:
@@ -281,7 +276,7 @@ def test_deterministic_gives_the_exact_sum_rounded_once(comm: Any) -> None:
     parts = [np.random.default_rng(r).normal(size=101) * 10.0 ** (7 * (r % 3)) for r in range(p)]
     found = comm.all_reduce(parts[comm.rank], deterministic=True)
     assert found.tolist() == [math.fsum(column) for column in zip(*parts, strict=True)]
-    turned = comm.all_reduce(parts[(comm.rank + 1) % p], deterministic=True, async_op=True).wait(timeout=30)
+    turned = comm.all_reduce(parts[(comm.rank + 1) % p], deterministic=True, async_op=True).wait(timeout=60)
     assert turned.tobytes() == found.tobytes()
     assert (
         comm.all_reduce(np.float32(0.1), "avg", deterministic=True)
@@ -370,7 +365,7 @@ def test_a_plan_by_an_algorithm_gives_what_its_verb_gives_each_time(own_comm: An
             for turn in range(3):
                 x[...] = given(verb, own_comm.rank + 10 * turn, p, n)
                 expected = getattr(own_comm, verb)(*arguments, algorithm=name, **keywords)
-                found = step(timeout=30) if turn == 1 else step()
+                found = step(timeout=60) if turn == 1 else step()
                 same = found is expected is None or found.tobytes() == expected.tobytes()
                 if not same or (out is not None and found is not out):
                     wrong.append((name, n, root, turn, found, expected))

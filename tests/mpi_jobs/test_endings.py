@@ -19,6 +19,7 @@ from textwrap import dedent, indent
 from typing import Any
 
 import pytest
+from steady import held_s, steady_time
 
 LIMIT_S = 5.0
 SLACK_S = 1.5  # two cores, several processes that end, a launcher that gathers them
@@ -84,8 +85,9 @@ else:
 
 
 def timed(note: Path, run: Callable[[], Any]) -> Ended:
+    before_s = held_s()
     done = run()
-    lived_on_s = time.time() - float(note.read_text())
+    lived_on_s = time.time() - float(note.read_text()) - (held_s() - before_s)
     return Ended(done.returncode, done.stdout, done.stderr, lived_on_s)
 
 
@@ -151,9 +153,9 @@ def test_it_does_so_under_the_mpis_own_launcher_too(tmp_path: Path, ending: str,
 @pytest.mark.parametrize("statement", ["raise ValueError('all of us')", "sys.exit(3)", "raise SystemExit(3)"])
 def test_all_ranks_failing_alike_print_and_end(job: Any, statement: str) -> None:
     source = f"import sys, hpcomm\nhpcomm.world.barrier()\nprint('before', flush=True)\n{statement}\n"
-    started = time.monotonic()
+    started = steady_time()
     done = job(3, source, timeout=40, expect=None)
-    assert time.monotonic() - started < 20
+    assert steady_time() - started < 20
     assert done.returncode == (1 if "Value" in statement else 3)
     assert done.stdout.count("before") == 3
     if "Value" in statement:
@@ -285,7 +287,7 @@ try:
 except TimeoutError:
     print("gave up")
 """
-    done = job(2, source, timeout=20, expect=0)
+    done = job(2, source, timeout=60, expect=0)
     assert done.stdout.count("gave up") == 2
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from steady import steady_time
 
 from hpcomm.launch import usable_cores
 from hpcomm.supervise import kill_members, members, settings
@@ -107,9 +108,9 @@ def test_bringing_mpi_up_does_not_sleep(job):
 
 
 def test_a_job_that_hangs_is_ended_with_the_stack_of_every_rank(job):
-    start = time.monotonic()
+    start = steady_time()
     done = job(3, STUCK, timeout=4, expect=124)
-    assert time.monotonic() - start < 4 + 12
+    assert steady_time() - start < 4 + 12
     assert done.stderr.count("waits_for_rank_1") == 2
     assert done.stderr.count("forgets_to_send") == 1
     assert "the job had not ended after 4 s, so it was ended" in done.stderr
@@ -144,7 +145,7 @@ def test_a_signal_ends_every_rank(tmp_path, number):
         for _ in range(3):
             assert process.stdout.readline() == "up\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
         deadline = time.monotonic() + 5
         while members(mark) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -14,17 +14,17 @@ SUITE = Path(__file__).parents[1] / "mpi"
 
 @pytest.fixture
 def suite(job: Any, tmp_path: Path) -> Any:
-    """suite(source, test_s=40) -> the run of these tests on two ranks, under the MPI suite's conftest."""
+    """suite(source, test_s=40, peer_s=2): the run of these tests on two ranks, as the MPI suite does it."""
 
-    def run(source: str, test_s: float = 40) -> Any:
+    def run(source: str, test_s: float = 40, peer_s: float = 2) -> Any:
         for name in ("conftest.py", "agreement.py"):
             shutil.copy(SUITE / name, tmp_path)
         test = tmp_path / "test_sample.py"
         test.write_text("import time\nimport pytest\nimport numpy as np\n" + source)
-        haste = {"HPCOMM_TEST_PEER_S": "2", "HPCOMM_TEST_S": str(test_s)}
+        haste = {"HPCOMM_TEST_PEER_S": str(peer_s), "HPCOMM_TEST_S": str(test_s)}
         options = ["-p", "no:cacheprovider", "-c", "/dev/null", "--color=no", "--with-mpi"]
         command = ["python", "-m", "pytest", *options, str(test)]
-        return job(2, command, timeout=40, expect=None, env=haste)
+        return job(2, command, timeout=100, expect=None, env=haste)
 
     return run
 
@@ -100,13 +100,35 @@ def test_a_test_that_takes_too_long_ends_the_job_with_all_stacks(suite: Any) -> 
     done = suite(
         """
 def test_slow(comm):
-    time.sleep(30)
+    time.sleep(60)
 """,
-        test_s=4,
+        test_s=12,
     )
     assert done.returncode not in (0, 124)
-    assert "test_slow took longer than 4" in done.stderr
+    assert "test_slow took longer than 12" in done.stderr
     assert "in test_slow" in done.stderr
+
+
+@pytest.mark.once
+def test_a_machine_that_stands_still_takes_nothing_of_the_limits(suite: Any) -> None:
+    done = suite(
+        """
+import os, subprocess
+
+def test_held(comm):
+    ranks = " ".join(str(pid) for pid in comm.all_gather_object(os.getpid()))
+    if comm.rank == 0:
+        hold = f"sleep 0.3; kill -STOP {ranks}; sleep 20; kill -CONT {ranks}"
+        subprocess.Popen(["sh", "-c", hold])
+        begin = time.monotonic()
+        time.sleep(0.6)
+        assert time.monotonic() - begin > 15, "it was not held"
+""",
+        test_s=15,
+        peer_s=6,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("1 passed") == 2
 
 
 @pytest.mark.once

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from steady import steady_time
 
 import hpcomm
 from hpcomm import request as module
@@ -123,7 +124,7 @@ def test_a_timeout_tells_the_call_the_time_and_the_line_of_birth() -> None:
     started = time.monotonic()
     with pytest.raises(hpcomm.WaitTimeoutError) as caught:
         r.wait(timeout=0.05)
-    assert 0.05 <= time.monotonic() - started < 2
+    assert time.monotonic() - started >= 0.05
     what, where, hint = str(caught.value).split("\n")
     assert what == "verb(x) was not complete after 0.05 s"
     assert where == f"  where: started at {born}"
@@ -134,10 +135,10 @@ def test_a_timeout_tells_the_call_the_time_and_the_line_of_birth() -> None:
 def test_wait_all_shares_its_time_and_keeps_the_order() -> None:
     assert hpcomm.wait_all([request([Transfer(3)], result=i) for i in range(4)], timeout=5) == [0, 1, 2, 3]
     late = [request([Transfer(None)]) for _ in range(3)]
-    started = time.monotonic()
+    started = steady_time()
     with pytest.raises(hpcomm.WaitTimeoutError):
-        hpcomm.wait_all(late, timeout=0.1)
-    assert time.monotonic() - started < 0.25
+        hpcomm.wait_all(late, timeout=0.5)
+    assert steady_time() - started < 1.4  # and not three times as long
     for r in late:
         finish(r)
 

@@ -10,11 +10,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from steady import steady_time
 
 ROOT = Path(__file__).parents[2]
 TRAIN = sorted(path.name for path in (ROOT / "apps" / "train").glob("*.py"))
@@ -78,10 +78,10 @@ else:
     dist.all_reduce(torch.ones(2))
 """
     )
-    begin = time.monotonic()
-    done = job(3, source, timeout=40, expect=None)
+    begin = steady_time()
+    done = job(3, source, timeout=70, expect=None)
     assert done.returncode not in (0, 124)
-    assert time.monotonic() - begin < 35
+    assert steady_time() - begin < 35
     assert "[rank1]: ValueError: rank one is broken" in done.stderr
     assert "told: (1,)" in done.stdout, done.stdout + done.stderr
     named = "PeerFailedError: all_reduce(float32 (2,), op='sum') (call #2 on 'world') needs rank 1"
@@ -98,10 +98,10 @@ if rank == 1:
 dist.all_reduce(torch.ones(2))
 """
     )
-    begin = time.monotonic()
-    done = job(2, source, timeout=40, expect=None)
+    begin = steady_time()
+    done = job(2, source, timeout=70, expect=None)
     assert done.returncode not in (0, 124)
-    assert time.monotonic() - begin < 35
+    assert steady_time() - begin < 35
 
 
 def test_a_job_whose_ranks_caught_the_error_of_a_stopped_one_ends(job: Any) -> None:
@@ -118,7 +118,7 @@ except hpcomm.WaitTimeoutError as error:
     print(str(error).splitlines()[0], flush=True)
 """
     )
-    done = job(2, source, timeout=30, expect=None)
+    done = job(2, source, timeout=60, expect=None)
     assert done.returncode not in (0, 124), done.stdout + done.stderr
     assert re.search(r"all_reduce\(.* waited 1[.0-9]* s for rank 1\n", done.stdout), done.stdout
     assert re.search(
@@ -162,7 +162,7 @@ def told(job: Any, tmp_path: Path, source: str, options: tuple[str, str]) -> dic
     place = tmp_path / "told"
     place.mkdir()
     command = ["python", str(tmp_path / "kill.py"), str(place)]
-    done = job(3, command, timeout=40, expect=None, options=options)
+    done = job(3, command, timeout=70, expect=None, options=options)
     assert done.returncode != 124, done.stdout + done.stderr
     return {path.name: path.read_text() for path in place.iterdir()}
 
