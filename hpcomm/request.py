@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import WaitTimeoutError, calling_frame, place
+from .errors import UsageError, WaitTimeoutError, calling_frame, place
 from .observe.board import last_call
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Request", "Stages", "wait_all", "wait_any"]
+__all__ = ["Request", "Stages", "deadline", "wait_all", "wait_any"]
 
 Stages = Generator["list[Any]", "list[MPI.Status]", Any]  # of MPI requests, or what waits like one
 
@@ -80,12 +80,14 @@ class Request:
 
         Raises:
             WaitTimeoutError: the time is over. The request is still under way: wait again, or end the job.
+            UsageError: timeout is no number of seconds.
         """
+        end = None if timeout is None else deadline(timeout)
         if self._stages is None:
             return self._outcome()
-        if timeout is None:
+        if end is None:
             self._wait_for_ever()
-        elif not self._poll(time.monotonic() + timeout):
+        elif not self._poll(end):
             raise WaitTimeoutError(
                 f"{self.call} was not complete after {timeout:g} s",
                 f"started at {self.birth}",
@@ -174,10 +176,10 @@ class Request:
                 return
             self._next_stage()
 
-    def _poll(self, deadline: float) -> bool:
+    def _poll(self, end: float) -> bool:
         delay = 0.0
         while not self.done():
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= end:
                 return False
             time.sleep(delay)
             delay = min(delay + 2e-6, 5e-4)
@@ -209,17 +211,29 @@ class Request:
                 raise
 
 
+def deadline(timeout: float) -> float:
+    """When timeout seconds from now are over, by time.monotonic().
+
+    Raises:
+        UsageError: it is no number of seconds.
+    """
+    if isinstance(timeout, (int, float)) and timeout >= 0:
+        return time.monotonic() + timeout
+    raise UsageError(f"timeout={timeout!r} is no number of seconds", hint="leave it away to wait for ever")
+
+
 def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[Any]:
     """Wait for all requests and return their results in order.
 
     Raises:
         WaitTimeoutError: after timeout seconds for all of them together; those that are complete stay so.
+        UsageError: timeout is no number of seconds, or something is no request.
     """
-    pending = list(requests)
+    pending = _requests("wait_all", requests)
     if timeout is None:
         return [request.wait() for request in pending]
-    deadline = time.monotonic() + timeout
-    return [request.wait(max(0.0, deadline - time.monotonic())) for request in pending]
+    end = deadline(timeout)
+    return [request.wait(max(0.0, end - time.monotonic())) for request in pending]
 
 
 def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple[int, Any]:
@@ -227,20 +241,37 @@ def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple
 
     Raises:
         WaitTimeoutError: none was complete after timeout seconds.
-        ValueError: requests is empty.
+        UsageError: requests is empty, or something in it is no request; timeout is no number of seconds.
     """
-    if not requests:
-        raise ValueError("wait_any needs at least one request")
-    deadline = None if timeout is None else time.monotonic() + timeout
+    pending = _requests("wait_any", requests)
+    if not pending:
+        raise UsageError("wait_any needs at least one request")
+    end = None if timeout is None else deadline(timeout)
     delay = 0.0
     while True:
-        for i, request in enumerate(requests):
+        for i, request in enumerate(pending):
             if request.done():
                 return i, request.wait()
-        if deadline is not None and time.monotonic() >= deadline:
+        if end is not None and time.monotonic() >= end:
             raise WaitTimeoutError(
-                f"none of {len(requests)} requests was complete after {timeout:g} s",
-                f"the first: {requests[0]!r}",
+                f"none of {len(pending)} requests was complete after {timeout:g} s",
+                f"the first: {pending[0]!r}",
             )
         time.sleep(delay)
         delay = min(delay + 2e-6, 5e-4)
+
+
+def _requests(name: str, given: Iterable[Request]) -> list[Request]:
+    """What was given to wait for, as a list.
+
+    Raises:
+        UsageError: something in it is no request.
+    """
+    found = list(given) if isinstance(given, Iterable) else [given]
+    for each in found:
+        if not callable(getattr(each, "wait", None)):
+            raise UsageError(
+                f"{name} was given {each!r}, which is no request",
+                hint="what isend, irecv and calls with async_op=True return, in a list",
+            )
+    return found

@@ -5,22 +5,28 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcomm import Box
+from hpcomm import Box, UsageError
+from hpcomm.draw import writable
 
 __all__ = [
-    "draw_bandwidths", "draw_field", "draw_histogram", "draw_pingpong", "draw_timeline", "require_matplotlib",
+    "draw_bandwidths", "draw_field", "draw_histogram", "draw_pingpong", "draw_timeline", "require_picture",
 ]  # fmt: skip
 
 
-def require_matplotlib(parser: argparse.ArgumentParser) -> None:
-    """End the program with a sentence, before it starts, when there is nothing to draw with."""
+def require_picture(parser: argparse.ArgumentParser, path: str) -> None:
+    """End the program with a sentence, before it starts, when there is nothing to draw with or nowhere to."""
     if not find_spec("matplotlib"):
         parser.error("a picture needs matplotlib: pip install matplotlib")
+    try:
+        writable(Path(path))
+    except UsageError as error:
+        parser.error(f"{error.what}: {error.hint}")
 
 
 def draw_field(whole: NDArray[Any], name: str, boxes: Sequence[Box], path: str) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 import hpcomm
 from hpcomm import Communicator
 from hpcomm.apps import _library
-from hpcomm.apps._picture import draw_bandwidths, require_matplotlib
+from hpcomm.apps._picture import draw_bandwidths, require_picture
 from hpcomm.apps._report import sleep_until_all, table, verdict
 
 SIZES = [4 << 10, 256 << 10, 2 << 20, 16 << 20, 128 << 20]
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plot", metavar="FILE.png", help="draw the bandwidths (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.plot:
-        require_matplotlib(parser)
+        require_picture(parser, options.plot)
     library, missing = _library.find()
     world = hpcomm.world
     on_device = any(world.mpi.allgather(library.on_device))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import hpcomm
 from hpcomm import Field, Halo, Mesh, checkpoint
 from hpcomm.apps._arguments import positive
-from hpcomm.apps._picture import draw_field, require_matplotlib
+from hpcomm.apps._picture import draw_field, require_picture
 from hpcomm.apps._report import Progress, verdict
 
 KAPPA = 0.2  # diffusivity * time step / spacing², stable below 0.25
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--picture", metavar="FILE.png", help="draw the plate at the end (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.picture:
-        require_matplotlib(parser)
+        require_picture(parser, options.picture)
 
     comm = hpcomm.world
     mesh = comm.mesh(y=-1, x=-1)

@@ -20,7 +20,7 @@ import hpcomm
 from hpcomm import Communicator
 from hpcomm.apps import _library
 from hpcomm.apps._arguments import positive
-from hpcomm.apps._picture import draw_timeline, require_matplotlib
+from hpcomm.apps._picture import draw_timeline, require_picture
 from hpcomm.apps._report import table, verdict
 
 SIDE = 256  # of the matrices
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--picture", metavar="FILE.png", help="draw the timeline (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.picture:
-        require_matplotlib(parser)
+        require_picture(parser, options.picture)
     library, missing = _library.find()
     comm = Communicator(hpcomm.world.mpi.Dup(), name="overlap")
     n = options.bytes // 4

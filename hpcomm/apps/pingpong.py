@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Communicator
-from hpcomm.apps._picture import draw_pingpong, require_matplotlib
+from hpcomm.apps._picture import draw_pingpong, require_picture
 from hpcomm.apps._report import Progress, sleep_until_all, table, verdict
 
 SIZES = [8 << (3 * i) for i in range(8)]  # 8 B to 16 MiB
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plot", metavar="FILE.png", help="draw both curves (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.plot:
-        require_matplotlib(parser)
+        require_picture(parser, options.plot)
 
     world = hpcomm.world
     peer = min(1, world.size - 1) if options.peer is None else options.peer  # alone: rank 0 with itself

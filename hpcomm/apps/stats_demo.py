@@ -19,7 +19,7 @@ import hpcomm
 from hpcomm import Communicator
 from hpcomm.apps._arguments import positive
 from hpcomm.apps._dataset import read
-from hpcomm.apps._picture import draw_histogram, require_matplotlib
+from hpcomm.apps._picture import draw_histogram, require_picture
 from hpcomm.apps._report import table, verdict
 from hpcomm.apps._selection import quantiles
 
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--picture", metavar="FILE.png", help="draw the histogram (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.picture:
-        require_matplotlib(parser)
+        require_picture(parser, options.picture)
 
     comm = hpcomm.world
     rows, names, told = read(options.file) if comm.rank == 0 else (None, [], "")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import WaitTimeoutError
-from ..request import Request, Stages
+from ..request import Request, Stages, deadline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,12 +48,12 @@ class StreamRequest(Request):
                 _wake()
 
     def wait(self, timeout: float | None = None) -> Any:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else deadline(timeout)
         pause = _pauses()
         while self._stages is not None:
             advance()
             if self._stages is not None:
-                if deadline is not None and time.monotonic() >= deadline:
+                if end is not None and time.monotonic() >= end:
                     raise WaitTimeoutError(
                         f"{self.call} was not complete after {timeout:g} s",
                         f"started at {self.birth}",

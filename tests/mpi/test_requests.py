@@ -184,7 +184,7 @@ def test_wait_any_gives_whichever_is_complete_and_its_place(comm: Any) -> None:
 
 
 def test_wait_any_of_nothing_is_an_error(comm: Any) -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(hpcomm.UsageError, match="at least one"):
         hpcomm.wait_any([])
 
 

@@ -162,6 +162,18 @@ def test_the_apps_draw(job: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(
+    ("path", "words"), [("nowhere/a.png", "there is no folder"), ("a.txt", "is no picture")]
+)
+def test_a_picture_that_cannot_be_kept_is_refused_before_anything_is_measured(
+    job: Any, tmp_path: Path, path: str, words: str
+) -> None:
+    done = job(2, ["python", "-m", APP + "pingpong", "--plot", str(tmp_path / path)], expect=2)
+    assert words in done.stderr
+    assert "bytes" not in done.stdout
+
+
+@pytest.mark.once
 def test_heat2d_goes_on_from_its_checkpoint_on_other_ranks_and_draws(job: Any, tmp_path: Path) -> None:
     app = [
         "python",

@@ -149,8 +149,25 @@ def test_wait_any_takes_the_first_that_is_complete() -> None:
     with pytest.raises(hpcomm.WaitTimeoutError, match="none of 1 requests"):
         hpcomm.wait_any([never], timeout=0.05)
     finish(never)
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(hpcomm.UsageError, match="at least one"):
         hpcomm.wait_any([])
+
+
+@pytest.mark.parametrize("timeout", ["3", -1, float("nan"), [1]])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: Any) -> None:
+    r = request([Transfer(1)])
+    for wait in (r.wait, lambda t: hpcomm.wait_all([r], t), lambda t: hpcomm.wait_any([r], t)):
+        with pytest.raises(hpcomm.UsageError, match="is no number of seconds"):
+            wait(timeout)
+    r.wait()
+
+
+def test_what_is_no_request_is_refused() -> None:
+    r = request([Transfer(1)])
+    for wait in (hpcomm.wait_all, hpcomm.wait_any):
+        with pytest.raises(hpcomm.UsageError, match=f"{wait.__name__} was given 7, which is no request"):
+            wait([r, 7])  # type: ignore[list-item]
+    r.wait()
 
 
 ERRORS = [hpcomm.MismatchError("no fit"), ZeroDivisionError("the user's own operator")]
