@@ -73,6 +73,12 @@ class Call:
         self.settle: Callable[[], Any] | None = None
         self.look: Any = ""
 
+    @property
+    def agreed(self) -> int:
+        """The number of elements that ranks agree about; in all where two groups cut into unequal blocks."""
+        blocks = self.comm.size if self.verb == "reduce_scatter" and self.comm.is_inter else 1
+        return self.count * blocks
+
     def __str__(self) -> str:
         if self.verb in ("send", "recv"):
             end = "dest" if self.verb == "send" else "source"

@@ -445,7 +445,7 @@ def carry_out(call: Call, async_op: bool) -> Any:
             observer.after(call)
         return result
     if async_op:
-        leave = comm._agreement.late(call.code | BACKGROUND, call.count)
+        leave = comm._agreement.late(call.code | BACKGROUND, call.agreed)
         finish = call.finish
 
         def finish_and_leave(status: Any) -> Any:
@@ -459,7 +459,7 @@ def carry_out(call: Call, async_op: bool) -> Any:
         request = transport.start(call)
         request.needs_all(comm)
         return request
-    comm._agreement.enter(call.code, call.count)
+    comm._agreement.enter(call.code, call.agreed)
     result = transport.run(call)
     comm._agreement.leave()
     for observer in comm._observers:

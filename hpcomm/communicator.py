@@ -117,7 +117,8 @@ class Communicator:
         self._short: Short | None = None  # a way of their own, within a node
         self._partners: Partners | None = None  # on a link: who of the other program has ended,
         self._patience_s: float | None = None  # and how long a blocking call may wait for it
-        self._agreement = self._agree(level)
+        self._level = level  # what was asked for, and is again of communicators made of this one
+        self._agreement = self._agree(level) if not plain else agreement.off()
         self.check: str = self._agreement.level
         self._lanes: Any = {}  # see lanes.py
 
@@ -256,14 +257,11 @@ class Communicator:
             ).located("group", self) from None
         wrong = sorted({r for r in members if not 0 <= r < self.size or members.count(r) > 1})
         if wrong or self.rank not in members:
-            what = (
-                f"ranks {wrong} are no ranks of '{self.name}', or named twice"
-                if wrong
-                else f"rank {self.rank} is not in {members}"
-            )
-            raise RankError(
-                what, hint=f"different ranks from 0 to {self.size - 1}; only members call group"
-            ).located("group", self)
+            what = f"rank {self.rank} is not in {members}"
+            if wrong:
+                what = f"ranks {wrong} are no ranks of '{self.name}', or named twice"
+            hint = f"different ranks from 0 to {self.size - 1}; only members call group"
+            raise RankError(what, hint=hint).located("group", self)
         some = self.mpi.Get_group().Incl(members)
         made = self.mpi.Create_group(some, tag)  # type: ignore[attr-defined]
         some.Free()
@@ -281,7 +279,7 @@ class Communicator:
             ConfigError: there is no such path. MismatchError: the ranks name different ones.
         """
         self._check_open("dup")
-        return self._new(self.mpi.Dup(), name or f"{self.name}.dup", check or self.check, gpu)
+        return self._new(self.mpi.Dup(), name or f"{self.name}.dup", check, gpu)
 
     def create_intercomm(
         self, local_leader: int, peer: Communicator, remote_leader: int, tag: int = 0, name: str | None = None
@@ -351,7 +349,7 @@ class Communicator:
         self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None
     ) -> Communicator:
         made = object.__new__(Communicator)
-        made._take(mpi, name, check or self.check, gpu=gpu or self._gpu)
+        made._take(mpi, name, check or self._level, gpu=gpu or self._gpu)
         return made
 
     # -- the end -------------------------------------------------------------------------------------
@@ -428,7 +426,6 @@ class Communicator:
             raise UsageError(
                 f"communicator '{self.name}' is closed", f"{verb} on '{self.name}'", "use it before close()"
             )
-
         if self._disagreed and not verb.startswith(_BETWEEN_TWO):
             raise MismatchError(
                 f"the ranks of '{self.name}' are out of step since they disagreed about a call",
@@ -479,7 +476,10 @@ class Communicator:
 
     def _agree(self, level: str) -> agreement.Agreement:
         """The agreement of this communicator's ranks."""
-        if self.is_inter or self.size == 1:
+        if self.is_inter:  # programs may have been started with different levels
+            is_full = not self._any_rank(level != "full")
+            return agreement.between(self, self._shadow) if is_full else agreement.off()
+        if self.size == 1:
             return agreement.off()
         near = self._meet(posts=level == "light")
         self._near = {rank: region for rank, region, _ in near}

@@ -272,7 +272,7 @@ def _collective(
         call = compose.compose(comm, verb, x, out, op, root, blocking=False, hosts=algorithm is not None)
     if algorithm is not None:
         call = scheduled.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
-    comm._agreement.enter(call.code - head(verb) + head("plan"), call.count)
+    comm._agreement.enter(call.code - head(verb) + head("plan"), call.agreed)
     made = Plan(comm, call)
     if call.settle is not None:
         call.settle()

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from zlib import crc32
 
-__all__ = ["BACKGROUND", "REDUCTIONS", "SCHEDULED", "VERBS", "describe", "head", "marked", "signature"]
+__all__ = [
+    "BACKGROUND", "DTYPE", "REDUCTIONS", "ROOT", "SCHEDULED", "VERB", "VERBS", "describe", "head", "marked",
+    "signature",
+]  # fmt: skip
 
 _PLAIN = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "exscan", "gather"]
 _PLAIN += ["reduce", "reduce_scatter", "scan", "scatter", "plan"]
@@ -35,6 +38,7 @@ def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
     return _CODES[verb] | (op & 31) << 6 | (dtype & 255) << 11 | (root & 0xFFF) << 19
 
 
+VERB, DTYPE, ROOT = 63, 255 << 11, 0xFFF << 19  # the bits of each
 SCHEDULED = 1 << 17  # by an own schedule: the bits of the root then hold a checksum of algorithm and root
 
 

@@ -361,7 +361,7 @@ def graph(
         sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
     mpi = comm.mpi.Create_dist_graph_adjacent(list(sources), list(destinations))  # type: ignore[attr-defined]
     made = object.__new__(Graph)
-    made._take(mpi, name or f"{comm.name}.graph", comm.check)
+    made._take(mpi, name or f"{comm.name}.graph", comm._level)
     made.sources, made.destinations = sources, destinations
     return made
 
@@ -369,7 +369,7 @@ def graph(
 def _as_cart(comm: Communicator, mpi: MPI.Comm, name: str) -> Cart:
     shape, periodic, coords = mpi.Get_topo()  # type: ignore[attr-defined]
     made = object.__new__(Cart)
-    made._take(mpi, name, comm.check)
+    made._take(mpi, name, comm._level)
     made.shape, made.coords = tuple(shape), tuple(coords)
     made.periodic = tuple(bool(ring) for ring in periodic)
     made.sources = made.destinations = tuple(r for a in range(len(shape)) for r in made.shift(a))

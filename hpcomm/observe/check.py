@@ -7,7 +7,7 @@ light  ranks of one node post the signature on the board before the call, and ea
        neighbour's before and after. On disagreement at least two ranks see it, since going round the
        ring there is a place where the signature changes. Costs a few memory accesses; nobody waits.
 full   all ranks compare before each call, wherever they are, and all raise. Costs one small
-       all-reduce a call.
+       all-reduce a call, and two between two groups, which light does not compare.
 
 Light cannot stop a rank that is already inside MPI, or has gone on: the rank that sees the difference raises,
 and if nobody catches that, the job ends with a message that names both calls. If somebody does, later
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MismatchError, PeerFailedError, where
-from ..signature import describe, signature
+from ..signature import DTYPE, ROOT, VERB, describe, signature
 from .board import Board, Region, last_call, post, posted
 from .stack import describe_call
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..communicator import Communicator
 
-__all__ = ["Agreement", "full", "light", "off"]
+__all__ = ["Agreement", "between", "full", "light", "off"]
 
 _PATIENCE = 1.0  # s that a rank waits for another's description of its call
 
@@ -170,6 +170,45 @@ def full(comm: Communicator, shadow: MPI.Comm) -> Agreement:
 
     around = "enter(mine & 0xFFFF_FFFF, mine >> 32)\nCALL"
     return Agreement("full", enter, lambda: None, late, around, {"enter": enter})
+
+
+def between(comm: Communicator, shadow: MPI.Comm) -> Agreement:
+    """Compare two groups before every call; all ranks of both raise.
+
+    A reduction over an inter-communicator tells each group what the other one said: first the signatures,
+    then who saw them differ. The root has another number in each group, and is not compared.
+    """
+    from mpi4py import MPI
+
+    call = 0
+
+    def heard(*said: int) -> tuple[int, ...]:
+        there = bytearray(8 * len(said))
+        shadow.Allreduce([struct.pack(f"{len(said)}q", *said), MPI.INT64_T], [there, MPI.INT64_T], MPI.MAX)
+        return struct.unpack(f"{len(said)}q", there)
+
+    def enter(code: int, count: int) -> None:
+        nonlocal call
+        call += 1
+        verb = code & VERB
+        call_here = signature(code & ~ROOT, count) if code & DTYPE else verb
+        # Beside the root of a group there may be no array: of it only the verb is compared.
+        nothing = -(1 << 63), -(1 << 63)
+        mine = (verb, -verb, *((call_here, -call_here) if code & DTYPE else nothing))
+        theirs = heard(*mine)
+        differ = theirs[:2] != mine[:2] or (nothing not in (theirs[2:], mine[2:]) and theirs[2:] != mine[2:])
+        if heard(differ)[0] or differ:
+            rows = [f"  rank {comm.rank} here: {describe_call()}"]
+            rows += [
+                f"  rank {rank} there: {text}" for rank, text in enumerate(shadow.allgather(describe_call()))
+            ]
+            raise _mismatch(comm, call, "\n".join(rows))
+
+    def late(code: int, count: int) -> Callable[[], None]:
+        enter(code, count)
+        return lambda: None
+
+    return Agreement("full", enter, lambda: None, late)
 
 
 def _disagreement(

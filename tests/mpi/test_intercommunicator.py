@@ -15,12 +15,12 @@ pytestmark = pytest.mark.mpi(min_size=2)
 WAIT_S = 30
 
 
-@pytest.fixture
-def halves(comm: Any) -> Iterator[tuple[Any, Any, list[int], list[int]]]:
+@pytest.fixture(params=["light", "full"])
+def halves(comm: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any, list[int], list[int]]]:
     """(inter-communicator, own half, world ranks here, world ranks there); the halves are unequal at 3."""
     color = comm.rank % 2
     groups = [[rank for rank in range(comm.size) if rank % 2 == c] for c in (0, 1)]
-    with comm.split(color) as half:
+    with comm.dup(check=request.param) as whole, whole.split(color) as half:
         inter = half.create_intercomm(0, comm, groups[1 - color][0], name="bridge")
         yield inter, half, groups[color], groups[1 - color]
         inter.close()
@@ -245,6 +245,56 @@ def test_what_needs_one_group_says_so(halves: Any) -> None:
         with pytest.raises(hpcomm.UsageError, match="needs one group of ranks") as caught:
             call()
         assert "merge" in str(caught.value.hint)
+
+
+WRONG = {
+    "another verb in one group": lambda inter, odd, one: (inter.all_gather if odd else inter.all_reduce)(
+        np.zeros(2)
+    ),
+    "another dtype in one group": lambda inter, odd, one: inter.all_reduce(
+        np.zeros(2, "f4" if odd else "f8")
+    ),
+    "more elements in one group": lambda inter, odd, one: inter.all_gather(np.zeros(2 + odd)),
+    "another operator on one rank": lambda inter, odd, one: inter.all_reduce(
+        np.zeros(2), "max" if one else "sum"
+    ),
+    "other totals": lambda inter, odd, one: inter.reduce_scatter(
+        np.zeros((inter.size, (3 if odd else 2) * inter.remote_size))
+    ),
+    "in the background": lambda inter, odd, one: inter.all_reduce(np.zeros(2 + one), async_op=True),
+    "objects and arrays": lambda inter, odd, one: (
+        inter.all_gather_object(1) if odd else inter.all_gather(np.zeros(1))
+    ),
+}
+
+
+@pytest.mark.parametrize("halves", ["full"], indirect=True)
+@pytest.mark.parametrize("case", WRONG)
+def test_groups_that_disagree_are_all_told_and_may_go_on(halves: Any, comm: Any, case: str) -> None:
+    inter, _, _, there = halves
+    with pytest.raises(hpcomm.MismatchError, match="ranks disagree about call #1 on 'bridge'") as told:
+        WRONG[case](inter, comm.rank % 2, comm.rank == 0)
+    lines = str(told.value).splitlines()[1 : 2 + len(there)]
+    assert lines[0].startswith(f"  rank {inter.rank} here: ")
+    assert [line.split(":")[0] for line in lines[1:]] == [f"  rank {r} there" for r in range(len(there))]
+    assert inter.all_reduce(np.ones(2)).tolist() == [len(there)] * 2
+
+
+def test_what_comes_of_an_intercommunicator_is_checked_as_was_asked_for(halves: Any) -> None:
+    inter, *_ = halves
+    assert inter.check in ("off", "full")  # light does not compare two groups
+    with inter.merge() as merged:
+        assert merged.check == ("full" if inter.check == "full" else "light")
+
+
+def test_groups_of_which_one_alone_asks_for_it_are_not_compared(comm: Any) -> None:
+    """As programs may, each with a HPCOMM_CHECK of its own."""
+    odd = comm.rank % 2
+    with comm.split(odd) as plain, plain.dup(check="full" if odd else "light") as half:
+        inter = half.create_intercomm(0, comm, 1 - odd)
+        assert inter.check == "off"
+        assert inter.all_reduce(np.ones(1)).tolist() == [inter.remote_size]
+        inter.close()
 
 
 def test_merge_makes_one_group_with_the_high_one_behind(halves: Any, comm: Any) -> None:
