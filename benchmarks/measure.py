@@ -36,8 +36,10 @@ def alternate(
     for name, call in contenders.items():
         for _ in range(3):
             call()
-        once = max(_turn(call, 3), 1e-9)
-        calls[name] = world.bcast(max(1, min(most, int(span / once))))
+        n = 3
+        while (took := world.bcast(n * _turn(call, n))) < span / 4 and n < most:
+            n = min(most, 4 * n)  # a few calls after others are slower than many
+        calls[name] = max(1, min(most, int(n * span / took)))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for i in range(rounds):

@@ -43,6 +43,7 @@ VERBS = (
 MARGIN = 1.05  # the default stays unless it takes this many times as long
 HOPELESS = 4.0  # times the default in a first try: not measured further
 ROUND_S = 2e-3  # how long one algorithm is repeated in one round, about
+MOST = 1000  # times
 LIMIT_S = 3600
 
 
@@ -231,8 +232,10 @@ def _in_turns(
     comm: Any, calls: dict[str, Callable[[], Any]], names: list[str], rounds: int
 ) -> dict[str, list[float]]:
     """Seconds of each, round by round."""
-    once = _once(comm, calls[""], 3)
-    repeats = max(1, min(200, int(ROUND_S / max(once, 1e-7))))
+    once = ROUND_S
+    for part in (30, 10):  # a few calls after others are slower than many
+        once = _once(comm, calls[""], max(3, min(MOST, int(ROUND_S / part / max(once, 1e-7)))))
+    repeats = max(1, min(MOST, int(ROUND_S / max(once, 1e-7))))
     times: dict[str, list[float]] = {name: [] for name in names}
     order, same = list(names), random.Random(0)  # on all ranks
     for _ in range(rounds):
