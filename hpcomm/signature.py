@@ -11,7 +11,7 @@ from __future__ import annotations
 from zlib import crc32
 
 __all__ = [
-    "BACKGROUND", "DTYPE", "REDUCTIONS", "ROOT", "SCHEDULED", "VERB", "VERBS", "describe", "head", "marked",
+    "BACKGROUND", "REDUCTIONS", "ROOT", "SCHEDULED", "VERB", "VERBS", "describe", "head", "marked",
     "signature",
 ]  # fmt: skip
 
@@ -38,7 +38,7 @@ def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
     return _CODES[verb] | (op & 31) << 6 | (dtype & 255) << 11 | (root & 0xFFF) << 19
 
 
-VERB, DTYPE, ROOT = 63, 255 << 11, 0xFFF << 19  # the bits of each
+VERB, ROOT = 63, 0xFFF << 19  # the bits of each
 SCHEDULED = 1 << 17  # by an own schedule: the bits of the root then hold a checksum of algorithm and root
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MismatchError, PeerFailedError, where
-from ..signature import DTYPE, ROOT, VERB, describe, signature
+from ..signature import ROOT, VERB, describe, head, signature
 from .board import Board, Region, last_call, post, posted
 from .stack import describe_call
 
@@ -176,33 +176,41 @@ def between(comm: Communicator, shadow: MPI.Comm) -> Agreement:
     """Compare two groups before every call; all ranks of both raise.
 
     A reduction over an inter-communicator tells each group what the other one said: first the signatures,
-    then who saw them differ. The root has another number in each group, and is not compared.
+    then who saw them differ.
     """
     from mpi4py import MPI
 
     call = 0
+    nothing = -(1 << 63), -(1 << 63)
+    # Numbers of roots are cut to 12 bits, where ROOT and PROC_NULL look like the last ones.
+    is_large = max(comm.size, comm.remote_size) > 4000
+    is_root, is_beside, here = (head("?", root=rank) for rank in (MPI.ROOT, MPI.PROC_NULL, comm.rank))
 
     def heard(*said: int) -> tuple[int, ...]:
         there = bytearray(8 * len(said))
         shadow.Allreduce([struct.pack(f"{len(said)}q", *said), MPI.INT64_T], [there, MPI.INT64_T], MPI.MAX)
         return struct.unpack(f"{len(said)}q", there)
 
+    def told(code: int, count: int) -> tuple[int, ...]:
+        """What this rank has to say of its call; the other group names a root by its rank in this one."""
+        verb, root, rest = code & VERB, code & ROOT, code & ~ROOT
+        if root == is_beside and not is_large:  # its arrays do not count
+            return verb, -verb, *nothing
+        root = 0 if is_large else here if root == is_root else root
+        mine = signature(rest | root, count)
+        return verb, -verb, mine, -mine
+
     def enter(code: int, count: int) -> None:
         nonlocal call
         call += 1
-        verb = code & VERB
-        call_here = signature(code & ~ROOT, count) if code & DTYPE else verb
-        # Beside the root of a group there may be no array: of it only the verb is compared.
-        nothing = -(1 << 63), -(1 << 63)
-        mine = (verb, -verb, *((call_here, -call_here) if code & DTYPE else nothing))
+        mine = told(code, count)
         theirs = heard(*mine)
-        differ = theirs[:2] != mine[:2] or (nothing not in (theirs[2:], mine[2:]) and theirs[2:] != mine[2:])
+        is_other = nothing not in (mine[2:], theirs[2:]) and theirs[2:] != mine[2:]
+        differ = theirs[:2] != mine[:2] or is_other
         if heard(differ)[0] or differ:
-            rows = [f"  rank {comm.rank} here: {describe_call()}"]
-            rows += [
-                f"  rank {rank} there: {text}" for rank, text in enumerate(shadow.allgather(describe_call()))
-            ]
-            raise _mismatch(comm, call, "\n".join(rows))
+            calls = shadow.allgather(describe_call())
+            rows = [f"  rank {rank} there: {text}" for rank, text in enumerate(calls)]
+            raise _mismatch(comm, call, "\n".join([f"  rank {comm.rank} here: {describe_call()}", *rows]))
 
     def late(code: int, count: int) -> Callable[[], None]:
         enter(code, count)

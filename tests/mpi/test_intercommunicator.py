@@ -262,6 +262,10 @@ WRONG = {
         np.zeros((inter.size, (3 if odd else 2) * inter.remote_size))
     ),
     "in the background": lambda inter, odd, one: inter.all_reduce(np.zeros(2 + one), async_op=True),
+    "two roots": lambda inter, odd, one: inter.broadcast(
+        np.zeros(2),
+        root=0 if odd else hpcomm.ROOT if inter.rank == inter.size - 1 else hpcomm.PROC_NULL,
+    ),
     "objects and arrays": lambda inter, odd, one: (
         inter.all_gather_object(1) if odd else inter.all_gather(np.zeros(1))
     ),
@@ -272,6 +276,8 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_groups_that_disagree_are_all_told_and_may_go_on(halves: Any, comm: Any, case: str) -> None:
     inter, _, _, there = halves
+    if case == "two roots" and comm.size < 3:
+        pytest.skip("there is one root only")
     with pytest.raises(hpcomm.MismatchError, match="ranks disagree about call #1 on 'bridge'") as told:
         WRONG[case](inter, comm.rank % 2, comm.rank == 0)
     lines = str(told.value).splitlines()[1 : 2 + len(there)]
@@ -285,6 +291,17 @@ def test_what_comes_of_an_intercommunicator_is_checked_as_was_asked_for(halves: 
     assert inter.check in ("off", "full")  # light does not compare two groups
     with inter.merge() as merged:
         assert merged.check == ("full" if inter.check == "full" else "light")
+
+
+@pytest.mark.parametrize("halves", ["full"], indirect=True)
+def test_beside_the_root_of_a_group_any_array_will_do(halves: Any, comm: Any) -> None:
+    inter, *_ = halves
+    if comm.rank % 2:
+        assert inter.broadcast(np.zeros(3), root=0).tolist() == [0.0, 1.0, 2.0]
+    elif inter.rank == 0:
+        inter.broadcast(np.arange(3.0), root=hpcomm.ROOT)
+    else:
+        inter.broadcast(np.zeros(1, np.int8), root=hpcomm.PROC_NULL)
 
 
 def test_groups_of_which_one_alone_asks_for_it_are_not_compared(comm: Any) -> None:
