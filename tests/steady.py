@@ -12,27 +12,37 @@ import time
 _LOOK_S = 0.05
 _LATE_S = 0.5  # a busy machine lets a thread wait, but hardly for longer
 _held_s = 0.0
+_looked = time.monotonic()
+_lock = threading.Lock()
 
 
 def steady_time() -> float:
     """time.monotonic(), without the time for which this process could not run since it began."""
-    return time.monotonic() - _held_s
+    now = _look()
+    return now - _held_s
 
 
 def held_s() -> float:
     """The seconds for which this process could not run since it began."""
+    _look()
     return _held_s
 
 
+def _look() -> float:
+    """Note what has passed since the last look; somebody looks all the time."""
+    global _held_s, _looked
+    with _lock:
+        now = time.monotonic()
+        if now - _looked > _LATE_S:
+            _held_s += now - _looked - _LOOK_S
+        _looked = now
+        return now
+
+
 def _watch() -> None:
-    global _held_s
-    last = time.monotonic()
     while True:
         time.sleep(_LOOK_S)
-        now = time.monotonic()
-        if now - last > _LATE_S:
-            _held_s += now - last - _LOOK_S
-        last = now
+        _look()
 
 
 threading.Thread(target=_watch, daemon=True, name="steady clock").start()
