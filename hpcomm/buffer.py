@@ -333,7 +333,11 @@ def _buffer_protocol(x: Any) -> Buffer:
     try:
         view = memoryview(x)
     except TypeError:
+        if hasattr(x, "__array_interface__"):
+            return _array_interface(x)
         raise UsageError(f"{type(x).__name__} is not an array", hint=_instead(x)) from None
+    except ValueError as error:
+        raise LayoutError(f"x has no memory: {error}", hint="give it before it is released") from None
     try:
         array = np.asarray(view)
     except (ValueError, TypeError):
@@ -357,8 +361,14 @@ def _buffer_protocol(x: Any) -> Buffer:
     return Buffer(_stored(array, dtype), dtype, make, lambda: x, frozen)
 
 
+def _array_interface(x: Any) -> Buffer:
+    look = _numpy(np.asarray(x))
+    look.give = lambda: x
+    return look
+
+
 def _instead(x: Any) -> str:
-    if isinstance(x, (list, tuple)):
+    if isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
         return "numpy.asarray(x) for numbers, the verb's _object form for anything else"
     return "the verb's _object form, which takes any Python object"
 
