@@ -48,10 +48,12 @@ class Plan:
     _at_once: tuple[Any, Any, Any] | None = None  # MPI's start and wait, and the result
     _onboard: list[Any] | None = None
     _under_way = False
+    _needs: tuple[Communicator, int | None, int] | None = None  # see Request
 
     def __init__(self, comm: Communicator, call: Call) -> None:
         self._comm = comm
         self._call = call
+        self._needs = (comm, call.peer, 0) if call.verb in ("send", "recv") else (comm, None, -1)
         if call.after is not None:  # on devices nothing is prepared but the call itself
             requests: list[Any] = []  # the one under way
             self._onboard = requests
