@@ -156,11 +156,11 @@ def as_buffer(x: Any) -> Buffer:
 
     Args:
         x: numpy array (any strides), torch tensor, object of `__cuda_array_interface__`, the buffer
-            protocol or DLPack, Python or numpy number.
+            protocol, DLPack or `__array_interface__`, Python or numpy number.
 
     Raises:
         DtypeError: elements that cannot be sent rightly (Python objects, foreign byte order).
-        LayoutError: masked or sparse, or on a device that is not CUDA's.
+        LayoutError: masked, sparse or released, or on a device that is not CUDA's.
         ConfigError: on a device, and CUDA's driver does not come up.
         UsageError: not an array.
     """
