@@ -156,11 +156,11 @@ def as_buffer(x: Any) -> Buffer:
 
     Args:
         x: numpy array (any strides), torch tensor, object of `__cuda_array_interface__`, the buffer
-            protocol or DLPack, Python or numpy number.
+            protocol, DLPack or `__array_interface__`, Python or numpy number.
 
     Raises:
         DtypeError: elements that cannot be sent rightly (Python objects, foreign byte order).
-        LayoutError: masked or sparse, or on a device that is not CUDA's.
+        LayoutError: masked, sparse or released, or on a device that is not CUDA's.
         ConfigError: on a device, and CUDA's driver does not come up.
         UsageError: not an array.
     """
@@ -333,7 +333,11 @@ def _buffer_protocol(x: Any) -> Buffer:
     try:
         view = memoryview(x)
     except TypeError:
+        if hasattr(x, "__array_interface__"):
+            return _array_interface(x)
         raise UsageError(f"{type(x).__name__} is not an array", hint=_instead(x)) from None
+    except ValueError as error:
+        raise LayoutError(f"x has no memory: {error}", hint="give it before it is released") from None
     try:
         array = np.asarray(view)
     except (ValueError, TypeError):
@@ -357,8 +361,14 @@ def _buffer_protocol(x: Any) -> Buffer:
     return Buffer(_stored(array, dtype), dtype, make, lambda: x, frozen)
 
 
+def _array_interface(x: Any) -> Buffer:
+    look = _numpy(np.asarray(x))
+    look.give = lambda: x
+    return look
+
+
 def _instead(x: Any) -> str:
-    if isinstance(x, (list, tuple)):
+    if isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
         return "numpy.asarray(x) for numbers, the verb's _object form for anything else"
     return "the verb's _object form, which takes any Python object"
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from . import collectives, objects, p2p, plan, ragged, runtime
 from .device import driver
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from .mesh import Mesh
     from .observe.board import Region
     from .observe.partners import Partners
-    from .request import Request
+    from .plan import Plan
+    from .request import Request, Stages
     from .shelf import Shelves
     from .topology import Cart, Graph
 
@@ -39,6 +41,7 @@ __all__ = ["Communicator"]
 LEVELS = ("off", "light", "full")
 
 _MOST = 2**31 - 1
+_not_freed: list[tuple[Communicator, MPI.Comm]] = []  # closed ones on which calls were under way
 # what verbs start with that concern no third rank
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")
 
@@ -100,6 +103,9 @@ class Communicator:
         self.name: str = name or "comm"
         self._observers: tuple[Any, ...] = ()
         self._kept: list[Request] = []
+        self._in_background: list[Any] = []  # calls in the background, also some that are over
+        self._room = 64
+        self._plans: WeakSet[Plan] = WeakSet()
         self._disagreed = False  # with other ranks about a call, which may have gone on since
         self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self._ring = -1
@@ -354,7 +360,10 @@ class Communicator:
 
     # -- the end -------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Give the communicator back to MPI. Collective. A second close does nothing."""
+        """Give the communicator back to MPI. Collective. A second close does nothing.
+
+        Calls that are under way on it may still be waited for; its plans can no longer be started.
+        """
         if self._closed:
             return
         for request in self._kept:
@@ -368,16 +377,38 @@ class Communicator:
             self._channel[0].Free()
             if self._channel[2] is not None:
                 self._channel[2].close()
-        if self._schedules is not None:
-            self._schedules.close()
         if self._onboard is not None:
             self._onboard.close()
-        if self._disagreed:  # what is under way on it must not arrive on the next one of its number
-            self._parts = self._shadow = self.mpi = type(self.mpi)()
-            return
-        self._parts.Free()
-        self._shadow.Free()
-        self.mpi.Free()
+        for each in tuple(self._plans):
+            if not each.is_under_way:
+                each.close()
+        mpi, self.mpi = self.mpi, type(self.mpi)()
+        _not_freed.append((self, mpi))
+        for comm, kept in tuple(_not_freed):
+            if comm._free(kept):
+                _not_freed.remove((comm, kept))
+
+    def _free(self, mpi: MPI.Comm) -> bool:
+        """Let go of what MPI has of a closed one, if nothing is under way on it: waiting for that would crash
+        in Open MPI, and what nobody waits for must not arrive on the next one of its number."""
+        under_way = any(stages.gi_frame is not None for stages in self._in_background)
+        if self._disagreed or under_way or any(each.is_under_way for each in self._plans):
+            return False
+        for each in tuple(self._plans):
+            each.close()
+        if self._schedules is not None:
+            self._schedules.close()
+        for given in (self._parts, self._shadow, mpi):
+            given.Free()
+        return True
+
+    def _begin(self, stages: Stages) -> Stages:
+        """Note a call in the background: as long as it is not over MPI needs this communicator."""
+        if len(self._in_background) > self._room:
+            self._in_background = [each for each in self._in_background if each.gi_frame is not None]
+            self._room = 64 + 2 * len(self._in_background)
+        self._in_background.append(stages)
+        return stages
 
     @property
     def _closed(self) -> bool:

@@ -391,17 +391,27 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
         folded = send.wrap(gathered[0])
         for part in gathered[1:until]:
             folded = fold.fold(folded, send.wrap(part))  # type: ignore[misc]
-        result = buffer.as_buffer(folded)
-        if result.shape != part_shape or result.dtype != send.dtype:
-            raise UsageError(
-                f"op {fold.op} made {result} of {send.dtype} {part_shape}",
-                hint="op must keep shape and dtype",
-            ).located(verb, comm)
-        recv.array[...] = result.array
+            _check_fold(comm, verb, fold, folded, send, part_shape)
+        recv.array[...] = buffer.as_buffer(folded).array
         return recv.give()
 
     call.finish = finish
     return call
+
+
+def _check_fold(
+    comm: Communicator, verb: str, fold: Reduction, made: Any, send: Buffer, shape: Shape
+) -> None:
+    """Refuse what a function made of two arrays if it is not such an array again."""
+    try:
+        result: Any = buffer.as_buffer(made)
+        kept = result.shape == shape and result.dtype == send.dtype
+    except HpcommError:
+        result, kept = f"a {type(made).__name__}", False
+    if not kept:
+        raise UsageError(
+            f"op {fold.op} made {result} of {send.dtype} {shape}", hint="op must keep shape and dtype"
+        ).located(verb, comm)
 
 
 def _worth_blocks(comm: Communicator, send: Buffer, fold: Reduction) -> bool:

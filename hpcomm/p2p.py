@@ -7,7 +7,7 @@ Where the receiver knows neither, send_ragged and recv_ragged carry both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from . import lanes
 from .call import Call
 from .envelope import Arrival, Status, fill, peer_rank, source_and_tag, source_rank, tag_number
 from .errors import HpcommError, LayoutError, MismatchError, UsageError, where
-from .request import Request, Stages
+from .request import Request, Stages, abandon
 
 if TYPE_CHECKING:
     import numpy as np
@@ -208,12 +208,14 @@ def sendrecv(
     call.look = look
     for observer in comm._observers:
         observer.before(call)
+    going: Any = None
     try:
         # not Sendrecv: with itself Open MPI 5.0 cuts a message that is too long without a word
-        going = comm.mpi.Isend(transport.spec(packed, look.array.size, look.dtype), dest, sendtag)
-        comm.mpi.Recv(transport.spec(landing, recv.array.size, recv.dtype), source, recvtag, seen)
+        going = comm.mpi.Isend(transport.message(packed, look.array.size, look.dtype), dest, sendtag)
+        comm.mpi.Recv(transport.message(landing, recv.array.size, recv.dtype), source, recvtag, seen)
         going.Wait()
     except MPI.Exception as error:
+        abandon(going)  # its receiver may still come for it
         raise transport.failure(error, "sendrecv", comm) from None
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
     if landing is not recv.array:
@@ -267,18 +269,19 @@ def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None
     return filled
 
 
-def batch_isend_irecv(comm: Communicator, ops: Sequence[P2POp]) -> list[Request]:
+def batch_isend_irecv(comm: Communicator, ops: Iterable[P2POp]) -> list[Request]:
     """Begin several messages at once; receives are posted first, so no order of ops can deadlock.
 
     Same as torch.distributed.batch_isend_irecv.
 
     Args:
-        ops: list of P2POp.
+        ops: P2POps, in a list or as they come.
 
     Returns:
         A request for each of ops, in their order.
     """
     requests: dict[int, Request] = {}
+    ops = list(ops) if isinstance(ops, Iterable) else [ops]
     try:
         kinds = [_check_op(comm, op) for op in ops]  # all of them before any is begun
     except HpcommError as error:
@@ -363,7 +366,7 @@ def _recv(
         stages = _recv_unsized(comm, source, tag, dtype, status)
     except HpcommError as error:
         raise error.located("irecv" if async_op else "recv", comm) from None
-    request = Request(f"recv(source={source}, tag={tag})", stages, status)
+    request = Request(f"recv(source={source}, tag={tag})", comm._begin(stages), status)
     request.needs(comm, source)
     return request if async_op else request.wait()
 
@@ -439,7 +442,7 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
         )
     look = buffer.empty((nbytes // record.itemsize,), record, torch)
     if comm._onboard is None:
-        arrival.message.Recv(transport.spec(look.array, look.array.size, record))
+        arrival.message.Recv(transport.message(look.array, look.array.size, record))
     elif announced is None:
         assert raw is not None
         look.array[...] = np.frombuffer(raw, look.array.dtype)

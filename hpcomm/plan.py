@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from . import envelope
 from .call import Call
 from .errors import HpcommError, UsageError, WaitTimeoutError, where
+from .request import abandon, deadline
 from .signature import REDUCTIONS, VERBS, head
 
 if TYPE_CHECKING:
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
     from . import buffer, compose
     from .communicator import Communicator
+    from .request import Stages
     from .transport import mpi as transport
     from .transport import scheduled
 else:
@@ -42,11 +46,14 @@ class Plan:
     """
 
     _at_once: tuple[Any, Any, Any] | None = None  # MPI's start and wait, and the result
+    _onboard: list[Any] | None = None
+    _under_way = False
+    _needs: tuple[Communicator, int | None, int] | None = None  # see Request
 
     def __init__(self, comm: Communicator, call: Call) -> None:
         self._comm = comm
         self._call = call
-        self._onboard: list[Any] | None = None
+        self._needs = (comm, call.peer, 0) if call.verb in ("send", "recv") else (comm, None, -1)
         if call.after is not None:  # on devices nothing is prepared but the call itself
             requests: list[Any] = []  # the one under way
             self._onboard = requests
@@ -55,6 +62,7 @@ class Plan:
             self._fill, self._under_way, self._complete = None, False, 0
             return
         self._prepared = transport.prepare(call)
+        comm._plans.add(self)
         self._begin = self._prepared[0].Start if len(self._prepared) == 1 else self._start_all
         self._fill = call.fill
         self._receives = call.verb == "recv"
@@ -113,7 +121,7 @@ class Plan:
         """Wait for the end; returns out.
 
         Raises:
-            UsageError: the plan was not started.
+            UsageError: the plan was not started, or timeout is no number of seconds.
             WaitTimeoutError: timeout seconds are over; the call is still under way.
         """
         if not self._under_way:
@@ -193,26 +201,48 @@ class Plan:
             why = "x itself must not travel"
         return f"from memory that each start fills from x, because {why}"
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it was started and not waited for."""
+        return self._under_way
+
     def __repr__(self) -> str:
         return f"<Plan {self.explain()}>"
+
+    def __del__(self) -> None:
+        if self._onboard is not None or not self._under_way or sys.is_finalizing():
+            return
+        abandon(self._prepared, self._call)
+        self._comm._begin(_never_over())
+        warnings.warn(
+            f"the plan of {self._call} was dropped while it was under way; keep the plan and wait()",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
 
     def _start_all(self) -> None:
         for request in self._prepared:
             request.Start()
 
     def _poll(self, timeout: float, status: MPI.Status | None) -> None:
-        deadline = time.monotonic() + timeout
+        end = deadline(timeout)
         while self._complete < len(self._prepared):
             if self._prepared[self._complete].Test(status):
                 self._complete += 1
-            elif time.monotonic() >= deadline:
+            elif time.monotonic() >= end:
                 raise WaitTimeoutError(
-                    f"the plan of {self._call} was not complete after {timeout:g} s",
+                    f"the plan of {self._call} was not complete after {float(timeout):g} s",
                     where(self._call.verb, self._comm),
                     "wait again, or look for the rank that did not start its plan",
                 )
             else:
                 time.sleep(2e-5)
+
+
+def _never_over() -> Stages:
+    """Stands for what was dropped under way."""
+    yield []
 
 
 def plan(
@@ -248,7 +278,7 @@ def plan(
     """
     try:
         comm._check_open("plan")
-        if algorithm is not None and (algorithm == "tuned" or algorithm.startswith("mpi:")):
+        if isinstance(algorithm, str) and (algorithm == "tuned" or algorithm.startswith("mpi:")):
             raise UsageError(
                 f"algorithm={algorithm!r} cannot be planned", hint="an own schedule by name, or leave it away"
             )
@@ -313,7 +343,8 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
     def finish(status: Any) -> Any:
         if sending:
             return None
-        transport.check_length(comm, "recv", status, look.nbytes)
+        if rank != MPI.PROC_NULL:
+            transport.check_length(comm, "recv", status, look.nbytes)
         return look.give()
 
     call.finish = finish

@@ -58,7 +58,7 @@ def send_ragged(
         at_once(comm, "send_ragged", peer, number, delivery.send, comm, made, peer, number)
         return None
     stages = shown(comm, "send_ragged", delivery.isend(comm, made, peer, number), peer=peer, tag=number)
-    request = Request(f"send_ragged(dest={dest}, tag={tag})", stages)
+    request = Request(f"send_ragged(dest={dest}, tag={tag})", comm._begin(stages))
     if async_op:
         return request
     comm._keep(request)
@@ -157,8 +157,9 @@ def encode(x: Any) -> Parcel:
     if isinstance(look, buffer.DeviceBuffer):
         return _from_device(look)
     name = _described(look.array.dtype) if look.dtype.kind == "o" else look.dtype.name
-    torch = type(x).__module__.startswith("torch")
-    return _parcel(look.array, "torch" if torch else "numpy", name)
+    torch = sys.modules.get("torch")
+    library = "torch" if torch is not None and isinstance(x, torch.Tensor) else "numpy"
+    return _parcel(look.array, library, name)
 
 
 def _described(dtype: np.dtype[Any]) -> str:

@@ -247,12 +247,10 @@ def _premultiplied(op: Op, dtype: Dtype) -> Reduction:
         raise DtypeError(
             f"premul_sum by a complex factor of {dtype} would not stay {dtype}", hint="convert x to complex"
         )
-    try:
-        np.dtype(np.float32 if dtype.kind == "h" else dtype.storage).type(op.factor)
-    except OverflowError:
+    if not _holds(np.dtype(np.float32 if dtype.kind == "h" else dtype.storage), op.factor):
         raise DtypeError(
             f"the factor {op.factor} of premul_sum is no {dtype}", hint="convert x to a wider dtype"
-        ) from None
+        )
     up = plain.up
 
     def scaled(x: Array) -> Array:
@@ -262,6 +260,17 @@ def _premultiplied(op: Op, dtype: Dtype) -> Reduction:
     return Reduction(
         op, NAMES.index("premul_sum"), plain.mpi_op, plain.mpi_type, scaled, plain.down, plain.finish
     )
+
+
+def _holds(dtype: np.dtype[Any], factor: Any) -> bool:
+    """Whether factor stays a number, and another one than 0, as an element of dtype."""
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            held = dtype.type(factor)
+        finite = factor - factor == 0
+    except (ArithmeticError, TypeError):
+        return False
+    return bool(np.isfinite(held) or not finite) and bool(held) == bool(factor)
 
 
 def _bytes_of(x: Array) -> Array:

@@ -11,6 +11,8 @@ import sys
 import time
 import warnings
 from collections.abc import Generator, Iterable, Sequence
+from numbers import Real
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError, WaitTimeoutError, calling_frame, place
@@ -27,7 +29,7 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Request", "Stages", "deadline", "wait_all", "wait_any"]
+__all__ = ["Request", "Stages", "abandon", "deadline", "wait_all", "wait_any"]
 
 Stages = Generator["list[Any]", "list[MPI.Status]", Any]  # of MPI requests, or what waits like one
 
@@ -36,6 +38,8 @@ _abandoned: list[Any] = []  # requests dropped unfinished: MPI still writes into
 
 class Request:
     """A call that has begun. Keep it and wait for it; dropping it unfinished is warned about.
+
+    Several threads and tasks may wait for one request; each gets its result.
 
     Attributes:
         result: what wait() returned; None before that.
@@ -47,6 +51,7 @@ class Request:
         "_born",
         "_call",
         "_error",
+        "_moving",
         "_needs",
         "_pending",
         "_stages",
@@ -66,6 +71,7 @@ class Request:
         frame = calling_frame(sys._getframe(1))
         self._born: tuple[CodeType, int | None] | None = (frame.f_code, frame.f_lineno) if frame else None
         self._pending: list[Any] = []
+        self._moving = Lock()  # one thread at a time: MPI does not let two wait for one of its requests
         try:
             self._pending = next(stages)
             self._stages = stages
@@ -85,11 +91,12 @@ class Request:
         end = None if timeout is None else deadline(timeout)
         if self._stages is None:
             return self._outcome()
-        if end is None:
-            self._wait_for_ever()
+        if timeout is None or end is None:
+            with self._moving:
+                self._wait_for_ever()
         elif not self._poll(end):
             raise WaitTimeoutError(
-                f"{self.call} was not complete after {timeout:g} s",
+                f"{self.call} was not complete after {float(timeout):g} s",
                 f"started at {self.birth}",
                 "wait again, or look for the rank that did not make the matching call",
             )
@@ -97,6 +104,16 @@ class Request:
 
     def done(self) -> bool:
         """Whether the call is complete. Never blocks; moves the call on."""
+        if self._stages is None:
+            return True
+        if not self._moving.acquire(blocking=False):  # another thread moves it on
+            return False
+        try:
+            return self._move_on()
+        finally:
+            self._moving.release()
+
+    def _move_on(self) -> bool:
         while self._stages is not None:
             for i in range(len(self._pending) - 1, -1, -1):
                 status = self._status_of(i)
@@ -151,7 +168,7 @@ class Request:
     def __del__(self) -> None:
         if getattr(self, "_stages", None) is None or sys.is_finalizing():
             return
-        _abandoned.append((self._pending, self._stages))
+        abandon(self._pending, self._stages)
         warnings.warn(
             f"{self.call}, started at {self.birth}, was dropped before it was complete; "
             "keep the request and wait()",
@@ -211,14 +228,19 @@ class Request:
                 raise
 
 
+def abandon(*memory: Any) -> None:
+    """Keep for ever what MPI may still write into, though nobody else looks at it any more."""
+    _abandoned.append(memory)
+
+
 def deadline(timeout: float) -> float:
     """When timeout seconds from now are over, by time.monotonic().
 
     Raises:
         UsageError: it is no number of seconds.
     """
-    if isinstance(timeout, (int, float)) and timeout >= 0:
-        return time.monotonic() + timeout
+    if isinstance(timeout, Real) and timeout >= 0:
+        return time.monotonic() + float(timeout)
     raise UsageError(f"timeout={timeout!r} is no number of seconds", hint="leave it away to wait for ever")
 
 
@@ -252,9 +274,9 @@ def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple
         for i, request in enumerate(pending):
             if request.done():
                 return i, request.wait()
-        if end is not None and time.monotonic() >= end:
+        if timeout is not None and end is not None and time.monotonic() >= end:
             raise WaitTimeoutError(
-                f"none of {len(pending)} requests was complete after {timeout:g} s",
+                f"none of {len(pending)} requests was complete after {float(timeout):g} s",
                 f"the first: {pending[0]!r}",
             )
         time.sleep(delay)

@@ -90,7 +90,8 @@ def _watch(board: Board, abort: Callable[[str], None]) -> None:
 class Blocked(NamedTuple):
     """Which call the main thread is in. While we keep its frame, no other call's can take its place.
 
-    source: the rank that a message must come from; number: of a collective call, 0 for messages.
+    source: the rank that a message must come from, or go to; None or below 0 for any
+    number: of a collective call; 0 for messages, -1 for one without a number, such as a plan's
     """
 
     frame: FrameType
@@ -126,6 +127,8 @@ def _blocked_call() -> Blocked | None:
         comm, source, number = needs
     else:
         comm, source, number = names.get("comm"), names.get("source", names.get("src")), 0
+        if "source" not in names:  # a message that is sent
+            source = names.get("dest", source)
     if getattr(comm, "_partners", None) is not None or getattr(comm, "_patience_s", None) is not None:
         source = names.get("dest", names.get("dst", source))
         is_message = number == 0 and (needs is not None or {"source", "dest"} & names.keys())
@@ -156,7 +159,15 @@ def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
     if not call:
         if any(rank == source and region.ended for rank, region, _ in peers):
             return f"{describe_call()} waits for rank {source} of '{comm.name}', which has ended"
+        alone = 0 < len(peers) == comm.size - 1 and all(region.ended for _, region, _ in peers)
+        if alone and (source is None or source < 0):
+            return f"{describe_call()} waits for any rank of '{comm.name}', and all others have ended"
         return None
+    if call < 0:
+        gone = [rank for rank, region, _ in peers if region.ended]
+        return (
+            f"{describe_call()} on '{comm.name}' waits for rank {gone[0]}, which has ended" if gone else None
+        )
     gone = [rank for rank, region, other in peers if region.ended and last_call(other) < call]
     if gone:
         return f"{describe_call()} on '{comm.name}' waits for rank {gone[0]}, which has ended"

@@ -53,6 +53,8 @@ def _arguments(names: dict[str, Any]) -> str:
     request = names.get("self")
     if type(request).__name__ == "Request":  # wait() and its kin
         return str(request.call)  # type: ignore[union-attr]
+    if type(request).__name__ == "Plan":
+        return str(request._call)  # type: ignore[union-attr]
     x = names.get("x", names.get("out"))
     if x is not None:
         parts.append(_array(x))

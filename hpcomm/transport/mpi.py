@@ -31,8 +31,8 @@ else:
     np = LazyModule("numpy")
 
 __all__ = [
-    "NAMES", "background", "check_length", "failure", "largest_count", "largest_tag", "prepare", "run",
-    "spec", "start",
+    "NAMES", "background", "check_length", "failure", "largest_count", "largest_tag", "message", "prepare",
+    "run", "spec", "start",
 ]  # fmt: skip
 
 NAMES = {
@@ -73,6 +73,7 @@ def run(call: Call) -> Any:
 def start(call: Call) -> Request:
     """Begin call; the request finishes it."""
     stages = call.stages() if call.stages is not None else background(call)
+    call.comm._begin(stages)
     return Request(call, stages) if call.after is None else StreamRequest(call, stages, call.after)
 
 
@@ -145,6 +146,13 @@ def spec(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
     if dtype.kind == "h":
         return array, count, MPI.UINT16_T
     return array.reshape(-1).view(np.uint8), count * array.dtype.itemsize, MPI.BYTE
+
+
+def message(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
+    """spec for a message that no Call describes: of one element where MPI cannot count so many."""
+    part = spec(array, count, dtype)
+    one: Spec = part if part[1] <= largest_count else _as_one(part)
+    return one
 
 
 def _pieces(call: Call) -> list[tuple[str, tuple[Any, ...]]]:

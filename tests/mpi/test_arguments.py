@@ -289,6 +289,14 @@ def test_neither_x_nor_out_is_a_usage_error(comm: Any, verb: str) -> None:
     three_lines(caught.value, verb, comm)
 
 
+def test_memory_that_was_released_is_refused(comm: Any) -> None:
+    x = memoryview(bytearray(3))
+    x.release()
+    with pytest.raises(hpcomm.LayoutError, match="released") as caught:
+        comm.all_reduce(x)
+    three_lines(caught.value, "all_reduce", comm)
+
+
 def test_a_masked_array_would_lose_its_mask(comm: Any) -> None:
     with pytest.raises(hpcomm.LayoutError, match="mask") as caught:
         comm.all_reduce(np.ma.masked_array([1.0, 2.0], mask=[True, False]))

@@ -130,6 +130,21 @@ def test_gathered_one_axis_kinds_come_back_one_after_the_other(comm: Any) -> Non
     assert doubles == stdlib_array.array("d", [v for rank in ranks for v in (rank, 0.5)])
 
 
+class Interface:
+    """An array that shows its memory by __array_interface__ alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self.array = array
+
+
+def test_memory_may_be_shown_by_the_array_interface(comm: Any) -> None:
+    x = Interface(np.arange(6.0)[::2])
+    assert comm.all_reduce(x).tolist() == [0.0, 2.0 * comm.size, 4.0 * comm.size]
+    assert comm.all_reduce(x, out=x) is x
+    assert x.array.tolist() == [0.0, 2.0 * comm.size, 4.0 * comm.size]
+
+
 def test_a_subclass_of_ndarray_is_taken_as_its_numbers(comm: Any) -> None:
     with pytest.warns(PendingDeprecationWarning):
         x = np.matrix([[1.0, 2.0]])

@@ -251,6 +251,31 @@ def test_an_exception_passes_through_a_context_manager_and_waits_for_nobody(comm
     part.close()
 
 
+def test_what_is_under_way_at_close_may_still_be_waited_for_and_plans_may_not_be_started(comm: Any) -> None:
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for _ in range(3):  # those before are given back meanwhile
+        part = comm.dup(name="gone")
+        idle, going = part.plan("all_reduce", np.ones(2)), part.plan("all_reduce", np.ones(2))
+        going.start()
+        requests = [
+            part.all_reduce(np.ones(20_000), async_op=True),
+            part.all_gather_object("x" * 3000, async_op=True),
+            part.irecv(np.empty(3), left),
+            part.irecv_object(left),
+            part.isend(np.full(3, 7.0), right),
+            part.isend_object("y" * 100_000, right),
+        ]
+        part.close()
+        reduced, gathered, array, text, *_ = hpcomm.wait_all(requests, timeout=30)
+        assert (reduced == comm.size).all()
+        assert gathered == ["x" * 3000] * comm.size
+        assert array.tolist() == [7.0] * 3
+        assert text == "y" * 100_000
+        assert going.wait(timeout=30).tolist() == [comm.size] * 2
+        with pytest.raises(hpcomm.UsageError, match="closed"):
+            idle()
+
+
 def test_a_message_to_oneself_is_not_lost_at_close(comm: Any) -> None:
     part = comm.dup()
     part.send(np.ones(200_000), part.rank)

@@ -330,6 +330,23 @@ def test_sendrecv_in_place_replaces_x(comm: Any) -> None:
     assert x.tolist() == [left] * 3
 
 
+@pytest.mark.mpi(min_size=2)
+def test_what_sendrecv_sends_is_right_though_what_it_receives_is_refused(own_comm: Any) -> None:
+    x = np.full(300_000, 5.0)
+    if own_comm.rank == 0:
+        with pytest.raises(hpcomm.MismatchError):
+            own_comm.sendrecv(x, 1, 1, out=np.zeros(10))
+        del x
+        junk = np.full(300_000, -1.0)
+        own_comm.recv(np.zeros(1), 1)
+        assert (junk == -1.0).all()
+    elif own_comm.rank == 1:
+        own_comm.send(np.zeros(20), 0)
+        time.sleep(0.05)
+        assert (own_comm.recv(np.empty(300_000), 0) == 5.0).all()
+        own_comm.send(np.zeros(1), 0)
+
+
 def test_sendrecv_into_an_overlapping_out_is_refused(comm: Any) -> None:
     left, right = ring(comm)
     x = np.zeros(6)
@@ -436,6 +453,15 @@ def test_a_batch_takes_torchs_functions_for_its_words(comm: Any) -> None:
     ]
     hpcomm.wait_all(comm.batch_isend_irecv(comm_ops), timeout=WAIT_S)
     assert y.item() == 1.0
+
+
+def test_a_batch_may_come_one_by_one(comm: Any) -> None:
+    left, right = ring(comm)
+    words = [("send", np.full(2, comm.rank), right), ("recv", np.empty(2, int), left)]
+    requests = comm.batch_isend_irecv(hpcomm.P2POp(*each) for each in words)
+    assert hpcomm.wait_all(requests, timeout=WAIT_S)[1].tolist() == [left] * 2
+    with pytest.raises(hpcomm.UsageError, match="a batch of None"):
+        comm.batch_isend_irecv(None)
 
 
 def test_an_empty_batch_gives_no_requests(comm: Any) -> None:

@@ -109,6 +109,15 @@ def test_a_planned_receive_of_a_shorter_message_is_an_error(own_comm: Any) -> No
     receive.close()
 
 
+def test_plans_to_and_from_nobody_change_nothing(comm: Any) -> None:
+    place = np.full(3, 7.0)
+    with comm.plan("recv", out=place, source=hpcomm.PROC_NULL) as receive:
+        assert receive() is place
+        assert place.tolist() == [7.0] * 3
+    with comm.plan("send", place, dest=hpcomm.PROC_NULL) as send:
+        send()
+
+
 @pytest.mark.parametrize(
     "op",
     ["max", "avg", "band", lambda a, b: b, hpcomm.premul_sum(2)],
@@ -204,6 +213,29 @@ def test_a_plan_that_others_have_not_started_times_out_and_may_be_waited_for_aga
         comm.send_object("now", 0)
     assert step.wait(timeout=WAIT_S).tolist() == [comm.size] * 2
     step.close()
+
+
+@pytest.mark.parametrize("timeout", ["1", -1, float("nan")], ids=repr)
+def test_a_plan_refuses_a_timeout_that_is_no_number_of_seconds(comm: Any, timeout: Any) -> None:
+    step = comm.plan("all_reduce", np.ones(2))
+    step.start()
+    with pytest.raises(hpcomm.UsageError, match="no number of seconds"):
+        step.wait(timeout=timeout)
+    assert step.wait(timeout=np.float32(WAIT_S)).tolist() == [comm.size] * 2
+    step.close()
+
+
+def test_memory_of_a_plan_dropped_under_way_is_not_given_to_somebody_else(own_comm: Any) -> None:
+    left, right = (own_comm.rank - 1) % own_comm.size, (own_comm.rank + 1) % own_comm.size
+    receive = own_comm.plan("recv", out=np.zeros(50_000), source=left)
+    receive.start()
+    with pytest.warns(ResourceWarning, match="recv.* was dropped"):
+        del receive
+    junk = [np.zeros(50_000) for _ in range(10)]
+    own_comm.barrier()
+    own_comm.isend(np.full(50_000, 13.0), right).wait(timeout=WAIT_S)
+    own_comm.barrier()
+    assert all((y == 0.0).all() for y in junk)
 
 
 @pytest.mark.parametrize("x", [np.ones(2), np.ones(4)[::2]], ids=["persistent", "not persistent"])

@@ -104,6 +104,16 @@ def test_one_long_array_and_a_thousand_ranks_worth_of_small_ones_in_turn(comm: A
         assert [len(a) for a in got] == [i * (rank + 1) for rank in range(comm.size)]
 
 
+class Marked(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def test_a_tensor_of_a_class_of_its_own_arrives_as_tensor(comm: Any) -> None:
+    for y in comm.all_gather_ragged(torch.full((2,), 3.0).as_subclass(Marked)):
+        assert type(y) is torch.Tensor
+        assert y.tolist() == [3.0, 3.0]
+
+
 def test_what_comes_back_is_not_the_memory_that_went_out(comm: Any) -> None:
     for count in (3, 200_000):
         x = np.zeros(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import reduce
 from itertools import product
@@ -292,10 +293,12 @@ def test_premul_sum_by_a_factor_that_changes_the_dtype_is_refused(comm: Any, dty
 
 
 @pytest.mark.parametrize(
-    ("dtype", "factor"), [("uint8", -1), ("int8", 1000), ("uint64", -3), ("int8", np.int64(300))]
-)
-def test_premul_sum_by_a_factor_out_of_range_is_refused(comm: Any, dtype: str, factor: int) -> None:
-    with pytest.raises(hpcomm.DtypeError, match=str(factor)):
+    ("dtype", "factor"), [("uint8", -1), ("int8", 1000), ("uint64", -3), ("int8", np.int64(300)),
+     ("float32", 1e300), ("float32", -1e-60), ("float16", 1e39), ("complex64", 1e300j), ("float64", 10**400)],
+    ids=lambda x: f"{x!s:.12}",
+)  # fmt: skip
+def test_premul_sum_by_a_factor_out_of_range_is_refused(comm: Any, dtype: str, factor: Any) -> None:
+    with pytest.raises(hpcomm.DtypeError, match=re.escape(str(factor))):
         comm.all_reduce(np.ones(2, dtype), hpcomm.premul_sum(factor))
 
 
@@ -483,9 +486,21 @@ def test_a_function_that_changes_its_arguments_cannot_change_x(comm: Any) -> Non
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_function_whose_result_has_another_shape_is_a_usage_error(comm: Any) -> None:
-    with pytest.raises(hpcomm.UsageError, match="shape"):
-        comm.all_reduce(np.ones(4), lambda a, b: np.concatenate([a, b]))
+@pytest.mark.parametrize(
+    ("function", "made"),
+    [
+        (lambda a, b: np.concatenate([a, b]), r"float64 \(8,\)"),
+        (lambda a, b: (a + b).astype(np.float32), r"float32 \(4,\)"),
+        (lambda a, b: None, "a NoneType"),
+        (lambda a, b: [*(a + b)], "a list"),
+    ],
+    ids=["shape", "dtype", "None", "list"],
+)
+def test_a_function_whose_result_is_no_such_array_is_a_usage_error(
+    comm: Any, function: Any, made: str
+) -> None:
+    with pytest.raises(hpcomm.UsageError, match=rf"made {made} of float64 \(4,\)\n  where: all_reduce on"):
+        comm.all_reduce(np.ones(4), function)
     assert comm.all_reduce(1) == comm.size
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import threading
 import time
 import weakref
 from typing import Any
@@ -119,6 +120,33 @@ def test_a_collective_that_one_rank_joins_late_times_out_and_then_completes(own_
         with pytest.raises(hpcomm.WaitTimeoutError):
             request.wait(timeout=0.1)
     assert request.wait(timeout=WAIT_S).tolist() == [own_comm.size] * 2
+
+
+@pytest.mark.parametrize("timeout", [np.float32(0.001), np.int64(0)], ids=repr)
+def test_a_timeout_may_be_a_number_of_numpy(comm: Any, timeout: Any) -> None:
+    left, right = ring(comm)
+    request = comm.irecv(np.zeros(1), left, tag=4)
+    with pytest.raises(hpcomm.WaitTimeoutError):
+        request.wait(timeout=timeout)
+    comm.barrier()
+    comm.isend(np.ones(1), right, tag=4).wait(timeout=WAIT_S)
+    request.wait(timeout=WAIT_S)
+
+
+def test_several_threads_may_wait_for_one_request(comm: Any) -> None:
+    left, right = ring(comm)
+    for k in range(20):
+        request = comm.irecv(np.zeros(2000), left, tag=k)
+        found: list[Any] = []
+        threads = [threading.Thread(target=lambda: found.append(request.wait()[0])) for _ in range(2)]  # noqa: B023
+        threads.append(threading.Thread(target=lambda: found.append(request.wait(timeout=WAIT_S)[0])))  # noqa: B023
+        for thread in threads:
+            thread.start()
+        time.sleep(0.002)
+        comm.isend(np.full(2000, float(k)), right, tag=k).wait(timeout=WAIT_S)
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert found == [k] * 3
 
 
 def test_a_timeout_of_nothing_is_one_look(comm: Any) -> None:

@@ -1,4 +1,4 @@
-"""Counts and bytes past 2**31: broadcast, all_reduce, a message, an object; two ranks, a few GiB each.
+"""Counts and bytes past 2**31: broadcast, all_reduce, messages, an object; two ranks, a few GiB each.
 
 One job for all, because touching that much memory for the first time takes longer than moving it.
 """
@@ -38,7 +38,12 @@ assert comm.all_reduce(x, out=x) is x
 look(x, "an all_reduce")
 
 mark(range(1, 7) if comm.rank == 0 else [0] * 6)
+x = comm.sendrecv(x, (comm.rank + 1) % 2, out=x)
+if comm.rank == 1:
+    look(x, "a sendrecv")
+x = comm.sendrecv(x, (comm.rank + 1) % 2, out=x)
 if comm.rank == 0:
+    comm.send(x, 1)
     comm.send(x, 1)
     comm.send_object({"x": x, "name": "large"}, 1)
 else:
@@ -46,6 +51,8 @@ else:
     assert comm.recv(x, 0, status=status) is x
     seen["the status"] = status.nbytes - n
     look(x, "a message")
+    x = comm.recv(dtype=np.int8, source=0)
+    look(x, "a message of unknown length")
     del x
     got = comm.recv_object(0)
     look(got["x"], "an object")
@@ -55,8 +62,10 @@ else:
 EXPECTED = {
     "a broadcast": [[1, 2, 3, 4, 5, 6], 6],
     "an all_reduce": [[3] * 6, 6],
+    "a sendrecv": [[1, 2, 3, 4, 5, 6], 6],
     "the status": 0,
     "a message": [[1, 2, 3, 4, 5, 6], 6],
+    "a message of unknown length": [[1, 2, 3, 4, 5, 6], 6],
     "an object": [[1, 2, 3, 4, 5, 6], 6],
     "its name": "large",
 }
