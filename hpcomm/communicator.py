@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from . import collectives, objects, p2p, plan, ragged, runtime
 from .device import driver
@@ -22,6 +21,7 @@ from .observe import check as agreement
 from .observe import sentinel
 from .short import Short
 from .transport.choice import PATHS
+from .unfinished import Unfinished
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from .mesh import Mesh
     from .observe.board import Region
     from .observe.partners import Partners
-    from .plan import Plan
-    from .request import Request, Stages
+    from .request import Request
     from .shelf import Shelves
     from .topology import Cart, Graph
 
@@ -41,7 +40,6 @@ __all__ = ["Communicator"]
 LEVELS = ("off", "light", "full")
 
 _MOST = 2**31 - 1
-_not_freed: list[tuple[Communicator, MPI.Comm]] = []  # closed ones on which calls were under way
 # what verbs start with that concern no third rank
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")
 
@@ -103,9 +101,7 @@ class Communicator:
         self.name: str = name or "comm"
         self._observers: tuple[Any, ...] = ()
         self._kept: list[Request] = []
-        self._in_background: list[Any] = []  # calls in the background, also some that are over
-        self._room = 64
-        self._plans: WeakSet[Plan] = WeakSet()
+        self._unfinished = Unfinished()  # calls in the background, and plans
         self._disagreed = False  # with other ranks about a call, which may have gone on since
         self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self._ring = -1
@@ -379,36 +375,8 @@ class Communicator:
                 self._channel[2].close()
         if self._onboard is not None:
             self._onboard.close()
-        for each in tuple(self._plans):
-            if not each.is_under_way:
-                each.close()
         mpi, self.mpi = self.mpi, type(self.mpi)()
-        _not_freed.append((self, mpi))
-        for comm, kept in tuple(_not_freed):
-            if comm._free(kept):
-                _not_freed.remove((comm, kept))
-
-    def _free(self, mpi: MPI.Comm) -> bool:
-        """Let go of what MPI has of a closed one, if nothing is under way on it: waiting for that would crash
-        in Open MPI, and what nobody waits for must not arrive on the next one of its number."""
-        under_way = any(stages.gi_frame is not None for stages in self._in_background)
-        if self._disagreed or under_way or any(each.is_under_way for each in self._plans):
-            return False
-        for each in tuple(self._plans):
-            each.close()
-        if self._schedules is not None:
-            self._schedules.close()
-        for given in (self._parts, self._shadow, mpi):
-            given.Free()
-        return True
-
-    def _begin(self, stages: Stages) -> Stages:
-        """Note a call in the background: as long as it is not over MPI needs this communicator."""
-        if len(self._in_background) > self._room:
-            self._in_background = [each for each in self._in_background if each.gi_frame is not None]
-            self._room = 64 + 2 * len(self._in_background)
-        self._in_background.append(stages)
-        return stages
+        self._unfinished.close([self._parts, self._shadow, mpi], self._schedules, self._disagreed)
 
     @property
     def _closed(self) -> bool:

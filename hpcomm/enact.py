@@ -59,7 +59,7 @@ def ireceive(
         return None if got is None else decode(got)
 
     coming = shown(comm, verb.replace("irecv", "recv"), stages(), peer=peer, tag=number)
-    request = Request(f"{verb}(source={source}, tag={tag})", comm._begin(coming), status)
+    request = Request(f"{verb}(source={source}, tag={tag})", comm._unfinished.begin(coming), status)
     request.needs(comm, source)
     return request
 
@@ -93,7 +93,7 @@ def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_o
     if async_op:
         leave = comm._agreement.late(code | BACKGROUND, 0)
         stages = _translated(comm, verb, shown(comm, verb, stages, leave))
-        request = Request(f"{verb}()", comm._begin(stages))
+        request = Request(f"{verb}()", comm._unfinished.begin(stages))
         request.needs_all(comm)
         return request
     comm._agreement.enter(code, 0)

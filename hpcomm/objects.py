@@ -52,7 +52,7 @@ def isend_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> Reque
     """Begin to send obj; arrays in it must not change before the request is complete."""
     peer, number, made = _addressed(comm, "isend_object", obj, dest, tag)
     stages = shown(comm, "send_object", delivery.isend(comm, made, peer, number), peer=peer, tag=number)
-    return Request(f"isend_object(dest={dest}, tag={tag})", comm._begin(stages))
+    return Request(f"isend_object(dest={dest}, tag={tag})", comm._unfinished.begin(stages))
 
 
 def recv_object(

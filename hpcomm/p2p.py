@@ -366,7 +366,7 @@ def _recv(
         stages = _recv_unsized(comm, source, tag, dtype, status)
     except HpcommError as error:
         raise error.located("irecv" if async_op else "recv", comm) from None
-    request = Request(f"recv(source={source}, tag={tag})", comm._begin(stages), status)
+    request = Request(f"recv(source={source}, tag={tag})", comm._unfinished.begin(stages), status)
     request.needs(comm, source)
     return request if async_op else request.wait()
 

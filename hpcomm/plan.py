@@ -62,7 +62,7 @@ class Plan:
             self._fill, self._under_way, self._complete = None, False, 0
             return
         self._prepared = transport.prepare(call)
-        comm._plans.add(self)
+        comm._unfinished.plans.add(self)
         self._begin = self._prepared[0].Start if len(self._prepared) == 1 else self._start_all
         self._fill = call.fill
         self._receives = call.verb == "recv"
@@ -213,7 +213,7 @@ class Plan:
         if self._onboard is not None or not self._under_way or sys.is_finalizing():
             return
         abandon(self._prepared, self._call)
-        self._comm._begin(_never_over())
+        self._comm._unfinished.begin(_never_over())
         warnings.warn(
             f"the plan of {self._call} was dropped while it was under way; keep the plan and wait()",
             ResourceWarning,

@@ -58,7 +58,7 @@ def send_ragged(
         at_once(comm, "send_ragged", peer, number, delivery.send, comm, made, peer, number)
         return None
     stages = shown(comm, "send_ragged", delivery.isend(comm, made, peer, number), peer=peer, tag=number)
-    request = Request(f"send_ragged(dest={dest}, tag={tag})", comm._begin(stages))
+    request = Request(f"send_ragged(dest={dest}, tag={tag})", comm._unfinished.begin(stages))
     if async_op:
         return request
     comm._keep(request)

@@ -153,7 +153,7 @@ class Topology(Communicator):
         if async_op:
             leave = self._agreement.late(call.code | BACKGROUND, count)
             stages = self._going(verb, f"Ineighbor_{moves}", ends, leave, seen)
-            self._begin(stages)
+            self._unfinished.begin(stages)
             request = Request(call, stages) if up is None else progress.StreamRequest(call, stages, after)
             request.needs_all(self)
             return request

@@ -73,7 +73,7 @@ def run(call: Call) -> Any:
 def start(call: Call) -> Request:
     """Begin call; the request finishes it."""
     stages = call.stages() if call.stages is not None else background(call)
-    call.comm._begin(stages)
+    call.comm._unfinished.begin(stages)
     return Request(call, stages) if call.after is None else StreamRequest(call, stages, call.after)
 
 

@@ -1,0 +1,89 @@
+"""What was begun on a communicator and may not be over when it is closed.
+
+MPI must keep a communicator as long as somebody may still wait for a call on it: to wait afterwards crashes
+in Open MPI. So close() says that it is no longer wanted, and it is freed then or at a later close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Protocol
+from weakref import WeakSet
+
+__all__ = ["Unfinished"]
+
+_FEW = 64
+_closed: list[Unfinished] = []  # in the order of their ends
+
+
+class Freed(Protocol):
+    """A handle of MPI's."""
+
+    def Free(self) -> None: ...  # noqa: N802  as MPI.Comm has it
+
+
+class Planned(Protocol):
+    """A plan."""
+
+    @property
+    def is_under_way(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Kept(Protocol):
+    """What is prepared, such as own schedules."""
+
+    def close(self) -> None: ...
+
+
+class Unfinished:
+    """The calls in the background and the plans of one communicator.
+
+    Attributes:
+        plans: those that somebody has.
+    """
+
+    def __init__(self) -> None:
+        self.plans: WeakSet[Planned] = WeakSet()
+        self._calls: list[Any] = []  # generators, also some that are over
+        self._room = _FEW
+        self._is_lost = False
+        self._left: list[Freed] = []
+        self._schedules: Kept | None = None
+
+    def begin(self, stages: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Note a call in the background, and return it."""
+        if len(self._calls) > self._room:
+            self._calls = [each for each in self._calls if each.gi_frame is not None]
+            self._room = _FEW + 2 * len(self._calls)
+        self._calls.append(stages)
+        return stages
+
+    def close(self, left: list[Freed], schedules: Kept | None, is_lost: bool) -> None:
+        """Free what is left of the communicator, and of earlier ones, as soon as nothing is under way there.
+
+        Args:
+            is_lost: never: ranks that disagreed may have left messages, which must not arrive on the next
+                communicator of that number.
+        """
+        self._left, self._schedules, self._is_lost = left, schedules, is_lost
+        for plan in tuple(self.plans):
+            if not plan.is_under_way:
+                plan.close()
+        _closed.append(self)
+        for each in tuple(_closed):
+            if not each._is_any():
+                _closed.remove(each)
+                each._free()
+
+    def _is_any(self) -> bool:
+        calls = any(each.gi_frame is not None for each in self._calls)
+        return self._is_lost or calls or any(plan.is_under_way for plan in self.plans)
+
+    def _free(self) -> None:
+        for plan in tuple(self.plans):
+            plan.close()
+        if self._schedules is not None:
+            self._schedules.close()
+        for each in self._left:
+            each.Free()
