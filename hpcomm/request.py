@@ -242,11 +242,16 @@ def _move_on(requests: list[Request], end: float | None) -> None:
     """Ask all of them in turn, until they are complete or it is time.
 
     What goes in rounds moves on only while it is asked: of an object sent and one received, neither may wait
-    for the other.
+    for the other. Receives are asked in order, as the first message is for the first of them.
     """
     left, delay = requests, 0.0
     while True:
-        left = [request for request in left if not _has_ended(request)]
+        asked, left, is_receiving = left, [], False
+        for request in asked:
+            is_receive = request.status is not None
+            if (is_receive and is_receiving) or not _has_ended(request):
+                left.append(request)
+                is_receiving = is_receiving or is_receive
         if not left or (end is not None and time.monotonic() >= end):
             return
         time.sleep(delay)
