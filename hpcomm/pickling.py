@@ -50,7 +50,7 @@ def encode(obj: Any) -> Parcel:
         mine = _Wrapping()
     try:
         made = mine.wrap(obj)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except Exception as error:  # whatever the object's own way of being pickled raises: others wait for it
         raise UsageError(
             f"a {type(obj).__name__} cannot be pickled: {error}",
             hint="send data instead of functions, files or locks; name functions at the top of a module",

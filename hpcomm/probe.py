@@ -12,6 +12,8 @@ from .launch import core_names
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from mpi4py import MPI
+
 __all__ = ["ANSWER", "probe"]
 
 ANSWER = "hpcomm-probe "  # begins the line that holds the answer
@@ -39,6 +41,7 @@ def probe() -> None:
     ]
     readable = world.allgather(_reads(others[0]) if others else None)  # also keeps secret alive until read
     paths = _device_paths(world, [each["host"] for each in everyone])
+    _meet(world)
     if world.rank == 0:
         vendor, version = MPI.get_vendor()
         about = {
@@ -54,6 +57,16 @@ def probe() -> None:
             "ranks": [{"host": each["host"], "cores": each["cores"]} for each in everyone],
         }
         print(ANSWER + json.dumps(about), flush=True)
+
+
+def _meet(world: MPI.Intracomm) -> None:
+    """Let all ranks talk through hpcomm: its settings and its own shared memory are tried, too."""
+    from .communicator import Communicator
+
+    with Communicator(world, name="doctor") as comm:
+        total = comm.all_reduce(1)
+        if total != comm.size:
+            raise RuntimeError(f"error: all_reduce of ones gives {total} on {comm.size} ranks")
 
 
 class _Iovec(ctypes.Structure):

@@ -252,10 +252,39 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
         UsageError: timeout is no number of seconds, or something is no request.
     """
     pending = _requests("wait_all", requests)
-    if timeout is None:
+    end = None if timeout is None else deadline(timeout)
+    if len(pending) > 1 and any(getattr(request._call, "stages", pending) is not None for request in pending):
+        _move_on(pending, end)
+    if end is None:
         return [request.wait() for request in pending]
-    end = deadline(timeout)
     return [request.wait(max(0.0, end - time.monotonic())) for request in pending]
+
+
+def _move_on(requests: list[Request], end: float | None) -> None:
+    """Ask all of them in turn, until they are complete or it is time.
+
+    What goes in rounds moves on only while it is asked: of an object sent and one received, neither may wait
+    for the other. Receives are asked in order, as the first message is for the first of them.
+    """
+    left, delay = requests, 0.0
+    while True:
+        asked, left, is_receiving = left, [], False
+        for request in asked:
+            is_receive = request.status is not None
+            if (is_receive and is_receiving) or not _has_ended(request):
+                left.append(request)
+                is_receiving = is_receiving or is_receive
+        if not left or (end is not None and time.monotonic() >= end):
+            return
+        time.sleep(delay)
+        delay = min(delay + 2e-6, 5e-4)
+
+
+def _has_ended(request: Request) -> bool:
+    if not request.done():
+        return False
+    request.wait()  # raises what went wrong
+    return True
 
 
 def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple[int, Any]:

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .errors import ConfigError
 from .launcher import LOCKED_S, forget, is_locked
 
 if TYPE_CHECKING:
@@ -50,10 +51,16 @@ _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """What to add to a job's environment: its mark, and that Python prints its stacks when aborted."""
+    """What to add to a job's environment: its mark, and that Python prints its stacks when aborted.
+
+    And a home, without which Open MPI does not start: system services have none.
+    """
     mark = f"{os.getpid()}-{time.time_ns()}"
     outer = environ.get(MARK)
     added = {MARK: f"{outer},{mark}" if outer else mark}
+    if "HOME" not in environ:
+        home = os.path.expanduser("~")  # noqa: PTH111  of whom the system does not know, too
+        added["HOME"] = home if home.startswith("/") else "/"
     return added if "PYTHONFAULTHANDLER" in environ else {**added, "PYTHONFAULTHANDLER": "1"}
 
 
@@ -73,14 +80,27 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
     mark = environ[MARK].rpartition(",")[2]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, raise_ended)
-    living = Path(environ.get("TMPDIR", "/tmp"), f"hpcomm-{mark}")
-    living.mkdir(mode=0o700)
+    living = _folder(environ, mark)
     try:
         return _supervised(command, {**environ, LIVING: str(living)}, mark, living, timeout_s)
     finally:
         for file in living.iterdir():
             file.unlink(missing_ok=True)
         living.rmdir()
+
+
+def _folder(environ: Mapping[str, str], mark: str) -> Path:
+    """A new folder for what lives as long as this job."""
+    folder = Path(environ.get("TMPDIR", "/tmp"), f"hpcomm-{mark}")
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"no folder can be made in {folder.parent}: {error.strerror}.",
+            where="hpcomm run",
+            hint="TMPDIR=/tmp, or another folder of this host that takes files",
+        ) from None
+    return folder
 
 
 def _supervised(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 
-__all__ = ["finite", "positive"]
+from hpcomm.errors import UsageError
+from hpcomm.sim import numbers
+
+__all__ = ["moderate", "nbytes", "positive"]
 
 
 def positive(text: str) -> int:
@@ -16,9 +18,18 @@ def positive(text: str) -> int:
     return number
 
 
-def finite(text: str) -> float:
-    """A positive number small enough to be squared, as a length or a width."""
+def moderate(text: str) -> float:
+    """A positive number that is far from the ends of what float64 holds."""
     number = float(text)
-    if not 0 < number < math.sqrt(1.7e308):
-        raise argparse.ArgumentTypeError(f"{text} is no number between 0 and 1e154")
+    if not 1e-100 <= number <= 1e100:
+        raise argparse.ArgumentTypeError(f"{text} is no number between 1e-100 and 1e100")
+    return number
+
+
+def nbytes(text: str) -> int:
+    """A size such as 8, 64k or 1M."""
+    try:
+        (number,) = numbers(text)
+    except (UsageError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 8, 64k or 1M") from None
     return number

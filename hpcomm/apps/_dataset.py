@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import math
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 __all__ = ["read"]
 
 Rows = NDArray[np.float64]
+LARGEST = 1e150
 
 
 def read(path: str | None) -> tuple[Rows, list[str], str]:
@@ -28,7 +31,7 @@ def read(path: str | None) -> tuple[Rows, list[str], str]:
         return rows, names, "scikit-learn's digits"
     try:
         rows, names = _npy(path) if path.endswith(".npy") else _csv(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         sys.exit(f"stats_demo: cannot read {path}: {error}")
     return _complete(rows, names, path)
 
@@ -43,19 +46,29 @@ def _digits() -> tuple[Rows, list[str]]:
 
 
 def _npy(path: str) -> tuple[Rows, list[str]]:
-    loaded: NDArray[Any] = np.load(path, allow_pickle=False)
+    with Path(path).open("rb") as file:
+        loaded: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     if loaded.dtype.kind not in "biuf" or loaded.ndim == 0:
         raise ValueError(f"not a table of real numbers: {loaded.dtype} of shape {loaded.shape}")
-    rows = loaded.reshape(len(loaded), -1).astype(np.float64)
+    rows = loaded.reshape(len(loaded), math.prod(loaded.shape[1:])).astype(np.float64)
     return rows, [f"column {i}" for i in range(rows.shape[1])]
 
 
 def _csv(path: str) -> tuple[Rows, list[str]]:
-    with Path(path).open(encoding="utf-8") as file:
-        head = [cell.strip().strip('"') for cell in file.readline().split(",")]
+    """Cells between commas, semicolons or tabs, whichever the first line has most of; # begins a comment."""
+    with Path(path).open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        between = max(",;\t", key=file.readline().count)
+        file.seek(0)
+        reader = csv.reader(file, delimiter=between, skipinitialspace=True)
+        lines = [(reader.line_num, line) for line in reader if any(line) and not line[0].startswith("#")]
+    head = [cell.strip() for cell in lines[0][1]] if lines else []
+    for number, line in lines:
+        if len(line) != len(head):
+            raise ValueError(f"line {number} has {len(line)} cells, line {lines[0][0]} has {len(head)}")
     has_names = not any(_is_number(cell) for cell in head)
-    rows = np.genfromtxt(path, delimiter=",", skip_header=int(has_names), ndmin=2, encoding="utf-8")
-    return rows, head if has_names else [f"column {i}" for i in range(rows.shape[1])]
+    cells = [[float(cell) if _is_number(cell) else np.nan for cell in line] for _, line in lines[has_names:]]
+    names = head if has_names else [f"column {i}" for i in range(len(head))]
+    return np.array(cells, np.float64).reshape(len(cells), len(head)), names
 
 
 def _is_number(cell: str) -> bool:
@@ -71,7 +84,9 @@ def _complete(rows: Rows, names: list[str], path: str) -> tuple[Rows, list[str],
     columns = np.flatnonzero(number.any(axis=0)) if rows.size else np.array([], int)
     kept = number[:, columns].all(axis=1)
     if not columns.size or not kept.any():
-        sys.exit(f"stats_demo: {path} holds no row of numbers")
+        sys.exit(f"stats_demo: {path} holds no row of numbers: it takes columns of them, below names or not")
+    if np.abs(rows[np.ix_(kept, columns)]).max() > LARGEST:
+        sys.exit(f"stats_demo: {path} holds numbers past {LARGEST:g}: their squares would be no float64")
     told = Path(path).name
     without, gaps = rows.shape[1] - len(columns), int((~kept).sum())
     if without or gaps:

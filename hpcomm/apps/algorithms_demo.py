@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Communicator
+from hpcomm.apps._arguments import nbytes
 from hpcomm.apps._report import Progress, table, verdict
 from hpcomm.machine import Machine, machine
 from hpcomm.schedule.prove import prove
 from hpcomm.schedule.registry import algorithms, build, verbs
-from hpcomm.sim import numbers
 from hpcomm.simulate import predict
 
 WARMING, REPEATS = 5, 25
@@ -133,13 +133,12 @@ def try_all(
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="algorithms_demo", description="all algorithms, checked and timed")
-    parser.add_argument("--bytes", default="64k", help="of x, or of one block of it")
+    parser.add_argument("--bytes", type=nbytes, default="64k", help="of x, or of one block of it")
     options = parser.parse_args(argv)
     world = hpcomm.world
-    (nbytes,) = numbers(options.bytes)
-    rows, wrong = try_all(world, nbytes, *calibrated(world, nbytes))
+    rows, wrong = try_all(world, options.bytes, *calibrated(world, options.bytes))
     if world.rank == 0:
-        print(f"{nbytes} bytes on {world.size} ranks\n")
+        print(f"{options.bytes} bytes on {world.size} ranks\n")
         print(table(["verb", "algorithm", "rounds", "measured us", "predicted us"], rows))
         off = sorted(abs(float(str(row[4])) / float(str(row[3])) - 1) for row in rows)
         print(f"\n{LEFT_OUT}\nmedian error of the predictions: {off[len(off) // 2]:.0%}")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 import hpcomm
 from hpcomm import Communicator
 from hpcomm.apps import _library
+from hpcomm.apps._arguments import positive
 from hpcomm.apps._picture import draw_bandwidths, require_picture
 from hpcomm.apps._report import sleep_until_all, table, verdict
 
@@ -74,7 +75,7 @@ def way(comm: Communicator, peer: int, out: Any) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu_demo", description="paths of device arrays, and their speed")
-    parser.add_argument("--most", type=int, default=SIZES[-1], help="bytes of the largest message")
+    parser.add_argument("--most", type=positive, default=SIZES[-1], help="bytes of the largest message")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the bandwidths (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.plot:

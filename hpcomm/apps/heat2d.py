@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--size", type=positive, default=256, help="points along one side (the other is 1.25 times)"
     )
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=positive, default=200)
     parser.add_argument("--checkpoint", metavar="FOLDER", help="go on from here, and save here")
     parser.add_argument("--every", type=positive, default=100, help="steps between checkpoints")
     parser.add_argument("--picture", metavar="FILE.png", help="draw the plate at the end (needs matplotlib)")

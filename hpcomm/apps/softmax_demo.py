@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Communicator
-from hpcomm.apps._arguments import finite, positive
+from hpcomm.apps._arguments import moderate, positive
 from hpcomm.apps._report import table, verdict
 
 Vector = NDArray[np.float64]
@@ -56,7 +56,7 @@ def difference(got: Any, expected: Any) -> float:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="softmax_demo", description="softmax and norm over the ranks")
     parser.add_argument("--length", type=positive, default=1_000_003, help="elements of the whole vector")
-    parser.add_argument("--spread", type=finite, default=2_000.0, help="x lies between minus and plus this")
+    parser.add_argument("--spread", type=moderate, default=2_000.0, help="x lies between minus and plus this")
     options = parser.parse_args(argv)
 
     comm = hpcomm.world

@@ -7,6 +7,7 @@ for the text. The file behind it is unlinked as soon as all have it open, so not
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -255,12 +256,20 @@ def share(node: MPI.Comm, own: int, reserve: bool = False) -> tuple[mmap.mmap, i
     worst = bytearray(struct.pack("q", shared is not None))
     node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
     if node.rank == 0:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # never made, or where nothing can be
             os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
     if shared is not None and not struct.unpack("q", worst)[0]:
         os.close(shared[1])
         return None
     return shared
+
+
+def _make_room(file: int, size: int) -> None:
+    """Let the file be so long, if there is that much: to touch memory that cannot be had is a bus error."""
+    there = os.fstatvfs(file)
+    if there.f_blocks and there.f_bavail * there.f_frsize < size:  # no blocks: a tmpfs without a limit
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.ftruncate(file, size)
 
 
 def _open(name: str, size: int, flags: int, kept: range) -> tuple[mmap.mmap, int] | None:
@@ -269,11 +278,11 @@ def _open(name: str, size: int, flags: int, kept: range) -> tuple[mmap.mmap, int
     try:
         file = os.open(name, os.O_RDWR | flags, 0o600)
         if flags:
-            os.ftruncate(file, size)
+            _make_room(file, size)
         if kept:
             os.posix_fallocate(file, kept.start, len(kept))
         return mmap.mmap(file, size), file
-    except OSError:
+    except (OSError, ValueError):  # ValueError: rank 0 found no room, and left the file empty
         if file >= 0:
             os.close(file)
         return None

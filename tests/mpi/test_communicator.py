@@ -116,6 +116,50 @@ def test_a_group_that_cannot_be_is_refused_and_says_which_ranks_exist(comm: Any)
         comm.group([])
 
 
+@pytest.mark.parametrize("tag", [-1, 2**40, "a", None], ids=repr)
+def test_a_group_takes_the_tags_that_messages_take(comm: Any, tag: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match=r"tag .* cannot be sent") as caught:
+        comm.group(range(comm.size), tag=tag)
+    assert f"group on communicator '{comm.name}'" in str(caught.value.where)
+
+
+@pytest.mark.parametrize("given", [None, MPI.COMM_NULL, 0], ids=["None", "null", "number"])
+def test_what_is_no_communicator_is_refused(given: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match="is no communicator of mpi4py"):
+        hpcomm.Communicator(given)
+
+
+def test_a_communicator_of_hpcomm_is_not_made_into_another_one(comm: Any) -> None:
+    with pytest.raises(hpcomm.UsageError) as caught:
+        hpcomm.Communicator(comm)
+    assert caught.value.hint == "its dup() makes another one"
+
+
+def test_leaders_of_an_intercommunicator_must_be_ranks_there(comm: Any) -> None:
+    for leaders in ((99, 0), (0, 99), (0.5, 0)):
+        with pytest.raises(hpcomm.RankError, match=r"leader [\d.]+ is no rank of "):
+            comm.create_intercomm(leaders[0], comm, leaders[1])
+    with pytest.raises(hpcomm.UsageError, match="no Communicator"):
+        comm.create_intercomm(0, None, 0)
+
+
+@pytest.mark.skipif("Open MPI" in MPI.get_vendor(), reason="it has room for tens of thousands")
+def test_when_mpi_has_no_more_communicators_the_error_says_to_close_some(comm: Any) -> None:
+    parts = []
+
+    def make_many() -> None:
+        for _ in range(1000):
+            parts.append(comm.dup())  # noqa: PERF401  those that were made are closed below
+
+    with pytest.raises(hpcomm.TransportError, match="Too many communicators") as caught:
+        make_many()
+    for part in parts:
+        part.close()
+    assert "close()" in str(caught.value.hint)
+    assert f"dup on communicator '{comm.name}'" in str(caught.value.where)
+    assert comm.all_reduce(1) == comm.size
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_may_not_make_a_group_without_itself(comm: Any) -> None:
     others = [rank for rank in range(comm.size) if rank != comm.rank]

@@ -183,6 +183,14 @@ def test_wait_all_gives_results_in_the_order_of_the_requests(comm: Any) -> None:
     assert hpcomm.wait_all(iter(receives))[4].item() == 4
 
 
+@pytest.mark.parametrize("timeout", [WAIT_S, None])
+def test_wait_all_moves_objects_that_are_sent_and_received_on_together(comm: Any, timeout: Any) -> None:
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    coming = comm.irecv_object(left)
+    sent = comm.isend_object(bytes(8_000_000 + comm.rank), right)
+    assert len(hpcomm.wait_all([sent, coming], timeout=timeout)[1]) == 8_000_000 + left
+
+
 def test_wait_all_has_one_time_limit_for_all(comm: Any) -> None:
     left, right = ring(comm)
     receives = [comm.irecv(np.zeros(1), left, tag=i) for i in range(5)]

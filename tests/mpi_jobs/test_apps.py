@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcomm.apps._dataset import read
+
 ROOT = Path(__file__).parent.parent.parent
 APP = "hpcomm.apps."
 
@@ -193,6 +195,39 @@ def test_heat2d_goes_on_from_its_checkpoint_on_other_ranks_and_draws(job: Any, t
     assert "from step 30 to 50" in done.stdout
     assert "to the last bit" in done.stdout
     assert not draws or picture.read_bytes().startswith(b"\x89PNG")
+
+
+TABLES = {  # what stats_demo makes of a file: its columns and rows, or the end of what it says
+    "# from a station\na,b\n1,2\n\n3,4\n": (["a", "b"], [[1, 2], [3, 4]]),
+    '"warm, wet","b\nc"\n"1","2"\n': (["warm, wet", "b\nc"], [[1, 2]]),
+    "\ufeffa;b\r\n1;x # y\r\n2;3\r\n": (["a", "b"], [[2, 3]]),
+    "1\t2\n3\tnan\n": (["column 0", "column 1"], [[1, 2]]),
+    "a,b\n": "holds no row of numbers: it takes columns of them, below names or not",
+    "a,b\n1,2\n3\n": "line 3 has 1 cells, line 1 has 2",
+    "": "holds no row of numbers: it takes columns of them, below names or not",
+    "a\n1e200\n": "holds numbers past 1e+150: their squares would be no float64",
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("text", TABLES, ids=repr)
+def test_stats_demo_reads_what_people_call_a_csv(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(text, encoding="utf-8", newline="")
+    wanted = TABLES[text]
+    if isinstance(wanted, str):
+        with pytest.raises(SystemExit, match=re.escape(wanted) + "$"):
+            read(str(tmp_path / "x.csv"))
+    else:
+        rows, names, _ = read(str(tmp_path / "x.csv"))
+        assert (names, rows.tolist()) == wanted
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("held", [b"", b"\x93NUMP", b"PK\x03\x04"], ids=repr)
+def test_stats_demo_refuses_what_is_no_npy(held: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(held)
+    with pytest.raises(SystemExit, match=r"stats_demo: cannot read .*x\.npy: "):
+        read(str(tmp_path / "x.npy"))
 
 
 @pytest.mark.once

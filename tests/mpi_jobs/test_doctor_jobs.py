@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import finish, judge
 
 from hpcomm.installation import VENDORS, find_mpi
 
@@ -54,6 +55,52 @@ def test_under_a_launcher_rank_0_shows_who_is_where(job, n):
     assert ("ranks share" in str(report["findings"])) == (n > node["cores"])
 
 
+@pytest.fixture
+def with_shared_memory():
+    """with_shared_memory(options) -> words before a command that is to find such a /dev/shm."""
+
+    def words(options):
+        script = 'mount -t tmpfs -o "$0" none /dev/shm && exec "$@"'
+        return ["unshare", "-rm", "sh", "-c", script, options]
+
+    try:
+        able = subprocess.run([*words("size=4k"), "true"], capture_output=True, timeout=20).returncode == 0
+    except FileNotFoundError:
+        able = False
+    if not able:
+        pytest.skip("this user may not mount a /dev/shm of his own here")
+    return words
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [("ro", "takes no files"), ("size=1m", "has 1.0 MiB free")], ids=str
+)
+def test_too_little_shared_memory_is_the_first_problem(with_shared_memory, options, said):
+    done = finish(
+        [*with_shared_memory(options), sys.executable, "-m", "hpcomm", "doctor", "--json"], limit_s=100
+    )
+    first = json.loads(done.stdout)["findings"][0]
+    assert (done.returncode, first["level"]) == (1, "problem")
+    assert said in first["what"]
+    assert first["hint"]
+
+
+@pytest.mark.parametrize("options", ["ro", "size=64k"])
+def test_a_job_does_without_shared_memory_where_its_mpi_does(with_shared_memory, options):
+    if find_mpi().vendor != "openmpi":
+        pytest.skip("MPICH itself does not start without")
+    code = "from hpcomm import world; assert world.all_reduce(1) == 2; world.broadcast_object(bytes(300_000))"
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "--timeout", "50", "python", "-c", code]
+    judge(finish([*with_shared_memory(options), *command], limit_s=60), 0)
+
+
+def test_what_hpcomm_itself_refuses_is_a_problem_with_its_own_next_step():
+    done = doctor("--json", HPCOMM_CHECK="loud")
+    [problem] = [entry for entry in json.loads(done.stdout)["findings"] if entry["level"] == "problem"]
+    assert problem["what"] == "hpcomm does not start: there is no check level 'loud'"
+    assert problem["hint"] == "one of off, light, full (HPCOMM_CHECK, check=)"
+
+
 def test_a_missing_library_is_a_problem_with_a_next_step():
     done = doctor("--json", MPI4PY_LIBMPI="/nowhere/libmpi.so")
     problems = [entry for entry in json.loads(done.stdout)["findings"] if entry["level"] == "problem"]
@@ -66,7 +113,7 @@ def test_a_missing_library_is_a_problem_with_a_next_step():
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import os; os.abort()", "exit status"),
+        ("import os; os.abort()", "killed by SIGABRT"),
         ("raise RuntimeError('cannot load MPI library')", "cannot load MPI library"),
     ],
 )

@@ -24,6 +24,7 @@ MPI = {
 MEMORY = {
     "size": 2**34,
     "free": 2**33,
+    "writable": True,
     "stale_files": 3,
     "stale_bytes": 2**20,
     "locked_limit": None,
@@ -100,6 +101,12 @@ def test_a_small_shared_memory_is_remarked(free, level):
     assert found == level
     assert f"/dev/shm has {free // 2**20}.0 MiB free" in what
     assert "--shm-size" in hint
+
+
+def test_a_shared_memory_that_takes_no_files_is_a_problem():
+    level, what, hint = only(doctor._about_memory({**MEMORY, "free": 2**20, "writable": False}))
+    assert (level, what.partition(":")[0]) == ("problem", "/dev/shm takes no files")
+    assert hint.startswith("mount -t tmpfs")
 
 
 def test_what_killed_jobs_left_in_shared_memory_is_remarked():
@@ -182,14 +189,32 @@ def test_what_a_failing_probe_said_last_about_an_error_is_kept():
 
 
 def test_a_probe_that_does_not_answer_is_given_up():
-    answer, trouble = doctor._ask([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)
-    assert (answer, trouble) == (None, "no answer within 0.5 s.")
+    told = doctor._ask([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)
+    assert told == (None, "no answer within 0.5 s.", "")
 
 
 def test_a_probe_that_crashes_is_reported():
-    answer, trouble = doctor._ask([sys.executable, "-c", "import os; os.abort()"], 30)
-    assert answer is None
-    assert trouble.startswith("exit status -6")
+    told = doctor._ask([sys.executable, "-X", "faulthandler=0", "-c", "import os; os.abort()"], 30)
+    assert told[0] is None
+    assert told[1].startswith("killed by SIGABRT; ")
+
+
+def test_an_error_of_ours_tells_its_own_next_step():
+    code = "import sys; from hpcomm.errors import ConfigError; sys.exit(str(ConfigError('no x', hint='y')))"
+    assert doctor._ask([sys.executable, "-c", code], 30)[2] == "y"
+
+
+def test_after_a_failure_only_a_missing_library_is_to_be_installed():
+    assert "pip install" in doctor._after_failure("RuntimeError: cannot load MPI library")
+    assert doctor._after_failure("killed by SIGBUS").endswith("shows all it says")
+
+
+@pytest.mark.parametrize(("rank", "library"), [("OMPI_COMM_WORLD_RANK", 12), ("PMI_RANK", 40)])
+def test_in_a_job_of_another_mpis_launcher_the_next_step_is_hpcomm_run(rank, library, tmp_path):
+    (tmp_path / f"libmpi.so.{library}").touch()
+    environ = {rank: "0", "MPI4PY_LIBMPI": str(tmp_path)}
+    assert doctor._foreign_launcher(environ).startswith("hpcomm run: this job's launcher is ")
+    assert doctor._foreign_launcher({"MPI4PY_LIBMPI": str(tmp_path)}) == ""
 
 
 def test_an_unknown_option_is_refused():

@@ -31,6 +31,17 @@ def test_what_cannot_be_pickled_leaves_nothing_behind():
         assert back("after") == "after"
 
 
+def test_whatever_an_object_raises_when_it_is_pickled_is_an_error_of_ours():
+    """Others wait for it, and are told only of those."""
+
+    class Broken:
+        def __reduce__(self):
+            raise ValueError("not this one")
+
+    with pytest.raises(UsageError, match="a Broken cannot be pickled: not this one"):
+        encode(Broken())
+
+
 def test_an_object_may_be_wrapped_while_another_one_is():
     class Outer:
         def __reduce__(self):

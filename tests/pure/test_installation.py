@@ -149,8 +149,9 @@ def test_another_environments_python_must_bring_the_same_mpi(tmp_path):
     check_python(
         executable(other / "bin" / "solver"), Mpi("mpiexec", "openmpi")
     )  # no Python: not ours to judge
+    check_python(python, Mpi("mpiexec", "openmpi"), {"MPI4PY_LIBMPI": str(tmp_path)})  # which it will load
     with pytest.raises(ConfigError, match=r"python3.12 loads MPICH, but mpiexec is Open MPI") as caught:
-        check_python(python, Mpi("mpiexec", "openmpi"))
+        check_python(python, Mpi("mpiexec", "openmpi"), {})
     assert caught.value.hint.startswith(f"{python} -m hpcomm run")
 
 

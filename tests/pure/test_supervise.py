@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from processes import finish
 
-from hpcomm.supervise import YOUNG_S, stale_segments
+from hpcomm.errors import ConfigError
+from hpcomm.supervise import YOUNG_S, _folder, settings, stale_segments
 
 
 @pytest.fixture
@@ -82,6 +83,18 @@ def test_a_launcher_of_open_mpi_that_has_locked_itself_up_is_ended(aborted, stat
     said = supervised(aborted=aborted)
     assert said[0] == status
     assert "launcher waits for itself" in said[1]
+
+
+def test_a_job_gets_a_home_where_there_is_none():
+    """Services of the system have none, and Open MPI does not start without."""
+    assert settings({})["HOME"].startswith("/")
+    assert "HOME" not in settings({"HOME": "/home/x"})
+
+
+def test_a_folder_for_what_is_short_lived_that_takes_no_files_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no folder can be made in .*nowhere: No such file") as caught:
+        _folder({"TMPDIR": str(tmp_path / "nowhere")}, "1-1")
+    assert "TMPDIR=/tmp" in caught.value.hint
 
 
 RANK = """
