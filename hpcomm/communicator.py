@@ -6,23 +6,18 @@ divides and ends communicators.
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from operator import index
 from typing import TYPE_CHECKING, Any
 
-from . import collectives, objects, p2p, plan, ragged, runtime
+from . import collectives, groups, objects, p2p, plan, ragged, runtime
 from .device import driver
-from .envelope import tag_number
-from .errors import ConfigError, MismatchError, RankError, UsageError, where
+from .errors import MismatchError, UsageError, where
 from .lanes import NO_LANES
 from .observe import check as agreement
 from .observe import sentinel
 from .short import Short
-from .transport.choice import PATHS
 from .unfinished import Unfinished
 
 if TYPE_CHECKING:
@@ -39,9 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator"]
 
-LEVELS = ("off", "light", "full")
-
-_MOST = 2**31 - 1
 # what verbs start with that concern no third rank
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")
 
@@ -75,7 +67,7 @@ class Communicator:
             what = f"{mpi!r} is no communicator of mpi4py"
             hint = "its dup() makes another one" if isinstance(mpi, Communicator) else "MPI.COMM_WORLD, say"
             raise UsageError(what, where("Communicator", None), hint)
-        _require_known(check, gpu)
+        groups.require_known(check, gpu)
         runtime.start()
         self._take(mpi.Dup(), name, check, gpu=gpu)
 
@@ -88,7 +80,7 @@ class Communicator:
         """
         from mpi4py import MPI
 
-        level = _require_known(check, gpu)
+        level = groups.require_known(check, gpu)
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self.mpi: MPI.Comm = mpi
         self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
@@ -212,120 +204,12 @@ class Communicator:
         runtime.abort("Abort was called", errorcode)
 
     # -- more communicators ------------------------------------------------------------------------
-    def split(self, color: int | None, key: int = 0, name: str | None = None) -> Communicator | None:
-        """Divide the ranks: those of one color form a communicator, ordered by key, then rank.
-
-        Collective. Same as MPI_Comm_split.
-
-        Args:
-            color: number from 0; None: this rank is in no part and gets None.
-        """
-        from mpi4py import MPI
-
-        self._check_open("split")
-        if color is not None and (not hasattr(color, "__index__") or color < 0):
-            raise UsageError(
-                f"color {color!r} is no number from 0", hint="None leaves this rank out"
-            ).located("split", self)
-        if not hasattr(key, "__index__") or abs(key) > _MOST or (color or 0) > _MOST:
-            what = f"color {color!r} with key {key!r} does not fit into an int of C"
-            raise UsageError(what, hint="numbers below 2**31").located("split", self)
-        if color is None:
-            self._mapped("split", self.mpi.Split, MPI.UNDEFINED, key)
-            return None
-        return self._new("split", name or f"{self.name}/{color}", self.mpi.Split, color, key)
-
-    def split_node(self, name: str | None = None) -> Communicator:
-        """The ranks that share this node's memory. Collective. Same as MPI_Comm_split_type(SHARED)."""
-        from mpi4py import MPI
-
-        self._check_open("split_node")
-        name = name or f"{self.name}/node"
-        return self._new("split_node", name, self.mpi.Split_type, MPI.COMM_TYPE_SHARED)
-
-    def group(self, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
-        """A communicator of some ranks, in the order given; called by those ranks only.
-
-        Same as MPI_Comm_create_group. Members that make several groups at once tell them apart by tag.
-
-        Raises:
-            RankError: a rank does not exist, is named twice, or this rank is not among them.
-        """
-        self._check_one_group("group")
-        try:
-            members = [index(r) for r in ranks]
-        except TypeError:
-            raise RankError(
-                f"{ranks!r} are no ranks", hint=f"numbers from 0 to {self.size - 1}, such as [0, 1]"
-            ).located("group", self) from None
-        wrong = sorted({r for r in members if not 0 <= r < self.size or members.count(r) > 1})
-        if wrong or self.rank not in members:
-            what = f"rank {self.rank} is not in {members}"
-            if wrong:
-                what = f"ranks {wrong} are no ranks of '{self.name}', or named twice"
-            hint = f"different ranks from 0 to {self.size - 1}; only members call group"
-            raise RankError(what, hint=hint).located("group", self)
-        number = self._tag("group", tag)
-        some = self.mpi.Get_group().Incl(members)
-        try:
-            create = self.mpi.Create_group  # type: ignore[attr-defined]
-            return self._new("group", name or f"{self.name}{members}", create, some, number)
-        finally:
-            some.Free()
-
-    def dup(
-        self, name: str | None = None, check: str | None = None, *, gpu: str | None = None
-    ) -> Communicator:
-        """The same ranks once more, so that two parts of a program cannot mix their messages. Collective.
-
-        Args:
-            gpu: the path of device arrays there: "auto", or one of docs/gpu.md, which is forced.
-
-        Raises:
-            ConfigError: there is no such path. MismatchError: the ranks name different ones.
-        """
-        self._check_open("dup")
-        _require_known(check or self._level, gpu)
-        return self._new("dup", name or f"{self.name}.dup", self.mpi.Dup, check=check, gpu=gpu)
-
-    def create_intercomm(
-        self, local_leader: int, peer: Communicator, remote_leader: int, tag: int = 0, name: str | None = None
-    ) -> Communicator:
-        """Join this group with another one. Collective over both. Same as MPI_Intercomm_create.
-
-        Args:
-            local_leader: rank of this communicator that speaks for it.
-            peer: communicator in which both leaders are ranks.
-            remote_leader: the other group's leader, as rank of peer.
-
-        Raises:
-            RankError: there is no such leader. UsageError: peer is no Communicator.
-        """
-        self._check_one_group("create_intercomm")
-        if not isinstance(peer, Communicator):
-            what, hint = f"peer is {peer!r}, no Communicator", "hpcomm.world, if both groups are parts of it"
-            raise UsageError(what, hint=hint).located("create_intercomm", self)
-        for leader, comm in ((local_leader, self), (remote_leader, peer)):
-            if not hasattr(leader, "__index__") or not 0 <= leader < comm.size:
-                what, hint = (
-                    f"leader {leader!r} is no rank of '{comm.name}'",
-                    f"a rank from 0 to {comm.size - 1}",
-                )
-                raise RankError(what, hint=hint).located("create_intercomm", self)
-        number = self._tag("create_intercomm", tag)
-        create = self.mpi.Create_intercomm  # type: ignore[attr-defined]
-        name = name or f"{self.name}<->"
-        return self._new("create_intercomm", name, create, local_leader, peer.mpi, remote_leader, number)
-
-    def merge(self, high: bool = False, name: str | None = None) -> Communicator:
-        """Make one group of an inter-communicator's two; the group that gives high=True comes second."""
-        self._check_open("merge")
-        if not self.is_inter:
-            raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located(
-                "merge", self
-            )
-        merge = self.mpi.Merge  # type: ignore[attr-defined]
-        return self._new("merge", name or f"{self.name}+", merge, high)
+    split = groups.split
+    split_node = groups.split_node
+    group = groups.group
+    dup = groups.dup
+    create_intercomm = groups.create_intercomm
+    merge = groups.merge
 
     def mesh(
         self,
@@ -369,40 +253,11 @@ class Communicator:
         return import_module("hpcomm.torch_backend.bridge").as_process_group(self)
 
     def _new(
-        self,
-        verb: str,
-        name: str,
-        make: Callable[..., MPI.Comm],
-        *arguments: Any,
-        check: str | None = None,
-        gpu: str | None = None,
+        self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None
     ) -> Communicator:
-        """One that MPI makes by make(*arguments)."""
         made = object.__new__(Communicator)
-        mpi = self._mapped(verb, make, *arguments)
-        self._mapped(verb, partial(made._take, gpu=gpu or self._gpu), mpi, name, check or self._level)
+        made._take(mpi, name, check or self._level, gpu=gpu or self._gpu)
         return made
-
-    def _mapped(self, verb: str, make: Callable[..., Any], *arguments: Any) -> Any:
-        """make(*arguments); MPI has room for so many communicators only."""
-        from mpi4py import MPI
-
-        try:
-            return make(*arguments)
-        except MPI.Exception as error:
-            from .transport.mpi import failure
-
-            failed = failure(error, verb, self)
-            failed.hint = (
-                "close() communicators that are no longer needed; with comm.split(...) as part: does"
-            )
-            raise failed from None
-
-    def _tag(self, verb: str, tag: int) -> int:
-        try:
-            return tag_number(self, tag, sending=True)
-        except UsageError as error:
-            raise error.located(verb, self) from None
 
     # -- the end -------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -547,18 +402,3 @@ class Communicator:
             spots[self.rank] = board.mine.spots(self._ring)
             self._short = Short(self, [spots[r] for r in range(self.size)], ring, light.names["suspect"])
         return light
-
-
-def _require_known(check: str | None, gpu: str | None) -> str:
-    """The level of agreement, from check= or the environment; before anything is made that others wait for.
-
-    Raises:
-        ConfigError: there is no such level, or no such path for device arrays.
-    """
-    level = check or os.environ.get("HPCOMM_CHECK") or "light"
-    if level not in LEVELS:
-        hint = f"one of {', '.join(LEVELS)} (HPCOMM_CHECK, check=)"
-        raise ConfigError(f"there is no check level {level!r}", hint=hint)
-    if gpu is not None and gpu not in PATHS:
-        raise ConfigError(f"there is no path {gpu!r} for device arrays (gpu=)", hint=f"{', '.join(PATHS)}")
-    return level

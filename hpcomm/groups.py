@@ -1,0 +1,200 @@
+"""More communicators, made of one: its parts, its like, and those that join it with others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from .envelope import tag_number
+from .errors import ConfigError, RankError, UsageError
+from .transport.choice import PATHS
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .communicator import Communicator
+else:
+    from .lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["create_intercomm", "dup", "group", "merge", "require_known", "split", "split_node"]
+
+LEVELS = ("off", "light", "full")
+_MOST = 2**31 - 1
+
+
+def split(
+    comm: Communicator, color: int | None, key: int = 0, name: str | None = None
+) -> Communicator | None:
+    """Divide the ranks: those of one color form a communicator, ordered by key, then rank.
+
+    Collective. Same as MPI_Comm_split.
+
+    Args:
+        color: number from 0; None: this rank is in no part and gets None.
+    """
+    comm._check_open("split")
+    if color is not None and (not hasattr(color, "__index__") or color < 0):
+        raise UsageError(f"color {color!r} is no number from 0", hint="None leaves this rank out").located(
+            "split", comm
+        )
+    if not hasattr(key, "__index__") or abs(key) > _MOST or (color or 0) > _MOST:
+        what = f"color {color!r} with key {key!r} does not fit into an int of C"
+        raise UsageError(what, hint="numbers below 2**31").located("split", comm)
+    if color is None:
+        _mapped(comm, "split", comm.mpi.Split, MPI.UNDEFINED, key)
+        return None
+    return _made(comm, "split", name or f"{comm.name}/{color}", comm.mpi.Split, color, key)
+
+
+def split_node(comm: Communicator, name: str | None = None) -> Communicator:
+    """The ranks that share this node's memory. Collective. Same as MPI_Comm_split_type(SHARED)."""
+    comm._check_open("split_node")
+    name = name or f"{comm.name}/node"
+    return _made(comm, "split_node", name, comm.mpi.Split_type, MPI.COMM_TYPE_SHARED)
+
+
+def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
+    """A communicator of some ranks, in the order given; called by those ranks only.
+
+    Same as MPI_Comm_create_group. Members that make several groups at once tell them apart by tag.
+
+    Raises:
+        RankError: a rank does not exist, is named twice, or this rank is not among them.
+    """
+    comm._check_one_group("group")
+    try:
+        members = [index(r) for r in ranks]
+    except TypeError:
+        raise RankError(
+            f"{ranks!r} are no ranks", hint=f"numbers from 0 to {comm.size - 1}, such as [0, 1]"
+        ).located("group", comm) from None
+    wrong = sorted({r for r in members if not 0 <= r < comm.size or members.count(r) > 1})
+    if wrong or comm.rank not in members:
+        what = f"rank {comm.rank} is not in {members}"
+        if wrong:
+            what = f"ranks {wrong} are no ranks of '{comm.name}', or named twice"
+        hint = f"different ranks from 0 to {comm.size - 1}; only members call group"
+        raise RankError(what, hint=hint).located("group", comm)
+    number = _tag(comm, "group", tag)
+    some = comm.mpi.Get_group().Incl(members)
+    try:
+        create = comm.mpi.Create_group  # type: ignore[attr-defined]
+        return _made(comm, "group", name or f"{comm.name}{members}", create, some, number)
+    finally:
+        some.Free()
+
+
+def dup(
+    comm: Communicator, name: str | None = None, check: str | None = None, *, gpu: str | None = None
+) -> Communicator:
+    """The same ranks once more, so that two parts of a program cannot mix their messages. Collective.
+
+    Args:
+        gpu: the path of device arrays there: "auto", or one of docs/gpu.md, which is forced.
+
+    Raises:
+        ConfigError: there is no such path. MismatchError: the ranks name different ones.
+    """
+    comm._check_open("dup")
+    require_known(check or comm._level, gpu)
+    return _made(comm, "dup", name or f"{comm.name}.dup", comm.mpi.Dup, check=check, gpu=gpu)
+
+
+def create_intercomm(
+    comm: Communicator,
+    local_leader: int,
+    peer: Communicator,
+    remote_leader: int,
+    tag: int = 0,
+    name: str | None = None,
+) -> Communicator:
+    """Join this group with another one. Collective over both. Same as MPI_Intercomm_create.
+
+    Args:
+        local_leader: rank of this communicator that speaks for it.
+        peer: communicator in which both leaders are ranks.
+        remote_leader: the other group's leader, as rank of peer.
+
+    Raises:
+        RankError: there is no such leader. UsageError: peer is no Communicator.
+    """
+    comm._check_one_group("create_intercomm")
+    if not isinstance(getattr(peer, "mpi", None), MPI.Comm):
+        what, hint = f"peer is {peer!r}, no Communicator", "hpcomm.world, if both groups are parts of it"
+        raise UsageError(what, hint=hint).located("create_intercomm", comm)
+    for leader, its in ((local_leader, comm), (remote_leader, peer)):
+        if not hasattr(leader, "__index__") or not 0 <= leader < its.size:
+            what, hint = (
+                f"leader {leader!r} is no rank of '{its.name}'",
+                f"a rank from 0 to {its.size - 1}",
+            )
+            raise RankError(what, hint=hint).located("create_intercomm", comm)
+    number = _tag(comm, "create_intercomm", tag)
+    create = comm.mpi.Create_intercomm  # type: ignore[attr-defined]
+    name = name or f"{comm.name}<->"
+    return _made(comm, "create_intercomm", name, create, local_leader, peer.mpi, remote_leader, number)
+
+
+def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Communicator:
+    """Make one group of an inter-communicator's two; the group that gives high=True comes second."""
+    comm._check_open("merge")
+    if not comm.is_inter:
+        raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located(
+            "merge", comm
+        )
+    merge = comm.mpi.Merge  # type: ignore[attr-defined]
+    return _made(comm, "merge", name or f"{comm.name}+", merge, high)
+
+
+def _made(
+    comm: Communicator,
+    verb: str,
+    name: str,
+    make: Callable[..., MPI.Comm],
+    *arguments: Any,
+    check: str | None = None,
+    gpu: str | None = None,
+) -> Communicator:
+    """One that MPI makes by make(*arguments)."""
+    mpi = _mapped(comm, verb, make, *arguments)
+    made: Communicator = _mapped(comm, verb, partial(comm._new, check=check, gpu=gpu), mpi, name)
+    return made
+
+
+def _mapped(comm: Communicator, verb: str, make: Callable[..., Any], *arguments: Any) -> Any:
+    """make(*arguments); MPI has room for so many communicators only."""
+    try:
+        return make(*arguments)
+    except MPI.Exception as error:
+        from .transport.mpi import failure
+
+        failed = failure(error, verb, comm)
+        failed.hint = "close() communicators that are no longer needed; with comm.split(...) as part: does"
+        raise failed from None
+
+
+def _tag(comm: Communicator, verb: str, tag: int) -> int:
+    try:
+        return tag_number(comm, tag, sending=True)
+    except UsageError as error:
+        raise error.located(verb, comm) from None
+
+
+def require_known(check: str | None, gpu: str | None) -> str:
+    """The level of agreement, from check= or the environment; before anything is made that others wait for.
+
+    Raises:
+        ConfigError: there is no such level, or no such path for device arrays.
+    """
+    level = check or os.environ.get("HPCOMM_CHECK") or "light"
+    if level not in LEVELS:
+        hint = f"one of {', '.join(LEVELS)} (HPCOMM_CHECK, check=)"
+        raise ConfigError(f"there is no check level {level!r}", hint=hint)
+    if gpu is not None and gpu not in PATHS:
+        raise ConfigError(f"there is no path {gpu!r} for device arrays (gpu=)", hint=f"{', '.join(PATHS)}")
+    return level
