@@ -10,7 +10,6 @@ import os
 import platform
 from bisect import bisect_left
 from itertools import pairwise
-from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +25,8 @@ __all__ = ["Choices", "read", "table_path"]
 class Choices(NamedTuple):
     """For one verb: up to how many bytes (of x, or of one block) each name serves, the last one for ever.
 
-    A name is an algorithm's; None: the library's default. A size is served by the nearest that was measured;
-    between one where the default was best and one where it was not, by the default.
+    A name is an algorithm's; None: the library's default, which also serves between two sizes that were
+    measured and chose differently.
     """
 
     limits: list[int]
@@ -39,8 +38,11 @@ class Choices(NamedTuple):
         rows = sorted(rows)
         found = cls([], [rows[0][1] if rows else None])
         for (a, one), (b, other) in pairwise(rows):
-            if one != other:
-                found.limits.append(b - 1 if one is None else a if other is None else isqrt(a * b))
+            if one != other and one is not None:
+                found.limits.append(a)
+                found.names.append(None)
+            if one != other and other is not None:
+                found.limits.append(b - 1)
                 found.names.append(other)
         return found
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpcomm import tune
 from hpcomm.__main__ import main
 from hpcomm.transport.tuned import Choices
 from hpcomm.tune import confirmed, fastest
@@ -93,7 +94,8 @@ def vendor() -> str:
 
 
 def test_all_ranks_follow_the_table_of_rank_0(job: Any, tmp_path: Any) -> None:
-    rows = {"all_reduce": [[8, "recursive_doubling"], [1 << 20, "ring"]]}
+    rows = {"all_reduce": [[8, "recursive_doubling"], [2000, "recursive_doubling"]]}
+    rows["all_reduce"] += [[776_000, "ring"], [1 << 20, "ring"]]
     rows["all_reduce"] += [[24_000, "mpi:ring"], [96_000, "mpi:recursive_doubling"]]
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"mpi": vendor(), "ranks": {"3": rows}}))
@@ -172,10 +174,21 @@ def test_a_choice_must_win_round_by_round() -> None:
     assert confirmed({"": [1.0] * 3 + [9.0] * 5, "ring": [1.4] * 3 + [2.0] * 5}, "ring") == ""
 
 
-def test_the_nearest_size_counts_and_the_default_where_nobody_measured_it_slower() -> None:
+def test_a_choice_that_does_not_win_in_another_job_is_withdrawn() -> None:
+    records: list[dict[str, Any]] = [
+        {"verb": verb, "bytes": 8, "algorithm": name, "chosen": name == "ring"}
+        for verb in ("all_reduce", "broadcast")
+        for name in ("", "ring", "tree")
+    ]
+    tune._withdraw(records, [("broadcast", 8, "ring")])
+    assert [r["algorithm"] for r in records if r["chosen"]] == ["ring", ""]
+
+
+def test_between_sizes_that_chose_differently_the_default_serves() -> None:
     rows: list[tuple[int, str | None]] = [(8, None), (1 << 20, "ring"), (1 << 10, "tree")]
     assert [Choices.of(rows).name(n) for n in (0, 8, 1000, 1024, 1 << 14, 1 << 16, 1 << 30)] == [
-        None, None, None, "tree", "tree", "ring", "ring"]  # fmt: skip
+        None, None, None, "tree", None, None, "ring"]  # fmt: skip
+    assert Choices.of([(8, "ring"), (64, "ring")]).name(9) == "ring"
     assert Choices.of([(8, "ring"), (64, None)]).name(9) is None
     assert Choices.of([]).name(8) is None
     assert Choices.of([(8, None), (64, None), (512, "ring")]).limits == [511]  # nothing to choose below
