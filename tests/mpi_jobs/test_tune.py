@@ -184,6 +184,29 @@ def test_a_choice_that_does_not_win_in_another_job_is_withdrawn() -> None:
     assert [r["algorithm"] for r in records if r["chosen"]] == ["ring", ""]
 
 
+@pytest.mark.parametrize("wins", [0, 1, 2])
+def test_a_choice_is_kept_if_two_more_jobs_choose_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, wins: int
+) -> None:
+    asked: list[Any] = []
+
+    def job(ranks: int, verbs: Any, sizes: Any, rounds: int, own: Any, chosen: Any = ()) -> Any:
+        asked.append(chosen)
+        rows = [
+            {"verb": "broadcast", "bytes": 8, "ranks": 2, "algorithm": name, "seconds": 1e-6,
+             "chosen": name == "ring", "hopeless": False}
+            for name in ("", "ring")
+        ]  # fmt: skip
+        won = [list(each) for each in chosen] if len(asked) <= wins + 1 else []
+        return {"mpi": "openmpi", "path": "", "records": won if chosen else rows}
+
+    monkeypatch.setattr(tune, "_job", job)
+    table = tmp_path / "table.json"
+    assert tune.main(["--no-model", "-o", str(table)]) == 0
+    kept = json.loads(table.read_text())["ranks"]["2"]["broadcast"]
+    assert kept == [[8, "ring" if wins == 2 else None]]
+
+
 def test_between_sizes_that_chose_differently_the_default_serves() -> None:
     rows: list[tuple[int, str | None]] = [(8, None), (1 << 20, "ring"), (1 << 10, "tree")]
     assert [Choices.of(rows).name(n) for n in (0, 8, 1000, 1024, 1 << 14, 1 << 16, 1 << 30)] == [
