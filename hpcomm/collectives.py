@@ -416,14 +416,22 @@ def careful(
                 call = compose.compose(comm, verb, x, out, op, root, blocking=True, hosts=True)
         elif own:
             call = scheduled.schedule_call(call, algorithm, op, deterministic)
-        short = None if algorithm or deterministic or async_op else comm._short
-        if short is not None and short.takes(call.code, call.count):
-            call.carry = short.carry(call)
+        if not (algorithm or deterministic or async_op or call.carry or call.moves):
+            _within_node(call)
         if tuned:
             call.code = code  # which one it stands for, all ranks know alike
     except HpcommError as error:
         raise error.located(verb, comm) from None
     return carry_out(call, async_op)
+
+
+def _within_node(call: Call) -> None:
+    """Let call go by memory that the ranks share, where calls like it do."""
+    comm = call.comm
+    if comm._short is not None and comm._short.takes(call.code, call.count):
+        call.carry = comm._short.carry(call)
+    elif comm._within is not None and comm._within.takes(call.code, call.count):
+        call.carry = comm._within.carry(call, transport.by_library)
 
 
 def _beside(x: Any, out: Any) -> tuple[Any, Any]:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from . import collectives, groups, objects, p2p, plan, ragged, runtime
 from .device import driver
 from .errors import MismatchError, UsageError, where
+from .flags import Flags
 from .lanes import NO_LANES
 from .observe import check as agreement
 from .observe import sentinel
 from .short import Short
 from .unfinished import Unfinished
+from .within import Within
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator"]
 
+_SHORT, _WITHIN = 1, 2  # ways within a node, as bits
 # what verbs start with that concern no third rank
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")
 
@@ -107,8 +110,8 @@ class Communicator:
             from .onboard import Onboard
 
             self._onboard = Onboard(self, gpu)
-        self._is_short = False  # whether small all-reduces have
-        self._short: Short | None = None  # a way of their own, within a node
+        self._short: Short | None = None  # a way of small all-reduces within a node,
+        self._within: Within | None = None  # and one of longer collectives
         self._partners: Partners | None = None  # on a link: who of the other program has ended,
         self._patience_s: float | None = None  # and how long a blocking call may wait for it
         self._level = level  # what was asked for, and is again of communicators made of this one
@@ -270,7 +273,7 @@ class Communicator:
         for request in self._kept:
             request.wait()
         self._kept.clear()
-        self._lanes = NO_LANES
+        self._lanes, self._within = NO_LANES, None
         if self._ring >= 0 and runtime.board is not None:
             runtime.board.give_back(self._ring)
         self._watched = None
@@ -341,6 +344,11 @@ class Communicator:
         """Make no collective call any more: it could meet another one of the other ranks."""
         self._disagreed, self._lanes = True, NO_LANES
 
+    def _drop_lanes(self) -> None:
+        """Let lanes be made anew."""
+        if self._lanes is not NO_LANES:
+            self._lanes = {}
+
     def _check_one_group(self, verb: str) -> None:
         self._check_open(verb)
         if self.is_inter:
@@ -353,30 +361,34 @@ class Communicator:
         self._kept = [kept for kept in self._kept if not kept.done()]
         self._kept.append(request)
 
-    def _meet(self, posts: bool) -> list[tuple[int, Region, int]]:
+    def _meet(self, level: str) -> tuple[list[tuple[int, Region, int]], int]:
         """Exchange where each rank posts: (rank, its part of the board, its ring or -1) of those near.
 
-        Collective; those behind this rank come first.
+        Collective; those behind this rank come first. And which ways within a node all ranks can go: _SHORT and
+        _WITHIN, if they are of one node.
         """
         from mpi4py import MPI
 
         board = runtime.board
-        if board is not None and posts:
+        if board is not None and level == "light":
             self._ring = board.take_ring()
         place = (board.node, board.here) if board else (-1, -1)
-        card = struct.pack("4q", *place, self._ring, Short.pays(self.size))
+        ways = _SHORT * Short.pays(self.size) if self._ring >= 0 else 0
+        ways |= _WITHIN * Within.pays(self.size) if self._ring >= 0 or level == "off" else 0
+        card = struct.pack("4q", *place, self._ring, ways)
         cards = bytearray(len(card) * self.size)
         self._shadow.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
         if board is None:
-            return []
+            return [], 0
         there = list(struct.iter_unpack("4q", cards))
-        self._is_short = all(pays and node == board.node and ring >= 0 for node, _, ring, pays in there)
+        for node, _, _, theirs in there:
+            ways &= theirs if node == board.node else 0
         order = [(self.rank + i) % self.size for i in range(1, self.size)]
         near = [r for r in order if there[r][0] == board.node]
         self._shelves = board.shelves
         if board.shelves is not None:
             self._shelf_of = {r: there[r][1] for r in near}
-        return [(r, board.regions[there[r][1]], there[r][2]) for r in near]
+        return [(r, board.regions[there[r][1]], there[r][2]) for r in near], ways
 
     def _agree(self, level: str) -> agreement.Agreement:
         """The agreement of this communicator's ranks."""
@@ -385,20 +397,25 @@ class Communicator:
             return agreement.between(self, self._shadow) if is_full else agreement.off()
         if self.size == 1:
             return agreement.off()
-        near = self._meet(posts=level == "light")
+        near, ways = self._meet(level)
         self._near = {rank: region for rank, region, _ in near}
         if level == "full":
             return agreement.full(self, self._shadow)
         board = runtime.board
         peers = [(r, region, region.ring(slot)) for r, region, slot in near if slot >= 0]
         if board is None or self._ring < 0 or not peers:
+            if ways & _WITHIN and self._onboard is None and level == "off":
+                self._within = Within(self, Flags(self, lambda mine: None))
             return agreement.off()
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)
         sentinel.follow(self)
         light = agreement.light(self, board, ring, peers)
-        if self._is_short and self._onboard is None:
+        flags = Flags(self, light.names["suspect"])
+        if ways & _SHORT and self._onboard is None:
             spots = {r: region.spots(slot) for r, region, slot in near}
             spots[self.rank] = board.mine.spots(self._ring)
-            self._short = Short(self, [spots[r] for r in range(self.size)], ring, light.names["suspect"])
+            self._short = Short(self, [spots[r] for r in range(self.size)], ring, flags)
+        if ways & _WITHIN and self._onboard is None:
+            self._within = Within(self, flags)
         return light

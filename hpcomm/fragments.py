@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from types import CodeType
 
-from .short import FIRST, MARK
+from .flags import MARK
+from .short import FIRST
 
 __all__ = [
     "BODIES",
@@ -20,6 +21,7 @@ __all__ = [
     "SHORT",
     "STACKS",
     "TORCH",
+    "WITHIN",
     "compiled",
     "out_of_place",
 ]
@@ -42,6 +44,7 @@ def lane(x, out):
         @spec x
         @sign
         @short x, x
+        @within x, x
         @call function(IN_PLACE, x_spec, operator)
         return x
     @readable x
@@ -57,6 +60,7 @@ def lane(x, out):
     @apart_in_memory x, out
     @sign
     @short_apart x, out
+    @within_apart x, out
     @call function(x_spec, out_spec, operator)
     return out
 """
@@ -82,6 +86,19 @@ if {FIRST} <= mine < end:
     return Y
 """
 
+# Longer ones, and of other verbs: see within.py.
+WITHIN = """
+if within_from <= mine < within_to:
+    way = ways.get(mine) or way_of(mine >> 32, ROOT)
+    if way is None:
+        return NotImplemented
+    @flat
+    ways[mine] = way
+    POST
+    way(X_flat, Y_flat, mine)
+    return Y
+"""
+
 _BROADCAST = """
 def lane(x, root):
     if type(root) is not int or not 0 <= root < p:
@@ -89,6 +106,7 @@ def lane(x, root):
     @writable x
     @spec x
     @sign
+    @within x, x
     @call function(x_spec, root)
     return x
 """
@@ -140,8 +158,8 @@ def out_of_place(verb: str, folds: bool, first: bool) -> str:
     elif verb in ("scatter", "reduce_scatter"):
         lines += ["    shape = shape[1:]"]
     if verb in ("gather", "reduce"):
-        lines += ["    if rank != root:", "        @sign", f"        @call function(x_spec, None{last})"]
-        lines += ["        return None"]
+        lines += ["    if rank != root:", "        @sign", "        @within_given x"]
+        lines += [f"        @call function(x_spec, None{last})", "        return None"]
     lines += [
         "    if out is None:",
         "        out = empty(shape, dtype=dtype)",
@@ -151,6 +169,7 @@ def out_of_place(verb: str, folds: bool, first: bool) -> str:
     lines += ["        if type(out) is not type(x) or out.dtype is not dtype or out.shape != shape:"]
     lines += ["            return NotImplemented", "        @writable_too out", "        @apart x, out"]
     lines += ["    @spec out", "    @apart_in_memory x, out", "    @sign"]
+    lines += ["    @within_apart x, out"]
     if verb == "scatter":  # on the others x only told the shape
         lines += ["    if rank != root:", "        x_spec = None"]
     lines += [f"    @call function(x_spec, out_spec{last})"]
@@ -249,7 +268,7 @@ def compiled(
 ) -> tuple[CodeType, _Source]:
     """What defines the function `lane`, and its text; fragments: by name; around: of an Agreement."""
     known = dict(fragments)
-    if around == PLAIN_CALL:
+    if around == PLAIN_CALL and not known.get("within"):
         known["sign"] = ""
     lines = []
     for line in body.strip().splitlines():

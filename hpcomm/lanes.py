@@ -22,8 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .errors import HpcommError
-from .fragments import BODIES, CUTS, NUMPY, PLAIN_CALL, ROOTED, SHORT, STACKS, TORCH, compiled, out_of_place
-from .short import MOST
+from .fragments import BODIES, CUTS, NUMPY, PLAIN_CALL, ROOTED, SHORT, STACKS, TORCH, WITHIN, compiled, out_of_place
 from .signature import VERBS, head, marked
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ Lane = Callable[..., Any]
 NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
 
 _FOLDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+_KEPT = 256  # lengths of calls within a node
 
 
 def detour(*arguments: Any) -> Any:
@@ -170,7 +170,7 @@ def _most(comm: Communicator, itemsize: int) -> int:
     return largest if comm._onboard is None else min(largest, comm._onboard.eager)
 
 
-# bytes, what mpi4py wants, number of elements as signatures have it, a small array as numpy sees it
+# bytes, what mpi4py wants, number of elements as signatures have it, and the array as numpy sees it
 Window = tuple[int, Any, int, Any]
 
 
@@ -190,7 +190,7 @@ def _windows(
         if len(known) > 1000:
             known.clear()
         n, memory = nbytes // record.itemsize // blocks, fromaddress(address, nbytes)
-        flat = np.frombuffer(memory, record.storage) if 0 < nbytes <= MOST else None  # type: ignore[call-overload]
+        flat = np.frombuffer(memory, record.storage) if nbytes > 0 else None  # type: ignore[call-overload]
         found = known[address] = (nbytes, (memory, n, kind), n << 32, flat)
         return found
 
@@ -245,6 +245,8 @@ def _make(
             fragments["short_apart"] = SHORT.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
             names.update(end=end, flip=short.flip, known={}, look=short.look)
             names["places_of"] = partial(short.places, plain)
+    if verb not in ("send", "recv"):
+        fragments = {**fragments, **_within(comm, verb, fold, record, dtype, fragments, names, function is None)}
     if rooted:
         names["codes"] = [sign(verb, fold, record.code, root) for root in range(comm.size)]
         fragments = {**fragments, "sign": fragments["sign_rooted"]}
@@ -256,6 +258,44 @@ def _make(
         names["neutral"] = _neutral(op, record)
     names["function"] = function
     return _compose(comm, verb, body, fragments, names)
+
+
+def _within(
+    comm: Communicator,
+    verb: str,
+    fold: int,
+    record: Dtype,
+    dtype: Any,
+    fragments: dict[str, str],
+    names: dict[str, Any],
+    is_default: bool,
+) -> dict[str, str]:
+    """What leads calls of some lengths by memory of the node, in each of the three forms of a body."""
+    import numpy as np
+
+    found = dict.fromkeys(("within", "within_apart", "within_given"), "")
+    within = comm._within if is_default else None
+    least, end = within.limits(head(verb, fold, record.code)) if within is not None else (0, 0)
+    if within is None or not end:
+        return found
+    kind = dtype if isinstance(dtype, np.dtype) else np.dtype(record.storage)
+
+    ways: dict[int, Any] = {}
+
+    def way_of(count: int, root: int) -> Any:
+        if len(ways) >= _KEPT:
+            ways.clear()
+        return within.way(head(verb, fold, record.code, root), count, kind)
+
+    names.update(within_from=least << 32, within_to=end << 32, ways=ways, way_of=way_of)
+    posts = comm._agreement.level == "light"
+    text = WITHIN.replace("ROOT", "root" if verb == "broadcast" or verb in ROOTED else "0")
+    text = text.replace("POST", "ring[step()] = mine" if posts else "")
+    flat = fragments["flat"]
+    found["within"] = text.replace("@flat", flat).replace("Y", "X")
+    found["within_apart"] = text.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
+    found["within_given"] = text.replace("@flat", flat).replace("Y_flat", "None").replace("Y", "None")
+    return found
 
 
 def _folding(op: Any, record: Dtype) -> tuple[Any, int] | None:

@@ -31,8 +31,8 @@ else:
     np = LazyModule("numpy")
 
 __all__ = [
-    "NAMES", "background", "check_length", "failure", "largest_count", "largest_tag", "message", "prepare",
-    "run", "spec", "start",
+    "NAMES", "background", "by_library", "check_length", "failure", "largest_count", "largest_tag", "message",
+    "prepare", "run", "spec", "start",
 ]  # fmt: skip
 
 NAMES = {
@@ -57,17 +57,21 @@ largest_count = 2**31 - 1  # elements in one MPI call; a C int, whatever the lib
 
 def run(call: Call) -> Any:
     """Carry out call with the library's blocking function; return its result."""
-    mpi = call.comm.mpi
     status = MPI.Status() if call.verb == "recv" else None
     try:
         if call.carry is not None:
             call.carry()
         else:
-            for name, arguments in _pieces(call):
-                getattr(mpi, name)(*arguments if status is None else (*arguments, status))
+            by_library(call, status)
     except MPI.Exception as error:
         raise failure(error, call.verb, call.comm) from None
     return call.finish(status)
+
+
+def by_library(call: Call, status: MPI.Status | None = None) -> None:
+    """Let the library move what a call says, and do no more."""
+    for name, arguments in _pieces(call):
+        getattr(call.comm.mpi, name)(*arguments if status is None else (*arguments, status))
 
 
 def start(call: Call) -> Request:

@@ -1,0 +1,156 @@
+"""Flags of the ranks of one node, beside which they lay what others read (short.py, within.py).
+
+A flag is the signature of a call with a number that tells it from the calls before, in one word of shared
+memory. So who has seen it knows two things: that the elements are there, and that the other rank makes the
+same call. Stores are seen in their order on the processors where this is done; nothing in Python could see to
+it elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextvars import copy_context
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from .errors import MismatchError, PeerFailedError, where
+from .signature import VERB, VERBS, head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+
+    from .communicator import Communicator
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["MARK", "RANKS", "Flags", "functions", "is_ordered"]
+
+MARK = 56  # bit of a flag from which the number stands; the elements of such calls are fewer than reach it
+RANKS = 16  # at most: each reads of all
+_ORDERED = ("x86_64", "AMD64")
+_LOOKS = 300  # before a rank lets others have its core; a few where they are more than cores
+_FEW = 10
+_MPI_TURNS, _CHECK_TURNS = 16, 512  # of waiting, between two moves of MPI, and two looks for a reason
+_YIELDING_S = 1e-3  # of waiting with open eyes; then it sleeps, a little longer each time
+_SLEEP_S = 2e-4
+
+
+def is_ordered() -> bool:
+    """Whether this processor shows stores in their order."""
+    return os.uname().machine in _ORDERED
+
+
+@lru_cache(maxsize=1)
+def functions() -> dict[int, tuple[Any, Any]]:
+    """By the code of an all_reduce: (numpy's function, dtype), where numpy and MPI fold alike."""
+    from . import reduction
+    from .dtypes import BY_NAME
+
+    by_name = {
+        "sum": np.add, "prod": np.multiply,
+        "min": lambda a, b, out: np.minimum(a, b, out=out),  # numpy wants the keyword there, which is slower
+        "max": lambda a, b, out: np.maximum(a, b, out=out),
+        "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+    }  # fmt: skip
+    found = {}
+    for dtype in BY_NAME.values():
+        names = {"i": list(by_name), "u": list(by_name), "f": ["sum", "prod", "min", "max"], "c": ["sum"]}
+        for name in names.get(dtype.kind, []) if dtype.mpi is not None else []:
+            fold = reduction.resolve(name, dtype)
+            if fold.up is None and fold.finish is None:
+                found[head("all_reduce", fold.code, dtype.code)] = by_name[name], np.dtype(dtype.storage)
+    return found
+
+
+class Flags:
+    """How the ranks of one communicator wait for each other's flags.
+
+    Args:
+        suspect: raises if the other ranks do something else than a signature says.
+    """
+
+    def __init__(self, comm: Communicator, suspect: Callable[[int], None]) -> None:
+        self._comm, self._suspect = comm, suspect
+        self._owner: dict[int, int] = {}
+        self._looks = range(_FEW if comm.size > len(os.sched_getaffinity(0)) else _LOOKS)
+        self._other: dict[int, memoryview] = {}
+        self._context: Any = None
+
+    def know(self, rank: int, line: memoryview, other: memoryview | None = None) -> None:
+        """Know a line of a rank.
+
+        Args:
+            other: the line that it uses in turn with this one: who finds the flag there is out of step.
+        """
+        self._owner[id(line)] = rank
+        if other is not None:
+            self._other[id(line)] = other
+
+    def look(self, line: memoryview, flag: int, mine: int) -> None:
+        """Wait for a flag in a line.
+
+        Args:
+            mine: the signature of the call that this rank makes.
+
+        Raises:
+            MismatchError: the rank makes another call. PeerFailedError: it has ended.
+        """
+        for _ in self._looks:
+            if line[0] == flag:
+                return
+        begin, turns = time.monotonic(), 0
+        while line[0] != flag:
+            turns += 1
+            if not turns % _MPI_TURNS:
+                self._comm.mpi.Iprobe()
+            if not turns % _CHECK_TURNS:
+                self._check(line, flag, mine)
+            waited = time.monotonic() - begin
+            if waited < _YIELDING_S:
+                os.sched_yield()
+            else:
+                time.sleep(min(waited / 50, _SLEEP_S))
+
+    def _check(self, line: memoryview, flag: int, mine: int) -> None:
+        self._suspect(mine)
+        verb = VERBS[mine & VERB]
+        rank, other = self._owner[id(line)], self._other.get(id(line))
+        if other is not None and other[0] == flag:
+            raise MismatchError(
+                f"the ranks of '{self._comm.name}' are out of step since they disagreed about a call",
+                where(verb, self._comm),
+                "after a MismatchError close the communicator, and make a new one",
+            )
+        if rank in self._comm._near and self._comm._near[rank].ended and line[0] != flag:
+            raise PeerFailedError(
+                f"{verb} on '{self._comm.name}' needs rank {rank}, which has ended",
+                where(verb, self._comm),
+                "look at what that rank printed; every rank must make the same collective calls",
+                [rank],
+            )
+
+    def calmly(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """What works without numpy's warnings: MPI has none."""
+        if int(np.__version__.partition(".")[0]) < 2:  # whose settings are the thread's, not the context's
+            return np.errstate(all="ignore")(work)
+        if self._context is None:
+            self._context = copy_context()
+            self._context.run(np.seterr, all="ignore")
+        return partial(self._context.run, work)
+
+    def folding(self, function: Any, parts: Sequence[Any]) -> Callable[[Any], Any]:
+        """What folds parts into out, in their order."""
+
+        def fold(out: Any) -> None:
+            function(parts[0], parts[1], out)
+            for part in parts[2:]:
+                function(out, part, out)
+
+        if len(parts) == 2:  # without a frame of our own between
+            return partial(self.calmly(function), *parts)
+        return self.calmly(fold)
