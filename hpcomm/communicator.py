@@ -273,7 +273,9 @@ class Communicator:
         for request in self._kept:
             request.wait()
         self._kept.clear()
-        self._lanes, self._within = NO_LANES, None
+        self._lanes = NO_LANES
+        if self._within is not None:
+            self._within.close()
         if self._ring >= 0 and runtime.board is not None:
             runtime.board.give_back(self._ring)
         self._watched = None
@@ -364,8 +366,8 @@ class Communicator:
     def _meet(self, level: str) -> tuple[list[tuple[int, Region, int]], int]:
         """Exchange where each rank posts: (rank, its part of the board, its ring or -1) of those near.
 
-        Collective; those behind this rank come first. And which ways within a node all ranks can go: _SHORT and
-        _WITHIN, if they are of one node.
+        Collective; those behind this rank come first. And the ways that all ranks can go, if they are of one
+        node: _SHORT and _WITHIN.
         """
         from mpi4py import MPI
 
@@ -405,17 +407,17 @@ class Communicator:
         peers = [(r, region, region.ring(slot)) for r, region, slot in near if slot >= 0]
         if board is None or self._ring < 0 or not peers:
             if ways & _WITHIN and self._onboard is None and level == "off":
-                self._within = Within(self, Flags(self, lambda mine: None))
+                self._within = Within(self, lambda mine: None)
             return agreement.off()
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)
         sentinel.follow(self)
         light = agreement.light(self, board, ring, peers)
-        flags = Flags(self, light.names["suspect"])
+        suspect = light.names["suspect"]
         if ways & _SHORT and self._onboard is None:
             spots = {r: region.spots(slot) for r, region, slot in near}
             spots[self.rank] = board.mine.spots(self._ring)
-            self._short = Short(self, [spots[r] for r in range(self.size)], ring, flags)
+            self._short = Short(self, [spots[r] for r in range(self.size)], ring, Flags(self, suspect))
         if ways & _WITHIN and self._onboard is None:
-            self._within = Within(self, flags)
+            self._within = Within(self, suspect)
         return light

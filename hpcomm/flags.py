@@ -28,7 +28,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["MARK", "RANKS", "Flags", "functions", "is_ordered"]
+__all__ = ["MARK", "RANKS", "Flags", "functions", "is_wanted"]
 
 MARK = 56  # bit of a flag from which the number stands; the elements of such calls are fewer than reach it
 RANKS = 16  # at most: each reads of all
@@ -40,9 +40,9 @@ _YIELDING_S = 1e-3  # of waiting with open eyes; then it sleeps, a little longer
 _SLEEP_S = 2e-4
 
 
-def is_ordered() -> bool:
-    """Whether this processor shows stores in their order."""
-    return os.uname().machine in _ORDERED
+def is_wanted() -> bool:
+    """Whether calls may go by flags: this processor shows stores in their order, and the user lets them."""
+    return os.uname().machine in _ORDERED and os.environ.get("HPCOMM_SHARED_MEMORY", "on") != "off"
 
 
 @lru_cache(maxsize=1)

@@ -101,8 +101,7 @@ if within_from <= mine < within_to:
 
 _BROADCAST = """
 def lane(x, root):
-    if type(root) is not int or not 0 <= root < p:
-        return NotImplemented
+    @root
     @writable x
     @spec x
     @sign
@@ -113,10 +112,15 @@ def lane(x, root):
 
 _SEND = """
 def lane(x, dest, tag):
-    if type(dest) is not int or not 0 <= dest < p or dest == rank:
-        return NotImplemented
-    if type(tag) is not int or not 0 <= tag <= last_tag:
-        return NotImplemented
+    global seen_dest, seen_tag  # that were found right; the same objects are so again
+    if dest is not seen_dest:
+        if type(dest) is not int or not 0 <= dest < p or dest == rank:
+            return NotImplemented
+        seen_dest = dest
+    if tag is not seen_tag:
+        if type(tag) is not int or not 0 <= tag <= last_tag:
+            return NotImplemented
+        seen_tag = tag
     @readable x
     @spec x
     @call function(x_spec, dest, tag)
@@ -125,12 +129,15 @@ def lane(x, dest, tag):
 
 _RECV = """
 def lane(x, source, tag):
+    global seen_source
     if tag is None:
         tag = ANY_TAG
     elif type(tag) is not int:
         return NotImplemented
-    if type(source) is not int or not 0 <= source < p:
-        return NotImplemented
+    if source is not seen_source:
+        if type(source) is not int or not 0 <= source < p:
+            return NotImplemented
+        seen_source = source
     @writable x
     @spec x
     status = Status()
@@ -148,7 +155,7 @@ def out_of_place(verb: str, folds: bool, first: bool) -> str:
     first: for rank 0, to which exscan brings nothing.
     """
     last = (", operator" if folds else "") + (", root" if verb in ROOTED else "")
-    lines = ["def lane(x, out, root):", "    if type(root) is not int or not 0 <= root < p or x is out:"]
+    lines = ["def lane(x, out, root):", "    @root", "    if x is out:"]
     lines += ["        return NotImplemented", "    shape = x.shape"]
     if verb in CUTS:
         lines += ["    if not shape or shape[0] != p:", "        return NotImplemented"]
@@ -250,6 +257,14 @@ X_spec = X_seen[1]
 }
 TORCH["writable"] = TORCH["writable_too"] = TORCH["readable"]
 
+_ROOT = """
+global seen_root
+if root is not seen_root:
+    if type(root) is not int or not 0 <= root < p:
+        return NotImplemented
+    seen_root = root
+"""
+
 PLAIN_CALL = "CALL"
 _CALL = """try:
     AROUND
@@ -267,7 +282,7 @@ def compiled(
     verb: str, body: str, fragments: tuple[tuple[str, str], ...], around: str
 ) -> tuple[CodeType, _Source]:
     """What defines the function `lane`, and its text; fragments: by name; around: of an Agreement."""
-    known = dict(fragments)
+    known = dict(fragments) | {"root": _ROOT}
     if around == PLAIN_CALL and not known.get("within"):
         known["sign"] = ""
     lines = []

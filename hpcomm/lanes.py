@@ -22,7 +22,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .errors import HpcommError
-from .fragments import BODIES, CUTS, NUMPY, PLAIN_CALL, ROOTED, SHORT, STACKS, TORCH, WITHIN, compiled, out_of_place
+from .fragments import (
+    BODIES,
+    CUTS,
+    NUMPY,
+    PLAIN_CALL,
+    ROOTED,
+    SHORT,
+    STACKS,
+    TORCH,
+    WITHIN,
+    compiled,
+    out_of_place,
+)
 from .signature import VERBS, head, marked
 
 if TYPE_CHECKING:
@@ -35,6 +47,7 @@ Lane = Callable[..., Any]
 NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
 
 _FOLDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+_NOTHING = object()  # which no caller gives
 _KEPT = 256  # lengths of calls within a node
 
 
@@ -246,7 +259,10 @@ def _make(
             names.update(end=end, flip=short.flip, known={}, look=short.look)
             names["places_of"] = partial(short.places, plain)
     if verb not in ("send", "recv"):
-        fragments = {**fragments, **_within(comm, verb, fold, record, dtype, fragments, names, function is None)}
+        fragments = {
+            **fragments,
+            **_within(comm, verb, fold, record, dtype, fragments, names, function is None),
+        }
     if rooted:
         names["codes"] = [sign(verb, fold, record.code, root) for root in range(comm.size)]
         fragments = {**fragments, "sign": fragments["sign_rooted"]}
@@ -338,6 +354,10 @@ def _compose(
         last_tag=mpi.largest_tag(),
         p=comm.size,
         rank=comm.rank,
+        seen_dest=_NOTHING,
+        seen_root=_NOTHING,
+        seen_source=_NOTHING,
+        seen_tag=_NOTHING,
         verb=verb,
     )
     code, source = compiled(verb, body, tuple(fragments.items()), around)

@@ -2,9 +2,9 @@
 
     spot of a rank    flag | elements        a cache line or a few, on the board (observe/board.py)
 
-The flag is the signature of the call with its place in the ring (flags.py). All ranks fold in the order of
-ranks, so all have the same bits. A rank has two spots and uses them in turn: to come to the next but one call,
-it has seen everybody's flag of the next, and so nobody reads from this one any more.
+The flag is the signature of the call with its place in the ring (flags.py). All ranks fold in the order
+of ranks, so all have the same bits. A rank has two spots and uses them in turn: to come to the next but one
+call, it has seen everybody's flag of the next, and so nobody reads from this one any more.
 
 That is quicker than MPICH's own; Open MPI's is as quick, so there nobody goes this way. Who waits for
 long lets MPI move on meanwhile.
@@ -16,12 +16,14 @@ from __future__ import annotations
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from .flags import MARK, RANKS, Flags, functions, is_ordered
+from .flags import MARK, RANKS, Flags, functions, is_wanted
 from .observe.board import LAPS, SPOT, last_call
 from .signature import signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy as np
 
     from .call import Call
     from .communicator import Communicator
@@ -64,7 +66,7 @@ class Short:
         """Whether so many ranks of one node should go this way."""
         from mpi4py import MPI
 
-        return 1 < size <= RANKS and is_ordered() and MPI.get_vendor()[0] == "MPICH"
+        return 1 < size <= RANKS and is_wanted() and MPI.get_vendor()[0] == "MPICH"
 
     def end(self, code: int) -> int:
         """The signature from which calls of a code are too long for it, or do not go it at all."""
