@@ -4,7 +4,7 @@
 
 A call is one step, or two. A rank lays what others need of its array on its place and raises its flag, the
 signature of the call with its number (flags.py). Then it waits for the flags of those whose elements it
-needs, and takes or folds them from where they lie. So everything is copied once, and read once from another
+needs, and takes or folds them from where they lie. So all is copied once, and read once from another
 core's cache, where MPI cuts messages into pieces for its own queues. Long all-reduces take a second step:
 each rank folds a block only, and takes the others' from them. Sums have the same bits on all ranks, since they
 are folded in the order of ranks.
