@@ -407,7 +407,7 @@ class Communicator:
         peers = [(r, region, region.ring(slot)) for r, region, slot in near if slot >= 0]
         if board is None or self._ring < 0 or not peers:
             if ways & _WITHIN and self._onboard is None and level == "off":
-                self._within = Within(self, lambda mine: None)
+                self._within = Within(self, lambda *call: None)
             return agreement.off()
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)

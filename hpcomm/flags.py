@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .communicator import Communicator
+
+    Suspect = Callable[[int, int | None, int], None]
 else:
     from .lazy import LazyModule
 
@@ -71,10 +73,10 @@ class Flags:
     """How the ranks of one communicator wait for each other's flags.
 
     Args:
-        suspect: raises if the other ranks do something else than a signature says.
+        suspect: suspect(signature, None, rank) raises if that rank makes another call than this one.
     """
 
-    def __init__(self, comm: Communicator, suspect: Callable[[int], None]) -> None:
+    def __init__(self, comm: Communicator, suspect: Suspect) -> None:
         self._comm, self._suspect = comm, suspect
         self._owner: dict[int, int] = {}
         self._looks = range(_FEW if comm.size > len(os.sched_getaffinity(0)) else _LOOKS)
@@ -117,9 +119,8 @@ class Flags:
                 time.sleep(min(waited / 50, _SLEEP_S))
 
     def _check(self, line: memoryview, flag: int, mine: int) -> None:
-        self._suspect(mine)
-        verb = VERBS[mine & VERB]
-        rank, other = self._owner[id(line)], self._other.get(id(line))
+        verb, rank, other = VERBS[mine & VERB], self._owner[id(line)], self._other.get(id(line))
+        self._suspect(mine, None, rank)
         if other is not None and other[0] == flag:
             raise MismatchError(
                 f"the ranks of '{self._comm.name}' are out of step since they disagreed about a call",

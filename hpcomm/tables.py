@@ -10,11 +10,11 @@ from .flags import MARK, Flags
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable
 
     import numpy as np
 
     from .communicator import Communicator
+    from .flags import Suspect
 else:
     from .lazy import LazyModule
 
@@ -38,15 +38,13 @@ class Tables:
 
     Args:
         memory: table_bytes(room) of each rank.
-        suspect: raises if the other ranks do something else than a signature says.
+        suspect: see Flags.
 
     Attributes:
         lines: the words in which flags are raised, by place and rank; seconds: those of second flags.
     """
 
-    def __init__(
-        self, comm: Communicator, memory: mmap.mmap, room: int, suspect: Callable[[int], None]
-    ) -> None:
+    def __init__(self, comm: Communicator, memory: mmap.mmap, room: int, suspect: Suspect) -> None:
         self.flags = flags = Flags(comm, suspect)
         self.room, self._rank = room, comm.rank
         whole, own = memoryview(memory), table_bytes(room)

@@ -4,10 +4,10 @@
 
 A call is one step, or two. A rank lays what others need of its array on its place and raises its flag, the
 signature of the call with its number (flags.py). Then it waits for the flags of those whose elements it
-needs, and takes or folds them from where they lie. So all is copied once, and read once from another
-core's cache, where MPI cuts messages into pieces for its own queues. Long all-reduces take a second step:
-each rank folds a block only, and takes the others' from them. Sums have the same bits on all ranks, since they
-are folded in the order of ranks.
+needs, and takes or folds them from where they lie. So all is copied once, and read once from the cache of
+another core, where MPI cuts messages into pieces for its own queues. Long all-reduces take a second step:
+each rank folds a block only, and takes the others' from them. Sums have the same bits on all ranks, since
+they are folded in the order of ranks.
 
 The two places are used in turn. A rank that comes to a call first sees that all others have come to the
 last one: so they are through with the one before, whose place is used again. After a call in which it waited
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from .call import Call
     from .communicator import Communicator
+    from .flags import Suspect
     from .steps import Step
 
 __all__ = ["LEAST", "Within"]
@@ -59,10 +60,10 @@ class Within:
     """This way of one communicator, whose ranks share memory. Calls that takes() go it, on every rank.
 
     Args:
-        suspect: raises if the other ranks do something else than a signature says.
+        suspect: see Flags.
     """
 
-    def __init__(self, comm: Communicator, suspect: Callable[[int], None]) -> None:
+    def __init__(self, comm: Communicator, suspect: Suspect) -> None:
         self._comm, self._suspect = comm, suspect
         self._tables: Tables | None = None
         self._ways: dict[tuple[int, int, Any], Step] = {}

@@ -121,16 +121,18 @@ def light(
 
         return leave_late
 
-    def suspect(expected: int, number: int | None = None) -> None:
+    def suspect(expected: int, number: int | None = None, rank: int | None = None) -> None:
+        """Raise if the next neighbour, or rank, makes another call than this one."""
         number = last_call(ring) if number is None else number
-        if peers[0][1].ended and last_call(theirs) < number:
+        rank, region, other = next((peer for peer in peers if peer[0] == rank), peers[0])
+        if region.ended and last_call(other) < number:
             raise PeerFailedError(
-                f"call #{number} on '{comm.name}' needs rank {peers[0][0]}, which has ended",
+                f"call #{number} on '{comm.name}' needs rank {rank}, which has ended",
                 where(describe_call().split("(")[0], comm),
                 "look at what that rank printed; every rank must make the same collective calls",
-                [peers[0][0]],
+                [rank],
             )
-        if posted(theirs, number) in (None, expected):
+        if posted(other, number) in (None, expected):
             return  # not there yet, or so far ahead that its entry is gone
         time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
         others = [
