@@ -3,7 +3,7 @@
     hpcomm run -n 2 python benchmarks/overhead.py [--save] [--no-gloo] [--quick]
 
 The same array lives on in all contenders; raw mpi4py always works on numpy arrays. "checks off" is a
-communicator made with check="off", "hpcomm" the default.
+communicator made with check="off", "hpcomm" the default. "tensor" is raw mpi4py given a torch tensor.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def main() -> None:
             f"\n{pattern}: microseconds a call (median of {rounds} alternated rounds); "
             "in brackets what is added to raw, from 64 KiB on as a ratio\n(for torch to raw on the memory of "
             "the tensor, which lies on small pages where numpy asks for large ones)\n"
-            f"{'':>8} {'raw':>10} {'there':>10} {'checks off':>20} {'hpcomm':>20} {'torch, checks off':>20}"
-            f" {'hpcomm torch':>20}"
+            f"{'':>8} {'raw':>10} {'there':>10} {'tensor':>10} {'checks off':>20} {'hpcomm':>20}"
+            f" {'torch, checks off':>20} {'hpcomm torch':>20}"
             f" {'gloo':>12} {'gloo/hpcomm':>12}"
         )
         say(title)
@@ -121,6 +121,7 @@ def all_reduce_in_place(nbytes: int, comms: dict[str, Any], gloo: Any) -> Conten
         "torch": lambda: on.all_reduce(t, out=t),
         "off torch": lambda: off.all_reduce(t, out=t),
         "raw there": lambda: raw.Allreduce(MPI.IN_PLACE, here),
+        "raw tensor": lambda: raw.Allreduce(MPI.IN_PLACE, t),
     }
     if gloo:
         contenders["gloo"] = lambda: gloo.all_reduce(t)
@@ -139,6 +140,7 @@ def all_reduce_to_out(nbytes: int, comms: dict[str, Any], gloo: Any) -> Contende
         "torch": lambda: on.all_reduce(t, out=u),
         "off torch": lambda: off.all_reduce(t, out=u),
         "raw there": lambda: raw.Allreduce(here, target),
+        "raw tensor": lambda: raw.Allreduce(t, u),
     }
 
 
@@ -158,6 +160,7 @@ def broadcast(nbytes: int, comms: dict[str, Any], gloo: Any) -> Contenders:
         "torch": both(lambda root: on.broadcast(t, root, out=t)),
         "off torch": both(lambda root: off.broadcast(t, root, out=t)),
         "raw there": both(lambda root: raw.Bcast(here, root)),
+        "raw tensor": both(lambda root: raw.Bcast(t, root)),
     }
     if gloo:
         contenders["gloo"] = both(lambda root: gloo.broadcast(t, root))
@@ -181,6 +184,7 @@ def ping_pong(nbytes: int, comms: dict[str, Any], gloo: Any) -> Contenders:
         "torch": swing(lambda: on.send(t, other), lambda: on.recv(u, other)),
         "off torch": swing(lambda: off.send(t, other), lambda: off.recv(u, other)),
         "raw there": swing(lambda: raw.Send(here, other), lambda: raw.Recv(target, other)),
+        "raw tensor": swing(lambda: raw.Send(t, other), lambda: raw.Recv(u, other)),
     }
     if gloo:
         contenders["gloo"] = swing(lambda: gloo.send(t, other), lambda: gloo.recv(u, other))
@@ -197,7 +201,8 @@ PATTERNS = {
 
 def report(nbytes: int, times: dict[str, list[float]]) -> tuple[str, dict[str, Any]]:
     row: dict[str, Any] = {name: round(median(t), 3) for name, t in times.items()}
-    cells = [f"{size_name(nbytes):>8} {row['raw']:10.2f} {row['raw there']:10.2f}"]
+    raw = (f"{row[name]:10.2f}" for name in ("raw", "raw there", "raw tensor"))
+    cells = [f"{size_name(nbytes):>8} {' '.join(raw)}"]
     for name in ("off", "hpcomm", "off torch", "torch"):
         base = times["raw there" if "torch" in name and nbytes >= 64 << 10 else "raw"]
         added, times_raw = difference(times[name], base), ratio(times[name], base)
