@@ -92,7 +92,7 @@ def compose(
     assert send is not None
     if fold.fold is not None:
         return _fold_here(call, send, recv, block, fold)
-    if blocking and dtype.kind == "h" and verb == "all_reduce" and _worth_blocks(comm, send, fold):
+    if blocking and comm._within is None and dtype.kind == "h" and verb == "all_reduce" and _worth_blocks(comm, send, fold):
         assert recv is not None
         return _fold_blocks(call, send, recv, fold)
     return _fold_there(call, send, recv, block, fold)

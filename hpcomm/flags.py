@@ -49,24 +49,26 @@ def is_wanted() -> bool:
 
 @lru_cache(maxsize=1)
 def functions() -> dict[int, tuple[Any, Any]]:
-    """By the code of an all_reduce: (numpy's function, dtype), where numpy and MPI fold alike."""
+    """By the code of an all_reduce: (numpy's function, dtype of what travels), where it folds as MPI does."""
     from . import reduction
     from .dtypes import BY_NAME
 
     by_name = {
-        "sum": np.add, "prod": np.multiply,
+        "sum": np.add, "avg": np.add, "prod": np.multiply,
         "min": lambda a, b, out: np.minimum(a, b, out=out),  # numpy wants the keyword there, which is slower
         "max": lambda a, b, out: np.maximum(a, b, out=out),
         "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
     }  # fmt: skip
-    found = {}
-    for dtype in BY_NAME.values():
-        names = {"i": list(by_name), "u": list(by_name), "f": ["sum", "prod", "min", "max"], "c": ["sum"]}
-        for name in names.get(dtype.kind, []) if dtype.mpi is not None else []:
-            fold = reduction.resolve(name, dtype)
-            if fold.up is None and fold.finish is None:
-                found[head("all_reduce", fold.code, dtype.code)] = by_name[name], np.dtype(dtype.storage)
-    return found
+    whole, real = [name for name in by_name if name != "avg"], ["sum", "avg", "prod", "min", "max"]
+    names = {"i": whole, "u": whole, "f": real, "h": real, "c": ["sum", "avg"]}
+    return {
+        head("all_reduce", reduction.resolve(name, dtype).code, dtype.code): (
+            by_name[name],
+            np.dtype(np.float32 if dtype.kind == "h" else dtype.storage),
+        )
+        for dtype in BY_NAME.values()
+        for name in names.get(dtype.kind, [])
+    }
 
 
 class Flags:

@@ -113,7 +113,7 @@ class Within:
 
         def carry() -> None:
             x, out, dtype = _arrays(call)
-            count = call.count * call.look.dtype.itemsize // dtype.itemsize
+            count = call.count
             way = self.way(code, count, dtype)
             if way is None and self._make_room(self._laid(code, count, dtype)):
                 way = self.way(code, count, dtype)
