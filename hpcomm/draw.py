@@ -77,12 +77,19 @@ def writable(out: Path, kinds: Sequence[str] = PICTURES) -> None:
     """Refuse, before anything is computed, a name that no picture can be kept under.
 
     Raises:
-        UsageError: the ending is none of kinds, or there is no such folder.
+        UsageError: the ending is none of kinds, there is no such folder, or nothing may be written there.
     """
     if out.suffix not in kinds:
         raise UsageError(f"{out} is no picture", hint=f"a name ending in {', '.join(kinds)}")
-    if not out.parent.is_dir():
-        raise UsageError(f"there is no folder {out.parent}", hint=f"mkdir -p {out.parent}")
+    from tempfile import TemporaryFile
+
+    try:
+        if not out.parent.is_dir():
+            raise UsageError(f"there is no folder {out.parent}", hint=f"mkdir -p {out.parent}")
+        with out.open("r+b") if out.exists() else TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}", hint="another place") from None
 
 
 def pyplot() -> Any:

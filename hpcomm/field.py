@@ -328,11 +328,8 @@ class Field:
         whole = self.look.make(tuple(len(range(*s)) for s in steps))
         there = whole.array if whole.place is None else np.empty(whole.shape, whole.dtype.storage)
         own = self.on_host()
-        mine = (
-            own[meeting(self.partition, steps, self.comm.rank)[0]]
-            if self._is_first
-            else np.empty(0, own.dtype)
-        )
+        here = meeting(self.partition, steps, self.comm.rank)[0]
+        mine = own[here] if self._is_first else np.empty(0, own.dtype)
         for rank, part in enumerate(self.comm.all_gather_ragged(np.asarray(mine, order="C"))):
             if isinstance(self.partition, Points) or self.partition.is_first(rank):
                 there[meeting(self.partition, steps, rank)[1]] = part
@@ -414,15 +411,11 @@ class Field:
 
     def min(self) -> Any:
         """The least element. Collective."""
-        return self.comm.all_reduce(
-            self._local(lambda a: a.min(), _bound(self._wide().dtype, high=True)), "min"
-        )
+        return self._extreme("min")
 
     def max(self) -> Any:
         """The greatest element. Collective."""
-        return self.comm.all_reduce(
-            self._local(lambda a: a.max(), _bound(self._wide().dtype, high=False)), "max"
-        )
+        return self._extreme("max")
 
     def norm(self) -> float:
         """The square root of the sum of squared magnitudes. Collective."""
@@ -443,6 +436,10 @@ class Field:
             )
         theirs = other._wide()
         return self.comm.all_reduce(self._local(lambda a: (a.conj() * theirs).sum(), 0))
+
+    def _extreme(self, op: str) -> Any:
+        nothing = _bound(self._wide().dtype, high=op == "min")
+        return self.comm.all_reduce(self._local(lambda a: getattr(a, op)(), nothing), op)
 
     def _wide(self) -> Any:
         """inner as numpy array in the widest type of its family."""

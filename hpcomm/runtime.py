@@ -21,6 +21,8 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from .errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -54,12 +56,20 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: 
         everybody: the ranks that use hpcomm, where a job has others too.
         name: this rank's, for messages.
         has_partners: there are other programs in the job, which may end while this one waits for them.
+
+    Raises:
+        ConfigError: mpi4py was told not to bring MPI up, and nobody did.
     """
     global _farewell, _main_frame, _name
     if _farewell is not None:
         return
     from mpi4py import MPI
 
+    if not MPI.Is_initialized():
+        what = "MPI has not been started: mpi4py.rc.initialize, or MPI4PY_RC_INITIALIZE, says not to."
+        raise ConfigError(
+            what, hint="MPI.Init_thread() before hpcomm's first use, or leave that setting alone"
+        )
     everybody = MPI.COMM_WORLD if everybody is None else everybody
     _name = name or f"rank {MPI.COMM_WORLD.rank}"
     _farewell = everybody.Dup()

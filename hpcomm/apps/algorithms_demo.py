@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Communicator
-from hpcomm.apps._arguments import nbytes
+from hpcomm.apps._arguments import nbytes, require_memory
 from hpcomm.apps._report import Progress, table, verdict
 from hpcomm.machine import Machine, machine
 from hpcomm.schedule.prove import prove
@@ -136,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--bytes", type=nbytes, default="64k", help="of x, or of one block of it")
     options = parser.parse_args(argv)
     world = hpcomm.world
+    require_memory(parser, world, "--bytes", (world.size + 2) * world.size * options.bytes)
     rows, wrong = try_all(world, options.bytes, *calibrated(world, options.bytes))
     if world.rank == 0:
         print(f"{options.bytes} bytes on {world.size} ranks\n")

@@ -10,6 +10,7 @@ a two-dimensional mesh, two turns, each within a row or column of ranks (Plimpto
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from itertools import pairwise
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Communicator, Field, Partition, Redistribution
-from hpcomm.apps._arguments import positive
+from hpcomm.apps._arguments import positive, require_memory
 from hpcomm.apps._report import table, verdict
 
 Array = NDArray[Any]
@@ -82,6 +83,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shape", type=positive, nargs=3, default=[36, 40, 28])
     shape = tuple(parser.parse_args(argv).shape)
     comm = hpcomm.world
+    whole_nbytes = 16 * math.prod(shape)
+    require_memory(
+        parser, comm, "--shape", 5 * whole_nbytes // comm.size + 3 * whole_nbytes * (comm.rank == 0)
+    )
     rng = np.random.default_rng(0)
     whole = rng.normal(size=shape) + 1j * rng.normal(size=shape) if comm.rank == 0 else None
     expected = None if whole is None else np.fft.fftn(whole)

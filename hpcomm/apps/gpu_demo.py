@@ -78,6 +78,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--most", type=positive, default=SIZES[-1], help="bytes of the largest message")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the bandwidths (needs matplotlib)")
     options = parser.parse_args(argv)
+    if options.most < SIZES[0]:
+        parser.error(f"argument --most: the smallest message has {SIZES[0]} bytes")
     if options.plot:
         require_picture(parser, options.plot)
     library, missing = _library.find()

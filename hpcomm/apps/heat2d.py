@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Field, Halo, Mesh, checkpoint
-from hpcomm.apps._arguments import positive
+from hpcomm.apps._arguments import positive, require_memory
 from hpcomm.apps._picture import draw_field, require_picture
 from hpcomm.apps._report import Progress, verdict
 
@@ -57,7 +57,7 @@ def begin(field: Field) -> None:
 
 
 def run(u: Field, first: int, last: int, folder: str | None, every: int) -> None:
-    """Steps first to last; checkpoints on the way."""
+    """Steps first to last; checkpoints on the way and of the last step."""
     other = Field(u.comm, u.partition, halo=1, corners=False, name=u.name, unit=u.unit)
     pair = [(u, other, Halo(u)), (other, u, Halo(other))]
     assert u.box is not None
@@ -71,7 +71,7 @@ def run(u: Field, first: int, last: int, folder: str | None, every: int) -> None
         for strip in rim:
             diffuse(old.array, new.array, strip)
         progress.step()
-        if folder and (step + 1) % every == 0:
+        if folder and ((step + 1) % every == 0 or step + 1 == last):
             checkpoint.save(folder, [new], step + 1, {"kappa": KAPPA}, keep=2)
     if (last - first) % 2:
         u.inner[...] = other.inner
@@ -107,6 +107,10 @@ def main(argv: list[str] | None = None) -> int:
         require_picture(parser, options.picture)
 
     comm = hpcomm.world
+    whole_nbytes = 8 * options.size * (options.size + options.size // 4)
+    require_memory(
+        parser, comm, "--size", 2 * whole_nbytes // comm.size + 6 * whole_nbytes * (comm.rank == 0)
+    )
     mesh = comm.mesh(y=-1, x=-1)
     u = plate(mesh, options.size)
     begin(u)
@@ -114,6 +118,8 @@ def main(argv: list[str] | None = None) -> int:
     folder = options.checkpoint
     if comm.broadcast_object(bool(folder) and bool(checkpoint.steps(Path(folder)))):
         first = checkpoint.load(folder, [u]).step
+    if first > options.steps:
+        parser.error(f"{folder} is at step {first} already: more --steps, or another folder")
     if comm.rank == 0:
         print(f"{u.shape[0]} x {u.shape[1]} points, from step {first} to {options.steps}")
         print(mesh.describe())
@@ -128,6 +134,8 @@ def main(argv: list[str] | None = None) -> int:
         print(
             f"{took:.2f} s, {rate / 1e6:.0f} million points a second; mean {mean:.6f}, highest {highest:.3f}"
         )
+        if folder and first < options.steps:
+            print(f"saved: step {options.steps} in {folder}")
         expected = alone((u.shape[0], u.shape[1]), options.steps)
         if not np.array_equal(whole, expected):
             wrong.append(f"{np.sum(whole != expected)} points differ from one rank's result")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Field, Mesh, Partition
-from hpcomm.apps._arguments import positive
+from hpcomm.apps._arguments import positive, require_memory
 from hpcomm.apps._report import table, verdict
 
 Array = NDArray[Any]
@@ -58,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     comm = hpcomm.world
     n = options.size
+    require_memory(parser, comm, "--size", 10 * 8 * n * n)
     rng = np.random.default_rng(0)
     whole = [
         rng.normal(size=shape) for shape in ((n, n + 13), (n + 13, n + 5))

@@ -19,7 +19,7 @@ import numpy as np
 import hpcomm
 from hpcomm import Communicator
 from hpcomm.apps import _library
-from hpcomm.apps._arguments import positive
+from hpcomm.apps._arguments import positive, require_memory
 from hpcomm.apps._picture import draw_timeline, require_picture
 from hpcomm.apps._report import table, verdict
 
@@ -71,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         require_picture(parser, options.picture)
     library, missing = _library.find()
     comm = Communicator(hpcomm.world.mpi.Dup(), name="overlap")
+    require_memory(parser, comm, "--bytes", 2 * options.bytes)
     n = options.bytes // 4
     x = library.there(np.full(n, comm.rank + 2, np.float32))
     out = library.there(np.zeros(n, np.float32))

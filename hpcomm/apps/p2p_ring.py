@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Communicator
-from hpcomm.apps._arguments import positive
+from hpcomm.apps._arguments import positive, require_memory
 from hpcomm.apps._report import table, verdict
 
 Ints = NDArray[np.int64]
@@ -70,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     comm = hpcomm.world
+    require_memory(parser, comm, "--count", 5 * 8 * options.count)
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     mine = np.arange(options.count) + comm.rank
     came = token(comm, left, right)

@@ -52,6 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", nargs="?", help="where to save; a temporary folder if absent")
     given = parser.parse_args(argv).folder
     comm = hpcomm.world
+    if given and comm.broadcast_object({*checkpoint.steps(given)} - {1, 2}):
+        parser.error(f"{given} holds checkpoints of something else: another folder")
     folder = Path(comm.broadcast_object(given or tempfile.mkdtemp(prefix="restart_demo-")))
     say = print if comm.rank == 0 else lambda *_: None
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Communicator
-from hpcomm.apps._arguments import moderate, positive
+from hpcomm.apps._arguments import moderate, positive, require_memory
 from hpcomm.apps._report import table, verdict
 
 Vector = NDArray[np.float64]
@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     comm = hpcomm.world
+    require_memory(parser, comm, "--length", (8 if comm.rank == 0 else 1) * 8 * options.length)
     whole = np.random.default_rng(7).uniform(-options.spread, options.spread, options.length)
     bounds = uneven(options.length, comm.size)
     mine = whole[bounds[comm.rank] : bounds[comm.rank + 1]]

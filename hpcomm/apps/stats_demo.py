@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import Communicator
-from hpcomm.apps._arguments import positive
+from hpcomm.apps._arguments import bins, positive
 from hpcomm.apps._dataset import read
 from hpcomm.apps._picture import draw_histogram, require_picture
 from hpcomm.apps._report import table, verdict
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stats_demo", description="statistics of a scattered table")
     parser.add_argument("file", nargs="?", help=".csv or .npy; scikit-learn's digits if absent")
     parser.add_argument("--columns", type=positive, default=5, help="print those columns that vary most")
-    parser.add_argument("--bins", type=positive, default=17, help="bins of the histogram")
+    parser.add_argument("--bins", type=bins, default=17, help="bins of the histogram")
     parser.add_argument("--picture", metavar="FILE.png", help="draw the histogram (needs matplotlib)")
     options = parser.parse_args(argv)
     if options.picture:

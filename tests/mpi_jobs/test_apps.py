@@ -77,7 +77,8 @@ def missing(patterns: list[str], n: int, output: str) -> list[str]:
 
 # Runs apps one after another on the same ranks, each as `python -m` would: starting takes longest.
 ALL = """
-import contextlib, json, pathlib, runpy, sys
+import json, pathlib, runpy, sys
+from contextlib import redirect_stderr, redirect_stdout
 import hpcomm.checkpoint, hpcomm.exchange
 from hpcomm import Communicator
 rank = hpcomm.world.rank
@@ -88,7 +89,7 @@ for app, wrong, arguments in json.loads((folder / "apps.json").read_text()):
     exec(wrong)
     sys.argv = [app, *arguments]
     status = 0
-    with open(folder / f"{app}-{rank}", "w") as said, contextlib.redirect_stdout(said):
+    with open(folder / f"{app}-{rank}", "w") as said, redirect_stdout(said), redirect_stderr(said):
         try:
             runpy.run_module("hpcomm.apps." + app, run_name="__main__", alter_sys=True)
         except SystemExit as end:
@@ -188,13 +189,39 @@ def test_heat2d_goes_on_from_its_checkpoint_on_other_ranks_and_draws(job: Any, t
         "--every",
         "10",
     ]
-    job(4, [*app, "--steps", "35"])
+    assert "saved: step 35 in" in job(4, [*app, "--steps", "35"]).stdout
     picture = tmp_path / "heat.png"
     draws = ["--picture", str(picture)] if importlib.util.find_spec("matplotlib") else []
     done = job(3, [*app, "--steps", "50", *draws])
-    assert "from step 30 to 50" in done.stdout
+    assert "from step 35 to 50" in done.stdout
     assert "to the last bit" in done.stdout
     assert not draws or picture.read_bytes().startswith(b"\x89PNG")
+    done = job(2, [*app, "--steps", "40"], expect=2)
+    assert "is at step 50 already: more --steps, or another folder" in done.stderr
+    done = job(2, ["python", "-m", APP + "restart_demo", str(tmp_path / "cp")], expect=2)
+    assert "holds checkpoints of something else" in done.stderr
+
+
+TOO_LARGE = {
+    "p2p_ring": ["--count", str(10**24)],
+    "softmax_demo": ["--length", str(10**13)],
+    "heat2d": ["--size", str(10**7)],
+    "fft_demo": ["--shape", *["1000000"] * 3],
+    "matmul_demo": ["--size", str(10**7)],
+    "algorithms_demo": ["--bytes", "1000000g"],
+    "overlap_demo": ["--bytes", str(10**15)],
+}
+
+
+@pytest.mark.once
+def test_arrays_that_no_machine_holds_are_refused_on_every_rank(job: Any, tmp_path: Path) -> None:
+    apps = [(app, "", arguments) for app, arguments in TOO_LARGE.items()]
+    for app, said in run_apps(2, apps, job, tmp_path).items():
+        wanted = (
+            rf"^{app}: error: argument {TOO_LARGE[app][0]}: takes \d+ GB on a node that has \d+ GB: take a"
+        )
+        assert len(re.findall(wanted, said, re.MULTILINE)) == 2, said
+        assert said.count("status: 2\n") == 2, said
 
 
 TABLES = {  # what stats_demo makes of a file: its columns and rows, or the end of what it says

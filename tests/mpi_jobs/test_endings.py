@@ -324,3 +324,10 @@ with hpcomm.world.dup("block") as comm:
 """
     done = job(2, source, timeout=40, expect=1)
     assert "KeyError: 'inside'" in done.stderr
+
+
+def test_an_mpi_that_nobody_brought_up_is_no_abort_but_a_sentence(job: Any) -> None:
+    source = "import mpi4py; mpi4py.rc.initialize = False; import hpcomm; hpcomm.world"
+    done = job(1, source, expect=1)
+    assert "ConfigError: MPI has not been started: mpi4py.rc.initialize" in done.stderr
+    assert "try:   MPI.Init_thread() before hpcomm's first use" in done.stderr

@@ -205,8 +205,30 @@ def test_an_error_of_ours_tells_its_own_next_step():
 
 
 def test_after_a_failure_only_a_missing_library_is_to_be_installed():
-    assert "pip install" in doctor._after_failure("RuntimeError: cannot load MPI library")
-    assert doctor._after_failure("killed by SIGBUS").endswith("shows all it says")
+    assert "pip install" in doctor._after_failure("RuntimeError: cannot load MPI library", {})
+    assert doctor._after_failure("killed by SIGBUS", {}).startswith("python -c ")
+
+
+def test_after_a_failure_what_was_told_to_mpi_is_to_be_unset():
+    step = doctor._after_failure(
+        "exit status 14", {"OMPI_MCA_pml": "x", "MPI4PY_RC_INITIALIZE": "0", "HOME": "/"}
+    )
+    assert step.startswith("unset MPI4PY_RC_INITIALIZE OMPI_MCA_pml; python -c ")
+
+
+def test_why_hpcomm_run_refuses_comes_before_how_mpi_fails_alone(monkeypatch):
+    answers = [(None, "exit status 2; no folder", "TMPDIR=/tmp"), (None, "killed by SIGSEGV", "")]
+    monkeypatch.setattr(doctor, "_ask", lambda *_: answers.pop(0))
+    findings = []
+    assert doctor._examine_mpi({}, {"mpi4py": "4"}, True, findings) is None
+    assert findings == [
+        ("problem", "two ranks could not be started: exit status 2; no folder", "TMPDIR=/tmp")
+    ]
+
+
+@pytest.mark.parametrize("word", ["x", "", "-1"])
+def test_a_rank_that_is_no_number_is_none(word):
+    assert doctor._number({"PMI_RANK": word}, doctor._RANK, 0) == 0
 
 
 @pytest.mark.parametrize(("rank", "library"), [("OMPI_COMM_WORLD_RANK", 12), ("PMI_RANK", 40)])

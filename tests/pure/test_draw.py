@@ -158,6 +158,7 @@ def test_what_is_timed_is_what_the_simulator_predicts(
     ("ring --load nowhere.py", "there is no file nowhere.py"),
     ("ring -o x.txt", "x.txt is no picture"),
     ("ring -o nowhere/x.svg", "there is no folder nowhere"),
+    ("ring -o /proc/x.svg", "/proc/x.svg cannot be written: "),
 ])  # fmt: skip
 def test_bad_input_is_refused_in_one_sentence(
     words: str, said: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -109,3 +109,9 @@ def test_every_environment_is_tested_on_1_to_5_ranks(runner):
         *(f"{name}, {what}" for name in "ab" for what in STEPS_OF_AN_ENVIRONMENT),
     ]
     assert all(step.command[0] == f"python-{step.name[0]}" for step in steps[1:])
+
+
+def test_no_two_files_of_tests_share_a_name():
+    """pytest imports them by their names alone: two of one name are not collected in one call."""
+    names = Counter(path.name for path in SOURCE.parent.rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []

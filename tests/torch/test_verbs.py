@@ -101,7 +101,7 @@ def test_an_average_of_integers_is_refused_on_every_rank() -> None:
     with pytest.raises(RuntimeError, match="the average of int32 is no int32") as caught:
         dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG)
     assert "all_reduce on communicator 'world'" in str(caught.value)
-    assert "at test_collectives.py:" in str(caught.value)
+    assert "at test_verbs.py:" in str(caught.value)
 
 
 def test_a_broadcast_out_is_refused_before_anybody_waits() -> None:
