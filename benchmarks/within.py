@@ -2,8 +2,8 @@
 
     hpcomm run -n 2 python benchmarks/within.py [--save] [--quick]
 
-Every rank brings an array of so many bytes; of those that are cut into blocks, all blocks together. Verbs with
-a root have each rank as root in turn, so that nobody runs ahead.
+Every rank brings an array of so many bytes, all blocks together where there are such. Verbs with a root have
+each rank as root in turn, so that nobody runs ahead.
 """
 
 from __future__ import annotations

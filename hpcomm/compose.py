@@ -92,7 +92,7 @@ def compose(
     assert send is not None
     if fold.fold is not None:
         return _fold_here(call, send, recv, block, fold)
-    if blocking and comm._within is None and dtype.kind == "h" and verb == "all_reduce" and _worth_blocks(comm, send, fold):
+    if blocking and dtype.kind == "h" and verb == "all_reduce" and _worth_blocks(comm, send, fold):
         assert recv is not None
         return _fold_blocks(call, send, recv, fold)
     return _fold_there(call, send, recv, block, fold)
@@ -417,6 +417,7 @@ def _check_fold(
 def _worth_blocks(comm: Communicator, send: Buffer, fold: Reduction) -> bool:
     return (
         send.nbytes >= _HALVES_BY_BLOCKS
+        and comm._within is None  # there float32 costs less than a second turn
         and 1 < comm.size <= 64
         and not comm.is_inter
         and fold.op.factor is None
