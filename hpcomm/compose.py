@@ -417,7 +417,6 @@ def _check_fold(
 def _worth_blocks(comm: Communicator, send: Buffer, fold: Reduction) -> bool:
     return (
         send.nbytes >= _HALVES_BY_BLOCKS
-        and comm._within is None  # there float32 costs less than a second turn
         and 1 < comm.size <= 64
         and not comm.is_inter
         and fold.op.factor is None

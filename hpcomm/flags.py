@@ -49,7 +49,7 @@ def is_wanted() -> bool:
 
 @lru_cache(maxsize=1)
 def functions() -> dict[int, tuple[Any, Any]]:
-    """By the code of an all_reduce: (numpy's function, dtype of what travels), where it folds as MPI does."""
+    """By the code of an all_reduce: (numpy's function, dtype), where numpy folds as MPI does."""
     from . import reduction
     from .dtypes import BY_NAME
 
@@ -60,11 +60,11 @@ def functions() -> dict[int, tuple[Any, Any]]:
         "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
     }  # fmt: skip
     whole, real = [name for name in by_name if name != "avg"], ["sum", "avg", "prod", "min", "max"]
-    names = {"i": whole, "u": whole, "f": real, "h": real, "c": ["sum", "avg"]}
+    names = {"i": whole, "u": whole, "f": real, "c": ["sum", "avg"]}
     return {
         head("all_reduce", reduction.resolve(name, dtype).code, dtype.code): (
             by_name[name],
-            np.dtype(np.float32 if dtype.kind == "h" else dtype.storage),
+            np.dtype(dtype.storage),
         )
         for dtype in BY_NAME.values()
         for name in names.get(dtype.kind, [])

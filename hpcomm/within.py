@@ -50,7 +50,7 @@ _PIECE = 512 << 10  # bytes of a place, which a core's cache holds beside what t
 _MOVED_PIECE = 256 << 10  # where they are only moved
 _FIRST = 64 << 10  # bytes of a place at first
 _ALL = 64 << 20  # bytes of a rank for all its communicators
-_KEPT = 256  # ways
+_KEPT = 256  # ways, and limits
 _VERBS = ("broadcast", "gather", "all_gather", "scatter", "all_to_all", *FOLDS)
 
 _taken = 0  # of _ALL
@@ -67,6 +67,7 @@ class Within:
         self._comm, self._suspect = comm, suspect
         self._tables: Tables | None = None
         self._ways: dict[tuple[int, int, Any], Step] = {}
+        self._limits: dict[int, tuple[int, int]] = {}
 
     @staticmethod
     def pays(size: int) -> bool:
@@ -80,6 +81,13 @@ class Within:
 
     def limits(self, code: int) -> tuple[int, int]:
         """From how many elements a call of that code goes this way, and from how many no more."""
+        if code not in self._limits:
+            if len(self._limits) >= _KEPT:
+                self._limits.clear()
+            self._limits[code] = self._find_limits(code)
+        return self._limits[code]
+
+    def _find_limits(self, code: int) -> tuple[int, int]:
         from .dtypes import BY_NAME
 
         verb = VERBS[code & VERB]

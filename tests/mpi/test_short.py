@@ -107,13 +107,10 @@ def test_lengths_whose_signature_looks_short_are_none(comm: Any) -> None:
         ]  # fmt: skip
 
 
-def test_averages_and_halves_go_it_with_care(comm: Any, calls: list[int]) -> None:
-    assert comm.all_reduce(np.arange(3.0) + comm.rank, "avg").tolist() == [
-        i + (comm.size - 1) / 2 for i in range(3)
-    ]
-    x = torch.full((5,), 256 if comm.rank == 0 else 1, dtype=torch.bfloat16)
-    assert torch.equal(comm.all_reduce(x), torch.full((5,), 255.0 + comm.size).to(torch.bfloat16))
-    assert calls == [3, 5]
+def test_averages_go_it_with_care(comm: Any, calls: list[int]) -> None:
+    expected = [i + (comm.size - 1) / 2 for i in range(3)]
+    assert comm.all_reduce(np.arange(3.0) + comm.rank, "avg").tolist() == expected
+    assert calls == [3]
 
 
 def test_factors_and_calls_in_the_background_stay_with_mpi(comm: Any, calls: list[int]) -> None:
