@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Generator, Iterable, Sequence
 from numbers import Real
 from threading import Lock
@@ -29,11 +30,22 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Request", "Stages", "abandon", "deadline", "wait_all", "wait_any"]
+__all__ = [
+    "Request",
+    "Stages",
+    "abandon",
+    "deadline",
+    "move_rounds",
+    "rounds_under_way",
+    "wait_all",
+    "wait_any",
+]
 
 Stages = Generator["list[Any]", "list[MPI.Status]", Any]  # of MPI requests, or what waits like one
 
 _abandoned: list[Any] = []  # requests dropped unfinished: MPI still writes into their memory
+_rounds: dict[int, weakref.ref[Request]] = {}  # under way, and moved on by whoever waits for any request
+_next_sweep = 0.0  # s, by time.monotonic(): not before that they are asked again
 
 
 class Request:
@@ -92,6 +104,8 @@ class Request:
         if self._stages is None:
             return self._outcome()
         if timeout is None or end is None:
+            if _rounds:
+                self._wait_beside_others()
             with self._moving:
                 self._wait_for_ever()
         elif not self._poll(end):
@@ -106,6 +120,12 @@ class Request:
         """Whether the call is complete. Never blocks; moves the call on."""
         if self._stages is None:
             return True
+        if _rounds:
+            move_rounds(self)
+        return self._ask()
+
+    def _ask(self) -> bool:
+        """done(), without an eye on other requests."""
         if not self._moving.acquire(blocking=False):  # another thread moves it on
             return False
         try:
@@ -142,6 +162,12 @@ class Request:
         elif comm._partners is not None:
             self._needs = (comm, None, -1)
 
+    def in_rounds(self) -> None:
+        """Note that it moves on only while it is asked: who waits for another request must ask it, too."""
+        if self._stages is not None:
+            key, forget = id(self), _rounds.pop
+            _rounds[key] = weakref.ref(self, lambda _: forget(key, None))
+
     @property
     def call(self) -> str:
         """What was called, for messages."""
@@ -168,6 +194,9 @@ class Request:
     def __del__(self) -> None:
         if getattr(self, "_stages", None) is None or sys.is_finalizing():
             return
+        for each in self._pending:
+            if hasattr(each, "withdraw"):  # an Arrival, which would take a message for nobody
+                each.withdraw()
         abandon(self._pending, self._stages)
         warnings.warn(
             f"{self.call}, started at {self.birth}, was dropped before it was complete; "
@@ -181,6 +210,13 @@ class Request:
         if self._error is not None:
             raise self._error
         return self.result
+
+    def _wait_beside_others(self) -> None:
+        """Wait for as long as there are others to be moved on: their ranks may be what this one waits for."""
+        delay = 0.0
+        while self._stages is not None and move_rounds(self) and not self._ask():
+            time.sleep(delay)
+            delay = min(delay + 2e-6, 5e-4)
 
     def _wait_for_ever(self) -> None:
         while self._stages is not None:
@@ -233,6 +269,32 @@ def abandon(*memory: Any) -> None:
     _abandoned.append(memory)
 
 
+def rounds_under_way() -> bool:
+    """Whether this rank has requests that whoever waits must move on."""
+    return bool(_rounds)
+
+
+def move_rounds(but: Request | None = None) -> bool:
+    """Ask all requests that go in rounds, but for one; whether there are any.
+
+    It takes half of the time at most: who asks each of many requests in turn comes by once for each.
+    """
+    global _next_sweep
+    begin, is_any = time.monotonic(), False
+    if begin < _next_sweep:
+        return True
+    for key, reference in list(_rounds.items()):
+        request = reference()
+        if request is None or request._stages is None:
+            _rounds.pop(key, None)
+        elif request is not but:
+            is_any = True
+            request._ask()
+    end = time.monotonic()
+    _next_sweep = end + (end - begin)
+    return is_any
+
+
 def deadline(timeout: float) -> float:
     """When timeout seconds from now are over, by time.monotonic().
 
@@ -261,19 +323,10 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
 
 
 def _move_on(requests: list[Request], end: float | None) -> None:
-    """Ask all of them in turn, until they are complete or it is time.
-
-    What goes in rounds moves on only while it is asked: of an object sent and one received, neither may wait
-    for the other. Receives are asked in order, as the first message is for the first of them.
-    """
+    """Ask all of them in turn, until they are complete or it is time: some move on only if they are asked."""
     left, delay = requests, 0.0
     while True:
-        asked, left, is_receiving = left, [], False
-        for request in asked:
-            is_receive = request.status is not None
-            if (is_receive and is_receiving) or not _has_ended(request):
-                left.append(request)
-                is_receiving = is_receiving or is_receive
+        left = [request for request in left if not _has_ended(request)]
         if not left or (end is not None and time.monotonic() >= end):
             return
         time.sleep(delay)
