@@ -16,7 +16,7 @@ from numbers import Real
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from .errors import UsageError, WaitTimeoutError, calling_frame, place
+from .errors import PeerFailedError, UsageError, WaitTimeoutError, calling_frame, place
 from .observe.board import last_call
 
 if TYPE_CHECKING:
@@ -31,11 +31,13 @@ else:
     MPI = LazyModule("mpi4py.MPI")
 
 __all__ = [
+    "Polled",
     "Request",
     "Stages",
     "abandon",
     "deadline",
     "move_rounds",
+    "polled",
     "rounds_under_way",
     "wait_all",
     "wait_any",
@@ -181,8 +183,9 @@ class Request:
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
 
-        delay = 0.0
+        polled, delay = Polled([self]), 0.0
         while not self.done():
+            polled.turn()
             yield from asyncio.sleep(delay).__await__()
             delay = min(delay + 2e-5, 1e-3)  # short messages are there at once, long ones need no haste
         return self._outcome()
@@ -295,6 +298,46 @@ def move_rounds(but: Request | None = None) -> bool:
     return is_any
 
 
+class Polled:
+    """Requests that somebody asks again and again, for the sentinel to see (observe.sentinel).
+
+    Attributes:
+        is_any: whether it is enough if one of them can complete.
+        turns: how often all have been asked.
+        failure: why that is in vain, once the sentinel knows; turn() raises it.
+        judged: turns when the sentinel looked last; looks: how many looks in a row found it in vain.
+    """
+
+    __slots__ = ("__weakref__", "failure", "is_any", "judged", "looks", "requests", "turns")
+
+    def __init__(self, requests: Sequence[Request], is_any: bool = False) -> None:
+        self.requests, self.is_any = requests, is_any
+        self.turns = self.judged = self.looks = 0
+        self.failure: PeerFailedError | None = None
+
+    def turn(self) -> None:
+        """Note that all have been asked and are not complete.
+
+        Raises:
+            PeerFailedError: they cannot be any more.
+        """
+        self.turns += 1
+        if self.turns == _MANY:
+            key, forget = id(self), _polled.pop
+            _polled[key] = weakref.ref(self, lambda _: forget(key, None))
+        if self.failure is not None:
+            raise self.failure
+
+
+_MANY = 50  # turns after which it is no short wait
+_polled: dict[int, weakref.ref[Polled]] = {}
+
+
+def polled() -> list[Polled]:
+    """What is being polled for a while already."""
+    return [each for reference in list(_polled.values()) if (each := reference()) is not None]
+
+
 def deadline(timeout: float) -> float:
     """When timeout seconds from now are over, by time.monotonic().
 
@@ -311,6 +354,7 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
 
     Raises:
         WaitTimeoutError: after timeout seconds for all of them together; those that are complete stay so.
+        PeerFailedError: a rank that an object or ragged array must come from has ended.
         UsageError: timeout is no number of seconds, or something is no request.
     """
     pending = _requests("wait_all", requests)
@@ -324,11 +368,12 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
 
 def _move_on(requests: list[Request], end: float | None) -> None:
     """Ask all of them in turn, until they are complete or it is time: some move on only if they are asked."""
-    left, delay = requests, 0.0
+    polled, delay = Polled(requests), 0.0
     while True:
-        left = [request for request in left if not _has_ended(request)]
-        if not left or (end is not None and time.monotonic() >= end):
+        polled.requests = [request for request in polled.requests if not _has_ended(request)]
+        if not polled.requests or (end is not None and time.monotonic() >= end):
             return
+        polled.turn()
         time.sleep(delay)
         delay = min(delay + 2e-6, 5e-4)
 
@@ -345,13 +390,14 @@ def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple
 
     Raises:
         WaitTimeoutError: none was complete after timeout seconds.
+        PeerFailedError: none can be complete any more, since the ranks that they need have ended.
         UsageError: requests is empty, or something in it is no request; timeout is no number of seconds.
     """
     pending = _requests("wait_any", requests)
     if not pending:
         raise UsageError("wait_any needs at least one request")
     end = None if timeout is None else deadline(timeout)
-    delay = 0.0
+    polled, delay = Polled(pending, is_any=True), 0.0
     while True:
         for i, request in enumerate(pending):
             if request.done():
@@ -361,6 +407,7 @@ def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple
                 f"none of {len(pending)} requests was complete after {float(timeout):g} s",
                 f"the first: {pending[0]!r}",
             )
+        polled.turn()
         time.sleep(delay)
         delay = min(delay + 2e-6, 5e-4)
 
