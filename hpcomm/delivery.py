@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .envelope import Arrival
 from .parcel import CARD, LETTER, Opened, Parcel, card_of, letter_of, only_block, parts_after
-from .request import Stages
+from .request import Request, Stages, rounds_under_way
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -44,10 +44,7 @@ def run(stages: Stages) -> Any:
     try:
         pending = next(stages)
         while True:
-            for request in pending:
-                if isinstance(request, Arrival):
-                    request.Wait()
-            MPI.Request.Waitall([r for r in pending if not isinstance(r, Arrival)])
+            MPI.Request.Waitall(pending)
             pending = stages.send([])
     except StopIteration as end:
         return end.value
@@ -55,6 +52,9 @@ def run(stages: Stages) -> Any:
 
 def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
     """Send parcel to dest: one message if it is small, else a card and its parts."""
+    if rounds_under_way():  # which dest may need
+        Request("send", isend(comm, parcel, dest, tag)).wait()
+        return
     shelves = comm._shelves if dest in comm._shelf_of else None
     card, part_tag, shelved = letter_of(parcel, shelves)
     if not shelved:
@@ -92,6 +92,11 @@ _desks: list[memoryview] = []  # where messages are laid that come; more than on
 
 def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, MPI.Status]:
     """Receive a parcel, None from hpcomm.PROC_NULL, and who sent it."""
+    if rounds_under_way():  # one of which may have asked for it before
+        coming = Request("recv", ireceive(comm, source, tag))
+        coming.in_rounds()
+        got: tuple[Parcel | None, MPI.Status] = coming.wait()
+        return got
     try:
         desk = _desks.pop()
     except IndexError:

@@ -24,7 +24,7 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["at_once", "check_list", "check_root", "collective", "ireceive", "own_place", "receive", "shown"]
+__all__ = ["at_once", "check_list", "check_root", "collective", "ireceive", "isend", "own_place", "receive"]
 
 
 def own_place(comm: Communicator) -> int:
@@ -58,9 +58,24 @@ def ireceive(
         fill(status, seen)
         return None if got is None else decode(got)
 
-    coming = shown(comm, verb.replace("irecv", "recv"), stages(), peer=peer, tag=number)
-    request = Request(f"{verb}(source={source}, tag={tag})", comm._unfinished.begin(coming), status)
+    coming = in_background(comm, verb.replace("irecv", "recv"), stages(), peer, number)
+    request = Request(f"{verb}(source={source}, tag={tag})", coming, status)
     request.needs(comm, source)
+    request.in_rounds()
+    return request
+
+
+def in_background(comm: Communicator, verb: str, stages: Stages, peer: int, tag: int) -> Stages:
+    """The stages of a message, noted as under way, with observers looking on and errors in our words."""
+    watched = shown(comm, verb, stages, peer=peer, tag=tag)
+    return comm._unfinished.begin(transport.in_our_words(comm, verb, watched))
+
+
+def isend(comm: Communicator, call: str, parcel: Parcel, peer: int, tag: int) -> Request:
+    """Begin to send a parcel; call: in words, such as isend_object(dest=1, tag=0)."""
+    verb = call.partition("(")[0].replace("isend", "send")
+    request = Request(call, in_background(comm, verb, delivery.isend(comm, parcel, peer, tag), peer, tag))
+    request.needs(comm, peer)
     return request
 
 
@@ -92,9 +107,10 @@ def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_o
     code = head(verb, root=root)
     if async_op:
         leave = comm._agreement.late(code | BACKGROUND, 0)
-        stages = _translated(comm, verb, shown(comm, verb, stages, leave))
+        stages = transport.in_our_words(comm, verb, shown(comm, verb, stages, leave))
         request = Request(f"{verb}()", comm._unfinished.begin(stages))
         request.needs_all(comm)
+        request.in_rounds()
         return request
     comm._agreement.enter(code, 0)
     watched = bool(comm._observers)
@@ -125,20 +141,6 @@ def shown(
     for observer in observers:
         observer.after(call)
     return result
-
-
-def _translated(comm: Communicator, verb: str, stages: Stages) -> Stages:
-    """The same stages with MPI's errors in our words."""
-    mpi_error, our_error = (
-        MPI.Exception,
-        HpcommError,
-    )  # local names: when the interpreter ends, globals go first
-    try:
-        return (yield from stages)
-    except mpi_error as error:
-        raise transport.failure(error, verb, comm) from None
-    except our_error as error:
-        raise error.located(verb, comm) from error.__cause__
 
 
 def check_root(comm: Communicator, verb: str, root: Any) -> bool:

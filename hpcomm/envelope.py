@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from .errors import HpcommError, RankError, UsageError
@@ -42,20 +45,65 @@ class Status:
 
 
 class Arrival:
-    """A message that is still to come, waited for as an MPI request is; then .message holds it."""
+    """A message that is still to come, waited for as an MPI request is; then .message holds it.
+
+    As with MPI's own receives, a message is for the first of those that wait for one like it.
+    """
 
     def __init__(self, mpi: MPI.Comm, source: int, tag: int) -> None:
         self._mpi, self._source, self._tag = mpi, source, tag
         self.status = MPI.Status()
         self.message: Any = None
+        key, forget = id(self), _waiting.pop
+        _waiting[key] = weakref.ref(self, lambda _: forget(key, None))
 
     def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  as MPI.Request has it
-        self.message = self._mpi.Improbe(self._source, self._tag, self.status)
-        return self.message is not None
+        with _matching:
+            while self.message is None and self._mpi.Iprobe(self._source, self._tag, self.status):
+                source, tag = self.status.source, self.status.tag
+                first = self
+                if source != MPI.PROC_NULL:
+                    first = next((each for each in _in_order() if each._takes(self._mpi, source, tag)), self)
+                if first is not self:
+                    first.Test()
+                else:
+                    self.message = self._mpi.Improbe(source, tag, self.status)
+            return self._is_here()
 
     def Wait(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
-        self.message = self._mpi.Mprobe(self._source, self._tag, self.status)
+        if len(_waiting) == 1:
+            self.message = self._mpi.Mprobe(self._source, self._tag, self.status)
+            return self._is_here()
+        delay = 0.0
+        while not self.Test():
+            time.sleep(delay)
+            delay = min(delay + 2e-6, 5e-4)
         return True
+
+    def withdraw(self) -> None:
+        """Leave what comes to others."""
+        _waiting.pop(id(self), None)
+
+    def _is_here(self) -> bool:
+        if self.message is not None:
+            self.withdraw()
+        return self.message is not None
+
+    def _takes(self, mpi: MPI.Comm, source: int, tag: int) -> bool:
+        return (
+            self._mpi is mpi
+            and self.message is None
+            and self._source in (source, MPI.ANY_SOURCE)
+            and self._tag in (tag, MPI.ANY_TAG)
+        )
+
+
+_waiting: dict[int, weakref.ref[Arrival]] = {}  # in the order in which they were asked for
+_matching = threading.RLock()
+
+
+def _in_order() -> list[Arrival]:
+    return [each for reference in list(_waiting.values()) if (each := reference()) is not None]
 
 
 def fill(status: Any, seen: MPI.Status) -> Any:

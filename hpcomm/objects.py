@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import delivery
-from .enact import at_once, check_list, check_root, collective, ireceive, own_place, receive, shown
+from .enact import at_once, check_list, check_root, collective, ireceive, isend, own_place, receive
 from .envelope import Status, peer_rank, tag_number
 from .errors import HpcommError, UsageError
 from .parcel import Parcel
@@ -43,7 +43,7 @@ def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
     """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send."""
     peer, number, made = _addressed(comm, "send_object", obj, dest, tag)
     if peer == comm.rank and not comm.is_inter:  # would wait for itself
-        comm._keep(Request("send_object", delivery.isend(comm, made, peer, number)))
+        comm._keep(isend(comm, "send_object", made, peer, number))
     else:
         at_once(comm, "send_object", peer, number, delivery.send, comm, made, peer, number)
 
@@ -51,8 +51,7 @@ def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
 def isend_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> Request:
     """Begin to send obj; arrays in it must not change before the request is complete."""
     peer, number, made = _addressed(comm, "isend_object", obj, dest, tag)
-    stages = shown(comm, "send_object", delivery.isend(comm, made, peer, number), peer=peer, tag=number)
-    return Request(f"isend_object(dest={dest}, tag={tag})", comm._unfinished.begin(stages))
+    return isend(comm, f"isend_object(dest={dest}, tag={tag})", made, peer, number)
 
 
 def recv_object(
@@ -70,7 +69,7 @@ def recv_object(
 def irecv_object(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request:
     """Begin to receive an object of any size; nobody needs to know how large it is.
 
-    It moves on while it is waited for or asked: wait for it and for what this rank sends by one wait_all.
+    It moves on while this rank waits for any request, or asks it, and in send_object and recv_object.
     """
     return ireceive(comm, "irecv_object", source, tag, Status(), decode)
 

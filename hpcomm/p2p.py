@@ -330,7 +330,7 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
         if to_self:
             comm._keep(collectives.carry_out(onboard.send(call, look, copy=True), True))
             return None
-        return collectives.carry_out(onboard.send(call, look), async_op)
+        return _going(collectives.carry_out(onboard.send(call, look), async_op), async_op, comm, dest)
     packed = np.ascontiguousarray(look.array)
     if to_self and np.shares_memory(packed, look.array):
         packed = packed.copy()
@@ -340,7 +340,14 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
     if to_self:
         comm._keep(collectives.carry_out(call, True))
         return None
-    return collectives.carry_out(call, async_op)
+    return _going(collectives.carry_out(call, async_op), async_op, comm, dest)
+
+
+def _going(sent: Any, async_op: bool, comm: Communicator, dest: int) -> Any:
+    """What a send returns, of which the sentinel knows for whom it is."""
+    if async_op:
+        sent.needs(comm, dest)
+    return sent
 
 
 def _recv(
@@ -363,11 +370,12 @@ def _recv(
             shape = _shape(shape)
             return _recv_into(comm, buffer.empty(shape, record, torch), source, tag, status, async_op)
         status = Status() if status is None else status
-        stages = _recv_unsized(comm, source, tag, dtype, status)
+        stages = transport.in_our_words(comm, "recv", _recv_unsized(comm, source, tag, dtype, status))
     except HpcommError as error:
         raise error.located("irecv" if async_op else "recv", comm) from None
     request = Request(f"recv(source={source}, tag={tag})", comm._unfinished.begin(stages), status)
     request.needs(comm, source)
+    request.in_rounds()
     return request if async_op else request.wait()
 
 
@@ -424,6 +432,8 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
     raw = None if comm._onboard is None else comm._onboard.messages.take(source, tag, arrival.status)
     if raw is None:
         yield [arrival]
+    else:
+        arrival.withdraw()
     nbytes = arrival.status.Get_elements(MPI.BYTE)
     if comm._onboard is not None:  # it may be a card, which announces a large message
         if raw is None:

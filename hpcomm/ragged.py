@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import delivery
-from .enact import at_once, check_list, check_root, collective, ireceive, own_place, receive, shown
+from .enact import at_once, check_list, check_root, collective, ireceive, isend, own_place, receive
 from .envelope import Status, peer_rank, tag_number
 from .errors import DtypeError, HpcommError, UsageError
 from .parcel import ARRAY, Parcel
@@ -57,8 +57,7 @@ def send_ragged(
     if not (async_op or to_self):
         at_once(comm, "send_ragged", peer, number, delivery.send, comm, made, peer, number)
         return None
-    stages = shown(comm, "send_ragged", delivery.isend(comm, made, peer, number), peer=peer, tag=number)
-    request = Request(f"send_ragged(dest={dest}, tag={tag})", comm._unfinished.begin(stages))
+    request = isend(comm, f"send_ragged(dest={dest}, tag={tag})", made, peer, number)
     if async_op:
         return request
     comm._keep(request)

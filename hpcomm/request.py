@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Generator, Iterable, Sequence
 from numbers import Real
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from .errors import UsageError, WaitTimeoutError, calling_frame, place
+from .errors import PeerFailedError, UsageError, WaitTimeoutError, calling_frame, place
 from .observe.board import last_call
 
 if TYPE_CHECKING:
@@ -29,11 +30,24 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Request", "Stages", "abandon", "deadline", "wait_all", "wait_any"]
+__all__ = [
+    "Polled",
+    "Request",
+    "Stages",
+    "abandon",
+    "deadline",
+    "move_rounds",
+    "polled",
+    "rounds_under_way",
+    "wait_all",
+    "wait_any",
+]
 
 Stages = Generator["list[Any]", "list[MPI.Status]", Any]  # of MPI requests, or what waits like one
 
 _abandoned: list[Any] = []  # requests dropped unfinished: MPI still writes into their memory
+_rounds: dict[int, weakref.ref[Request]] = {}  # under way, and moved on by whoever waits for any request
+_next_sweep = 0.0  # s, by time.monotonic(): not before that they are asked again
 
 
 class Request:
@@ -92,6 +106,8 @@ class Request:
         if self._stages is None:
             return self._outcome()
         if timeout is None or end is None:
+            if _rounds:
+                self._wait_beside_others()
             with self._moving:
                 self._wait_for_ever()
         elif not self._poll(end):
@@ -106,6 +122,12 @@ class Request:
         """Whether the call is complete. Never blocks; moves the call on."""
         if self._stages is None:
             return True
+        if _rounds:
+            move_rounds(self)
+        return self._ask()
+
+    def _ask(self) -> bool:
+        """done(), without an eye on other requests."""
         if not self._moving.acquire(blocking=False):  # another thread moves it on
             return False
         try:
@@ -142,6 +164,12 @@ class Request:
         elif comm._partners is not None:
             self._needs = (comm, None, -1)
 
+    def in_rounds(self) -> None:
+        """Note that it moves on only while it is asked: who waits for another request must ask it, too."""
+        if self._stages is not None:
+            key, forget = id(self), _rounds.pop
+            _rounds[key] = weakref.ref(self, lambda _: forget(key, None))
+
     @property
     def call(self) -> str:
         """What was called, for messages."""
@@ -155,8 +183,9 @@ class Request:
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
 
-        delay = 0.0
+        polled, delay = Polled([self]), 0.0
         while not self.done():
+            polled.turn()
             yield from asyncio.sleep(delay).__await__()
             delay = min(delay + 2e-5, 1e-3)  # short messages are there at once, long ones need no haste
         return self._outcome()
@@ -168,6 +197,9 @@ class Request:
     def __del__(self) -> None:
         if getattr(self, "_stages", None) is None or sys.is_finalizing():
             return
+        for each in self._pending:
+            if hasattr(each, "withdraw"):  # an Arrival, which would take a message for nobody
+                each.withdraw()
         abandon(self._pending, self._stages)
         warnings.warn(
             f"{self.call}, started at {self.birth}, was dropped before it was complete; "
@@ -181,6 +213,13 @@ class Request:
         if self._error is not None:
             raise self._error
         return self.result
+
+    def _wait_beside_others(self) -> None:
+        """Wait for as long as there are others to be moved on: their ranks may be what this one waits for."""
+        delay = 0.0
+        while self._stages is not None and move_rounds(self) and not self._ask():
+            time.sleep(delay)
+            delay = min(delay + 2e-6, 5e-4)
 
     def _wait_for_ever(self) -> None:
         while self._stages is not None:
@@ -233,6 +272,72 @@ def abandon(*memory: Any) -> None:
     _abandoned.append(memory)
 
 
+def rounds_under_way() -> bool:
+    """Whether this rank has requests that whoever waits must move on."""
+    return bool(_rounds)
+
+
+def move_rounds(but: Request | None = None) -> bool:
+    """Ask all requests that go in rounds, but for one; whether there are any.
+
+    It takes half of the time at most: who asks each of many requests in turn comes by once for each.
+    """
+    global _next_sweep
+    begin, is_any = time.monotonic(), False
+    if begin < _next_sweep:
+        return True
+    for key, reference in list(_rounds.items()):
+        request = reference()
+        if request is None or request._stages is None:
+            _rounds.pop(key, None)
+        elif request is not but:
+            is_any = True
+            request._ask()
+    end = time.monotonic()
+    _next_sweep = end + (end - begin)
+    return is_any
+
+
+class Polled:
+    """Requests that somebody asks again and again, for the sentinel to see (observe.sentinel).
+
+    Attributes:
+        is_any: whether it is enough if one of them can complete.
+        turns: how often all have been asked.
+        failure: why that is in vain, once the sentinel knows; turn() raises it.
+        judged: turns when the sentinel looked last; looks: how many looks in a row found it in vain.
+    """
+
+    __slots__ = ("__weakref__", "failure", "is_any", "judged", "looks", "requests", "turns")
+
+    def __init__(self, requests: Sequence[Request], is_any: bool = False) -> None:
+        self.requests, self.is_any = requests, is_any
+        self.turns = self.judged = self.looks = 0
+        self.failure: PeerFailedError | None = None
+
+    def turn(self) -> None:
+        """Note that all have been asked and are not complete.
+
+        Raises:
+            PeerFailedError: they cannot be any more.
+        """
+        self.turns += 1
+        if self.turns == _MANY:
+            key, forget = id(self), _polled.pop
+            _polled[key] = weakref.ref(self, lambda _: forget(key, None))
+        if self.failure is not None:
+            raise self.failure
+
+
+_MANY = 50  # turns after which it is no short wait
+_polled: dict[int, weakref.ref[Polled]] = {}
+
+
+def polled() -> list[Polled]:
+    """What is being polled for a while already."""
+    return [each for reference in list(_polled.values()) if (each := reference()) is not None]
+
+
 def deadline(timeout: float) -> float:
     """When timeout seconds from now are over, by time.monotonic().
 
@@ -249,6 +354,7 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
 
     Raises:
         WaitTimeoutError: after timeout seconds for all of them together; those that are complete stay so.
+        PeerFailedError: a rank that an object or ragged array must come from has ended.
         UsageError: timeout is no number of seconds, or something is no request.
     """
     pending = _requests("wait_all", requests)
@@ -261,21 +367,13 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
 
 
 def _move_on(requests: list[Request], end: float | None) -> None:
-    """Ask all of them in turn, until they are complete or it is time.
-
-    What goes in rounds moves on only while it is asked: of an object sent and one received, neither may wait
-    for the other. Receives are asked in order, as the first message is for the first of them.
-    """
-    left, delay = requests, 0.0
+    """Ask all of them in turn, until they are complete or it is time: some move on only if they are asked."""
+    polled, delay = Polled(requests), 0.0
     while True:
-        asked, left, is_receiving = left, [], False
-        for request in asked:
-            is_receive = request.status is not None
-            if (is_receive and is_receiving) or not _has_ended(request):
-                left.append(request)
-                is_receiving = is_receiving or is_receive
-        if not left or (end is not None and time.monotonic() >= end):
+        polled.requests = [request for request in polled.requests if not _has_ended(request)]
+        if not polled.requests or (end is not None and time.monotonic() >= end):
             return
+        polled.turn()
         time.sleep(delay)
         delay = min(delay + 2e-6, 5e-4)
 
@@ -292,13 +390,14 @@ def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple
 
     Raises:
         WaitTimeoutError: none was complete after timeout seconds.
+        PeerFailedError: none can be complete any more, since the ranks that they need have ended.
         UsageError: requests is empty, or something in it is no request; timeout is no number of seconds.
     """
     pending = _requests("wait_any", requests)
     if not pending:
         raise UsageError("wait_any needs at least one request")
     end = None if timeout is None else deadline(timeout)
-    delay = 0.0
+    polled, delay = Polled(pending, is_any=True), 0.0
     while True:
         for i, request in enumerate(pending):
             if request.done():
@@ -308,6 +407,7 @@ def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple
                 f"none of {len(pending)} requests was complete after {float(timeout):g} s",
                 f"the first: {pending[0]!r}",
             )
+        polled.turn()
         time.sleep(delay)
         delay = min(delay + 2e-6, 5e-4)
 

@@ -2,7 +2,8 @@
 
 It answers ranks that ask what this one is doing, and ends the job, with a sentence that says why, when
 the main thread sits in a call that cannot complete: a rank that it needs has ended, or made another call;
-or, on a link to another program, in one that has waited longer than its deadline.
+or, on a link to another program, in one that has waited longer than its deadline. Who asks requests again
+and again, and is not inside MPI, gets a PeerFailedError instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..errors import PeerFailedError
+from ..request import Polled, Request, polled
 from ..signature import describe
 from .board import Board, last_call, posted
 from .stack import call_frame, describe_call
@@ -75,7 +78,10 @@ def _watch(board: Board, abort: Callable[[str], None]) -> None:
         question = board.mine.question
         if question is not None:
             board.mine.answer(question, describe_call())
-        call = _blocked_call() if _is_troubled() else None
+        troubled = _is_troubled()
+        for each in polled() if troubled else ():
+            _look_at(each)
+        call = _blocked_call() if troubled else None
         if call is None or seen is None or not call.is_the(seen):
             times, since = 0, time.monotonic()
         else:
@@ -85,6 +91,38 @@ def _watch(board: Board, abort: Callable[[str], None]) -> None:
             verdict = _judge(call.comm, call.source, call.number) or _overdue(call, time.monotonic() - since)
             if verdict:
                 abort(verdict)
+
+
+_ASKED = 10  # times that requests are asked between looks that count: MPI moves on only while it is asked
+
+
+def _look_at(asked: Polled) -> None:
+    """Let the one who asks know, if it is in vain."""
+    found = [_failure(request) for request in asked.requests]
+    failures = [failure for failure in found if failure is not None]
+    if not failures or (asked.is_any and None in found):
+        asked.looks = 0
+    elif asked.turns >= asked.judged + _ASKED:
+        asked.looks, asked.judged = asked.looks + 1, asked.turns
+        if asked.looks > _PATIENT:
+            asked.failure = failures[0]
+
+
+def _failure(request: Request) -> PeerFailedError | None:
+    """Why a request cannot complete, or None."""
+    needs = getattr(request, "_needs", None)
+    if needs is None or request._stages is None:
+        return None
+    found = _ended(*needs)
+    if found is None:
+        return None
+    said, ranks = found
+    return PeerFailedError(
+        f"{request.call}{said}",
+        f"started at {request.birth}",
+        "look at what that rank printed, and whether it makes the matching call",
+        ranks,
+    )
 
 
 class Blocked(NamedTuple):
@@ -151,26 +189,12 @@ def _is_verb(frame: FrameType) -> bool:
 
 def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
     """Why the call cannot complete, or None."""
-    if comm._partners is not None:
-        return _judge_partners(comm, source, call)
-    if comm._watched is None:  # a link to a program without hpcomm
+    found = _ended(comm, source, call)
+    if found is not None:
+        return describe_call() + found[0]
+    if comm._watched is None or call <= 0:
         return None
     ring, peers = comm._watched
-    if not call:
-        if any(rank == source and region.ended for rank, region, _ in peers):
-            return f"{describe_call()} waits for rank {source} of '{comm.name}', which has ended"
-        alone = 0 < len(peers) == comm.size - 1 and all(region.ended for _, region, _ in peers)
-        if alone and (source is None or source < 0):
-            return f"{describe_call()} waits for any rank of '{comm.name}', and all others have ended"
-        return None
-    if call < 0:
-        gone = [rank for rank, region, _ in peers if region.ended]
-        return (
-            f"{describe_call()} on '{comm.name}' waits for rank {gone[0]}, which has ended" if gone else None
-        )
-    gone = [rank for rank, region, other in peers if region.ended and last_call(other) < call]
-    if gone:
-        return f"{describe_call()} on '{comm.name}' waits for rank {gone[0]}, which has ended"
     mine = posted(ring, call)
     for rank, region, other in peers:
         theirs = posted(other, call)
@@ -184,8 +208,28 @@ def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
     return None
 
 
-def _judge_partners(comm: Communicator, rank: int | None, call: int) -> str | None:
-    """Why a call to another program cannot complete, or None. call: 0 for a message, -1 for a collective."""
+def _ended(comm: Communicator, source: int | None, call: int) -> tuple[str, list[int]] | None:
+    """That a call waits for ranks which have ended, in words that go on after it, and those ranks."""
+    if comm._partners is not None:
+        return _ended_partners(comm, source, call)
+    if comm._watched is None:  # a link to a program without hpcomm
+        return None
+    _, peers = comm._watched
+    gone = [rank for rank, region, _ in peers if region.ended]
+    if not call:
+        if source in gone:
+            return f" waits for rank {source} of '{comm.name}', which has ended", [source]
+        alone = 0 < len(gone) == comm.size - 1
+        if alone and (source is None or source < 0):
+            return f" waits for any rank of '{comm.name}', and all others have ended", gone
+        return None
+    if call > 0:
+        gone = [rank for rank, region, other in peers if region.ended and last_call(other) < call]
+    return (f" on '{comm.name}' waits for rank {gone[0]}, which has ended", gone) if gone else None
+
+
+def _ended_partners(comm: Communicator, rank: int | None, call: int) -> tuple[str, list[int]] | None:
+    """The same of another program's. call: 0 for a message, -1 for a collective."""
     assert comm._partners is not None
     gone = comm._partners.lost()
     if not gone or comm._partners.has_messages():
@@ -195,4 +239,4 @@ def _judge_partners(comm: Communicator, rank: int | None, call: int) -> str | No
     if not (dead if call == 0 else gone):
         return None
     who = f"rank {rank if is_known and call == 0 else min(gone)} of program '{comm._partners.name}'"
-    return f"{describe_call()} on '{comm.name}' waits for {who}, which has ended"
+    return f" on '{comm.name}' waits for {who}, which has ended", sorted(gone)

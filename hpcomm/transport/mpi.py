@@ -31,8 +31,8 @@ else:
     np = LazyModule("numpy")
 
 __all__ = [
-    "NAMES", "background", "by_library", "check_length", "failure", "largest_count", "largest_tag", "message",
-    "prepare", "run", "spec", "start",
+    "NAMES", "background", "by_library", "check_length", "failure", "in_our_words", "largest_count",
+    "largest_tag", "message", "prepare", "run", "spec", "start",
 ]  # fmt: skip
 
 NAMES = {
@@ -100,6 +100,18 @@ def background(call: Call) -> Stages:
     except mpi_error as error:
         raise failure(error, call.verb, call.comm) from None
     return call.finish(statuses[0] if statuses else None)
+
+
+def in_our_words(comm: Communicator, verb: str, stages: Stages) -> Stages:
+    """The same stages with MPI's errors as ours, and ours with where they happened."""
+    # local names: when the interpreter ends, globals go first
+    mpi_error, our_error = MPI.Exception, HpcommError
+    try:
+        return (yield from stages)
+    except mpi_error as error:
+        raise failure(error, verb, comm) from None
+    except our_error as error:
+        raise error.located(verb, comm) from error.__cause__
 
 
 def failure(error: MPI.Exception, verb: str, comm: Communicator) -> HpcommError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import WaitTimeoutError
-from ..request import Request, Stages, deadline
+from ..request import Request, Stages, deadline, move_rounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -52,6 +52,7 @@ class StreamRequest(Request):
         pause = _pauses()
         while self._stages is not None:
             advance()
+            move_rounds()
             if self._stages is not None:
                 if end is not None and time.monotonic() >= end:
                     raise WaitTimeoutError(
@@ -74,7 +75,7 @@ class StreamRequest(Request):
 
     def step(self) -> bool:
         """Move on without waiting; whether the host's part is over."""
-        return Request.done(self)
+        return self._ask()
 
 
 class Together:

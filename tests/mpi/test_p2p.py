@@ -26,6 +26,7 @@ from arrays import (
 )
 
 import hpcomm
+from hpcomm.envelope import Arrival
 
 WAIT_S = 30
 
@@ -605,3 +606,24 @@ def test_a_users_own_barrier_and_ours_do_not_meet(comm: Any) -> None:
     first.wait(timeout=WAIT_S)
     theirs.Wait()
     assert comm.all_reduce(1) == comm.size
+
+
+def test_a_failure_of_mpi_in_a_receive_of_unknown_length_is_ours(
+    own_comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise MPI.Exception(MPI.ERR_OTHER)
+
+    from mpi4py import MPI
+
+    monkeypatch.setattr(Arrival, "Wait", fail)
+    monkeypatch.setattr(Arrival, "Test", fail)
+    left, _ = ring(own_comm)
+    for receive in (
+        lambda: own_comm.recv(dtype="float64", source=left),
+        lambda: own_comm.irecv(dtype="float64", source=left).wait(timeout=WAIT_S),
+        lambda: own_comm.irecv_object(left).wait(),
+    ):
+        with pytest.raises(hpcomm.TransportError, match=r"(?s)failed: .*where: recv") as caught:
+            receive()
+        assert caught.value.error_class == MPI.ERR_OTHER

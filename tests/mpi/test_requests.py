@@ -183,12 +183,95 @@ def test_wait_all_gives_results_in_the_order_of_the_requests(comm: Any) -> None:
     assert hpcomm.wait_all(iter(receives))[4].item() == 4
 
 
-@pytest.mark.parametrize("timeout", [WAIT_S, None])
-def test_wait_all_moves_objects_that_are_sent_and_received_on_together(comm: Any, timeout: Any) -> None:
-    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    coming = comm.irecv_object(left)
-    sent = comm.isend_object(bytes(8_000_000 + comm.rank), right)
-    assert len(hpcomm.wait_all([sent, coming], timeout=timeout)[1]) == 8_000_000 + left
+def asked(request: Any) -> None:
+    """Poll a request to its end."""
+    end = time.monotonic() + WAIT_S
+    while not request.done():
+        assert time.monotonic() < end
+
+
+async def awaited(request: Any) -> None:
+    await request
+
+
+@pytest.fixture
+def far_comm(own_comm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A communicator whose objects go by messages, as between nodes."""
+    monkeypatch.setattr(own_comm, "_shelf_of", {})
+    return own_comm
+
+
+WAYS: dict[str, Any] = {
+    "wait": lambda sent, coming: sent.wait(),
+    "wait(timeout)": lambda sent, coming: sent.wait(timeout=WAIT_S),
+    "wait_any": lambda sent, coming: hpcomm.wait_any([sent]),
+    "wait_all": lambda sent, coming: hpcomm.wait_all([sent, coming]),
+    "wait_all(timeout)": lambda sent, coming: hpcomm.wait_all([sent, coming], timeout=WAIT_S),
+    "done": lambda sent, coming: asked(sent),
+    "await": lambda sent, coming: asyncio.run(awaited(sent)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whoever_waits_for_what_is_sent_receives_objects_meanwhile(far_comm: Any, way: str) -> None:
+    left, right = ring(far_comm)
+    coming = far_comm.irecv_object(left)
+    sent = far_comm.isend_object(bytes(8_000_000 + far_comm.rank), right)
+    WAYS[way](sent, coming)
+    assert len(coming.wait()) == 8_000_000 + left
+
+
+@pytest.mark.parametrize("form", ["object", "ragged"])
+def test_a_blocking_send_receives_objects_meanwhile(far_comm: Any, form: str) -> None:
+    left, right = ring(far_comm)
+    x = np.full(1_000_000, float(far_comm.rank))
+    if form == "object":
+        coming = far_comm.irecv_object(left)
+        far_comm.send_object(x, right)
+    else:
+        coming = far_comm.recv_ragged(left, async_op=True)
+        far_comm.send_ragged(x, right)
+    assert coming.wait()[-1] == left
+
+
+def test_waiting_for_an_array_receives_objects_meanwhile(far_comm: Any) -> None:
+    """The sender of the array comes to it only when his object has been received."""
+    left, right = ring(far_comm)
+    objects, array = far_comm.irecv_object(left, tag=1), far_comm.irecv(np.zeros(1), left, tag=2)
+    if far_comm.rank == 0 and far_comm.size > 1:
+        sent = far_comm.isend_object(bytes(8_000_000), right, tag=1)
+        array.wait()
+        sent.wait()
+        far_comm.send(np.ones(1), right, tag=2)
+    else:
+        far_comm.isend_object(bytes(8_000_000), right, tag=1).wait()
+        far_comm.send(np.ones(1), right, tag=2)
+        array.wait()
+    assert len(objects.wait()) == 8_000_000
+
+
+@pytest.mark.parametrize("source", ["left", None])
+def test_the_first_object_is_for_the_first_who_asked(far_comm: Any, source: Any) -> None:
+    left, right = ring(far_comm)
+    first = far_comm.irecv_object(left if source else None)
+    second = far_comm.irecv_object(left)
+    with pytest.warns(ResourceWarning):
+        far_comm.irecv_object(left)  # dropped: it takes nothing
+    third = far_comm.irecv_object(left, tag=3)
+    for k in range(3):
+        far_comm.send_object(k, right, tag=3)
+    far_comm.barrier()
+    assert [each.wait() for each in (third, second, first)] == [2, 1, 0]
+
+
+def test_an_object_that_can_be_received_waits_for_no_other(far_comm: Any) -> None:
+    left, right = ring(far_comm)
+    late, soon = far_comm.irecv_object(left, tag=1), far_comm.irecv_object(left, tag=2)
+    far_comm.isend_object(bytes(8_000_000), right, tag=2).wait()
+    assert hpcomm.wait_any([late, soon])[0] == 1
+    far_comm.barrier()
+    sent = far_comm.isend_object("late", right, tag=1)
+    assert hpcomm.wait_all([late, sent])[0] == "late"
 
 
 def test_wait_all_has_one_time_limit_for_all(comm: Any) -> None:

@@ -40,6 +40,15 @@ WAITS = {
     "a receive from anybody": "comm.recv(np.zeros(1))",
     "a long send": "comm.send(np.zeros(2_000_000), 1)",
     "a plan": "comm.plan('all_reduce', np.ones(1))()",
+    "a send in the background": "comm.isend_object(np.zeros(2_000_000), 1).wait()",
+    "one of several": "hpcomm.wait_any([comm.irecv(np.zeros(1), 1), comm.irecv_object(1)])",
+    "objects of several": "hpcomm.wait_all([comm.irecv_object(1, tag) for tag in range(2)])",
+    "an await": """
+        import asyncio
+        async def main():
+            await comm.irecv(np.zeros(1), 1)
+        asyncio.run(main())
+    """,
 }
 PAIRS = [
     ("an uncaught exception", "a collective"),
@@ -47,14 +56,16 @@ PAIRS = [
     ("sys.exit", "a receive"),
     ("sys.exit", "a background wait"),
     ("SystemExit", "a barrier"),
-    ("SystemExit", "a background wait"),
+    ("SystemExit", "a send in the background"),
+    ("SystemExit", "objects of several"),
     ("sys.exit with a text", "a collective"),
     ("a failed assertion", "a barrier"),
 ]
 PLAIN_PAIRS = [
     ("an uncaught exception", "a receive"),
     ("sys.exit", "a collective"),
-    ("SystemExit", "a background wait"),
+    ("SystemExit", "one of several"),
+    ("SystemExit", "an await"),
 ]
 
 
