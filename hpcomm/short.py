@@ -36,6 +36,7 @@ __all__ = ["FIRST", "MOST", "Short"]
 
 FIRST = 1 << 32  # the signature of one element and no operator: none of fewer elements reaches it
 MOST = SPOT - 8  # bytes
+_KEPT = 256  # kinds of calls
 
 
 class Short:
@@ -60,6 +61,7 @@ class Short:
             flags.know(rank, second, first)
         self.flip = cycle((0, 1)).__next__
         self.look = flags.look
+        self._known: dict[tuple[int, int], Any] = {}
 
     @staticmethod
     def pays(size: int) -> bool:
@@ -95,7 +97,12 @@ class Short:
             out = call.recv[0].reshape(-1)
             x = call.send[0].reshape(-1) if type(call.send) is tuple else out
             mine = signature(call.code, call.count)
-            elements, line, others, fold = self.places(kind, call.count)[self.flip()]
+            known = kind, call.count
+            if known not in self._known:
+                if len(self._known) >= _KEPT:
+                    self._known.clear()
+                self._known[known] = self.places(*known)
+            elements, line, others, fold = self._known[known][self.flip()]
             flag = mine | last_call(self._ring) % LAPS << MARK
             elements[:] = x
             line[0] = flag

@@ -196,12 +196,18 @@ def _piece(verb: str, size: int) -> int:
 
 def _arrays(call: Call) -> tuple[Any, Any, np.dtype[Any]]:
     """What this rank brings and gets, as way() has it, and the type of elements."""
-    x: Any
-    out: Any
-    x, out = (each[0].reshape(-1) if type(each) is tuple else None for each in (call.send, call.recv))
-    dtype = (out if x is None else x).dtype
+    x, out = _flat(call.send), _flat(call.recv)
+    dtype: np.dtype[Any] = (out if x is None else x).dtype
     if call.verb == "broadcast":
         x = out
     elif call.send is not None and x is None:  # in place
         x = out if call.verb in FOLDS else out.reshape(call.comm.size, -1)[call.comm.rank]
     return x, out, dtype
+
+
+def _flat(spec: Any) -> Any:
+    """The array that MPI would be told of, with one axis; None for MPI.IN_PLACE, or nothing."""
+    if type(spec) is not tuple:
+        return None
+    array = spec[0]
+    return array if array.ndim == 1 else array.reshape(-1)
