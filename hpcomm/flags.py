@@ -14,7 +14,7 @@ from contextvars import copy_context
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from .errors import MismatchError, PeerFailedError, where
+from .errors import ConfigError, MismatchError, PeerFailedError, where
 from .signature import VERB, VERBS, head
 
 if TYPE_CHECKING:
@@ -43,8 +43,15 @@ _SLEEP_S = 2e-4
 
 
 def is_wanted() -> bool:
-    """Whether calls may go by flags: this processor shows stores in their order, and the user lets them."""
-    return os.uname().machine in _ORDERED and os.environ.get("HPCOMM_SHARED_MEMORY", "on") != "off"
+    """Whether calls may go by flags: this processor shows stores in their order, and the user lets them.
+
+    Raises:
+        ConfigError: HPCOMM_SHARED_MEMORY is neither on nor off.
+    """
+    said = os.environ.get("HPCOMM_SHARED_MEMORY") or "on"
+    if said not in ("on", "off"):
+        raise ConfigError(f"HPCOMM_SHARED_MEMORY is {said!r}", hint="on, or off to leave collectives to MPI")
+    return said == "on" and os.uname().machine in _ORDERED
 
 
 @lru_cache(maxsize=1)
@@ -110,11 +117,11 @@ class Flags:
         begin, turns = time.monotonic(), 0
         while line[0] != flag:
             turns += 1
-            if not turns % _MPI_TURNS:
+            waited = time.monotonic() - begin
+            if waited >= _YIELDING_S or not turns % _MPI_TURNS:
                 self._comm.mpi.Iprobe()
             if not turns % _CHECK_TURNS:
                 self._check(line, flag, mine)
-            waited = time.monotonic() - begin
             if waited < _YIELDING_S:
                 os.sched_yield()
             else:

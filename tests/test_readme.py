@@ -20,7 +20,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("tour", "concepts", "errors", "algorithms", "meshes", "torch", "within")),
+    *(
+        f"docs/{name}.md"
+        for name in ("tour", "concepts", "errors", "algorithms", "meshes", "torch", "within")
+    ),
 ]
 TIMEOUT_S = 60
 

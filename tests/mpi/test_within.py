@@ -261,3 +261,9 @@ def test_the_user_can_leave_it_to_mpi(gone: list[str], monkeypatch: pytest.Monke
         assert comm._within is None
         assert comm._short is None
     assert gone == []
+
+
+def test_a_wrong_word_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCOMM_SHARED_MEMORY", "no")
+    with pytest.raises(hpcomm.ConfigError, match="HPCOMM_SHARED_MEMORY is 'no'"):
+        hpcomm.Communicator(MPI.COMM_WORLD)
