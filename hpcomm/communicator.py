@@ -417,7 +417,7 @@ class Communicator:
         if ways & _SHORT and self._onboard is None:
             spots = {r: region.spots(slot) for r, region, slot in near}
             spots[self.rank] = board.mine.spots(self._ring)
-            self._short = Short(self, [spots[r] for r in range(self.size)], ring, Flags(self, suspect))
+            self._short = Short(self, [spots[r] for r in range(self.size)], Flags(self, suspect))
         if ways & _WITHIN and self._onboard is None:
             self._within = Within(self, suspect)
         return light

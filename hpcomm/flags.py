@@ -12,9 +12,10 @@ import os
 import time
 from contextvars import copy_context
 from functools import lru_cache, partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, MismatchError, PeerFailedError, where
+from .errors import ConfigError, PeerFailedError, where
 from .signature import VERB, VERBS, head
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["MARK", "RANKS", "Flags", "functions", "is_wanted"]
+__all__ = ["MARK", "RANKS", "Flags", "functions", "is_wanted", "numbers"]
 
-MARK = 56  # bit of a flag from which the number stands; the elements of such calls are fewer than reach it
+MARK = 56  # bit of a flag from which the number stands
+_NUMBERS = 128  # of flags, even ones for the first of two places; all ranks raise one at every use of a place
 RANKS = 16  # at most: each reads of all
 _ORDERED = ("x86_64", "AMD64")
 _LOOKS = 300  # before a rank lets others have its core; a few where they are more than cores
@@ -52,6 +54,15 @@ def is_wanted() -> bool:
     if said not in ("on", "off"):
         raise ConfigError(f"HPCOMM_SHARED_MEMORY is {said!r}", hint="on, or off to leave collectives to MPI")
     return said == "on" and os.uname().machine in _ORDERED
+
+
+def numbers() -> Callable[[], int]:
+    """Numbers for the flags of one use after the other, from which also follows which of two places is used.
+
+    What a rank finds on a place is the flag that it waits for, or that of the use before, two numbers less.
+    So uses are numbered, and not calls: those that go another way would let a number come again too soon.
+    """
+    return cycle(range(_NUMBERS)).__next__
 
 
 @lru_cache(maxsize=1)
@@ -89,18 +100,11 @@ class Flags:
         self._comm, self._suspect = comm, suspect
         self._owner: dict[int, int] = {}
         self._looks = range(_FEW if comm.size > len(os.sched_getaffinity(0)) else _LOOKS)
-        self._other: dict[int, memoryview] = {}
         self._context: Any = None
 
-    def know(self, rank: int, line: memoryview, other: memoryview | None = None) -> None:
-        """Know a line of a rank.
-
-        Args:
-            other: the line that it uses in turn with this one: who finds the flag there is out of step.
-        """
+    def know(self, rank: int, line: memoryview) -> None:
+        """Know a line as a rank's."""
         self._owner[id(line)] = rank
-        if other is not None:
-            self._other[id(line)] = other
 
     def look(self, line: memoryview, flag: int, mine: int) -> None:
         """Wait for a flag in a line.
@@ -128,14 +132,8 @@ class Flags:
                 time.sleep(min(waited / 50, _SLEEP_S))
 
     def _check(self, line: memoryview, flag: int, mine: int) -> None:
-        verb, rank, other = VERBS[mine & VERB], self._owner[id(line)], self._other.get(id(line))
+        verb, rank = VERBS[mine & VERB], self._owner[id(line)]
         self._suspect(mine, None, rank)
-        if other is not None and other[0] == flag:
-            raise MismatchError(
-                f"the ranks of '{self._comm.name}' are out of step since they disagreed about a call",
-                where(verb, self._comm),
-                "after a MismatchError close the communicator, and make a new one",
-            )
         if rank in self._comm._near and self._comm._near[rank].ended and line[0] != flag:
             raise PeerFailedError(
                 f"{verb} on '{self._comm.name}' needs rank {rank}, which has ended",

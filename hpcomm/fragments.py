@@ -73,9 +73,9 @@ if {FIRST} <= mine < end:
         laid, places = mine, known.get(mine)
         if places is None:
             places = known[mine] = places_of(mine >> 32)
-    elements, line, others, fold = places[flip()]
-    i = step()
-    ring[i] = mine
+    i = number()
+    elements, line, others, fold = places[i & 1]
+    ring[step()] = mine
     flag = mine | i << {MARK}
     elements[:] = X_flat
     line[0] = flag

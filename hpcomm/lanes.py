@@ -256,7 +256,7 @@ def _make(
             flat = fragments["flat"]
             fragments["short"] = SHORT.replace("@flat", flat).replace("Y", "X")
             fragments["short_apart"] = SHORT.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
-            names.update(end=end, flip=short.flip, known={}, look=short.look)
+            names.update(end=end, number=short.number, known={}, look=short.look)
             names["places_of"] = partial(short.places, plain)
     if verb not in ("send", "recv"):
         fragments = {

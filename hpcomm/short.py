@@ -2,7 +2,7 @@
 
     spot of a rank    flag | elements        a cache line or a few, on the board (observe/board.py)
 
-The flag is the signature of the call with its place in the ring (flags.py). All ranks fold in the order
+The flag is the signature of the call with a number (flags.py). All ranks fold in the order
 of ranks, so all have the same bits. A rank has two spots and uses them in turn: to come to the next but one
 call, it has seen everybody's flag of the next, and so nobody reads from this one any more.
 
@@ -13,11 +13,10 @@ Sums and products of numbers, minima and maxima, and bits of integers. Longer on
 
 from __future__ import annotations
 
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from .flags import MARK, RANKS, Flags, functions, is_wanted
-from .observe.board import LAPS, SPOT, last_call
+from .flags import MARK, RANKS, Flags, functions, is_wanted, numbers
+from .observe.board import SPOT
 from .signature import signature
 
 if TYPE_CHECKING:
@@ -44,22 +43,19 @@ class Short:
 
     Args:
         spots: of each rank, two of SPOT bytes.
-        ring: this rank's, on the board.
 
     Attributes:
-        flip: which of the two is next.
+        number: the next flag's; even ones are on the first of two spots.
     """
 
-    def __init__(
-        self, comm: Communicator, spots: Sequence[memoryview], ring: memoryview, flags: Flags
-    ) -> None:
-        self._comm, self._ring, self._flags = comm, ring, flags
+    def __init__(self, comm: Communicator, spots: Sequence[memoryview], flags: Flags) -> None:
+        self._comm, self._flags = comm, flags
         self._spots = [[spot[:SPOT], spot[SPOT:]] for spot in spots]
         self._lines = [[half.cast("q") for half in halves] for halves in self._spots]
-        for rank, (first, second) in enumerate(self._lines):
-            flags.know(rank, first, second)
-            flags.know(rank, second, first)
-        self.flip = cycle((0, 1)).__next__
+        for rank, lines in enumerate(self._lines):
+            for line in lines:
+                flags.know(rank, line)
+        self.number = numbers()
         self.look = flags.look
         self._known: dict[tuple[int, int], Any] = {}
 
@@ -102,8 +98,9 @@ class Short:
                 if len(self._known) >= _KEPT:
                     self._known.clear()
                 self._known[known] = self.places(*known)
-            elements, line, others, fold = self._known[known][self.flip()]
-            flag = mine | last_call(self._ring) % LAPS << MARK
+            number = self.number()
+            elements, line, others, fold = self._known[known][number & 1]
+            flag = mine | number << MARK
             elements[:] = x
             line[0] = flag
             for other in others:

@@ -194,11 +194,11 @@ class Steps:
             tables.meet(place, flag, mine)
             folded = there[rank][own]
             fold([(x if r == rank else part)[own] for r, part in enumerate(there)], folded)
-            lines[rank][0] = flag
+            lines[rank][0] = step_number = tables.steps
             out[own] = folded
             for r, block in others:
-                if lines[r][0] != flag:
-                    look(lines[r], flag, mine)
+                if lines[r][0] != step_number:
+                    look(lines[r], step_number, mine)
                 out[block] = there[r][block]
 
         return step

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from .flags import MARK, Flags
+from .flags import MARK, Flags, numbers
 
 if TYPE_CHECKING:
     import mmap
@@ -24,7 +23,6 @@ __all__ = ["Tables", "table_bytes"]
 
 _HEAD = 128  # bytes before the elements: the two flags, a cache line each
 _SECOND = 64  # where the second one stands
-_NUMBERS = 128  # of flags; a place has another one two calls later
 _KNOWN = (1 << MARK) - 1  # bits of a signature that a flag has
 
 
@@ -56,11 +54,11 @@ class Tables:
         ]
         for rank in range(comm.size):
             for place in (0, 1):
-                flags.know(rank, self.lines[place][rank], self.lines[1 - place][rank])
+                flags.know(rank, self.lines[place][rank])
                 flags.know(rank, self.seconds[place][rank])
         self._others = [each[: comm.rank] + each[comm.rank + 1 :] for each in self.lines]
-        self._number = cycle(range(_NUMBERS)).__next__
-        self._place, self._flag, self._all_came = 0, 0, True
+        self._number, self._flag, self._all_came = numbers(), 0, True
+        self.steps = 0  # that were begun, which second flags say: not all steps have one
 
     def parts(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[list[np.ndarray[Any, Any]]]:
         """The elements of all ranks, on either place."""
@@ -72,14 +70,16 @@ class Tables:
 
     def enter(self, mine: int) -> tuple[int, int]:
         """Come to a step of a call with this signature; returns which place it has, and its flag."""
-        before, self._place = self._place, 1 - self._place
+        number = self._number()
+        place = number & 1
         if not self._all_came:
-            for line in self._others[before]:
+            for line in self._others[1 - place]:
                 if line[0] != self._flag:
                     self.flags.look(line, self._flag, mine)
-        self._flag = mine & _KNOWN | self._number() << MARK
+        self._flag = mine & _KNOWN | number << MARK
         self._all_came = False
-        return self._place, self._flag
+        self.steps += 1
+        return place, self._flag
 
     def meet(self, place: int, flag: int, mine: int) -> None:
         """Raise the flag, and wait for everybody's."""

@@ -163,13 +163,14 @@ def test_communicators_that_follow_each_other_do_not_see_old_flags(comm: Any) ->
             assert other.all_reduce(x).tolist() == [turn * comm.size + sum(range(comm.size))]
 
 
-def test_ranks_out_of_step_are_told(comm: Any) -> None:
-    if comm.size == 1:
-        return
-    if comm.rank == 0:
-        comm._short.flip()
-    with pytest.raises(hpcomm.MismatchError, match="out of step"):
-        comm.all_reduce(np.ones(1))
+def test_a_flag_of_long_ago_is_not_taken_for_todays(comm: Any) -> None:
+    """So many calls that go another way lie between that the place in the ring comes again."""
+    for turn in range(1, 5):
+        if comm.rank == turn % comm.size:
+            time.sleep(0.02)
+        assert comm.all_reduce(np.array([turn])).tolist() == [turn * comm.size]
+        for _ in range(63):
+            comm.barrier()
 
 
 def test_the_way_is_gone_where_it_pays(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

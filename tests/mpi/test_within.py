@@ -14,7 +14,7 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm import steps, tables, within
+from hpcomm import flags, steps, tables, within
 from hpcomm.flags import is_wanted
 
 pytestmark = pytest.mark.skipif(
@@ -196,12 +196,25 @@ def test_any_verbs_follow_each_other_while_ranks_come_late(comm: Any) -> None:
 @BOTH
 def test_a_place_is_not_laid_on_while_somebody_reads_from_it(comm: Any) -> None:
     """The root runs ahead as far as it may, and more often than flags have numbers."""
-    for turn in range(2 * tables._NUMBERS + 5):
+    for turn in range(2 * flags._NUMBERS + 5):
         x = np.full(4000, float(turn if comm.rank == 0 else -1))
         if comm.rank and turn % 40 == 7:
             time.sleep(2e-3)
         comm.broadcast(x, root=0, out=x)
         assert (x == turn).all(), turn
+
+
+def test_a_flag_of_long_ago_is_not_taken_for_todays(comm: Any) -> None:
+    """Long all-reduces have a second flag; so many others lie between that its number comes again."""
+    x, few = np.ones(100_000, np.float32), np.ones(2000, np.float32)
+    steps_of_one = -(-x.nbytes // within._PIECE)
+    for turn in range(1, 4):
+        if comm.rank == turn % comm.size:
+            time.sleep(0.02)
+        found = comm.all_reduce(x * turn)
+        assert (found == turn * comm.size).all()
+        for _ in range(flags._NUMBERS - steps_of_one):
+            comm.all_reduce(few)
 
 
 def test_background_calls_plans_and_named_algorithms_stay_with_others(comm: Any, gone: list[str]) -> None:
