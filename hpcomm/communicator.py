@@ -406,7 +406,7 @@ class Communicator:
         board = runtime.board
         peers = [(r, region, region.ring(slot)) for r, region, slot in near if slot >= 0]
         if board is None or self._ring < 0 or not peers:
-            if ways & _WITHIN and self._onboard is None and level == "off":
+            if ways & _WITHIN and self._onboard is None:
                 self._within = Within(self, lambda *call: None)
             return agreement.off()
         ring = board.mine.ring(self._ring)

@@ -276,6 +276,13 @@ def test_the_user_can_leave_it_to_mpi(gone: list[str], monkeypatch: pytest.Monke
     assert gone == []
 
 
+def test_ranks_that_check_at_different_levels_go_the_same_way(gone: list[str]) -> None:
+    level = "off" if MPI.COMM_WORLD.rank == 0 else "light"
+    with hpcomm.Communicator(MPI.COMM_WORLD, check=level) as comm:
+        assert comm.all_reduce(np.ones(5000))[0] == comm.size
+    assert gone == ["all_reduce"]
+
+
 def test_a_wrong_word_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCOMM_SHARED_MEMORY", "no")
     with pytest.raises(hpcomm.ConfigError, match="HPCOMM_SHARED_MEMORY is 'no'"):
