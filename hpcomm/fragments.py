@@ -11,6 +11,7 @@ from types import CodeType
 
 from .flags import MARK
 from .short import FIRST
+from .steps import CUTS
 
 __all__ = [
     "BODIES",
@@ -26,8 +27,7 @@ __all__ = [
     "out_of_place",
 ]
 
-STACKS = ("gather", "all_gather")  # the result has a block for each rank,
-CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has
+STACKS = ("gather", "all_gather")  # the result has a block for each rank; of CUTS, x has
 ROOTED = ("gather", "scatter", "reduce")
 
 _BARRIER = """

@@ -43,27 +43,23 @@ class Steps:
         self._others = [rank for rank in range(self._size) if rank != self._rank]
 
     def broadcast(self) -> Step:
-        tables, parts, rank, root = self._tables, self._parts, self._rank, self._root
-        lines, look = tables.lines, self._flags.look
+        tables, parts, root = self._tables, self._parts, self._root
+        if self._rank != root:
+            return self._take([each[root] for each in parts])
+        lines = tables.lines
 
         def lay(x: Any, out: Any, mine: int) -> None:
             place, flag = tables.enter(mine)
             parts[place][root][:] = x
             lines[place][root][0] = flag
 
-        def take(x: Any, out: Any, mine: int) -> None:
-            place, flag = tables.enter(mine)
-            lines[place][rank][0] = flag
-            line = lines[place][root]
-            if line[0] != flag:
-                look(line, flag, mine)
-            out[:] = parts[place][root]
-
-        return lay if rank == root else take
+        return lay
 
     def scatter(self) -> Step:
-        tables, parts, rank, root, others = self._tables, self._parts, self._rank, self._root, self._others
-        lines, look = tables.lines, self._flags.look
+        tables, parts, root, others = self._tables, self._parts, self._root, self._others
+        if self._rank != root:
+            return self._take([each[root][self._rank] for each in parts])
+        lines = tables.lines
 
         def cut(x: Any, out: Any, mine: int) -> None:
             place, flag = tables.enter(mine)
@@ -74,15 +70,22 @@ class Steps:
             if out is not None:
                 out[:] = x[root]
 
-        def take(x: Any, out: Any, mine: int) -> None:
+        return cut
+
+    def _take(self, sources: list[Any]) -> Step:
+        """What this rank does where another one lays; sources: what it takes, from either place."""
+        tables, rank, root = self._tables, self._rank, self._root
+        lines, look = tables.lines, self._flags.look
+
+        def step(x: Any, out: Any, mine: int) -> None:
             place, flag = tables.enter(mine)
             lines[place][rank][0] = flag
             line = lines[place][root]
             if line[0] != flag:
                 look(line, flag, mine)
-            out[:] = parts[place][root][rank]
+            out[:] = sources[place]
 
-        return cut if rank == root else take
+        return step
 
     def gather(self) -> Step:
         return self.all_gather() if self._rank == self._root else self._give()

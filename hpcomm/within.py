@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from .flags import Suspect
     from .steps import Step
 
-__all__ = ["LEAST", "Within"]
+__all__ = ["Within"]
 
-LEAST = 6 << 10  # bytes that a rank brings; below, MPI is as quick,
+_LEAST = 6 << 10  # bytes that a rank brings; below, MPI is as quick,
 _LEAST_OF_BLOCKS = 16 << 10  # and where the others need a part each
 # Above, MPI lets ranks read from each other's arrays, which saves a copy that no other rank shares.
 _MOST = {"scatter": 2 << 20, "all_to_all": 2 << 20, "all_gather": 8 << 20}
@@ -95,7 +95,7 @@ class Within:
         if verb not in _VERBS or dtype is None or (verb in FOLDS and function(code) is None):
             return 0, 0
         nbytes = dtype.itemsize * (self._comm.size if verb in CUTS else 1)
-        least = _LEAST_OF_BLOCKS if verb in CUTS else LEAST
+        least = _LEAST_OF_BLOCKS if verb in CUTS else _LEAST
         return -(-least // nbytes), _MOST.get(verb, sys.maxsize) // nbytes + 1
 
     def way(self, code: int, count: int, dtype: np.dtype[Any]) -> Step | None:
