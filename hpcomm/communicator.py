@@ -15,6 +15,7 @@ from . import collectives, groups, objects, p2p, plan, ragged, runtime
 from .device import driver
 from .errors import MismatchError, UsageError, where
 from .flags import Flags
+from .handover import Handover
 from .lanes import NO_LANES
 from .observe import check as agreement
 from .observe import sentinel
@@ -111,7 +112,8 @@ class Communicator:
 
             self._onboard = Onboard(self, gpu)
         self._short: Short | None = None  # a way of small all-reduces within a node,
-        self._within: Within | None = None  # and one of longer collectives
+        self._within: Within | None = None  # and one of longer collectives,
+        self._handover: Handover | None = None  # and of longer messages
         self._partners: Partners | None = None  # on a link: who of the other program has ended,
         self._patience_s: float | None = None  # and how long a blocking call may wait for it
         self._level = level  # what was asked for, and is again of communicators made of this one
@@ -363,8 +365,9 @@ class Communicator:
         self._kept = [kept for kept in self._kept if not kept.done()]
         self._kept.append(request)
 
-    def _meet(self, level: str) -> tuple[list[tuple[int, Region, int]], int]:
-        """Exchange where each rank posts: (rank, its part of the board, its ring or -1) of those near.
+    def _meet(self, level: str) -> tuple[list[tuple[int, Region, int, bool]], int]:
+        """Exchange where each rank of those near is: (rank, its part of the board, its ring or -1, whether it
+        posts its calls there).
 
         Collective; those behind this rank come first. And the ways that all ranks can go, if they are of one
         node: _SHORT and _WITHIN.
@@ -372,25 +375,26 @@ class Communicator:
         from mpi4py import MPI
 
         board = runtime.board
-        if board is not None and level == "light":
+        if board is not None and level != "full":
             self._ring = board.take_ring()
         place = (board.node, board.here) if board else (-1, -1)
-        ways = _SHORT * Short.pays(self.size) if self._ring >= 0 else 0
-        ways |= _WITHIN * Within.pays(self.size) if self._ring >= 0 or level == "off" else 0
-        card = struct.pack("4q", *place, self._ring, ways)
+        posts = level == "light" and self._ring >= 0
+        ways = _SHORT * Short.pays(self.size) if posts else 0
+        ways |= _WITHIN * Within.pays(self.size) if posts or level == "off" else 0
+        card = struct.pack("5q", *place, self._ring, posts, ways)
         cards = bytearray(len(card) * self.size)
         self._shadow.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
         if board is None:
             return [], 0
-        there = list(struct.iter_unpack("4q", cards))
-        for node, _, _, theirs in there:
+        there = list(struct.iter_unpack("5q", cards))
+        for node, _, _, _, theirs in there:
             ways &= theirs if node == board.node else 0
         order = [(self.rank + i) % self.size for i in range(1, self.size)]
         near = [r for r in order if there[r][0] == board.node]
         self._shelves = board.shelves
         if board.shelves is not None:
             self._shelf_of = {r: there[r][1] for r in near}
-        return [(r, board.regions[there[r][1]], there[r][2]) for r in near], ways
+        return [(r, board.regions[there[r][1]], there[r][2], bool(there[r][3])) for r in near], ways
 
     def _agree(self, level: str) -> agreement.Agreement:
         """The agreement of this communicator's ranks."""
@@ -400,12 +404,15 @@ class Communicator:
         if self.size == 1:
             return agreement.off()
         near, ways = self._meet(level)
-        self._near = {rank: region for rank, region, _ in near}
+        self._near = {rank: region for rank, region, _, _ in near}
         if level == "full":
             return agreement.full(self, self._shadow)
         board = runtime.board
-        peers = [(r, region, region.ring(slot)) for r, region, slot in near if slot >= 0]
-        if board is None or self._ring < 0 or not peers:
+        notes = {r: region.notes(slot) for r, region, slot, _ in near if slot >= 0}
+        if board is not None and self._ring >= 0 and notes and self._onboard is None:
+            self._handover = Handover.of(self, board, notes)
+        peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
+        if board is None or level == "off" or self._ring < 0 or not peers:
             if ways & _WITHIN and self._onboard is None:
                 self._within = Within(self, lambda *call: None)
             return agreement.off()
@@ -415,7 +422,7 @@ class Communicator:
         light = agreement.light(self, board, ring, peers)
         suspect = light.names["suspect"]
         if ways & _SHORT and self._onboard is None:
-            spots = {r: region.spots(slot) for r, region, slot in near}
+            spots = {r: region.spots(slot) for r, region, slot, _ in near}
             spots[self.rank] = board.mine.spots(self._ring)
             self._short = Short(self, [spots[r] for r in range(self.size)], Flags(self, suspect))
         if ways & _WITHIN and self._onboard is None:

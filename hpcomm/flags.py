@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from . import runtime
 from .errors import ConfigError, PeerFailedError, where
 from .signature import VERB, VERBS, head
 
@@ -99,7 +100,8 @@ class Flags:
     def __init__(self, comm: Communicator, suspect: Suspect) -> None:
         self._comm, self._suspect = comm, suspect
         self._owner: dict[int, int] = {}
-        self._looks = range(_FEW if comm.size > len(os.sched_getaffinity(0)) else _LOOKS)
+        is_crowded = runtime.board is not None and runtime.board.is_crowded
+        self._looks = range(_FEW if is_crowded else _LOOKS)
         self._context: Any = None
 
     def know(self, rank: int, line: memoryview) -> None:

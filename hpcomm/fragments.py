@@ -16,11 +16,14 @@ from .steps import CUTS
 __all__ = [
     "BODIES",
     "CUTS",
+    "GIVE",
     "NUMPY",
     "PLAIN_CALL",
+    "RECEIVED",
     "ROOTED",
     "SHORT",
     "STACKS",
+    "TAKE",
     "TORCH",
     "WITHIN",
     "compiled",
@@ -123,6 +126,7 @@ def lane(x, dest, tag):
         seen_tag = tag
     @readable x
     @spec x
+    @give x
     @call function(x_spec, dest, tag)
     return None
 """
@@ -140,11 +144,32 @@ def lane(x, source, tag):
         seen_source = source
     @writable x
     @spec x
+    @take x
     status = Status()
     @call function(x_spec, source, tag, status)
     @length x
+    @received
     return x
 """
+
+# Messages between ranks of a node: see handover.py.
+GIVE = """
+this = number[dest]()
+if hand_from <= AMOUNT < hand_to:
+    @flat
+    if give(dest, tag, X_flat, BYTES, this):
+        return None
+"""
+TAKE = """
+if hand_from <= AMOUNT < hand_to:
+    @flat
+    try:
+        if take(source, tag, X_flat, BYTES):
+            return X
+    except MPIError as error:
+        raise failure(error, verb, comm) from None
+"""
+RECEIVED = "received[source] += 1"
 
 
 def out_of_place(verb: str, folds: bool, first: bool) -> str:
@@ -208,6 +233,8 @@ if X.ndim != Y.ndim or (X.ndim != 1 and X.shape != Y.shape):
     "sign_all_reduce": "if n != last_n:\n    last_n, mine = n, n << 32 | code",
     "sign_rooted": "mine = n << 32 | codes[root]",
     "flat": "X_flat = X if X.ndim == 1 else X.reshape(-1)",
+    "amount": "n",
+    "bytes": "n * itemsize",
     "length": "if status.count != n * itemsize:\n    check_length(comm, 'recv', status, n * itemsize)",
 }
 
@@ -253,6 +280,8 @@ X_spec = X_seen[1]
     "sign_all_reduce": "mine = x_seen[2] | code",
     "sign_rooted": "mine = x_seen[2] | codes[root]",
     "flat": "X_flat = X_seen[3]",
+    "amount": "X_size",
+    "bytes": "X_size",
     "length": "if status.count != X_size:\n    check_length(comm, 'recv', status, X_size)",
 }
 TORCH["writable"] = TORCH["writable_too"] = TORCH["readable"]

@@ -25,16 +25,20 @@ from .errors import HpcommError
 from .fragments import (
     BODIES,
     CUTS,
+    GIVE,
     NUMPY,
     PLAIN_CALL,
+    RECEIVED,
     ROOTED,
     SHORT,
     STACKS,
+    TAKE,
     TORCH,
     WITHIN,
     compiled,
     out_of_place,
 )
+from .handover import LEAST
 from .signature import VERBS, head, marked
 
 if TYPE_CHECKING:
@@ -258,7 +262,9 @@ def _make(
             fragments["short_apart"] = SHORT.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
             names.update(end=end, number=short.number, known={}, look=short.look)
             names["places_of"] = partial(short.places, plain)
-    if verb not in ("send", "recv"):
+    if verb in ("send", "recv"):
+        fragments = {**fragments, **_handover(comm, record, fragments, names)}
+    else:
         fragments = {
             **fragments,
             **_within(comm, verb, fold, record, dtype, fragments, names, function is None),
@@ -312,6 +318,24 @@ def _within(
     found["within_apart"] = text.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
     found["within_given"] = text.replace("@flat", flat).replace("Y_flat", "None").replace("Y", "None")
     return found
+
+
+def _handover(
+    comm: Communicator, record: Dtype, fragments: dict[str, str], names: dict[str, Any]
+) -> dict[str, str]:
+    """What hands messages of some lengths over in memory of the node."""
+    hand = comm._handover
+    if hand is None:
+        return dict.fromkeys(("give", "take", "received"), "")
+    unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of an array's length
+    names.update(hand_from=-(-LEAST // unit), hand_to=hand.most // unit + 1)
+    names.update(number=hand.number, received=hand.received, give=hand.give, take=hand.take)
+    texts = {"give": GIVE, "take": TAKE, "received": RECEIVED}
+    for name, text in texts.items():
+        for part in ("flat", "amount", "bytes"):
+            text = text.replace(part.upper() if part != "flat" else "@flat", fragments[part])
+        texts[name] = text
+    return texts
 
 
 def _folding(op: Any, record: Dtype) -> tuple[Any, int] | None:

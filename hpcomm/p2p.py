@@ -209,6 +209,10 @@ def sendrecv(
     for observer in comm._observers:
         observer.before(call)
     going: Any = None
+    hand = comm._handover
+    if hand is not None:
+        hand.sends(dest)
+        hand.pending += 1
     try:
         # not Sendrecv: with itself Open MPI 5.0 cuts a message that is too long without a word
         going = comm.mpi.Isend(transport.message(packed, look.array.size, look.dtype), dest, sendtag)
@@ -217,6 +221,8 @@ def sendrecv(
     except MPI.Exception as error:
         abandon(going)  # its receiver may still come for it
         raise transport.failure(error, "sendrecv", comm) from None
+    if hand is not None:
+        hand.came(seen.source)
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
     if landing is not recv.array:
         recv.array[...] = landing
@@ -340,6 +346,8 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
     if to_self:
         comm._keep(collectives.carry_out(call, True))
         return None
+    if comm._handover is not None:
+        comm._handover.sends(dest)
     return _going(collectives.carry_out(call, async_op), async_op, comm, dest)
 
 
@@ -404,6 +412,9 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
         return result
     landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
     status = Status() if status is None else status
+    hand = comm._handover
+    if hand is not None:
+        hand.pending += 1
 
     def finish(seen: MPI.Status | None) -> Any:
         assert seen is not None
@@ -412,6 +423,8 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
             if landing is not look.array:
                 look.array[...] = landing
         fill(status, seen)
+        if hand is not None:
+            hand.came(seen.source)
         return look.give()
 
     call = Call(comm, "recv", peer=source, tag=tag)
@@ -429,6 +442,8 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
     """Wait for the message, make an array of its length, take it."""
     record, torch = dtypes.parse(dtype)
     arrival = Arrival(comm.mpi, source, tag)
+    if comm._handover is not None:
+        comm._handover.pending += 1
     raw = None if comm._onboard is None else comm._onboard.messages.take(source, tag, arrival.status)
     if raw is None:
         yield [arrival]
@@ -463,6 +478,8 @@ def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status:
         nbytes = announced
         arrival.status.Set_elements(MPI.BYTE, nbytes)
     fill(status, arrival.status)
+    if comm._handover is not None:
+        comm._handover.came(arrival.status.source)
     return look.give()
 
 

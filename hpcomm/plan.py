@@ -348,4 +348,6 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
         return look.give()
 
     call.finish = finish
+    if comm._handover is not None:
+        comm._handover.plans(rank if sending else None)
     return Plan(comm, call)

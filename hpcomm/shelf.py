@@ -28,13 +28,14 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["LEAST", "Shelves", "shelf_bytes", "slot_bytes"]
+__all__ = ["LEAST", "Shelves", "landing_bytes", "shelf_bytes", "slot_bytes"]
 
 SLOTS = 8
 LEAST = 32 << 10  # bytes of a block from which it is worth it
 _SLOT = range(1 << 20, 8 << 20)  # bytes that a slot may have
 _NODE = 2 << 30  # bytes of all shelves of a node, if all are full
 _STEP = 1 << 20  # bytes of real memory that a slot grows by
+_LANDING = 4 << 20
 _FREE, _LENT, _FULL, _SPOILT = range(4)  # what the word of a slot says
 _ORDERED = ("x86_64", "AMD64")  # stores are seen in order there: who sees that a slot is full sees the block
 _LOOKS = 300  # at a slot that is being filled, before the core is left to others
@@ -50,8 +51,13 @@ def slot_bytes(ranks: int, free: int) -> int:
 
 
 def shelf_bytes(slot: int) -> int:
-    """Bytes of a shelf with slots of so many bytes: a page for its words first."""
-    return mmap.PAGESIZE + SLOTS * slot
+    """Bytes of a shelf with slots of so many bytes: a page for its words first, and a landing last."""
+    return mmap.PAGESIZE + SLOTS * slot + landing_bytes(slot)
+
+
+def landing_bytes(slot: int) -> int:
+    """Bytes of the place beside the slots in which others lay what its owner waits for; see handover.py."""
+    return min(slot, _LANDING)
 
 
 class Shelves:
@@ -81,7 +87,9 @@ class Shelves:
         self._memory = memoryview(memory)
         starts = range(0, ranks * shelf_bytes(slot), shelf_bytes(slot))
         self._words = [self._memory[at : at + 8 * SLOTS].cast("q") for at in starts]  # of all slots
-        self._real = [0] * SLOTS  # bytes of each own slot that have memory behind them
+        self._real = [0] * (
+            SLOTS + 1
+        )  # bytes of each own slot, and the landing, that have memory behind them
         self._choosing = threading.Lock()
         self._rooms: dict[tuple[int, int], tuple[Any, Callable[[Any], None]]] = {}  # see _room()
         self._leases: dict[tuple[int, int], weakref.ref[Any]] = {}  # of what is borrowed
@@ -102,13 +110,23 @@ class Shelves:
 
     def _grow(self, number: int, nbytes: int) -> bool:
         """Ask for a slot's memory before writing to it: where there is none left, that would kill us."""
-        wanted = min(-(-nbytes // _STEP) * _STEP, self.slot)
+        wanted = min(-(-nbytes // _STEP) * _STEP, self.slot if number < SLOTS else landing_bytes(self.slot))
         try:
             os.posix_fallocate(self._file, self._at(self._here, number), wanted)
         except OSError:  # full: MPI carries the block
             return False
         self._real[number] = wanted
         return True
+
+    def landing(self, owner: int) -> memoryview:
+        """The landing of a rank, of which memory is behind what prepare() was asked for."""
+        at = self._at(owner, SLOTS)
+        return self._memory[at : at + landing_bytes(self.slot)]
+
+    def prepare(self, nbytes: int) -> bool:
+        """See that there is memory behind so many bytes of the own landing; false: there is none."""
+        with self._choosing:
+            return self._real[SLOTS] >= nbytes or self._grow(SLOTS, nbytes)
 
     def fill(self, number: int, block: Any) -> None:
         """Copy a block of bytes into a slot that was lent for it."""

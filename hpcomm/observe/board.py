@@ -29,15 +29,16 @@ __all__ = [
 
 LAPS = 128  # entries of a ring
 _LINE = 32  # of which so many are wiped at a time, one line ahead
-RINGS = 127  # communicators of one rank that are watched at a time
+RINGS = 255  # communicators of one rank that are watched at a time
 _TEXT = 4096
 SPOT = 1024  # bytes of one of the two places in which small arrays are laid out (short.py)
-_RING_WORDS = LAPS + 8  # signatures, and the number of the call that began the line, a cache line apart
+_RING_WORDS = LAPS + 8  # signatures; a cache line apart the number of the call that began the line
 _START = 63  # the signature of call 0, which nobody makes
 GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
 _HEAD_WORDS = 8 + _TEXT // 8
 _SPOTS = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # where those begin
 _REGION = _SPOTS + RINGS * 2 * SPOT
+_CORES = 2048  # of a node; where there are more, some count as one
 _ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _PROCESS = range(6)
 
 
@@ -100,6 +101,11 @@ class Region:
         start = _HEAD_WORDS + slot * _RING_WORDS
         return self._words[start : start + LAPS + 1]
 
+    def notes(self, slot: int) -> memoryview:
+        """Seven words behind a ring: see handover.py."""
+        end = _HEAD_WORDS + (slot + 1) * _RING_WORDS
+        return self._words[end - 7 : end]
+
     def spots(self, slot: int) -> memoryview:
         """Two spots beside a ring: see short.py."""
         return self._bytes[_SPOTS + slot * 2 * SPOT :][: 2 * SPOT]
@@ -159,13 +165,17 @@ class Board:
     """All regions of this node; regions[here] is this rank's own; node: a number common to the node.
 
     shelves: memory of the same ranks to hand data over in; None where there is too little.
+    cores: how many cores these ranks may use, all together.
     """
 
-    def __init__(self, regions: list[Region], here: int, node: int, shelves: Shelves | None = None) -> None:
+    def __init__(
+        self, regions: list[Region], here: int, node: int, shelves: Shelves | None = None, cores: int = 1
+    ) -> None:
         self.regions = regions
         self.here = here
         self.node = node
         self.shelves = shelves
+        self.is_crowded = len(regions) > cores
         self._free = deque(range(RINGS))  # what is given back is taken last: others may still look
 
     @property
@@ -177,9 +187,10 @@ class Board:
         if not self._free:
             return -1
         slot = self._free.popleft()
-        ring, spots = self.mine.ring(slot), self.mine.spots(slot)
-        for i in range(len(ring)):
-            ring[i] = 0
+        ring, spots, notes = self.mine.ring(slot), self.mine.spots(slot), self.mine.notes(slot)
+        for words in (ring, notes):
+            for i in range(len(words)):
+                words[i] = 0
         ring[0] = _START
         spots[:8] = spots[SPOT : SPOT + 8] = bytes(8)
         return slot
@@ -217,9 +228,20 @@ def open_board(world: MPI.Intracomm) -> Board | None:
             shelves = Shelves(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
         for region in regions:
             region.look()
-        return Board(regions, node.rank, number, shelves)
+        return Board(regions, node.rank, number, shelves, _cores(node))
     finally:
         node.Free()
+
+
+def _cores(node: MPI.Comm) -> int:
+    """How many cores the ranks of node may use: each alone may be bound to one."""
+    from mpi4py import MPI
+
+    mine = bytearray(_CORES // 8)
+    for core in os.sched_getaffinity(0):
+        mine[core // 8 % len(mine)] |= 1 << core % 8
+    node.Allreduce(MPI.IN_PLACE, [mine, MPI.BYTE], MPI.BOR)
+    return int.from_bytes(mine, "little").bit_count()
 
 
 def _free() -> int:

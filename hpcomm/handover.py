@@ -1,0 +1,286 @@
+"""Messages of some KiB and more between ranks of one node, copied through memory that they share.
+
+    notes of a rank    POST | SERIAL | TAG | CLAIM | HERE        for each communicator, on the board
+    landing of a rank  bytes                                     one for all of them, beside its shelf
+
+A rank that waits for a message in a blocking recv posts what it waits for. A sender that finds its message
+wanted claims the post, copies the elements to the receiver's landing in pieces, and counts them; the receiver
+copies them on while they come. So they are copied twice, in caches, without a request, an answer and the
+queues of MPI. Nobody need go this way: a message whose receiver does not wait for it goes by MPI, and a
+receiver looks for it there too. So probe, wildcards, receives in the background and mpi4py on `comm.mpi`
+find what they always find.
+
+Messages between two ranks must not overtake each other. Both count those between them, also those by MPI: a
+post says how many the receiver has had, and a sender claims it only if it has sent just as many. So nothing
+is under way, and while a receive in the background is pending, a rank posts nothing. What is not counted (a
+message that mpi4py received itself) makes the counts differ for ever, and all goes by MPI from then on.
+
+A receiver that need not wait any more, or has waited for long, withdraws its post. Both then write and
+look: the receiver wipes POST and looks at CLAIM, the sender writes CLAIM and looks at POST, with a fence
+between, so at least one sees the other; a sender that sees the post gone backs out, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from itertools import count, pairwise, repeat
+from typing import TYPE_CHECKING, Any
+
+from .errors import PeerFailedError, where
+from .flags import is_wanted
+from .shelf import landing_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from mpi4py import MPI
+
+    from .communicator import Communicator
+    from .observe.board import Board
+    from .shelf import Shelves
+
+    Parts = list[tuple[int, int, np.ndarray[Any, Any]]]
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["LEAST", "Handover"]
+
+LEAST = 8 << 10  # bytes of a message; below, MPI is as quick
+_PIECE = 128 << 10  # bytes, which a core's cache holds beside what they come from
+_POST, _SERIAL, _TAG, _CLAIM, _HERE = range(5)
+# A post: how many messages the receiver has had, from whom it wants one, and its bytes.
+_COUNT, _SOURCE, _POSTED = 44, 24, 1 << 23  # bits from which, and one that no other word has
+_COUNTS, _RANKS = (1 << 18) - 1, 1 << 20
+_DONE, _SPOILT = 8, 255  # bits of HERE for the number of pieces that have come, and what stands there instead
+_LOOKS = 30  # at the notes, between two looks whether MPI has a message
+_WAITS = 120  # looks of a sender at a post that is not there yet
+_FEW = 4  # of either where ranks are more than cores
+_TRIES = 4  # in vain, until that is left,
+_AGAIN = 31  # but for one message of so many and one
+_PATIENCE_S = 1e-3  # of waiting, then MPI waits
+_SLEEP_S = 1e-4
+_CHECK_S = 0.2  # between two looks whether the sender has ended
+_KEPT = 256  # lengths of messages
+_FAR = 1 << 62  # below 0 whatever is added: messages of a rank that is not near
+
+
+class Handover:
+    """How one communicator hands messages over to ranks of this node, and is handed them.
+
+    Args:
+        notes: of the other ranks that are near.
+
+    Attributes:
+        most: bytes of the longest message.
+        number: number[dest]() for every message to dest, also by MPI, in their order: which one it is.
+        received: from each rank, how many messages of these have come.
+        pending: receives that may take one in the background.
+    """
+
+    def __init__(
+        self, comm: Communicator, board: Board, shelves: Shelves, notes: dict[int, memoryview]
+    ) -> None:
+        size, own = comm.size, board.mine.notes(comm._ring)
+        self._comm, self._shelves = comm, shelves
+        self._own, self._here = own, comm.rank << _SOURCE | _POSTED
+        self._shelf_of = {**comm._shelf_of, comm.rank: board.here}
+        self._nobody = memoryview(bytes(8 * len(own))).cast("q")
+        self._notes = [notes.get(rank, self._nobody) for rank in range(size)]
+        far: Callable[[], int] = repeat(-1).__next__
+        self.number = [count().__next__ if rank in notes else far for rank in range(size)]
+        self.received = [0 if rank in notes else -_FAR for rank in range(size)]
+        self.pending = 0
+        self.most = landing_bytes(shelves.slot)
+        self._serial = 0
+        self._trust = [_TRIES if rank in notes else 0 for rank in range(size)]  # as a receiver,
+        self._hope = list(self._trust)  # and as a sender
+        self._parts: dict[tuple[int, int, Any], Parts] = {}
+        self._fence = threading.Lock()
+        self._is_crowded = board.is_crowded
+        self._looks = range(_FEW if board.is_crowded else _LOOKS)
+        self._waits = range(_FEW if board.is_crowded else _WAITS)
+        self._any_tag = MPI.ANY_TAG
+
+    @classmethod
+    def of(cls, comm: Communicator, board: Board, notes: dict[int, memoryview]) -> Handover | None:
+        """That of a communicator; None where its ranks have no memory for it, or shall not use it."""
+        if board.shelves is None or comm.size > _RANKS or not is_wanted():
+            return None
+        return cls(comm, board, board.shelves, notes)
+
+    def give(self, dest: int, tag: int, flat: Any, nbytes: int, number: int) -> bool:
+        """Hand over message `number` to dest, if it waits for it; false: it is left to MPI.
+
+        Args:
+            flat: its elements, of at most self.most bytes.
+        """
+        words = self._notes[dest]
+        post = (number & _COUNTS) << _COUNT | self._here | nbytes
+        if words[_POST] != post:
+            if not self._hope[dest] and number & _AGAIN:
+                return False
+            for _ in self._waits:
+                if words[_POST] == post:
+                    break
+            else:
+                self._hope[dest] = max(self._hope[dest] - 1, 0)
+                return False
+        serial = words[_SERIAL]  # before the tag, which was written before it
+        wanted = words[_TAG]
+        if wanted != tag and wanted != self._any_tag:
+            return False
+        words[_CLAIM] = serial
+        with self._fence:
+            pass
+        if words[_POST] != post or words[_SERIAL] != serial:
+            words[_CLAIM] = -serial
+            return False
+        here = serial << _DONE
+        try:
+            for low, high, room in self._parts_of(dest, flat):
+                room[:] = flat[low:high]
+                here += 1
+                words[_HERE] = here
+        except BaseException:  # Ctrl-C: the receiver must not wait for ever
+            words[_HERE] = serial << _DONE | _SPOILT
+            raise
+        self._hope[dest] = _TRIES
+        return True
+
+    def take(self, source: int, tag: int, flat: Any, nbytes: int) -> bool:
+        """Wait for a message of source to be handed over into flat; false: it comes by MPI.
+
+        Raises:
+            PeerFailedError: its sender was stopped, or ended, while it copied.
+        """
+        number = self.received[source]
+        if self.pending or (not self._trust[source] and (number < 0 or number & _AGAIN)):
+            return False
+        if not _landing.acquire(False):  # another thread waits
+            return False
+        try:
+            if not self._shelves.prepare(nbytes):
+                return False
+            words = self._own
+            self._serial = serial = self._serial + 1
+            words[_TAG] = tag
+            words[_SERIAL] = serial
+            words[_POST] = (number & _COUNTS) << _COUNT | source << _SOURCE | _POSTED | nbytes
+            here = serial << _DONE
+            parts = self._parts_of(self._comm.rank, flat)
+            try:
+                if not self._comes(source, tag, serial):
+                    return False
+                for low, high, room in parts:
+                    here += 1
+                    if words[_HERE] < here:
+                        self._wait(source, here)
+                    if words[_HERE] & _SPOILT == _SPOILT:
+                        raise _stopped(self._comm, source)
+                    flat[low:high] = room
+            except BaseException:  # Ctrl-C: nobody may write here when the next message comes
+                if not self._withdraw(source, serial):
+                    with suppress(PeerFailedError):
+                        self._wait(source, (serial << _DONE) + len(parts))
+                raise
+            words[_POST] = 0
+            self._trust[source] = _TRIES
+            self.received[source] = number + 1
+            return True
+        finally:
+            _landing.release()
+
+    def sends(self, dest: int) -> None:
+        """Note that a message to dest goes by MPI."""
+        if dest >= 0:
+            self.number[dest]()
+
+    def came(self, source: int) -> None:
+        """Note that a receive which was pending has its message."""
+        self.pending -= 1
+        if source >= 0:
+            self.received[source] += 1
+
+    def plans(self, dest: int | None) -> None:
+        """Leave messages to dest, or what is received, to MPI from now on: plans are started unseen."""
+        if dest is None:
+            self.pending += 1
+        elif dest >= 0:
+            self._notes[dest] = self._nobody
+
+    def _comes(self, source: int, tag: int, serial: int) -> bool:
+        """Wait until a message is handed over; false: there is one of MPI's, or none for long."""
+        words, nothing, begin = self._own, serial << _DONE, 0.0
+        while words[_HERE] <= nothing:
+            if self._comm.mpi.Iprobe(source, tag):
+                self._trust[source] = max(self._trust[source] - 1, 0)
+                return not self._withdraw(source, serial)
+            for _ in self._looks:
+                if words[_HERE] > nothing:
+                    return True
+            now = time.monotonic()
+            begin = begin or now
+            if now - begin > _PATIENCE_S:
+                return not self._withdraw(source, serial)
+            if self._is_crowded:
+                os.sched_yield()
+        return True
+
+    def _withdraw(self, source: int, serial: int) -> bool:
+        """Take the post back; false: it was claimed before, and the message is on its way."""
+        words = self._own
+        words[_POST] = 0
+        with self._fence:
+            pass
+        if words[_CLAIM] == serial:  # the claim stands, or the sender backs out
+            self._wait(source, (serial << _DONE) + 1, -serial)
+        return bool(words[_CLAIM] != serial)
+
+    def _wait(self, source: int, here: int, backed_out: int = 0) -> None:
+        """Wait until so much is here; the sender is at it."""
+        words = self._own
+        for _ in self._looks:
+            if words[_HERE] >= here:
+                return
+        begin = looked = time.monotonic()
+        while words[_HERE] < here and not (backed_out and words[_CLAIM] == backed_out):
+            now = time.monotonic()
+            if now - begin < _PATIENCE_S:
+                os.sched_yield()
+                continue
+            time.sleep(_SLEEP_S)
+            if now - looked > _CHECK_S:
+                looked = now
+                if self._comm._near[source].gone and words[_HERE] < here:
+                    raise _stopped(self._comm, source)
+
+    def _parts_of(self, owner: int, flat: Any) -> Parts:
+        """The pieces of an array like flat on a rank's landing: from which element to which, and where."""
+        known = owner, flat.size, flat.dtype
+        if known not in self._parts:
+            if len(self._parts) >= _KEPT:
+                self._parts.clear()
+            landing = self._shelves.landing(self._shelf_of[owner])
+            room = np.frombuffer(landing, flat.dtype, flat.size)
+            bounds = [*range(0, flat.size, _PIECE // flat.itemsize), flat.size]
+            self._parts[known] = [(low, high, room[low:high]) for low, high in pairwise(bounds)]
+        return self._parts[known]
+
+
+_landing = threading.Lock()  # this process has one landing
+
+
+def _stopped(comm: Communicator, source: int) -> PeerFailedError:
+    return PeerFailedError(
+        f"rank {source} was stopped while it copied its message",
+        where("recv", comm),
+        "look at what that rank printed",
+        [source],
+    )
