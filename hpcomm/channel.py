@@ -31,7 +31,7 @@ def channel(comm: Communicator, peek: bool = False) -> Channel:
     taken.
     """
     if comm._channel is None:
-        made = comm.mpi.Dup()
+        made = comm._mpi.Dup()
         made.Set_errhandler(MPI.ERRORS_RETURN)
         carrier = None if comm._onboard is None else comm.dup(name=f"{comm.name}.exchange", check="off")
         comm._channel = [made, 0, carrier]

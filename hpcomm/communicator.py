@@ -86,7 +86,7 @@ class Communicator:
 
         level = groups.require_known(check, gpu)
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
-        self.mpi: MPI.Comm = mpi
+        self._mpi: MPI.Comm = mpi
         self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
         self._parts: MPI.Comm = mpi.Dup()  # and what follows their cards, apart from both
         self._channel: list[Any] | None = None  # for planned exchanges, once there is one (exchange.py)
@@ -127,9 +127,20 @@ class Communicator:
 
         known, so = [here], bytearray(1)
         for _ in range(1 + self.is_inter):  # between groups: what is so there, then what they heard of here
-            self.mpi.Allreduce([bytes([known[-1]]), MPI.BYTE], [so, MPI.BYTE], MPI.BOR)
+            self._mpi.Allreduce([bytes([known[-1]]), MPI.BYTE], [so, MPI.BYTE], MPI.BOR)
             known.append(bool(so[0]))
         return any(known)
+
+    @property
+    def mpi(self) -> MPI.Comm:
+        """The mpi4py communicator underneath.
+
+        Whoever has it may send and receive on it, unseen by hpcomm: so from the first look at it on, messages
+        of this rank go by MPI alone, which keeps the order of both.
+        """
+        if self._handover is not None:
+            self._handover.stop()
+        return self._mpi
 
     # -- the verbs --------------------------------------------------------------------------------
     broadcast = collectives.broadcast
@@ -287,12 +298,12 @@ class Communicator:
                 self._channel[2].close()
         if self._onboard is not None:
             self._onboard.close()
-        mpi, self.mpi = self.mpi, type(self.mpi)()
+        mpi, self._mpi = self._mpi, type(self._mpi)()
         self._unfinished.close([self._parts, self._shadow, mpi], self._schedules, self._disagreed)
 
     @property
     def _closed(self) -> bool:
-        return not self.mpi
+        return not self._mpi
 
     def __enter__(self) -> Communicator:
         return self

@@ -445,7 +445,7 @@ def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Cal
 
     def carry() -> None:
         parts = np.empty((p, mine), np.uint16)
-        comm.mpi.Alltoallv(
+        comm._mpi.Alltoallv(
             (packed, counts, starts, MPI.UINT16_T),
             (parts, [mine] * p, [r * mine for r in range(p)], MPI.UINT16_T),
         )
@@ -454,7 +454,7 @@ def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Cal
         if fold.op.name == "avg":
             folded /= np.float32(p)
         narrow = dtypes.narrow(folded, send.dtype)
-        comm.mpi.Allgatherv((narrow, mine, MPI.UINT16_T), (landing, counts, starts, MPI.UINT16_T))
+        comm._mpi.Allgatherv((narrow, mine, MPI.UINT16_T), (landing, counts, starts, MPI.UINT16_T))
 
     call.carry = carry
     _deliver(call, recv, landing)

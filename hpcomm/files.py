@@ -67,7 +67,7 @@ def on_root(comm: Communicator, deed: Callable[[], Any]) -> str:
 def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
     """Raise on every rank what failed on any of them ("" if nothing did). Collective."""
     comm._check_open(verb)
-    told = comm.mpi.allgather(failed)
+    told = comm._mpi.allgather(failed)
     for rank, what in enumerate(told):
         if what:
             raise TransportError(

@@ -125,7 +125,7 @@ class Flags:
             turns += 1
             waited = time.monotonic() - begin
             if waited >= _YIELDING_S or not turns % _MPI_TURNS:
-                self._comm.mpi.Iprobe()
+                self._comm._mpi.Iprobe()
             if not turns % _CHECK_TURNS:
                 self._check(line, flag, mine)
             if waited < _YIELDING_S:

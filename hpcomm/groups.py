@@ -46,16 +46,16 @@ def split(
         what = f"color {color!r} with key {key!r} does not fit into an int of C"
         raise UsageError(what, hint="numbers below 2**31").located("split", comm)
     if color is None:
-        _mapped(comm, "split", comm.mpi.Split, MPI.UNDEFINED, key)
+        _mapped(comm, "split", comm._mpi.Split, MPI.UNDEFINED, key)
         return None
-    return _made(comm, "split", name or f"{comm.name}/{color}", comm.mpi.Split, color, key)
+    return _made(comm, "split", name or f"{comm.name}/{color}", comm._mpi.Split, color, key)
 
 
 def split_node(comm: Communicator, name: str | None = None) -> Communicator:
     """The ranks that share this node's memory. Collective. Same as MPI_Comm_split_type(SHARED)."""
     comm._check_open("split_node")
     name = name or f"{comm.name}/node"
-    return _made(comm, "split_node", name, comm.mpi.Split_type, MPI.COMM_TYPE_SHARED)
+    return _made(comm, "split_node", name, comm._mpi.Split_type, MPI.COMM_TYPE_SHARED)
 
 
 def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
@@ -81,9 +81,9 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
         hint = f"different ranks from 0 to {comm.size - 1}; only members call group"
         raise RankError(what, hint=hint).located("group", comm)
     number = _tag(comm, "group", tag)
-    some = comm.mpi.Get_group().Incl(members)
+    some = comm._mpi.Get_group().Incl(members)
     try:
-        create = comm.mpi.Create_group  # type: ignore[attr-defined]
+        create = comm._mpi.Create_group  # type: ignore[attr-defined]
         return _made(comm, "group", name or f"{comm.name}{members}", create, some, number)
     finally:
         some.Free()
@@ -102,7 +102,7 @@ def dup(
     """
     comm._check_open("dup")
     require_known(check or comm._level, gpu)
-    return _made(comm, "dup", name or f"{comm.name}.dup", comm.mpi.Dup, check=check, gpu=gpu)
+    return _made(comm, "dup", name or f"{comm.name}.dup", comm._mpi.Dup, check=check, gpu=gpu)
 
 
 def create_intercomm(
@@ -135,7 +135,7 @@ def create_intercomm(
             )
             raise RankError(what, hint=hint).located("create_intercomm", comm)
     number = _tag(comm, "create_intercomm", tag)
-    create = comm.mpi.Create_intercomm  # type: ignore[attr-defined]
+    create = comm._mpi.Create_intercomm  # type: ignore[attr-defined]
     name = name or f"{comm.name}<->"
     return _made(comm, "create_intercomm", name, create, local_leader, peer.mpi, remote_leader, number)
 
@@ -147,7 +147,7 @@ def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Co
         raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located(
             "merge", comm
         )
-    merge = comm.mpi.Merge  # type: ignore[attr-defined]
+    merge = comm._mpi.Merge  # type: ignore[attr-defined]
     return _made(comm, "merge", name or f"{comm.name}+", merge, high)
 
 

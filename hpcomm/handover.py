@@ -7,13 +7,12 @@ A rank that waits for a message in a blocking recv posts what it waits for. A se
 wanted claims the post, copies the elements to the receiver's landing in pieces, and counts them; the receiver
 copies them on while they come. So they are copied twice, in caches, without a request, an answer and the
 queues of MPI. Nobody need go this way: a message whose receiver does not wait for it goes by MPI, and a
-receiver looks for it there too. So probe, wildcards, receives in the background and mpi4py on `comm.mpi`
-find what they always find.
+receiver looks for it there too. So probe, wildcards and receives in the background find what they always do.
 
 Messages between two ranks must not overtake each other. Both count those between them, also those by MPI: a
 post says how many the receiver has had, and a sender claims it only if it has sent just as many. So nothing
-is under way, and while a receive in the background is pending, a rank posts nothing. What is not counted (a
-message that mpi4py received itself) makes the counts differ for ever, and all goes by MPI from then on.
+is under way, and while a receive in the background is pending, a rank posts nothing. Whoever looks at
+`comm.mpi` could send and receive unseen: all that his rank sends and receives goes by MPI from then on.
 
 A receiver that need not wait any more, or has waited for long, withdraws its post. Both then write and
 look: the receiver wipes POST and looks at CLAIM, the sender writes CLAIM and looks at POST, with a fence
@@ -202,24 +201,31 @@ class Handover:
         if dest >= 0:
             self.number[dest]()
 
+    def expects(self) -> None:
+        """Note that a receive is pending which may take any message."""
+        self.pending += 1
+
     def came(self, source: int) -> None:
         """Note that a receive which was pending has its message."""
         self.pending -= 1
         if source >= 0:
             self.received[source] += 1
 
-    def plans(self, dest: int | None) -> None:
-        """Leave messages to dest, or what is received, to MPI from now on: plans are started unseen."""
-        if dest is None:
-            self.pending += 1
-        elif dest >= 0:
+    def leave(self, dest: int) -> None:
+        """Leave messages to dest to MPI from now on: those of a plan are started unseen."""
+        if dest >= 0:
             self._notes[dest] = self._nobody
+
+    def stop(self) -> None:
+        """Leave all that this rank sends and receives to MPI from now on."""
+        self._notes[:] = [self._nobody] * len(self._notes)
+        self.pending += 1
 
     def _comes(self, source: int, tag: int, serial: int) -> bool:
         """Wait until a message is handed over; false: there is one of MPI's, or none for long."""
         words, nothing, begin = self._own, serial << _DONE, 0.0
         while words[_HERE] <= nothing:
-            if self._comm.mpi.Iprobe(source, tag):
+            if self._comm._mpi.Iprobe(source, tag):
                 self._trust[source] = max(self._trust[source] - 1, 0)
                 return not self._withdraw(source, serial)
             for _ in self._looks:

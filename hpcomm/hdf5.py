@@ -200,7 +200,7 @@ def _write_in_turn(comm: Communicator, part: Path, shares: Sequence[tuple[str, A
     for rank in range(comm.size):
         if rank == comm.rank and mine:
             failed = files.attempt(write)
-        comm.mpi.Barrier()
+        comm._mpi.Barrier()
     return failed
 
 
@@ -210,7 +210,7 @@ def _write_together(
     """All ranks in one parallel file."""
     import h5py
 
-    with h5py.File(part, "w", driver="mpio", comm=comm.mpi) as file:
+    with h5py.File(part, "w", driver="mpio", comm=comm._mpi) as file:
         for field, chunks in zip(fields, shapes, strict=True):
             dataset = _dataset(file, field, chunks, compression)
             own = share(field, chunks or chunk_shape(boxes(field), 1))

@@ -163,7 +163,7 @@ def opened(
     """The file on all ranks; errors are everybody's. meant: the name that it will have."""
     mode = MPI.MODE_WRONLY | MPI.MODE_CREATE if writing else MPI.MODE_RDONLY
     file: list[MPI.File] = []
-    intra: Any = comm.mpi
+    intra: Any = comm._mpi
     failed = files.attempt(lambda: file.append(MPI.File.Open(intra, str(path), mode)))
     try:
         files.agree(comm, failed, verb, meant or path)
@@ -216,7 +216,7 @@ def move(field: Field, file: MPI.File, offset: int, collective: bool, writing: b
     verb = "save" if writing else "load"
     failed = files.attempt(lambda: file.Set_view(displacement, MPI.BYTE, kind, "native"))
     files.agree(field.comm, failed, verb, "the file")
-    pieces = field.comm.mpi.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)
+    pieces = field.comm._mpi.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)
     name = ("Write" if writing else "Read") + ("_all" if collective else "")
     failed = ""
     for i in range(pieces):

@@ -374,7 +374,7 @@ def _compose(
         check_length=mpi.check_length,
         comm=comm,
         failure=mpi.failure,
-        function=names.get("function") or getattr(comm.mpi, mpi.NAMES[verb]),
+        function=names.get("function") or getattr(comm._mpi, mpi.NAMES[verb]),
         last_tag=mpi.largest_tag(),
         p=comm.size,
         rank=comm.rank,

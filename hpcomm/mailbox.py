@@ -142,7 +142,7 @@ def awaiting(box: Box, full: bool, comm: Communicator, peer: int, verb: str) -> 
         while word[0] != full:
             turns += 1
             if not turns % _MPI_TURNS:
-                comm.mpi.Iprobe()  # others may wait for what MPI has to do here
+                comm._mpi.Iprobe()  # others may wait for what MPI has to do here
             if not turns % _PEER_TURNS and region.gone and word[0] != full:
                 raise PeerFailedError(
                     f"the {verb} needs rank {peer}, which has ended",

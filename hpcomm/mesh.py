@@ -152,7 +152,7 @@ class Mesh:
                 "mesh.to_torch",
                 "torch.distributed.init_process_group(...) on all ranks first",
             )
-        ranks = self.comm.mpi.allgather(dist.get_rank())
+        ranks = self.comm._mpi.allgather(dist.get_rank())
         grid = torch.tensor(ranks).reshape(tuple(self.shape.values()))  # type: ignore[union-attr]
         return dist.device_mesh.DeviceMesh(device_type, grid, mesh_dim_names=self.names)
 

@@ -56,8 +56,8 @@ class Onboard:
         self.eager = EAGER
         self._between = comm.is_inter  # groups, which agree about nothing: calls of any size are one MPI call
         self.forced = _forced(comm, gpu)
-        self.plain = watching(comm.mpi)
-        self.channel = watching(comm.mpi.Dup())
+        self.plain = watching(comm._mpi)
+        self.channel = watching(comm._mpi.Dup())
         self._line: list[_Ticket] = []
         self.arena: Arena | None = None
         self._nccl: Any = None
@@ -354,7 +354,7 @@ def _forced(comm: Communicator, asked: str | None) -> str:
     forced = "auto" if not said or said == "off" else said  # off here, and a device on another rank
     known = PATHS.index(forced) if forced in PATHS else -1
     both = bytearray([known + 1, 255 - (known + 1)])
-    comm.mpi.Allreduce(MPI.IN_PLACE, [both, MPI.UINT8_T], MPI.MIN) if not comm.is_inter else None
+    comm._mpi.Allreduce(MPI.IN_PLACE, [both, MPI.UINT8_T], MPI.MIN) if not comm.is_inter else None
     if known < 0:
         raise ConfigError(
             f"there is no path {forced!r} for device arrays (gpu=, HPCOMM_GPU)",

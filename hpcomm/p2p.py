@@ -212,11 +212,11 @@ def sendrecv(
     hand = comm._handover
     if hand is not None:
         hand.sends(dest)
-        hand.pending += 1
+        hand.expects()
     try:
         # not Sendrecv: with itself Open MPI 5.0 cuts a message that is too long without a word
-        going = comm.mpi.Isend(transport.message(packed, look.array.size, look.dtype), dest, sendtag)
-        comm.mpi.Recv(transport.message(landing, recv.array.size, recv.dtype), source, recvtag, seen)
+        going = comm._mpi.Isend(transport.message(packed, look.array.size, look.dtype), dest, sendtag)
+        comm._mpi.Recv(transport.message(landing, recv.array.size, recv.dtype), source, recvtag, seen)
         going.Wait()
     except MPI.Exception as error:
         abandon(going)  # its receiver may still come for it
@@ -255,7 +255,7 @@ def probe(comm: Communicator, source: int | None = None, tag: int | None = None)
     seen = MPI.Status()
     wanted = source_and_tag(comm, "probe", source, tag)
     if comm._onboard is None:
-        comm.mpi.Probe(*wanted, seen)
+        comm._mpi.Probe(*wanted, seen)
     else:
         comm._onboard.probe(*wanted, seen)
         comm._lanes = lanes.NO_LANES  # what is held must be looked for first
@@ -267,7 +267,7 @@ def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None
     """As probe, but None at once if no message is there. Same as MPI_Iprobe."""
     seen = MPI.Status()
     wanted = source_and_tag(comm, "iprobe", source, tag)
-    if not (comm.mpi.Iprobe(*wanted, seen) if comm._onboard is None else comm._onboard.look(*wanted, seen)):
+    if not (comm._mpi.Iprobe(*wanted, seen) if comm._onboard is None else comm._onboard.look(*wanted, seen)):
         return None
     if comm._onboard is not None:
         comm._lanes = lanes.NO_LANES
@@ -414,7 +414,7 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
     status = Status() if status is None else status
     hand = comm._handover
     if hand is not None:
-        hand.pending += 1
+        hand.expects()
 
     def finish(seen: MPI.Status | None) -> Any:
         assert seen is not None
@@ -441,9 +441,9 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
 def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: Any) -> Stages:
     """Wait for the message, make an array of its length, take it."""
     record, torch = dtypes.parse(dtype)
-    arrival = Arrival(comm.mpi, source, tag)
+    arrival = Arrival(comm._mpi, source, tag)
     if comm._handover is not None:
-        comm._handover.pending += 1
+        comm._handover.expects()
     raw = None if comm._onboard is None else comm._onboard.messages.take(source, tag, arrival.status)
     if raw is None:
         yield [arrival]

@@ -349,5 +349,8 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
 
     call.finish = finish
     if comm._handover is not None:
-        comm._handover.plans(rank if sending else None)
+        if sending:
+            comm._handover.leave(rank)
+        else:
+            comm._handover.expects()
     return Plan(comm, call)

@@ -159,7 +159,7 @@ def _from_mpi(op: MPI.Op) -> Op:
             return Op(name)
     if op == MPI.OP_NULL or op.is_predefined:
         raise UsageError(
-            "this MPI operator has no meaning on arrays of one element type", hint="comm.mpi has all of MPI"
+            "this MPI operator has no meaning on arrays of one element type", hint="comm._mpi has all of MPI"
         )
     return Op("MPI.Op", mpi=op)
 

@@ -159,7 +159,7 @@ class Topology(Communicator):
             return request
         self._agreement.enter(call.code, count)
         try:
-            getattr(self.mpi, f"Neighbor_{moves}")(*ends)
+            getattr(self._mpi, f"Neighbor_{moves}")(*ends)
         except MPI.Exception as error:
             raise transport.failure(error, verb, self) from None
         self._agreement.leave()
@@ -177,7 +177,7 @@ class Topology(Communicator):
         return finish()
 
     def _begun(self, name: str, ends: Any) -> list[Any]:
-        return [getattr(self.mpi, name)(*ends)]
+        return [getattr(self._mpi, name)(*ends)]
 
     def _neighbours_ragged(self, verb: str, xs: Any, n: int) -> list[Any]:
         """First everybody says how long its blocks are, then they travel: one message for each pair."""
@@ -192,7 +192,7 @@ class Topology(Communicator):
             raise error.located(verb, self) from None
         lengths = np.array([[letter.nbytes] for letter in letters], np.int64).reshape(n, 1)
         coming = np.zeros((len(self.sources), 1), np.int64)
-        mpi: Any = self.mpi
+        mpi: Any = self._mpi
         call = Call(self, verb)
         for observer in self._observers:
             observer.before(call)
@@ -256,7 +256,7 @@ class Cart(Topology):
         self._check_open("sub")
         kept = self._axes(axes, "sub")
         keep = [axis in kept for axis in range(len(self.shape))]
-        made = self.mpi.Sub(keep)  # type: ignore[attr-defined]
+        made = self._mpi.Sub(keep)  # type: ignore[attr-defined]
         return _as_cart(self, made, name or f"{self.name}{list(axes)}")
 
     def _axes(self, axes: Sequence[int], verb: str) -> tuple[int, ...]:
@@ -320,10 +320,10 @@ def cart(
             )
     except HpcommError as error:
         raise error.located("cart", comm) from None
-    base = comm.mpi
+    base = comm._mpi
     if reorder:
         order = node_order(nodes_of(comm), sizes, tiles=True)
-        base = comm.mpi.Split(0, order.index(comm.rank))
+        base = comm._mpi.Split(0, order.index(comm.rank))
     made = base.Create_cart(list(sizes), list(rings), False)  # type: ignore[attr-defined]
     if reorder:
         base.Free()
@@ -358,9 +358,9 @@ def graph(
     if sources is None:
         times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)
         heard = np.empty(comm.size, np.int32)
-        comm.mpi.Alltoall(times, heard)
+        comm._mpi.Alltoall(times, heard)
         sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
-    mpi = comm.mpi.Create_dist_graph_adjacent(list(sources), list(destinations))  # type: ignore[attr-defined]
+    mpi = comm._mpi.Create_dist_graph_adjacent(list(sources), list(destinations))  # type: ignore[attr-defined]
     made = object.__new__(Graph)
     made._take(mpi, name or f"{comm.name}.graph", comm._level)
     made.sources, made.destinations = sources, destinations
@@ -417,7 +417,7 @@ def fitting_shapes(size: int, shape: Sequence[int], most: int = 6) -> list[tuple
 
 def nodes_of(comm: Communicator) -> list[str]:
     """The name of every rank's node."""
-    return comm.mpi.allgather(MPI.Get_processor_name())
+    return comm._mpi.allgather(MPI.Get_processor_name())
 
 
 def node_order(nodes: Sequence[str], shape: Sequence[int], tiles: bool = False) -> list[int]:

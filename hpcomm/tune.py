@@ -231,7 +231,7 @@ def _call(comm: Any, verb: str, name: str, x: Any, out: Any) -> Callable[[], Any
 
     found = call()
     wrong = found is not None and not (found == expected).all()
-    if comm.mpi.allreduce(int(wrong)):
+    if comm._mpi.allreduce(int(wrong)):
         raise ConfigError(f"{verb} by {name or 'default'}: a wrong result", hint="python -m hpcomm doctor")
     return call
 
@@ -240,11 +240,11 @@ def _once(comm: Any, call: Callable[[], Any], repeats: int) -> float:
     """Seconds of one call, the slowest rank's."""
     from mpi4py import MPI
 
-    comm.mpi.Barrier()
+    comm._mpi.Barrier()
     begin = time.perf_counter()
     for _ in range(repeats):
         call()
-    return float(comm.mpi.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
+    return float(comm._mpi.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
 
 
 def _alternated(

@@ -188,7 +188,7 @@ def _links(
         if name not in pair:
             continue
         peer = pair[pair[0] == name]
-        inter = comm.mpi.Create_intercomm(  # type: ignore[attr-defined]
+        inter = comm._mpi.Create_intercomm(  # type: ignore[attr-defined]
             0, world, programs[peer][0], _LINK_TAG + number
         )
         plain = "plain" in (kinds[name], kinds[peer])

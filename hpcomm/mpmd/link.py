@@ -82,9 +82,9 @@ class Link:
         """
         comm = adopt(inter, f"{name}<->{peer}", plain=plain)
         if plain:
-            comm._partners = Partners(cast("MPI.Intercomm", comm._shadow), (comm.mpi,), peer, plain=True)
+            comm._partners = Partners(cast("MPI.Intercomm", comm._shadow), (comm._mpi,), peer, plain=True)
         else:
-            carries = (comm.mpi, comm._shadow, comm._parts)
+            carries = (comm._mpi, comm._shadow, comm._parts)
             comm._partners = Partners(inter.Dup(), carries, peer, foreign)
             runtime.farewells.append(comm._partners.say_farewell)
         sentinel.follow(comm)

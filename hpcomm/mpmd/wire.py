@@ -34,7 +34,7 @@ class Wire:
     def __init__(self, comm: Communicator, peer: str, *, is_first: bool) -> None:
         self.comm = comm
         self.peer = peer
-        self.mpi: MPI.Intracomm = comm.mpi.Merge(high=not is_first)  # type: ignore[attr-defined]
+        self.mpi: MPI.Intracomm = comm._mpi.Merge(high=not is_first)  # type: ignore[attr-defined]
         self.shift = comm.size if is_first else 0
         self.waited_s = 0.0
 

@@ -155,14 +155,14 @@ def exchange(comm: Any, out: Tensor, there: list[int], x: Tensor, here: list[int
     record = dtypes.from_torch(x.dtype)
     kind = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}.get(record.itemsize)
     kind = kind or MPI.C_DOUBLE_COMPLEX
-    comm.mpi.Alltoallv(_spec(x, here, kind), _spec(out, there, kind))
+    comm._mpi.Alltoallv(_spec(x, here, kind), _spec(out, there, kind))
 
 
 def _collect(comm: Communicator, whole: Tensor, counts: list[int], mine: Tensor) -> None:
     """Blocks of halves from all ranks into whole."""
     from mpi4py import MPI
 
-    comm.mpi.Allgatherv(
+    comm._mpi.Allgatherv(
         [MPI.buffer.fromaddress(mine.data_ptr(), mine.nbytes), MPI.UINT16_T],
         _spec(whole, counts, MPI.UINT16_T),
     )

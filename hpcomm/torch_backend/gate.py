@@ -72,7 +72,7 @@ class Gate:
             _pid_space(),
             os.sched_getaffinity(0),
         )
-        cards = comm.mpi.allgather(mine)
+        cards = comm._mpi.allgather(mine)
         self.crowded = comm.size > len(set().union(*(card[-1] for card in cards)))
         self.looks: Iterable[Any] = _GivingWay() if self.crowded else range(_LOOKS)
         self._lives: dict[int, tuple[Region, int]] = {}  # of the other ranks on this node: region, pid

@@ -32,7 +32,7 @@ class Own:
     """What a communicator keeps for its own schedules: a duplicate, a counter of tags, executors by call."""
 
     def __init__(self, comm: Communicator) -> None:
-        self.mpi, made = comm.mpi.Idup()
+        self.mpi, made = comm._mpi.Idup()
         wait(made)
         self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self._tag = self._plans = 0

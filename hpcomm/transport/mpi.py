@@ -71,7 +71,7 @@ def run(call: Call) -> Any:
 def by_library(call: Call, status: MPI.Status | None = None) -> None:
     """Let the library move what a call says, and do no more."""
     for name, arguments in _pieces(call):
-        getattr(call.comm.mpi, name)(*arguments if status is None else (*arguments, status))
+        getattr(call.comm._mpi, name)(*arguments if status is None else (*arguments, status))
 
 
 def start(call: Call) -> Request:
@@ -86,14 +86,14 @@ def prepare(call: Call) -> list[MPI.Prequest]:
     try:
         if call.prepare is not None:
             return [call.prepare()]
-        return [getattr(call.comm.mpi, f"{name}_init")(*arguments) for name, arguments in _pieces(call)]
+        return [getattr(call.comm._mpi, f"{name}_init")(*arguments) for name, arguments in _pieces(call)]
     except MPI.Exception as error:
         raise failure(error, call.verb, call.comm) from None
 
 
 def background(call: Call) -> Stages:
     """The stages of call: one, over the library's nonblocking function."""
-    mpi = call.comm.mpi
+    mpi = call.comm._mpi
     mpi_error = MPI.Exception  # a local name: when the interpreter ends, globals go first
     try:
         statuses = yield [getattr(mpi, f"I{name.lower()}")(*arguments) for name, arguments in _pieces(call)]

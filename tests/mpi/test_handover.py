@@ -1,0 +1,430 @@
+"""Messages between ranks of a node that are copied through memory which they share, instead of by MPI."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+import hpcomm
+from hpcomm import handover
+from hpcomm.flags import is_wanted
+from hpcomm.handover import LEAST, Handover
+
+pytestmark = pytest.mark.skipif(
+    MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
+)
+KIB = 1 << 10
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, bool]]:
+    """How often messages were handed over ("give", True), taken, and left to MPI, on this rank."""
+    counts: Counter[tuple[str, bool]] = Counter()
+
+    def counted(name: str) -> Callable[..., bool]:
+        function = getattr(Handover, name)
+
+        def call(*arguments: Any) -> bool:
+            done: bool = function(*arguments)
+            counts[name, done] += 1
+            return done
+
+        return call
+
+    for name in ("give", "take", "_withdraw"):
+        monkeypatch.setattr(Handover, name, counted(name))
+    return counts
+
+
+@pytest.fixture
+def comm(request: Any) -> Iterator[hpcomm.Communicator]:
+    with hpcomm.Communicator(MPI.COMM_WORLD, name="near", check=getattr(request, "param", "light")) as made:
+        yield made
+
+
+@pytest.fixture
+def patient(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both wait as long as it takes, so that it does not depend on the machine who comes first."""
+    monkeypatch.setattr(handover, "_PATIENCE_S", 30.0)
+    comm._handover._waits = range(50_000_000)
+
+
+@pytest.mark.parametrize("comm", ["light", "off"], indirect=True)
+@pytest.mark.parametrize("form", [np.copy, lambda x: torch.from_numpy(x.copy())], ids=["numpy", "torch"])
+def test_messages_of_all_lengths_arrive(comm: Any, patient: None, seen: Any, form: Any) -> None:
+    most = comm._handover.most
+    lengths = (LEAST - 8, LEAST, LEAST + 8, 100_000, handover._PIECE, handover._PIECE + 8, most, most + 8)
+    for turn, nbytes in enumerate(lengths):
+        x = form(np.arange(nbytes // 8) * 3 + turn)
+        if comm.rank == 0:
+            comm.send(x, 1, tag=turn)
+        elif comm.rank == 1:
+            y = form(np.zeros(nbytes // 8, x.numpy().dtype if hasattr(x, "numpy") else x.dtype))
+            assert comm.recv(y, 0, tag=[turn, None][turn % 2]) is y
+            assert bool((y == x).all()), nbytes
+    name = ["give", "take"][comm.rank] if comm.rank < 2 else ""
+    assert not name or seen[name, True] == len(lengths) - 2
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float32", "complex128", "longdouble"])
+def test_elements_of_all_types_and_shapes(comm: Any, patient: None, seen: Any, dtype: str) -> None:
+    x = (np.arange(60_000) % 3).astype(dtype).reshape(200, 300)
+    if comm.rank == 0:
+        comm.send(x, 1)
+        comm.send(x.T, 1)  # is packed, and goes by MPI
+    elif comm.rank == 1:
+        np.testing.assert_array_equal(comm.recv(np.zeros_like(x), 0), x)
+        np.testing.assert_array_equal(comm.recv(np.zeros((300, 200), dtype), 0), x.T)
+    assert comm.rank > 0 or seen == {("give", True): 1}
+
+
+def test_a_message_does_not_overtake_those_before_it(comm: Any, patient: None, seen: Any) -> None:
+    """One by MPI is under way while its receiver waits for the next: that goes by MPI too."""
+    few, many = np.zeros(LEAST // 8), np.ones(LEAST // 8)
+    hand = comm._handover
+    if comm.rank == 0:
+        hand._waits = range(100)
+        for begin in (comm.isend, comm.send):
+            comm.barrier()
+            request = begin(few, 1)
+            comm.send(many, 1)
+            if request is not None:
+                request.wait()
+    else:
+        for kind in range(2):
+            comm.barrier()
+            if comm.rank != 1:
+                continue
+            first = comm.irecv(np.empty(LEAST // 8), 0) if kind == 0 else None
+            y = [comm.recv(np.empty(LEAST // 8), 0) for _ in range(2 - (first is not None))]
+            y = [first.wait(), *y] if first is not None else y
+            assert [each[0] for each in y] == [0.0, 1.0], kind
+
+
+def test_a_pending_receive_gets_its_message_first(comm: Any, patient: None, seen: Any) -> None:
+    if comm.rank == 0:
+        comm._handover._waits = range(100)
+        for value in range(4):
+            comm.send(np.full(2000, float(value)), 1)
+    elif comm.rank == 1:
+        pending = [comm.irecv(np.empty(2000), 0), comm.irecv(np.empty(2000), None)]
+        last = comm.recv(np.empty(2000), 0)
+        assert [*(request.wait()[0] for request in pending), last[0]] == [0, 1, 2]
+        assert comm.irecv(dtype="float64", source=0).wait()[0] == 3
+        assert comm._handover.pending == 0
+    assert seen["give", True] == seen["take", True] == 0
+
+
+def test_who_looks_at_what_is_underneath_leaves_all_to_mpi(comm: Any, patient: None, seen: Any) -> None:
+    """mpi4py itself may send and receive there, in order with what hpcomm does."""
+    x = np.arange(LEAST / 8)
+    if comm.rank == 0:
+        comm._handover._waits = range(100)
+        comm.send(x, 1)
+        comm.send(x + 1, 1)
+        comm.mpi.Send(x + 2, 1)
+        comm.send(x + 3, 1)
+    elif comm.rank == 1:
+        first, second, y = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+        requests = [comm.mpi.Irecv(first, 0), comm.mpi.Irecv(second, 0)]
+        for value in (2, 3):
+            assert comm.recv(y, 0)[0] == value
+        MPI.Request.Waitall(requests)
+        assert (first[0], second[0]) == (0, 1)
+    assert seen["give", True] == seen["take", True] == 0
+
+
+def test_probe_and_others_find_what_was_sent(comm: Any) -> None:
+    x = np.arange(5000.0)
+    if comm.rank == 0:
+        for tag in range(6):
+            comm.send(x + tag, 1, tag)
+    elif comm.rank == 1:
+        assert comm.probe(0) == hpcomm.Status(0, 0, x.nbytes)
+        assert comm.recv(np.empty(5000), 0, 0)[0] == 0
+        while comm.iprobe(None, 1) is None:
+            pass
+        assert comm.recv(np.empty(5000), None)[0] == 1
+        assert comm.recv(dtype="float64", source=0)[0] == 2
+        status = hpcomm.Status()
+        assert comm.recv(np.empty(5000), 0, status=status)[0] == 3
+        assert (status.tag, status.nbytes) == (3, x.nbytes)
+        assert comm.sendrecv(np.empty(0), hpcomm.PROC_NULL, 0, out=np.empty(5000))[0] == 4
+        assert comm.recv(np.empty(5000)[::1], 0, tag=5)[0] == 5
+        hand = comm._handover
+        assert (hand.pending, hand.received[0]) == (0, 6)
+
+
+def test_plans_keep_their_order_with_other_messages(comm: Any, seen: Any) -> None:
+    x, y = np.zeros(3000), np.empty(3000)
+    if comm.rank == 0:
+        with comm.plan("send", x, dest=1) as plan:
+            for turn in range(5):
+                x[:] = turn
+                plan()
+                comm.send(x + 100, 1)
+    elif comm.rank == 1:
+        for turn in range(5):
+            assert comm.recv(y, 0)[0] == turn
+            assert comm.recv(y, 0)[0] == turn + 100
+    comm.barrier()
+    if comm.rank == 0:
+        for turn in range(4):
+            comm.send(np.full(3000, float(turn)), 1)
+    elif comm.rank == 1:
+        with comm.plan("recv", out=y, source=0) as plan:
+            plan.start()
+            second = comm.recv(np.empty(3000), 0)
+            assert (plan.wait()[0], second[0]) == (0, 1)
+            assert (comm.recv(y, 0)[0], plan()[0]) == (2, 3)
+    assert seen["give", True] == seen["take", True] == 0
+
+
+def test_a_message_of_another_length_or_tag_is_left_to_mpi(comm: Any, patient: None, seen: Any) -> None:
+    if comm.rank == 0:
+        comm._handover._waits = range(100)
+        long = comm.isend(np.ones(4000), 1, tag=3)
+        comm.send(np.ones(2000), 1, tag=2)
+        comm.send(np.ones(1999), 1, tag=1)
+        long.wait()
+    elif comm.rank == 1:
+        y = np.empty(2000)
+        comm.recv(y, 0, tag=2)
+        with pytest.raises(hpcomm.MismatchError, match=r"has 15992 bytes, the array that receives it 16000"):
+            comm.recv(y, 0, tag=1)
+        comm.recv(np.empty(4000), 0, tag=3)
+    assert seen["give", True] == seen["take", True] == 0
+
+
+def test_a_sender_that_claims_a_post_which_is_withdrawn_backs_out(
+    comm: Any, seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receiver loses patience while the sender stands between its claim and its second look."""
+    hand = comm._handover
+
+    class Slow:
+        def __enter__(self) -> None:
+            time.sleep(0.05)
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    monkeypatch.setattr(handover, "_PATIENCE_S", 0.02)
+    if comm.rank == 0:
+        hand._waits = range(50_000_000)
+        monkeypatch.setattr(hand, "_fence", Slow())
+        comm.send(np.full(2000, 5.0), 1)
+        assert seen["give", False] == 1
+    elif comm.rank == 1:
+        assert comm.recv(np.empty(2000), 0)[0] == 5
+        assert seen["_withdraw", True] == 1
+    comm.barrier()
+    if comm.rank == 0:
+        monkeypatch.undo()
+        hand._waits = range(100)
+        comm.send(np.full(2000, 6.0), 1)
+    elif comm.rank == 1:
+        assert comm.recv(np.empty(2000), 0)[0] == 6
+
+
+def test_a_claim_stands_though_the_receiver_would_withdraw(
+    comm: Any, seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender has looked and takes its time to copy."""
+    hand = comm._handover
+    if comm.rank == 0:
+        hand._waits = range(50_000_000)
+        parts = hand._parts_of
+
+        def slowly(*arguments: Any) -> Any:
+            time.sleep(0.05)
+            return parts(*arguments)
+
+        monkeypatch.setattr(hand, "_parts_of", slowly)
+        comm.send(np.full(50_000, 5.0), 1)
+        assert seen["give", True] == 1
+    elif comm.rank == 1:
+        assert (comm.recv(np.empty(50_000), 0) == 5).all()
+        assert seen["take", True] == 1
+
+
+def test_a_sender_stopped_while_it_copies_is_an_error_of_both(comm: Any, patient: None) -> None:
+    hand = comm._handover
+    n = 3 * handover._PIECE // 8
+    if comm.rank == 0:
+        bad = [(0, 10, np.empty(10)), (10, n, None)]
+        parts, hand._parts_of = hand._parts_of, lambda *_: bad
+        with pytest.raises(TypeError):
+            comm.send(np.ones(n), 1)
+        hand._parts_of = parts
+    elif comm.rank == 1:
+        with pytest.raises(hpcomm.PeerFailedError, match="rank 0 was stopped while it copied") as caught:
+            comm.recv(np.empty(n), 0)
+        assert "recv on communicator 'near'" in str(caught.value)
+    comm.barrier()
+    if comm.rank == 0:
+        comm.send(np.ones(n), 1)
+    elif comm.rank == 1:
+        assert (comm.recv(np.empty(n), 0) == 1).all()
+
+
+def test_a_receiver_that_is_interrupted_leaves_no_post_behind(comm: Any, patient: None, seen: Any) -> None:
+    x = np.arange(5000.0)
+    if comm.rank == 1:
+
+        def stop(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        old = signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                comm.recv(np.empty(5000), 0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+    comm.barrier()
+    if comm.rank == 0:
+        for turn in range(3):
+            comm.send(x + turn, 1)
+    elif comm.rank == 1:
+        for turn in range(3):
+            np.testing.assert_array_equal(comm.recv(np.empty(5000), 0), x + turn)
+        assert seen["take", True] == 3
+
+
+def test_where_memory_is_short_mpi_carries_the_messages(
+    comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.rank == 0:
+        comm._handover._waits = range(100)
+        comm.send(np.ones(5000), 1)
+    elif comm.rank == 1:
+        monkeypatch.setattr(type(comm._handover._shelves), "prepare", lambda *_: False)
+        assert comm.recv(np.zeros(5000), 0)[-1] == 1
+        assert seen == {("take", False): 1}
+
+
+def test_the_user_can_leave_messages_to_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    if MPI.COMM_WORLD.rank == 0:  # one rank is enough
+        monkeypatch.setenv("HPCOMM_SHARED_MEMORY", "off")
+    with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
+        assert (comm._handover is None) == (comm.rank == 0)
+        for _ in range(3):
+            if comm.rank == 0:
+                comm.send(np.ones(5000), 1)
+                comm.recv(np.zeros(5000), 1)
+            elif comm.rank == 1:
+                assert comm.recv(np.zeros(5000), 0)[-1] == 1
+                comm.send(np.ones(5000), 0)
+
+
+def test_two_threads_receive_at_once(comm: Any, patient: None) -> None:
+    """There is one landing: the second thread's message comes by MPI."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        pytest.skip("this MPI lets one thread call it at a time")
+    with comm.dup() as other:
+        both = (comm, other)
+        if comm.rank == 0:
+            comm._handover._waits = other._handover._waits = range(100)
+            for turn in range(30):
+                for each in both:
+                    each.send(np.full(60_000, float(turn)), 1, tag=turn)
+        elif comm.rank == 1:
+            wrong: list[Any] = []
+
+            def receive(each: Any) -> None:
+                for turn in range(30):
+                    y = each.recv(np.empty(60_000), 0, tag=turn)
+                    if not (y == turn).all():
+                        wrong.append((turn, y))
+
+            threads = [threading.Thread(target=receive, args=(each,)) for each in both]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert not wrong
+        comm.barrier()
+
+
+def test_counts_begin_anew_with_every_communicator() -> None:
+    """Rings of the board serve again; what an old one says must not be taken for today's."""
+    for turn in range(8):
+        with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
+            for i in range(turn % 3 + 1):
+                if comm.rank == 0:
+                    comm.send(np.full(3000, float(i)), 1)
+                elif comm.rank == 1:
+                    assert (comm.recv(np.empty(3000), 0) == i).all()
+
+
+def test_a_sender_waits_in_vain_only_now_and_then(comm: Any, seen: Any) -> None:
+    """Where the receiver always takes its messages otherwise, a send looks once."""
+    waited: list[int] = []
+    if comm.rank == 0:
+
+        class Waits:
+            def __iter__(self) -> Iterator[int]:
+                waited.append(1)
+                return iter(())
+
+        comm._handover._waits = Waits()
+    for _ in range(3 * (handover._AGAIN + 1)):
+        if comm.rank == 0:
+            comm.send(np.ones(LEAST), 1)
+        elif comm.rank == 1:
+            comm.irecv(np.empty(LEAST), 0).wait()
+    assert comm.rank > 0 or len(waited) == handover._TRIES + 2
+
+
+@pytest.mark.parametrize("comm", ["light", "off"], indirect=True)
+def test_a_random_program(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of all exchange messages of all kinds, in every way to send and to receive, and come late."""
+    monkeypatch.setattr(handover, "_TRIES", 1 << 30)
+    plan, own = random.Random(7), random.Random(comm.rank)
+    lengths = (2, 1000, LEAST // 8 - 1, LEAST // 8, 5000, 20_000, 60_000)
+    for turn in range(60):
+        a, b = plan.sample(range(comm.size), 2)
+        messages = [
+            (plan.randrange(2), plan.choice(lengths), float(turn * 100 + i))
+            for i in range(plan.randrange(1, 5))
+        ]
+        if own.random() < 0.2:
+            time.sleep(own.random() * 3e-3)
+        if comm.rank == a:
+            going = []
+            for tag, n, value in messages:
+                if own.random() < 0.3:
+                    going.append(comm.isend(np.full(n, value), b, tag))
+                else:
+                    comm.send(np.full(n, value), b, tag)
+            for request in going:
+                request.wait()
+        elif comm.rank == b:
+            coming = []
+            for tag, n, value in messages:
+                way, out = own.randrange(6), np.empty(n)
+                if way == 0:
+                    coming.append((comm.irecv(out, a, tag), value))
+                    continue
+                if way == 1:
+                    assert comm.probe(a, tag).nbytes == out.nbytes
+                if way == 2:
+                    out = comm.recv(dtype="float64", source=a, tag=tag)
+                else:
+                    comm.recv(out, a, own.choice((tag, None)))
+                assert out.size == n
+                assert (out == value).all(), (turn, way)
+            for request, value in coming:
+                assert (request.wait() == value).all(), turn
