@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm import handover
+from hpcomm import handover, runtime
 from hpcomm.flags import is_wanted
 from hpcomm.handover import LEAST, Handover
 
@@ -125,22 +126,37 @@ def test_a_pending_receive_gets_its_message_first(comm: Any, patient: None, seen
     assert seen["give", True] == seen["take", True] == 0
 
 
-def test_who_looks_at_what_is_underneath_leaves_all_to_mpi(comm: Any, patient: None, seen: Any) -> None:
-    """mpi4py itself may send and receive there, in order with what hpcomm does."""
+def test_what_mpi4py_sends_underneath_is_not_overtaken(comm: Any, patient: None, seen: Any) -> None:
+    """The receiver waits, and does not look for MPI's messages as yet."""
     x = np.arange(LEAST / 8)
+    comm._handover._looks = range(500_000)
+    comm.barrier()
     if comm.rank == 0:
+        time.sleep(0.005)
+        comm._handover._waits = range(100)
+        request = comm.mpi.Isend(x, 1)
+        comm.send(x + 1, 1)
+        request.Wait()
+    elif comm.rank == 1:
+        assert [comm.recv(np.empty_like(x), 0)[0] for _ in range(2)] == [0, 1]
+    assert seen["give", True] == seen["take", True] == 0
+
+
+def test_what_mpi4py_waits_for_underneath_gets_its_message(comm: Any, patient: None, seen: Any) -> None:
+    x = np.arange(LEAST / 8)
+    if comm.rank == 1:
+        first = np.empty_like(x)
+        request = comm.mpi.Irecv(first, 0)
+    comm.barrier()
+    if comm.rank == 0:
+        time.sleep(0.005)
         comm._handover._waits = range(100)
         comm.send(x, 1)
         comm.send(x + 1, 1)
-        comm.mpi.Send(x + 2, 1)
-        comm.send(x + 3, 1)
     elif comm.rank == 1:
-        first, second, y = np.empty_like(x), np.empty_like(x), np.empty_like(x)
-        requests = [comm.mpi.Irecv(first, 0), comm.mpi.Irecv(second, 0)]
-        for value in (2, 3):
-            assert comm.recv(y, 0)[0] == value
-        MPI.Request.Waitall(requests)
-        assert (first[0], second[0]) == (0, 1)
+        assert comm.recv(np.empty_like(x), 0)[0] == 1
+        request.Wait()
+        assert first[0] == 0
     assert seen["give", True] == seen["take", True] == 0
 
 
@@ -165,29 +181,44 @@ def test_probe_and_others_find_what_was_sent(comm: Any) -> None:
         assert (hand.pending, hand.received[0]) == (0, 6)
 
 
-def test_plans_keep_their_order_with_other_messages(comm: Any, seen: Any) -> None:
+def test_plans_keep_their_order_with_other_messages(comm: Any, patient: None, seen: Any) -> None:
     x, y = np.zeros(3000), np.empty(3000)
-    if comm.rank == 0:
-        with comm.plan("send", x, dest=1) as plan:
-            for turn in range(5):
-                x[:] = turn
-                plan()
-                comm.send(x + 100, 1)
-    elif comm.rank == 1:
-        for turn in range(5):
-            assert comm.recv(y, 0)[0] == turn
-            assert comm.recv(y, 0)[0] == turn + 100
+    comm._handover._looks = range(500_000)
     comm.barrier()
     if comm.rank == 0:
-        for turn in range(4):
-            comm.send(np.full(3000, float(turn)), 1)
-    elif comm.rank == 1:
-        with comm.plan("recv", out=y, source=0) as plan:
+        time.sleep(0.005)
+        comm._handover._waits = range(100)
+        with comm.plan("send", x, dest=1) as plan:
             plan.start()
-            second = comm.recv(np.empty(3000), 0)
+            comm.send(x + 1, 1)
+            plan.wait()
+    elif comm.rank == 1:
+        assert [comm.recv(y, 0)[0] for _ in range(2)] == [0, 1]
+    with comm.dup() as other:
+        if other.rank == 1:
+            plan = other.plan("recv", out=y, source=0)
+            plan.start()
+        other.barrier()
+        if other.rank == 0:
+            time.sleep(0.005)
+            other._handover._waits = range(100)
+            for turn in range(4):
+                other.send(np.full(3000, float(turn)), 1)
+        elif other.rank == 1:
+            second = other.recv(np.empty(3000), 0)
             assert (plan.wait()[0], second[0]) == (0, 1)
-            assert (comm.recv(y, 0)[0], plan()[0]) == (2, 3)
+            assert (other.recv(y, 0)[0], plan()[0]) == (2, 3)
+            plan.close()
     assert seen["give", True] == seen["take", True] == 0
+
+
+def test_a_post_is_for_one_tag(comm: Any, patient: None, seen: Any) -> None:
+    x, hand = np.arange(3000.0), comm._handover
+    if comm.rank == 0:
+        assert not hand.give(1, 1, x, x.nbytes, 0)
+        assert hand.give(1, 2, x, x.nbytes, hand.number[1]())
+    elif comm.rank == 1:
+        np.testing.assert_array_equal(comm.recv(np.empty(3000), 0, tag=2), x)
 
 
 def test_a_message_of_another_length_or_tag_is_left_to_mpi(comm: Any, patient: None, seen: Any) -> None:
@@ -278,21 +309,28 @@ def test_a_sender_stopped_while_it_copies_is_an_error_of_both(comm: Any, patient
         assert (comm.recv(np.empty(n), 0) == 1).all()
 
 
+@contextmanager
+def interrupted(after_s: float) -> Iterator[None]:
+    """Ctrl-C within the block, after so many seconds."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
 def test_a_receiver_that_is_interrupted_leaves_no_post_behind(comm: Any, patient: None, seen: Any) -> None:
     x = np.arange(5000.0)
     if comm.rank == 1:
-
-        def stop(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        old = signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                comm.recv(np.empty(5000), 0)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, old)
+        with interrupted(0.05):
+            comm.recv(np.empty(5000), 0)
     comm.barrier()
     if comm.rank == 0:
         for turn in range(3):
@@ -301,6 +339,36 @@ def test_a_receiver_that_is_interrupted_leaves_no_post_behind(comm: Any, patient
         for turn in range(3):
             np.testing.assert_array_equal(comm.recv(np.empty(5000), 0), x + turn)
         assert seen["take", True] == 3
+
+
+def test_a_receiver_interrupted_while_it_is_handed_a_message_waits_for_the_end(
+    comm: Any, patient: None
+) -> None:
+    """The sender still writes to the landing, where the next message would stand."""
+    n = 2 * handover._PIECE // 8
+    hand = comm._handover
+    if comm.rank == 0:
+        half = n // 2
+        places = iter([(0, half, np.empty(half)), (half, n, np.empty(half))])
+
+        class Slowly:
+            def __iter__(self) -> Any:
+                yield next(places)
+                time.sleep(0.2)
+                yield next(places)
+
+        parts, hand._parts_of = hand._parts_of, lambda *_: Slowly()
+        comm.send(np.ones(n), 1)
+        hand._parts_of = parts
+    elif comm.rank == 1:
+        with interrupted(0.1):
+            comm.recv(np.empty(n), 0)
+        assert hand._own[handover._HERE] & 255 == 2
+    comm.barrier()
+    if comm.rank == 0:
+        comm.send(np.full(n, 3.0), 1)
+    elif comm.rank == 1:
+        assert (comm.recv(np.empty(n), 0) == 3).all()
 
 
 def test_where_memory_is_short_mpi_carries_the_messages(
@@ -360,7 +428,10 @@ def test_two_threads_receive_at_once(comm: Any, patient: None) -> None:
 
 def test_counts_begin_anew_with_every_communicator() -> None:
     """Rings of the board serve again; what an old one says must not be taken for today's."""
+    board = runtime.board
+    assert board is not None
     for turn in range(8):
+        board._free.rotate(1)  # what was given back last is taken first
         with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
             for i in range(turn % 3 + 1):
                 if comm.rank == 0:
