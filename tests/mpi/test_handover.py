@@ -245,12 +245,12 @@ def test_a_sender_that_claims_a_post_which_is_withdrawn_backs_out(
 
     class Slow:
         def __enter__(self) -> None:
-            time.sleep(0.05)
+            time.sleep(0.3)
 
         def __exit__(self, *error: object) -> None:
             pass
 
-    monkeypatch.setattr(handover, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(handover, "_PATIENCE_S", 0.2)
     if comm.rank == 0:
         hand._waits = range(50_000_000)
         monkeypatch.setattr(hand, "_fence", Slow())
@@ -273,12 +273,13 @@ def test_a_claim_stands_though_the_receiver_would_withdraw(
 ) -> None:
     """The sender has looked and takes its time to copy."""
     hand = comm._handover
+    monkeypatch.setattr(handover, "_PATIENCE_S", 0.2)
     if comm.rank == 0:
         hand._waits = range(50_000_000)
         parts = hand._parts_of
 
         def slowly(*arguments: Any) -> Any:
-            time.sleep(0.05)
+            time.sleep(0.3)
             return parts(*arguments)
 
         monkeypatch.setattr(hand, "_parts_of", slowly)
