@@ -80,10 +80,12 @@ def broadcast(
         except (KeyError, AttributeError, TypeError):
             lane = lanes.find(comm, "broadcast", None, x, algorithm)
         done = lane(x, root if src is None else src)
-        if done is NotImplemented and algorithm is not None:
-            done = lanes.chosen(comm, "broadcast", None, x, algorithm)(x, root if src is None else src)
         if done is not NotImplemented:
             return done
+        if algorithm is not None:
+            done = lanes.chosen(comm, "broadcast", None, x, algorithm)(x, root if src is None else src)
+            if done is not NotImplemented:
+                return done
     return careful(comm, "broadcast", x, out, None, root if src is None else src, async_op, algorithm)
 
 

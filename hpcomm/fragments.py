@@ -253,10 +253,13 @@ except RuntimeError:  # sparse tensors have neither
     return NotImplemented
 """,
     "same": """
-if type(X) is not tensor or X.dtype is not dtype or X.dim() != Y.dim():
+if type(X) is not tensor or X.dtype is not dtype:
+    return NotImplemented
+axes = X.dim()
+if axes != Y.dim():
     return NotImplemented
 """,
-    "same_size": "if X_size != Y_size or (X.dim() != 1 and X.shape != Y.shape):\n    return NotImplemented",
+    "same_size": "if X_size != Y_size or (axes != 1 and X.shape != Y.shape):\n    return NotImplemented",
     "apart": "",
     "apart_in_memory": "if X_at < Y_at + Y_size and Y_at < X_at + X_size:\n    return NotImplemented",
     "new": "X = empty_like(Y)\nX_size = Y_size",

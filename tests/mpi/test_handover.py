@@ -57,7 +57,7 @@ def comm(request: Any) -> Iterator[hpcomm.Communicator]:
 def patient(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both wait as long as it takes, so that it does not depend on the machine who comes first."""
     monkeypatch.setattr(handover, "_PATIENCE_S", 30.0)
-    comm._handover._waits = range(50_000_000)
+    comm._handover._waits = range(20_000_000)
 
 
 @pytest.mark.parametrize("comm", ["light", "off"], indirect=True)
@@ -252,7 +252,7 @@ def test_a_sender_that_claims_a_post_which_is_withdrawn_backs_out(
 
     monkeypatch.setattr(handover, "_PATIENCE_S", 0.2)
     if comm.rank == 0:
-        hand._waits = range(50_000_000)
+        hand._waits = range(20_000_000)
         monkeypatch.setattr(hand, "_fence", Slow())
         comm.send(np.full(2000, 5.0), 1)
         assert seen["give", False] == 1
@@ -275,7 +275,7 @@ def test_a_claim_stands_though_the_receiver_would_withdraw(
     hand = comm._handover
     monkeypatch.setattr(handover, "_PATIENCE_S", 0.2)
     if comm.rank == 0:
-        hand._waits = range(50_000_000)
+        hand._waits = range(20_000_000)
         parts = hand._parts_of
 
         def slowly(*arguments: Any) -> Any:
