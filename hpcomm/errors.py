@@ -114,7 +114,8 @@ class PeerFailedError(HpcommError):
         self.ranks = tuple(ranks)
 
 
-_known: dict[str, bool] = {}
+_known: dict[str, bool] = {}  # by file: whether it is ours,
+_passing: dict[str, bool] = {}  # and whether it is ours, or passes a user's call on to us
 
 
 def is_ours(code: CodeType) -> bool:
@@ -130,7 +131,14 @@ def calling_frame(frame: FrameType | None = None) -> FrameType | None:
     """The innermost frame outside hpcomm, from frame (default: here) outwards: the user's line."""
     if frame is None:
         frame = sys._getframe(1)
-    while frame is not None and (is_ours(frame.f_code) or _is_between(frame.f_globals.get("__name__", ""))):
+    while frame is not None:
+        name = frame.f_code.co_filename
+        passes = _passing.get(name)
+        if passes is None:
+            passes = is_ours(frame.f_code) or _is_between(frame.f_globals.get("__name__", ""))
+            _passing[name] = passes
+        if not passes:
+            break
         frame = frame.f_back
     return frame
 

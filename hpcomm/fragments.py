@@ -14,9 +14,13 @@ from .short import FIRST
 from .steps import CUTS
 
 __all__ = [
+    "BEGUN",
     "BODIES",
+    "COUNTED",
     "CUTS",
+    "EXPECTED",
     "GIVE",
+    "MESSAGES",
     "NUMPY",
     "PLAIN_CALL",
     "RECEIVED",
@@ -32,6 +36,7 @@ __all__ = [
 
 STACKS = ("gather", "all_gather")  # the result has a block for each rank; of CUTS, x has
 ROOTED = ("gather", "scatter", "reduce")
+MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 
 _BARRIER = """
 def lane():
@@ -115,15 +120,7 @@ def lane(x, root):
 
 _SEND = """
 def lane(x, dest, tag):
-    global seen_dest, seen_tag  # that were found right; the same objects are so again
-    if dest is not seen_dest:
-        if type(dest) is not int or not 0 <= dest < p or dest == rank:
-            return NotImplemented
-        seen_dest = dest
-    if tag is not seen_tag:
-        if type(tag) is not int or not 0 <= tag <= last_tag:
-            return NotImplemented
-        seen_tag = tag
+    @dest tag
     @readable x
     @spec x
     @give x
@@ -131,17 +128,19 @@ def lane(x, dest, tag):
     return None
 """
 
+_ISEND = """
+def lane(x, dest, tag):
+    @dest tag
+    @readable x
+    @spec x
+    @counted
+    @call going = function(x_spec, dest, tag)
+    return sending(comm, x, dest, tag, going)
+"""
+
 _RECV = """
 def lane(x, source, tag):
-    global seen_source
-    if tag is None:
-        tag = ANY_TAG
-    elif type(tag) is not int:
-        return NotImplemented
-    if source is not seen_source:
-        if type(source) is not int or not 0 <= source < p:
-            return NotImplemented
-        seen_source = source
+    @source tag
     @writable x
     @spec x
     @take x
@@ -150,6 +149,36 @@ def lane(x, source, tag):
     @length x
     @received
     return x
+"""
+
+_IRECV = """
+def lane(x, source, tag):
+    @source tag
+    @writable x
+    @spec x
+    @expected
+    @call going = function(x_spec, source, tag)
+    @begun x
+"""
+
+_SENDRECV = """
+def lane(x, out, dest, source, sendtag, recvtag):
+    @dest sendtag
+    @source recvtag
+    if source == rank or type(out) is not type(x) or out.dtype is not dtype:
+        return NotImplemented
+    @readable x
+    @spec x
+    @apart x, out
+    @writable out
+    @spec out
+    @apart_in_memory x, out
+    @counted
+    status = Status()
+    @call function(x_spec, dest, sendtag, out_spec, source, recvtag, status)
+    @length out
+    @received
+    return out
 """
 
 # Messages between ranks of a node: see handover.py.
@@ -170,6 +199,9 @@ if hand_from <= AMOUNT < hand_to:
         raise failure(error, verb, comm) from None
 """
 RECEIVED = "received[source] += 1"
+COUNTED = "number[dest]()"
+EXPECTED = "expects()"
+BEGUN = "return receiving(comm, X, source, tag, going, BYTES)"
 
 
 def out_of_place(verb: str, folds: bool, first: bool) -> str:
@@ -235,7 +267,7 @@ if X.ndim != Y.ndim or (X.ndim != 1 and X.shape != Y.shape):
     "flat": "X_flat = X if X.ndim == 1 else X.reshape(-1)",
     "amount": "n",
     "bytes": "n * itemsize",
-    "length": "if status.count != n * itemsize:\n    check_length(comm, 'recv', status, n * itemsize)",
+    "length": "if status.count != n * itemsize:\n    check_length(comm, verb, status, n * itemsize)",
 }
 
 # mpi4py takes microseconds to look into a tensor, and a tenth of one for an address. Windows are what it
@@ -285,7 +317,7 @@ X_spec = X_seen[1]
     "flat": "X_flat = X_seen[3]",
     "amount": "X_size",
     "bytes": "X_size",
-    "length": "if status.count != X_size:\n    check_length(comm, 'recv', status, X_size)",
+    "length": "if status.count != X_size:\n    check_length(comm, verb, status, X_size)",
 }
 TORCH["writable"] = TORCH["writable_too"] = TORCH["readable"]
 
@@ -297,6 +329,30 @@ if root is not seen_root:
     seen_root = root
 """
 
+_DEST = """
+global seen_dest, seen_tag  # that were found right; the same objects are so again
+if dest is not seen_dest:
+    if type(dest) is not int or not 0 <= dest < p or dest == rank:
+        return NotImplemented
+    seen_dest = dest
+if X is not seen_tag:
+    if type(X) is not int or not 0 <= X <= last_tag:
+        return NotImplemented
+    seen_tag = X
+"""
+
+_SOURCE = """
+global seen_source
+if X is None:
+    X = any_tag
+elif type(X) is not int:
+    return NotImplemented
+if source is not seen_source:
+    if type(source) is not int or not 0 <= source < p:
+        return NotImplemented
+    seen_source = source
+"""
+
 PLAIN_CALL = "CALL"
 _CALL = """try:
     AROUND
@@ -306,6 +362,7 @@ except MPIError as error:
 
 BODIES = {
     "all_reduce": _ALL_REDUCE, "barrier": _BARRIER, "broadcast": _BROADCAST, "send": _SEND, "recv": _RECV,
+    "isend": _ISEND, "irecv": _IRECV, "sendrecv": _SENDRECV,
 }  # fmt: skip
 
 
@@ -314,7 +371,7 @@ def compiled(
     verb: str, body: str, fragments: tuple[tuple[str, str], ...], around: str
 ) -> tuple[CodeType, _Source]:
     """What defines the function `lane`, and its text; fragments: by name; around: of an Agreement."""
-    known = dict(fragments) | {"root": _ROOT}
+    known = dict(fragments) | {"root": _ROOT, "dest": _DEST, "source": _SOURCE}
     if around == PLAIN_CALL and not known.get("within"):
         known["sign"] = ""
     lines = []

@@ -23,9 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import HpcommError
 from .fragments import (
+    BEGUN,
     BODIES,
+    COUNTED,
     CUTS,
+    EXPECTED,
     GIVE,
+    MESSAGES,
     NUMPY,
     PLAIN_CALL,
     RECEIVED,
@@ -250,7 +254,7 @@ def _make(
     def sign(*what: Any) -> int:
         return marked(head(*what), algorithm) if algorithm else head(*what)
 
-    names["code"] = sign(verb, fold, record.code) if verb not in ("send", "recv") else 0
+    names["code"] = sign(verb, fold, record.code) if verb not in MESSAGES else 0
     rooted = verb == "broadcast" or verb in ROOTED
     if verb == "all_reduce":
         names.update(last_n=-1, laid=-1, places=None)
@@ -262,8 +266,8 @@ def _make(
             fragments["short_apart"] = SHORT.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
             names.update(end=end, number=short.number, known={}, look=short.look)
             names["places_of"] = partial(short.places, plain)
-    if verb in ("send", "recv"):
-        fragments = {**fragments, **_handover(comm, record, fragments, names)}
+    if verb in MESSAGES:
+        fragments = {**fragments, **_message(comm, record, fragments, names)}
     else:
         fragments = {
             **fragments,
@@ -320,20 +324,25 @@ def _within(
     return found
 
 
-def _handover(
+def _message(
     comm: Communicator, record: Dtype, fragments: dict[str, str], names: dict[str, Any]
 ) -> dict[str, str]:
-    """What hands messages of some lengths over in memory of the node."""
+    """What counts messages, and hands those of some lengths over in memory of the node."""
+    from . import message
+
+    names.update(sending=message.sending, receiving=message.receiving)
+    texts = dict.fromkeys(("give", "take", "received", "counted", "expected"), "")
     hand = comm._handover
-    if hand is None:
-        return dict.fromkeys(("give", "take", "received"), "")
-    unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of an array's length
-    names.update(hand_from=-(-LEAST // unit), hand_to=hand.most // unit + 1)
-    names.update(number=hand.number, received=hand.received, give=hand.give, take=hand.take)
-    texts = {"give": GIVE, "take": TAKE, "received": RECEIVED}
+    if hand is not None:
+        unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
+        names.update(hand_from=-(-LEAST // unit), hand_to=hand.most // unit + 1)
+        names.update(number=hand.number, received=hand.received, give=hand.give, take=hand.take)
+        names["expects"] = hand.expects
+        texts = {"give": GIVE, "take": TAKE, "received": RECEIVED, "counted": COUNTED, "expected": EXPECTED}
+    texts["begun"] = BEGUN
     for name, text in texts.items():
-        for part in ("flat", "amount", "bytes"):
-            text = text.replace(part.upper() if part != "flat" else "@flat", fragments[part])
+        for word, part in (("@flat", "flat"), ("AMOUNT", "amount"), ("BYTES", "bytes")):
+            text = text.replace(word, fragments[part])
         texts[name] = text
     return texts
 
@@ -362,19 +371,19 @@ def _compose(
 
     from .transport import mpi
 
-    agreed = verb not in ("send", "recv")  # a message: only its two ranks know of it
+    agreed = verb not in MESSAGES  # of those only two ranks know
     around = comm._agreement.around if agreed else PLAIN_CALL
     names.setdefault("code", head(verb) if agreed else 0)
     names.update(comm._agreement.names)
     names.update(
-        ANY_TAG=MPI.ANY_TAG,
         IN_PLACE=MPI.IN_PLACE,
         MPIError=MPI.Exception,
         Status=MPI.Status,
+        any_tag=MPI.ANY_TAG,
         check_length=mpi.check_length,
         comm=comm,
         failure=mpi.failure,
-        function=names.get("function") or getattr(comm._mpi, mpi.NAMES[verb]),
+        function=names.get("function") or getattr(comm._mpi, mpi.NAMES.get(verb) or verb.capitalize()),
         last_tag=mpi.largest_tag(),
         p=comm.size,
         rank=comm.rank,

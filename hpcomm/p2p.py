@@ -100,8 +100,14 @@ def isend(
     comm: Communicator, x: Any, dest: int | None = None, tag: int = 0, *, dst: int | None = None
 ) -> Request:
     """Begin to send x to dest; x must not change before the request is complete. Same as MPI_Isend."""
-    request: Request = _send(comm, x, dst if dest is None else dest, tag, True)
-    return request
+    if dest is None:
+        dest = dst
+    try:
+        lane = comm._lanes["isend"][None][type(x)][x.dtype]
+    except (KeyError, AttributeError):
+        lane = lanes.find(comm, "isend", None, x)
+    request: Request = lane(x, dest, tag)
+    return _send(comm, x, dest, tag, True) if request is NotImplemented else request
 
 
 def recv(
@@ -155,7 +161,18 @@ def irecv(
     src: int | None = None,
 ) -> Request:
     """Begin to receive a message, as recv; the request's status says from where. Same as MPI_Irecv."""
-    request: Request = _recv(comm, out, src if source is None else source, tag, dtype, shape, None, True)
+    if source is None:
+        source = src
+    request: Request
+    if out is not None:
+        try:
+            lane = comm._lanes["irecv"][None][type(out)][out.dtype]
+        except (KeyError, AttributeError):
+            lane = lanes.find(comm, "irecv", None, out)
+        request = lane(out, source, tag)
+        if request is not NotImplemented:
+            return request
+    request = _recv(comm, out, source, tag, dtype, shape, None, True)
     return request
 
 
@@ -178,6 +195,14 @@ def sendrecv(
     Returns:
         out, or the array made.
     """
+    if out is not None and status is None:
+        try:
+            lane = comm._lanes["sendrecv"][None][type(x)][x.dtype]
+        except (KeyError, AttributeError):
+            lane = lanes.find(comm, "sendrecv", None, x)
+        done = lane(x, out, dest, source, sendtag, recvtag)
+        if done is not NotImplemented:
+            return done
     try:
         comm._check_open("sendrecv")
         look = buffer.as_buffer(x)

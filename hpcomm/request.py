@@ -20,7 +20,7 @@ from .errors import PeerFailedError, UsageError, WaitTimeoutError, calling_frame
 from .observe.board import last_call
 
 if TYPE_CHECKING:
-    from types import CodeType
+    from types import CodeType, FrameType
 
     from mpi4py import MPI
 
@@ -35,6 +35,7 @@ __all__ = [
     "Request",
     "Stages",
     "abandon",
+    "birth",
     "deadline",
     "move_rounds",
     "polled",
@@ -82,8 +83,7 @@ class Request:
         self._needs: tuple[Communicator, int | None, int] | None = None
         self._stages: Stages | None = None  # until the first stage has begun there is nothing to own
         self._statuses: list[MPI.Status] = []
-        frame = calling_frame(sys._getframe(1))
-        self._born: tuple[CodeType, int | None] | None = (frame.f_code, frame.f_lineno) if frame else None
+        self._born = birth(sys._getframe(1))
         self._pending: list[Any] = []
         self._moving = Lock()  # one thread at a time: MPI does not let two wait for one of its requests
         try:
@@ -178,7 +178,10 @@ class Request:
     @property
     def birth(self) -> str:
         """`train.py:41`: the line that started the call."""
-        return place(*self._born) if self._born else "?"
+        if self._born is None:
+            return "?"
+        code, at = self._born
+        return place(code, next((line for low, end, line in code.co_lines() if low <= at < end), None))
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
@@ -265,6 +268,12 @@ class Request:
             self._error, self._stages, self._pending = said, None, []
             if not isinstance(said, Exception):
                 raise
+
+
+def birth(frame: FrameType | None) -> tuple[CodeType, int] | None:
+    """The user's code that is running, and at which of its bytes: to ask for the line takes longer."""
+    user = calling_frame(frame)
+    return (user.f_code, user.f_lasti) if user else None
 
 
 def abandon(*memory: Any) -> None:
