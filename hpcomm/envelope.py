@@ -22,7 +22,16 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Arrival", "Status", "fill", "peer_rank", "source_and_tag", "source_rank", "tag_number"]
+__all__ = [
+    "Arrival",
+    "Status",
+    "fill",
+    "is_awaited",
+    "peer_rank",
+    "source_and_tag",
+    "source_rank",
+    "tag_number",
+]
 
 _ANY_MPI = 32767  # tags up to here are taken by every MPI
 
@@ -100,6 +109,18 @@ class Arrival:
 
 _waiting: dict[int, weakref.ref[Arrival]] = {}  # in the order in which they were asked for
 _matching = threading.RLock()
+
+
+def is_awaited(mpi: MPI.Comm, source: int | None = None, tag: int | None = None) -> bool:
+    """Whether an Arrival may take a message that a receive from source with tag could take; None: any."""
+    any_source, any_tag = (None, MPI.ANY_SOURCE), (None, MPI.ANY_TAG)
+    return any(
+        each._mpi is mpi
+        and each.message is None
+        and (source in any_source or each._source in (source, MPI.ANY_SOURCE))
+        and (tag in any_tag or each._tag in (tag, MPI.ANY_TAG))
+        for each in (_in_order() if _waiting else ())
+    )
 
 
 def _in_order() -> list[Arrival]:

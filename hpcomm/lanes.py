@@ -21,6 +21,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from .envelope import is_awaited
 from .errors import HpcommError
 from .fragments import (
     BEGUN,
@@ -49,11 +50,12 @@ if TYPE_CHECKING:
     from .communicator import Communicator
     from .dtypes import Dtype
 
-__all__ = ["NO_LANES", "chosen", "detour", "find"]
+__all__ = ["NO_LANES", "TAKERS", "chosen", "detour", "find"]
 
 Lane = Callable[..., Any]
 NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
 
+TAKERS = ("recv", "irecv", "sendrecv")  # which must not take what another receive waits for already
 _FOLDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 _NOTHING = object()  # which no caller gives
 _KEPT = 256  # lengths of calls within a node
@@ -77,7 +79,7 @@ def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None =
         lane = comm._lanes[verb] = detour if comm.is_inter else _compose(comm, verb, BODIES[verb], {}, {})
         return lane
     make = _maker(comm, verb, op, x)
-    if make is None:
+    if make is None or (verb in TAKERS and is_awaited(comm._mpi)):
         return detour
     lane = detour if comm.is_inter else make(comm, verb, op, x.dtype)
     comm._lanes.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane

@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from . import lanes
 from .call import Call
-from .envelope import Arrival, Status, fill, peer_rank, source_and_tag, source_rank, tag_number
-from .errors import HpcommError, LayoutError, MismatchError, UsageError, where
-from .request import Request, Stages, abandon
+from .envelope import (
+    Status,
+    fill,
+    is_awaited,
+    peer_rank,
+    source_and_tag,
+    source_rank,
+    tag_number,
+)
+from .errors import HpcommError, LayoutError, UsageError
+from .request import Request, abandon
+from .unsized import in_order, recv_behind, recv_unsized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -227,6 +236,11 @@ def sendrecv(
     packed = np.ascontiguousarray(look.array)
     if buffer.overlap(packed, recv.array):
         packed = packed.copy()
+    if source != MPI.PROC_NULL and is_awaited(comm._mpi, source, recvtag):
+        request = _send(comm, packed, dest, sendtag, True)
+        result = _recv_into(comm, recv, source, recvtag, status, False)
+        request.wait()
+        return result
     landing = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
     seen = MPI.Status()
     call = Call(comm, "sendrecv")
@@ -403,13 +417,12 @@ def _recv(
             shape = _shape(shape)
             return _recv_into(comm, buffer.empty(shape, record, torch), source, tag, status, async_op)
         status = Status() if status is None else status
-        stages = transport.in_our_words(comm, "recv", _recv_unsized(comm, source, tag, dtype, status))
+        if async_op and comm._lanes is not lanes.NO_LANES:  # these ask MPI, which knows of no Arrival
+            for verb in lanes.TAKERS:
+                comm._lanes.pop(verb, None)
+        return in_order(comm, recv_unsized(comm, source, tag, dtype, status), source, tag, status, async_op)
     except HpcommError as error:
         raise error.located("irecv" if async_op else "recv", comm) from None
-    request = Request(f"recv(source={source}, tag={tag})", comm._unfinished.begin(stages), status)
-    request.needs(comm, source)
-    request.in_rounds()
-    return request if async_op else request.wait()
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
@@ -435,8 +448,10 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
             result.status = status
             result.needs(comm, source)
         return result
-    landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
     status = Status() if status is None else status
+    if onboard is None and source != MPI.PROC_NULL and is_awaited(comm._mpi, source, tag):
+        return in_order(comm, recv_behind(comm, look, source, tag, status), source, tag, status, async_op)
+    landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
     hand = comm._handover
     if hand is not None:
         hand.expects()
@@ -461,51 +476,6 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
         result.status = status
         result.needs(comm, source)
     return result
-
-
-def _recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: Any) -> Stages:
-    """Wait for the message, make an array of its length, take it."""
-    record, torch = dtypes.parse(dtype)
-    arrival = Arrival(comm._mpi, source, tag)
-    if comm._handover is not None:
-        comm._handover.expects()
-    raw = None if comm._onboard is None else comm._onboard.messages.take(source, tag, arrival.status)
-    if raw is None:
-        yield [arrival]
-    else:
-        arrival.withdraw()
-    nbytes = arrival.status.Get_elements(MPI.BYTE)
-    if comm._onboard is not None:  # it may be a card, which announces a large message
-        if raw is None:
-            raw = bytearray(nbytes)
-            arrival.message.Recv([raw, MPI.BYTE])
-            arrival.message = None
-        announced = comm._onboard.length(raw)
-        nbytes = nbytes if announced is None else announced
-    if nbytes % record.itemsize:
-        if arrival.message is not None:
-            arrival.message.Recv(bytearray(nbytes))
-        raise MismatchError(
-            f"a message of {nbytes} bytes holds no whole number of {record}",
-            where("recv", comm),
-            "give the dtype that was sent",
-        )
-    look = buffer.empty((nbytes // record.itemsize,), record, torch)
-    if comm._onboard is None:
-        arrival.message.Recv(transport.message(look.array, look.array.size, record))
-    elif announced is None:
-        assert raw is not None
-        look.array[...] = np.frombuffer(raw, look.array.dtype)
-    else:
-        call = Call(comm, "recv", peer=source, tag=tag)
-        call.look = look
-        yield from comm._onboard.announced(call, look, raw, arrival.status, None)
-        nbytes = announced
-        arrival.status.Set_elements(MPI.BYTE, nbytes)
-    fill(status, arrival.status)
-    if comm._handover is not None:
-        comm._handover.came(arrival.status.source)
-    return look.give()
 
 
 def _check_writable(look: Buffer) -> None:

@@ -627,3 +627,34 @@ def test_a_failure_of_mpi_in_a_receive_of_unknown_length_is_ours(
         with pytest.raises(hpcomm.TransportError, match=r"(?s)failed: .*where: recv") as caught:
             receive()
         assert caught.value.error_class == MPI.ERR_OTHER
+
+
+@pytest.mark.parametrize("n", [3, 5000])
+def test_a_message_is_for_the_first_receive_begun_that_can_take_it(own_comm: Any, n: int) -> None:
+    """Also where that one knows no length, of which MPI hears only when the message is there."""
+    comm, kind = own_comm, "float64"
+    if comm.size == 1:
+        pytest.skip("a rank alone has nobody to hear from")
+    for turn in range(3):
+        comm.recv(np.empty(n), 1) if comm.rank == 0 else comm.rank > 1 or comm.send(np.ones(n), 0)  # lanes
+        comm.barrier()
+        if comm.rank == 1:
+            going = [comm.isend(np.full(n, float(i)), 0, tag=i % 2) for i in range(10)]
+            for request in going:
+                request.wait()
+        elif comm.rank == 0:
+            first = comm.irecv(dtype=kind, source=1, tag=1)  # takes 1
+            second = comm.irecv(dtype=kind, source=None)  # 0
+            assert comm.recv(np.empty(n), 1)[0] == 2
+            third = comm.irecv(np.empty(n)[::1], 1)
+            fourth = comm.irecv(dtype=kind, source=1, tag=1)
+            status = hpcomm.Status()
+            assert comm.recv(np.empty((n, 2))[:, 0], 1, tag=1, status=status)[0] == 7
+            assert (status.tag, status.nbytes) == (1, 8 * n)
+            assert [r.wait()[0] for r in (first, second, third, fourth)] == [1, 0, 3, 5]
+            fifth = comm.irecv(dtype=kind, source=1)
+            assert comm.sendrecv(np.empty(0), hpcomm.PROC_NULL, 1, out=np.empty(n))[0] == 6
+            sixth = comm.irecv(dtype=kind, source=1, tag=0)
+            with pytest.raises(hpcomm.MismatchError, match=f"has {8 * n} bytes"):
+                comm.recv(np.empty(n + 1), 1)
+            assert (fifth.wait()[0], sixth.wait()[0]) == (4, 8), turn
