@@ -80,6 +80,8 @@ class Arrival:
             return self._is_here()
 
     def Wait(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
+        if self._is_here():  # another one has seen to it
+            return True
         if len(_waiting) == 1:
             self.message = self._mpi.Mprobe(self._source, self._tag, self.status)
             return self._is_here()

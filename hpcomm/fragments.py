@@ -18,6 +18,7 @@ __all__ = [
     "BODIES",
     "COUNTED",
     "CUTS",
+    "EXCHANGE",
     "EXPECTED",
     "GIVE",
     "MESSAGES",
@@ -25,6 +26,7 @@ __all__ = [
     "PLAIN_CALL",
     "RECEIVED",
     "ROOTED",
+    "SENT",
     "SHORT",
     "STACKS",
     "TAKE",
@@ -170,10 +172,12 @@ def lane(x, out, dest, source, sendtag, recvtag):
     @readable x
     @spec x
     @apart x, out
+    @sent x
     @writable out
     @spec out
     @apart_in_memory x, out
     @counted
+    @exchange x, out
     status = Status()
     @call function(x_spec, dest, sendtag, out_spec, source, recvtag, status)
     @length out
@@ -199,7 +203,18 @@ if hand_from <= AMOUNT < hand_to:
         raise failure(error, verb, comm) from None
 """
 RECEIVED = "received[source] += 1"
-COUNTED = "number[dest]()"
+COUNTED = "this = number[dest]()"
+SENT = "sent, nbytes = AMOUNT, BYTES"
+EXCHANGE = """
+if hand_from <= sent < swap_to and hand_from <= AMOUNTY < swap_to:
+    @flatX
+    @flatY
+    try:
+        if exchange(dest, sendtag, X_flat, nbytes, this, X_spec, source, recvtag, Y_flat, BYTESY, Y_spec):
+            return Y
+    except MPIError as error:
+        raise failure(error, verb, comm) from None
+"""
 EXPECTED = "expects()"
 BEGUN = "return receiving(comm, X, source, tag, going, BYTES)"
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import PeerFailedError, where
 from .flags import is_wanted
+from .request import abandon
 from .shelf import landing_bytes
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .communicator import Communicator
     from .observe.board import Board
     from .shelf import Shelves
+    from .transport import mpi as transport
 
     Parts = list[tuple[int, int, np.ndarray[Any, Any]]]
 else:
@@ -48,10 +50,12 @@ else:
 
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["LEAST", "Handover"]
+__all__ = ["LEAST", "MOST_BOTH", "Handover"]
 
-LEAST = 8 << 10  # bytes of a message; below, MPI is as quick
+LEAST = 8 << 10  # bytes of a message; below, MPI is as quick,
+MOST_BOTH = 512 << 10  # and above, where both send at once: MPI copies them once only
 _PIECE = 128 << 10  # bytes, which a core's cache holds beside what they come from
 _POST, _SERIAL, _TAG, _CLAIM, _HERE = range(5)
 # A post: how many messages the receiver has had, from whom it wants one, and its bytes.
@@ -153,8 +157,13 @@ class Handover:
         self._hope[dest] = _TRIES
         return True
 
-    def take(self, source: int, tag: int, flat: Any, nbytes: int) -> bool:
+    def take(
+        self, source: int, tag: int, flat: Any, nbytes: int, meanwhile: Callable[[], None] | None = None
+    ) -> bool:
         """Wait for a message of source to be handed over into flat; false: it comes by MPI.
+
+        Args:
+            meanwhile: what to do while the sender copies; not done if it is known before that MPI brings it.
 
         Raises:
             PeerFailedError: its sender was stopped, or ended, while it copied.
@@ -175,6 +184,8 @@ class Handover:
             here = serial << _DONE
             parts = self._parts_of(self._comm.rank, flat)
             try:
+                if meanwhile is not None:
+                    meanwhile()
                 if not self._comes(source, tag, serial):
                     return False
                 for low, high, room in parts:
@@ -195,6 +206,48 @@ class Handover:
             return True
         finally:
             _landing.release()
+
+    def exchange(
+        self,
+        dest: int,
+        sendtag: int,
+        flat: Any,
+        nbytes: int,
+        number: int,
+        spec: Any,
+        source: int,
+        recvtag: int,
+        into: Any,
+        room: int,
+        target: Any,
+    ) -> bool:
+        """Hand over message `number` to dest and take one of source; false: nothing was done.
+
+        Args:
+            flat, nbytes, spec: elements to send, also as MPI wants them; into, room, target: to receive.
+        """
+        mpi, going, is_begun = self._comm._mpi, None, False
+
+        def send() -> None:
+            nonlocal going, is_begun
+            is_begun = True
+            if not self.give(dest, sendtag, flat, nbytes, number):
+                going = mpi.Isend(spec, dest, sendtag)
+
+        try:
+            if not self.take(source, recvtag, into, room, send):
+                if not is_begun:
+                    return False
+                status = MPI.Status()
+                mpi.Recv(target, source, recvtag, status)
+                transport.check_length(self._comm, "sendrecv", status, room)
+                self.received[source] += 1
+            if going is not None:
+                going.Wait()
+        except BaseException:
+            abandon(going)  # its receiver may still come for it
+            raise
+        return True
 
     def sends(self, dest: int) -> None:
         """Note that a message to dest goes by MPI."""

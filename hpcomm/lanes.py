@@ -28,6 +28,7 @@ from .fragments import (
     BODIES,
     COUNTED,
     CUTS,
+    EXCHANGE,
     EXPECTED,
     GIVE,
     MESSAGES,
@@ -35,6 +36,7 @@ from .fragments import (
     PLAIN_CALL,
     RECEIVED,
     ROOTED,
+    SENT,
     SHORT,
     STACKS,
     TAKE,
@@ -43,7 +45,7 @@ from .fragments import (
     compiled,
     out_of_place,
 )
-from .handover import LEAST
+from .handover import LEAST, MOST_BOTH
 from .signature import VERBS, head, marked
 
 if TYPE_CHECKING:
@@ -333,18 +335,20 @@ def _message(
     from . import message
 
     names.update(sending=message.sending, receiving=message.receiving)
-    texts = dict.fromkeys(("give", "take", "received", "counted", "expected"), "")
+    texts = dict.fromkeys(("give", "take", "received", "counted", "expected", "sent", "exchange"), "")
     hand = comm._handover
     if hand is not None:
         unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
         names.update(hand_from=-(-LEAST // unit), hand_to=hand.most // unit + 1)
         names.update(number=hand.number, received=hand.received, give=hand.give, take=hand.take)
-        names["expects"] = hand.expects
+        names.update(expects=hand.expects, exchange=hand.exchange, swap_to=MOST_BOTH // unit + 1)
         texts = {"give": GIVE, "take": TAKE, "received": RECEIVED, "counted": COUNTED, "expected": EXPECTED}
+        texts |= {"sent": SENT, "exchange": EXCHANGE}
     texts["begun"] = BEGUN
     for name, text in texts.items():
         for word, part in (("@flat", "flat"), ("AMOUNT", "amount"), ("BYTES", "bytes")):
-            text = text.replace(word, fragments[part])
+            text = text.replace(f"{word}Y", fragments[part].replace("X", "Y"))
+            text = text.replace(f"{word}X", fragments[part]).replace(word, fragments[part])
         texts[name] = text
     return texts
 

@@ -398,6 +398,53 @@ def test_the_user_can_leave_messages_to_mpi(monkeypatch: pytest.MonkeyPatch) -> 
                 comm.send(np.ones(5000), 0)
 
 
+@pytest.mark.parametrize("form", [np.copy, lambda x: torch.from_numpy(x.copy())], ids=["numpy", "torch"])
+def test_ranks_that_exchange_hand_over_both_messages(comm: Any, patient: None, seen: Any, form: Any) -> None:
+    if comm.rank > 1:
+        return
+    other, most = 1 - comm.rank, handover.MOST_BOTH
+    lengths = [LEAST - 8, LEAST, 50_000, most, most + 8]
+    for turn, nbytes in enumerate(lengths):
+        there = lengths[(turn + 1) % 5] if turn in (1, 3) else nbytes  # what they send may differ in length
+        mine, theirs = (nbytes, there) if comm.rank == 0 else (there, nbytes)
+        x, y = form(np.arange(mine // 8) + comm.rank), form(np.zeros(theirs // 8, np.int64))
+        assert comm.sendrecv(x, other, other, turn, [turn, None][turn % 2], out=y) is y
+        np.testing.assert_array_equal(np.asarray(y), np.arange(theirs // 8) + other)
+    assert seen["give", True] == seen["take", True] == 2  # turns 1 and 2; in turn 3 one of them is too long
+
+
+def test_an_exchange_goes_on_by_mpi_where_the_other_rank_is_elsewhere(comm: Any, patient: None) -> None:
+    """Its partner sends in the background, or takes nothing as yet; and one message is too long."""
+    x, y = np.full(3000, float(comm.rank)), np.empty(3000)
+    if comm.rank == 0:
+        comm._handover._waits = range(100)
+        for _ in range(2):
+            assert comm.sendrecv(x, 1, 1, out=y)[0] == 1
+        with pytest.raises(hpcomm.MismatchError, match=r"sendrecv on communicator 'near'"):
+            comm.sendrecv(x, 1, 1, out=y)
+        assert comm.sendrecv(x, 1, 1, out=y)[0] == 1
+    elif comm.rank == 1:
+        for length in (3000, 3000, 2999):
+            going = comm.isend(np.full(length, 1.0), 0)
+            assert comm.recv(y, 0)[0] == 0
+            going.wait()
+        pending = comm.irecv(np.empty(3000), 0)
+        comm.send(x, 0)
+        assert pending.wait()[0] == 0
+
+
+def test_a_ring_of_exchanges(comm: Any) -> None:
+    p, rank = comm.size, comm.rank
+    x = np.full(20_000, float(rank))
+    for turn in range(20):
+        if (rank + turn) % 7 == 0:
+            time.sleep(1e-3)
+        y = np.empty_like(x)
+        comm.sendrecv(x, (rank + 1) % p, (rank - 1) % p, out=y)
+        assert (y == (rank - 1 - turn) % p).all(), turn
+        x = y
+
+
 def test_two_threads_receive_at_once(comm: Any, patient: None) -> None:
     """There is one landing: the second thread's message comes by MPI."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:

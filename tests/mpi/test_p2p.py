@@ -658,3 +658,22 @@ def test_a_message_is_for_the_first_receive_begun_that_can_take_it(own_comm: Any
             with pytest.raises(hpcomm.MismatchError, match=f"has {8 * n} bytes"):
                 comm.recv(np.empty(n + 1), 1)
             assert (fifth.wait()[0], sixth.wait()[0]) == (4, 8), turn
+
+
+def test_a_message_that_another_receive_has_found_for_it_is_not_asked_for_again(own_comm: Any) -> None:
+    comm = own_comm
+    if comm.size == 1:
+        pytest.skip("a rank alone has nobody to hear from")
+    if comm.rank == 1:
+        comm.send(np.full(3, 10.0), 0, tag=1)
+        comm.barrier()
+        comm.send(np.full(3, 20.0), 0, tag=1)
+    elif comm.rank == 0:
+        first = comm.irecv(dtype="float64", source=1, tag=1)
+        second = comm.irecv(dtype="float64", source=1)
+        while first._pending[0].message is None:
+            assert not second.done()  # which finds the message, and leaves it to the first
+        comm.barrier()
+        assert (first.wait()[0], second.wait()[0]) == (10, 20)
+    else:
+        comm.barrier()
