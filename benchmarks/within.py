@@ -1,9 +1,10 @@
-"""Collectives between ranks of one node: hpcomm against raw mpi4py, which moves messages.
+"""Collectives and messages between ranks of one node: hpcomm against raw mpi4py.
 
     hpcomm run -n 2 python benchmarks/within.py [--save] [--quick]
 
 Every rank brings an array of so many bytes, all blocks together where there are such. Verbs with a root have
-each rank as root in turn, so that nobody runs ahead.
+each rank as root in turn, so that nobody runs ahead. Messages go there and back between ranks 0 and 1, 2 and
+3, and so on; sendrecv goes around the ring of all ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,29 @@ def pairs(nbytes: int) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]
 
         return turns
 
+    def turn(
+        send: Callable[[Any, int], Any], recv: Callable[[Any, int], Any]
+    ) -> tuple[Callable[[], Any], ...]:
+        peer = raw.rank ^ 1
+        if peer >= p:
+            return (lambda: None,)
+        there, back = (lambda: send(x, peer)), (lambda: recv(y, peer))
+        return (there, back) if raw.rank < peer else (back, there)
+
+    def steps(calls: tuple[Callable[[], Any], ...]) -> Callable[[], Any]:
+        def both() -> None:
+            for call in calls:
+                call()
+
+        return both
+
+    right, left = (raw.rank + 1) % p, (raw.rank - 1) % p
     return {
+        "send and recv": (steps(turn(raw.Send, raw.Recv)), steps(turn(comm.send, comm.recv))),
+        "sendrecv": (
+            lambda: raw.Sendrecv(x, right, 0, y, left),
+            lambda: comm.sendrecv(x, right, left, out=y),
+        ),
         "all_reduce": (lambda: raw.Allreduce(x, y), lambda: comm.all_reduce(x, out=y)),
         "broadcast": (each(lambda r: raw.Bcast(x, r)), each(lambda r: comm.broadcast(x, r, out=x))),
         "reduce": (
