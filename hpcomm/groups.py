@@ -124,7 +124,7 @@ def create_intercomm(
         RankError: there is no such leader. UsageError: peer is no Communicator.
     """
     comm._check_one_group("create_intercomm")
-    if not isinstance(getattr(peer, "mpi", None), MPI.Comm):
+    if not isinstance(getattr(peer, "_mpi", None), MPI.Comm):
         what, hint = f"peer is {peer!r}, no Communicator", "hpcomm.world, if both groups are parts of it"
         raise UsageError(what, hint=hint).located("create_intercomm", comm)
     for leader, its in ((local_leader, comm), (remote_leader, peer)):
@@ -137,7 +137,7 @@ def create_intercomm(
     number = _tag(comm, "create_intercomm", tag)
     create = comm._mpi.Create_intercomm  # type: ignore[attr-defined]
     name = name or f"{comm.name}<->"
-    return _made(comm, "create_intercomm", name, create, local_leader, peer.mpi, remote_leader, number)
+    return _made(comm, "create_intercomm", name, create, local_leader, peer._mpi, remote_leader, number)
 
 
 def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Communicator:

@@ -56,14 +56,14 @@ __all__ = ["LEAST", "MOST_BOTH", "Handover"]
 
 LEAST = 8 << 10  # bytes of a message; below, MPI is as quick,
 MOST_BOTH = 512 << 10  # and above, where both send at once: MPI copies them once only
-_PIECE = 128 << 10  # bytes, which a core's cache holds beside what they come from
+_PIECE = range(32 << 10, 128 << 10)  # bytes of a quarter; a core's cache holds them beside their source
 _POST, _SERIAL, _TAG, _CLAIM, _HERE = range(5)
 # A post: how many messages the receiver has had, from whom it wants one, and its bytes.
 _COUNT, _SOURCE, _POSTED = 44, 24, 1 << 23  # bits from which, and one that no other word has
 _COUNTS, _RANKS = (1 << 18) - 1, 1 << 20
 _DONE, _SPOILT = 8, 255  # bits of HERE for the number of pieces that have come, and what stands there instead
 _LOOKS = 30  # at the notes, between two looks whether MPI has a message
-_WAITS = 120  # looks of a sender at a post that is not there yet
+_WAITS = 200  # looks of a sender at a post that is not there yet
 _FEW = 4  # of either where ranks are more than cores
 _TRIES = 4  # in vain, until that is left,
 _AGAIN = 31  # but for one message of so many and one
@@ -328,7 +328,8 @@ class Handover:
                 self._parts.clear()
             landing = self._shelves.landing(self._shelf_of[owner])
             room = np.frombuffer(landing, flat.dtype, flat.size)
-            bounds = [*range(0, flat.size, _PIECE // flat.itemsize), flat.size]
+            piece = min(max(flat.nbytes // 4, _PIECE.start), _PIECE.stop) // flat.itemsize
+            bounds = [*range(0, flat.size, piece), flat.size]
             self._parts[known] = [(low, high, room[low:high]) for low, high in pairwise(bounds)]
         return self._parts[known]
 

@@ -64,7 +64,16 @@ def patient(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("form", [np.copy, lambda x: torch.from_numpy(x.copy())], ids=["numpy", "torch"])
 def test_messages_of_all_lengths_arrive(comm: Any, patient: None, seen: Any, form: Any) -> None:
     most = comm._handover.most
-    lengths = (LEAST - 8, LEAST, LEAST + 8, 100_000, handover._PIECE, handover._PIECE + 8, most, most + 8)
+    lengths = (
+        LEAST - 8,
+        LEAST,
+        LEAST + 8,
+        100_000,
+        handover._PIECE.stop,
+        handover._PIECE.stop + 8,
+        most,
+        most + 8,
+    )
     for turn, nbytes in enumerate(lengths):
         x = form(np.arange(nbytes // 8) * 3 + turn)
         if comm.rank == 0:
@@ -292,7 +301,7 @@ def test_a_claim_stands_though_the_receiver_would_withdraw(
 
 def test_a_sender_stopped_while_it_copies_is_an_error_of_both(comm: Any, patient: None) -> None:
     hand = comm._handover
-    n = 3 * handover._PIECE // 8
+    n = 3 * handover._PIECE.stop // 8
     if comm.rank == 0:
         bad = [(0, 10, np.empty(10)), (10, n, None)]
         parts, hand._parts_of = hand._parts_of, lambda *_: bad
@@ -346,7 +355,7 @@ def test_a_receiver_interrupted_while_it_is_handed_a_message_waits_for_the_end(
     comm: Any, patient: None
 ) -> None:
     """The sender still writes to the landing, where the next message would stand."""
-    n = 2 * handover._PIECE // 8
+    n = 2 * handover._PIECE.stop // 8
     hand = comm._handover
     if comm.rank == 0:
         half = n // 2
