@@ -355,7 +355,7 @@ def test_a_receiver_interrupted_while_it_is_handed_a_message_waits_for_the_end(
     comm: Any, patient: None
 ) -> None:
     """The sender still writes to the landing, where the next message would stand."""
-    n = 2 * handover._PIECE.stop // 8
+    n = 2 * handover._PIECE.start // 8
     hand = comm._handover
     if comm.rank == 0:
         half = n // 2
