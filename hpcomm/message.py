@@ -58,14 +58,12 @@ class Message(Request):
             return super().wait(timeout)
         with self._moving:
             if self._pending:  # else another thread has waited meanwhile
-                status = MPI.Status()
                 try:
-                    self._pending[0].Wait(status)
+                    self._pending[0].Wait(self._status_of(0))
                 except BaseException as error:
                     self._throw(error)
                 else:
                     self._pending.clear()
-                    self._statuses.append(status)
                     self._next_stage()
         return self._outcome()
 

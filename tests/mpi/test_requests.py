@@ -469,3 +469,20 @@ def test_an_error_in_an_awaited_request_reaches_the_awaiter(own_comm: Any) -> No
 
     with pytest.raises(hpcomm.MismatchError):
         asyncio.run(main())
+
+
+def test_a_message_may_be_asked_for_before_it_is_waited_for(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("a rank alone has nobody to hear from")
+    x = np.arange(3.0) + comm.rank
+    request = comm.irecv(np.empty(3), source=(comm.rank - 1) % comm.size)
+    assert not request.done()
+    with pytest.raises(hpcomm.WaitTimeoutError, match=r"recv\(float64 \(3,\), source="):
+        request.wait(timeout=0.001)
+    comm.barrier()
+    sent = comm.isend(x, (comm.rank + 1) % comm.size)
+    assert request.wait()[0] == request.wait()[0] == (comm.rank - 1) % comm.size
+    assert request.status == hpcomm.Status((comm.rank - 1) % comm.size, 0, 24)
+    while not sent.done():
+        pass
+    assert sent.wait() is None
