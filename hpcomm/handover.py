@@ -139,14 +139,14 @@ class Handover:
         wanted = words[_TAG]
         if wanted != tag and wanted != self._any_tag:
             return False
-        words[_CLAIM] = serial
-        with self._fence:
-            pass
-        if words[_POST] != post or words[_SERIAL] != serial:
-            words[_CLAIM] = -serial
-            return False
         here = serial << _DONE
         try:
+            words[_CLAIM] = serial
+            with self._fence:
+                pass
+            if words[_POST] != post or words[_SERIAL] != serial:
+                words[_CLAIM] = -serial
+                return False
             for low, high, room in self._parts_of(dest, flat):
                 room[:] = flat[low:high]
                 here += 1
@@ -196,8 +196,8 @@ class Handover:
                         raise _stopped(self._comm, source)
                     flat[low:high] = room
             except BaseException:  # Ctrl-C: nobody may write here when the next message comes
-                if not self._withdraw(source, serial):
-                    with suppress(PeerFailedError):
+                with suppress(PeerFailedError):
+                    if not self._withdraw(source, serial):
                         self._wait(source, (serial << _DONE) + len(parts))
                 raise
             words[_POST] = 0
