@@ -76,7 +76,7 @@ class Message(Request):
 
 def sending(comm: Communicator, x: Any, dest: int, tag: int, going: MPI.Request) -> Message:
     """The request of a send that MPI has begun."""
-    return Message(comm, "send", x, dest, tag, going, _sent(comm, MPI.Exception))
+    return Message(comm, "send", x, dest, tag, going, _sent(comm, MPI.Exception, x))
 
 
 def receiving(
@@ -91,8 +91,9 @@ def receiving(
     return request
 
 
-# An argument is the kind of MPI's errors: when the interpreter ends, globals go first.
-def _sent(comm: Communicator, mpi_error: type[MPI.Exception]) -> Stages:
+# Arguments are the kind of MPI's errors, since globals go first when the interpreter ends, and the array:
+# where MPI was told its address only, nothing else keeps it.
+def _sent(comm: Communicator, mpi_error: type[MPI.Exception], x: Any) -> Stages:
     try:
         yield []
     except mpi_error as error:

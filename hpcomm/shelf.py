@@ -87,9 +87,7 @@ class Shelves:
         self._memory = memoryview(memory)
         starts = range(0, ranks * shelf_bytes(slot), shelf_bytes(slot))
         self._words = [self._memory[at : at + 8 * SLOTS].cast("q") for at in starts]  # of all slots
-        self._real = [0] * (
-            SLOTS + 1
-        )  # bytes of each own slot, and the landing, that have memory behind them
+        self._real = [0] * (SLOTS + 1)  # bytes with memory behind them: of own slots, and of the landing
         self._choosing = threading.Lock()
         self._rooms: dict[tuple[int, int], tuple[Any, Callable[[Any], None]]] = {}  # see _room()
         self._leases: dict[tuple[int, int], weakref.ref[Any]] = {}  # of what is borrowed

@@ -436,6 +436,25 @@ def test_memory_of_a_dropped_receive_is_not_given_to_somebody_else(comm: Any) ->
     assert all((y == 0.0).all() for y in junk)
 
 
+@pytest.mark.parametrize("make", [lambda n: np.arange(float(n)), lambda n: torch.arange(float(n))])
+def test_what_a_dropped_send_is_to_send_is_not_given_to_somebody_else(comm: Any, make: Any) -> None:
+    """MPI may know an address only, so nothing of its own keeps the array."""
+    if comm.size == 1:
+        pytest.skip("a message to this rank itself may be complete at once")
+    left, right = ring(comm)
+    n = 1 << 20
+    x = make(n)
+    kept = weakref.ref(x)
+    with pytest.warns(ResourceWarning):
+        comm.isend(x, right, tag=8)
+    del x
+    assert kept() is not None
+    y = make(n) * 0
+    comm.recv(y, left, tag=8)
+    assert bool((y == make(n)).all())
+    comm.barrier()
+
+
 def test_a_request_dropped_complete_is_silent(comm: Any, recwarn: pytest.WarningsRecorder) -> None:
     comm.all_reduce(np.ones(2), async_op=True).wait(timeout=WAIT_S)
     request = comm.barrier(async_op=True)
