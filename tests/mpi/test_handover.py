@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
@@ -24,7 +25,6 @@ from hpcomm.handover import LEAST, Handover
 pytestmark = pytest.mark.skipif(
     MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
 )
-KIB = 1 << 10
 
 
 @pytest.fixture
@@ -246,31 +246,49 @@ def test_a_message_of_another_length_or_tag_is_left_to_mpi(comm: Any, patient: N
     assert seen["give", True] == seen["take", True] == 0
 
 
+def lose_patience(hand: Handover, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a receiver give up as soon as its post is claimed."""
+
+    class Looks:
+        def __iter__(self) -> Iterator[int]:
+            if hand._own[handover._CLAIM] > 0:
+                monkeypatch.setattr(handover, "_PATIENCE_S", -1.0)
+            return iter(range(3))
+
+    monkeypatch.setattr(hand, "_looks", Looks())
+
+
+def until_withdrawn(hand: Handover) -> None:
+    """Wait until rank 1 has taken its post back."""
+    end = time.monotonic() + 20
+    while hand._notes[1][handover._POST] and time.monotonic() < end:
+        time.sleep(1e-3)
+
+
 def test_a_sender_that_claims_a_post_which_is_withdrawn_backs_out(
-    comm: Any, seen: Any, monkeypatch: pytest.MonkeyPatch
+    comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receiver loses patience while the sender stands between its claim and its second look."""
     hand = comm._handover
 
     class Slow:
         def __enter__(self) -> None:
-            time.sleep(0.3)
+            until_withdrawn(hand)
 
         def __exit__(self, *error: object) -> None:
             pass
 
-    monkeypatch.setattr(handover, "_PATIENCE_S", 0.2)
     if comm.rank == 0:
-        hand._waits = range(20_000_000)
         monkeypatch.setattr(hand, "_fence", Slow())
         comm.send(np.full(2000, 5.0), 1)
         assert seen["give", False] == 1
     elif comm.rank == 1:
+        lose_patience(hand, monkeypatch)
         assert comm.recv(np.empty(2000), 0)[0] == 5
         assert seen["_withdraw", True] == 1
+    monkeypatch.undo()
     comm.barrier()
     if comm.rank == 0:
-        monkeypatch.undo()
         hand._waits = range(100)
         comm.send(np.full(2000, 6.0), 1)
     elif comm.rank == 1:
@@ -278,25 +296,24 @@ def test_a_sender_that_claims_a_post_which_is_withdrawn_backs_out(
 
 
 def test_a_claim_stands_though_the_receiver_would_withdraw(
-    comm: Any, seen: Any, monkeypatch: pytest.MonkeyPatch
+    comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender has looked and takes its time to copy."""
     hand = comm._handover
-    monkeypatch.setattr(handover, "_PATIENCE_S", 0.2)
     if comm.rank == 0:
-        hand._waits = range(20_000_000)
         parts = hand._parts_of
 
         def slowly(*arguments: Any) -> Any:
-            time.sleep(0.3)
+            until_withdrawn(hand)
             return parts(*arguments)
 
         monkeypatch.setattr(hand, "_parts_of", slowly)
         comm.send(np.full(50_000, 5.0), 1)
         assert seen["give", True] == 1
     elif comm.rank == 1:
+        lose_patience(hand, monkeypatch)
         assert (comm.recv(np.empty(50_000), 0) == 5).all()
-        assert seen["take", True] == 1
+        assert (seen["take", True], seen["_withdraw", False]) == (1, 1)
 
 
 def test_a_sender_stopped_while_it_copies_is_an_error_of_both(comm: Any, patient: None) -> None:
@@ -321,7 +338,7 @@ def test_a_sender_stopped_while_it_copies_is_an_error_of_both(comm: Any, patient
 
 @contextmanager
 def interrupted(after_s: float) -> Iterator[None]:
-    """Ctrl-C within the block, after so many seconds."""
+    """Ctrl-C within the block, after so many seconds; 0: when SIGALRM comes."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -357,6 +374,7 @@ def test_a_receiver_interrupted_while_it_is_handed_a_message_waits_for_the_end(
     """The sender still writes to the landing, where the next message would stand."""
     n = 2 * handover._PIECE.start // 8
     hand = comm._handover
+    receiver = comm.all_gather_object(os.getpid())[1]
     if comm.rank == 0:
         half = n // 2
         places = iter([(0, half, np.empty(half)), (half, n, np.empty(half))])
@@ -364,6 +382,7 @@ def test_a_receiver_interrupted_while_it_is_handed_a_message_waits_for_the_end(
         class Slowly:
             def __iter__(self) -> Any:
                 yield next(places)
+                os.kill(receiver, signal.SIGALRM)
                 time.sleep(0.2)
                 yield next(places)
 
@@ -371,7 +390,7 @@ def test_a_receiver_interrupted_while_it_is_handed_a_message_waits_for_the_end(
         comm.send(np.ones(n), 1)
         hand._parts_of = parts
     elif comm.rank == 1:
-        with interrupted(0.1):
+        with interrupted(0):
             comm.recv(np.empty(n), 0)
         assert hand._own[handover._HERE] & 255 == 2
     comm.barrier()
