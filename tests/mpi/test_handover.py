@@ -21,6 +21,7 @@ import hpcomm
 from hpcomm import handover, runtime
 from hpcomm.flags import is_wanted
 from hpcomm.handover import LEAST, Handover
+from hpcomm.observe.board import _cores
 
 pytestmark = pytest.mark.skipif(
     MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
@@ -575,3 +576,17 @@ def test_a_random_program(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert (out == value).all(), (turn, way)
             for request, value in coming:
                 assert (request.wait() == value).all(), turn
+
+
+def test_cores_are_counted_for_all_ranks_together(comm: Any) -> None:
+    """Each alone may be bound to one, which does not make the node crowded."""
+    board, own = runtime.board, os.sched_getaffinity(0)
+    assert board is not None
+    everyone = set().union(*comm.all_gather_object(own))
+    assert board.is_crowded == (comm.size > len(everyone))
+    assert (len(comm._handover._looks) == handover._FEW) == board.is_crowded
+    os.sched_setaffinity(0, {sorted(everyone)[comm.rank % len(everyone)]})
+    try:
+        assert _cores(MPI.COMM_WORLD) == min(comm.size, len(everyone))
+    finally:
+        os.sched_setaffinity(0, own)
