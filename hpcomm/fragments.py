@@ -167,7 +167,7 @@ _SENDRECV = """
 def lane(x, out, dest, source, sendtag, recvtag):
     @dest sendtag
     @source recvtag
-    if source == rank or type(out) is not type(x) or out.dtype is not dtype:
+    if x is out or source == rank or type(out) is not type(x) or out.dtype is not dtype:
         return NotImplemented
     @readable x
     @spec x

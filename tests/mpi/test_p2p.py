@@ -324,11 +324,15 @@ def test_sendrecv_receives_into_out(comm: Any) -> None:
     assert out.tolist() == [[left] * 2] * 2
 
 
-def test_sendrecv_in_place_replaces_x(comm: Any) -> None:
+@pytest.mark.parametrize("count", [3, 8192, 1_000_000])
+@pytest.mark.parametrize("is_view", [False, True])
+def test_sendrecv_in_place_replaces_x(comm: Any, count: int, is_view: bool) -> None:
     left, right = ring(comm)
-    x = np.full(3, comm.rank)
-    assert comm.sendrecv(x, right, left, out=x) is x
-    assert x.tolist() == [left] * 3
+    x = np.full(count, comm.rank)
+    x = x[:] if is_view else x
+    for turn in range(5):  # what is sent is what was there, however soon the other message comes
+        assert comm.sendrecv(x, right, left, out=x) is x
+        assert (x == (comm.rank - turn - 1) % comm.size).all()
 
 
 @pytest.mark.mpi(min_size=2)
