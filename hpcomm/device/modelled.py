@@ -59,6 +59,7 @@ class Model:
         self._event_places = [HEAP + i * EVENT for i in reversed(range(EVENTS))]
         self.lock = threading.RLock()
         self._hardware: threading.Thread | None = None
+        self._queued = threading.Event()  # may be set though all is done
         self._devices = [ModelDevice(self, index) for index in range(devices)]
 
     def count(self) -> int:
@@ -102,7 +103,11 @@ class Model:
             for address, nbytes, writes in touches:
                 _, memory, low = self.at(address, nbytes)
                 self.order.access(found.actor, clock, memory, low, low + nbytes, writes)
-            found.queue.append((time.monotonic(), work))
+            self._queue(found, work)
+
+    def _queue(self, stream: Stream, work: Work | Waited) -> None:
+        stream.queue.append((time.monotonic(), work))
+        self._queued.set()
 
     def find(self, stream: int) -> Stream:
         if stream not in self.streams:
@@ -116,7 +121,7 @@ class Model:
             found, marked = self.find(stream), self.events[event]
             clock = self.order.step(found.actor)
             number = marked.record(found, (clock, site()))
-            found.queue.append((time.monotonic(), lambda: marked.reach(number)))
+            self._queue(found, lambda: marked.reach(number))
 
     def wait(self, stream: int, event: int) -> None:
         with self.lock:
@@ -126,7 +131,7 @@ class Model:
             if number:
                 clock, recorded_at = marked.clock()
                 self.order.learn(found.actor, clock, f"{recorded_at} before stream at {site()}")
-                found.queue.append((time.monotonic(), Waited(marked, number, marked.stream)))
+                self._queue(found, Waited(marked, number, marked.stream))
 
     def host_waits(self, event: int, block: bool) -> bool:
         """Let the host wait for event, or only ask."""
@@ -153,11 +158,13 @@ class Model:
             self._hardware.start()
 
     def _run(self) -> None:
-        while True:
+        while self._queued.wait():
             time.sleep(_LATE / 2)
             with self.lock:
                 for stream in list(self.streams.values()):
                     catch_up(stream, time.monotonic() - _LATE)
+                if not any(stream.queue for stream in self.streams.values()):
+                    self._queued.clear()
 
     def shared_event(self) -> Event:
         if not self._event_places:
