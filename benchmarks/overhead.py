@@ -66,6 +66,7 @@ def main() -> None:
             say(line)
             text.append(line)
             rows.append({"pattern": pattern, "bytes": nbytes} | row)
+    add("isend and irecv", *background(comms["hpcomm"], rounds))
     add("plans", *plans(comms["hpcomm"], rounds))
     after = "after arrays of 64 MiB, whose memory malloc has learnt to keep"
     add("objects, later", *objects(comms["hpcomm"], rounds, after))
@@ -215,6 +216,42 @@ def report(nbytes: int, times: dict[str, list[float]]) -> tuple[str, dict[str, A
     if "gloo" in times:
         cells.append(f"{row['gloo']:12.1f} {ratio(times['gloo'], times['hpcomm']):11.1f}x")
     return "  ".join(cells), row
+
+
+def background(comm: Any, rounds: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """Both ranks begin to receive and to send, and wait for both."""
+    lines = [
+        "\nirecv, isend and a wait for each: microseconds; in brackets what is added to raw, and as a ratio",
+        f"{'':>8} {'raw':>10} {'hpcomm':>10} {'':>18} {'torch':>10}",
+    ]
+    rows = []
+    raw, other = MPI.COMM_WORLD, 1 - comm.rank
+    for nbytes in (8, 1 << 10, 64 << 10, 1 << 20):
+        x, y, t = arrays(nbytes)
+        u = t.clone()
+
+        def by_mpi(x: Any = x, y: Any = y) -> None:
+            incoming, outgoing = raw.Irecv(y, other), raw.Isend(x, other)
+            incoming.Wait()
+            outgoing.Wait()
+
+        def ours(x: Any = x, y: Any = y) -> None:
+            incoming, outgoing = comm.irecv(y, other), comm.isend(x, other)
+            incoming.wait()
+            outgoing.wait()
+
+        times = alternate(
+            {"raw": by_mpi, "hpcomm": ours, "torch": lambda t=t, u=u: ours(t, u)}, rounds, span=0.01
+        )
+        row: dict[str, Any] = {"bytes": nbytes} | {name: median(taken) for name, taken in times.items()}
+        cells = f"{size_name(nbytes):>8} {row['raw']:10.2f}"
+        for name in ("hpcomm", "torch"):
+            added, times_raw = difference(times[name], times["raw"]), ratio(times[name], times["raw"])
+            row |= {f"{name}_added_us": added, f"{name}_ratio": times_raw}
+            cells += f" {row[name]:10.2f} ({added:+6.2f}, {times_raw:6.3f})"
+        lines.append(cells)
+        rows.append(row)
+    return lines, rows
 
 
 def plans(comm: Any, rounds: int) -> tuple[list[str], list[dict[str, Any]]]:

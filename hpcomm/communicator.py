@@ -15,6 +15,7 @@ from . import collectives, groups, objects, p2p, plan, ragged, runtime
 from .device import driver
 from .errors import MismatchError, UsageError, where
 from .flags import Flags
+from .fused import part
 from .handover import Handover
 from .lanes import NO_LANES
 from .observe import check as agreement
@@ -119,7 +120,8 @@ class Communicator:
         self._level = level  # what was asked for, and is again of communicators made of this one
         self._agreement = self._agree(level) if not plain else agreement.off()
         self.check: str = self._agreement.level
-        self._lanes: Any = {}  # see lanes.py
+        self._lanes: Any = {}  # see lanes.py,
+        self._fused: dict[str, dict[Any, Any]] = {}  # and fused.py: by verb, functions of kinds of arrays
 
     def _any_rank(self, here: bool) -> bool:
         """Whether it is so on any rank, of either group."""
@@ -286,7 +288,7 @@ class Communicator:
         for request in self._kept:
             request.wait()
         self._kept.clear()
-        self._lanes = NO_LANES
+        self._leave_lanes()
         if self._within is not None:
             self._within.close()
         if self._ring >= 0 and runtime.board is not None:
@@ -333,7 +335,7 @@ class Communicator:
         """
         self._check_open("observe")
         self._observers = (*self._observers, observer)
-        self._lanes = NO_LANES
+        self._leave_lanes()
 
         def stop() -> None:
             self._observers = tuple(o for o in self._observers if o is not observer)
@@ -357,12 +359,19 @@ class Communicator:
 
     def _fall_out(self) -> None:
         """Make no collective call any more: it could meet another one of the other ranks."""
-        self._disagreed, self._lanes = True, NO_LANES
+        self._disagreed = True
+        self._leave_lanes()
+
+    def _leave_lanes(self) -> None:
+        """Let all calls be careful from now on."""
+        self._lanes = NO_LANES
+        part(self)
 
     def _drop_lanes(self) -> None:
         """Let lanes be made anew."""
         if self._lanes is not NO_LANES:
             self._lanes = {}
+            part(self)
 
     def _check_one_group(self, verb: str) -> None:
         self._check_open(verb)

@@ -23,6 +23,7 @@ __all__ = [
     "GIVE",
     "MESSAGES",
     "NUMPY",
+    "ON_HOST",
     "PLAIN_CALL",
     "RECEIVED",
     "ROOTED",
@@ -32,6 +33,7 @@ __all__ = [
     "TAKE",
     "TORCH",
     "WITHIN",
+    "Source",
     "compiled",
     "out_of_place",
 ]
@@ -171,9 +173,9 @@ def lane(x, out, dest, source, sendtag, recvtag):
         return NotImplemented
     @readable x
     @spec x
-    @apart x, out
     @sent x
     @writable out
+    @apart x, out
     @spec out
     @apart_in_memory x, out
     @counted
@@ -259,18 +261,29 @@ def out_of_place(verb: str, folds: bool, first: bool) -> str:
 
 NUMPY = {
     # n: elements, of one block if there is one for each rank
-    "readable": "n = X.size CUT\nif n > most or not X.flags.c_contiguous:\n    return NotImplemented",
-    "writable": "n = X.size\nif n > most or not X.flags.carray:\n    return NotImplemented",
-    "writable_too": "if not X.flags.carray:\n    return NotImplemented",
+    "readable": """
+n, X_flags = X.size CUT, X.flags
+if n > most or not X_flags.c_contiguous:
+    return NotImplemented
+""",
+    "writable": """
+n, X_flags = X.size, X.flags
+if n > most or not X_flags.carray:
+    return NotImplemented
+""",
+    "writable_too": "X_flags = X.flags\nif not X_flags.carray:\n    return NotImplemented",
     "same": """
 if type(X) is not ndarray or X.dtype is not dtype or X.size != n:
     return NotImplemented
-if X.ndim != Y.ndim or (X.ndim != 1 and X.shape != Y.shape):
+axes = X.ndim
+if axes != Y.ndim or (axes != 1 and X.shape != Y.shape):
     return NotImplemented
 """,
     "same_size": "",
-    "apart": "if (X.base is not None or Y.base is not None) and may_share_memory(X, Y):\n"
-    "    return NotImplemented",
+    "apart": """
+if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
+    return NotImplemented
+""",
     "apart_in_memory": "",
     "new": "X = empty(Y.shape, dtype)",  # empty_like would keep the order of Y's axes
     "made": "",
@@ -288,12 +301,11 @@ if X.ndim != Y.ndim or (X.ndim != 1 and X.shape != Y.shape):
 # mpi4py takes microseconds to look into a tensor, and a tenth of one for an address. Windows are what it
 # wants to know of an address, kept because the same memory comes again and again.
 
+ON_HOST = "    if not X.is_cpu:\n        return NotImplemented\n"  # for a torch that knows devices
 TORCH = {
-    "readable": """
+    "readable": f"""
 try:
-    if not X.is_cpu:
-        return NotImplemented
-    X_size = X.nbytes
+{ON_HOST}    X_size = X.nbytes
     if not X.is_contiguous() or X_size > most or (X_size < least and (not X_size or X.is_neg())):
         return NotImplemented
 except RuntimeError:  # sparse tensors have neither
@@ -384,7 +396,7 @@ BODIES = {
 @lru_cache(maxsize=256)
 def compiled(
     verb: str, body: str, fragments: tuple[tuple[str, str], ...], around: str
-) -> tuple[CodeType, _Source]:
+) -> tuple[CodeType, Source]:
     """What defines the function `lane`, and its text; fragments: by name; around: of an Agreement."""
     known = dict(fragments) | {"root": _ROOT, "dest": _DEST, "source": _SOURCE}
     if around == PLAIN_CALL and not known.get("within"):
@@ -402,11 +414,11 @@ def compiled(
             text = known[word[1:]].replace("X", x).replace("Y", y)
         margin = line[: len(line) - len(line.lstrip())]
         lines += [margin + part for part in text.splitlines() if part]
-    source = _Source("\n".join(lines) + "\n")
+    source = Source("\n".join(lines) + "\n")
     return compile(source.text, f"{__file__}:{verb}-{hash(source.text) & 0xFFFFFFFF:08x}", "exec"), source
 
 
-class _Source:
+class Source:
     """Shows tracebacks and debuggers what a lane looks like, as the loader of a module would."""
 
     def __init__(self, text: str) -> None:

@@ -33,6 +33,7 @@ from .fragments import (
     GIVE,
     MESSAGES,
     NUMPY,
+    ON_HOST,
     PLAIN_CALL,
     RECEIVED,
     ROOTED,
@@ -45,6 +46,7 @@ from .fragments import (
     compiled,
     out_of_place,
 )
+from .fused import fuse
 from .handover import LEAST, MOST_BOTH
 from .signature import VERBS, head, marked
 
@@ -79,12 +81,14 @@ def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None =
         return _choose(comm, verb, op, x, algorithm, smallest=True)
     if verb == "barrier":
         lane = comm._lanes[verb] = detour if comm.is_inter else _compose(comm, verb, BODIES[verb], {}, {})
-        return lane
-    make = _maker(comm, verb, op, x)
-    if make is None or (verb in TAKERS and is_awaited(comm._mpi)):
-        return detour
-    lane = detour if comm.is_inter else make(comm, verb, op, x.dtype)
-    comm._lanes.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
+    else:
+        make = _maker(comm, verb, op, x)
+        if make is None or (verb in TAKERS and is_awaited(comm._mpi)):
+            return detour
+        lane = detour if comm.is_inter else make(comm, verb, op, x.dtype)
+        comm._lanes.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
+    if lane is not detour:
+        fuse(comm, verb, op, x, lane)
     return lane
 
 
@@ -184,7 +188,14 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
         "windows_out": windows_out,
         "window_out": window_out,
     }
-    return _make(comm, verb, op, dtypes.from_torch, dtype, TORCH, names, by)
+    fragments = TORCH if _knows_devices(torch) else {k: v.replace(ON_HOST, "") for k, v in TORCH.items()}
+    return _make(comm, verb, op, dtypes.from_torch, dtype, fragments, names, by)
+
+
+def _knows_devices(torch: Any) -> bool:
+    """Whether this build of torch has tensors in memory with addresses that is not the host's."""
+    accelerator = getattr(torch, "accelerator", None)
+    return accelerator is None or accelerator.current_accelerator() is not None
 
 
 def _most(comm: Communicator, itemsize: int) -> int:

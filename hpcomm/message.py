@@ -44,7 +44,7 @@ class Message(Request):
         self._verb, self._x, self._tag = verb, x, tag
         self._call = _WORDS
         self._needs = comm, peer, 0
-        self._born = birth(sys._getframe(4))
+        self._born = birth(sys._getframe(3))
         self._moving = Lock()
         self._statuses = []
         self._pending = [going]

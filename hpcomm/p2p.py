@@ -23,6 +23,7 @@ from .envelope import (
     tag_number,
 )
 from .errors import HpcommError, LayoutError, UsageError
+from .fused import part
 from .request import Request, abandon
 from .unsized import in_order, recv_behind, recv_unsized
 
@@ -297,7 +298,7 @@ def probe(comm: Communicator, source: int | None = None, tag: int | None = None)
         comm._mpi.Probe(*wanted, seen)
     else:
         comm._onboard.probe(*wanted, seen)
-        comm._lanes = lanes.NO_LANES  # what is held must be looked for first
+        comm._leave_lanes()  # what is held must be looked for first
     filled: Status = fill(Status(), seen)
     return filled
 
@@ -309,7 +310,7 @@ def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None
     if not (comm._mpi.Iprobe(*wanted, seen) if comm._onboard is None else comm._onboard.look(*wanted, seen)):
         return None
     if comm._onboard is not None:
-        comm._lanes = lanes.NO_LANES
+        comm._leave_lanes()
     filled: Status = fill(Status(), seen)
     return filled
 
@@ -420,6 +421,7 @@ def _recv(
         if async_op and comm._lanes is not lanes.NO_LANES:  # these ask MPI, which knows of no Arrival
             for verb in lanes.TAKERS:
                 comm._lanes.pop(verb, None)
+                part(comm, verb)
         return in_order(comm, recv_unsized(comm, source, tag, dtype, status), source, tag, status, async_op)
     except HpcommError as error:
         raise error.located("irecv" if async_op else "recv", comm) from None

@@ -164,7 +164,7 @@ def _blocked_call() -> Blocked | None:
     if needs is not None:  # wait() of a request
         comm, source, number = needs
     else:
-        comm, source, number = names.get("comm"), names.get("source", names.get("src")), 0
+        comm, source, number = _comm(verb), names.get("source", names.get("src")), 0
         if "source" not in names:  # a message that is sent
             source = names.get("dest", source)
     if getattr(comm, "_partners", None) is not None or getattr(comm, "_patience_s", None) is not None:
@@ -181,10 +181,15 @@ def _blocked_call() -> Blocked | None:
 
 def _is_verb(frame: FrameType) -> bool:
     """Whether a frame of ours is a communicator's verb, or the wait for one, and no work made of several."""
-    names = frame.f_locals
-    comm = names.get("comm")
+    comm = _comm(frame)
     is_verb = comm is not None and hasattr(type(comm), frame.f_code.co_name)
-    return is_verb or getattr(names.get("self"), "_needs", None) is not None
+    return is_verb or getattr(frame.f_locals.get("self"), "_needs", None) is not None
+
+
+def _comm(frame: FrameType) -> Communicator | None:
+    """The communicator that a frame of ours is about: its argument, or the one that the function is for."""
+    comm: Communicator | None = frame.f_locals.get("comm", frame.f_globals.get("comm"))
+    return comm
 
 
 def _judge(comm: Communicator, source: int | None, call: int) -> str | None:

@@ -5,6 +5,7 @@ All ranks make the same mistake here, and after each the communicator still work
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -222,6 +223,38 @@ def test_an_out_that_overlaps_x_in_part_is_refused(comm: Any, verb: str, kind: s
     with pytest.raises(hpcomm.LayoutError, match="overlap") as caught:
         _on_root(comm, verb, x, out=out)
     three_lines(caught.value, verb, comm)
+
+
+def unowned(at: int, n: int) -> Any:
+    """n float64 somewhere in memory, as compiled code may give them out: without a base that owns them."""
+    core = np._core if hasattr(np, "_core") else np.core
+    api = ctypes.pythonapi.PyCapsule_GetPointer
+    api.restype, api.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = ctypes.cast(api(core._multiarray_umath._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
+    kinds = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 2)
+    new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, *kinds, ctypes.c_void_p)(table[93])
+    shape = (ctypes.c_ssize_t * 1)(n)
+    made = new(np.ndarray, 1, ctypes.addressof(shape), np.dtype(np.float64).num, None, at, 8, 0x501, None)
+    assert made.base is None
+    return made
+
+
+@pytest.mark.parametrize("verb", OVERLAPPING)
+def test_overlapping_arrays_of_compiled_code_that_name_no_owner_are_refused(comm: Any, verb: str) -> None:
+    memory = np.zeros(3 * comm.size)
+    at = memory.ctypes.data
+    x, out = unowned(at, 2 * comm.size), unowned(at + 8 * comm.size, 2 * comm.size)
+    with pytest.raises(hpcomm.LayoutError, match="overlap"):
+        _on_root(comm, verb, x, out=out)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_sendrecv_refuses_an_out_that_overlaps_x_in_part(comm: Any) -> None:
+    memory, right = np.zeros(9), (comm.rank + 1) % comm.size
+    at = memory.ctypes.data
+    for x, out in ((memory[:6], memory[3:]), (unowned(at, 6), unowned(at + 24, 6))):
+        with pytest.raises(hpcomm.LayoutError, match="overlap"):
+            comm.sendrecv(x, right, right, out=out)
 
 
 def test_a_reversed_view_of_x_as_out_overlaps(comm: Any) -> None:

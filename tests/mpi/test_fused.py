@@ -1,0 +1,178 @@
+"""A communicator's own functions for verbs: what they do is what the methods do."""
+
+from __future__ import annotations
+
+import inspect
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+import hpcomm
+from hpcomm.fused import _OTHERS
+
+PLAIN = (
+    "all_reduce", "reduce", "broadcast", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all",
+    "scan", "exscan", "barrier",
+)  # fmt: skip
+KINDS = [
+    lambda values: np.array(values),
+    lambda values: np.array(values, np.float32),
+    lambda values: torch.tensor(values),
+    lambda values: np.array([values], np.int64),
+]
+
+
+@pytest.fixture
+def comm() -> Iterator[hpcomm.Communicator]:
+    with hpcomm.Communicator(MPI.COMM_WORLD, name="fused") as made:
+        yield made
+
+
+def own(comm: Any, verb: str) -> Any:
+    """The function that the communicator has for a verb; None: it calls the method."""
+    return vars(comm).get(verb)
+
+
+def call(comm: Any, verb: str) -> None:
+    x = np.ones((comm.size, 2))
+    {"barrier": comm.barrier, "broadcast": lambda: comm.broadcast(x, out=x)}.get(
+        verb, lambda: getattr(comm, verb)(x)
+    )()
+
+
+@pytest.mark.parametrize("verb", PLAIN)
+def test_a_verb_that_found_its_lane_is_a_function_of_the_communicator(comm: Any, verb: str) -> None:
+    assert own(comm, verb) is None
+    call(comm, verb)
+    assert own(comm, verb) is not None
+    call(comm, verb)
+    method, parameters = getattr(hpcomm.Communicator, verb), inspect.signature(own(comm, verb)).parameters
+    assert own(comm, verb).__doc__ == method.__doc__
+    assert list(parameters.values()) == list(inspect.signature(method).parameters.values())[1:]
+
+
+def test_arrays_of_all_kinds_come_in_any_order(comm: Any) -> None:
+    order = np.random.default_rng(5).integers(0, len(KINDS), 200)
+    for i, which in enumerate([*order, *([0] * 50), *([2] * 50), *order]):
+        x = KINDS[which]([float(comm.rank), float(i)])
+        op = "max" if i % 7 == 0 else "sum"
+        total = comm.all_reduce(x, op=op)
+        assert type(total) is type(x)
+        assert total.dtype == x.dtype
+        each = [comm.size - 1, i] if op == "max" else [sum(range(comm.size)), i * comm.size]
+        assert total.reshape(-1).tolist() == each
+        root = i % comm.size
+        assert comm.broadcast(x, root, out=x) is x
+        assert x.reshape(-1).tolist() == [root, i]
+
+
+def test_the_function_for_the_arrays_that_come_takes_its_place(comm: Any) -> None:
+    some, others = np.ones(3), torch.ones(3)
+    comm.all_reduce(others, out=others)
+    comm.all_reduce(some, out=some)
+    first = own(comm, "all_reduce")
+    for _ in range(_OTHERS - 1):
+        comm.all_reduce(others, out=others)
+    assert own(comm, "all_reduce") is first
+    comm.all_reduce(others, out=others)
+    assert own(comm, "all_reduce") is not first
+    assert own(comm, "all_reduce").__globals__["its_type"] is torch.Tensor
+
+
+@pytest.mark.mpi(min_size=2)
+def test_words_of_torch_are_understood(comm: Any) -> None:
+    for turn in range(3):
+        x = np.array([turn + 10.0 * comm.rank])
+        if comm.rank == 0:
+            comm.send(x, dst=1)
+            comm.isend(x + 1, dst=1).wait()
+        elif comm.rank == 1:
+            y = np.zeros(1)
+            assert comm.recv(y, src=0).tolist() == [turn]
+            assert comm.irecv(y, src=0).wait().tolist() == [turn + 1]
+        assert comm.broadcast(x, src=1, out=x).tolist() == [turn + 10]
+        assert comm.broadcast(x, 0, src=1, out=x).tolist() == [turn + 10]  # as the method has it
+
+
+@pytest.mark.parametrize("verb", PLAIN)
+def test_a_function_that_was_kept_knows_that_the_communicator_is_closed(verb: str) -> None:
+    comm = hpcomm.Communicator(MPI.COMM_WORLD, name="closed early")
+    call(comm, verb)
+    kept = own(comm, verb)
+    comm.close()
+    assert own(comm, verb) is None
+    x = np.ones((comm.size, 2))
+    with pytest.raises(hpcomm.UsageError, match="'closed early' is closed"):
+        kept() if verb == "barrier" else kept(x, out=x) if verb == "broadcast" else kept(x)
+
+
+@pytest.mark.parametrize("verb", PLAIN)
+def test_an_observer_sees_calls_of_functions_that_were_kept(comm: Any, verb: str) -> None:
+    call(comm, verb)
+    kept, seen = getattr(comm, verb), []
+
+    class Look:
+        def before(self, call: Any) -> None:
+            seen.append(call.verb)
+
+        def after(self, call: Any) -> None:
+            pass
+
+    stop = comm.observe(Look())
+    x = np.ones((comm.size, 2))
+    for function in (kept, getattr(comm, verb)):
+        function() if verb == "barrier" else function(x, out=x) if verb == "broadcast" else function(x)
+    assert seen == [verb, verb]
+    stop()
+    call(comm, verb)
+    assert seen == [verb, verb]
+    assert own(comm, verb) is not None
+
+
+def test_what_a_subclass_does_is_not_hidden() -> None:
+    class Counting(hpcomm.Communicator):
+        calls = 0
+
+        def all_reduce(self, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return super().all_reduce(*args, **kwargs)
+
+    with Counting(MPI.COMM_WORLD, name="counting") as comm:
+        for _ in range(3):
+            assert comm.all_reduce(np.ones(2)).tolist() == [comm.size] * 2
+            comm.barrier()
+        assert comm.calls == 3
+        assert own(comm, "all_reduce") is None
+        assert own(comm, "barrier") is not None
+
+
+def test_arguments_that_no_lane_knows_go_on_to_the_method(comm: Any) -> None:
+    x = np.arange(4.0)
+    for _ in range(2):
+        assert comm.all_reduce(x).tolist() == (x * comm.size).tolist()
+        assert comm.all_reduce(x, async_op=True).wait().tolist() == (x * comm.size).tolist()
+        assert comm.all_reduce(x, deterministic=True).tolist() == (x * comm.size).tolist()
+        assert comm.all_reduce(x, algorithm="ring").tolist() == (x * comm.size).tolist()
+        assert comm.all_reduce(x, op=np.maximum).tolist() == x.tolist()
+        assert comm.all_reduce(array("d", [1.0, 2.0])).tolist() == [comm.size, 2 * comm.size]
+        assert comm.all_reduce(x[::2]).tolist() == (x[::2] * comm.size).tolist()
+        comm.barrier(async_op=True).wait()
+        comm.barrier()
+        with pytest.raises(hpcomm.RankError):
+            comm.broadcast(x, comm.size, out=x)
+        with pytest.raises(hpcomm.UsageError, match="'summ'"):
+            comm.all_reduce(x, op="summ")
+
+
+def test_a_call_says_where_it_was_made_from_though_no_method_ran(comm: Any) -> None:
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for _ in range(2):
+        request, line = comm.irecv(np.zeros(2), left, tag=5), inspect.currentframe().f_lineno  # type: ignore[union-attr]
+        assert request.birth == f"test_fused.py:{line}"
+        comm.send(np.ones(2), right, tag=5)
+        request.wait()
