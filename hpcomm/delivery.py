@@ -52,7 +52,7 @@ def run(stages: Stages) -> Any:
 
 def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
     """Send parcel to dest: one message if it is small, else a card and its parts."""
-    if rounds_under_way():  # which dest may need
+    if rounds_under_way:  # which dest may need
         Request("send", isend(comm, parcel, dest, tag)).wait()
         return
     shelves = comm._shelves if dest in comm._shelf_of else None
@@ -92,7 +92,7 @@ _desks: list[memoryview] = []  # where messages are laid that come; more than on
 
 def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, MPI.Status]:
     """Receive a parcel, None from hpcomm.PROC_NULL, and who sent it."""
-    if rounds_under_way():  # one of which may have asked for it before
+    if rounds_under_way:  # one of which may have asked for it before
         coming = Request("recv", ireceive(comm, source, tag))
         coming.in_rounds()
         got: tuple[Parcel | None, MPI.Status] = coming.wait()

@@ -139,7 +139,7 @@ def lane(x, dest, tag):
     @spec x
     @counted
     @call going = function(x_spec, dest, tag)
-    return sending(comm, x, dest, tag, going)
+    return Message(comm, "send", x, dest, tag, going, 0)
 """
 
 _RECV = """
@@ -218,7 +218,7 @@ if hand_from <= sent < swap_to and hand_from <= AMOUNTY < swap_to:
         raise failure(error, verb, comm) from None
 """
 EXPECTED = "expects()"
-BEGUN = "return receiving(comm, X, source, tag, going, BYTES)"
+BEGUN = 'return Message(comm, "recv", X, source, tag, going, BYTES)'
 
 
 def out_of_place(verb: str, folds: bool, first: bool) -> str:

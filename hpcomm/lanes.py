@@ -343,9 +343,9 @@ def _message(
     comm: Communicator, record: Dtype, fragments: dict[str, str], names: dict[str, Any]
 ) -> dict[str, str]:
     """What counts messages, and hands those of some lengths over in memory of the node."""
-    from . import message
+    from .message import Message
 
-    names.update(sending=message.sending, receiving=message.receiving)
+    names.update(Message=Message)
     texts = dict.fromkeys(("give", "take", "received", "counted", "expected", "sent", "exchange"), "")
     hand = comm._handover
     if hand is not None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from . import buffer
-from .envelope import Status
+from .envelope import Status, fill
 from .request import Request, Stages, birth, rounds_under_way
 from .transport import mpi as transport
 
 if TYPE_CHECKING:
     from .communicator import Communicator
 
-__all__ = ["Message", "receiving", "sending"]
+__all__ = ["Message"]
 
 
 class _Words:
@@ -25,7 +25,11 @@ class _Words:
     stages = None
 
 
-_WORDS = _Words()
+class _Later:
+    """In place of stages that were not needed yet: a wait for the end does without."""
+
+
+_LATER: Any = _Later()
 
 
 class Message(Request):
@@ -33,39 +37,54 @@ class Message(Request):
 
     Args:
         verb: "send" or "recv"; x, peer, tag: as the lane was given them.
-        going: what MPI began; stages: wait for it.
+        going: what MPI began; nbytes: of a receive.
     """
 
-    __slots__ = ("_tag", "_verb", "_x")
+    __slots__ = ("_nbytes", "_status", "_tag", "_verb", "_x")
+    _call = _Words()
 
     def __init__(
-        self, comm: Communicator, verb: str, x: Any, peer: int, tag: int, going: MPI.Request, stages: Stages
+        self, comm: Communicator, verb: str, x: Any, peer: int, tag: int, going: MPI.Request, nbytes: int
     ) -> None:
-        self._verb, self._x, self._tag = verb, x, tag
-        self._call = _WORDS
+        self._verb, self._x, self._tag, self._nbytes = verb, x, tag, nbytes
         self._needs = comm, peer, 0
-        self._born = birth(sys._getframe(3))
+        self._born = birth(sys._getframe(2))
         self._moving = Lock()
         self._statuses = []
         self._pending = [going]
-        self.result = self._error = self.status = None
-        next(stages)
-        self._stages = stages
-        comm._unfinished.begin(stages)
+        self.result = self._error = None
+        self._status: Status | None = None
+        self._stages = _LATER
+        comm._unfinished.begin(going)
 
     def wait(self, timeout: float | None = None) -> Any:
-        if timeout is not None or self._stages is None or rounds_under_way():
+        if timeout is not None or self._stages is not _LATER or rounds_under_way:
             return super().wait(timeout)
         with self._moving:
             if self._pending:  # else another thread has waited meanwhile
+                seen = None
+                if self._verb == "recv":
+                    self._statuses = [seen := MPI.Status()]
                 try:
-                    self._pending[0].Wait(self._status_of(0))
+                    self._pending[0].Wait(seen)
                 except BaseException as error:
                     self._throw(error)
                 else:
                     self._pending.clear()
-                    self._next_stage()
-        return self._outcome()
+                    if self._stages is not _LATER or (seen is not None and seen.count != self._nbytes):
+                        self._next_stage()
+                    elif seen is None:
+                        self._stages = None
+                    else:
+                        hand = self._needs[0]._handover  # type: ignore[index]
+                        if hand is not None:
+                            hand.came(seen.source)
+                        if self._status is not None:
+                            fill(self._status, seen)
+                        self.result, self._stages = self._x, None
+        if self._error is not None:
+            raise self._error
+        return self.result
 
     @property
     def call(self) -> str:
@@ -73,22 +92,50 @@ class Message(Request):
         assert self._needs is not None
         return f"{self._verb}({buffer.as_buffer(self._x)}, {end}={self._needs[1]}, tag={self._tag})"
 
+    @property  # made for those who look
+    def status(self) -> Any:
+        if self._status is None and self._verb == "recv":
+            self._status = Status()
+            if self._statuses and self._stages is None and self._error is None:
+                fill(self._status, self._statuses[0])
+        return self._status
 
-def sending(comm: Communicator, x: Any, dest: int, tag: int, going: MPI.Request) -> Message:
-    """The request of a send that MPI has begun."""
-    return Message(comm, "send", x, dest, tag, going, _sent(comm, MPI.Exception, x))
+    @status.setter
+    def status(self, value: Any) -> None:
+        self._status = value
 
+    def _begin(self) -> None:
+        """Let there be stages, for all but a plain wait."""
+        if self._stages is not _LATER:
+            return
+        assert self._needs is not None
+        comm = self._needs[0]
+        if self._verb == "send":
+            stages = _sent(comm, MPI.Exception, self._x)
+        else:
+            stages = _received(comm, MPI.Exception, self._x, self._nbytes, self.status)
+        next(stages)
+        self._stages = stages
 
-def receiving(
-    comm: Communicator, out: Any, source: int, tag: int, going: MPI.Request, nbytes: int
-) -> Message:
-    """The request of a receive into out, of so many bytes, that MPI has begun."""
-    status = Status()
-    request = Message(
-        comm, "recv", out, source, tag, going, _received(comm, MPI.Exception, out, nbytes, status)
-    )
-    request.status = status
-    return request
+    def _move_on(self) -> bool:
+        self._begin()
+        return super()._move_on()
+
+    def _wait_for_ever(self) -> None:
+        self._begin()
+        super()._wait_for_ever()
+
+    def _next_stage(self) -> None:
+        self._begin()
+        super()._next_stage()
+
+    def _throw(self, error: BaseException) -> None:
+        self._begin()
+        super()._throw(error)
+
+    @property
+    def _memory(self) -> Any:
+        return self._x
 
 
 # Arguments are the kind of MPI's errors, since globals go first when the interpreter ends, and the array:
@@ -109,7 +156,7 @@ def _received(
         raise transport.failure(error, "recv", comm) from None
     if seen.count != nbytes:
         transport.check_length(comm, "recv", seen, nbytes)
-    status.source, status.tag, status.nbytes = seen.source, seen.tag, nbytes
+    fill(status, seen)
     if comm._handover is not None:
         comm._handover.came(status.source)
     return out

@@ -47,7 +47,8 @@ __all__ = [
 Stages = Generator["list[Any]", "list[MPI.Status]", Any]  # of MPI requests, or what waits like one
 
 _abandoned: list[Any] = []  # requests dropped unfinished: MPI still writes into their memory
-_rounds: dict[int, weakref.ref[Request]] = {}  # under way, and moved on by whoever waits for any request
+# Requests that are moved on by whoever waits for any request.
+rounds_under_way: dict[int, weakref.ref[Request]] = {}
 _next_sweep = 0.0  # s, by time.monotonic(): not before that they are asked again
 
 
@@ -74,6 +75,8 @@ class Request:
         "result",
         "status",
     )
+
+    _memory: Any = None  # what MPI reads or writes, if stages do not keep it
 
     def __init__(self, call: object, stages: Stages, status: Any = None) -> None:
         self._call = call
@@ -106,7 +109,7 @@ class Request:
         if self._stages is None:
             return self._outcome()
         if timeout is None or end is None:
-            if _rounds:
+            if rounds_under_way:
                 self._wait_beside_others()
             with self._moving:
                 self._wait_for_ever()
@@ -122,7 +125,7 @@ class Request:
         """Whether the call is complete. Never blocks; moves the call on."""
         if self._stages is None:
             return True
-        if _rounds:
+        if rounds_under_way:
             move_rounds(self)
         return self._ask()
 
@@ -167,8 +170,8 @@ class Request:
     def in_rounds(self) -> None:
         """Note that it moves on only while it is asked: who waits for another request must ask it, too."""
         if self._stages is not None:
-            key, forget = id(self), _rounds.pop
-            _rounds[key] = weakref.ref(self, lambda _: forget(key, None))
+            key, forget = id(self), rounds_under_way.pop
+            rounds_under_way[key] = weakref.ref(self, lambda _: forget(key, None))
 
     @property
     def call(self) -> str:
@@ -203,7 +206,7 @@ class Request:
         for each in self._pending:
             if hasattr(each, "withdraw"):  # an Arrival, which would take a message for nobody
                 each.withdraw()
-        abandon(self._pending, self._stages)
+        abandon(self._pending, self._stages, self._memory)
         warnings.warn(
             f"{self.call}, started at {self.birth}, was dropped before it was complete; "
             "keep the request and wait()",
@@ -281,11 +284,6 @@ def abandon(*memory: Any) -> None:
     _abandoned.append(memory)
 
 
-def rounds_under_way() -> bool:
-    """Whether this rank has requests that whoever waits must move on."""
-    return bool(_rounds)
-
-
 def move_rounds(but: Request | None = None) -> bool:
     """Ask all requests that go in rounds, but for one; whether there are any.
 
@@ -295,10 +293,10 @@ def move_rounds(but: Request | None = None) -> bool:
     begin, is_any = time.monotonic(), False
     if begin < _next_sweep:
         return True
-    for key, reference in list(_rounds.items()):
+    for key, reference in list(rounds_under_way.items()):
         request = reference()
         if request is None or request._stages is None:
-            _rounds.pop(key, None)
+            rounds_under_way.pop(key, None)
         elif request is not but:
             is_any = True
             request._ask()

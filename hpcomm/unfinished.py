@@ -7,13 +7,24 @@ in Open MPI. So close() says that it is no longer wanted, and it is freed then o
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 __all__ = ["Unfinished"]
 
 _FEW = 64
 _closed: list[Unfinished] = []  # in the order of their ends
+
+
+Begun = TypeVar("Begun", bound="Generator[Any, Any, Any] | MPI.Request")
+
+
+def _is_under_way(call: Any) -> bool:
+    """Whether a generator has not come to its end, or a request of MPI's is not waited for yet."""
+    return bool(getattr(call, "gi_frame", call))
 
 
 class Freed(Protocol):
@@ -45,16 +56,16 @@ class Unfinished:
 
     def __init__(self) -> None:
         self.plans: WeakSet[Planned] = WeakSet()
-        self._calls: list[Any] = []  # generators, also some that are over
+        self._calls: list[Any] = []  # generators and MPI's requests, also some that are over
         self._room = _FEW
         self._is_lost = False
         self._left: list[Freed] = []
         self._schedules: Kept | None = None
 
-    def begin(self, stages: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    def begin(self, stages: Begun) -> Begun:
         """Note a call in the background, and return it."""
         if len(self._calls) > self._room:
-            self._calls = [each for each in self._calls if each.gi_frame is not None]
+            self._calls = [each for each in self._calls if _is_under_way(each)]
             self._room = _FEW + 2 * len(self._calls)
         self._calls.append(stages)
         return stages
@@ -77,7 +88,7 @@ class Unfinished:
                 each._free()
 
     def _is_any(self) -> bool:
-        calls = any(each.gi_frame is not None for each in self._calls)
+        calls = any(_is_under_way(each) for each in self._calls)
         return self._is_lost or calls or any(plan.is_under_way for plan in self.plans)
 
     def _free(self) -> None:

@@ -300,6 +300,28 @@ def test_recv_of_another_number_of_elements_than_shape_says_is_an_error(own_comm
     own_comm.barrier()
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("looks", ["before", "after"])
+@pytest.mark.parametrize("way", ["wait", "done", "timeout"])
+def test_the_status_of_a_request_is_filled_whoever_looks_when(own_comm: Any, way: str, looks: str) -> None:
+    left, right = ring(own_comm)
+    for n in (0, 3, 20_000):
+        request = own_comm.irecv(np.zeros(n), left, tag=7)
+        early = request.status if looks == "before" else None
+        sent = own_comm.isend(np.ones(n), right, tag=7)
+        if way == "done":
+            while not request.done():
+                pass
+        elif way == "timeout":
+            request.wait(timeout=WAIT_S)
+        assert request.wait().tolist() == [1.0] * n
+        assert request.wait() is request.result
+        assert request.status == hpcomm.Status(left, 7, 8 * n)
+        assert early is None or early is request.status
+        assert sent.wait() is None
+        assert sent.status is None
+
+
 # -- sendrecv ------------------------------------------------------------------------------------
 
 
