@@ -193,7 +193,7 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
 
 
 def _knows_devices(torch: Any) -> bool:
-    """Whether this build of torch has tensors in memory with addresses that is not the host's."""
+    """Whether tensors of this build of torch may have an address that is not in the host's memory."""
     accelerator = getattr(torch, "accelerator", None)
     return accelerator is None or accelerator.current_accelerator() is not None
 
