@@ -249,6 +249,15 @@ def test_overlapping_arrays_of_compiled_code_that_name_no_owner_are_refused(comm
 
 
 @pytest.mark.mpi(min_size=2)
+def test_a_part_of_out_that_is_no_block_is_no_x_of_an_all_gather(comm: Any) -> None:
+    out = np.zeros((comm.size, 3))
+    for _ in range(2):
+        comm.all_gather(np.ones(3), out=out)
+        with pytest.raises(hpcomm.LayoutError, match="overlap"):
+            comm.all_gather(out.reshape(-1)[1:4], out=out)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_sendrecv_refuses_an_out_that_overlaps_x_in_part(comm: Any) -> None:
     memory, right = np.zeros(9), (comm.rank + 1) % comm.size
     at = memory.ctypes.data

@@ -320,6 +320,20 @@ def test_what_is_under_way_at_close_may_still_be_waited_for_and_plans_may_not_be
             idle()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_messages_alone_that_are_under_way_at_close_may_still_be_waited_for(comm: Any) -> None:
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for n in (3, 200_000, 3):
+        part = comm.dup(name="gone")
+        coming, going = part.irecv(np.empty(n), left), part.isend(np.full(n, 7.0), right)
+        unfinished = part._unfinished
+        part.close()
+        assert unfinished._is_any()  # so MPI still has it
+        assert coming.wait().tolist() == [7.0] * n
+        going.wait()
+        assert not unfinished._is_any()
+
+
 def test_a_message_to_oneself_is_not_lost_at_close(comm: Any) -> None:
     part = comm.dup()
     part.send(np.ones(200_000), part.rank)

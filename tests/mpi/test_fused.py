@@ -13,6 +13,7 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
+from hpcomm.flags import is_wanted
 from hpcomm.fused import _OTHERS
 
 PLAIN = (
@@ -161,6 +162,13 @@ def test_arguments_that_no_lane_knows_go_on_to_the_method(comm: Any) -> None:
         assert comm.all_reduce(x, op=np.maximum).tolist() == x.tolist()
         assert comm.all_reduce(array("d", [1.0, 2.0])).tolist() == [comm.size, 2 * comm.size]
         assert comm.all_reduce(x[::2]).tolist() == (x[::2] * comm.size).tolist()
+        with pytest.raises(hpcomm.UsageError, match="no algorithm 'rung'"):
+            comm.all_reduce(x, algorithm="rung")
+        with pytest.raises(hpcomm.UsageError, match="in its own way"):
+            comm.all_reduce(x, deterministic=True, algorithm="ring")
+        big = np.array([1e16, 1.0, -1e16])[[comm.rank % 3]]
+        exact = float(sum([10**16, 1, -(10**16)][r % 3] for r in range(comm.size)))
+        assert comm.all_reduce(big, deterministic=True).tolist() == [exact]
         comm.barrier(async_op=True).wait()
         comm.barrier()
         with pytest.raises(hpcomm.RankError):
@@ -176,3 +184,19 @@ def test_a_call_says_where_it_was_made_from_though_no_method_ran(comm: Any) -> N
         assert request.birth == f"test_fused.py:{line}"
         comm.send(np.ones(2), right, tag=5)
         request.wait()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.skipif(not is_wanted(), reason="calls do not go through shared memory here")
+def test_functions_that_know_old_memory_of_the_node_go_with_it(comm: Any) -> None:
+    short, long = np.ones(2000), np.ones(1_000_000)
+    for _ in range(2):  # the first one takes memory
+        comm.all_reduce(short)
+    kept = own(comm, "all_reduce")
+    assert kept is not None
+    assert comm.all_reduce(long).sum() == comm.size * long.size  # for which there was not enough
+    assert own(comm, "all_reduce") is not kept
+    for function in (kept, comm.all_reduce, kept):
+        assert (function(short) == comm.size).all()
+        assert (function(long) == comm.size).all()
+    assert kept.__globals__["its_type"] is None

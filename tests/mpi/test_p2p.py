@@ -322,6 +322,19 @@ def test_the_status_of_a_request_is_filled_whoever_looks_when(own_comm: Any, way
         assert sent.status is None
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("n", [2, 4, 20_000])
+def test_a_message_of_another_length_is_an_error_of_irecv_too(own_comm: Any, n: int) -> None:
+    left, right = ring(own_comm)
+    for _ in range(2):
+        request = own_comm.irecv(np.zeros(n + 1 if n < 4 else n), left, tag=3)
+        sent = own_comm.isend(np.ones(n - (n >= 4)), right, tag=3)
+        for _ in range(2):
+            with pytest.raises(hpcomm.MismatchError):
+                request.wait()
+        sent.wait()
+
+
 # -- sendrecv ------------------------------------------------------------------------------------
 
 
