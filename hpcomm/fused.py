@@ -73,7 +73,7 @@ def _turn(comm: Communicator, verb: str, op: Any, x: Any) -> int:
 
 
 def _parameters(method: FunctionType) -> tuple[list[str], list[str]]:
-    """Names of all but the first, and of those that are given by name only. (To load inspect takes 9 ms.)"""
+    """Names of all but the first, and of those that are given by name only. (inspect is slow to load.)"""
     code = method.__code__
     end = code.co_argcount
     return list(code.co_varnames[1:end]), list(code.co_varnames[end : end + code.co_kwonlyargcount])
