@@ -9,6 +9,7 @@ for a verb, and what they cost, is in docs/algorithms.md. Arrays on devices then
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import lanes
@@ -362,6 +363,8 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
         call = scheduled.schedule_call(call, algorithm) if own else call
     except HpcommError as error:
         raise error.located("barrier", comm) from None
+    if not (own or async_op) and comm._within is not None and comm._within.has_barrier:
+        call.carry = partial(comm._within.barrier, call.code)
     return carry_out(call, async_op)
 
 
@@ -430,9 +433,7 @@ def careful(
 def _within_node(call: Call) -> None:
     """Let call go by memory that the ranks share, where calls like it do."""
     comm = call.comm
-    if comm._short is not None and comm._short.takes(call.code, call.count):
-        call.carry = comm._short.carry(call)
-    elif comm._within is not None and comm._within.takes(call.code, call.count):
+    if comm._within is not None and comm._within.takes(call.code, call.count):
         call.carry = comm._within.carry(call, transport.by_library)
 
 

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 from . import collectives, groups, objects, p2p, plan, ragged, runtime
 from .device import driver
 from .errors import MismatchError, UsageError, where
-from .flags import Flags
 from .fused import part
 from .handover import Handover
 from .lanes import NO_LANES
 from .observe import check as agreement
 from .observe import sentinel
-from .short import Short
 from .unfinished import Unfinished
 from .within import Within
 
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator"]
 
-_SHORT, _WITHIN = 1, 2  # ways within a node, as bits
 # what verbs start with that concern no third rank
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")
 
@@ -101,7 +98,7 @@ class Communicator:
         self._unfinished = Unfinished()  # calls in the background, and plans
         self._disagreed = False  # with other ranks about a call, which may have gone on since
         self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
-        self._ring = -1
+        self._ring = self._places = -1
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
         self._near: dict[int, Region] = {}  # of the other ranks on this node: their part of the board
         self._shelves: Shelves | None = None  # memory of this node that objects are handed over in,
@@ -112,8 +109,7 @@ class Communicator:
             from .onboard import Onboard
 
             self._onboard = Onboard(self, gpu)
-        self._short: Short | None = None  # a way of small all-reduces within a node,
-        self._within: Within | None = None  # and one of longer collectives,
+        self._within: Within | None = None  # a way of collectives within a node,
         self._handover: Handover | None = None  # and of longer messages
         self._partners: Partners | None = None  # on a link: who of the other program has ended,
         self._patience_s: float | None = None  # and how long a blocking call may wait for it
@@ -293,6 +289,8 @@ class Communicator:
             self._within.close()
         if self._ring >= 0 and runtime.board is not None:
             runtime.board.give_back(self._ring)
+            if self._places >= 0:
+                runtime.board.give_places_back(self._places)
         self._watched = None
         if self._channel is not None:
             self._channel[0].Free()
@@ -385,12 +383,12 @@ class Communicator:
         self._kept = [kept for kept in self._kept if not kept.done()]
         self._kept.append(request)
 
-    def _meet(self, level: str) -> tuple[list[tuple[int, Region, int, bool]], int]:
+    def _meet(self, level: str) -> tuple[list[tuple[int, Region, int, bool]], bool, list[list[memoryview]]]:
         """Exchange where each rank of those near is: (rank, its part of the board, its ring or -1, whether it
         posts its calls there).
 
-        Collective; those behind this rank come first. And the ways that all ranks can go, if they are of one
-        node: _SHORT and _WITHIN.
+        Collective; those behind this rank come first. And whether all ranks go the way within a node, and for
+        this the small places of each, if each has some.
         """
         from mpi4py import MPI
 
@@ -399,22 +397,31 @@ class Communicator:
             self._ring = board.take_ring()
         place = (board.node, board.here) if board else (-1, -1)
         posts = level == "light" and self._ring >= 0
-        ways = _SHORT * Short.pays(self.size) if posts else 0
-        ways |= _WITHIN * Within.pays(self.size) if posts or level == "off" else 0
-        card = struct.pack("5q", *place, self._ring, posts, ways)
+        goes = (posts or level == "off") and Within.pays(self.size)
+        if board is not None and goes:
+            self._places = board.take_places()
+        card = struct.pack("6q", *place, self._ring, posts, goes, self._places)
         cards = bytearray(len(card) * self.size)
         self._shadow.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
         if board is None:
-            return [], 0
-        there = list(struct.iter_unpack("5q", cards))
-        for node, _, _, _, theirs in there:
-            ways &= theirs if node == board.node else 0
+            return [], False, []
+        there = list(struct.iter_unpack("6q", cards))
+        goes = all(node == board.node and theirs for node, _, _, _, theirs, _ in there)
+        places = (
+            [board.regions[here].places(number) for _, here, _, _, _, number in there if number >= 0]
+            if goes
+            else []
+        )
         order = [(self.rank + i) % self.size for i in range(1, self.size)]
         near = [r for r in order if there[r][0] == board.node]
         self._shelves = board.shelves
         if board.shelves is not None:
             self._shelf_of = {r: there[r][1] for r in near}
-        return [(r, board.regions[there[r][1]], there[r][2], bool(there[r][3])) for r in near], ways
+        return (
+            [(r, board.regions[there[r][1]], there[r][2], bool(there[r][3])) for r in near],
+            goes,
+            places if len(places) == self.size else [],
+        )
 
     def _agree(self, level: str) -> agreement.Agreement:
         """The agreement of this communicator's ranks."""
@@ -423,7 +430,7 @@ class Communicator:
             return agreement.between(self, self._shadow) if is_full else agreement.off()
         if self.size == 1:
             return agreement.off()
-        near, ways = self._meet(level)
+        near, goes, places = self._meet(level)
         self._near = {rank: region for rank, region, _, _ in near}
         if level == "full":
             return agreement.full(self, self._shadow)
@@ -432,19 +439,15 @@ class Communicator:
         if board is not None and self._ring >= 0 and notes and self._onboard is None:
             self._handover = Handover.of(self, board, notes)
         peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
+        goes = goes and self._onboard is None
         if board is None or level == "off" or self._ring < 0 or not peers:
-            if ways & _WITHIN and self._onboard is None:
-                self._within = Within(self, lambda *call: None)
+            if goes:
+                self._within = Within(self, lambda *call: None, places)
             return agreement.off()
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)
         sentinel.follow(self)
         light = agreement.light(self, board, ring, peers)
-        suspect = light.names["suspect"]
-        if ways & _SHORT and self._onboard is None:
-            spots = {r: region.spots(slot) for r, region, slot, _ in near}
-            spots[self.rank] = board.mine.spots(self._ring)
-            self._short = Short(self, [spots[r] for r in range(self.size)], Flags(self, suspect))
-        if ways & _WITHIN and self._onboard is None:
-            self._within = Within(self, suspect)
+        if goes:
+            self._within = Within(self, light.names["suspect"], places)
         return light

@@ -1,4 +1,4 @@
-"""Flags of the ranks of one node, beside which they lay what others read (short.py, within.py).
+"""Flags of the ranks of one node, beside which they lay what others read; see within.py.
 
 A flag is the signature of a call with a number that tells it from the calls before, in one word of shared
 memory. So who has seen it knows two things: that the elements are there, and that the other rank makes the
@@ -32,14 +32,14 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["MARK", "RANKS", "Flags", "functions", "is_wanted", "numbers"]
+__all__ = ["MARK", "NUMBERS", "RANKS", "Flags", "functions", "is_wanted", "numbers"]
 
 MARK = 56  # bit of a flag from which the number stands
-_NUMBERS = 128  # of flags, even ones for the first of two places; all ranks raise one at every use of a place
+NUMBERS = 4  # of flags, even ones for the first of two places; all ranks raise one at every use of a place
 RANKS = 16  # at most: each reads of all
 _ORDERED = ("x86_64", "AMD64")
-_LOOKS = 300  # before a rank lets others have its core; a few where they are more than cores
-_FEW = 10
+_LOOKS = 300  # before a rank lets others have its core; where they are more than cores, it
+_TURNS = 64  # gives it away so often before anything else, since only then the others can come
 _MPI_TURNS, _CHECK_TURNS = 16, 512  # of waiting, between two moves of MPI, and two looks for a reason
 _YIELDING_S = 1e-3  # of waiting with open eyes; then it sleeps, a little longer each time
 _SLEEP_S = 2e-4
@@ -63,7 +63,7 @@ def numbers() -> Callable[[], int]:
     What a rank finds on a place is the flag that it waits for, or that of the use before, two numbers less.
     So uses are numbered, and not calls: those that go another way would let a number come again too soon.
     """
-    return cycle(range(_NUMBERS)).__next__
+    return cycle(range(NUMBERS)).__next__
 
 
 @lru_cache(maxsize=1)
@@ -101,7 +101,8 @@ class Flags:
         self._comm, self._suspect = comm, suspect
         self._owner: dict[int, int] = {}
         is_crowded = runtime.board is not None and runtime.board.is_crowded
-        self._looks = range(_FEW if is_crowded else _LOOKS)
+        self._looks = range(0 if is_crowded else _LOOKS)
+        self._turns = range(_TURNS if is_crowded else 0)
         self._context: Any = None
 
     def know(self, rank: int, line: memoryview) -> None:
@@ -120,6 +121,10 @@ class Flags:
         for _ in self._looks:
             if line[0] == flag:
                 return
+        for _ in self._turns:
+            if line[0] == flag:
+                return
+            os.sched_yield()
         begin, turns = time.monotonic(), 0
         while line[0] != flag:
             turns += 1
@@ -161,6 +166,7 @@ class Flags:
             for part in parts[2:]:
                 function(out, part, out)
 
-        if len(parts) == 2:  # without a frame of our own between
-            return partial(self.calmly(function), *parts)
-        return self.calmly(fold)
+        work = function if len(parts) == 2 else fold  # without a frame of our own between
+        if parts[0].dtype.kind in "fc":
+            work = self.calmly(work)
+        return partial(work, *parts) if len(parts) == 2 else work

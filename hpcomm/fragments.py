@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import lru_cache
 from types import CodeType
 
-from .flags import MARK
-from .short import FIRST
 from .steps import CUTS
 
 __all__ = [
@@ -21,6 +19,7 @@ __all__ = [
     "EXCHANGE",
     "EXPECTED",
     "GIVE",
+    "MEET",
     "MESSAGES",
     "NUMPY",
     "ON_HOST",
@@ -28,7 +27,7 @@ __all__ = [
     "RECEIVED",
     "ROOTED",
     "SENT",
-    "SHORT",
+    "SMALL",
     "STACKS",
     "TAKE",
     "TORCH",
@@ -45,17 +44,18 @@ MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 _BARRIER = """
 def lane():
     mine = code
+    @meet
     @call function()
 """
 
 _ALL_REDUCE = """
 def lane(x, out):
-    global last_n, mine, laid, places  # the last call's, mostly this one's too
+    global last_n, mine, laid, turns  # the last call's, mostly this one's too
     if out is x:
         @writable x
         @spec x
         @sign
-        @short x, x
+        @small x, x
         @within x, x
         @call function(IN_PLACE, x_spec, operator)
         return x
@@ -71,34 +71,60 @@ def lane(x, out):
     @spec out
     @apart_in_memory x, out
     @sign
-    @short_apart x, out
+    @small_apart x, out
     @within_apart x, out
     @call function(x_spec, out_spec, operator)
     return out
 """
 
-# Small ones among ranks of a node: see short.py.
-SHORT = f"""
-if {FIRST} <= mine < end:
+# Small ones among ranks of a node, step by step as in steps.py.
+SMALL = {
+    "all_reduce": """
+if 0 < AMOUNT < small_to:
     @flat
-    if mine != laid:
-        laid, places = mine, known.get(mine)
-        if places is None:
-            places = known[mine] = places_of(mine >> 32)
-    i = number()
-    elements, line, others, fold = places[i & 1]
-    ring[step()] = mine
-    flag = mine | i << {MARK}
-    elements[:] = X_flat
+    POST
+    @turns
+    if small.owed:
+        small.settle(mine)
+    flag, elements, there, line, other, others, fold = turns[number()]
+    @lay
     line[0] = flag
+    if other[0] != flag:
+        look(other, flag, mine)
     for other in others:
         if other[0] != flag:
             look(other, flag, mine)
     fold(Y_flat)
     return Y
+""",
+    "broadcast": """
+if 0 < AMOUNT < small_to:
+    @flat
+    POST
+    turns = known.get(mine) or turns_of(mine, root)
+    if small.owed:
+        small.settle(mine)
+    flag, elements, there, line, root_line, owed = turns[number()]
+    if root_line is None:
+        @lay
+        line[0] = flag
+    else:
+        line[0] = flag
+        if root_line[0] != flag:
+            look(root_line, flag, mine)
+        X_flat[...] = elements
+    small.owed = owed
+    return X
+""",
+}
+
+MEET = """
+POST
+meet(mine)
+return None
 """
 
-# Longer ones, and of other verbs: see within.py.
+# Longer ones, and those of other verbs: see within.py.
 WITHIN = """
 if within_from <= mine < within_to:
     way = ways.get(mine) or way_of(mine >> 32, ROOT)
@@ -117,6 +143,7 @@ def lane(x, root):
     @writable x
     @spec x
     @sign
+    @small x, x
     @within x, x
     @call function(x_spec, root)
     return x
@@ -229,7 +256,7 @@ def out_of_place(verb: str, folds: bool, first: bool) -> str:
     first: for rank 0, to which exscan brings nothing.
     """
     last = (", operator" if folds else "") + (", root" if verb in ROOTED else "")
-    lines = ["def lane(x, out, root):", "    @root", "    if x is out:"]
+    lines = ["def lane(x, out, root):", *["    @root"] * (verb in ROOTED), "    if x is out:"]
     lines += ["        return NotImplemented", "    shape = x.shape"]
     if verb in CUTS:
         lines += ["    if not shape or shape[0] != p:", "        return NotImplemented"]
@@ -290,8 +317,10 @@ if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
     "neutral": "X[...] = neutral",
     "spec": "X_spec = (X, n, kind)",
     "sign": "mine = n << 32 | code",
-    "sign_all_reduce": "if n != last_n:\n    last_n, mine = n, n << 32 | code",
-    "sign_rooted": "mine = n << 32 | codes[root]",
+    "sign_all_reduce": "if n != last_n:\n    last_n, mine, turns = n, n << 32 | code, None",
+    "sign_rooted": "mine = n << 32 | code",
+    "turns": "if turns is None:\n        turns = known.get(mine) or turns_of(mine)",
+    "lay": "elements[...] = X_flat",
     "flat": "X_flat = X if X.ndim == 1 else X.reshape(-1)",
     "amount": "n",
     "bytes": "n * itemsize",
@@ -306,7 +335,7 @@ TORCH = {
     "readable": f"""
 try:
 {ON_HOST}    X_size = X.nbytes
-    if not X.is_contiguous() or X_size > most or (X_size < least and (not X_size or X.is_neg())):
+    if not X.is_contiguous() or (X_size < least and (not X_size or X.is_neg())):
         return NotImplemented
 except RuntimeError:  # sparse tensors have neither
     return NotImplemented
@@ -320,7 +349,7 @@ if axes != Y.dim():
 """,
     "same_size": "if X_size != Y_size or (axes != 1 and X.shape != Y.shape):\n    return NotImplemented",
     "apart": "",
-    "apart_in_memory": "if X_at < Y_at + Y_size and Y_at < X_at + X_size:\n    return NotImplemented",
+    "apart_in_memory": "if X_at < Y_seen[5] and Y_at < X_seen[5]:\n    return NotImplemented",
     "new": "X = empty_like(Y)\nX_size = Y_size",
     "made": "X_size = X.nbytes",
     "neutral": "X.fill_(neutral)",
@@ -332,15 +361,17 @@ try:
         X_seen = window_X(X_at, X_size)
 except KeyError:
     X_seen = window_X(X_at, X_size)
-    if X_seen is None:
-        return NotImplemented
 except RuntimeError:  # of torch.func
+    return NotImplemented
+if X_seen is None:  # too long, or freed
     return NotImplemented
 X_spec = X_seen[1]
 """,
     "sign": "mine = x_seen[2] | code",
     "sign_all_reduce": "mine = x_seen[2] | code",
-    "sign_rooted": "mine = x_seen[2] | codes[root]",
+    "sign_rooted": "mine = x_seen[2] | code",
+    "turns": "if x_seen is not laid:\n        laid, turns = x_seen, known.get(mine) or turns_of(mine)",
+    "lay": "there[:] = X_seen[4]",  # half of what numpy takes
     "flat": "X_flat = X_seen[3]",
     "amount": "X_size",
     "bytes": "X_size",
@@ -349,11 +380,12 @@ X_spec = X_seen[1]
 TORCH["writable"] = TORCH["writable_too"] = TORCH["readable"]
 
 _ROOT = """
-global seen_root
-if root is not seen_root:
-    if type(root) is not int or not 0 <= root < p:
-        return NotImplemented
-    seen_root = root
+if type(root) is not int:
+    return NotImplemented
+try:
+    code = codes[root]
+except KeyError:
+    return NotImplemented
 """
 
 _DEST = """

@@ -17,7 +17,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from .fragments import (
     EXCHANGE,
     EXPECTED,
     GIVE,
+    MEET,
     MESSAGES,
     NUMPY,
     ON_HOST,
@@ -38,7 +38,7 @@ from .fragments import (
     RECEIVED,
     ROOTED,
     SENT,
-    SHORT,
+    SMALL,
     STACKS,
     TAKE,
     TORCH,
@@ -80,7 +80,7 @@ def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None =
     if algorithm is not None:
         return _choose(comm, verb, op, x, algorithm, smallest=True)
     if verb == "barrier":
-        lane = comm._lanes[verb] = detour if comm.is_inter else _compose(comm, verb, BODIES[verb], {}, {})
+        lane = comm._lanes[verb] = detour if comm.is_inter else _barrier(comm)
     else:
         make = _maker(comm, verb, op, x)
         if make is None or (verb in TAKERS and is_awaited(comm._mpi)):
@@ -90,6 +90,19 @@ def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None =
     if lane is not detour:
         fuse(comm, verb, op, x, lane)
     return lane
+
+
+def _barrier(comm: Communicator) -> Lane:
+    within = comm._within
+    if within is None or not within.has_barrier:
+        return _compose(comm, "barrier", BODIES["barrier"], {"meet": ""}, {})
+    text = MEET.replace("POST", _post(comm))
+    return _compose(comm, "barrier", BODIES["barrier"], {"meet": text}, {"meet": within.barrier})
+
+
+def _post(comm: Communicator) -> str:
+    """What posts a call on the board, where it is watched."""
+    return "ring[step()] = mine" if comm._agreement.level == "light" else ""
 
 
 def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane] | None:
@@ -171,17 +184,17 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
     if record.mpi is None or record.kind == "c":  # tensors may be lazy conjugates
         return detour
     kind = getattr(MPI, record.mpi)
-    windows_x, window_x = _windows(kind, record, comm.size if verb in CUTS else 1)
+    most = min(
+        _most(comm, record.itemsize), by[2] * (comm.size if verb in CUTS else 1) if by else sys.maxsize
+    )
+    windows_x, window_x = _windows(kind, record, comm.size if verb in CUTS else 1, most)
     out_blocks = comm.size if verb in STACKS or verb == "all_to_all" else 1
-    windows_out, window_out = _windows(kind, record, out_blocks)
+    windows_out, window_out = _windows(kind, record, out_blocks, most)
     names = {
         "dtype": dtype,
         "empty": torch.empty,
         "empty_like": torch.empty_like,
         "least": 2 * record.itemsize,  # a single element may be a lazy negative
-        "most": min(
-            _most(comm, record.itemsize), by[2] * (comm.size if verb in CUTS else 1) if by else sys.maxsize
-        ),
         "tensor": torch.Tensor,
         "windows_x": windows_x,
         "window_x": window_x,
@@ -206,14 +219,17 @@ def _most(comm: Communicator, itemsize: int) -> int:
     return largest if comm._onboard is None else min(largest, comm._onboard.eager)
 
 
-# bytes, what mpi4py wants, number of elements as signatures have it, and the array as numpy sees it
-Window = tuple[int, Any, int, Any]
+# bytes, what mpi4py wants, number of elements as in signatures; the array as numpy sees it, as bytes, its end
+Window = tuple[int, Any, int, Any, memoryview | None, int]
 
 
 def _windows(
-    kind: Any, record: Dtype, blocks: int
+    kind: Any, record: Dtype, blocks: int, most: int
 ) -> tuple[dict[int, Window], Callable[[int, int], Window | None]]:
-    """Windows by address, and how to make one; blocks: one of so many parts is what a call counts."""
+    """Windows by address, and how to make one of so many bytes at most.
+
+    blocks: one of so many parts is what a call counts.
+    """
     import numpy as np
     from mpi4py import MPI
 
@@ -221,13 +237,16 @@ def _windows(
     known: dict[int, Window] = {}
 
     def window(address: int, nbytes: int) -> Window | None:
-        if not address:  # a storage that was freed
+        if not address or nbytes > most:  # no address: a storage that was freed
             return None
         if len(known) > 1000:
             known.clear()
         n, memory = nbytes // record.itemsize // blocks, fromaddress(address, nbytes)
-        flat = np.frombuffer(memory, record.storage) if nbytes > 0 else None  # type: ignore[call-overload]
-        found = known[address] = (nbytes, (memory, n, kind), n << 32, flat)
+        flat = seen = None
+        if nbytes > 0:
+            flat = np.frombuffer(memory, record.storage)  # type: ignore[call-overload]
+            seen = memoryview(memory)  # type: ignore[arg-type]
+        found = known[address] = (nbytes, (memory, n, kind), n << 32, flat, seen, address + nbytes)
         return found
 
     return known, window
@@ -272,15 +291,8 @@ def _make(
     names["code"] = sign(verb, fold, record.code) if verb not in MESSAGES else 0
     rooted = verb == "broadcast" or verb in ROOTED
     if verb == "all_reduce":
-        names.update(last_n=-1, laid=-1, places=None)
-        fragments = {**fragments, "sign": fragments["sign_all_reduce"], "short": "", "short_apart": ""}
-        short, plain = comm._short if function is None else None, head(verb, fold, record.code)
-        if short is not None and (end := short.end(plain)):
-            flat = fragments["flat"]
-            fragments["short"] = SHORT.replace("@flat", flat).replace("Y", "X")
-            fragments["short_apart"] = SHORT.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
-            names.update(end=end, number=short.number, known={}, look=short.look)
-            names["places_of"] = partial(short.places, plain)
+        names.update(last_n=-1, laid=-1, turns=None)
+        fragments = {**fragments, "sign": fragments["sign_all_reduce"]}
     if verb in MESSAGES:
         fragments = {**fragments, **_message(comm, record, fragments, names)}
     else:
@@ -289,7 +301,7 @@ def _make(
             **_within(comm, verb, fold, record, dtype, fragments, names, function is None),
         }
     if rooted:
-        names["codes"] = [sign(verb, fold, record.code, root) for root in range(comm.size)]
+        names["codes"] = {root: sign(verb, fold, record.code, root) for root in range(comm.size)}
         fragments = {**fragments, "sign": fragments["sign_rooted"]}
     if "CUT" in fragments["readable"]:
         cut = "// p" if verb in CUTS else ""
@@ -314,7 +326,7 @@ def _within(
     """What leads calls of some lengths by memory of the node, in each of the three forms of a body."""
     import numpy as np
 
-    found = dict.fromkeys(("within", "within_apart", "within_given"), "")
+    found = dict.fromkeys(("within", "within_apart", "within_given", "small", "small_apart"), "")
     within = comm._within if is_default else None
     least, end = within.limits(head(verb, fold, record.code)) if within is not None else (0, 0)
     if within is None or not end:
@@ -328,14 +340,32 @@ def _within(
             ways.clear()
         return within.way(head(verb, fold, record.code, root), count, kind)
 
+    known: dict[int, Any] = {}
+
+    def turns_of(mine: int, root: int = 0) -> Any:
+        if len(known) >= _KEPT:
+            known.clear()
+        found = known[mine] = within.turns(head(verb, fold, record.code, root), mine >> 32, kind, mine)
+        return found
+
     names.update(within_from=least << 32, within_to=end << 32, ways=ways, way_of=way_of)
-    posts = comm._agreement.level == "light"
+    posts = _post(comm)
     text = WITHIN.replace("ROOT", "root" if verb == "broadcast" or verb in ROOTED else "0")
-    text = text.replace("POST", "ring[step()] = mine" if posts else "")
-    flat = fragments["flat"]
+    text, flat = text.replace("POST", posts), fragments["flat"]
+    both = f"{flat}\n    {flat.replace('X', 'Y')}"
     found["within"] = text.replace("@flat", flat).replace("Y", "X")
-    found["within_apart"] = text.replace("@flat", f"{flat}\n    {flat.replace('X', 'Y')}")
+    found["within_apart"] = text.replace("@flat", both)
     found["within_given"] = text.replace("@flat", flat).replace("Y_flat", "None").replace("Y", "None")
+    small, small_end = within.small, within.small_end(head(verb, fold, record.code)) if verb in SMALL else 0
+    if small is not None and small_end:
+        unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
+        names.update(small=small, small_to=small_end * record.itemsize // unit)
+        names.update(known=known, turns_of=turns_of, number=small.number, look=small.flags.look)
+        text = SMALL[verb].replace("POST", posts)
+        for name, part in (("AMOUNT", "amount"), ("@turns", "turns"), ("@lay", "lay")):
+            text = text.replace(name, fragments[part])
+        found["small"] = text.replace("@flat", flat).replace("Y", "X")
+        found["small_apart"] = text.replace("@flat", both)
     return found
 
 
@@ -405,7 +435,6 @@ def _compose(
         p=comm.size,
         rank=comm.rank,
         seen_dest=_NOTHING,
-        seen_root=_NOTHING,
         seen_source=_NOTHING,
         seen_tag=_NOTHING,
         verb=verb,

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .tables import Tables
 
     Step = Callable[[Any, Any, int], None]
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
 
 __all__ = ["CUTS", "FOLDS", "STACKS", "Steps", "function"]
 
@@ -50,7 +54,7 @@ class Steps:
 
         def lay(x: Any, out: Any, mine: int) -> None:
             place, flag = tables.enter(mine)
-            parts[place][root][:] = x
+            parts[place][root][...] = x
             lines[place][root][0] = flag
 
         return lay
@@ -68,7 +72,7 @@ class Steps:
                 there[r] = x[r]
             lines[place][root][0] = flag
             if out is not None:
-                out[:] = x[root]
+                out[...] = x[root]
 
         return cut
 
@@ -76,6 +80,7 @@ class Steps:
         """What this rank does where another one lays; sources: what it takes, from either place."""
         tables, rank, root = self._tables, self._rank, self._root
         lines, look = tables.lines, self._flags.look
+        is_all = self._size == 2  # who has seen the root has seen all others
 
         def step(x: Any, out: Any, mine: int) -> None:
             place, flag = tables.enter(mine)
@@ -83,7 +88,9 @@ class Steps:
             line = lines[place][root]
             if line[0] != flag:
                 look(line, flag, mine)
-            out[:] = sources[place]
+            out[...] = sources[place]
+            if is_all:
+                tables.owed = 0
 
         return step
 
@@ -102,7 +109,7 @@ class Steps:
             if x is not out:  # else it has to be out of the way before it is written to
                 there[rank] = x
             else:
-                there[rank][:] = x
+                there[rank][...] = x
             tables.meet(place, flag, mine)
             fold(there, out)
 
@@ -115,7 +122,7 @@ class Steps:
 
         def step(x: Any, out: Any, mine: int) -> None:
             place, flag = tables.enter(mine)
-            parts[place][rank][:] = x
+            parts[place][rank][...] = x
             lines[place][rank][0] = flag
 
         return step
@@ -128,7 +135,7 @@ class Steps:
             place, flag = tables.enter(mine)
             there = parts[place]
             if not is_gather:  # where nobody else needs it
-                there[rank][:] = x
+                there[rank][...] = x
             tables.meet(place, flag, mine)
             out[rank] = x
             for r in others:
@@ -173,7 +180,7 @@ class Steps:
 
         def step(x: Any, out: Any, mine: int) -> None:
             place, flag = tables.enter(mine)
-            parts[place][rank][:] = x
+            parts[place][rank][...] = x
             tables.meet(place, flag, mine)
             folds[place](out)
 
@@ -205,6 +212,30 @@ class Steps:
                 out[block] = there[r][block]
 
         return step
+
+    def turns(self, mine: int) -> list[tuple[Any, ...]]:
+        """What a lane needs for a step of a small broadcast or all_reduce, by its number.
+
+        Both: flag, elements on the own place or the root's, the same as bytes, own line;
+        broadcast: root's line or None, what is owed then; all_reduce: lines of one other and of the rest,
+        fold(out).
+        """
+        tables, parts, rank, root = self._tables, self._parts, self._rank, self._root
+        is_fold = self._verb == "all_reduce"
+        folds = [self._flags.folding(self._function, each) for each in parts] if is_fold else []
+        found: list[tuple[Any, ...]] = []
+        for number, flag in enumerate(tables.raised(mine)):
+            place = number & 1
+            own, (other, *others) = tables.lines[place][rank], tables.others[place]
+            elements = parts[place][rank if is_fold else root]
+            common = flag, elements, elements.view(np.uint8).data, own
+            if is_fold:
+                found.append((*common, other, others, folds[place]))
+            elif rank == root:
+                found.append((*common, None, flag))
+            else:
+                found.append((*common, tables.lines[place][root], flag if others else 0))
+        return found
 
     def _fold(self, parts: list[Any], out: Any) -> None:
         fold = self._function

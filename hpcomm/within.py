@@ -1,6 +1,7 @@
-"""Collectives of ranks of one node through memory that they share, from some KiB on.
+"""Collectives of ranks of one node through memory that they share.
 
-    table of a rank    two places of: flag | second flag | elements     in a file of /dev/shm without a name
+    table of a rank    two small places of: flag | elements             on the board (observe/board.py)
+                       two large ones of: flag | second flag | elements in a file of /dev/shm without a name
 
 A call is one step, or two. A rank lays what others need of its array on its place and raises its flag, the
 signature of the call with its number (flags.py). Then it waits for the flags of those whose elements it
@@ -13,8 +14,9 @@ The two places are used in turn. A rank that comes to a call first sees that all
 last one: so they are through with the one before, whose place is used again. After a call in which it waited
 for all, it need not look.
 
-Memory is taken when first needed, all ranks together, and more of it when a longer call comes. Calls that are
-longer than a place go in pieces, one after the other. Where there is no memory, MPI carries them.
+Small places are there from the beginning. Large ones are taken when first needed, all ranks together, and
+larger ones when a longer call comes; calls that are longer still go in pieces, one after the other. Where
+there is no memory, MPI carries them.
 """
 
 from __future__ import annotations
@@ -28,21 +30,24 @@ from .flags import RANKS, is_wanted
 from .observe.board import share
 from .signature import VERB, VERBS, signature
 from .steps import CUTS, FOLDS, STACKS, Steps, function
-from .tables import Tables, table_bytes
+from .tables import Tables, large, table_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
     from .call import Call
     from .communicator import Communicator
+    from .dtypes import Dtype
     from .flags import Suspect
     from .steps import Step
 
 __all__ = ["Within"]
 
-_LEAST = 6 << 10  # bytes that a rank brings; below, MPI is as quick,
+_LEAST = (
+    4 << 10
+)  # bytes that a rank brings from which all these verbs go this way; below, Open MPI is as quick,
 _LEAST_OF_BLOCKS = 16 << 10  # and where the others need a part each
 # Above, MPI lets ranks read from each other's arrays, which saves a copy that no other rank shares.
 _MOST = {"scatter": 2 << 20, "all_to_all": 2 << 20, "all_gather": 8 << 20}
@@ -52,6 +57,10 @@ _FIRST = 64 << 10  # bytes of a place at first
 _ALL = 64 << 20  # bytes of a rank for all its communicators
 _KEPT = 256  # ways, and limits
 _VERBS = ("broadcast", "gather", "all_gather", "scatter", "all_to_all", *FOLDS)
+_SMALL = ("all_reduce", "broadcast")  # those that go this way from one element on,
+_SMALL_BY = {  # or more, where MPI is slower
+    "MPICH": ("barrier", *(verb for verb in _VERBS if verb != "reduce_scatter")),
+}
 
 _taken = 0  # of _ALL
 
@@ -61,11 +70,19 @@ class Within:
 
     Args:
         suspect: see Flags.
+        places: the small ones of each rank; None: there are none.
+
+    Attributes:
+        small: tables of the small places.
     """
 
-    def __init__(self, comm: Communicator, suspect: Suspect) -> None:
+    def __init__(
+        self, comm: Communicator, suspect: Suspect, places: Sequence[Sequence[memoryview]] | None
+    ) -> None:
         self._comm, self._suspect = comm, suspect
-        self._tables: Tables | None = None
+        self.small = Tables(comm, places, suspect) if places else None
+        self._large: Tables | None = None
+        self._is_small_only = False  # since there was no memory for large ones
         self._ways: dict[tuple[int, int, Any], Step] = {}
         self._limits: dict[int, tuple[int, int]] = {}
 
@@ -88,15 +105,42 @@ class Within:
         return self._limits[code]
 
     def _find_limits(self, code: int) -> tuple[int, int]:
-        from .dtypes import BY_NAME
-
-        verb = VERBS[code & VERB]
-        dtype = next((each for each in BY_NAME.values() if each.code == code >> 11 & 255), None)
+        verb, dtype = VERBS[code & VERB], _dtype(code)
         if verb not in _VERBS or dtype is None or (verb in FOLDS and function(code) is None):
             return 0, 0
         nbytes = dtype.itemsize * (self._comm.size if verb in CUTS else 1)
         least = _LEAST_OF_BLOCKS if verb in CUTS else _LEAST
-        return -(-least // nbytes), _MOST.get(verb, sys.maxsize) // nbytes + 1
+        most = _MOST.get(verb, sys.maxsize)
+        if self.small is not None and verb in _SMALL_BY.get(vendor(), _SMALL):
+            least = 1
+        if self._is_small_only:
+            assert self.small is not None
+            most = self.small.room
+        return -(-least // nbytes), most // nbytes + 1
+
+    def small_end(self, code: int) -> int:
+        """From how many elements on a lane of broadcast or all_reduce leaves a call of that code to way()."""
+        least, end = self.limits(code)
+        dtype = _dtype(code)
+        if self.small is None or dtype is None or least != 1:
+            return 0
+        return min(end, self.small.room // dtype.itemsize + 1)
+
+    @property
+    def has_barrier(self) -> bool:
+        """Whether barriers go this way."""
+        return self.small is not None and "barrier" in _SMALL_BY.get(vendor(), _SMALL)
+
+    def barrier(self, mine: int) -> None:
+        """Wait until all have come. mine: the signature."""
+        assert self.small is not None
+        place, flag = self.small.enter(mine)
+        self.small.meet(place, flag, mine)
+
+    def turns(self, code: int, count: int, dtype: np.dtype[Any], mine: int) -> list[tuple[Any, ...]]:
+        """See Steps; for small calls, with this signature."""
+        assert self.small is not None
+        return Steps(self.small, self._comm, code, count, dtype).turns(mine)
 
     def way(self, code: int, count: int, dtype: np.dtype[Any]) -> Step | None:
         """way(x, out, signature) for flat arrays that takes() is true of; None: there is no room as yet.
@@ -105,11 +149,14 @@ class Within:
         """
         known = code, count, dtype
         if known not in self._ways:
-            if self._tables is None or self._tables.room < self._laid(code, count, dtype):
+            laid = self._laid(code, count, dtype)
+            is_small = self.small is not None and laid <= self.small.room
+            tables = self.small if is_small else self._large
+            if tables is None or tables.room < laid:
                 return None
             if len(self._ways) >= _KEPT:
                 self._ways.clear()
-            self._ways[known] = self._make(self._tables, code, count, dtype)
+            self._ways[known] = self._make(tables, code, count, dtype)
         return self._ways[known]
 
     def carry(self, call: Call, library: Callable[[Call], None]) -> Callable[[], None]:
@@ -135,9 +182,9 @@ class Within:
     def close(self) -> None:
         """Give the memory back, as soon as nobody looks at it any more."""
         global _taken
-        if self._tables is not None:
-            _taken -= table_bytes(self._tables.room)
-            self._tables = None
+        if self._large is not None:
+            _taken -= table_bytes(self._large.room)
+            self._large = None
             self._ways.clear()
 
     def _make(self, tables: Tables, code: int, count: int, dtype: np.dtype[Any]) -> Step:
@@ -178,13 +225,28 @@ class Within:
         comm._drop_lanes()  # which know the old tables
         shared = None if comm._any_rank(_taken + own > _ALL) else share(comm._mpi, own, reserve=True)
         if shared is None:
-            comm._within = None
+            self._is_small_only = True
+            self._limits.clear()
+            comm._within = self if self.small is not None else None
             return False
         memory, file = shared
         os.close(file)
         _taken += own
-        self._tables = Tables(comm, memory, room, self._suspect)
+        self._large = large(comm, memory, room, self._suspect)
         return True
+
+
+def vendor() -> str:
+    """Whose MPI it is."""
+    from mpi4py import MPI
+
+    return MPI.get_vendor()[0]
+
+
+def _dtype(code: int) -> Dtype | None:
+    from .dtypes import BY_NAME
+
+    return next((each for each in BY_NAME.values() if each.code == code >> 11 & 255), None)
 
 
 def _piece(verb: str, size: int) -> int:

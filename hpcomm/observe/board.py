@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import struct
+import sys
 from collections import deque
 from contextlib import suppress
 from itertools import chain, count
@@ -24,20 +25,20 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "GONE", "LAPS", "SPOT", "Board", "Region", "last_call", "open_board", "post", "posted", "share",
+    "GONE", "LAPS", "PLACE", "Board", "Region", "last_call", "open_board", "post", "posted", "share",
 ]  # fmt: skip
 
 LAPS = 128  # entries of a ring
 _LINE = 32  # of which so many are wiped at a time, one line ahead
 RINGS = 255  # communicators of one rank that are watched at a time
 _TEXT = 4096
-SPOT = 1024  # bytes of one of the two places in which small arrays are laid out (short.py)
+_PAIRS = {16: 128, sys.maxsize: 40}  # communicators of a rank, of up to so many, with places for small arrays
+PLACE = 6208  # (within.py) at a time: two places of so many bytes, whole cache lines
 _RING_WORDS = LAPS + 8  # signatures; a cache line apart the number of the call that began the line
 _START = 63  # the signature of call 0, which nobody makes
 GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
 _HEAD_WORDS = 8 + _TEXT // 8
-_SPOTS = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # where those begin
-_REGION = _SPOTS + RINGS * 2 * SPOT
+_PLACES = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # where those begin
 _CORES = 2048  # of a node; where there are more, some count as one
 _ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _PROCESS = range(6)
 
@@ -106,9 +107,10 @@ class Region:
         end = _HEAD_WORDS + (slot + 1) * _RING_WORDS
         return self._words[end - 7 : end]
 
-    def spots(self, slot: int) -> memoryview:
-        """Two spots beside a ring: see short.py."""
-        return self._bytes[_SPOTS + slot * 2 * SPOT :][: 2 * SPOT]
+    def places(self, number: int) -> list[memoryview]:
+        """Two places for small arrays: see within.py."""
+        starts = (_PLACES + (2 * number + i) * PLACE for i in (0, 1))
+        return [self._bytes[at : at + PLACE] for at in starts]
 
     @property
     def ended(self) -> bool:
@@ -177,6 +179,7 @@ class Board:
         self.shelves = shelves
         self.is_crowded = len(regions) > cores
         self._free = deque(range(RINGS))  # what is given back is taken last: others may still look
+        self._free_places = deque(range(_pairs(len(regions))))
 
     @property
     def mine(self) -> Region:
@@ -187,16 +190,27 @@ class Board:
         if not self._free:
             return -1
         slot = self._free.popleft()
-        ring, spots, notes = self.mine.ring(slot), self.mine.spots(slot), self.mine.notes(slot)
+        ring, notes = self.mine.ring(slot), self.mine.notes(slot)
         for words in (ring, notes):
             for i in range(len(words)):
                 words[i] = 0
         ring[0] = _START
-        spots[:8] = spots[SPOT : SPOT + 8] = bytes(8)
         return slot
 
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
+
+    def take_places(self) -> int:
+        """Two places for small arrays of a new communicator, without flags; -1 when all are in use."""
+        if not self._free_places:
+            return -1
+        number = self._free_places.popleft()
+        for place in self.mine.places(number):
+            place[:8] = bytes(8)
+        return number
+
+    def give_places_back(self, number: int) -> None:
+        self._free_places.append(number)
 
 
 def open_board(world: MPI.Intracomm) -> Board | None:
@@ -212,13 +226,14 @@ def open_board(world: MPI.Intracomm) -> Board | None:
             struct.pack_into("2q", card, 0, number, slot_bytes(node.size, _free()))
         node.Bcast([card, MPI.BYTE], 0)
         number, slot = struct.unpack("2q", card)
-        shared = share(node, _REGION)
+        own = -(-(_PLACES + _pairs(node.size) * 2 * PLACE) // mmap.PAGESIZE) * mmap.PAGESIZE
+        shared = share(node, own)
         if shared is None:
             return None
         memory, file = shared
         os.close(file)
         view = memoryview(memory)
-        regions = [Region(view[i * _REGION : (i + 1) * _REGION]) for i in range(node.size)]
+        regions = [Region(view[i * own : (i + 1) * own]) for i in range(node.size)]
         regions[node.rank]._words[_PROCESS] = os.getpid()
         shared = share(node, shelf_bytes(slot)) if slot else None  # all have come to this before it ends
         shelves = None
@@ -231,6 +246,11 @@ def open_board(world: MPI.Intracomm) -> Board | None:
         return Board(regions, node.rank, number, shelves, _cores(node))
     finally:
         node.Free()
+
+
+def _pairs(ranks: int) -> int:
+    """Communicators of one of so many ranks that may have places at a time: not all memory of many ranks."""
+    return next(pairs for most, pairs in _PAIRS.items() if ranks <= most)
 
 
 def _cores(node: MPI.Comm) -> int:

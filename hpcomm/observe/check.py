@@ -122,7 +122,11 @@ def light(
         return leave_late
 
     def suspect(expected: int, number: int | None = None, rank: int | None = None) -> None:
-        """Raise if the next neighbour, or rank, makes another call than this one."""
+        """Raise if the next neighbour, or rank, makes another call than this one.
+
+        A rank whose flag is waited for may owe that of an earlier call; then its last one is looked at.
+        """
+        is_awaited = rank is not None
         number = last_call(ring) if number is None else number
         rank, region, other = next((peer for peer in peers if peer[0] == rank), peers[0])
         if region.ended and last_call(other) < number:
@@ -132,6 +136,9 @@ def light(
                 "look at what that rank printed; every rank must make the same collective calls",
                 [rank],
             )
+        past = last_call(other)
+        if is_awaited and past < number and (called := posted(ring, past)) is not None:
+            number, expected = past, called
         if posted(other, number) in (None, expected):
             return  # not there yet, or so far ahead that its entry is gone
         time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
@@ -142,7 +149,8 @@ def light(
         ]
         if others:
             comm._fall_out()
-            raise _disagreement(comm, number, board, others)
+            own = describe(expected) if last_call(ring) > number else None
+            raise _disagreement(comm, number, board, own, others)
 
     names = {"step": step, "ring": ring, "theirs": theirs, "suspect": suspect}
     return Agreement("light", enter, leave, late, _AROUND_LIGHT, names)
@@ -222,13 +230,20 @@ def between(comm: Communicator, shadow: MPI.Comm) -> Agreement:
 
 
 def _disagreement(
-    comm: Communicator, number: int, board: Board, others: list[tuple[int, Region, str | None]]
+    comm: Communicator,
+    number: int,
+    board: Board,
+    own: str | None,
+    others: list[tuple[int, Region, str | None]],
 ) -> MismatchError:
-    """Ask the others (rank, region, its call if it has gone on since) what they are doing."""
+    """Ask the others (rank, region, its call if it has gone on since) what they are doing.
+
+    own: this rank's call, if it has gone on since.
+    """
     mine = describe_call()
     if (question := board.mine.question) is not None:
         board.mine.answer(question, mine)
-    rows = {comm.rank: mine}
+    rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}"}
     called = {rank: past for rank, _, past in others if past}
     questions = [(rank, region, region.ask()) for rank, region, _ in others]
     deadline = time.monotonic() + _PATIENCE

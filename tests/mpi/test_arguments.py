@@ -225,6 +225,17 @@ def test_an_out_that_overlaps_x_in_part_is_refused(comm: Any, verb: str, kind: s
     three_lines(caught.value, verb, comm)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_neighbours_in_memory_are_apart_and_one_element_in_common_is_not(comm: Any, kind: str) -> None:
+    memory: Any = np.zeros(8) if kind == "numpy" else torch.zeros(8)
+    for low, high in ((memory[:4], memory[4:]), (memory[4:], memory[:4])):
+        for _ in range(3):
+            assert comm.all_reduce(low, out=high) is high
+    for low, high in ((memory[:4], memory[3:7]), (memory[3:7], memory[:4])):
+        with pytest.raises(hpcomm.LayoutError, match="overlap"):
+            comm.all_reduce(low, out=high)
+
+
 def unowned(at: int, n: int) -> Any:
     """n float64 somewhere in memory, as compiled code may give them out: without a base that owns them."""
     core = np._core if hasattr(np, "_core") else np.core

@@ -15,18 +15,22 @@ from mpi4py import MPI
 
 import hpcomm
 from hpcomm import flags, steps, tables, within
+from hpcomm.dtypes import BY_NAME
 from hpcomm.flags import is_wanted
+from hpcomm.observe.board import Board
+from hpcomm.signature import head
 
 pytestmark = pytest.mark.skipif(
     MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
 )
 MOVES = ("broadcast", "gather", "all_gather", "scatter", "all_to_all")
 VERBS = (*MOVES, "all_reduce", "reduce", "reduce_scatter")
-BEFORE = 1535  # float32 elements: the most that MPI carries
 
 
 @pytest.fixture
-def comm(request: Any) -> Iterator[hpcomm.Communicator]:
+def comm(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[hpcomm.Communicator]:
+    """One without places for small calls, for which see test_small.py."""
+    monkeypatch.setattr(Board, "take_places", lambda board: -1)
     with hpcomm.Communicator(MPI.COMM_WORLD, name="near", check=getattr(request, "param", "light")) as made:
         yield made
 
@@ -90,7 +94,7 @@ FORMS: list[Callable[[Any], Any]] = [
 def test_all_lengths_and_forms_give_the_definition(comm: Any, gone: list[str], verb: str) -> None:
     """Ranks bring different forms of array, so lanes and the careful way meet."""
     pieces = within._piece(verb, comm.size) // 4
-    for turn, n in enumerate((BEFORE, 1536, 4099, 20_000, pieces, pieces + 1, 2 * pieces + 77)):
+    for turn, n in enumerate((1023, 1024, 4099, 20_000, pieces, pieces + 1, 2 * pieces + 77)):
         root = turn % comm.size
         for once in range(3):
             x = FORMS[(turn + once * comm.rank) % len(FORMS)](given(comm, verb, comm.rank, n))
@@ -196,7 +200,7 @@ def test_any_verbs_follow_each_other_while_ranks_come_late(comm: Any) -> None:
 @BOTH
 def test_a_place_is_not_laid_on_while_somebody_reads_from_it(comm: Any) -> None:
     """The root runs ahead as far as it may, and more often than flags have numbers."""
-    for turn in range(2 * flags._NUMBERS + 5):
+    for turn in range(2 * flags.NUMBERS + 5):
         x = np.full(4000, float(turn if comm.rank == 0 else -1))
         if comm.rank and turn % 40 == 7:
             time.sleep(2e-3)
@@ -213,7 +217,7 @@ def test_a_flag_of_long_ago_is_not_taken_for_todays(comm: Any) -> None:
             time.sleep(0.02)
         found = comm.all_reduce(x * turn)
         assert (found == turn * comm.size).all()
-        for _ in range(flags._NUMBERS - steps_of_one):
+        for _ in range(flags.NUMBERS - steps_of_one):
             comm.all_reduce(few)
 
 
@@ -256,6 +260,21 @@ def test_where_memory_is_short_mpi_carries_the_calls(
     assert comm._within is None
 
 
+def test_where_memory_is_short_small_calls_stay(gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(within, "_ALL", 0)
+    with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
+        for _ in range(3):
+            assert comm.all_reduce(np.ones(5000))[-1] == comm.size
+            assert comm.all_reduce(np.ones(700))[-1] == comm.size
+            x = np.ones(2000) if comm.rank == 0 else np.zeros(2000)
+            assert comm.broadcast(x, out=x)[-1] == 1
+        assert comm._within is not None
+        small = comm._within.small
+        assert small is not None
+        assert comm._within.takes(head("broadcast", dtype=BY_NAME["float64"].code), small.room // 8)
+        assert not comm._within.takes(head("broadcast", dtype=BY_NAME["float64"].code), small.room // 8 + 1)
+
+
 def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = within._taken
     for _ in range(3):
@@ -272,7 +291,6 @@ def test_the_user_can_leave_it_to_mpi(gone: list[str], monkeypatch: pytest.Monke
     with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
         assert comm.all_reduce(np.ones(5000))[0] == comm.size
         assert comm._within is None
-        assert comm._short is None
     assert gone == []
 
 

@@ -104,6 +104,28 @@ def test_all_ranks_follow_the_table_of_rank_0(job: Any, tmp_path: Any) -> None:
         assert f"{rank} ['recursive_doubling', 'ring']" in done.stdout
 
 
+TENSORS = """
+import numpy as np
+import torch
+
+from hpcomm import world as comm
+
+for n, lasts in ((3000, 3), (12_000, 1), (3000, 3)):  # as many additions come last by that algorithm
+    xs = np.random.default_rng(n).normal(size=(3, n))
+    ways = [(xs[i - 2] + xs[i - 1]) + xs[i] for i in range(3)]
+    found = comm.all_reduce(torch.from_numpy(xs[comm.rank].copy()), algorithm="tuned").numpy().reshape(3, -1)
+    seen = {i for i in range(3) for part in range(3) if (ways[i].reshape(3, -1)[part] == found[part]).all()}
+    assert len(seen) == lasts, (n, seen)
+"""
+
+
+def test_tensors_of_another_length_take_another_algorithm(job: Any, tmp_path: Any) -> None:
+    rows = {"all_reduce": [[24_000, "mpi:ring"], [96_000, "mpi:recursive_doubling"]]}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"mpi": vendor(), "ranks": {"3": rows}}))
+    job(3, TENSORS, env={"HPCOMM_TUNED": str(path)})
+
+
 @pytest.mark.once
 def test_a_table_for_other_ranks_leaves_it_to_the_library(job: Any, tmp_path: Any) -> None:
     path = tmp_path / "table.json"
