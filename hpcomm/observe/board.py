@@ -167,12 +167,19 @@ class Board:
     """All regions of this node; regions[here] is this rank's own; node: a number common to the node.
 
     shelves: memory of the same ranks to hand data over in; None where there is too little.
-    cores: how many cores these ranks may use, all together.
+    cores: how many cores these ranks may use, all together; file: what the regions lie in, kept open.
     """
 
     def __init__(
-        self, regions: list[Region], here: int, node: int, shelves: Shelves | None = None, cores: int = 1
+        self,
+        regions: list[Region],
+        here: int,
+        node: int,
+        shelves: Shelves | None = None,
+        cores: int = 1,
+        file: int = -1,
     ) -> None:
+        self._file = file
         self.regions = regions
         self.here = here
         self.node = node
@@ -186,8 +193,8 @@ class Board:
         return self.regions[self.here]
 
     def take_ring(self) -> int:
-        """A ring for a new communicator, wiped; -1 when all are in use."""
-        if not self._free:
+        """A ring for a new communicator, wiped; -1: none is left, or no memory."""
+        if not self._free or not self._has(8 * (_HEAD_WORDS + self._free[0] * _RING_WORDS), 8 * _RING_WORDS):
             return -1
         slot = self._free.popleft()
         ring, notes = self.mine.ring(slot), self.mine.notes(slot)
@@ -201,8 +208,8 @@ class Board:
         self._free.append(slot)
 
     def take_places(self) -> int:
-        """Two places for small arrays of a new communicator, without flags; -1 when all are in use."""
-        if not self._free_places:
+        """Two places for small arrays of a new communicator, without flags; -1 as above."""
+        if not self._free_places or not self._has(_PLACES + 2 * self._free_places[0] * PLACE, 2 * PLACE):
             return -1
         number = self._free_places.popleft()
         for place in self.mine.places(number):
@@ -211,6 +218,14 @@ class Board:
 
     def give_places_back(self, number: int) -> None:
         self._free_places.append(number)
+
+    def _has(self, start: int, nbytes: int) -> bool:
+        """Whether there is memory for a part of one's own region: else to touch it were a bus error."""
+        try:
+            os.posix_fallocate(self._file, self.here * _region_bytes(len(self.regions)) + start, nbytes)
+        except OSError:
+            return False
+        return True
 
 
 def open_board(world: MPI.Intracomm) -> Board | None:
@@ -226,12 +241,11 @@ def open_board(world: MPI.Intracomm) -> Board | None:
             struct.pack_into("2q", card, 0, number, slot_bytes(node.size, _free()))
         node.Bcast([card, MPI.BYTE], 0)
         number, slot = struct.unpack("2q", card)
-        own = -(-(_PLACES + _pairs(node.size) * 2 * PLACE) // mmap.PAGESIZE) * mmap.PAGESIZE
+        own = _region_bytes(node.size)
         shared = share(node, own)
         if shared is None:
             return None
         memory, file = shared
-        os.close(file)
         view = memoryview(memory)
         regions = [Region(view[i * own : (i + 1) * own]) for i in range(node.size)]
         regions[node.rank]._words[_PROCESS] = os.getpid()
@@ -243,7 +257,7 @@ def open_board(world: MPI.Intracomm) -> Board | None:
             shelves = Shelves(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
         for region in regions:
             region.look()
-        return Board(regions, node.rank, number, shelves, _cores(node))
+        return Board(regions, node.rank, number, shelves, _cores(node), file)
     finally:
         node.Free()
 
@@ -251,6 +265,10 @@ def open_board(world: MPI.Intracomm) -> Board | None:
 def _pairs(ranks: int) -> int:
     """Communicators of one of so many ranks that may have places at a time: not all memory of many ranks."""
     return next(pairs for most, pairs in _PAIRS.items() if ranks <= most)
+
+
+def _region_bytes(ranks: int) -> int:
+    return -(-(_PLACES + _pairs(ranks) * 2 * PLACE) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _cores(node: MPI.Comm) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import time
 import warnings
@@ -325,6 +327,25 @@ def test_only_what_pays_goes_this_way(calls: list[int], monkeypatch: pytest.Monk
                 has_rows = verb in ("scatter", "all_to_all", "reduce_scatter")
                 getattr(other, verb)(np.ones((other.size, 2) if has_rows else 2))
         assert seen == (more if MPI.get_vendor()[0] == "MPICH" else few)
+
+
+def test_where_there_is_no_memory_for_places_mpi_carries_the_calls(
+    calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, start: int, length: int) -> None:
+        if length >= PLACE:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    if MPI.COMM_WORLD.rank == 0:
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    free = len(runtime.board._free_places) if runtime.board else 0
+    with hpcomm.Communicator(MPI.COMM_WORLD) as other:
+        assert other._within is not None
+        assert other._within.small is None
+        assert other.all_reduce(np.ones(2)).tolist() == [other.size] * 2
+    assert runtime.board is not None
+    assert len(runtime.board._free_places) == free
+    assert calls == []
 
 
 def test_who_has_no_places_goes_another_way(calls: list[int]) -> None:
