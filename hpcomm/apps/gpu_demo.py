@@ -3,7 +3,8 @@
     python -m hpcomm run -n 2 python -m hpcomm.apps.gpu_demo [--most BYTES] [--plot FILE.png]
 
 Both ranks send at once, arrays of random numbers into arrays of NaN. With a GPU: naive (pageable copies and
-raw MPI), then every path that can be forced. Without one it says what is missing, and measures the host.
+raw MPI), then every path, and what hpcomm chooses itself; of a path that cannot be taken here it says why.
+Without a GPU it says what is missing, and measures the host.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Communicator
+from hpcomm import Communicator, ConfigError
 from hpcomm.apps import _library
 from hpcomm.apps._arguments import positive
 from hpcomm.apps._picture import draw_bandwidths, require_picture
 from hpcomm.apps._report import sleep_until_all, table, verdict
 
+PATHS = ["pipeline", "ipc", "direct", "nccl"]  # which messages may take
 SIZES = [4 << 10, 256 << 10, 2 << 20, 16 << 20, 128 << 20]
 SPAN_S = 0.2  # measuring one size takes about so long at most
 Swap = Callable[[Any, Any], None]  # (what goes out, what comes in)
@@ -65,6 +67,16 @@ def numbers(rank: int, nbytes: int) -> NDArray[np.float32]:
     return np.random.default_rng(rank).standard_normal(nbytes // 4, np.float32)
 
 
+def refusal(comm: Communicator, swap: Swap, library: _library.Library, nbytes: int) -> str:
+    """Why messages of so many bytes cannot take the path that comm is forced to, or ""."""
+    x = library.there(numbers(comm.rank, nbytes))
+    try:
+        swap(x, library.there(np.empty(nbytes // 4, np.float32)))
+    except ConfigError as error:
+        return error.what
+    return ""
+
+
 def way(comm: Communicator, peer: int, out: Any) -> str:
     """How hpcomm explains what it has just done."""
     if comm.size == 1:
@@ -82,23 +94,28 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"argument --most: the smallest message has {SIZES[0]} bytes")
     if options.plot:
         require_picture(parser, options.plot)
+    sizes = [size for size in SIZES if size <= options.most]  # short ones are staged, whatever the path
     library, missing = _library.find()
     world = hpcomm.world
     on_device = any(world.mpi.allgather(library.on_device))
     pair = Communicator(MPI.COMM_WORLD.Split(0 if world.rank < 2 else 1), name="pair")
     rows: list[list[Any]] = []
     wrong: list[str] = []
+    refused: dict[str, str] = {}
     if world.rank < 2:
         peer = (pair.rank + 1) % pair.size
-        settings = ["pipeline", "auto"] if on_device else ["host"]
+        settings = [*PATHS, "auto"] if on_device else ["host"]
         contenders: dict[str, tuple[Communicator, Swap]] = {}
         if on_device:
             contenders["naive"] = pair, naive(pair, peer, library)
         for setting in settings:
             with_it = pair if setting == "host" else pair.dup(name=setting, gpu=setting)
-            contenders[setting] = with_it, by(with_it, peer, library)
+            swap = by(with_it, peer, library)
+            refused[setting] = refusal(with_it, swap, library, sizes[-1]) if setting in PATHS else ""
+            if not refused[setting]:
+                contenders[setting] = with_it, swap
         for name, (comm, swap) in contenders.items():
-            for nbytes in (size for size in SIZES if size <= options.most):
+            for nbytes in sizes:
                 x = library.there(numbers(comm.rank, nbytes))
                 out = library.there(np.full(nbytes // 4, np.nan, np.float32))
                 swap(x, out)
@@ -115,6 +132,9 @@ def main(argv: list[str] | None = None) -> int:
         print(table(["path", "bytes", "GB/s each way"], [[n, b, f"{r:.3f}"] for n, b, r, _ in rows]))
         for name in dict.fromkeys(row[0] for row in rows if row[3]):
             print(f"\n{name}: {[row for row in rows if row[0] == name][-1][3]}")
+        for name, why in refused.items():
+            if why:
+                print(f"\n{name}: not here: {why}")
         if options.plot:
             draw_bandwidths([(n, b, r) for n, b, r, _ in rows], options.plot)
             print(f"\ndrawn: {options.plot}")

@@ -49,6 +49,9 @@ def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]
         assert "from rank 1: device to device" in done.stdout
     elif "demo" in words[1]:
         assert "cupy" in done.stdout
+        if "gpu" in words[1]:
+            assert re.search(r"^ipc +2097152 ", done.stdout, re.MULTILINE)
+            assert "nccl: not here: nccl is forced" in done.stdout
     else:
         assert "!" not in done.stdout
         assert re.search(
