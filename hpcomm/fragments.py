@@ -112,7 +112,7 @@ if 0 < AMOUNT < small_to:
         line[0] = flag
         if root_line[0] != flag:
             look(root_line, flag, mine)
-        X_flat[...] = elements
+        @fetch
     small.owed = owed
     return X
 """,
@@ -321,6 +321,7 @@ if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
     "sign_rooted": "mine = n << 32 | code",
     "turns": "if turns is None:\n        turns = known.get(mine) or turns_of(mine)",
     "lay": "elements[...] = X_flat",
+    "fetch": "X_flat[...] = elements",
     "flat": "X_flat = X if X.ndim == 1 else X.reshape(-1)",
     "amount": "n",
     "bytes": "n * itemsize",
@@ -372,6 +373,7 @@ X_spec = X_seen[1]
     "sign_rooted": "mine = x_seen[2] | code",
     "turns": "if x_seen is not laid:\n        laid, turns = x_seen, known.get(mine) or turns_of(mine)",
     "lay": "there[:] = X_seen[4]",  # half of what numpy takes
+    "fetch": "X_seen[4][:] = there",
     "flat": "X_flat = X_seen[3]",
     "amount": "X_size",
     "bytes": "X_size",

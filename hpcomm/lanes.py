@@ -362,8 +362,9 @@ def _within(
         names.update(small=small, small_to=small_end * record.itemsize // unit)
         names.update(known=known, turns_of=turns_of, number=small.number, look=small.flags.look)
         text = SMALL[verb].replace("POST", posts)
-        for name, part in (("AMOUNT", "amount"), ("@turns", "turns"), ("@lay", "lay")):
-            text = text.replace(name, fragments[part])
+        for name in ("@turns", "@lay", "@fetch"):
+            text = text.replace(name, fragments[name[1:]])
+        text = text.replace("AMOUNT", fragments["amount"])
         found["small"] = text.replace("@flat", flat).replace("Y", "X")
         found["small_apart"] = text.replace("@flat", both)
     return found
