@@ -230,7 +230,7 @@ def _at_exit() -> None:
 def say_end() -> None:
     """Let the others know that this rank makes no more calls; the second time does nothing."""
     if board is not None:
-        board.mine.end()
+        board.end()
     while farewells:
         farewells.pop()()
 

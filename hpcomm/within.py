@@ -223,7 +223,7 @@ class Within:
         own = table_bytes(room)
         self.close()
         comm._drop_lanes()  # which know the old tables
-        shared = None if comm._any_rank(_taken + own > _ALL) else share(comm._mpi, own, reserve=True)
+        shared = None if comm._any_rank(_taken + own > _ALL) else share(comm._mpi, own, reserve=own)
         if shared is None:
             self._is_small_only = True
             self._limits.clear()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ..shelf import Shelves, shelf_bytes, slot_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from mpi4py import MPI
 
@@ -129,14 +129,13 @@ class Region:
         """Whether the owner has ended in whatever manner, also without saying so."""
         return self.ended or bool(self._process and not os.path.exists(self._process))  # noqa: PTH110
 
-    def end(self) -> None:
-        """Say that this rank will make no more calls."""
-        for slot in range(RINGS):
+    def end(self, slots: Iterable[int]) -> None:
+        """Say that this rank will make no more calls. slots: of the rings that it ever had."""
+        for slot in slots:
             ring = self.ring(slot)
-            if ring[0] or ring[LAPS]:  # in use
-                last = last_call(ring)
-                for call in range(last + 1, last + 1 + LAPS // 2):
-                    ring[call % LAPS] = GONE
+            last = last_call(ring)
+            for call in range(last + 1, last + 1 + LAPS // 2):
+                ring[call % LAPS] = GONE
         self._words[_ENDED] = 1
 
     def ask(self) -> int:
@@ -187,6 +186,7 @@ class Board:
         self.is_crowded = len(regions) > cores
         self._free = deque(range(RINGS))  # what is given back is taken last: others may still look
         self._free_places = deque(range(_pairs(len(regions))))
+        self._had: set[int] = set()  # rings; the others have no memory yet
 
     @property
     def mine(self) -> Region:
@@ -197,6 +197,7 @@ class Board:
         if not self._free or not self._has(8 * (_HEAD_WORDS + self._free[0] * _RING_WORDS), 8 * _RING_WORDS):
             return -1
         slot = self._free.popleft()
+        self._had.add(slot)
         ring, notes = self.mine.ring(slot), self.mine.notes(slot)
         for words in (ring, notes):
             for i in range(len(words)):
@@ -206,6 +207,10 @@ class Board:
 
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
+
+    def end(self) -> None:
+        """Say that this rank will make no more calls."""
+        self.mine.end(self._had)
 
     def take_places(self) -> int:
         """Two places for small arrays of a new communicator, without flags; -1 as above."""
@@ -242,7 +247,7 @@ def open_board(world: MPI.Intracomm) -> Board | None:
         node.Bcast([card, MPI.BYTE], 0)
         number, slot = struct.unpack("2q", card)
         own = _region_bytes(node.size)
-        shared = share(node, own)
+        shared = share(node, own, reserve=8 * _HEAD_WORDS)
         if shared is None:
             return None
         memory, file = shared
@@ -290,11 +295,12 @@ def _free() -> int:
     return about.f_bavail * about.f_frsize
 
 
-def share(node: MPI.Comm, own: int, reserve: bool = False) -> tuple[mmap.mmap, int] | None:
+def share(node: MPI.Comm, own: int, reserve: int = 0) -> tuple[mmap.mmap, int] | None:
     """Memory that the ranks of node share, own bytes of each, in the order of their ranks; collective.
 
     Args:
-        reserve: make sure now that there is so much; else it is taken as it is touched.
+        reserve: make sure now that there is memory for so many of them, the first; for the others it is taken
+            as they are touched.
 
     Returns:
         The memory and the open file behind it, whose name is gone; None on all ranks where one of them
@@ -308,7 +314,7 @@ def share(node: MPI.Comm, own: int, reserve: bool = False) -> tuple[mmap.mmap, i
     node.Bcast([path, MPI.BYTE], 0)
     name = path.decode().strip()
     size = node.size * own
-    kept = range(node.rank * own, (node.rank + 1) * own) if reserve else range(0)
+    kept = range(node.rank * own, node.rank * own + reserve)
     shared = _open(name, size, os.O_CREAT | os.O_EXCL, kept) if node.rank == 0 else None
     node.Barrier()
     if node.rank != 0:

@@ -94,6 +94,38 @@ def test_a_job_does_without_shared_memory_where_its_mpi_does(with_shared_memory,
     judge(finish([*with_shared_memory(options), *command], limit_s=60), 0)
 
 
+FILLED = """
+import os
+
+import numpy as np
+
+from hpcomm import world
+
+world.all_reduce(np.ones(2))
+if world.rank == 0:
+    file = os.open("/dev/shm/others", os.O_WRONLY | os.O_CREAT)
+    try:
+        while True:
+            os.write(file, bytes(4096))
+    except OSError:
+        pass
+world.barrier()
+made = [world.dup() for _ in range(30)]
+for comm in made:
+    assert comm.all_reduce(np.ones(2)).tolist() == [2, 2]
+    assert comm.all_reduce(np.ones(3000))[-1] == 2
+    assert comm.broadcast_object(bytes(300_000)) == bytes(300_000)
+small = [comm._within is not None and comm._within.small is not None for comm in made]
+assert small == sorted(small, reverse=True) and not small[-1], small
+"""
+
+
+def test_shared_memory_that_others_fill_meanwhile_kills_nobody(with_shared_memory):
+    """To touch a page that cannot be had is SIGBUS."""
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "--timeout", "50", "python", "-c", FILLED]
+    judge(finish([*with_shared_memory("size=12m"), *command], limit_s=60), 0)
+
+
 def test_what_hpcomm_itself_refuses_is_a_problem_with_its_own_next_step():
     done = doctor("--json", HPCOMM_CHECK="loud")
     [problem] = [entry for entry in json.loads(done.stdout)["findings"] if entry["level"] == "problem"]
