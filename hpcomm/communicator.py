@@ -441,8 +441,9 @@ class Communicator:
         peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
         goes = goes and self._onboard is None
         if board is None or level == "off" or self._ring < 0 or not peers:
-            if goes:
-                self._within = Within(self, lambda *call: None, places)
+            if goes:  # of the same flags on all ranks: if one compares, all tell their calls
+                is_any = bool(peers) or level == "light"
+                self._within = Within(self, (lambda *call: None) if is_any else None, places)
             return agreement.off()
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)

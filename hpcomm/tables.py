@@ -33,7 +33,7 @@ def table_bytes(room: int) -> int:
     return 2 * (_HEAD + room)
 
 
-def large(comm: Communicator, memory: mmap.mmap, room: int, suspect: Suspect) -> Tables:
+def large(comm: Communicator, memory: mmap.mmap, room: int, suspect: Suspect | None) -> Tables:
     """Tables with places of so many bytes and second flags. memory: table_bytes(room) of each rank."""
     whole, own = memoryview(memory), _HEAD + room
     places = [[whole[at : at + own] for at in (2 * r * own, (2 * r + 1) * own)] for r in range(comm.size)]
@@ -45,7 +45,7 @@ class Tables:
 
     Args:
         places: both, of each rank.
-        suspect: see Flags.
+        suspect: see Flags; None: no rank compares calls, so flags are numbers only.
         head: bytes before the elements of a place.
 
     Attributes:
@@ -59,10 +59,11 @@ class Tables:
         self,
         comm: Communicator,
         places: Sequence[Sequence[memoryview]],
-        suspect: Suspect,
+        suspect: Suspect | None,
         head: int = _SMALL_HEAD,
     ) -> None:
-        self.flags = flags = Flags(comm, suspect)
+        self.flags = flags = Flags(comm, suspect or (lambda *call: None))
+        self._known, self._always = (_KNOWN, 0) if suspect else (0, 1)  # bits that a flag has
         self.room, self._rank, self._head = len(places[0][0]) - head, comm.rank, head
         self._places = [[both[i] for both in places] for i in (0, 1)]
         self.lines = [[place[:8].cast("q") for place in each] for each in self._places]
@@ -88,14 +89,15 @@ class Tables:
 
     def raised(self, mine: int) -> list[int]:
         """The flags of steps with this signature, by their number."""
-        return [mine & _KNOWN | number << MARK for number in range(NUMBERS)]
+        flag = mine & self._known | self._always
+        return [flag | number << MARK for number in range(NUMBERS)]
 
     def enter(self, mine: int) -> tuple[int, int]:
         """Come to a step of a call with this signature; returns which place it has, and its flag."""
         if self.owed:
             self.settle(mine)
         number = self.number()
-        self.owed = mine & _KNOWN | number << MARK
+        self.owed = mine & self._known | self._always | number << MARK
         self.steps += 1
         return number & 1, self.owed
 

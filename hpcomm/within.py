@@ -69,7 +69,7 @@ class Within:
     """This way of one communicator, whose ranks share memory. Calls that takes() go it, on every rank.
 
     Args:
-        suspect: see Flags.
+        suspect: see Tables.
         places: the small ones of each rank; None: there are none.
 
     Attributes:
@@ -77,7 +77,7 @@ class Within:
     """
 
     def __init__(
-        self, comm: Communicator, suspect: Suspect, places: Sequence[Sequence[memoryview]] | None
+        self, comm: Communicator, suspect: Suspect | None, places: Sequence[Sequence[memoryview]] | None
     ) -> None:
         self._comm, self._suspect = comm, suspect
         self.small = Tables(comm, places, suspect) if places else None

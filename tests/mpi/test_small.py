@@ -306,6 +306,27 @@ def test_ranks_that_disagree_about_small_calls_are_told(calls: list[int], wrong:
             comm.all_reduce(np.ones(2))
 
 
+def test_without_checks_ranks_that_disagree_go_on_as_with_mpi(calls: list[int]) -> None:
+    with hpcomm.Communicator(MPI.COMM_WORLD, check="off") as comm:
+        for _ in range(3):
+            x = np.full(2, 3.0)
+            comm.all_reduce(x, "sum" if comm.rank else "prod", out=x)
+            assert x.tolist() == ([3.0 * comm.size] * 2 if comm.rank else [3.0**comm.size] * 2)
+            comm.broadcast(np.ones(2 + comm.rank), 0)
+    assert set(calls) >= {2}
+
+
+def test_ranks_that_check_at_different_levels_meet(calls: list[int]) -> None:
+    level = "off" if MPI.COMM_WORLD.rank == 0 else "light"
+    with hpcomm.Communicator(MPI.COMM_WORLD, check=level) as comm:
+        for n in (2, 5000):
+            for _ in range(3):
+                assert comm.all_reduce(np.ones(n))[-1] == comm.size
+                assert comm.broadcast(np.full(n, comm.rank), 1)[-1] == 1
+                comm.barrier()
+    assert 2 in calls
+
+
 def test_only_what_pays_goes_this_way(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     seen: set[str] = set()
