@@ -45,10 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Within"]
 
-_LEAST = (
-    4 << 10
-)  # bytes that a rank brings from which all these verbs go this way; below, Open MPI is as quick,
-_LEAST_OF_BLOCKS = 16 << 10  # and where the others need a part each
+_LEAST = 4 << 10  # bytes that a rank brings, from which on all these verbs go this way; below, Open MPI is as
+_LEAST_OF_BLOCKS = 16 << 10  # quick, and up to here where the others need a part each
 # Above, MPI lets ranks read from each other's arrays, which saves a copy that no other rank shares.
 _MOST = {"scatter": 2 << 20, "all_to_all": 2 << 20, "all_gather": 8 << 20}
 _PIECE = 512 << 10  # bytes of a place, which a core's cache holds beside what they come from
