@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .mesh import Mesh
-    from .observe.board import Region
+    from .observe.board import Lookers, Region
     from .observe.partners import Partners
     from .request import Request
     from .shelf import Shelves
@@ -99,6 +99,7 @@ class Communicator:
         self._disagreed = False  # with other ranks about a call, which may have gone on since
         self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self._ring = self._places = -1
+        self._lookers: Lookers = []  # the other ranks on this node, which look at both
         self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
         self._near: dict[int, Region] = {}  # of the other ranks on this node: their part of the board
         self._shelves: Shelves | None = None  # memory of this node that objects are handed over in,
@@ -288,9 +289,7 @@ class Communicator:
         if self._within is not None:
             self._within.close()
         if self._ring >= 0 and runtime.board is not None:
-            runtime.board.give_back(self._ring)
-            if self._places >= 0:
-                runtime.board.give_places_back(self._places)
+            runtime.board.give_back(self._ring, self._lookers, self._places)
         self._watched = None
         if self._channel is not None:
             self._channel[0].Free()
@@ -396,24 +395,30 @@ class Communicator:
         if board is not None and level != "full":
             self._ring = board.take_ring()
         place = (board.node, board.here) if board else (-1, -1)
+        left = board.mine.left(self._ring) if board is not None and self._ring >= 0 else 0
         posts = level == "light" and self._ring >= 0
         goes = (posts or level == "off") and Within.pays(self.size)
-        if board is not None and goes:
+        if board is not None and goes and self._ring >= 0:
             self._places = board.take_places()
-        card = struct.pack("6q", *place, self._ring, posts, goes, self._places)
+        card = struct.pack("7q", *place, self._ring, posts, goes, self._places, left)
         cards = bytearray(len(card) * self.size)
         self._shadow.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
         if board is None:
             return [], False, []
-        there = list(struct.iter_unpack("6q", cards))
-        goes = all(node == board.node and theirs for node, _, _, _, theirs, _ in there)
+        there = list(struct.iter_unpack("7q", cards))
+        goes = all(node == board.node and theirs for node, _, _, _, theirs, *_ in there)
         places = (
-            [board.regions[here].places(number) for _, here, _, _, _, number in there if number >= 0]
+            [board.regions[here].places(number) for _, here, _, _, _, number, _ in there if number >= 0]
             if goes
             else []
         )
         order = [(self.rank + i) % self.size for i in range(1, self.size)]
         near = [r for r in order if there[r][0] == board.node]
+        self._lookers = [
+            (board.regions[here], slot, left)
+            for _, here, slot, *_, left in map(there.__getitem__, near)
+            if slot >= 0
+        ]
         self._shelves = board.shelves
         if board.shelves is not None:
             self._shelf_of = {r: there[r][1] for r in near}

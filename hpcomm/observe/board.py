@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "GONE", "LAPS", "PLACE", "Board", "Region", "last_call", "open_board", "post", "posted", "share",
+    "GONE", "LAPS", "PLACE", "Board", "Lookers", "Region", "last_call", "open_board", "post", "posted",
+    "share",
 ]  # fmt: skip
 
 LAPS = 128  # entries of a ring
@@ -37,7 +38,8 @@ PLACE = 6208  # (within.py) at a time: two places of so many bytes, whole cache 
 _RING_WORDS = LAPS + 8  # signatures; a cache line apart the number of the call that began the line
 _START = 63  # the signature of call 0, which nobody makes
 GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
-_HEAD_WORDS = 8 + _TEXT // 8
+_LEFT = 8 + _TEXT // 8  # where it is counted how often each ring was left
+_HEAD_WORDS = _LEFT + -(-RINGS // 8) * 8
 _PLACES = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # where those begin
 _CORES = 2048  # of a node; where there are more, some count as one
 _ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _PROCESS = range(6)
@@ -107,6 +109,13 @@ class Region:
         end = _HEAD_WORDS + (slot + 1) * _RING_WORDS
         return self._words[end - 7 : end]
 
+    def left(self, slot: int) -> int:
+        """How many communicators the owner has left whose calls it posted in this ring."""
+        return self._words[_LEFT + slot]
+
+    def leave(self, slot: int) -> None:
+        self._words[_LEFT + slot] += 1
+
     def places(self, number: int) -> list[memoryview]:
         """Two places for small arrays: see within.py."""
         starts = (_PLACES + (2 * number + i) * PLACE for i in (0, 1))
@@ -162,6 +171,9 @@ class Region:
         return bytes(self._bytes[64 : 64 + self._words[_LENGTH]]).decode(errors="replace")
 
 
+Lookers = list[tuple[Region, int, int]]  # of other ranks: their ring, and how often it had been left before
+
+
 class Board:
     """All regions of this node; regions[here] is this rank's own; node: a number common to the node.
 
@@ -184,8 +196,11 @@ class Board:
         self.node = node
         self.shelves = shelves
         self.is_crowded = len(regions) > cores
-        self._free = deque(range(RINGS))  # what is given back is taken last: others may still look
-        self._free_places = deque(range(_pairs(len(regions))))
+        # What is free, and who may still look at it: ranks in their last call of an earlier communicator.
+        self._free: deque[tuple[int, Lookers]] = deque((slot, []) for slot in range(RINGS))
+        self._free_places: deque[tuple[int, Lookers]] = deque(
+            (number, []) for number in range(_pairs(len(regions)))
+        )
         self._had: set[int] = set()  # rings; the others have no memory yet
 
     @property
@@ -194,9 +209,12 @@ class Board:
 
     def take_ring(self) -> int:
         """A ring for a new communicator, wiped; -1: none is left, or no memory."""
-        if not self._free or not self._has(8 * (_HEAD_WORDS + self._free[0] * _RING_WORDS), 8 * _RING_WORDS):
+        slot = _first_left(self._free)
+        if slot < 0:
             return -1
-        slot = self._free.popleft()
+        if not self._has(8 * (_HEAD_WORDS + slot * _RING_WORDS), 8 * _RING_WORDS):
+            self._free.appendleft((slot, []))
+            return -1
         self._had.add(slot)
         ring, notes = self.mine.ring(slot), self.mine.notes(slot)
         for words in (ring, notes):
@@ -205,8 +223,17 @@ class Board:
         ring[0] = _START
         return slot
 
-    def give_back(self, slot: int) -> None:
-        self._free.append(slot)
+    def give_back(self, slot: int, lookers: Lookers, number: int = -1) -> None:
+        """Leave a communicator: its ring may serve another one when the others have left it, too.
+
+        Args:
+            lookers: its other ranks on this node.
+            number: of its places, if it had some.
+        """
+        self.mine.leave(slot)
+        self._free.append((slot, lookers))
+        if number >= 0:
+            self._free_places.append((number, lookers))
 
     def end(self) -> None:
         """Say that this rank will make no more calls."""
@@ -214,15 +241,15 @@ class Board:
 
     def take_places(self) -> int:
         """Two places for small arrays of a new communicator, without flags; -1 as above."""
-        if not self._free_places or not self._has(_PLACES + 2 * self._free_places[0] * PLACE, 2 * PLACE):
+        number = _first_left(self._free_places)
+        if number < 0:
             return -1
-        number = self._free_places.popleft()
+        if not self._has(_PLACES + 2 * number * PLACE, 2 * PLACE):
+            self._free_places.appendleft((number, []))
+            return -1
         for place in self.mine.places(number):
             place[:8] = bytes(8)
         return number
-
-    def give_places_back(self, number: int) -> None:
-        self._free_places.append(number)
 
     def _has(self, start: int, nbytes: int) -> bool:
         """Whether there is memory for a part of one's own region: else to touch it were a bus error."""
@@ -265,6 +292,16 @@ def open_board(world: MPI.Intracomm) -> Board | None:
         return Board(regions, node.rank, number, shelves, _cores(node), file)
     finally:
         node.Free()
+
+
+def _first_left(free: deque[tuple[int, Lookers]]) -> int:
+    """Take the first that nobody looks at any more; -1: there is none."""
+    for _ in range(len(free)):
+        slot, lookers = free.popleft()
+        if all(region.left(ring) != before or region.gone for region, ring, before in lookers):
+            return slot
+        free.append((slot, lookers))
+    return -1
 
 
 def _pairs(ranks: int) -> int:

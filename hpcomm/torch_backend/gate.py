@@ -31,7 +31,7 @@ from .leaving import remember, state
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
-    from ..observe.board import Region
+    from ..observe.board import Lookers, Region
 
 __all__ = ["LOOK_S", "Gate", "pause", "rest"]
 
@@ -68,6 +68,7 @@ class Gate:
             board.node if board else -1,
             board.here if board else -1,
             self._slot,
+            board.mine.left(self._slot) if board is not None and self._slot >= 0 else 0,
             os.getpid(),
             _pid_space(),
             os.sched_getaffinity(0),
@@ -76,12 +77,14 @@ class Gate:
         self.crowded = comm.size > len(set().union(*(card[-1] for card in cards)))
         self.looks: Iterable[Any] = _GivingWay() if self.crowded else range(_LOOKS)
         self._lives: dict[int, tuple[Region, int]] = {}  # of the other ranks on this node: region, pid
+        self._lookers: Lookers = []
         rings: list[tuple[int, memoryview]] = []
         if board is not None and self._slot >= 0:
-            for rank, (node, here, slot, pid, space, _) in enumerate(cards):
+            for rank, (node, here, slot, left, pid, space, _) in enumerate(cards):
                 if rank != comm.rank and node == board.node and slot >= 0:
                     rings.append((rank, board.regions[here].ring(slot)))
-                    self._lives[rank] = (board.regions[here], pid if space == mine[4] else 0)
+                    self._lookers.append((board.regions[here], slot, left))
+                    self._lives[rank] = (board.regions[here], pid if space == mine[5] else 0)
         self.on_board = len(rings) == comm.size - 1
         self.meet: Callable[..., None]
         if comm.size == 1:
@@ -101,7 +104,7 @@ class Gate:
             )
         )
         if self._slot >= 0 and runtime.board is not None:
-            runtime.board.give_back(self._slot)
+            runtime.board.give_back(self._slot, self._lookers)
             self._slot = -1
 
     def _on_board(self, ring: memoryview, others: list[tuple[int, memoryview]]) -> Callable[..., None]:

@@ -404,3 +404,37 @@ def test_tuned_goes_it_where_the_default_is_best(
     found = comm.all_reduce(given, algorithm="ring")
     assert np.array_equal(np.asarray(found), total)
     assert calls == one
+
+
+@BOTH
+def test_who_leaves_does_not_take_from_whom_it_leaves_behind(comm: Any) -> None:
+    """Places are used again after close(), but not while another rank is still in its last call there."""
+    if comm.size < 3 or comm._within is None:
+        pytest.skip("takes two ranks that go on without the first")
+    world, others = MPI.COMM_WORLD, range(1, comm.size)
+    x = np.full(4, 2.0**comm.rank)
+    with hpcomm.Communicator(world, name="left", check=comm.check) as left:
+        if left.rank == 0:
+            flags = left._within.small.flags
+            looks = flags.look
+
+            def late(line: Any, flag: int, mine: int) -> None:
+                """Its own numbers are there; the others come, fold, and go on."""
+                flags.look = looks
+                for rank in others:
+                    world.send("come", rank)
+                for rank in others:
+                    world.recv(source=rank)
+                looks(line, flag, mine)
+
+            flags.look = late
+            got = left.all_reduce(x)
+        else:
+            world.recv(source=0)
+            got = left.all_reduce(x)
+            left.close()
+            for _ in range(2 * _pairs(comm.size)):
+                with comm.group(others) as group:
+                    group.all_reduce(x + 100)
+            world.send("gone", 0)
+    assert got.tolist() == [2**comm.size - 1] * 4
