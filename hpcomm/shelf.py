@@ -34,6 +34,7 @@ SLOTS = 8
 LEAST = 32 << 10  # bytes of a block from which it is worth it
 _SLOT = range(1 << 20, 8 << 20)  # bytes that a slot may have
 _NODE = 2 << 30  # bytes of all shelves of a node, if all are full
+_COPY = 512 << 10  # bytes copied at a time: 1 MiB goes past a core's own caches
 _STEP = 1 << 20  # bytes of real memory that a slot grows by
 _LANDING = 2 << 20  # bytes of a landing at most; longer messages MPI copies once only, and as quickly
 _FREE, _LENT, _FULL, _SPOILT = range(4)  # what the word of a slot says
@@ -130,8 +131,10 @@ class Shelves:
         """Copy a block of bytes into a slot that was lent for it."""
         words = self._words[self._here]
         try:
-            # numpy lets other threads run meanwhile
-            np.copyto(self._room(self._here, number)[0][: block.nbytes], np.frombuffer(block, np.uint8))
+            there, here = self._room(self._here, number)[0], np.frombuffer(block, np.uint8)
+            for at in range(0, here.nbytes, _COPY):
+                part = here[at : at + _COPY]
+                there[at : at + part.nbytes] = part  # numpy lets other threads run meanwhile
         except BaseException:  # Ctrl-C: the borrower must not wait for ever, nor take it for full
             words[number] = _SPOILT
             raise
