@@ -202,10 +202,15 @@ class Steps:
             for each in theirs:
                 there[rank][each] = x[each]
             tables.meet(place, flag, mine)
-            folded = there[rank][own]
-            fold([(x if r == rank else part)[own] for r, part in enumerate(there)], folded)
+            folded, target = there[rank][own], out[own]
+            if x is out and rank > 1:  # it is folded after the first two, which must not be there then
+                target = folded
+            fold([(x if r == rank else part)[own] for r, part in enumerate(there)], target)
+            if target is not folded:  # copies take memory from other cores more quickly than folds do
+                folded[...] = target
             lines[rank][0] = step_number = tables.steps
-            out[own] = folded
+            if target is folded:
+                out[own] = folded
             for r, block in others:
                 if lines[r][0] != step_number:
                     look(lines[r], step_number, mine)
