@@ -115,7 +115,7 @@ class PeerFailedError(HpcommError):
 
 
 _known: dict[str, bool] = {}  # by file: whether it is ours,
-_passing: dict[str, bool] = {}  # and whether it is ours, or passes a user's call on to us
+passing: dict[str, bool] = {}  # and whether it is ours, or passes a user's call on to us
 
 
 def is_ours(code: CodeType) -> bool:
@@ -133,10 +133,10 @@ def calling_frame(frame: FrameType | None = None) -> FrameType | None:
         frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        passes = _passing.get(name)
+        passes = passing.get(name)
         if passes is None:
             passes = is_ours(frame.f_code) or _is_between(frame.f_globals.get("__name__", ""))
-            _passing[name] = passes
+            passing[name] = passes
         if not passes:
             break
         frame = frame.f_back

@@ -244,7 +244,7 @@ if hand_from <= sent < swap_to and hand_from <= AMOUNTY < swap_to:
     except MPIError as error:
         raise failure(error, verb, comm) from None
 """
-EXPECTED = "expects()"
+EXPECTED = "hand.pending += 1"  # expects()
 BEGUN = 'return Message(comm, "recv", X, source, tag, going, BYTES)'
 
 

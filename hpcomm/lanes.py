@@ -383,7 +383,7 @@ def _message(
         unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
         names.update(hand_from=-(-LEAST // unit), hand_to=hand.most // unit + 1)
         names.update(number=hand.number, received=hand.received, give=hand.give, take=hand.take)
-        names.update(expects=hand.expects, exchange=hand.exchange, swap_to=MOST_BOTH // unit + 1)
+        names.update(hand=hand, exchange=hand.exchange, swap_to=MOST_BOTH // unit + 1)
         texts = {"give": GIVE, "take": TAKE, "received": RECEIVED, "counted": COUNTED, "expected": EXPECTED}
         texts |= {"sent": SENT, "exchange": EXCHANGE}
     texts["begun"] = BEGUN

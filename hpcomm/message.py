@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sys
-from threading import Lock
+import time
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from . import buffer
 from .envelope import Status, fill
-from .request import Request, Stages, birth, rounds_under_way
+from .errors import passing
+from .request import Request, birth, rounds_under_way
 from .transport import mpi as transport
 
 if TYPE_CHECKING:
     from .communicator import Communicator
 
 __all__ = ["Message"]
+
+_PAUSE_S = 1e-5  # of a thread between two looks whether another one has the message
 
 
 class _Words:
@@ -25,11 +28,11 @@ class _Words:
     stages = None
 
 
-class _Later:
-    """In place of stages that were not needed yet: a wait for the end does without."""
+class _UnderWay:
+    """In place of stages: there is one only."""
 
 
-_LATER: Any = _Later()
+_UNDER_WAY: Any = _UnderWay()
 
 
 class Message(Request):
@@ -40,123 +43,117 @@ class Message(Request):
         going: what MPI began; nbytes: of a receive.
     """
 
-    __slots__ = ("_nbytes", "_status", "_tag", "_verb", "_x")
+    __slots__ = ("_going", "_nbytes", "_seen", "_status", "_tag", "_verb", "_x")
     _call = _Words()
+    _needs: tuple[Communicator, int, int]
 
     def __init__(
         self, comm: Communicator, verb: str, x: Any, peer: int, tag: int, going: MPI.Request, nbytes: int
     ) -> None:
         self._verb, self._x, self._tag, self._nbytes = verb, x, tag, nbytes
         self._needs = comm, peer, 0
-        self._born = birth(sys._getframe(2))
-        self._moving = Lock()
-        self._statuses = []
-        self._pending = [going]
+        frame = sys._getframe(2)
+        code = frame.f_code
+        self._born = birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
+        self._going = going
+        self._pending = [
+            going
+        ]  # the thread that takes it out asks MPI, which does not let two: half a lock's price
         self.result = self._error = None
         self._status: Status | None = None
-        self._stages = _LATER
-        comm._unfinished.begin(going)
+        self._seen: MPI.Status | None = None
+        self._stages = _UNDER_WAY
+        unfinished = comm._unfinished
+        unfinished.requests.append(going)
+        if len(unfinished.requests) > unfinished.room:
+            unfinished.sweep()
 
     def wait(self, timeout: float | None = None) -> Any:
-        if timeout is not None or self._stages is not _LATER or rounds_under_way:
+        if timeout is not None:
             return super().wait(timeout)
-        with self._moving:
-            if self._pending:  # else another thread has waited meanwhile
-                seen = None
-                if self._verb == "recv":
-                    self._statuses = [seen := MPI.Status()]
-                try:
-                    self._pending[0].Wait(seen)
-                except BaseException as error:
-                    self._throw(error)
-                else:
-                    self._pending.clear()
-                    if self._stages is not _LATER or (seen is not None and seen.count != self._nbytes):
-                        self._next_stage()
-                    elif seen is None:
-                        self._stages = None
-                    else:
-                        hand = self._needs[0]._handover  # type: ignore[index]
-                        if hand is not None:
-                            hand.came(seen.source)
-                        if self._status is not None:
-                            fill(self._status, seen)
-                        self.result, self._stages = self._x, None
+        if rounds_under_way:
+            self._wait_beside_others()
+        while self._stages is not None:
+            seen = MPI.Status() if self._verb == "recv" else None
+            try:
+                self._pending.pop().Wait(seen)
+                if seen is not None:
+                    self._arrived(seen)
+                self._stages = None
+            except IndexError:  # another thread waits
+                time.sleep(_PAUSE_S)
+            except BaseException as error:
+                self._failed(error, seen)
         if self._error is not None:
             raise self._error
         return self.result
 
+    def _ask(self) -> bool:
+        if self._stages is None:
+            return True
+        seen = MPI.Status() if self._verb == "recv" else None
+        try:
+            going = self._pending.pop()
+            if not going.Test(seen):
+                self._pending.append(going)
+                return False
+            if seen is not None:
+                self._arrived(seen)
+            self._stages = None
+        except IndexError:  # another thread waits
+            return False
+        except BaseException as error:
+            self._failed(error, seen)
+        return True
+
+    def _arrived(self, seen: MPI.Status) -> None:
+        """Give what was received, unless it is of another length."""
+        comm, peer, _ = self._needs
+        hand = comm._handover
+        if hand is not None:  # hand.came(peer)
+            hand.pending -= 1
+            hand.received[peer] += 1
+        if seen.count != self._nbytes:
+            transport.check_length(comm, "recv", seen, self._nbytes)
+        self._seen, self.result = seen, self._x
+        if self._status is not None:
+            fill(self._status, seen)
+
+    def _failed(self, error: BaseException, seen: MPI.Status | None) -> None:
+        """End by an error of MPI's or ours. Ctrl-C leaves the message as it is, to be waited for again."""
+        if not isinstance(error, Exception):
+            if not self._going:  # it is there
+                if seen is not None:
+                    self._arrived(seen)
+                self._stages = None
+            elif not self._pending:
+                self._pending.append(self._going)
+            raise error
+        if isinstance(error, MPI.Exception):
+            error = transport.failure(error, self._verb, self._needs[0])
+        self._error, self._stages = error, None
+
+    def __del__(self) -> None:
+        if self._stages is not None:
+            super().__del__()
+
     @property
     def call(self) -> str:
         end = "dest" if self._verb == "send" else "source"
-        assert self._needs is not None
         return f"{self._verb}({buffer.as_buffer(self._x)}, {end}={self._needs[1]}, tag={self._tag})"
 
     @property  # made for those who look
     def status(self) -> Any:
         if self._status is None and self._verb == "recv":
             self._status = Status()
-            if self._statuses and self._stages is None and self._error is None:
-                fill(self._status, self._statuses[0])
+            if self._seen is not None:
+                fill(self._status, self._seen)
         return self._status
 
     @status.setter
     def status(self, value: Any) -> None:
         self._status = value
 
-    def _begin(self) -> None:
-        """Let there be stages, for all but a plain wait."""
-        if self._stages is not _LATER:
-            return
-        assert self._needs is not None
-        comm = self._needs[0]
-        if self._verb == "send":
-            stages = _sent(comm, MPI.Exception, self._x)
-        else:
-            stages = _received(comm, MPI.Exception, self._x, self._nbytes, self.status)
-        next(stages)
-        self._stages = stages
-
-    def _move_on(self) -> bool:
-        self._begin()
-        return super()._move_on()
-
-    def _wait_for_ever(self) -> None:
-        self._begin()
-        super()._wait_for_ever()
-
-    def _next_stage(self) -> None:
-        self._begin()
-        super()._next_stage()
-
-    def _throw(self, error: BaseException) -> None:
-        self._begin()
-        super()._throw(error)
-
     @property
-    def _memory(self) -> Any:
+    def _memory(self) -> Any:  # where MPI was told its address only, nothing else keeps it
         return self._x
-
-
-# Arguments are the kind of MPI's errors, since globals go first when the interpreter ends, and the array:
-# where MPI was told its address only, nothing else keeps it.
-def _sent(comm: Communicator, mpi_error: type[MPI.Exception], x: Any) -> Stages:
-    try:
-        yield []
-    except mpi_error as error:
-        raise transport.failure(error, "send", comm) from None
-
-
-def _received(
-    comm: Communicator, mpi_error: type[MPI.Exception], out: Any, nbytes: int, status: Status
-) -> Stages:
-    try:
-        (seen,) = yield []
-    except mpi_error as error:
-        raise transport.failure(error, "recv", comm) from None
-    if seen.count != nbytes:
-        transport.check_length(comm, "recv", seen, nbytes)
-    fill(status, seen)
-    if comm._handover is not None:
-        comm._handover.came(status.source)
-    return out

@@ -19,12 +19,7 @@ _FEW = 64
 _closed: list[Unfinished] = []  # in the order of their ends
 
 
-Begun = TypeVar("Begun", bound="Generator[Any, Any, Any] | MPI.Request")
-
-
-def _is_under_way(call: Any) -> bool:
-    """Whether a generator has not come to its end, or a request of MPI's is not waited for yet."""
-    return bool(getattr(call, "gi_frame", call))
+Begun = TypeVar("Begun", bound="Generator[Any, Any, Any]")
 
 
 class Freed(Protocol):
@@ -52,23 +47,31 @@ class Unfinished:
 
     Attributes:
         plans: those that somebody has.
+        requests: of MPI's, also some that were waited for; who adds one sees that they do not outgrow room.
     """
 
     def __init__(self) -> None:
         self.plans: WeakSet[Planned] = WeakSet()
-        self._calls: list[Any] = []  # generators and MPI's requests, also some that are over
-        self._room = _FEW
+        self.requests: list[MPI.Request] = []
+        self.room = _FEW
+        self._calls: list[Any] = []  # generators, also some that are over
+        self._room_of_calls = _FEW
         self._is_lost = False
         self._left: list[Freed] = []
         self._schedules: Kept | None = None
 
     def begin(self, stages: Begun) -> Begun:
         """Note a call in the background, and return it."""
-        if len(self._calls) > self._room:
-            self._calls = [each for each in self._calls if _is_under_way(each)]
-            self._room = _FEW + 2 * len(self._calls)
+        if len(self._calls) > self._room_of_calls:
+            self._calls = [each for each in self._calls if each.gi_frame]
+            self._room_of_calls = _FEW + 2 * len(self._calls)
         self._calls.append(stages)
         return stages
+
+    def sweep(self) -> None:
+        """Forget requests that were waited for."""
+        self.requests[:] = [each for each in self.requests if each]
+        self.room = _FEW + 2 * len(self.requests)
 
     def close(self, left: list[Freed], schedules: Kept | None, is_lost: bool) -> None:
         """Free what is left of the communicator, and of earlier ones, as soon as nothing is under way there.
@@ -88,7 +91,7 @@ class Unfinished:
                 each._free()
 
     def _is_any(self) -> bool:
-        calls = any(_is_under_way(each) for each in self._calls)
+        calls = any(each.gi_frame for each in self._calls) or any(self.requests)
         return self._is_lost or calls or any(plan.is_under_way for plan in self.plans)
 
     def _free(self) -> None:

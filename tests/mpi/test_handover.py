@@ -136,6 +136,18 @@ def test_a_pending_receive_gets_its_message_first(comm: Any, patient: None, seen
     assert seen["give", True] == seen["take", True] == 0
 
 
+def test_after_messages_in_the_background_others_are_handed_over(comm: Any, patient: None, seen: Any) -> None:
+    x = np.ones(2000)
+    for turn in range(3):
+        if comm.rank == 0:
+            comm.isend(x, 1).wait()
+            comm.send(x, 1)
+        elif comm.rank == 1:
+            comm.irecv(np.empty(2000), 0).wait()
+            comm.recv(np.empty(2000), 0)
+        assert seen["give", True] + seen["take", True] == (turn + 1) * (comm.rank < 2)
+
+
 def test_what_mpi4py_sends_underneath_is_not_overtaken(comm: Any, patient: None, seen: Any) -> None:
     """The receiver waits, and does not look for MPI's messages as yet."""
     x = np.arange(LEAST / 8)

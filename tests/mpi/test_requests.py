@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -147,6 +149,29 @@ def test_several_threads_may_wait_for_one_request(comm: Any) -> None:
         for thread in threads:
             thread.join(WAIT_S)
         assert found == [k] * 3
+
+
+def test_ctrl_c_in_a_wait_loses_no_message(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("waits for another rank")
+    left, right = ring(comm)
+    for k in range(3):
+        x = np.zeros(3)
+        request = comm.irecv(x, left, tag=k)
+        before = signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a job in the background ignores it
+        try:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.3, comm.send, (np.full(3, k + 1.0), right, k)).start()
+            with pytest.raises(KeyboardInterrupt):
+                request.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert request.wait(timeout=WAIT_S) is x
+        assert x.tolist() == [k + 1] * 3
+        comm.barrier()
+    assert comm.sendrecv(np.ones(3), right, source=left).tolist() == [1] * 3
 
 
 def test_a_timeout_of_nothing_is_one_look(comm: Any) -> None:
