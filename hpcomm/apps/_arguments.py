@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from hpcomm import Communicator
 from hpcomm.errors import UsageError
 from hpcomm.sim import numbers
 
-__all__ = ["bins", "moderate", "nbytes", "positive", "require_memory"]
+__all__ = ["bins", "memory_limits", "moderate", "nbytes", "positive", "require_memory"]
 
 _MOST_BINS = 1_000_000
 
@@ -62,16 +64,54 @@ def require_memory(parser: argparse.ArgumentParser, comm: Communicator, option: 
         option: what decides about their size.
         needed: bytes that this rank holds at once, with the arrays that it is checked by.
     """
+    mine = memory_limits()
     with comm.split_node() as node:
-        on_node = sum(node.all_gather_object(needed))
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for needs, has in comm.all_gather_object((on_node, there)):
+        there = node.all_gather_object((needed, mine))
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    bounds = [(sum(needs for needs, _ in there), whole, "a node that has")]
+    for group, most in mine.items():
+        together = sum(needs for needs, groups in there if group in groups)
+        bounds.append((together, most, "a node where this job may have"))
+    for needs, has, where in comm.all_gather_object(
+        max(bounds, key=lambda bound: bound[0] / max(bound[1], 1))
+    ):
         if needs > has:
             parser.error(
-                f"argument {option}: takes {_gigabytes(needs)} on a node that has {_gigabytes(has)}: "
+                f"argument {option}: takes {_gigabytes(needs)} on {where} {_gigabytes(has)}: "
                 "take a smaller number"
             )
 
 
+def memory_limits(
+    own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+) -> dict[tuple[int, int], int]:
+    """Bytes that control groups of this process may have, as Slurm and containers set them.
+
+    Args:
+        own: which groups it is in; mounted: where they are.
+
+    Returns:
+        For each group with a limit, by what tells it from others of the same node.
+    """
+    found: dict[tuple[int, int], int] = {}
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root, name = (
+                (mounted / "memory", "memory.limit_in_bytes") if controllers else (mounted, "memory.max")
+            )
+            group = root / path.lstrip("/")
+            for each in (group, *group.parents):
+                if each == root.parent:
+                    break
+                with suppress(OSError, ValueError):  # not seen from here; "max"
+                    most = int((each / name).read_text())
+                    about = each.stat()
+                    found[about.st_dev, about.st_ino] = most
+    return found
+
+
 def _gigabytes(nbytes: int) -> str:
-    return f"{nbytes // 10**9} GB"
+    return f"{nbytes // 10**9} GB" if nbytes >= 10**10 else f"{nbytes / 10**9:.1f} GB"

@@ -224,6 +224,24 @@ def test_arrays_that_no_machine_holds_are_refused_on_every_rank(job: Any, tmp_pa
         assert said.count("status: 2\n") == 2, said
 
 
+@pytest.mark.once
+def test_arrays_larger_than_a_job_may_have_are_refused(job: Any) -> None:
+    """As Slurm and containers bound a job: the ranks share what their control group may have."""
+    group = Path(f"/sys/fs/cgroup/memory/hpcomm-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text("2000000000\n")
+    except OSError as error:
+        pytest.skip(f"may make no control group: {error}")
+    try:
+        command = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} -m {APP}p2p_ring --count"
+        said = job(2, ["sh", "-c", f"{command} 40000000"], expect=2).stderr
+        assert said.count("takes 3.2 GB on a node where this job may have 2.0 GB: take a smaller number") == 2
+        job(2, ["sh", "-c", f"{command} 1000"])
+    finally:
+        group.rmdir()
+
+
 TABLES = {  # what stats_demo makes of a file: its columns and rows, or the end of what it says
     "# from a station\na,b\n1,2\n\n3,4\n": (["a", "b"], [[1, 2], [3, 4]]),
     '"warm, wet","b\nc"\n"1","2"\n': (["warm, wet", "b\nc"], [[1, 2]]),
