@@ -134,7 +134,7 @@ class Shelves:
             there, here = self._room(self._here, number)[0], np.frombuffer(block, np.uint8)
             for at in range(0, here.nbytes, _COPY):
                 part = here[at : at + _COPY]
-                there[at : at + part.nbytes] = part  # numpy lets other threads run meanwhile
+                np.copyto(there[at : at + part.nbytes], part)  # other threads run meanwhile
         except BaseException:  # Ctrl-C: the borrower must not wait for ever, nor take it for full
             words[number] = _SPOILT
             raise

@@ -259,12 +259,12 @@ def test_a_message_of_another_length_or_tag_is_left_to_mpi(comm: Any, patient: N
     assert seen["give", True] == seen["take", True] == 0
 
 
-def lose_patience(hand: Handover, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a receiver give up as soon as its post is claimed."""
+def lose_patience(hand: Handover, monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool]) -> None:
+    """Let a receiver give up as soon as something is so."""
 
     class Looks:
         def __iter__(self) -> Iterator[int]:
-            if hand._own[handover._CLAIM] > 0:
+            if when():
                 monkeypatch.setattr(handover, "_PATIENCE_S", -1.0)
             return iter(range(3))
 
@@ -296,7 +296,7 @@ def test_a_sender_that_claims_a_post_which_is_withdrawn_backs_out(
         comm.send(np.full(2000, 5.0), 1)
         assert seen["give", False] == 1
     elif comm.rank == 1:
-        lose_patience(hand, monkeypatch)
+        lose_patience(hand, monkeypatch, lambda: hand._own[handover._CLAIM] > 0)
         assert comm.recv(np.empty(2000), 0)[0] == 5
         assert seen["_withdraw", True] == 1
     monkeypatch.undo()
@@ -312,11 +312,12 @@ def test_a_claim_stands_though_the_receiver_would_withdraw(
     comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender has looked and takes its time to copy."""
-    hand = comm._handover
+    hand, world = comm._handover, MPI.COMM_WORLD
     if comm.rank == 0:
         parts = hand._parts_of
 
         def slowly(*arguments: Any) -> Any:
+            world.send("has looked twice", 1)
             until_withdrawn(hand)
             return parts(*arguments)
 
@@ -324,8 +325,9 @@ def test_a_claim_stands_though_the_receiver_would_withdraw(
         comm.send(np.full(50_000, 5.0), 1)
         assert seen["give", True] == 1
     elif comm.rank == 1:
-        lose_patience(hand, monkeypatch)
+        lose_patience(hand, monkeypatch, lambda: world.iprobe(0))
         assert (comm.recv(np.empty(50_000), 0) == 5).all()
+        world.recv(source=0)
         assert (seen["take", True], seen["_withdraw", False]) == (1, 1)
 
 
