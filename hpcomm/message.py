@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from . import buffer
 from .envelope import Status, fill
-from .errors import passing
+from .errors import HpcommError, passing
 from .request import Request, birth, rounds_under_way
 from .transport import mpi as transport
 
@@ -56,9 +56,8 @@ class Message(Request):
         code = frame.f_code
         self._born = birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
         self._going = going
-        self._pending = [
-            going
-        ]  # the thread that takes it out asks MPI, which does not let two: half a lock's price
+        # The thread that takes it out asks MPI, which does not let two at once. A lock takes twice as long.
+        self._pending = [going]
         self.result = self._error = None
         self._status: Status | None = None
         self._seen: MPI.Status | None = None
@@ -123,8 +122,11 @@ class Message(Request):
         """End by an error of MPI's or ours. Ctrl-C leaves the message as it is, to be waited for again."""
         if not isinstance(error, Exception):
             if not self._going:  # it is there
-                if seen is not None:
-                    self._arrived(seen)
+                try:
+                    if seen is not None:
+                        self._arrived(seen)
+                except HpcommError as wrong:
+                    self._error = wrong
                 self._stages = None
             elif not self._pending:
                 self._pending.append(self._going)
