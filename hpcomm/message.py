@@ -56,7 +56,7 @@ class Message(Request):
         code = frame.f_code
         self._born = birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
         self._going = going
-        # The thread that takes it out asks MPI, which does not let two at once. A lock takes twice as long.
+        # The thread that takes it out asks MPI, which does not let two at once. A lock takes longer.
         self._pending = [going]
         self.result = self._error = None
         self._status: Status | None = None

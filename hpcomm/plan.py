@@ -241,7 +241,7 @@ class Plan:
 
 
 class _State:
-    """Whether a plan is under way: apart from the plan, where to note it takes twice as long."""
+    """Whether a plan is under way: apart from the plan, where it takes longer to note it."""
 
     __slots__ = ("is_under_way",)
 
