@@ -1,10 +1,11 @@
 """Run all tests: python tests/run.py openmpi=.venv-openmpi/bin/python mpich=.venv-mpich/bin/python
 
 First the tests that need no ranks, in the first environment; then, in each, the tests over MPI on 1 to 4
-ranks, what own schedules compute on 5, and those that start jobs of their own. A line per step, and at the
-end one line for all. Every step is bounded in time: pytest prints the stacks of a test that hangs and ends
-its rank, `hpcomm run` ends a job that hangs nevertheless, and what outlives that is killed here and counts
-as a failure.
+ranks, what own schedules compute on 5, and those that start jobs of their own, which wait more than they
+compute, so two such steps go side by side. A line per step, and at the end one line for all.
+
+Every step is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run`
+ends a job that hangs nevertheless, and what outlives that is killed here and counts as a failure.
 
 What each step said stands in .test-logs/; it is printed if the step failed.
 """
@@ -17,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / ".test-logs"
 BUDGET_S = 45 * 60.0  # for all steps together
 # For one step: several times what it takes on a quiet machine. A test that hangs ends much earlier.
-PURE_S, MPI_S, TORCH_S, JOBS_S = 300.0, 480.0, 240.0, 600.0
+PURE_S, MPI_S, TORCH_S, JOBS_S = 300.0, 480.0, 240.0, 900.0
 GRACE_S = 10.0  # to end when told so
 SHOWN = 12_000  # characters of a failing log, its end
 QUIET = re.compile(r"^tests/\S+::.* (?:PASSED|SKIPPED|XFAIL).*\n", re.MULTILINE)  # lines of no interest
@@ -55,25 +57,30 @@ class Step(NamedTuple):
         return LOGS / self.name.replace(" ", "-").replace(",", "")
 
 
-def steps(environments: dict[str, str]) -> Iterator[Step]:
-    """All there is to run, for environments given as {name: its Python}."""
+def steps(environments: dict[str, str]) -> Iterator[list[Step]]:
+    """All there is to run, for environments given as {name: its Python}; each list side by side."""
     alone = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py"))]
     first = next(iter(environments.values()))
     # In two processes: these tests have no ranks that need the cores.
     two = ["-n", "2", "--dist", "loadfile"]
-    yield Step("pure", [first, "-m", "pytest", "-q", *two, "tests/pure", *alone], PURE_S)
+    yield [Step("pure", [first, "-m", "pytest", "-q", *two, "tests/pure", *alone], PURE_S)]
+    yield [
+        on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi")
+        for name, python in environments.items()
+    ]
+    jobs, programs = [], []
     for name, python in environments.items():
-        chosen = [] if python == first else ["-m", "not once"]
-        for ranks in RANKS:
-            step = Step(f"{name}, {ranks} rank{'s' * (ranks > 1)}", [], MPI_S, ranks)
-            yield on_ranks(step, python, "tests/mpi")
-        yield on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)
+        for ranks in RANKS[1:]:
+            yield [on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, "tests/mpi")]
+        yield [on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]
         for ranks in TORCH_RANKS:
-            yield on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")
-        jobs = ["tests/mpi_jobs", "tests/torch_jobs"]
+            yield [on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")]
+        chosen = [] if python == first else ["-m", "not once"]
         pytest = [python, "-m", "pytest", "-v", "--no-header", *chosen]
-        yield Step(f"{name}, jobs", [*pytest, *jobs], JOBS_S)
-        yield Step(f"{name}, mpmd", [*pytest, "tests/mpmd"], JOBS_S)
+        jobs.append(Step(f"{name}, jobs", [*pytest, "tests/mpi_jobs", "tests/torch_jobs"], JOBS_S))
+        programs.append(Step(f"{name}, mpmd", [*pytest, "tests/mpmd"], JOBS_S))
+    # Not the jobs of both: there are some that need more than half of the memory.
+    yield from map(list, zip(jobs, programs[1:] + programs[:1], strict=True))
 
 
 def on_ranks(step: Step, python: str, folder: str) -> Step:
@@ -91,15 +98,13 @@ def main(words: list[str]) -> int:
     total: Counter[str] = Counter()
     failures: list[str] = []
     start = time.monotonic()
-    for step in steps(dict(word.split("=", 1) for word in words)):
-        print(f"{step.name:26s}", end="", flush=True)
-        begin = time.monotonic()
-        outcome = run(step, start + BUDGET_S)
-        total += outcome
-        print(f"{told(outcome):44s}{time.monotonic() - begin:6.1f} s", flush=True)
-        if outcome["failed"]:
-            show(step)
-            failures += [f"{step.name}: {what}" for what in failed(step)]
+    for beside in steps(dict(word.split("=", 1) for word in words)):
+        for step, outcome, seconds in run(beside, start + BUDGET_S):
+            total += outcome
+            print(f"{step.name:26s}{told(outcome):44s}{seconds:6.1f} s", flush=True)
+            if outcome["failed"]:
+                show(step)
+                failures += [f"{step.name}: {what}" for what in failed(step)]
     print(*failures, told(total), sep="\n")
     return 1 if total["failed"] else 0
 
@@ -109,12 +114,36 @@ def told(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[word]} {word}" for word in ("passed", "failed", "skipped"))
 
 
-def run(step: Step, deadline: float) -> Counter[str]:
+def run(beside: list[Step], deadline: float) -> list[tuple[Step, Counter[str], float]]:
+    """Carry out steps side by side before the deadline: what came of each, and its seconds."""
+    environs = [{**os.environ, **settings(os.environ)} for _ in beside]
+    done = [(step, Counter(failed=1), 0.0) for step in beside]
+
+    def carry_out(at: int) -> None:
+        begin = time.monotonic()
+        done[at] = (beside[at], run_one(beside[at], environs[at], deadline), time.monotonic() - begin)
+
+    threads = [threading.Thread(target=carry_out, args=(at,), daemon=True) for at in range(len(beside))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:  # also when told to end
+        for environ in environs:
+            kill_members(mark_of(environ))
+    return done
+
+
+def mark_of(environ: dict[str, str]) -> str:
+    return environ["HPCOMM_JOB"].rpartition(",")[2]
+
+
+def run_one(step: Step, environ: dict[str, str], deadline: float) -> Counter[str]:
     """Carry out a step before the deadline; leave none of its processes behind."""
     step.logs.mkdir(parents=True)
-    environ = {**os.environ, **settings(os.environ)}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    mark = environ["HPCOMM_JOB"].rpartition(",")[2]
+    mark = mark_of(environ)
     limit_s = min(step.limit_s + 2 * GRACE_S, deadline - time.monotonic())
     with (step.logs / "log").open("w") as log:
         try:

@@ -25,7 +25,7 @@ def runner(tmp_path, monkeypatch):
 
 def outcome(runner, code, limit_s=30.0):
     step = runner.Step("a step", [sys.executable, "-c", code], limit_s)
-    counts = runner.run(step, time.monotonic() + 60)
+    [(_, counts, _)] = runner.run([step], time.monotonic() + 60)
     return (counts["passed"], counts["failed"], counts["skipped"]), (step.logs / "log").read_text()
 
 
@@ -56,7 +56,8 @@ def test_a_step_that_counts_well_but_ends_badly_has_failed(runner):
 
 
 def test_what_needs_no_second_mpi_runs_in_the_first_environment_only(runner):
-    jobs = {step.name: step.command for step in runner.steps({"openmpi": "python-a", "mpich": "python-b"})}
+    beside = runner.steps({"openmpi": "python-a", "mpich": "python-b"})
+    jobs = {step.name: step.command for steps in beside for step in steps}
     assert "not once" not in jobs["openmpi, jobs"]
     assert "not once" in jobs["mpich, jobs"]
 
@@ -103,12 +104,43 @@ STEPS_OF_AN_ENVIRONMENT = [
 
 
 def test_every_environment_is_tested_on_1_to_5_ranks(runner):
-    steps = list(runner.steps({"a": "python-a", "b": "python-b"}))
-    assert [step.name for step in steps] == [
-        "pure",
-        *(f"{name}, {what}" for name in "ab" for what in STEPS_OF_AN_ENVIRONMENT),
+    beside = list(runner.steps({"a": "python-a", "b": "python-b"}))
+    [pure], *others = beside
+    assert pure.name == "pure"
+    steps = [step for steps in others for step in steps]
+    names = [f"{name}, {what}" for name in "ab" for what in STEPS_OF_AN_ENVIRONMENT]
+    assert Counter(step.name for step in steps) == Counter(names)
+    assert all(step.command[0] == f"python-{step.name[0]}" for step in steps)
+
+
+def test_side_by_side_go_those_of_one_rank_and_never_two_that_need_much_memory(runner):
+    beside = list(runner.steps({"a": "python-a", "b": "python-b"}))
+    assert [[step.name for step in steps] for steps in beside if len(steps) > 1] == [
+        ["a, 1 rank", "b, 1 rank"],
+        ["a, jobs", "b, mpmd"],
+        ["b, jobs", "a, mpmd"],
     ]
-    assert all(step.command[0] == f"python-{step.name[0]}" for step in steps[1:])
+
+
+def test_steps_of_a_list_go_side_by_side(runner, tmp_path):
+    code = """
+import sys, time
+from pathlib import Path
+Path(sys.argv[1]).touch()
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.01)
+print("3 passed in 0.10s")
+"""
+    files = [str(tmp_path / "first"), str(tmp_path / "second")]
+    steps = [
+        runner.Step(name, [sys.executable, "-c", code, *words], 30.0)
+        for name, words in (("one", files), ("other", files[::-1]))
+    ]
+    done = runner.run(steps, time.monotonic() + 60)
+    assert [(step.name, counts["passed"], counts["failed"]) for step, counts, _ in done] == [
+        ("one", 3, 0),
+        ("other", 3, 0),
+    ]
 
 
 def test_no_two_files_of_tests_share_a_name():
