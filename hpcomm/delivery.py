@@ -12,18 +12,21 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .envelope import Arrival
-from .parcel import CARD, LETTER, Opened, Parcel, card_of, letter_of, only_block, parts_after
+from .parcel import CARD, LETTER, Laden, Opened, Parcel, card_of, letter_of, only_block, parts_after
 from .request import Request, Stages, rounds_under_way
+from .transport.progress import Moving
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from . import cargo
     from .communicator import Communicator
     from .shelf import Shelves
 else:
     from .lazy import LazyModule
 
     MPI = LazyModule("mpi4py.MPI")
+    cargo = LazyModule("hpcomm.cargo")
 
 __all__ = [
     "all_gather",
@@ -44,7 +47,10 @@ def run(stages: Stages) -> Any:
     try:
         pending = next(stages)
         while True:
-            MPI.Request.Waitall(pending)
+            MPI.Request.Waitall([each for each in pending if isinstance(each, MPI.Request)])
+            for each in pending:
+                if isinstance(each, Moving):
+                    each.Wait()
             pending = stages.send([])
     except StopIteration as end:
         return end.value
@@ -52,7 +58,7 @@ def run(stages: Stages) -> Any:
 
 def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
     """Send parcel to dest: one message if it is small, else a card and its parts."""
-    if rounds_under_way:  # which dest may need
+    if rounds_under_way or type(parcel) is Laden:  # others that dest may need, or stages of its own
         Request("send", isend(comm, parcel, dest, tag)).wait()
         return
     shelves = comm._shelves if dest in comm._shelf_of else None
@@ -68,11 +74,14 @@ def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
 
 def isend(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> Stages:
     """The same in the background."""
+    moving: list[Moving] = []
+    if type(parcel) is Laden:
+        parcel, moving = cargo.load(comm, parcel, [dest])
     shelves = comm._shelves if dest in comm._shelf_of else None
     card, part_tag, shelved = letter_of(parcel, shelves)
     first = _send_shelved(shelves, shelved, comm._shadow.Isend, (card, MPI.BYTE), dest, tag)
     parts = [] if part_tag < 0 else parts_after(card, parcel)
-    yield [first, *(comm._parts.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts)]
+    yield [first, *(comm._parts.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts), *moving]
 
 
 def _send_shelved(
@@ -116,7 +125,10 @@ def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, M
         comm._parts.Recv((pieces[0], MPI.BYTE), source, opened.tag)
     elif opened.tag >= 0:
         run(_fetch(comm, opened, source))
-    return opened.parcel(), status
+    parcel = opened.parcel()
+    if comm._onboard is not None:
+        parcel = run(_unloaded(comm, parcel, source))
+    return parcel, status
 
 
 def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
@@ -130,7 +142,16 @@ def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
     source = arrival.status.source
     opened = _opened(comm, card, source)
     yield from _fetch(comm, opened, source)
-    return opened.parcel(), arrival.status
+    return (yield from _unloaded(comm, opened.parcel(), source)), arrival.status
+
+
+def _unloaded(comm: Communicator, parcel: Parcel, source: int) -> Stages:
+    """A parcel that has come, with what follows it for devices."""
+    if comm._onboard is not None and cargo.is_laden(parcel):
+        coming = Moving(cargo.unload(comm, parcel, source))
+        yield [coming]
+        parcel = coming.result
+    return parcel
 
 
 def _opened(comm: Communicator, card: bytearray, source: int) -> Opened:
@@ -167,8 +188,9 @@ def _cards(comm: Communicator) -> bytearray:
 def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bool) -> Stages:
     """Give every rank root's parcel; None beside the root of another group."""
     mpi = comm._shadow
-    if parcel is not None:
-        card, tag = card_of(parcel)
+    [going], moving = _loaded(comm, [parcel], [_partners(comm)])
+    if going is not None:
+        card, tag = card_of(going)
     else:
         card, tag = bytearray(CARD), -1
     yield from _collective(mpi, "Bcast", blocking, [card, MPI.BYTE], root)
@@ -186,14 +208,17 @@ def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bo
                 mpi.Bcast([piece, MPI.BYTE], root)
         else:
             yield from _fetch(comm, opened, root)
-        return opened.parcel()
+        return (yield from _unloaded(comm, opened.parcel(), root))
     if tag >= 0:
-        pieces = parts_after(card, parcel)
+        assert going is not None
+        pieces = parts_after(card, going)
         if blocking:
             for piece in pieces:
                 mpi.Bcast([piece, MPI.BYTE], root)
         else:
             yield [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
+    if moving:
+        yield moving
     return parcel
 
 
@@ -202,7 +227,9 @@ def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Sta
     mpi = comm._shadow
     is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
     gives = root >= 0  # not the root of another group, nor those beside it
-    card, tag = card_of(parcel)
+    [going], moving = _loaded(comm, [parcel], [[root] if gives and not is_root else []])
+    assert going is not None
+    card, tag = card_of(going)
     cards = _cards(comm) if is_root else None
     yield from _collective(
         mpi,
@@ -214,23 +241,27 @@ def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Sta
     )
     if not is_root:
         if tag >= 0 and gives:
-            yield [comm._parts.Isend([piece, MPI.BYTE], root, tag) for piece in parts_after(card, parcel)]
+            yield [comm._parts.Isend([piece, MPI.BYTE], root, tag) for piece in parts_after(card, going)]
+        if moving:
+            yield moving
         return None
     assert cards is not None
-    return (yield from _open_all(comm, cards, parcel, None))
+    return (yield from _open_all(comm, cards, parcel, None, []))
 
 
 def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
     """Collect all parcels everywhere."""
     mpi = comm._shadow
-    card, tag = card_of(parcel)
+    [going], moving = _loaded(comm, [parcel], [_partners(comm)])
+    assert going is not None
+    card, tag = card_of(going)
     cards = _cards(comm)
     yield from _collective(mpi, "Allgather", blocking, [card, MPI.BYTE], [cards, CARD, MPI.BYTE])
     sends = []
     if tag >= 0:
-        pieces = parts_after(card, parcel)
+        pieces = parts_after(card, going)
         sends = [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
-    return (yield from _open_all(comm, cards, parcel, sends))
+    return (yield from _open_all(comm, cards, parcel, sends, moving))
 
 
 def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blocking: bool) -> Stages:
@@ -239,8 +270,9 @@ def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blo
     card = bytearray(CARD)
     cards = None
     made: list[tuple[bytearray, int]] = []
+    going, moving = _loaded(comm, parcels or [], _each_partner(comm))
     if parcels is not None:
-        made = [card_of(parcel) for parcel in parcels]
+        made = [card_of(parcel) for parcel in going if parcel is not None]
         cards = b"".join(bytes(c) for c, _ in made)
     yield from _collective(
         mpi,
@@ -255,39 +287,61 @@ def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blo
     if parcels is None:
         opened = Opened(card)
         yield from _fetch(comm, opened, root)
-        return opened.parcel()
-    yield _send_parts(comm, parcels, made)
+        return (yield from _unloaded(comm, opened.parcel(), root))
+    yield [*_send_parts(comm, going, made), *moving]
     return None if comm.is_inter else parcels[root]
 
 
 def all_to_all(comm: Communicator, parcels: Sequence[Parcel], blocking: bool) -> Stages:
     """Send parcel j to rank j, receive one from every rank."""
     mpi = comm._shadow
-    made = [card_of(parcel) for parcel in parcels]
+    going, moving = _loaded(comm, parcels, _each_partner(comm))
+    made = [card_of(parcel) for parcel in going if parcel is not None]
     cards = _cards(comm)
     joined = b"".join(bytes(c) for c, _ in made)
     yield from _collective(mpi, "Alltoall", blocking, [joined, CARD, MPI.BYTE], [cards, CARD, MPI.BYTE])
     own = None if comm.is_inter else parcels[mpi.rank]
-    return (yield from _open_all(comm, cards, own, _send_parts(comm, parcels, made)))
+    return (yield from _open_all(comm, cards, own, _send_parts(comm, going, made), moving))
+
+
+def _each_partner(comm: Communicator) -> list[list[int]]:
+    """For each rank whom what it is given goes to: itself, but for this one."""
+    return [[r] if comm.is_inter or r != comm.rank else [] for r in range(len(_cards(comm)) // CARD)]
+
+
+def _loaded(
+    comm: Communicator, parcels: Sequence[Parcel | None], ranks: Sequence[Sequence[int]]
+) -> tuple[list[Parcel | None], list[Moving]]:
+    """Parcels as they travel, each to its ranks, and what follows them from devices."""
+    going, moving = list(parcels), []
+    for i, parcel in enumerate(parcels):
+        if type(parcel) is Laden:
+            going[i], more = cargo.load(comm, parcel, ranks[i]) if ranks[i] else (Parcel(b""), [])
+            moving += more
+    return going, moving
 
 
 def _send_parts(
-    comm: Communicator, parcels: Sequence[Parcel], made: list[tuple[bytearray, int]]
+    comm: Communicator, parcels: Sequence[Parcel | None], made: list[tuple[bytearray, int]]
 ) -> list[MPI.Request]:
     return [
         comm._parts.Isend([piece, MPI.BYTE], rank, tag)
         for rank, (parcel, (card, tag)) in enumerate(zip(parcels, made, strict=True))
-        if tag >= 0 and (comm.is_inter or rank != comm.rank)
+        if parcel is not None and tag >= 0 and (comm.is_inter or rank != comm.rank)
         for piece in parts_after(card, parcel)
     ]
 
 
 def _open_all(
-    comm: Communicator, cards: bytearray, own: Parcel | None, sends: list[MPI.Request] | None
+    comm: Communicator,
+    cards: bytearray,
+    own: Parcel | None,
+    sends: list[MPI.Request] | None,
+    moving: list[Moving],
 ) -> Stages:
     """Open the cards of all ranks and receive what follows them. own: this rank's, in one group."""
     mpi, view = comm._parts, memoryview(cards)
-    if not sends:
+    if not sends and not moving and type(own) is not Laden:
         alone = [only_block(view, at) for at in range(0, len(cards), CARD)]
         if None not in alone:  # as most often
             return [Parcel.of([block]) for block in alone]
@@ -301,7 +355,14 @@ def _open_all(
     waits += [mpi.Irecv([piece, MPI.BYTE], r, o.tag) for r, o in opened.items() for piece in o.pieces()]
     if waits:
         yield waits
-    return [opened[r].parcel() if r in opened else own for r in range(len(cards) // CARD)]
+    got = {r: o.parcel() for r, o in opened.items()}
+    if comm._onboard is not None:
+        laden = {r: parcel for r, parcel in got.items() if cargo.is_laden(parcel)}
+        coming = {r: Moving(cargo.unload(comm, parcel, r)) for r, parcel in laden.items()}
+        if moving or coming:
+            yield [*moving, *coming.values()]
+        got |= {r: each.result for r, each in coming.items()}
+    return [got.get(r, own) for r in range(len(cards) // CARD)]
 
 
 def _collective(mpi: MPI.Comm, name: str, blocking: bool, *arguments: Any) -> Stages:

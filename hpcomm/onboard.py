@@ -34,6 +34,8 @@ from .transport.rounds import Rounds, algorithm, schedule
 from .transport.staging import After, Sink, Source, sink_of, source_of, station
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .communicator import Communicator
     from .device.arrays import Place
     from .reduction import Reduction
@@ -63,7 +65,9 @@ class Onboard:
         self._nccl: Any = None
         self._no_nccl = "nobody has met"
         self._direct = dict.fromkeys(direct.OPERATIONS, "nobody has met")
-        self.messages = Messages(self.plain, self.channel, self.forced, self._is_one_call)
+        apart = watching(comm._parts)
+        self.messages = Messages(self.plain, apart, self.channel, self.forced, self._is_one_call)
+        self._rank = comm.rank
         self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
         self.announced, self.length = self.messages.announced, self.messages.length
         self.look = self.messages.look
@@ -79,6 +83,11 @@ class Onboard:
     def takes(self, *looks: Buffer | None, block: int) -> bool:
         """Whether a call on these arrays, block bytes for each rank, is carried out here."""
         return _on_device(*looks) or not self._is_one_call(block)
+
+    def follows(self, nbytes: int, ranks: Sequence[int]) -> bool:
+        """Whether an array of a parcel goes to ranks as a message of its own (cargo.py)."""
+        others = self._rank not in ranks and MPI.PROC_NULL not in ranks
+        return others and not self._is_one_call(nbytes)
 
     def _is_one_call(self, nbytes: int) -> bool:
         """Whether so many bytes of each rank go in one MPI call."""

@@ -25,6 +25,7 @@ from .shelf import LEAST
 if TYPE_CHECKING:
     import numpy as np
 
+    from .buffer import DeviceBuffer
     from .shelf import Shelves
     from .transport import mpi as transport
 else:
@@ -37,12 +38,15 @@ __all__ = [
     "ARRAY",
     "CARD",
     "LETTER",
+    "Laden",
+    "OnDevice",
     "Opened",
     "Parcel",
     "card_of",
     "cut",
     "letter_of",
     "only_block",
+    "part_tag",
     "parts_after",
 ]
 
@@ -59,6 +63,12 @@ _PLACE = 1 << 48  # more bytes than a block has
 ARRAY = b"\x93hpcomm"  # how the description of an array begins; no pickle does: both share one channel
 
 _serial = itertools.count()
+
+
+def part_tag() -> int:
+    """Of what follows a card: another one each time."""
+    return next(_serial) % transport.largest_tag()
+
 
 Block = Any  # memoryview or uint8 array
 
@@ -102,6 +112,24 @@ class Parcel:
         return self.blocks[1:]
 
 
+class OnDevice(bytearray):
+    """A block whose elements lie on a device, out of the host's reach.
+
+    Attributes:
+        look: the array, in C order.
+        library: the module that it is of.
+    """
+
+    look: DeviceBuffer
+    library: str
+
+
+class Laden(Parcel):
+    """A parcel to be sent, with such blocks among the others (cargo.py)."""
+
+    __slots__ = ()
+
+
 def letter_of(parcel: Parcel, shelves: Shelves | None) -> tuple[bytearray, int, list[tuple[int, Block]]]:
     """The card of a message, as long as need be, and the tag of the parts that follow it (-1: none).
 
@@ -141,7 +169,7 @@ def _laid_out(
 ) -> tuple[bytearray, int, list[tuple[int, Block]]]:
     end = _HEAD.size + 8 * len(blocks)
     if end > room:  # thousands of blocks: their lengths travel as a part of their own
-        tag = next(_serial) % transport.largest_tag()
+        tag = part_tag()
         return bytearray(_HEAD.pack(-len(blocks), tag).ljust(room, b"\0")), tag, []
     marks, here, shelved, tag = [], [], [], -1
     for block in blocks:
@@ -157,7 +185,7 @@ def _laid_out(
         if slot >= 0:
             shelved.append((slot, block))
         elif tag < 0:
-            tag = next(_serial) % transport.largest_tag()
+            tag = part_tag()
     card = bytearray(room if exactly else end)
     struct.pack_into(f"<2q{len(blocks)}q", card, 0, len(blocks), tag, *marks)
     for at, block in here:

@@ -11,10 +11,18 @@ import pickle
 import sys
 from collections.abc import Sequence
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .errors import PeerFailedError, UsageError
-from .parcel import Parcel
+from .errors import HpcommError, PeerFailedError, UsageError
+from .parcel import Laden, OnDevice, Parcel
+
+if TYPE_CHECKING:
+    from . import buffer, cargo
+else:
+    from .lazy import LazyModule
+
+    buffer = LazyModule("hpcomm.buffer")
+    cargo = LazyModule("hpcomm.cargo")
 
 __all__ = ["decode", "encode", "wrapped"]
 
@@ -24,6 +32,7 @@ _REUSED = 64 << 10  # bytes of a pickle up to which it is copied out of its file
 _PICKLED = 0x80  # how every pickle begins,
 _PLAIN = b"\0"  # how that of an object ends whose arrays nobody looks at to unpickle it,
 _FAILED = b"\x94cannot be pickled: "  # and this none
+_ON_DEVICES = (("cupy", "ndarray"), ("hpcomm.device.model", "DeviceArray"))
 
 
 def wrapped(objs: Sequence[Any]) -> tuple[list[Parcel], UsageError | None]:
@@ -73,6 +82,8 @@ class _Ways(dict[type, Any]):
             self[kind] = _take_array_apart
         elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
             self[kind] = _take_tensor_apart
+        elif any(kind is getattr(sys.modules.get(name), array, None) for name, array in _ON_DEVICES):
+            self[kind] = _take_device_array_apart
         else:
             self.plain = False
             return copyreg.dispatch_table[kind]
@@ -84,6 +95,7 @@ class _Wrapping:
 
     def __init__(self) -> None:
         self._blocks: list[Any] = []
+        self._is_laden = False
         self._renew()
 
     def _renew(self) -> None:
@@ -94,7 +106,11 @@ class _Wrapping:
     def _keeps_in(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         if raw.nbytes < _OUT_OF_BAND:
-            return True
+            if type(raw.obj) is not OnDevice:
+                return True
+            self._blocks.append(raw.obj)
+            self._is_laden = True
+            return False
         if raw.readonly:  # a tensor of it is made as a copy
             self._ways.plain = False
         self._blocks.append(raw)
@@ -103,14 +119,16 @@ class _Wrapping:
     def wrap(self, obj: Any) -> Parcel:
         file, blocks = self._file, self._blocks
         self._ways.plain = True
+        self._is_laden = False
         self._pickler.dump(obj)
         if blocks and self._ways.plain:
             file.write(_PLAIN)
+        kind = Laden if self._is_laden else Parcel
         if file.tell() > _REUSED:
-            made = Parcel.of([file.getbuffer(), *blocks])
+            made = kind.of([file.getbuffer(), *blocks])
             self._renew()
         else:
-            made = Parcel.of([memoryview(file.getvalue()), *blocks])
+            made = kind.of([memoryview(file.getvalue()), *blocks])
             self._pickler.clear_memo()  # or the next one would point at what this one holds
             file.seek(0)
             file.truncate()
@@ -175,16 +193,34 @@ def _put_array_together(block: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 def _take_tensor_apart(tensor: Any) -> tuple[Any, ...]:
     """How a plain CPU tensor is pickled: its elements as a block, not its storage as a file."""
     torch = sys.modules["torch"]
-    plain = tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized
+    plain = (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided and not tensor.is_quantized
     if not plain or tensor.grad_fn is not None or tensor.__dict__:
         reduced: tuple[Any, ...] = tensor.__reduce_ex__(5)
         return reduced
+    if tensor.is_cuda:
+        return _take_device_array_apart(tensor)
     flat = tensor.detach() if tensor.requires_grad else tensor
     if flat.is_conj() or flat.is_neg() or not flat.is_contiguous():
         flat = flat.resolve_conj().resolve_neg().contiguous()
     block = pickle.PickleBuffer(_bytes_of(flat)) if flat.numel() else b""
     name = str(tensor.dtype).removeprefix("torch.")
     return _put_tensor_together, (block, name, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _take_device_array_apart(array: Any) -> tuple[Any, ...]:
+    """How an array on a device is pickled: what stands for its elements as a block; see cargo.py."""
+    try:
+        look = buffer.as_buffer(array)
+        assert isinstance(look, buffer.DeviceBuffer)
+        block = cargo.block_of(look)
+    except HpcommError:  # nothing that hpcomm can move, or is to: its library knows how to pickle it
+        reduced: tuple[Any, ...] = array.__reduce_ex__(5)
+        return reduced
+    return _put_device_array_together, (pickle.PickleBuffer(block), getattr(array, "requires_grad", False))
+
+
+def _put_device_array_together(array: Any, requires_grad: bool) -> Any:
+    return array.requires_grad_() if requires_grad and hasattr(array, "requires_grad_") else array
 
 
 def _bytes_of(flat: Any) -> Any:

@@ -16,20 +16,21 @@ from . import delivery
 from .enact import at_once, check_list, check_root, collective, ireceive, isend, own_place, receive
 from .envelope import Status, peer_rank, tag_number
 from .errors import DtypeError, HpcommError, UsageError
-from .parcel import ARRAY, Parcel
+from .parcel import ARRAY, Laden, OnDevice, Parcel
 from .request import Request, Stages
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from . import buffer, dtypes
-    from .buffer import DeviceBuffer
+    from . import buffer, cargo, dtypes
+    from .buffer import DeviceBuffer, Shape
     from .communicator import Communicator
 else:
     from .lazy import LazyModule
 
     np = LazyModule("numpy")
     buffer = LazyModule("hpcomm.buffer")
+    cargo = LazyModule("hpcomm.cargo")
     dtypes = LazyModule("hpcomm.dtypes")
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "scatter_ragged",
     "send_ragged",
 ]
+
+_ON_DEVICE = "device"  # in place of a library: the block is an array
 
 
 def send_ragged(
@@ -170,30 +173,18 @@ def _described(dtype: np.dtype[Any]) -> str:
 
 
 def _parcel(array: Any, library: str, name: str) -> Parcel:
-    text = f"{library};{name}".encode()
-    description = ARRAY + struct.pack(f"<q{array.ndim}q", array.ndim, *array.shape) + text
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return Parcel(description, [flat])
+    return Parcel(_description(array.shape, library, name), [flat])
+
+
+def _description(shape: Shape, library: str, name: str) -> bytes:
+    return ARRAY + struct.pack(f"<q{len(shape)}q", len(shape), *shape) + f"{library};{name}".encode()
 
 
 def _from_device(look: DeviceBuffer) -> Parcel:
-    """A copy on the host; it arrives on a device where the same library has one, else on the host."""
-    from .hostcopy import to_host
-
-    library = type(look.give()).__module__.partition(".")[0]
-    if type(look.give()).__module__ == "hpcomm.device.model":
-        library = "hpcomm.device.model"
-    return _parcel(to_host(look), f"device {library}", look.dtype.name)
-
-
-def _to_device(host: Any, library: str) -> Any:
-    """An array of the host's, on the current device of library if that is loaded here and has one."""
-    module = sys.modules.get(library)
-    if library == "torch" and module is not None:
-        return host.cuda() if module.cuda.is_available() else host
-    if module is None or not hasattr(module, "asarray"):
-        return host
-    return module.asarray(host)
+    """It arrives on a device where the same library has one, else on the host."""
+    text = _description(look.shape, _ON_DEVICE, look.dtype.name)
+    return Laden.of([memoryview(text), cargo.block_of(look)])
 
 
 def decode(got: Parcel) -> Any:
@@ -208,10 +199,9 @@ def decode(got: Parcel) -> Any:
     (ndim,) = struct.unpack_from("<q", text, at)
     shape = struct.unpack_from(f"<{ndim}q", text, at + 8)
     library, name = text[at + 8 + 8 * ndim :].decode().split(";", 1)
-    if library.startswith("device "):
-        library = library.removeprefix("device ")
-        plain = ("torch" if library == "torch" else "numpy").encode() + b";" + name.encode()
-        return _to_device(decode(Parcel(text[: at + 8 + 8 * ndim] + plain, got.contents)), library)
+    if library == _ON_DEVICE:
+        block = got.contents[0]
+        return cargo.made_of(block) if isinstance(block, memoryview) else block
     flat = np.frombuffer(got.contents[0], np.uint8) if got.contents[0].nbytes else np.empty(0, np.uint8)
     if name not in dtypes.BY_NAME:
         import ast
@@ -240,7 +230,8 @@ def _encoded_list(comm: Communicator, verb: str, xs: Any) -> list[Parcel]:
 
 def _copied(own: Parcel) -> Parcel:
     """This rank's own array: what comes back must not be the memory that went out."""
-    return Parcel(own.description, [bytearray(block) for block in own.contents])
+    blocks = (cargo.copied(b) if isinstance(b, OnDevice) else memoryview(bytearray(b)) for b in own.contents)
+    return Parcel.of([own.description, *blocks])
 
 
 def _decode_all(got: list[Parcel], rank: int) -> list[Any]:

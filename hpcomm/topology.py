@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
-    from . import buffer, hostcopy, parcel, ragged
+    from . import buffer, cargo, hostcopy, parcel, ragged
     from .transport import mpi as transport
     from .transport import progress, staging
 else:
@@ -33,6 +33,7 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.buffer")
+    cargo = LazyModule("hpcomm.cargo")
     hostcopy = LazyModule("hpcomm.hostcopy")
     parcel = LazyModule("hpcomm.parcel")
     ragged = LazyModule("hpcomm.ragged")
@@ -462,7 +463,7 @@ def _tile(n: int, shape: Sequence[int]) -> tuple[int, ...] | None:
 def _letter(made: Any) -> Any:
     """A parcel of one array as flat bytes: length of the description, description, data."""
     description = bytes(made.description)
-    data = made.contents[0]
+    data = cargo.whole(made.contents[0])
     letter = np.empty(8 + len(description) + data.nbytes, np.uint8)
     letter[:8] = np.frombuffer(struct.pack("<q", len(description)), np.uint8)
     letter[8 : 8 + len(description)] = np.frombuffer(description, np.uint8)

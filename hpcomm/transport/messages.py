@@ -100,8 +100,11 @@ class Messages:
     paths: ("to" or "from", rank) -> the path of the last large message, and why no better one
     """
 
-    def __init__(self, plain: Any, channel: Any, forced: str, whole: Callable[[int], bool]) -> None:
-        self.plain, self.channel, self.forced, self._goes_whole = plain, channel, forced, whole
+    def __init__(
+        self, plain: Any, apart: Any, channel: Any, forced: str, whole: Callable[[int], bool]
+    ) -> None:
+        self.plain, self._apart, self.channel = plain, apart, channel
+        self.forced, self._goes_whole = forced, whole
         self._serial = itertools.count()
         self.opened = _opened
         self.held: list[_Held] = []
@@ -221,10 +224,37 @@ class Messages:
             sink.deliver(0, count)
             sink.end(call.after)
 
-    def _send_large(self, call: Call, look: Buffer) -> Stages:
+    def begin(self, look: Buffer, way: str) -> int:
+        """Let what goes "down" from an array, or "up" to it, come after what the current stream holds now.
+
+        The moment is for pass_on and take_in, which may be carried on by another thread.
+        """
+        if look.place is None:
+            return 0
+        there = station(look.place.device)
+        return self._begin(look.place, there.down if way == "down" else there.up)
+
+    def pass_on(self, call: Call, look: Buffer, moment: int) -> Stages:
+        """Send a large message that its receiver knows of, apart from the user's."""
+        return self._send_large(call, look, self._apart, moment)
+
+    def take_in(self, call: Call, look: Buffer, moment: int) -> Stages:
+        """Receive it."""
+        seen = MPI.Status()
+        try:
+            card = bytearray(_CARD)
+            yield [self._apart.Irecv([card, MPI.BYTE], call.peer, call.tag)]
+            seen.Set_source(call.peer)
+            yield from self.announced(call, look, card, seen, call.after, moment)
+        finally:
+            if look.place is not None:
+                station(look.place.device).spare(moment)
+
+    def _send_large(self, call: Call, look: Buffer, mpi: Any = None, moment: int = 0) -> Stages:
         """Card, answer, data. The card goes in the order of the user's messages, and holds no data."""
         place = look.packed() if isinstance(look, DeviceBuffer) else None
-        moment = 0 if place is None else self._begin(place, station(place.device).down)
+        if place is not None and mpi is None:
+            moment = self._begin(place, station(place.device).down)
         tags = (transport.largest_tag() - rounds.TAGS) // 2
         tag = rounds.TAGS + 2 * (next(self._serial) % (tags - 1))
         kept, lanes, offer = self._offer(look, place)
@@ -234,7 +264,7 @@ class Messages:
         said = bytearray(_CARD)
         yield [
             self.channel.Irecv([said, MPI.BYTE], call.peer, tag + 1),
-            self.plain.Isend([_pack(card), MPI.BYTE], call.peer, call.tag),
+            (mpi or self.plain).Isend([_pack(card), MPI.BYTE], call.peer, call.tag),
         ]
         answer: _Answer = _unpack(said)
         try:

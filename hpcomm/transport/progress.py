@@ -21,10 +21,10 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["StreamRequest", "Thread", "Together", "drive", "in_thread"]
+__all__ = ["Moving", "StreamRequest", "Thread", "Together", "drive", "in_thread"]
 
 _lock = threading.RLock()
-_under_way: list[StreamRequest] = []
+_under_way: list[StreamRequest | Moving] = []
 _work = threading.Event()
 _thread: list[threading.Thread] = []
 _PATIENCE = 200  # polls without a pause
@@ -98,6 +98,54 @@ class Together:
                 pending += next(stages)
             except StopIteration:
                 return True
+
+
+class Moving:
+    """Stages that begin at once and that the thread moves on, too; waited for as an MPI request is.
+
+    Attributes:
+        result: what they returned.
+    """
+
+    def __init__(self, stages: Stages) -> None:
+        self.result: Any = None
+        self._error: Exception | None = None
+        self._stages: Stages | None = self._noted(stages)
+        with _lock:
+            self._pending: list[Any] = list(next(self._stages, ()))
+            _under_way.append(self)
+            _wake()
+
+    def _noted(self, stages: Stages) -> Stages:
+        self.result = yield from stages
+
+    def step(self) -> bool:
+        """Move on without waiting; whether it is over."""
+        try:
+            while self._stages is not None:
+                while self._pending:
+                    if not self._pending[-1].Test():
+                        return False
+                    self._pending.pop()
+                self._pending = list(next(self._stages))
+        except StopIteration:
+            self._stages = None
+        except Exception as error:
+            self._error, self._stages = error, None
+        return True
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+        with _lock:
+            is_over = self.step()
+        if self._error is not None:
+            raise self._error
+        return is_over
+
+    def Wait(self, status: Any = None) -> None:  # noqa: N802
+        pause = _pauses()
+        while not self.Test():
+            advance()
+            pause()
 
 
 class Thread:

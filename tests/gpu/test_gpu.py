@@ -98,6 +98,26 @@ def test_messages_arrive_as_they_were_sent(comm: hpcomm.Communicator, library: A
     np.testing.assert_array_equal(here(out), random(n, left))
 
 
+@pytest.mark.parametrize("n", SIZES)
+def test_objects_and_ragged_arrays_come_on_the_device(
+    comm: hpcomm.Communicator, library: Any, n: int
+) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    x = there(library, random(n, comm.rank))
+    going = comm.isend_object({"x": x, "name": comm.rank}, right)
+    got = comm.recv_object(left)
+    going.wait()
+    parts = comm.all_gather_ragged(x[: n - comm.rank] if n else x)
+    x *= 0
+    assert got["name"] == left
+    assert type(got["x"]) is type(x)
+    assert got["x"].device == x.device
+    np.testing.assert_array_equal(here(got["x"]), random(n, left))
+    for rank, part in enumerate(parts):
+        assert type(part) is type(x)
+        np.testing.assert_array_equal(here(part), random(n, rank)[: n - rank] if n else [])
+
+
 def test_a_background_call_is_in_order_on_streams_of_the_users(
     comm: hpcomm.Communicator, library: Any
 ) -> None:

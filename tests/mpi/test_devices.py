@@ -17,7 +17,7 @@ from mpi4py import MPI
 from stand_ins import ModelNccl
 
 import hpcomm
-from hpcomm import onboard
+from hpcomm import cargo, onboard, parcel, pickling
 from hpcomm.device import driver, model, order
 from hpcomm.schedule.registry import algorithms, verbs
 from hpcomm.transport import arena, direct, ipc, pieces
@@ -573,6 +573,206 @@ def test_sendrecv_batches_and_ragged_arrays_take_device_arrays(comm: hpcomm.Comm
     np.testing.assert_array_equal(objects[left]["x"].get(), values(n, left))
 
 
+@pytest.mark.parametrize("path", ["auto", "pipeline"])
+@pytest.mark.parametrize("n", [0, SMALL, LARGE, DIRECT])
+def test_arrays_in_objects_go_from_device_to_device(comm: hpcomm.Communicator, n: int, path: str) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    x, wide = given(n, comm.rank), given(2, comm.rank, n) if n else model.empty((2, 0), np.float32)
+    going = comm.isend_object(
+        {"x": x, "more": [wide[:, : n // 2], "text"], "host": values(n, 5)}, right, tag=4
+    )
+    got = comm.recv_object(left)
+    going.wait()
+    x.fill(-1)
+    wide.fill(-1)
+    for array in (got["x"], got["more"][0]):
+        assert type(array) is model.DeviceArray
+        array += 1
+    np.testing.assert_array_equal(got["x"].get(), values(n, left) + 1)
+    expected = values(2 * n, left).reshape(n, 2)[:, : n // 2] if n else np.empty((2, 0))
+    np.testing.assert_array_equal(got["more"][0].get(), expected + 1)
+    np.testing.assert_array_equal(got["host"], values(n, 5))
+    assert got["more"][1] == "text"
+    assert comm._onboard is not None
+    taken = comm._onboard.messages.paths.get(("from", left), "")
+    expects = "pipeline" if path == "pipeline" else "ipc, opened itself" if n == DIRECT else "ipc, through"
+    assert taken.startswith(expects if n > SMALL and comm.size > 1 else "")
+    assert n > SMALL or not taken
+
+
+RAGGED: dict[str, Callable[[hpcomm.Communicator, Any, bool], Any]] = {
+    # verb -> (communicator, array of a rank, in the background) -> what it gives
+    "all_gather": lambda c, make, late: c.all_gather_ragged(make(c.rank), async_op=late),
+    "gather": lambda c, make, late: c.gather_ragged(make(c.rank), root=c.size - 1, async_op=late),
+    "broadcast": lambda c, make, late: c.broadcast_ragged(make(c.rank), root=c.size - 1, async_op=late),
+    "scatter": lambda c, make, late: c.scatter_ragged(
+        [make(r) for r in range(c.size)] if c.rank == c.size - 1 else None, root=c.size - 1, async_op=late
+    ),
+    "all_to_all": lambda c, make, late: c.all_to_all_ragged([make(c.rank)] * c.size, async_op=late),
+    "all_gather_object": lambda c, make, late: c.all_gather_object([make(c.rank)], async_op=late),
+    "gather_object": lambda c, make, late: c.gather_object([make(c.rank)], root=c.size - 1, async_op=late),
+    "broadcast_object": lambda c, make, late: c.broadcast_object(
+        [make(c.rank)] if c.rank == c.size - 1 else None, root=c.size - 1, async_op=late
+    ),
+    "scatter_object": lambda c, make, late: c.scatter_object(
+        [[make(r)] for r in range(c.size)] if c.rank == c.size - 1 else None, root=c.size - 1, async_op=late
+    ),
+    "all_to_all_object": lambda c, make, late: c.all_to_all_object([[make(c.rank)]] * c.size, async_op=late),
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("n", [SMALL, LARGE])
+@pytest.mark.parametrize("verb", RAGGED)
+def test_collectives_of_ragged_arrays_and_objects_leave_them_on_devices(
+    comm: hpcomm.Communicator, verb: str, n: int, late: bool
+) -> None:
+    made: list[Any] = []
+
+    def make(rank: int) -> Any:
+        made.append(given(n + rank, rank))
+        return made[-1]
+
+    got = RAGGED[verb](comm, make, late)
+    got = got.wait() if late else got
+    last = comm.size - 1
+    if verb.startswith("gather") and comm.rank != last:
+        assert got is None
+        made[0].fill(0)
+        return
+    givers = {"broadcast": [last], "scatter": [comm.rank]}.get(verb.partition("_")[0], range(comm.size))
+    arrays = [got] if verb in ("broadcast", "scatter") else got
+    arrays = [each[0] if isinstance(each, list) else each for each in arrays]
+    assert len(arrays) == len(givers)
+    for array, rank in zip(arrays, givers, strict=True):
+        assert type(array) is model.DeviceArray
+        if "object" in verb and any(array is each for each in made):  # a rank's own object comes back itself
+            continue
+        assert not any(array is each for each in made)
+        array += 1  # in the current stream, without waiting for it
+        np.testing.assert_array_equal(array.get(), values(n + rank, rank) + 1)
+    for array in made:
+        array.fill(0)
+
+
+def test_arrays_that_one_rank_alone_brings_may_be_overwritten_after_the_call(
+    comm: hpcomm.Communicator,
+) -> None:
+    x = given(LARGE, comm.rank)
+    got = comm.all_to_all_object([x if comm.rank == 0 and rank else rank for rank in range(comm.size)])
+    x.fill(-1)
+    for rank, array in enumerate(got):
+        if rank == 0 and comm.rank:
+            np.testing.assert_array_equal(array.get(), values(LARGE, 0))
+        else:
+            assert array == comm.rank
+
+
+def test_objects_with_and_without_arrays_on_devices_take_turns(
+    comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the sizes of real use: what travels with the object is copied while its receiver opens it."""
+    assert type(pickling.encode([given(SMALL, 0)])) is parcel.Laden
+    assert type(pickling.encode([values(SMALL, 0)])) is parcel.Parcel
+    monkeypatch.setattr(onboard, "EAGER", 1 << 20)
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    with hpcomm.Communicator(MPI.COMM_WORLD) as usual:
+        for n in (200_000, 3, 260_000, 200_000):
+            going = usual.isend_object([given(n, comm.rank), n], right)
+            array, said = usual.recv_object(left)
+            np.testing.assert_array_equal(array.get(), values(n, left))
+            assert said == n
+            going.wait()
+            assert usual.sendrecv_object(n, right, left) == n
+
+
+def test_an_object_may_be_waited_for_on_another_stream(
+    comm: hpcomm.Communicator, device: model.Model
+) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    other = device.device(0).stream()
+    with model.stream(other):
+        x = given(LARGE, comm.rank)
+        going = comm.isend_object([x], right)
+    coming = comm.irecv_object(left)
+    while not coming.done():
+        pass
+    with model.stream(other):
+        [got] = coming.wait()
+        got += 1
+        going.wait()
+        x += 1
+    with model.stream(other):
+        np.testing.assert_array_equal(got.get(), values(LARGE, left) + 1)
+
+
+def test_what_follows_an_object_is_sent_while_its_rank_does_something_else(comm: hpcomm.Communicator) -> None:
+    """The sender waits for something else first, and asks for nothing meanwhile."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    if comm.rank % 2:
+        going = comm.isend_object(given(LARGE, comm.rank), right)
+        MPI.COMM_WORLD.recv(source=right, tag=77)
+        going.wait()
+    if comm.rank % 2 == 0 and left % 2:
+        got = comm.recv_object(left)
+        MPI.COMM_WORLD.send(None, left, tag=77)
+        np.testing.assert_array_equal(got.get(), values(LARGE, left))
+    elif comm.rank % 2 and left % 2:
+        pytest.fail("there are two odd ranks beside each other")
+
+
+@pytest.mark.parametrize("n", [SMALL, LARGE])
+def test_where_their_library_is_not_loaded_arrays_come_to_the_host(
+    comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    if comm.rank % 2:
+        monkeypatch.setattr(cargo, "_LIBRARIES", ())
+    got = comm.all_gather_object((given(n, comm.rank), 7))
+    parts = comm.all_gather_ragged(given(n, comm.rank))
+    for rank in set(range(comm.size)) - {comm.rank}:
+        for array in (got[rank][0], parts[rank]):
+            assert type(array) is (np.ndarray if comm.rank % 2 else model.DeviceArray)
+            array = array if comm.rank % 2 else array.get()
+            np.testing.assert_array_equal(array, values(n, rank))
+
+
+@pytest.mark.parametrize("n", [SMALL, LARGE])
+def test_objects_to_this_rank_itself_and_to_another_group_hold_device_arrays(
+    comm: hpcomm.Communicator, n: int
+) -> None:
+    x = given(n, comm.rank)
+    comm.send_object([x], comm.rank)
+    comm.send_ragged(x, comm.rank, tag=3)
+    x.fill(-1)
+    [got] = comm.recv_object(comm.rank, 0)
+    np.testing.assert_array_equal(got.get(), values(n, comm.rank))
+    np.testing.assert_array_equal(comm.recv_ragged(comm.rank, 3).get(), values(n, comm.rank))
+    comm.send_object([given(n, 0)], MPI.PROC_NULL)
+    if comm.size == 1:
+        return
+    side = comm.rank % 2
+    with (
+        comm.split(side) as group,
+        hpcomm.Communicator(group.mpi.Create_intercomm(0, comm.mpi, 1 - side)) as inter,
+    ):
+        for rank, part in enumerate(inter.all_gather_object([given(n, 10 * side + inter.rank)])):
+            np.testing.assert_array_equal(part[0].get(), values(n, 10 * (1 - side) + rank))
+
+
+def test_an_object_whose_arrays_cannot_go_the_forced_way_is_refused_by_both_ranks(
+    comm: hpcomm.Communicator,
+) -> None:
+    with comm.dup(gpu="nccl") as forced:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        if comm.size == 1:
+            return
+        going = forced.isend_object(given(LARGE, comm.rank), right)
+        with pytest.raises(hpcomm.ConfigError, match="nccl is forced, but cannot carry this message"):
+            forced.recv_object(left)
+        with pytest.raises(hpcomm.ConfigError, match="nccl is forced, but cannot carry this message"):
+            going.wait()
+
+
 def test_plans_take_device_arrays_and_explain_their_way(comm: hpcomm.Communicator) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for n, way in (
@@ -692,11 +892,20 @@ def all_paths(comms: list[hpcomm.Communicator]) -> None:
                     x += 1
                     out.fill(0)
                 exchange(comm, x, out)
+                exchange_objects(comm, x)
         for verb in ("all_gather", "scan") if "nccl" not in comm.name else ("all_gather",):
             x, _ = COLLECTIVES[verb](LARGE // 2, comm.size, comm.rank)
             y = collective(comm, verb, x)
             x.fill(0)
             y += 1
+
+
+def exchange_objects(comm: hpcomm.Communicator, x: Any) -> None:
+    going = comm.isend_object([x], (comm.rank + 1) % comm.size)
+    [got] = comm.recv_object((comm.rank - 1) % comm.size)
+    got += 1
+    going.wait()
+    x += 1
 
 
 def exchange(comm: hpcomm.Communicator, x: Any, out: Any) -> None:

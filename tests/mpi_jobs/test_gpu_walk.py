@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py and the doctor, walked without a GPU: on the stand-ins for libcuda and CuPy.
+"""tests/gpu, the benchmark for GPUs, doctor and apps, walked without one: on stand-ins for libcuda and CuPy.
 
 Nothing is measured; but that they run, and that what they move arrives, holds for them as they stand.
 """
@@ -27,8 +27,9 @@ from test_cuda import compiled  # noqa: E402
         ["-m", "hpcomm", "doctor"],
         ["-m", "hpcomm.apps.gpu_demo", "--most", "4000000"],
         ["-m", "hpcomm.apps.overlap_demo", "--bytes", "4000000"],
+        ["-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--with-mpi", "tests/gpu"],
     ],
-    ids=["benchmark", "doctor", "gpu_demo", "overlap_demo"],
+    ids=["benchmark", "doctor", "gpu_demo", "overlap_demo", "tests"],
 )
 def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]) -> None:
     compiled(tmp_path / "libcuda.so.1")
@@ -47,6 +48,9 @@ def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]
         assert "by ipc (an own schedule, all messages from device to device)" in done.stdout
         assert "nccl: refused, rank 0: NCCL cannot be loaded" in done.stdout
         assert "from rank 1: device to device" in done.stdout
+    elif "pytest" in words:
+        assert "[cupy-auto-" in done.stdout  # lines of two ranks may run into each other
+        assert " passed" in done.stdout
     elif "demo" in words[1]:
         assert "cupy" in done.stdout
         if "gpu" in words[1]:

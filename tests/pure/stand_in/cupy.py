@@ -155,6 +155,6 @@ def _event() -> Any:
 
 cuda = SimpleNamespace(
     get_current_stream=_Context, Event=_event, Stream=_Context, ExternalStream=_Context, Device=_Context,
-    MemoryPointer=MemoryPointer, UnownedMemory=UnownedMemory,
+    MemoryPointer=MemoryPointer, UnownedMemory=UnownedMemory, is_available=lambda: True,
     runtime=SimpleNamespace(getDeviceCount=lambda: 0, CUDARuntimeError=RuntimeError),  # zarr's plugin asks
 )  # fmt: skip
