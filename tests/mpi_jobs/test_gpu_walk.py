@@ -27,7 +27,7 @@ from test_cuda import compiled  # noqa: E402
         ["-m", "hpcomm", "doctor"],
         ["-m", "hpcomm.apps.gpu_demo", "--most", "4000000"],
         ["-m", "hpcomm.apps.overlap_demo", "--bytes", "4000000"],
-        ["-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--with-mpi", "tests/gpu"],
+        ["-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", "--with-mpi", "tests/gpu"],
     ],
     ids=["benchmark", "doctor", "gpu_demo", "overlap_demo", "tests"],
 )
@@ -49,8 +49,7 @@ def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]
         assert "nccl: refused, rank 0: NCCL cannot be loaded" in done.stdout
         assert "from rank 1: device to device" in done.stdout
     elif "pytest" in words:
-        assert "[cupy-auto-" in done.stdout  # lines of two ranks may run into each other
-        assert " passed" in done.stdout
+        assert " passed" in done.stdout  # those of CuPy; those of torch are left out here
     elif "demo" in words[1]:
         assert "cupy" in done.stdout
         if "gpu" in words[1]:

@@ -25,7 +25,7 @@ typedef struct { char reserved[64]; } CUipcMemHandle, CUipcEventHandle;
 #endif
 
 enum { OK = 0, INVALID = 1, UNINITIALIZED = 3, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_READY = 600, UNSUPPORTED = 801 };
-typedef struct { unsigned long long low, size; char *bytes; int file, kind; } Memory; /* 1 device, 2 pinned, 3 opened */
+typedef struct { unsigned long long low, size; char *bytes; int file, kind; unsigned long long serial; } Memory; /* 1 device, 2 pinned, 3 opened */
 typedef struct { int file; long process; unsigned long long size; } Card;
 struct CUctx_st { int device; };
 struct CUstream_st { int flags; };
@@ -54,8 +54,10 @@ char *fake_cuda_bytes(unsigned long long at, size_t n) {
 static pthread_mutex_t table = PTHREAD_MUTEX_INITIALIZER; /* threads of one process call at once */
 
 static void keep(Memory memory) {
+    static unsigned long long serial;
     pthread_mutex_lock(&table);
     int i = 0;
+    memory.serial = ++serial; /* addresses are given out again, serials never, as in CUDA */
     while (i < count && known[i].kind) i++;
     if (i == count) count++;
     known[i] = memory;
@@ -65,7 +67,7 @@ static void keep(Memory memory) {
 static CUdeviceptr map(int file, size_t size, int kind) {
     char *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     char *shown = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    keep((Memory){(unsigned long long)shown, size, bytes, file, kind});
+    keep((Memory){(unsigned long long)shown, size, bytes, file, kind, 0});
     return (CUdeviceptr)shown;
 }
 
@@ -103,7 +105,7 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute what, CUdeviceptr
     if (!memory) return INVALID;
     if (what == 2) *(unsigned int *)data = memory->kind == 2 ? 1 : 2;
     else if (what == 9) *(int *)data = 1;
-    else if (what == 7) *(unsigned long long *)data = memory->low;
+    else if (what == 7) *(unsigned long long *)data = memory->serial;
     else if (what == 10) *(char *)data = memory->kind == 1 && memory->size != (6 << 20); /* 6 MiB: as from a pool */
     else return INVALID;
     return OK;
@@ -133,7 +135,7 @@ CUresult cuMemHostAlloc(void **at, size_t size, unsigned int flags) {
     NEED_CONTEXT;
     if (flags != 1) return INVALID;
     *at = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
-    keep((Memory){(unsigned long long)*at, size, *at, -1, 2});
+    keep((Memory){(unsigned long long)*at, size, *at, -1, 2, 0});
     return OK;
 }
 CUresult cuMemFreeHost(void *at) {
