@@ -38,7 +38,7 @@ else:
     hostcopy = LazyModule("hpcomm.hostcopy")
     staging = LazyModule("hpcomm.transport.staging")
 
-__all__ = ["block_of", "copied", "is_laden", "library_of", "load", "made_of", "unload", "whole"]
+__all__ = ["block_of", "copied", "is_laden", "library_of", "load", "unload"]
 
 _LADEN = b"\x95laden"  # how a manifest begins; no description of a parcel does
 _LABEL = struct.Struct("<q32s24sq")  # tag of what follows (-1: it stands behind), library, dtype, axes
@@ -142,19 +142,6 @@ def unload(comm: Communicator, parcel: Parcel, source: int) -> Stages:
         yield from comm._onboard.messages.take_in(call, look, moment)
     yield [_Over(after)]
     return Parcel.of(blocks)
-
-
-def whole(block: Any) -> Any:
-    """A block for verbs that send nothing else: of an array on a device, the label with all its elements."""
-    return memoryview(_label(block, -1)) if isinstance(block, OnDevice) else block
-
-
-def made_of(label: memoryview) -> Any:
-    """The array that whole() was given, in order on the current stream."""
-    after = staging.After()
-    look, _ = _read(label, after)
-    after.order()
-    return look.give()
 
 
 def _read(label: Any, after: staging.After) -> tuple[Buffer, int]:

@@ -66,7 +66,7 @@ class Onboard:
         self._no_nccl = "nobody has met"
         self._direct = dict.fromkeys(direct.OPERATIONS, "nobody has met")
         apart = watching(comm._parts)
-        self.messages = Messages(self.plain, apart, self.channel, self.forced, self._is_one_call)
+        self.messages = Messages(self.plain, apart, self.channel, self.forced, self.is_one_call)
         self._rank = comm.rank
         self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
         self.announced, self.length = self.messages.announced, self.messages.length
@@ -82,14 +82,14 @@ class Onboard:
 
     def takes(self, *looks: Buffer | None, block: int) -> bool:
         """Whether a call on these arrays, block bytes for each rank, is carried out here."""
-        return _on_device(*looks) or not self._is_one_call(block)
+        return _on_device(*looks) or not self.is_one_call(block)
 
     def follows(self, nbytes: int, ranks: Sequence[int]) -> bool:
         """Whether an array of a parcel goes to ranks as a message of its own (cargo.py)."""
         others = self._rank not in ranks and MPI.PROC_NULL not in ranks
-        return others and not self._is_one_call(nbytes)
+        return others and not self.is_one_call(nbytes)
 
-    def _is_one_call(self, nbytes: int) -> bool:
+    def is_one_call(self, nbytes: int) -> bool:
         """Whether so many bytes of each rank go in one MPI call."""
         return nbytes <= self.eager or self._between
 
@@ -108,7 +108,7 @@ class Onboard:
         place, nbytes = call.look.place, call.count * call.look.dtype.itemsize
         here = "x in host memory" if place is None else f"x on {place.name}"
         message = call.verb in ("send", "recv")
-        if self._is_one_call(call.look.nbytes if message else nbytes):
+        if self.is_one_call(call.look.nbytes if message else nbytes):
             why = "between groups always" if self._between else "so that ranks with host arrays can take part"
             limit = "" if self._between else f", as up to {self.eager} bytes (a guess: docs/gpu.md)"
             return f"{here}, staged: through pinned memory in one MPI call{limit}, {why}"
@@ -144,7 +144,7 @@ class Onboard:
             _refuse_overlap(call, send, recv)
         if recv is not None and recv.place is not None and recv.frozen:
             raise LayoutError(f"out {recv.frozen}", hint="give a contiguous array that can be written")
-        large = not self._is_one_call(call.count * call.look.dtype.itemsize)
+        large = not self.is_one_call(call.count * call.look.dtype.itemsize)
         call.after = After()
         job = _Job(call, send, recv, op, fold, blocking)
 

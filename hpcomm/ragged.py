@@ -200,8 +200,7 @@ def decode(got: Parcel) -> Any:
     shape = struct.unpack_from(f"<{ndim}q", text, at + 8)
     library, name = text[at + 8 + 8 * ndim :].decode().split(";", 1)
     if library == _ON_DEVICE:
-        block = got.contents[0]
-        return cargo.made_of(block) if isinstance(block, memoryview) else block
+        return got.contents[0]
     flat = np.frombuffer(got.contents[0], np.uint8) if got.contents[0].nbytes else np.empty(0, np.uint8)
     if name not in dtypes.BY_NAME:
         import ast

@@ -1,214 +1,28 @@
-"""Ranks that know their neighbours: Cartesian grids and graphs, and the verbs between neighbours.
-
-A Topology is a Communicator. Results of the neighbour verbs stand in the order of `sources`, what goes
-out in that of `destinations`; on a grid that is, axis by axis, the neighbour below and the one above.
-"""
+"""Ranks on grids and in graphs: who is whose neighbour, and who sits where. Their verbs: neighbours.py."""
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .call import Call
 from .channel import channel
-from .communicator import Communicator
 from .errors import HpcommError, LayoutError, RankError, UsageError, where
+from .neighbours import Topology
 from .partition import integers
-from .places import meet
-from .request import Request, Stages
-from .signature import BACKGROUND, head
 
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
-    from . import buffer, cargo, hostcopy, parcel, ragged
-    from .transport import mpi as transport
-    from .transport import progress, staging
+    from .communicator import Communicator
 else:
     from .lazy import LazyModule
 
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
-    buffer = LazyModule("hpcomm.buffer")
-    cargo = LazyModule("hpcomm.cargo")
-    hostcopy = LazyModule("hpcomm.hostcopy")
-    parcel = LazyModule("hpcomm.parcel")
-    ragged = LazyModule("hpcomm.ragged")
-    progress = LazyModule("hpcomm.transport.progress")
-    staging = LazyModule("hpcomm.transport.staging")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Cart", "Graph", "Topology", "cart", "fitting_shapes", "graph", "node_order"]
-
-
-class Topology(Communicator):
-    """A communicator whose ranks have neighbours.
-
-    Attributes:
-        sources: the ranks that this one hears from in a neighbour verb; hpcomm.PROC_NULL: nobody there.
-        destinations: the ranks that it speaks to.
-    """
-
-    sources: tuple[int, ...] = ()
-    destinations: tuple[int, ...] = ()
-
-    def neighbour_all_gather(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
-        """Collect the x of every source: result[i] is that of sources[i], zero where nobody is.
-
-        Same as MPI_Neighbor_allgather. x has the same shape and dtype on all ranks.
-
-        Args:
-            out: array of shape (len(sources), *x.shape).
-            async_op: return a Request instead.
-
-        Example (ring of 3 ranks):
-            >>> comm.cart((3,), periodic=True).neighbour_all_gather(comm.rank)
-            array([2, 1])
-        """
-        return self._neighbours("neighbour_all_gather", x, out, async_op, "allgather")
-
-    def neighbour_all_to_all(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
-        """Send x[i] to destinations[i]; result[i] came from sources[i], zero where nobody is.
-
-        Same as MPI_Neighbor_alltoall. Blocks have the same shape and dtype on all ranks.
-
-        Args:
-            x: array of shape (len(destinations), *block).
-            out: array of shape (len(sources), *block).
-        """
-        return self._neighbours("neighbour_all_to_all", x, out, async_op, "alltoall")
-
-    def neighbour_all_gather_ragged(self, x: Any) -> list[Any]:
-        """Collect the array of every source, of any shape and dtype; None where nobody is.
-
-        Same as MPI_Neighbor_allgatherv, without counts.
-        """
-        return self._neighbours_ragged(
-            "neighbour_all_gather_ragged", [x] * len(self.destinations), len(self.destinations)
-        )
-
-    def neighbour_all_to_all_ragged(self, xs: Sequence[Any]) -> list[Any]:
-        """Send array i of the list to destinations[i]; receive one of any shape from every source.
-
-        Same as MPI_Neighbor_alltoallv, without counts. Where a destination is nobody the array goes nowhere.
-        """
-        return self._neighbours_ragged("neighbour_all_to_all_ragged", xs, len(self.destinations))
-
-    # -- how ------------------------------------------------------------------------------------------
-    def _neighbours(self, verb: str, x: Any, out: Any, async_op: bool, moves: str) -> Any:
-        try:
-            self._check_open(verb)
-            look = buffer.as_buffer(x)
-            block = look.shape
-            if moves == "alltoall":
-                if not look.shape or look.shape[0] != len(self.destinations):
-                    raise LayoutError(
-                        f"x has shape {look.shape}; its first axis must be the "
-                        f"{len(self.destinations)} destinations",
-                        hint="one block for each of comm.destinations",
-                    )
-                block = look.shape[1:]
-            shape = (len(self.sources), *block)
-            result = look.make(shape) if out is None else buffer.as_buffer(out)
-            if result.shape != shape or result.dtype != look.dtype:
-                raise LayoutError(f"out is {result}, what arrives is {look.dtype} {shape}")
-            if result.frozen:
-                raise LayoutError(f"out {result.frozen}", hint="give an array that can be written")
-            if out is not None and meet(look, result):
-                raise LayoutError("x and out overlap in memory", hint="an out of its own")
-        except HpcommError as error:
-            raise error.located(verb, self) from None
-        count = math.prod(block)
-        given = look.array if look.place is None else hostcopy.to_host(look)  # type: ignore[arg-type]
-        packed = np.ascontiguousarray(given)
-        direct = result.place is None and result.array.flags.c_contiguous
-        landing = result.array if direct else np.empty(shape, look.dtype.storage)
-        up = None if result.place is None else hostcopy.Landing(result)
-        after = staging.After()  # what a device has still to do then
-        for i, source in enumerate(self.sources):
-            if source == MPI.PROC_NULL:
-                landing[i] = 0
-        ends = transport.spec(packed, count, look.dtype), transport.spec(landing, count, look.dtype)
-
-        def finish() -> Any:
-            if up is not None:
-                up.fill(landing, after)
-            elif not direct:
-                result.array[...] = landing
-            return result.give()
-
-        call = Call(self, verb, code=head(verb, dtype=look.dtype.code))
-        call.count, call.look = count, look
-        for observer in self._observers:
-            observer.before(call)
-
-        def seen() -> Any:
-            result = finish()
-            for observer in self._observers:
-                observer.after(call)
-            return result
-
-        if async_op:
-            leave = self._agreement.late(call.code | BACKGROUND, count)
-            stages = self._going(verb, f"Ineighbor_{moves}", ends, leave, seen)
-            self._unfinished.begin(stages)
-            request = Request(call, stages) if up is None else progress.StreamRequest(call, stages, after)
-            request.needs_all(self)
-            return request
-        self._agreement.enter(call.code, count)
-        try:
-            getattr(self._mpi, f"Neighbor_{moves}")(*ends)
-        except MPI.Exception as error:
-            raise transport.failure(error, verb, self) from None
-        self._agreement.leave()
-        arrived = seen()
-        after.order()
-        return arrived
-
-    def _going(self, verb: str, name: str, ends: Any, leave: Any, finish: Any) -> Stages:
-        mpi_error = MPI.Exception
-        try:
-            yield self._begun(name, ends)
-        except mpi_error as error:
-            raise transport.failure(error, verb, self) from None
-        leave()
-        return finish()
-
-    def _begun(self, name: str, ends: Any) -> list[Any]:
-        return [getattr(self._mpi, name)(*ends)]
-
-    def _neighbours_ragged(self, verb: str, xs: Any, n: int) -> list[Any]:
-        """First everybody says how long its blocks are, then they travel: one message for each pair."""
-        try:
-            self._check_open(verb)
-            if not isinstance(xs, (list, tuple)) or len(xs) != n:
-                raise UsageError(
-                    f"{verb} wants a list of {n} arrays", hint="one for each of comm.destinations"
-                )
-            letters = [_letter(ragged.encode(x)) for x in xs]
-        except HpcommError as error:
-            raise error.located(verb, self) from None
-        lengths = np.array([[letter.nbytes] for letter in letters], np.int64).reshape(n, 1)
-        coming = np.zeros((len(self.sources), 1), np.int64)
-        mpi: Any = self._mpi
-        call = Call(self, verb)
-        for observer in self._observers:
-            observer.before(call)
-        self._agreement.enter(head(verb), 0)
-        try:
-            mpi.Neighbor_alltoall([lengths, 1, MPI.INT64_T], [coming, 1, MPI.INT64_T])
-            inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
-            with _Scattered(letters) as going, _Scattered(inboxes) as landing:
-                mpi.Neighbor_alltoallw(going.spec, landing.spec)
-        except MPI.Exception as error:
-            raise transport.failure(error, verb, self) from None
-        self._agreement.leave()
-        for observer in self._observers:
-            observer.after(call)
-        return [_opened(inbox) if inbox.nbytes else None for inbox in inboxes]
 
 
 class Cart(Topology):
@@ -268,6 +82,9 @@ class Cart(Topology):
         ):
             raise UsageError(f"the grid {self.shape} has no axes {axes!r}", where(verb, self), hint)
         return named
+
+    def _outward(self) -> Sequence[int]:
+        return [i ^ 1 for i in range(len(self.destinations))]  # what goes up comes from below
 
     def _begun(self, name: str, ends: Any) -> list[Any]:
         """On rings of one or two ranks both neighbours are one, and Open MPI 5.0 mixes up their blocks."""
@@ -458,44 +275,3 @@ def _tile(n: int, shape: Sequence[int]) -> tuple[int, ...] | None:
         key=lambda t: (sum(n / a for a, s in zip(t, shape, strict=True) if a != s), max(t)),
         default=None,
     )
-
-
-def _letter(made: Any) -> Any:
-    """A parcel of one array as flat bytes: length of the description, description, data."""
-    description = bytes(made.description)
-    data = cargo.whole(made.contents[0])
-    letter = np.empty(8 + len(description) + data.nbytes, np.uint8)
-    letter[:8] = np.frombuffer(struct.pack("<q", len(description)), np.uint8)
-    letter[8 : 8 + len(description)] = np.frombuffer(description, np.uint8)
-    letter[8 + len(description) :] = np.frombuffer(data, np.uint8)
-    return letter
-
-
-def _opened(letter: Any) -> Any:
-    (length,) = struct.unpack_from("<q", letter, 0)
-    body = letter[8 + length :].copy()  # where the data lie aligned
-    return ragged.decode(parcel.Parcel(letter[8 : 8 + length].data, [body]))
-
-
-class _Scattered:
-    """Blocks anywhere in memory as one argument of Alltoallw; blocks past 2 GiB are single elements."""
-
-    def __init__(self, blocks: Sequence[Any]) -> None:
-        self._types = [_bytes_type(block.nbytes) for block in blocks]
-        addresses = [MPI.Get_address(block) if block.nbytes else 0 for block in blocks]
-        self.spec = [MPI.BOTTOM, ([1] * len(blocks), addresses), self._types]
-
-    def __enter__(self) -> _Scattered:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for kind in self._types:
-            kind.Free()
-
-
-def _bytes_type(nbytes: int) -> MPI.Datatype:
-    whole, rest = divmod(nbytes, 1 << 30)
-    block = MPI.BYTE.Create_contiguous(1 << 30)
-    made = MPI.Datatype.Create_struct([whole, rest], [0, whole << 30], [block, MPI.BYTE]).Commit()
-    block.Free()
-    return made

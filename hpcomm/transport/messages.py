@@ -234,16 +234,16 @@ class Messages:
         there = station(look.place.device)
         return self._begin(look.place, there.down if way == "down" else there.up)
 
-    def pass_on(self, call: Call, look: Buffer, moment: int) -> Stages:
+    def pass_on(self, call: Call, look: Buffer, moment: int, apart: Any = None) -> Stages:
         """Send a large message that its receiver knows of, apart from the user's."""
-        return self._send_large(call, look, self._apart, moment)
+        return self._send_large(call, look, apart or self._apart, moment)
 
-    def take_in(self, call: Call, look: Buffer, moment: int) -> Stages:
+    def take_in(self, call: Call, look: Buffer, moment: int, apart: Any = None) -> Stages:
         """Receive it."""
         seen = MPI.Status()
         try:
             card = bytearray(_CARD)
-            yield [self._apart.Irecv([card, MPI.BYTE], call.peer, call.tag)]
+            yield [(apart or self._apart).Irecv([card, MPI.BYTE], call.peer, call.tag)]
             seen.Set_source(call.peer)
             yield from self.announced(call, look, card, seen, call.after, moment)
         finally:

@@ -227,15 +227,20 @@ def test_a_field_on_a_device_is_saved_and_loaded(
     comm.barrier()
 
 
-@pytest.mark.parametrize("n", [3, 500])
+@pytest.mark.parametrize("n", [3, 500, 3100])  # in one MPI call, by the slab, in memory opened itself
 def test_neighbours_take_arrays_on_a_device(comm: hpcomm.Communicator, aboard: bool, n: int) -> None:
+    sides = comm.all_gather_object(aboard)
     for ring in (False, True):
-        grid = comm.cart((-1,), ring)
+        grid = comm.cart((-1, 2 if comm.size % 2 == 0 else 1), ring)
         x = np.arange(n, dtype=np.float32) + 100 * grid.rank
-        both = np.stack([x, -x])
-        expected = grid.neighbour_all_gather(x), grid.neighbour_all_to_all(both)
+        both = np.stack([x + i for i in range(4)])
+        expected = [np.stack([x + 100 * (rank - grid.rank) if rank >= 0 else x * 0 for rank in grid.sources])]
+        expected.append(expected[0] + [[(i ^ 1) * (rank >= 0)] for i, rank in enumerate(grid.sources)])
         for later in (False, True):
-            given, turned = there(x, aboard), there(both, aboard)
+            given, turned = (
+                there(x, aboard),
+                there(np.repeat(both, 2, axis=0), aboard)[::2],
+            )  # one to be packed
             got = [
                 grid.neighbour_all_gather(given, async_op=later),
                 grid.neighbour_all_to_all(turned, async_op=later),
@@ -245,13 +250,52 @@ def test_neighbours_take_arrays_on_a_device(comm: hpcomm.Communicator, aboard: b
             for array, right in zip(got, expected, strict=True):
                 assert isinstance(array, model.DeviceArray) == aboard
                 np.testing.assert_array_equal(here(array), right)
-        out = there(np.zeros((2, n), np.float32), aboard)
+        out = there(np.zeros((4, n), np.float32), aboard)
         assert grid.neighbour_all_gather(there(x, aboard), out=out) is out
         np.testing.assert_array_equal(here(out), expected[0])
-        parts = grid.neighbour_all_gather_ragged(there(x, aboard))
+        parts = grid.neighbour_all_gather_ragged(there(x[grid.rank :], aboard))
         for rank, part in zip(grid.sources, parts, strict=True):
-            assert part is None if rank < 0 else here(part)[0] == 100 * rank
+            if rank < 0:
+                assert part is None
+            else:
+                assert isinstance(part, model.DeviceArray) == sides[rank]
+                np.testing.assert_array_equal(here(part), x[rank:] + 100 * (rank - grid.rank))
         grid.close()
+
+
+def test_neighbours_of_a_graph_pair_what_goes_twice_in_order(comm: hpcomm.Communicator, aboard: bool) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    if comm.size == 1:
+        pytest.skip("all three edges would be one rank's to itself")
+    with comm.graph([right, comm.rank, right], [left, left, comm.rank]) as graph:
+        x = there(np.arange(3 * 500, dtype=np.float32).reshape(3, 500) + 5000 * comm.rank, aboard)
+        got = here(graph.neighbour_all_to_all(x))
+        assert list(got[:, 0] - 5000 * np.array([left, left, comm.rank])) == [0, 1000, 500]
+        parts = graph.neighbour_all_to_all_ragged([x[0], x[1, :7], x[2]])
+        assert [here(part)[0] - 5000 * rank for part, rank in zip(parts, graph.sources, strict=True)] == [
+            0, 1000, 500,
+        ]  # fmt: skip
+        if comm.size > 1 and all(comm.all_gather_object(aboard)):
+            paths = graph._onboard.messages.paths
+            assert paths["to", right].startswith("ipc")
+            assert paths["from", left].startswith("ipc")
+
+
+def test_a_graph_without_neighbours_moves_nothing(comm: hpcomm.Communicator, aboard: bool) -> None:
+    with comm.graph([], []) as graph:
+        x = there(np.zeros(500, np.float32), aboard)
+        assert graph.neighbour_all_gather(x).shape == (0, 500)
+        assert graph.neighbour_all_gather(x, async_op=True).wait().shape == (0, 500)
+        assert graph.neighbour_all_gather_ragged(x) == []
+
+
+def test_blocks_of_neighbours_that_do_not_fit_are_an_error_on_both_ranks(comm: hpcomm.Communicator) -> None:
+    if comm.size == 1:
+        pytest.skip("a rank fits itself")
+    with comm.dup(name="unchecked", check="off") as ranks, ranks.cart((-1,), True) as grid:
+        x = model.asarray(np.zeros(500 + grid.rank, np.float32))
+        with pytest.raises(hpcomm.MismatchError, match=r"has \d+ bytes(.|\n)*neighbour_all_gather"):
+            grid.neighbour_all_gather(x)
 
 
 def test_what_a_device_cannot_do_is_refused(comm: hpcomm.Communicator) -> None:
