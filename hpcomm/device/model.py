@@ -83,6 +83,10 @@ class DeviceArray:
         self._work(lambda: mine.fill(value))
 
     def __setitem__(self, key: Any, other: DeviceArray) -> None:
+        if isinstance(key, np.ndarray):  # of indices
+            mine, theirs = self._on_host()[0], other._on_host()[0]
+            self._work(lambda: mine.__setitem__(key, theirs), (other,))
+            return
         part = self[key]
         mine, theirs = part._on_host()[0], other._on_host()[0]
         part._work(lambda: np.copyto(mine, theirs), (other,))
@@ -97,7 +101,13 @@ class DeviceArray:
         return self
 
     def __getitem__(self, key: Any) -> DeviceArray:
+        """A view; of indices a copy."""
         mine = self._on_host()[0]
+        if isinstance(key, np.ndarray):
+            made = empty((len(key), *self.shape[1:]), self.dtype)
+            chosen = made._on_host()[0]
+            made._work(lambda: np.copyto(chosen, mine[key]), (self,))
+            return made
         part = mine[key] if key is Ellipsis else mine[(*key, ...) if isinstance(key, tuple) else (key, ...)]
         low = part.__array_interface__["data"][0] - mine.__array_interface__["data"][0]
         strides = None if part.flags.c_contiguous else part.strides

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from ..errors import PeerFailedError, WaitTimeoutError, where
+from .aboard import Share
 from .field import Field, gather, host, scatter, width_of
 
 if TYPE_CHECKING:
@@ -32,11 +33,15 @@ _COPIED = 64 << 10  # bytes of a message that is sooner copied than waited for
 
 
 class Part(NamedTuple):
-    """A field's share in a channel: its rows for each partner rank, and the dtype that travels."""
+    """A field's share in a channel: its rows for each partner rank, and the dtype that travels.
+
+    aboard: the partner ranks between which and this one an end of it lies on a device
+    """
 
     field: Field
     rows: list[tuple[int, Selection]]
     dtype: np.dtype[Any]
+    aboard: frozenset[int] = frozenset()
 
 
 class Channel:
@@ -77,6 +82,7 @@ class Channel:
         self._test: Callable[[], bool]
         self._copies: list[Callable[[], Any]] = []
         self._heads: list[NDArray[np.float64]] = []
+        self._shares: list[Share] = []
         self._under_way = False
         self.lends = False
 
@@ -99,6 +105,8 @@ class Channel:
             for copy in self._copies:
                 copy()
         self._launch()
+        for share in self._shares:
+            share.start()
         self._under_way = True
 
     def finish(self) -> None:
@@ -113,6 +121,8 @@ class Channel:
         if not self._test():
             self.wire.wait(self._test, self._judge)
         self._under_way = False
+        for share in self._shares:
+            share.finish()
         if not self.sends:
             for copy in self._copies:
                 copy()
@@ -145,26 +155,45 @@ class Channel:
         # A send that is complete when it is buffered would hide from every deadline that nobody takes it.
         make = self.wire.mpi.Ssend_init if self.sends else self.wire.mpi.Recv_init
         for rank in sorted(self._ranks()):
-            here = [(part, rows) for part in self.parts for r, rows in part.rows if r == rank]
+            every = [(part, rows) for part in self.parts for r, rows in part.rows if r == rank]
+            here = [each for each in every if not self._goes_aboard(rank, *each)]
+            self._shares += [self._share(rank, *each) for each in every if each not in here]
+            if not here and not self._stamped:
+                continue
             memory = self._own_memory(here)
             self.lends |= self.sends and memory is not None
             if memory is None:
                 memory = self._packed(here)
             made = make([memory, MPI.BYTE], rank + self.wire.shift, self._tag)
             self._requests.append(cast("MPI.Prequest", made))  # mpi4py says less of Ssend_init
-        if len(self._requests) == 1:  # a list of one costs half a microsecond each time
+        self.lends |= any(share.lends for share in self._shares)
+        if self._shares:
+            requests, shares = self._requests, self._shares
+            self._launch = partial(MPI.Prequest.Startall, requests)
+            self._test = lambda: MPI.Request.Testall(requests) and all(share.done() for share in shares)
+        elif len(self._requests) == 1:  # a list of one costs half a microsecond each time
             self._launch, self._test = self._requests[0].Start, self._requests[0].Test
         else:
             self._launch = partial(MPI.Prequest.Startall, self._requests)
             self._test = partial(MPI.Request.Testall, self._requests)
 
+    def _goes_aboard(self, rank: int, part: Part, rows: Selection) -> bool:
+        """Whether rows travel as a message of an array; the partner, who knows as much, says the same."""
+        carrier, nbytes = self.wire.carrier, _count(rows) * width_of(part.field) * part.dtype.itemsize
+        return carrier is not None and rank in part.aboard and not carrier._onboard.is_one_call(nbytes)
+
+    def _share(self, rank: int, part: Part, rows: Selection) -> Share:
+        assert self.wire.carrier is not None
+        peer, options = rank + self.wire.shift, {"sends": self.sends, "own": self._direct}
+        return Share(self.wire.carrier, peer, self._tag, part.field, rows, part.dtype, **options)
+
     def _own_memory(self, here: list[tuple[Part, Selection]]) -> NDArray[np.uint8] | None:
         """The bytes of the values themselves, if they are all that travels and lie consecutively."""
+        if len(here) != 1:
+            return None
         part, rows = here[0]
         values = part.field.values
-        if not (
-            self._direct and len(here) == 1 and isinstance(rows, slice) and isinstance(values, np.ndarray)
-        ):
+        if not (self._direct and isinstance(rows, slice) and isinstance(values, np.ndarray)):
             return None
         if self._stamped or not values.flags.c_contiguous or values.dtype != part.dtype:
             return None
@@ -175,10 +204,10 @@ class Channel:
         """Memory for a message, and what copies into it or out of it."""
         counts = [_count(rows) * width_of(part.field) * part.dtype.itemsize for part, rows in here]
         starts = np.cumsum([HEADER if self._stamped else 0, *(-(-count // 16) * 16 for count in counts[:-1])])
-        memory = _memory(int(starts[-1]) + counts[-1])  # no more: the other end may not pack
+        memory = _memory(int(starts[-1]) + sum(counts[-1:]))  # no more: the other end may not pack
         if self._stamped:
             self._heads.append(memory[:HEADER].view(np.float64))
-        for (part, rows), start, count in zip(here, starts, counts, strict=True):
+        for (part, rows), start, count in zip(here, starts[: len(here)], counts, strict=True):
             view = memory[start : start + count].view(part.dtype).reshape(_count(rows), *part.field.shape)
             self._copies.append(self._copier(part.field.values, rows, view))
         return memory
@@ -217,7 +246,7 @@ class Channel:
         """Give the requests back."""
         for request in self._requests:
             request.Free()
-        self._requests, self._copies, self._heads, self.lends = [], [], [], False
+        self._requests, self._copies, self._heads, self._shares, self.lends = [], [], [], [], False
 
 
 class Turns:

@@ -207,10 +207,11 @@ def connect(
         _check(made.lack, each)
         rows = [(rank - wire.shift, where) for rank, where in (made.gives if is_giver else made.takes)]
         schedule = Schedule(each.every_s, each.lag_s, each.time)
+        aboard = wire.aboard(field.values)
         if is_giver:
             ahead = schedule.ahead(steps.get(each.target))
             link.gives[each.name] = Giving(
-                wire, field, rows, schedule, _FIRST_TAG + number, each.timeout_s, ahead
+                wire, field, rows, schedule, _FIRST_TAG + number, each.timeout_s, ahead, aboard
             )
         else:
             dtype = np.dtype(theirs["gives"][each.name]["dtype"])
@@ -227,6 +228,7 @@ def connect(
                 conversion=unit.conversion(units[0], units[1]) if units[0] and units[1] else (1.0, 0.0),
                 recorder=recorder,
                 start_s=start_s,
+                aboard=aboard,
             )
             if recorder is not None:
                 recorder.keep_weights(each.name, weights)

@@ -25,7 +25,7 @@ class Giving:
     """One field on its way out.
 
     wire: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
-    for the first of them.
+    for the first of them. aboard: see Part.
     """
 
     def __init__(
@@ -37,19 +37,20 @@ class Giving:
         tag: int,
         timeout_s: float = TIMEOUT_S,
         ahead: int = 1,
+        aboard: frozenset[int] = frozenset(),
     ) -> None:
         self.field = field
         self.schedule = schedule
         self.timeout_s = timeout_s
         self.mapping = "none"
         self.peer_kind: str | None = None  # of the grid at the other side
-        self.part = Part(field, rows, field.dtype)
+        self.part = Part(field, rows, field.dtype, aboard)
         self._timed = schedule.every_s is not None
         self._sent = Field.__new__(Field)
         self._sent.__dict__.update(field.__dict__)
         self._turns: Turns | None = None
         if wire is not None:
-            part, stamped = Part(self._sent, rows, field.dtype), self._timed
+            part, stamped = Part(self._sent, rows, field.dtype, aboard), self._timed
             self._turns = Turns(
                 lambda: Channel(wire, [part], tag, sends=True, stamped=stamped, timeout_s=timeout_s), ahead
             )
@@ -137,6 +138,7 @@ class Taking:
         conversion: tuple[float, float] = (1.0, 0.0),
         recorder: Recorder | None = None,
         start_s: float = 0.0,
+        aboard: frozenset[int] = frozenset(),
     ) -> None:
         self.field = field
         self.schedule = schedule
@@ -145,7 +147,7 @@ class Taking:
         self.peer_kind: str | None = None  # of the grid at the other side
         self.weights = weights
         self.conversion = conversion
-        self.part = Part(field, rows, dtype)
+        self.part = Part(field, rows, dtype, aboard)
         self._recorder = recorder
         self._timed = schedule.every_s is not None
         # Values that are right as they come go straight to their places; others to an inbox first.
@@ -160,7 +162,7 @@ class Taking:
         if wire is not None:
             self._channel = Channel(
                 wire,
-                [Part(self._inbox, rows, dtype)],
+                [Part(self._inbox, rows, dtype, aboard)],
                 tag,
                 sends=False,
                 stamped=self._timed,

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..buffer import as_buffer
+from ..cargo import library_of
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError
 from ..hostcopy import from_host, to_host
 from . import route
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from ..communicator import Communicator
 
-__all__ = ["Field", "gather", "scatter", "width_of"]
+__all__ = ["Field", "chooses", "chosen", "gather", "host", "place", "scatter", "width_of"]
 
 
 class Field:
@@ -145,10 +148,8 @@ def host(values: Any) -> NDArray[Any]:
 
 def gather(values: Any, where: route.Selection, out: NDArray[Any]) -> None:
     """Put the chosen rows of values, which may live on a device, into out, shape (rows, ...)."""
-    if isinstance(where, slice):
-        out[...] = host(values[where])
-    elif _is_on_gpu(values):
-        out[...] = host(values[_there(values, where)])
+    if isinstance(where, slice) or chooses(values):
+        out[...] = host(chosen(values, where))
     else:
         np.take(host(values), where, axis=0, out=out, mode="clip")
 
@@ -160,20 +161,34 @@ def scatter(values: Any, where: route.Selection, rows: NDArray[Any]) -> None:
         look.array[where] = rows
     elif isinstance(where, slice):
         from_host(rows, as_buffer(values[where]))
-    elif _is_on_gpu(values):
+    elif chooses(values):
         there = look.make(rows.shape)
         from_host(rows, there)
-        values[_there(values, where)] = there.give()
+        place(values, where, there.give())
     else:  # a library whose way to choose rows is not known here
         whole = host(values)
         whole[where] = rows
         from_host(whole, look)
 
 
-def _is_on_gpu(values: Any) -> bool:
-    """Whether values is a tensor of torch's, on a GPU."""
-    return type(values).__module__.startswith("torch") and bool(values.is_cuda)
+def chooses(values: Any) -> bool:
+    """Whether values lie on a device, in a library that is known to choose rows there."""
+    return as_buffer(values).place is not None and library_of(values) in _INDEX
 
 
-def _there(values: Any, where: NDArray[np.int64]) -> Any:
-    return sys.modules["torch"].from_numpy(where).to(values.device)
+def chosen(values: Any, where: route.Selection) -> Any:
+    """Rows of an array: of a range a view, at indices a copy, both where the array lies."""
+    return values[where if isinstance(where, slice) else _INDEX[library_of(values)](values, where)]
+
+
+def place(values: Any, where: route.Selection, rows: Any) -> None:
+    """Put rows of the same library and device there."""
+    values[where if isinstance(where, slice) else _INDEX[library_of(values)](values, where)] = rows
+
+
+# library -> (an array, indices of the host) -> the indices as it takes them
+_INDEX: dict[str, Callable[[Any, NDArray[np.int64]], Any]] = {
+    "torch": lambda values, where: sys.modules["torch"].from_numpy(where).to(values.device),
+    "cupy": lambda values, where: sys.modules["cupy"].asarray(where),
+    "hpcomm.device.model": lambda values, where: where,
+}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ..buffer import as_buffer
+from ..communicator import Communicator
+from ..device import driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi4py import MPI
-
-    from ..communicator import Communicator
 
 __all__ = ["Wire"]
 
@@ -28,6 +30,7 @@ class Wire:
         comm: that inter-communicator.
         peer: the other program's name.
         mpi: the ranks of both; the peer's rank r is r + shift here.
+        carrier: the same ranks for arrays, if some of them may have a device.
         waited_s: seconds spent waiting for the other program.
     """
 
@@ -36,7 +39,22 @@ class Wire:
         self.peer = peer
         self.mpi: MPI.Intracomm = comm._mpi.Merge(high=not is_first)  # type: ignore[attr-defined]
         self.shift = comm.size if is_first else 0
+        self.carrier: Communicator | None = None
+        if any(self.mpi.allgather(driver.possible())):
+            self.carrier = Communicator(self.mpi, f"{comm.name}.fields", check="off")
         self.waited_s = 0.0
+
+    def aboard(self, values: Any) -> frozenset[int]:
+        """The ranks of the other program between which and this one an end of a field lies on a device.
+
+        Collective over both programs, if there is a carrier; values: the field's here.
+        """
+        if self.carrier is None:
+            return frozenset()
+        said = self.mpi.allgather(as_buffer(values).place is not None)
+        theirs = said[self.shift :] if self.shift else said[: self.comm.remote_size]
+        here = said[self.mpi.rank]
+        return frozenset(rank for rank, there in enumerate(theirs) if here or there)
 
     def gone(self) -> set[int]:
         """Ranks of the other program that have ended."""

@@ -112,7 +112,10 @@ def test_tensors_are_fields_too(couple):
 
 
 ON_A_DEVICE = """
+from hpcomm import onboard
 from hpcomm.device import driver, model, order
+from hpcomm.transport import ipc
+onboard.EAGER, ipc.DIRECT = LIMIT, 200
 device = model.Model()  # executes late, begins memory as poison, and tells races
 driver.install(device)
 
@@ -148,12 +151,54 @@ link.exchange()
 if me.name == "b":
     for field in fields:
         assert np.array_equal(back(field.values), whole[field.points] + 2), field
-assert not order.races(device.order.accesses)
+every = link.wire.mpi.allgather(device.order.accesses)
+assert not order.races([access for part in every for access in part])
+paths = set(link.wire.carrier._onboard.messages.paths.values())
+for way in ("ipc", "pipeline"):
+    assert any(way in path for path in paths) == (LIMIT < 99), paths
 """
 
 
-def test_a_field_may_lie_on_a_device_at_either_end(couple):
-    couple(ON_A_DEVICE, {"a": 1, "b": 2})
+@pytest.mark.parametrize("sizes", [{"a": 1, "b": 2}, {"b": 1, "a": 2}], ids=str)
+@pytest.mark.parametrize("eager", [30, 1 << 20])  # most shares go as messages of arrays, or none
+def test_a_field_may_lie_on_a_device_at_either_end(couple, eager, sizes):
+    couple(ON_A_DEVICE.replace("LIMIT", str(eager)), sizes)
+
+
+TIMED_ON_A_DEVICE = """
+from hpcomm import onboard
+from hpcomm.device import driver, model, order
+device = model.Model()
+driver.install(device)
+onboard.EAGER = 30
+whole = np.arange(40.0).reshape(20, 2)
+names = ["instant", "mean", "wide"]
+points = mine(20, 3 if me.name == "b" else None)
+if me.name == "a":
+    fields = [me.gives(name, model.asarray(whole[points]), points) for name in names]
+    link = me.link("b")
+    for t in (0.0, 1.0, 2.0):
+        for field in fields:
+            link.put(field, t)
+            field.values += 1  # what was put has been copied
+else:
+    kinds = {"instant": "float64", "mean": "float64", "wide": "float32"}
+    fields = [
+        me.takes(name, model.asarray(np.zeros((len(points), 2), kinds[name])), points, every=2.0,
+                 time="mean" if name == "mean" else "instant")
+        for name in names
+    ]
+    link = me.link("a")
+    for t in (0.0, 2.0):
+        for field in fields:
+            got = link.get(field, t)
+            more = {0.0: 0.0, 2.0: 1.5 if field.name == "mean" else 2.0}[t]
+            assert np.array_equal(got.get(), (whole[points] + more).astype(got.dtype)), (field, t)
+"""
+
+
+def test_a_field_on_a_device_keeps_model_time(couple):
+    couple(TIMED_ON_A_DEVICE, {"a": 2, "b": 1})
 
 
 MAPPED = """
