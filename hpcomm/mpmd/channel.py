@@ -156,8 +156,12 @@ class Channel:
         make = self.wire.mpi.Ssend_init if self.sends else self.wire.mpi.Recv_init
         for rank in sorted(self._ranks()):
             every = [(part, rows) for part in self.parts for r, rows in part.rows if r == rank]
-            here = [each for each in every if not self._goes_aboard(rank, *each)]
-            self._shares += [self._share(rank, *each) for each in every if each not in here]
+            here = []
+            for part, rows in every:
+                if self._goes_aboard(rank, part, rows):
+                    self._shares.append(self._share(rank, part, rows))
+                else:
+                    here.append((part, rows))
             if not here and not self._stamped:
                 continue
             memory = self._own_memory(here)
