@@ -99,10 +99,10 @@ class Model:
         """Put work into stream; touches: (address, bytes, whether it writes)."""
         with self.lock:
             found = self.find(stream)
-            clock = self.order.step(found.actor)
+            moment = self.order.step(found.actor)
             for address, nbytes, writes in touches:
                 _, memory, low = self.at(address, nbytes)
-                self.order.access(found.actor, clock, memory, low, low + nbytes, writes)
+                self.order.access(moment, memory, low, low + nbytes, writes)
             self._queue(found, work)
 
     def _queue(self, stream: Stream, work: Work | Waited) -> None:
@@ -119,8 +119,7 @@ class Model:
     def record(self, event: int, stream: int) -> None:
         with self.lock:
             found, marked = self.find(stream), self.events[event]
-            clock = self.order.step(found.actor)
-            number = marked.record(found, (clock, site()))
+            number = marked.record(found, (self.order.step(found.actor), site()))
             self._queue(found, lambda: marked.reach(number))
 
     def wait(self, stream: int, event: int) -> None:
@@ -129,8 +128,8 @@ class Model:
             self.order.step(found.actor)
             number = marked.recorded
             if number:
-                clock, recorded_at = marked.clock()
-                self.order.learn(found.actor, clock, f"{recorded_at} before stream at {site()}")
+                moment, recorded_at = marked.mark()
+                self.order.learn(found.actor, moment, f"{recorded_at} before stream at {site()}")
                 self._queue(found, Waited(marked, number, marked.stream))
 
     def host_waits(self, event: int, block: bool) -> bool:
@@ -142,9 +141,9 @@ class Model:
         while True:
             with self.lock:
                 if complete(waited):
-                    clock, recorded_at = marked.clock()
                     if number:
-                        self.order.learn(self.order.host, clock, f"{recorded_at} before host")
+                        moment, recorded_at = marked.mark()
+                        self.order.learn(self.order.host, moment, f"{recorded_at} before host")
                     return True
             if not block:
                 return False

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 __all__ = ["EVENT", "EVENTS", "HEAP", "Event", "Heap", "Stream", "Waited", "Work", "catch_up", "complete"]
 
 HEAP = 1 << 28  # bytes of device memory a process has; pages that nobody touches cost nothing
-EVENTS, EVENT = 512, 16384  # events of a process that others may open, at the end of the heap; bytes of each
-_STATE = 24  # bytes of an event before the clock it was recorded at
+EVENTS, EVENT = 512, 512  # events of a process that others may open, at the end of the heap; bytes of each
+_STATE = 24  # bytes of an event before its mark
 
 Work = Callable[[], None]
 
@@ -47,19 +47,20 @@ class Event:
 
     def __init__(self, shared: Any = None) -> None:
         memory = np.zeros(_STATE, np.uint8) if shared is None else shared
-        self.numbers = memory[:_STATE].view(np.int64)  # recorded, reached, length of the clock
+        self.numbers = memory[:_STATE].view(np.int64)  # recorded, reached, length of the mark
         self.shared = shared
         self.place = 0  # in the heap, of one that others may open
         self.stream: Stream | None = None  # where it was recorded here last
         self._reached: set[int] = set()  # which of the times: another stream may come to a later one first
-        self._clock: Any = ({}, "never")
+        self._mark: Any = None
 
-    def record(self, stream: Stream, clock: Any) -> int:
+    def record(self, stream: Stream, mark: Any) -> int:
+        """mark: the moment and the line; returns which time it is."""
         self.stream = stream
         if self.shared is None:
-            self._clock = clock
+            self._mark = mark
         else:
-            packed = pickle.dumps(clock)
+            packed = pickle.dumps(mark)
             self.shared[_STATE : _STATE + len(packed)] = np.frombuffer(packed, np.uint8)
             self.numbers[2] = len(packed)
         self.numbers[0] += 1
@@ -78,9 +79,10 @@ class Event:
             return number == 0 or number in self._reached
         return number <= int(self.numbers[1])
 
-    def clock(self) -> Any:
-        if self.shared is None or not self.recorded:
-            return self._clock
+    def mark(self) -> Any:
+        """What it was recorded with last."""
+        if self.shared is None:
+            return self._mark
         return pickle.loads(self.shared[_STATE : _STATE + int(self.numbers[2])].tobytes())
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import TransportError
-from .order import Order, site
+from .order import Moment, Order, site
 
 __all__ = ["Watched"]
 
-_NAMES = 64  # of requests: one that ended long ago lends its own, or clocks would grow without end
+_NAMES = 64  # of requests: one that ended long ago lends its own, or the table of clocks would be wide
 _WRITES = {"send": (False,), "recv": (True,), "bcast": (True,), "alltoallv": (False, True)}
 
 
@@ -37,13 +37,13 @@ class Watched:
         with self._lock:
             number = next(self._numbers) % _NAMES
             actor = order.actor(f"request {number}") if background else order.host
-            clock = order.step(actor)
+            moment = order.step(actor)
             writes = _WRITES.get(name.removeprefix("I").lower(), (False, True))
-            seen = [self._note(actor, clock, each, way) for each, way in zip(arguments, writes, strict=False)]
+            seen = [self._note(moment, each, way) for each, way in zip(arguments, writes, strict=False)]
         result = function(*arguments)
-        return _Request(order, self._lock, result, clock, site()) if background and any(seen) else result
+        return _Request(order, self._lock, result, moment, site()) if background and any(seen) else result
 
-    def _note(self, actor: Any, clock: Any, argument: Any, writes: bool) -> bool:
+    def _note(self, moment: Moment, argument: Any, writes: bool) -> bool:
         """Note MPI's access to an argument, if that is pinned memory."""
         array = argument[0] if isinstance(argument, (tuple, list)) else argument
         if not isinstance(array, np.ndarray):
@@ -52,15 +52,15 @@ class Watched:
             _, memory, low = self._at(array.__array_interface__["data"][0], array.nbytes)
         except TransportError:  # memory of the host's own, which no stream sees
             return False
-        self._order.access(actor, clock, memory, low, low + array.nbytes, writes)
+        self._order.access(moment, memory, low, low + array.nbytes, writes)
         return True
 
 
 class _Request:
     """A request of MPI's; its end is known to the host once it was waited for or tested."""
 
-    def __init__(self, order: Order, lock: Any, request: Any, clock: Any, at: str) -> None:
-        self._order, self._lock, self._request, self._clock, self._at = order, lock, request, clock, at
+    def __init__(self, order: Order, lock: Any, request: Any, moment: Moment, at: str) -> None:
+        self._order, self._lock, self._request, self._moment, self._at = order, lock, request, moment, at
 
     def Wait(self, status: Any = None) -> bool:  # noqa: N802
         self._request.Wait(status)
@@ -71,5 +71,5 @@ class _Request:
 
     def _ended(self) -> bool:
         with self._lock:
-            self._order.learn(self._order.host, self._clock, f"request at {self._at}")
+            self._order.learn(self._order.host, self._moment, f"request at {self._at}")
         return True
