@@ -56,8 +56,9 @@ def comm(request: Any) -> Iterator[hpcomm.Communicator]:
 
 @pytest.fixture
 def patient(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both wait as long as it takes, so that it does not depend on the machine who comes first."""
+    """Both wait as long as it takes, so nothing depends on who comes first; and no copy is slow."""
     monkeypatch.setattr(handover, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(handover, "_NEAR", 0.0)
     comm._handover._waits = range(20_000_000)
 
 
@@ -85,6 +86,22 @@ def test_messages_of_all_lengths_arrive(comm: Any, patient: None, seen: Any, for
             assert bool((y == x).all()), nbytes
     name = ["give", "take"][comm.rank] if comm.rank < 2 else ""
     assert not name or seen[name, True] == len(lengths) - 2
+
+
+def test_messages_between_cores_far_apart_are_left_to_mpi_until_these_are_near(
+    comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "_NEAR", np.inf)  # no copy is quick enough
+    x = np.arange(handover._TELLS // 8.0)
+    for turn in range(handover._SELDOM + 20):
+        if turn == handover._SELDOM:
+            assert comm.rank > 1 or seen["give", True] + seen["take", True] == handover._SLOW
+            monkeypatch.setattr(handover, "_NEAR", 0.0)
+        if comm.rank == 0:
+            comm.send(x + turn, 1)
+        elif comm.rank == 1:
+            np.testing.assert_array_equal(comm.recv(np.empty_like(x), 0), x + turn)
+    assert comm.rank > 1 or seen["give", True] + seen["take", True] == handover._SLOW + 19
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float32", "complex128", "longdouble"])
