@@ -74,17 +74,17 @@ def broadcast(
         >>> comm.broadcast(np.full(2, comm.rank), root=3)
         array([3, 3])
     """
-    if not async_op and x is out:
+    if not async_op:
         try:
             known = comm._lanes if algorithm is None else comm._lanes[algorithm]
             lane = known["broadcast"][None][type(x)][x.dtype]
         except (KeyError, AttributeError, TypeError):
             lane = lanes.find(comm, "broadcast", None, x, algorithm)
-        done = lane(x, root if src is None else src)
+        done = lane(x, out, root if src is None else src)
         if done is not NotImplemented:
             return done
         if algorithm is not None:
-            done = lanes.chosen(comm, "broadcast", None, x, algorithm)(x, root if src is None else src)
+            done = lanes.chosen(comm, "broadcast", None, x, algorithm)(x, out, root if src is None else src)
             if done is not NotImplemented:
                 return done
     return careful(comm, "broadcast", x, out, None, root if src is None else src, async_op, algorithm)

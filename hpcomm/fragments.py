@@ -138,9 +138,15 @@ if within_from <= mine < within_to:
 """
 
 _BROADCAST = """
-def lane(x, root):
+def lane(x, out, root):
     @root
-    @writable x
+    if x is out:
+        @writable x
+    elif out is None:
+        @readable x
+        @fresh x
+    else:
+        return NotImplemented
     @spec x
     @sign
     @small x, x
@@ -313,6 +319,7 @@ if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
 """,
     "apart_in_memory": "",
     "new": "X = empty(Y.shape, dtype)",  # empty_like would keep the order of Y's axes
+    "fresh": "X = X.copy() if rank == root else empty(X.shape, dtype)",
     "made": "",
     "neutral": "X[...] = neutral",
     "spec": "X_spec = (X, n, kind)",
@@ -352,6 +359,7 @@ if axes != Y.dim():
     "apart": "",
     "apart_in_memory": "if X_at < Y_seen[5] and Y_at < X_seen[5]:\n    return NotImplemented",
     "new": "X = empty_like(Y)\nX_size = Y_size",
+    "fresh": "X = X.detach().clone() if rank == root else empty_like(X)",
     "made": "X_size = X.nbytes",
     "neutral": "X.fill_(neutral)",
     "spec": """

@@ -93,7 +93,6 @@ def _compiled(verb: str, method: FunctionType, lane: str) -> tuple[CodeType, Sou
     names += by_name
     x = "out" if verb in ("recv", "irecv") else "x"
     never = [test for name, test in _NEVER.items() if name in names]
-    never += ["x is not out"] if verb == "broadcast" else []
     other = [] if verb == "barrier" else [f"type({x}) is not its_type", f"{x}.dtype is not its_dtype"]
     op = "op" if "op" in names else None
     other += ["op is not its_op"] if op else []

@@ -72,6 +72,38 @@ def test_arrays_of_all_kinds_come_in_any_order(comm: Any) -> None:
         assert x.reshape(-1).tolist() == [root, i]
 
 
+@pytest.mark.parametrize("n", [1, 3, 100_000])
+@pytest.mark.parametrize("kind", ["numpy", "read-only", "tensor", "of a gradient"])
+def test_a_broadcast_into_a_new_array_goes_the_quick_way(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, kind: str, n: int
+) -> None:
+    for turn in range(2 * comm.size):
+        if turn == comm.size:  # when ways of the node are found
+            monkeypatch.setattr(hpcomm.collectives, "careful", None)
+        root, mine = turn % comm.size, np.arange(2.0 * n).reshape(2, n) + comm.rank
+        x = mine if kind in ("numpy", "read-only") else torch.from_numpy(mine.copy())
+        if kind == "read-only":
+            x.setflags(write=False)
+        elif kind == "of a gradient":
+            x.requires_grad_()
+        y = comm.broadcast(x, root)
+        assert type(y) is type(x)
+        assert y.tolist() == (mine - comm.rank + root).tolist()
+        assert not getattr(y, "requires_grad", False)
+        assert x.tolist() == mine.tolist()
+        y *= 0  # memory of its own, also on root
+        assert x.tolist() == mine.tolist()
+
+
+def test_some_broadcast_in_place_and_others_into_new_arrays_or_given_ones(comm: Any) -> None:
+    for turn in range(9):
+        root, x = turn % comm.size, np.full(5, comm.rank + 10.0 * turn)
+        out = [x, None, np.empty(5)][(comm.rank + turn) % 3]
+        y = comm.broadcast(x, root, out=out)
+        assert out is None or y is out
+        assert y.tolist() == [root + 10.0 * turn] * 5
+
+
 def test_the_function_for_the_arrays_that_come_takes_its_place(comm: Any) -> None:
     some, others = np.ones(3), torch.ones(3)
     comm.all_reduce(others, out=others)
