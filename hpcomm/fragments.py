@@ -130,11 +130,15 @@ if within_from <= mine < within_to:
     way = ways.get(mine) or way_of(mine >> 32, ROOT)
     if way is None:
         return NotImplemented
-    @flat
-    ways[mine] = way
-    POST
-    way(X_flat, Y_flat, mine)
-    return Y
+    leaves = 0 if mine < contest_from else contest(mine)
+    if leaves > 1:  # it is timed
+        return NotImplemented
+    if not leaves:
+        @flat
+        ways[mine] = way
+        POST
+        way(X_flat, Y_flat, mine)
+        return Y
 """
 
 _BROADCAST = """
@@ -144,6 +148,7 @@ def lane(x, out, root):
         @writable x
     elif out is None:
         @readable x
+        @spec x
         @fresh x
     else:
         return NotImplemented

@@ -327,8 +327,8 @@ def _within(
     import numpy as np
 
     found = dict.fromkeys(("within", "within_apart", "within_given", "small", "small_apart"), "")
-    within = comm._within if is_default else None
-    least, end = within.limits(head(verb, fold, record.code)) if within is not None else (0, 0)
+    within, code = comm._within if is_default else None, head(verb, fold, record.code)
+    least, end = within.limits(code) if within is not None else (0, 0)
     if within is None or not end:
         return found
     kind = dtype if isinstance(dtype, np.dtype) else np.dtype(record.storage)
@@ -348,15 +348,20 @@ def _within(
         found = known[mine] = within.turns(head(verb, fold, record.code, root), mine >> 32, kind, mine)
         return found
 
+    def contest(mine: int) -> int:
+        found = within.contest(code, mine >> 32)
+        return 0 if found is None else found.turn()
+
     names.update(within_from=least << 32, within_to=end << 32, ways=ways, way_of=way_of)
+    names.update(contest_from=within.contest_from(code) << 32, contest=contest)
     posts = _post(comm)
     text = WITHIN.replace("ROOT", "root" if verb == "broadcast" or verb in ROOTED else "0")
     text, flat = text.replace("POST", posts), fragments["flat"]
-    both = f"{flat}\n    {flat.replace('X', 'Y')}"
+    both = f"{flat}\n        {flat.replace('X', 'Y')}"
     found["within"] = text.replace("@flat", flat).replace("Y", "X")
     found["within_apart"] = text.replace("@flat", both)
     found["within_given"] = text.replace("@flat", flat).replace("Y_flat", "None").replace("Y", "None")
-    small, small_end = within.small, within.small_end(head(verb, fold, record.code)) if verb in SMALL else 0
+    small, small_end = within.small, within.small_end(code) if verb in SMALL else 0
     if small is not None and small_end:
         unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
         names.update(small=small, small_to=small_end * record.itemsize // unit)
@@ -366,7 +371,7 @@ def _within(
             text = text.replace(name, fragments[name[1:]])
         text = text.replace("AMOUNT", fragments["amount"])
         found["small"] = text.replace("@flat", flat).replace("Y", "X")
-        found["small_apart"] = text.replace("@flat", both)
+        found["small_apart"] = text.replace("@flat", both.replace("        ", "    "))
     return found
 
 

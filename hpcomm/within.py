@@ -16,7 +16,7 @@ for all, it need not look.
 
 Small places are there from the beginning. Large ones are taken when first needed, all ranks together, and
 larger ones when a longer call comes; calls that are longer still go in pieces, one after the other. Where
-there is no memory, MPI carries them.
+there is no memory, MPI carries them; and of long ones those that it carries more quickly (contest.py).
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from . import contest
+from .contest import Contest
 from .flags import RANKS, is_wanted
 from .observe.board import share
-from .signature import VERB, VERBS, signature
+from .signature import ROOT, VERB, VERBS, signature
 from .steps import CUTS, FOLDS, STACKS, Steps, function
 from .tables import Tables, large, table_bytes
 
@@ -83,6 +85,7 @@ class Within:
         self._is_small_only = False  # since there was no memory for large ones
         self._ways: dict[tuple[int, int, Any], Step] = {}
         self._limits: dict[int, tuple[int, int]] = {}
+        self._contests: dict[tuple[int, int], Contest | None] = {}
 
     @staticmethod
     def pays(size: int) -> bool:
@@ -157,16 +160,30 @@ class Within:
             self._ways[known] = self._make(tables, code, count, dtype)
         return self._ways[known]
 
+    def contest(self, code: int, count: int) -> Contest | None:
+        """That of calls like this one; None: they go this way anyhow."""
+        known = code & ~ROOT, count.bit_length()
+        if known not in self._contests:
+            dtype = _dtype(code)
+            blocks = self._comm.size if VERBS[code & VERB] in CUTS + STACKS else 1
+            is_long = dtype is not None and blocks * dtype.itemsize << known[1] > contest.LEAST
+            is_wanted = is_long and _is_exact(code, self._comm.size)
+            self._contests[known] = Contest(self._comm._mpi) if is_wanted else None
+        return self._contests[known]
+
+    def contest_from(self, code: int) -> int:
+        """From how many elements on calls of that code may have a contest."""
+        return next((1 << bits for bits in range(32) if self.contest(code, 1 << bits) is not None), 1 << 31)
+
     def carry(self, call: Call, library: Callable[[Call], None]) -> Callable[[], None]:
         """What carries out a call that was composed, and agreed about, maybe under another code.
 
         library: carries it out where there is no memory for it.
         """
-        code = call.code
+        code, count = call.code, call.count
 
-        def carry() -> None:
+        def ours() -> None:
             x, out, dtype = _arrays(call)
-            count = call.count
             way = self.way(code, count, dtype)
             if way is None and self._make_room(self._laid(code, count, dtype)):
                 way = self.way(code, count, dtype)
@@ -175,7 +192,8 @@ class Within:
             else:
                 way(x, out, signature(call.code, call.count))
 
-        return carry
+        rival = self.contest(code, count)
+        return ours if rival is None else lambda: rival.carry(ours, lambda: library(call))
 
     def close(self) -> None:
         """Give the memory back, as soon as nobody looks at it any more."""
@@ -245,6 +263,16 @@ def _dtype(code: int) -> Dtype | None:
     from .dtypes import BY_NAME
 
     return next((each for each in BY_NAME.values() if each.code == code >> 11 & 255), None)
+
+
+def _is_exact(code: int, size: int) -> bool:
+    """Whether the result is the same to the bit whatever the order in which arrays are folded."""
+    from .reduction import NAMES
+
+    dtype, op = _dtype(code), code >> 6 & 31
+    if VERBS[code & VERB] not in FOLDS or (dtype is not None and dtype.kind in "iu"):
+        return True
+    return size == 2 and op in map(NAMES.index, ("sum", "avg", "prod"))
 
 
 def _piece(verb: str, size: int) -> int:

@@ -236,7 +236,7 @@ def test_background_calls_plans_and_named_algorithms_stay_with_others(comm: Any,
 
 
 def test_ranks_that_disagree_are_told(gone: list[str]) -> None:
-    for n in (5000, 300_000):
+    for n in (5000, 100_000):  # longer ones MPI may carry, and such a job is ended
         with hpcomm.Communicator(MPI.COMM_WORLD, name="near") as comm:
             comm.all_reduce(np.ones(n))
             with pytest.raises(hpcomm.MismatchError, match=r"disagree about call|out of step"):

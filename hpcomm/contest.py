@@ -1,0 +1,75 @@
+"""Whether long calls go by memory of the node or by MPI: the quicker way, found out while a program runs.
+
+Which one it is, is a matter of where the ranks' cores lie, which may be on other dies or sockets, and of how
+MPI was built. So some calls of one kind and about one size are carried out the one way and some the other, in
+turn, and timed. Then all ranks compare what took longest on any of them, and stay with the quicker way for a
+while. Nothing but time may depend on it, so calls whose results could differ in their bits are not tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+else:
+    from .lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["LEAST", "OURS", "THEIRS", "TRIAL", "Contest"]
+
+LEAST = 1 << 20  # bytes of a call; shorter ones have been no slower than MPI's wherever they were measured
+OURS, THEIRS, TRIAL = 0, 1, 2
+_TRIALS = 6  # calls, of which every other one is MPI's, at the beginning of a period
+_PERIOD = range(128, 1024)  # calls of one: as before once a period changed the way, else twice as many
+_CLEARLY = 1.05  # times as quick MPI has to be
+
+
+class Contest:
+    """Of calls of one kind and about one size, which all ranks make alike.
+
+    Args:
+        mpi: in which the ranks compare.
+    """
+
+    def __init__(self, mpi: MPI.Comm) -> None:
+        self._mpi = mpi
+        self._winner, self._period = OURS, _PERIOD.start
+        self._at = 0  # calls of this period so far,
+        self._seconds: list[float] = []  # and what its trials took
+
+    def turn(self) -> int:
+        """The way of the next call, which is counted; of a TRIAL carry() counts it."""
+        if self._at >= self._period:
+            self._at = 0
+        if self._at < _TRIALS:
+            return TRIAL
+        self._at += 1
+        return self._winner
+
+    def carry(self, ours: Callable[[], None], theirs: Callable[[], None]) -> None:
+        """Carry out the next call, one way or the other."""
+        which = self.turn()
+        if which != TRIAL:
+            (ours, theirs)[which]()
+            return
+        begin = time.perf_counter()
+        (ours, theirs)[self._at % 2]()
+        self._seconds.append(time.perf_counter() - begin)
+        self._at += 1
+        if self._at == _TRIALS:
+            self._compare()
+
+    def _compare(self) -> None:
+        slowest = np.array(self._seconds)  # a rank that others wait for is at it the whole time
+        self._mpi.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
+        ours, theirs = slowest[OURS::2].min(), slowest[THEIRS::2].min()  # the first ones find memory
+        winner = THEIRS if theirs * _CLEARLY < ours else OURS
+        self._period = _PERIOD.start if winner != self._winner else min(2 * self._period, _PERIOD.stop)
+        self._winner = winner
+        self._seconds.clear()

@@ -1,0 +1,112 @@
+"""Long calls go by memory of the node or by MPI, whichever is the quicker, on all ranks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from test_within import FORMS, VERBS, called, due, given, same
+
+import hpcomm
+from hpcomm import contest, within
+from hpcomm.dtypes import BY_NAME
+from hpcomm.flags import is_wanted
+from hpcomm.reduction import NAMES
+from hpcomm.signature import head
+
+pytestmark = pytest.mark.skipif(
+    MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
+)
+N = 20_000  # elements
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The calls that went by memory of the node; contests are of shorter calls, and come sooner."""
+    monkeypatch.setattr(contest, "LEAST", 32 << 10)
+    monkeypatch.setattr(contest, "_TRIALS", 4)
+    monkeypatch.setattr(contest, "_PERIOD", range(16, 32))
+    seen: list[int] = []
+    make = within.Within._make
+
+    def noted(self: Any, *what: Any) -> Any:
+        way = make(self, *what)
+
+        def call(*arguments: Any) -> None:
+            seen.append(1)
+            way(*arguments)
+
+        return call
+
+    monkeypatch.setattr(within.Within, "_make", noted)
+    return seen
+
+
+@pytest.fixture
+def comm(ours: list[int]) -> Iterator[hpcomm.Communicator]:
+    with hpcomm.Communicator(MPI.COMM_WORLD, name="contested") as made:
+        yield made
+
+
+@pytest.mark.parametrize("quicker", ["ours", "theirs"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_calls_go_the_quicker_way_and_are_right_either_way(
+    comm: Any, ours: list[int], monkeypatch: pytest.MonkeyPatch, verb: str, quicker: str
+) -> None:
+    monkeypatch.setattr(contest, "_CLEARLY", {"ours": np.inf, "theirs": 0.0}[quicker])
+    for turn in range(16 + 32 + 1):
+        form, root = FORMS[(turn + comm.rank) % len(FORMS)], turn % comm.size
+        x = form(given(comm, verb, comm.rank, N, np.int32))
+        assert same(called(comm, verb, x, root), due(comm, verb, N, root, np.int32)), turn
+    # Periods begin with 4 trials. There were one of 16 and one of 32 calls, or one of 32, and the next one.
+    assert len(ours) == {"ours": 49 - 4, "theirs": 4 + 1}[quicker]
+
+
+def test_all_ranks_stay_with_the_same_way_whatever_each_measures(
+    comm: Any, ours: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By MPI rank 0 takes longest, 3 s; the other way it takes 1 s, and the last rank 5 s or more."""
+    clock = SimpleNamespace(now=0.0)
+    ways = [1.0 + 4 * comm.rank, 3.0 / (1 + comm.rank)]
+    steps = cycle([0.0, ways[0], 0.0, ways[1]])
+
+    def perf_counter() -> float:
+        clock.now += next(steps)
+        return clock.now
+
+    monkeypatch.setattr(contest, "time", SimpleNamespace(perf_counter=perf_counter))
+    x = np.ones(N, np.int64)
+    for _ in range(16):
+        assert comm.all_reduce(x, out=x.copy())[0] == comm.size
+    assert len(ours) == 2
+
+
+def test_short_calls_are_not_tried(comm: Any, ours: list[int]) -> None:
+    x = np.ones((32 << 10) // 8 // 2 - 1)
+    for _ in range(8):
+        comm.broadcast(x, out=x)
+    assert len(ours) == 8
+
+
+@pytest.mark.parametrize("verb", ["all_reduce", "reduce", "reduce_scatter"])
+def test_sums_of_three_that_could_differ_in_their_bits_are_not_tried(verb: str) -> None:
+    def is_exact(op: str, dtype: str, size: int) -> bool:
+        return within._is_exact(head(verb, NAMES.index(op), BY_NAME[dtype].code, 3), size)
+
+    assert is_exact("sum", "int64", 3)
+    assert is_exact("max", "uint8", 3)
+    assert is_exact("sum", "float64", 2)
+    assert is_exact("prod", "complex64", 2)
+    assert not is_exact("sum", "float64", 3)
+    assert not is_exact("sum", "complex64", 3)
+    assert not is_exact("max", "float32", 2)  # of a NaN and a number MPI may take either
+
+
+def test_what_is_only_moved_may_always_be_tried() -> None:
+    for verb in ("broadcast", "gather", "all_gather", "scatter", "all_to_all"):
+        assert within._is_exact(head(verb, 0, BY_NAME["float64"].code, 1), 9)
