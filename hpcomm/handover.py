@@ -69,11 +69,11 @@ _WAITS = 200  # looks of a sender at a post that is not there yet
 _FEW = 4  # of either where ranks are more than cores
 _TRIES = 4  # in vain, until that is left,
 _AGAIN = 31  # but for one message of so many and one
-# From so many bytes a copy tells how near the receiver's core is. Measured on a virtual Zen 4 whose two cores
-# were moved about: 6 to 12 bytes a nanosecond to a core beside this one, 2.0 to 2.5 to one on another die. To
-# that one MPI took 0.2 to 0.9 of the time.
+# From so many bytes a copy tells how near the receiver's core is: on a virtual Zen 4 whose two cores were
+# moved about, 6 to 12 bytes a nanosecond to one beside this one, where 8 was about as quick as MPI, and 2 to
+# one on another die, where MPI took 0.2 to 0.9 of the time (benchmarks/far.py).
 _TELLS = 16 << 10
-_NEAR = 4.0  # bytes a nanosecond, at least, where copying twice is worth it
+_NEAR = 8.0  # bytes a nanosecond, at least, where copying twice is worth it
 _SLOW = 8  # copies in a row below that, until such messages are left to MPI,
 _SELDOM = 255  # but for one of so many and one
 _PATIENCE_S = 1e-3  # of waiting, then MPI waits
