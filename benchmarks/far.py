@@ -6,6 +6,9 @@ A virtual machine's cores may be moved about while programs run, from one die or
 each sample stands what 8 bytes took there and back by raw mpi4py at that moment: those of the quickest third
 are called near, those of the slowest third far. Where cores stay where they are, choose them by `taskset`.
 
+Messages go there and back: arrays that are written before they are sent, as most are, and such that stay as
+they are, which both cores' caches keep. Broadcasts are from either root in turn.
+
 `always`: hpcomm as it would be if it never left long calls and messages between far cores to MPI.
 """
 
@@ -53,9 +56,10 @@ def cases() -> Iterator[tuple[str, int, tuple[Callable[[], Any], ...]]]:
 
     for nbytes in (16 << 10, 64 << 10, 256 << 10, 1 << 20):
         x, y = np.zeros(nbytes // 8), np.zeros(nbytes // 8)
-        ways = [(each.send, each.recv) for each in (chooses, always)]
-        calls = [there_and_back(*way, x, y) for way in [(raw.Send, raw.Recv), *ways]]
-        yield "send and recv", nbytes, tuple(calls)
+        ways = [(raw.Send, raw.Recv), (chooses.send, chooses.recv), (always.send, always.recv)]
+        for is_new in (True, False):
+            name = f"{'a new' if is_new else 'the same'} array, sent"
+            yield name, nbytes, tuple(there_and_back(*way, x, y, is_new) for way in ways)
     for nbytes in (1 << 20, 4 << 20, 16 << 20):
         z = np.zeros(nbytes // 8)
         yield "broadcast", nbytes, (
@@ -122,7 +126,7 @@ def main() -> None:
 def table(samples: dict[tuple[str, int], list[list[float]]], keep: bool) -> None:
     """Medians of the near samples and of the far ones, on rank 0."""
     lines = ["microseconds (times as long as raw); 8 B: there and back, by raw mpi4py, at that moment", ""]
-    lines += [f"{'':16}{'':>9}{'':>6}{'8 B':>7}{'raw':>11}{'hpcomm':>18}{'always':>18}"]
+    lines += [f"{'':20}{'':>9}{'':>6}{'8 B':>7}{'raw':>11}{'hpcomm':>18}{'always':>18}"]
     rows = []
     for (verb, nbytes), each in samples.items():
         measured = np.array(each)
@@ -135,7 +139,7 @@ def table(samples: dict[tuple[str, int], list[list[float]]], keep: bool) -> None
                 continue
             word, raw, ours, always = np.median(measured[which, :4], axis=0)
             cells = "".join(f"{value:>10.1f} ({value / raw:5.2f})" for value in (ours, always))
-            lines.append(f"{verb:16}{size_name(nbytes):>9}{where:>6}{word:7.2f}{raw:11.1f}{cells}")
+            lines.append(f"{verb:20}{size_name(nbytes):>9}{where:>6}{word:7.2f}{raw:11.1f}{cells}")
             rows.append(
                 {"verb": verb, "bytes": nbytes, "where": where, "8 B": word, "raw": raw, "hpcomm": ours,
                  "always": always, "samples": int(which.sum())}

@@ -70,12 +70,13 @@ _FEW = 4  # of either where ranks are more than cores
 _TRIES = 4  # in vain, until that is left,
 _AGAIN = 31  # but for one message of so many and one
 # From so many bytes a copy tells how near the receiver's core is: on a virtual Zen 4 whose two cores were
-# moved about, 6 to 12 bytes a nanosecond to one beside this one, where 8 was about as quick as MPI, and 2 to
-# one on another die, where MPI took 0.2 to 0.9 of the time (benchmarks/far.py).
+# moved about, 6 to 12 bytes a nanosecond to one beside this one, 2 to one on another die. There MPI took a
+# quarter of the time where the same array was sent again, and 1.1 to 1.2 of it for one that was just written;
+# near ones lose by MPI either way, or gain little (benchmarks/far.py).
 _TELLS = 16 << 10
-_NEAR = 8.0  # bytes a nanosecond, at least, where copying twice is worth it
+_NEAR = 4.0  # bytes a nanosecond, at least, where copying twice is worth it
 _SLOW = 8  # copies in a row below that, until such messages are left to MPI,
-_SELDOM = 255  # but for one of so many and one
+_SELDOM = 127  # but for one of so many and one
 _PATIENCE_S = 1e-3  # of waiting, then MPI waits
 _SLEEP_S = 1e-4
 _CHECK_S = 0.2  # between two looks whether the sender has ended
