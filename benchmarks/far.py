@@ -37,16 +37,18 @@ def cases() -> Iterator[tuple[str, int, tuple[Callable[[], Any], ...]]]:
     peer = 1 - raw.rank
 
     def there_and_back(
-        send: Callable[..., Any], recv: Callable[..., Any], x: Any, y: Any
+        send: Callable[..., Any], recv: Callable[..., Any], x: Any, y: Any, is_new: bool
     ) -> Callable[[], Any]:
         def sends() -> None:
-            x[:] = y  # what is sent was just written
+            if is_new:
+                x[:] = y
             send(x, peer)
             recv(y, peer)
 
         def answers() -> None:
             recv(y, peer)
-            x[:] = y
+            if is_new:
+                x[:] = y
             send(x, peer)
 
         return answers if raw.rank else sends
