@@ -114,13 +114,17 @@ def _depart(comm: Communicator, follows: list[tuple[DeviceBuffer, int]], rank: i
     """Begin to send arrays to a rank, one after the other."""
     messages = comm._onboard.messages
     # Now, in this thread, whose current streams are those of the caller:
-    moments = [messages.begin(look, "down") for look, _ in follows]
+    going = [(look, tag, messages.begin(look, "down")) for look, tag in follows]
 
     def stages() -> Stages:
         after = staging.After()
-        for (look, tag), moment in zip(follows, moments, strict=True):
-            call = _call(comm, "send", look, rank, tag, after)
-            yield from messages.pass_on(call, look, moment)
+        try:
+            while going:
+                look, tag, moment = going.pop(0)
+                yield from messages.pass_on(_call(comm, "send", look, rank, tag, after), look, moment)
+        finally:  # where one was refused, those behind it are not sent
+            for look, _, moment in going:
+                messages.spare(look, moment)
         yield [_Over(after)]
 
     return Moving(stages())
@@ -130,16 +134,21 @@ def unload(comm: Communicator, parcel: Parcel, source: int) -> Stages:
     """The parcel that was loaded, with arrays where labels came; what follows is received from source."""
     parcel.settle()
     manifest, *blocks = parcel.blocks
+    messages = comm._onboard.messages
     coming: list[tuple[Buffer, int, int]] = []
     after = staging.After()
     for (at,) in struct.iter_unpack("<q", manifest[len(_LADEN) :]):
         look, tag = _read(blocks[at], after)
         blocks[at] = look.give()
         if tag >= 0:
-            coming.append((look, tag, comm._onboard.messages.begin(look, "up")))
-    for look, tag, moment in coming:
-        call = _call(comm, "recv", look, source, tag, after)
-        yield from comm._onboard.messages.take_in(call, look, moment)
+            coming.append((look, tag, messages.begin(look, "up")))
+    try:
+        while coming:
+            look, tag, moment = coming.pop(0)
+            yield from messages.take_in(_call(comm, "recv", look, source, tag, after), look, moment)
+    finally:
+        for look, _, moment in coming:
+            messages.spare(look, moment)
     yield [_Over(after)]
     return Parcel.of(blocks)
 

@@ -234,6 +234,11 @@ class Messages:
         there = station(look.place.device)
         return self._begin(look.place, there.down if way == "down" else there.up)
 
+    def spare(self, look: Buffer, moment: int) -> None:
+        """Give a moment back, also one of an array that was not sent or received after all."""
+        if look.place is not None:
+            station(look.place.device).spare(moment)
+
     def pass_on(self, call: Call, look: Buffer, moment: int, apart: Any = None) -> Stages:
         """Send a large message that its receiver knows of, apart from the user's."""
         return self._send_large(call, look, apart or self._apart, moment)
@@ -247,8 +252,7 @@ class Messages:
             seen.Set_source(call.peer)
             yield from self.announced(call, look, card, seen, call.after, moment)
         finally:
-            if look.place is not None:
-                station(look.place.device).spare(moment)
+            self.spare(look, moment)
 
     def _send_large(self, call: Call, look: Buffer, mpi: Any = None, moment: int = 0) -> Stages:
         """Card, answer, data. The card goes in the order of the user's messages, and holds no data."""

@@ -774,17 +774,21 @@ def test_objects_to_this_rank_itself_and_to_another_group_hold_device_arrays(
 
 
 def test_an_object_whose_arrays_cannot_go_the_forced_way_is_refused_by_both_ranks(
-    comm: hpcomm.Communicator,
+    comm: hpcomm.Communicator, device: model.Model
 ) -> None:
     with comm.dup(gpu="nccl") as forced:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         if comm.size == 1:
             return
-        going = forced.isend_object(given(LARGE, comm.rank), right)
-        with pytest.raises(hpcomm.ConfigError, match="nccl is forced, but cannot carry this message"):
-            forced.recv_object(left)
-        with pytest.raises(hpcomm.ConfigError, match="nccl is forced, but cannot carry this message"):
-            going.wait()
+        events = []
+        for _ in range(4):
+            going = forced.isend_object([given(LARGE, comm.rank) for _ in range(9)], right)
+            with pytest.raises(hpcomm.ConfigError, match="nccl is forced, but cannot carry this message"):
+                forced.recv_object(left)
+            with pytest.raises(hpcomm.ConfigError, match="nccl is forced, but cannot carry this message"):
+                going.wait()
+            events.append(len(device.events))
+        assert events[3] <= events[1]  # those of arrays behind the refused one are used again
 
 
 def test_plans_take_device_arrays_and_explain_their_way(comm: hpcomm.Communicator) -> None:
