@@ -122,13 +122,18 @@ class Communicator:
 
     def _any_rank(self, here: bool) -> bool:
         """Whether it is so on any rank, of either group."""
+        return self._least(bytes([not here])) == b"\0"
+
+    def _least(self, here: bytes) -> bytes:
+        """The least value of each byte on any rank, of either group."""
         from mpi4py import MPI
 
-        known, so = [here], bytearray(1)
+        known = [here]
         for _ in range(1 + self.is_inter):  # between groups: what is so there, then what they heard of here
-            self._mpi.Allreduce([bytes([known[-1]]), MPI.BYTE], [so, MPI.BYTE], MPI.BOR)
-            known.append(bool(so[0]))
-        return any(known)
+            heard = bytearray(len(here))
+            self._mpi.Allreduce([known[-1], MPI.UINT8_T], [heard, MPI.UINT8_T], MPI.MIN)
+            known.append(bytes(heard))
+        return bytes(map(min, *known))
 
     @property
     def mpi(self) -> MPI.Comm:

@@ -56,7 +56,7 @@ class Onboard:
 
     def __init__(self, comm: Communicator, gpu: str | None = None) -> None:
         self.eager = EAGER
-        self._between = comm.is_inter  # groups, which agree about nothing: calls of any size are one MPI call
+        self._between = comm.is_inter  # groups, which cannot meet: collectives of any size are one MPI call
         self.forced = _forced(comm, gpu)
         self.plain = watching(comm._mpi)
         self.channel = watching(comm._mpi.Dup())
@@ -66,7 +66,7 @@ class Onboard:
         self._no_nccl = "nobody has met"
         self._direct = dict.fromkeys(direct.OPERATIONS, "nobody has met")
         apart = watching(comm._parts)
-        self.messages = Messages(self.plain, apart, self.channel, self.forced, self.is_one_call)
+        self.messages = Messages(self.plain, apart, self.channel, self.forced, self.is_whole)
         self._rank = comm.rank
         self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
         self.announced, self.length = self.messages.announced, self.messages.length
@@ -81,17 +81,25 @@ class Onboard:
         self.channel.Free()
 
     def takes(self, *looks: Buffer | None, block: int) -> bool:
-        """Whether a call on these arrays, block bytes for each rank, is carried out here."""
+        """Whether a collective on these arrays, block bytes for each rank, is carried out here."""
         return _on_device(*looks) or not self.is_one_call(block)
+
+    def takes_message(self, *looks: Buffer) -> bool:
+        """Whether a message from or to these arrays is."""
+        return _on_device(*looks) or not all(self.is_whole(each.nbytes) for each in looks)
 
     def follows(self, nbytes: int, ranks: Sequence[int]) -> bool:
         """Whether an array of a parcel goes to ranks as a message of its own (cargo.py)."""
-        others = self._rank not in ranks and MPI.PROC_NULL not in ranks
-        return others and not self.is_one_call(nbytes)
+        others = (self._between or self._rank not in ranks) and MPI.PROC_NULL not in ranks
+        return others and not self.is_whole(nbytes)
 
     def is_one_call(self, nbytes: int) -> bool:
-        """Whether so many bytes of each rank go in one MPI call."""
-        return nbytes <= self.eager or self._between
+        """Whether a collective on so many bytes of each rank is one MPI call."""
+        return self.is_whole(nbytes) or self._between
+
+    def is_whole(self, nbytes: int) -> bool:
+        """Whether a message of so many bytes is one of MPI's."""
+        return nbytes <= self.eager
 
     def probe(self, source: int, tag: int, seen: MPI.Status) -> None:
         """As look(), and wait."""
@@ -108,9 +116,10 @@ class Onboard:
         place, nbytes = call.look.place, call.count * call.look.dtype.itemsize
         here = "x in host memory" if place is None else f"x on {place.name}"
         message = call.verb in ("send", "recv")
-        if self.is_one_call(call.look.nbytes if message else nbytes):
-            why = "between groups always" if self._between else "so that ranks with host arrays can take part"
-            limit = "" if self._between else f", as up to {self.eager} bytes (a guess: docs/gpu.md)"
+        if self.is_whole(call.look.nbytes) if message else self.is_one_call(nbytes):
+            always = self._between and not message
+            why = "between groups always" if always else "so that ranks with host arrays can take part"
+            limit = "" if always else f", as up to {self.eager} bytes (a guess: docs/gpu.md)"
             return f"{here}, staged: through pinned memory in one MPI call{limit}, {why}"
         if message:
             key = "to" if call.verb == "send" else "from", call.peer
@@ -362,8 +371,7 @@ def _forced(comm: Communicator, asked: str | None) -> str:
     said = asked or os.environ.get("HPCOMM_GPU")
     forced = "auto" if not said or said == "off" else said  # off here, and a device on another rank
     known = PATHS.index(forced) if forced in PATHS else -1
-    both = bytearray([known + 1, 255 - (known + 1)])
-    comm._mpi.Allreduce(MPI.IN_PLACE, [both, MPI.UINT8_T], MPI.MIN) if not comm.is_inter else None
+    both = comm._least(bytes([known + 1, 255 - (known + 1)]))
     if known < 0:
         raise ConfigError(
             f"there is no path {forced!r} for device arrays (gpu=, HPCOMM_GPU)",

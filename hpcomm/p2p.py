@@ -219,9 +219,7 @@ def sendrecv(
         recv = look if out is x else (buffer.as_buffer(out) if out is not None else look.make(look.shape))
         _check_writable(recv)
         onboard = comm._onboard
-        if onboard is not None and (
-            onboard.takes(look, recv, block=max(look.nbytes, recv.nbytes)) or onboard.messages.held
-        ):
+        if onboard is not None and (onboard.takes_message(look, recv) or onboard.messages.held):
             return _sendrecv_onboard(comm, look, recv, dest, source, sendtag, recvtag, status)
         in_place = recv is look or buffer.same_memory(look.array, recv.array)
         if not in_place and buffer.overlap(look.array, recv.array):
@@ -370,7 +368,7 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
         raise error.located("isend" if async_op else "send", comm) from None
     to_self = dest == comm.rank and not comm.is_inter and not async_op
     onboard = comm._onboard
-    if onboard is not None and onboard.takes(look, block=look.nbytes):
+    if onboard is not None and onboard.takes_message(look):
         call = Call(comm, "send", peer=dest, tag=tag)
         call.look = look
         if to_self:
@@ -439,7 +437,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: Any, async_op: bool) -> Any:
     onboard = comm._onboard
-    if onboard is not None and (onboard.takes(look, block=look.nbytes) or onboard.messages.held):
+    if onboard is not None and (onboard.takes_message(look) or onboard.messages.held):
         status = Status() if status is None else status
         call = Call(comm, "recv", peer=source, tag=tag)
         call.look = look

@@ -328,7 +328,7 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
             hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)",
         )
     look = buffer.as_buffer(target)
-    onboard = comm._onboard is not None and comm._onboard.takes(look, block=look.nbytes)
+    onboard = comm._onboard is not None and comm._onboard.takes_message(look)
     if (not onboard and not look.array.flags.c_contiguous) or (not sending and look.frozen):
         raise UsageError(
             "a plan of send or recv needs a contiguous array that can be written",

@@ -456,6 +456,20 @@ def test_a_path_must_be_one_and_the_same_on_all_ranks(
             comm.dup()
 
 
+def test_two_groups_told_different_paths_are_told_so_on_all_ranks(
+    comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank is one group")
+    side = comm.rank % 2
+    with comm.split(side) as group:
+        monkeypatch.setenv("HPCOMM_GPU", ["ipc", "pipeline"][side])
+        between = group.mpi.Create_intercomm(0, comm.mpi, 1 - side)
+        with pytest.raises(hpcomm.MismatchError, match="another path elsewhere"):
+            hpcomm.Communicator(between)
+        between.Free()
+
+
 def test_a_closed_communicator_has_given_its_device_memory_back(
     comm: hpcomm.Communicator, device: model.Model
 ) -> None:
@@ -748,6 +762,47 @@ def test_where_their_library_is_not_loaded_arrays_come_to_the_host(
             assert type(array) is (np.ndarray if comm.rank % 2 else model.DeviceArray)
             array = array if comm.rank % 2 else array.get()
             np.testing.assert_array_equal(array, values(n, rank))
+
+
+@pytest.mark.parametrize("path", ["auto", "pipeline"])
+def test_messages_between_two_groups_go_from_device_to_device(comm: hpcomm.Communicator, path: str) -> None:
+    """Those of all forms, some to and from ranks whose arrays lie in host memory."""
+    if comm.size == 1:
+        pytest.skip("one rank is one group")
+    side = comm.rank % 2
+    with (
+        comm.split(side) as group,
+        hpcomm.Communicator(group.mpi.Create_intercomm(0, comm.mpi, 1 - side)) as inter,
+    ):
+        if inter.rank >= inter.remote_size:
+            return
+        peer, ways = inter.rank, inter._onboard.messages.paths
+        due = values(LARGE, 10 * (1 - side))
+        going = inter.isend(given(LARGE, 10 * side), peer)
+        np.testing.assert_array_equal(inter.recv(model.empty(LARGE, np.float32), peer).get(), due)
+        going.wait()
+        coming = inter.irecv(model.empty(LARGE, np.float32), peer, tag=2)
+        inter.send(given(LARGE, 10 * side), peer, tag=2)
+        np.testing.assert_array_equal(coming.wait().get(), due)
+        taken = "pipeline" if path == "pipeline" else "ipc, through"
+        assert [ways[way, peer].startswith(taken) for way in ("to", "from")] == [True, True], ways
+        found = inter.sendrecv(given(LARGE, 10 * side), peer, peer)
+        np.testing.assert_array_equal(found.get(), due)
+        inter.isend(given(LARGE, 10 * side), peer, tag=3)
+        assert inter.probe(peer, 3).nbytes == due.nbytes
+        np.testing.assert_array_equal(inter.recv(np.empty(LARGE, np.float32), peer, tag=3), due)
+        going = inter.isend_object([given(LARGE, 10 * side)], peer)
+        [got] = inter.recv_object(peer)
+        assert type(got) is model.DeviceArray
+        np.testing.assert_array_equal(got.get(), due)
+        going.wait()
+        x, y = given(LARGE, 10 * side), model.empty(LARGE, np.float32)
+        with inter.plan("recv", out=y, source=peer) as comes, inter.plan("send", x, dest=peer) as goes:
+            assert "in one MPI call" not in goes.explain()
+            for _ in range(2):
+                comes.start()
+                goes()
+                np.testing.assert_array_equal(comes.wait().get(), due)
 
 
 @pytest.mark.parametrize("n", [SMALL, LARGE])
