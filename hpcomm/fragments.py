@@ -114,6 +114,7 @@ if 0 < AMOUNT < small_to:
             look(root_line, flag, mine)
         @fetch
     small.owed = owed
+    LOOK
     return X
 """,
 }
@@ -138,6 +139,7 @@ if within_from <= mine < within_to:
         ways[mine] = way
         POST
         way(X_flat, Y_flat, mine)
+        LOOK
         return Y
 """
 

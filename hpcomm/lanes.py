@@ -96,13 +96,20 @@ def _barrier(comm: Communicator) -> Lane:
     within = comm._within
     if within is None or not within.has_barrier:
         return _compose(comm, "barrier", BODIES["barrier"], {"meet": ""}, {})
-    text = MEET.replace("POST", _post(comm))
+    text = MEET.replace("POST", _watched(comm, "barrier")[0])
     return _compose(comm, "barrier", BODIES["barrier"], {"meet": text}, {"meet": within.barrier})
 
 
-def _post(comm: Communicator) -> str:
-    """What posts a call on the board, where it is watched."""
-    return "ring[step()] = mine" if comm._agreement.level == "light" else ""
+def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
+    """What posts a call on the board, and what looks at a neighbour's after it, where calls are watched.
+
+    Who waits for the flags of all others need not look. But two roots of one broadcast would both go on.
+    """
+    if comm._agreement.level != "light":
+        return "", ""
+    if verb != "broadcast" and verb not in ROOTED:
+        return "ring[step()] = mine", ""
+    return "ring[i := step()] = mine", "if (seen := theirs[i]) != mine and seen: suspect(mine)"
 
 
 def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane] | None:
@@ -354,9 +361,9 @@ def _within(
 
     names.update(within_from=least << 32, within_to=end << 32, ways=ways, way_of=way_of)
     names.update(contest_from=within.contest_from(code) << 32, contest=contest)
-    posts = _post(comm)
+    posts, looks = _watched(comm, verb)
     text = WITHIN.replace("ROOT", "root" if verb == "broadcast" or verb in ROOTED else "0")
-    text, flat = text.replace("POST", posts), fragments["flat"]
+    text, flat = text.replace("POST", posts).replace("LOOK", looks), fragments["flat"]
     both = f"{flat}\n        {flat.replace('X', 'Y')}"
     found["within"] = text.replace("@flat", flat).replace("Y", "X")
     found["within_apart"] = text.replace("@flat", both)
@@ -366,7 +373,7 @@ def _within(
         unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
         names.update(small=small, small_to=small_end * record.itemsize // unit)
         names.update(known=known, turns_of=turns_of, number=small.number, look=small.flags.look)
-        text = SMALL[verb].replace("POST", posts)
+        text = SMALL[verb].replace("POST", posts).replace("LOOK", looks)
         for name in ("@turns", "@lay", "@fetch"):
             text = text.replace(name, fragments[name[1:]])
         text = text.replace("AMOUNT", fragments["amount"])

@@ -87,8 +87,29 @@ for x in (a, b) if first else (b, a):
 """,
     "float32 here and float64 there": "comm.all_reduce(np.ones(2, np.float32 if first else np.float64))",
     "two roots of one broadcast": "comm.broadcast(np.full(2, comm.rank), root=comm.rank)",
+    "two roots of one broadcast in place": """
+x = np.full(2, comm.rank)
+comm.broadcast(x, root=comm.rank, out=x)
+""",
     "all_reduce here and broadcast there": "(comm.all_reduce if first else comm.broadcast)(np.ones(2))",
 }
+
+
+@pytest.mark.parametrize("n", [2, 20_000])
+@pytest.mark.parametrize("verb", ["broadcast", "scatter"])
+def test_two_roots_of_the_last_call_are_told_though_neither_waits(job: Any, verb: str, n: int) -> None:
+    source = f"""
+def call(root):
+    comm.{verb}(np.ones((2, {n})), root=root)
+for turn in range(6):  # by now calls of this kind go as quickly as they can
+    call(turn % 2)
+comm.barrier()
+call(comm.rank)
+print('came through')
+"""
+    done = job(2, PROLOGUE + source, timeout=60, expect=None)
+    assert done.returncode not in (0, 124), done.stdout
+    assert "ranks disagree about call #8 on 'world'" in done.stderr
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -119,6 +119,7 @@ for n, lasts in ((3000, 3), (12_000, 1), (3000, 3)):  # as many additions come l
 """
 
 
+@pytest.mark.once
 def test_tensors_of_another_length_take_another_algorithm(job: Any, tmp_path: Any) -> None:
     rows = {"all_reduce": [[24_000, "mpi:ring"], [96_000, "mpi:recursive_doubling"]]}
     path = tmp_path / "table.json"

@@ -394,6 +394,7 @@ WRONG = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("case", WRONG)
 def test_what_does_not_fit_is_told_by_name(couple, case):
     code, words = WRONG[case]
@@ -456,6 +457,7 @@ else:
 """
 
 
+@pytest.mark.once
 def test_a_giver_that_stops_early_is_told_with_the_last_time(couple):
     done = couple(EARLY, {"a": 2, "b": 1}, expect="failure")
     assert "PeerFailedError: get of 'f' needs rank" in done.stderr
@@ -494,10 +496,12 @@ assert f.values.tolist() == [1.0, 1.0]
 """
 
 
+@pytest.mark.once
 def test_a_deadline_begins_when_all_have_planned(couple):
     couple(PLANS, {"a": 1, "b": 1})
 
 
+@pytest.mark.once
 def test_a_giver_that_is_late_is_told_at_the_deadline(couple):
     done = couple(LATE, {"a": 1, "b": 1}, expect="failure")
     assert "WaitTimeoutError: get of 'f' waited 1 s for program 'a'" in done.stderr
@@ -514,6 +518,7 @@ for _ in range({puts}):
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("puts", "when"), [(3, "WaitTimeoutError: "), (1, "rank 0 of 'a': at its end: ")])
 def test_a_taker_that_is_late_is_told_at_the_deadline(couple, puts, when):
     """Also where MPI would keep what was sent, and a program that only puts would hear of nothing."""

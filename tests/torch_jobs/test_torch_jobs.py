@@ -47,6 +47,7 @@ def test_one_rank_without_any_launcher() -> None:
     assert done.stdout == "1 [1.0, 1.0]\n", done.stderr
 
 
+@pytest.mark.once
 def test_a_torch_whose_seam_has_moved_gives_one_sentence() -> None:
     done = alone(
         "import torch.distributed as dist; del dist.distributed_c10d.rendezvous;"
@@ -291,6 +292,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.once
 def test_the_programs_of_apps_train(job: Any, tmp_path: Path) -> None:
     (tmp_path / "all.py").write_text(ALL_OF_THEM)
     paths = [str(ROOT / "apps" / "train" / name) for name in TRAIN]
