@@ -21,12 +21,12 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["LEAST", "OURS", "THEIRS", "TRIAL", "Contest"]
+__all__ = ["LEAST", "Contest"]
 
-LEAST = 1 << 20  # bytes of a call; shorter ones have been no slower than MPI's wherever they were measured
+LEAST = 1 << 20  # bytes of a call; of shorter ones trials, which take the careful way, would be a good part
 OURS, THEIRS, TRIAL = 0, 1, 2
 _TRIALS = 6  # calls, of which every other one is MPI's, at the beginning of a period
-_PERIOD = range(128, 1024)  # calls of one: as before once a period changed the way, else twice as many
+_PERIOD = range(128, 1024)  # calls of one: fewest after a change of ways, else twice as many as before
 _CLEARLY = 1.05  # times as quick MPI has to be
 
 
@@ -44,7 +44,7 @@ class Contest:
         self._seconds: list[float] = []  # and what its trials took
 
     def turn(self) -> int:
-        """The way of the next call, which is counted; of a TRIAL carry() counts it."""
+        """The next call's way: OURS or THEIRS, and it is counted; or it is a TRIAL, which carry() counts."""
         if self._at >= self._period:
             self._at = 0
         if self._at < _TRIALS:

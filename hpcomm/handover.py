@@ -6,9 +6,9 @@
 A rank that waits for a message in a blocking recv posts what it waits for. A sender that finds its message
 wanted claims the post, copies the elements to the receiver's landing in pieces, and counts them; the receiver
 copies them on while they come. So they are copied twice, in caches, without a request, an answer and the
-queues of MPI. Between cores that are far apart, on other dies or sockets, that takes longer than MPI's one
-copy: a sender looks at the clock, and leaves most to MPI where copying is slow. Nobody need go this way: a
-message whose receiver does not wait for it goes by MPI, and a receiver looks for it there too. So probe,
+queues of MPI. Between cores far apart, on other dies or sockets, that may take several times as long as MPI's
+one copy: a sender looks at the clock, and leaves most to MPI where copying is slow. Nobody need go this way:
+a message whose receiver does not wait for it goes by MPI, and a receiver looks for it there too. So probe,
 wildcards and receives in the background find what they always do.
 
 Messages between two ranks must not overtake each other. Both count those between them, also those by MPI: a
@@ -69,12 +69,11 @@ _WAITS = 200  # looks of a sender at a post that is not there yet
 _FEW = 4  # of either where ranks are more than cores
 _TRIES = 4  # in vain, until that is left,
 _AGAIN = 31  # but for one message of so many and one
-# From so many bytes a copy tells how near the receiver's core is: on a virtual Zen 4 whose two cores were
-# moved about, 6 to 12 bytes a nanosecond to one beside this one, 2 to one on another die. There MPI took a
-# quarter of the time where the same array was sent again, and 1.1 to 1.2 of it for one that was just written;
-# near ones lose by MPI either way, or gain little (benchmarks/far.py).
+# From so many bytes a copy tells how near the receiver's core is. Far from it, on a virtual Zen 4 whose two
+# cores were moved about, MPI took 0.2 to 0.4 of the time for an array that was sent again as it was, and 1.0
+# to 1.2 of it for one just written; near it 0.6 to 1.8 and 1.0 to 1.7 (benchmarks/far.py, Open MPI).
 _TELLS = 16 << 10
-_NEAR = 4.0  # bytes a nanosecond, at least, where copying twice is worth it
+_NEAR = 4.0  # bytes a nanosecond, at least, where copying twice is worth it: between those two, there
 _SLOW = 8  # copies in a row below that, until such messages are left to MPI,
 _SELDOM = 127  # but for one of so many and one
 _PATIENCE_S = 1e-3  # of waiting, then MPI waits

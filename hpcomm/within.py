@@ -167,8 +167,8 @@ class Within:
             dtype = _dtype(code)
             blocks = self._comm.size if VERBS[code & VERB] in CUTS + STACKS else 1
             is_long = dtype is not None and blocks * dtype.itemsize << known[1] > contest.LEAST
-            is_wanted = is_long and _is_exact(code, self._comm.size)
-            self._contests[known] = Contest(self._comm._mpi) if is_wanted else None
+            may_change = is_long and _is_exact(code, self._comm.size)
+            self._contests[known] = Contest(self._comm._mpi) if may_change else None
         return self._contests[known]
 
     def contest_from(self, code: int) -> int:

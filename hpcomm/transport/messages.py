@@ -348,8 +348,7 @@ class Messages:
                 raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
             yield from self.announced(call, look, card, seen, call.after, moment)
         finally:
-            if look.place is not None:
-                station(look.place.device).spare(moment)
+            self.spare(look, moment)
 
     def announced(
         self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, after: After | None, moment: int = 0

@@ -51,6 +51,12 @@ def test_a_step_that_passes_counts_its_tests(runner):
     assert outcome(runner, "print('3 passed, 1 skipped in 0.10s')")[0] == (3, 0, 1)
 
 
+def test_steps_keep_what_python_compiles(runner, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    code = "import sys; print(f'{2 - sys.dont_write_bytecode} passed in 0.10s')"
+    assert outcome(runner, code)[0] == (2, 0, 0)
+
+
 def test_a_step_that_counts_well_but_ends_badly_has_failed(runner):
     assert outcome(runner, "print('3 passed in 0.10s'); raise SystemExit(1)")[0] == (3, 1, 0)
 
