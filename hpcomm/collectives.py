@@ -4,7 +4,8 @@ Throughout, p is the number of ranks (on an inter-communicator: of the other gro
 arrays as in `as_buffer`, and x is left alone unless it is also out. `async_op=True` returns a Request.
 `algorithm="tuned"` takes what `hpcomm tune` found, "mpi:ring" an algorithm that the MPI library calls so;
 `algorithm="ring"` takes one of hpcomm's own schedules instead of the MPI library's choice; which there are
-for a verb, and what they cost, is in docs/algorithms.md. Arrays on devices then go through the hosts' memory.
+for a verb, and what they cost, is in docs/algorithms.md. Large arrays on devices stay there
+under a schedule's name; all others go through the hosts' memory then (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -408,10 +409,11 @@ def careful(
     try:
         comm._check_open(verb)
         own = algorithm is not None or deterministic
-        if own and comm._onboard is not None:  # by messages of the hosts, which all ranks know
-            x, out = _beside(x, out)
-        call = compose.compose(comm, verb, x, out, op, root, blocking=not (async_op or own), hosts=own)
         tuned = algorithm == "tuned" and not deterministic
+        if tuned and comm._onboard is not None:  # that may look at them twice
+            x, out = _beside(x, out)
+        by = None if deterministic or not scheduled.takes_devices(algorithm) else algorithm
+        call = compose.compose(comm, verb, x, out, op, root, not (async_op or own), own, by)
         code = marked(call.code, "tuned") if tuned else 0
         if tuned:
             algorithm = scheduled.tuned_for(call, op)
@@ -419,7 +421,7 @@ def careful(
                 call = scheduled.schedule_call(call, algorithm, op)
             elif not async_op:
                 call = compose.compose(comm, verb, x, out, op, root, blocking=True, hosts=True)
-        elif own:
+        elif own and call.after is None:
             call = scheduled.schedule_call(call, algorithm, op, deterministic)
         if not (algorithm or deterministic or async_op or call.carry or call.moves):
             _within_node(call)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from . import buffer, dtypes, reduction
+from . import buffer, dtypes, hostcopy, reduction
 from .call import Call
 from .errors import DtypeError, HpcommError, LayoutError, RankError, UsageError
 from .signature import head
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .communicator import Communicator
     from .reduction import Reduction
 
-__all__ = ["compose", "look", "no_remote_root"]
+__all__ = ["compose", "look", "no_remote_root", "on_hosts"]
 
 _ROOT_SENDS = ("broadcast", "scatter")
 _ROOT_RECEIVES = ("reduce", "gather")
@@ -39,11 +39,22 @@ _HALVES_BY_BLOCKS = 16 * 1024  # bytes from which half types travel as halves: s
 
 
 def compose(
-    comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, blocking: bool, hosts: bool = False
+    comm: Communicator,
+    verb: str,
+    x: Any,
+    out: Any,
+    op: Any,
+    root: int,
+    blocking: bool,
+    hosts: bool = False,
+    algorithm: str | None = None,
 ) -> Call:
     """Look at the arrays, check all that one rank can check, and say what is to be done as a Call.
 
-    hosts: all ranks know that only arrays in host memory can take part, as where an algorithm is named.
+    Args:
+        hosts: all ranks know that the hosts' messages carry it, as where an algorithm is named: of an array
+            on a device a copy takes part.
+        algorithm: but this one can move large arrays from device to device; the call has `after`, then.
     """
     sends, receives = _roles(comm, verb, root)
     send = look(x, "x") if x is not None and x is not out else None
@@ -82,9 +93,24 @@ def compose(
     call.count = block
     if not sends and verb in _ROOT_SENDS:
         send = None
-    onboard = None if hosts else comm._onboard
-    if onboard is not None and onboard.takes(send, recv, block=block * dtype.itemsize):
+    onboard, nbytes = comm._onboard, block * dtype.itemsize
+    if onboard is None:
+        return on_hosts(call, send, recv, fold, blocking)
+    if not hosts and onboard.takes(send, recv, block=nbytes):
         return onboard.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
+    plain = fold is None or fold.fold is None
+    if algorithm is not None and plain and not onboard.is_one_call(nbytes):
+        return onboard.carry(call, send, recv, op, fold, blocking, algorithm)  # type: ignore[no-any-return]
+    given = None if send is None else hostcopy.beside(send, filled=True)
+    taken = given if recv is send else None if recv is None else hostcopy.beside(recv, filled=False)
+    return hostcopy.renewed(on_hosts(call, given, taken, fold, blocking), given, taken)
+
+
+def on_hosts(
+    call: Call, send: Buffer | None, recv: Buffer | None, fold: Reduction | None, blocking: bool
+) -> Call:
+    """What is to be done on these arrays in host memory; call says the rest."""
+    verb, block, dtype, comm = call.verb, call.count, call.look.dtype, call.comm
     if fold is None:
         return _move(call, send, recv, block)
     if send is None:  # the root of another group gives nothing

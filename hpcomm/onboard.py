@@ -11,44 +11,47 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mpi4py import MPI
 
-from . import compose
-from .buffer import Buffer, DeviceBuffer
+from . import compose, hostcopy
+from .buffer import DeviceBuffer
 from .call import Call
 from .device.driver import watching
-from .device.kernels import kernels
 from .errors import ConfigError, LayoutError, MismatchError, UsageError, where
-from .transport import columns, direct, nccl
+from .job import CUTS, STACKS, Job, copy_of, on_device, piece_of, refuse_overlap
+from .signature import describe, marked, signature
+from .transport import columns, direct, nccl, scheduled
 from .transport import mpi as transport
 from .transport.arena import Arena
 from .transport.choice import PATHS, choose
+from .transport.kept import own
 from .transport.messages import Messages, carried
 from .transport.nccl import ByNccl, refuses
 from .transport.pieces import cut
 from .transport.progress import Thread, drive
-from .transport.rounds import Rounds, algorithm, schedule
-from .transport.staging import After, Sink, Source, sink_of, source_of, station
+from .transport.rounds import TAGS, Rounds, algorithm, fitting, schedule
+from .transport.staging import After, sink_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
+    from .buffer import Buffer
     from .communicator import Communicator
-    from .device.arrays import Place
-    from .reduction import Reduction
+    from .dtypes import Dtype
     from .request import Stages
 
 __all__ = ["EAGER", "Onboard"]
 
 EAGER = 1 << 20  # bytes of a rank's block up to which a call is one MPI call
 _SAID = 4096  # bytes of what is said about MPI and device memory
-_CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
-_STACKS = ("gather", "all_gather", "all_to_all")  # the result has
 # What each rank says before a large call; what all say is true of the call:
 _DEVICE, _HOST, _FOLDS, _CONVERTS, _MET = 1, 2, 4, 8, 16
+_TOLD = struct.Struct("=Bqq")  # these, its signature, and the same with all bits turned
 
 
 class Onboard:
@@ -82,11 +85,11 @@ class Onboard:
 
     def takes(self, *looks: Buffer | None, block: int) -> bool:
         """Whether a collective on these arrays, block bytes for each rank, is carried out here."""
-        return _on_device(*looks) or not self.is_one_call(block)
+        return on_device(*looks) or not self.is_one_call(block)
 
     def takes_message(self, *looks: Buffer) -> bool:
         """Whether a message from or to these arrays is."""
-        return _on_device(*looks) or not all(self.is_whole(each.nbytes) for each in looks)
+        return on_device(*looks) or not all(self.is_whole(each.nbytes) for each in looks)
 
     def follows(self, nbytes: int, ranks: Sequence[int]) -> bool:
         """Whether an array of a parcel goes to ranks as a message of its own (cargo.py)."""
@@ -142,20 +145,37 @@ class Onboard:
     # -- collectives ---------------------------------------------------------------------------------
 
     def carry(
-        self, call: Call, send: Buffer | None, recv: Buffer | None, op: Any, fold: Any, blocking: bool
+        self,
+        call: Call,
+        send: Buffer | None,
+        recv: Buffer | None,
+        op: Any,
+        fold: Any,
+        blocking: bool,
+        algorithm: str | None = None,
     ) -> Call:
-        """Let call, on arrays of which some may lie on devices, be carried out here."""
-        if fold is not None and fold.fold is not None and _on_device(send, recv):
+        """Let call, on arrays of which some may lie on devices, be carried out here.
+
+        algorithm: an own schedule that the user names, for a large call.
+        """
+        if fold is not None and fold.fold is not None and on_device(send, recv):
             raise UsageError(
                 "a function as op folds arrays of the host", hint="op by name, such as 'sum'; or x.cpu()"
             )
         if send is not None and recv is not None:
-            _refuse_overlap(call, send, recv)
+            refuse_overlap(call, send, recv)
         if recv is not None and recv.place is not None and recv.frozen:
             raise LayoutError(f"out {recv.frozen}", hint="give a contiguous array that can be written")
-        large = not self.is_one_call(call.count * call.look.dtype.itemsize)
+        nbytes = call.count * call.look.dtype.itemsize
+        large = not self.is_one_call(nbytes)
         call.after = After()
-        job = _Job(call, send, recv, op, fold, blocking)
+        job = Job(call, send, recv, op, fold, blocking)
+        if algorithm is not None:
+            job.algorithm = scheduled.named(call, algorithm, fold, nbytes)
+            call.code = marked(call.code, algorithm)
+            if not on_device(send, recv):  # what is wrong with these, it is known now
+                job.here = self._composed(job, send, recv)
+            own(call.comm)  # all ranks together, and here all do come
 
         def stages() -> Stages:
             job.begin()  # what the current stream holds now is what counts
@@ -165,14 +185,18 @@ class Onboard:
         call.finish = lambda status: recv.give() if recv is not None else None
         return carried(call, stages)
 
-    def _large(self, job: _Job) -> Stages:
+    def _large(self, job: Job) -> Stages:
         """A collective of which the ranks first agree about the way."""
         call = job.call
-        if not (yield from self._agree(job)):
-            yield from self._pipeline(job, self.channel, call.count)  # all arrays are the host's
+        on_devices = yield from self._agree(job)
+        path = call.chosen.path if on_devices and call.chosen is not None else "pipeline"
+        if job.algorithm is not None and path == "pipeline":
+            yield from self._on_copies(job, job.algorithm)
             return
-        assert call.chosen is not None
-        if call.chosen.path == "pipeline":
+        if not on_devices:
+            yield from self._pipeline(job, self.channel, call.count)
+            return
+        if path == "pipeline":
             p = max(job.blocks_in, job.blocks_out)
             yield from self._pipeline(job, self.channel, cut(call.count, p, call.look.dtype.itemsize))
             return
@@ -181,50 +205,103 @@ class Onboard:
         for _, event in job.moments.values():
             arena.device.wait(arena.stream, event)
         job.end()
-        mover = self._mover(job, call.chosen.path)
+        mover = yield from self._mover(job, path)
         send, recv = job.places()
         yield from columns.carry(call, send, recv, job.fold, job.kernels, arena, mover, call.count)
         for place in (send, recv):
             if place is not None:
                 call.after.leave(arena.station, arena.stream, place)
 
-    def _mover(self, job: _Job, path: str) -> columns.Mover:
+    def _on_copies(self, job: Job, algorithm: str) -> Stages:
+        """By the schedule that the user names, on copies in host memory of what lies on devices."""
+        send, recv, here = job.packed, job.recv, job.here
+        x = None if send is None else copy_of(send)
+        out = x if recv is job.send else None if recv is None else copy_of(recv)
+        up = None
+        if recv is not None and recv.place is not None:
+            up = hostcopy.Landing(recv, job.moment("recv"))
+        if isinstance(send, DeviceBuffer):
+            assert x is not None
+            yield from hostcopy.down(send, x.array, job.moment("send"))
+        job.end()
+        if here is None:
+            here = self._composed(job, x, out)
+        elif here.fill is not None:
+            here.fill()
+        yield from scheduled.rounds(here, algorithm, job.fold, self.channel, TAGS - 1)
+        here.finish(None)
+        if up is not None:
+            assert out is not None
+            yield from up.up(out.array, job.call.after)
+
+    def _composed(self, job: Job, x: Buffer | None, out: Buffer | None) -> Call:
+        """What the call is where its arrays are these, in host memory."""
+        here = Call(job.call.comm, job.call.verb, root=job.call.root)
+        here.look, here.count = job.call.look, job.call.count
+        return compose.on_hosts(here, x, out, job.fold, blocking=False)
+
+    def _mover(self, job: Job, path: str) -> Generator[list[Any], Any, columns.Mover]:
         call, fold, arena = job.call, job.fold, self.arena
         assert arena is not None
         wide = columns.travels(fold, call.look.dtype)
-        name = algorithm(call.verb, arena.size, call.count * wide.itemsize)
+        name = job.algorithm or algorithm(call.verb, arena.size, call.count * wide.itemsize)
         op = fold.mpi_op if fold is not None else None
+        most = None
+        if job.algorithm is not None:
+            most = yield from self._most(name, call, wide)
         if path == "nccl":
             slots = schedule(call.verb, name, arena.size, call.root).slots
             return ByNccl(arena, self._nccl, call.verb, slots, op, wide, call.root)
         if path == "direct":
             slots = schedule(call.verb, name, arena.size, call.root).slots
             return direct.Direct(arena, self.channel, call.verb, slots, fold, wide, call.root)
-        return Rounds(arena, self.channel, job.kernels, call.verb, name, call.root, op, wide)
+        return Rounds(arena, self.channel, job.kernels, call.verb, name, call.root, op, wide, most)
 
-    def _agree(self, job: _Job) -> Stages:
-        """Choose the path of a call, all ranks together; false: all arrays lie in host memory."""
+    def _most(self, name: str, call: Call, dtype: Dtype) -> Generator[list[Any], Any, int]:
+        """Elements of a slot at most, so that any schedule's work and its temporary fit into all arenas."""
+        assert self.arena is not None
+        mine = fitting(self.arena, call.verb, name, call.root, dtype.itemsize)
+        least = np.array([mine])
+        yield [self.channel.Iallreduce(MPI.IN_PLACE, least, MPI.MIN)]
+        if not least[0]:
+            raise UsageError(
+                f"the work memory on the device, {self.arena.nbytes} bytes, is too small for {name} on "
+                f"{self.arena.size} ranks",
+                where(call.verb, call.comm),
+                "another algorithm=, or none",
+            )
+        return int(least[0])
+
+    def _agree(self, job: Job) -> Stages:
+        """Choose the path of a call, all ranks together; false: all arrays lie in host memory.
+
+        What each says has its signature in it, so all find out if one makes another call, on any node.
+        """
         call, device = job.call, job.device
         met = self.arena is not None and (device is None or self.arena.device is device)
-        kind = _DEVICE if device is not None else 0 if _on_device(job.send, job.recv) else _HOST
+        kind = _DEVICE if device is not None else 0 if on_device(job.send, job.recv) else _HOST
         mine = kind | _FOLDS * (not job.lacks[0]) | _CONVERTS * (not job.lacks[1]) | _MET * met
-        said = bytearray([mine])
-        yield [self.channel.Iallreduce(MPI.IN_PLACE, [said, MPI.BYTE], MPI.BAND)]
-        if said[0] & _HOST:
+        signed = signature(call.code, call.agreed)
+        told = bytearray(_TOLD.pack(mine, signed, ~signed))
+        yield [self.channel.Iallreduce(MPI.IN_PLACE, [told, MPI.BYTE], MPI.BAND)]
+        said, both, neither = _TOLD.unpack(told)
+        if both ^ neither != -1:
+            yield from self._disagree(call, signed)
+        if said & _HOST:
             return False
-        on_devices = bool(said[0] & _DEVICE)
-        if on_devices and self.forced != "pipeline" and not said[0] & _MET:
+        on_devices = bool(said & _DEVICE)
+        if on_devices and self.forced != "pipeline" and not said & _MET:
             yield from self._meet(device)
         elsewhere = "another rank has no kernel for it"
         arena, dtype, fold = self.arena, call.look.dtype, job.fold
         op = fold.mpi_op if fold is not None else None
         chosen = choose(
             self.forced, call.verb, all_on_devices=on_devices, folds=fold is not None,
-            kernels="" if said[0] & _FOLDS else job.lacks[0] or elsewhere,
-            converts="" if said[0] & _CONVERTS else job.lacks[1] or elsewhere,
+            kernels="" if said & _FOLDS else job.lacks[0] or elsewhere,
+            converts="" if said & _CONVERTS else job.lacks[1] or elsewhere,
             pairs=arena.whys if arena is not None else ["nobody has met"],
             nccl=self._no_nccl or refuses(call.verb, op, columns.travels(fold, dtype)),
-            direct=self._direct[call.verb],
+            direct=self._direct[call.verb], named=job.algorithm is not None,
         )  # fmt: skip
         if not chosen.path:
             raise ConfigError(
@@ -234,6 +311,17 @@ class Onboard:
             )
         call.chosen = chosen
         return True
+
+    def _disagree(self, call: Call, signed: int) -> Stages:
+        """Raise on all ranks, which do not make the same call."""
+        all_signed = np.zeros(self.channel.Get_size(), np.int64)
+        yield [self.channel.Iallgather(np.array([signed]), all_signed)]
+        rows = "".join(f"\n  rank {rank}: {describe(int(each))}" for rank, each in enumerate(all_signed))
+        raise MismatchError(
+            f"ranks disagree about a large call on '{call.comm.name}'.{rows}",
+            where(call.verb, call.comm),
+            "give every rank the same verb, operator, dtype, number of elements and root, in the same order",
+        )
 
     def _meet(self, device: Any) -> Stages:
         if self.arena is not None:
@@ -266,7 +354,7 @@ class Onboard:
             self._nccl.close()
             self._nccl = None
 
-    def _pipeline(self, job: _Job, mpi: Any, piece: int) -> Stages:
+    def _pipeline(self, job: Job, mpi: Any, piece: int) -> Stages:
         """One MPI call for each piece of columns, through pinned memory where an array lies on a device."""
         call, count = job.call, job.call.count
         comm, verb = call.comm, call.verb
@@ -291,8 +379,8 @@ class Onboard:
             else:  # so that MPI's call is begun in the order in which the user makes calls
                 for each in waits:
                     each.Wait()
-            x = None if source is None else _part(source, low, high, call, verb in _CUTS)
-            out = x if in_place else None if sink is None else _part(sink, low, high, call, verb in _STACKS)
+            x = None if source is None else piece_of(source, low, high, call, verb in CUTS)
+            out = x if in_place else None if sink is None else piece_of(sink, low, high, call, verb in STACKS)
             if source is not None and i + 1 < len(pieces):
                 source.bring(*pieces[i + 1])
             part = compose.compose(here, verb, x, out, job.op, call.root, job.blocking)  # type: ignore[arg-type]
@@ -316,50 +404,6 @@ class Onboard:
             return (yield from stages)
         finally:
             self._line.remove(ticket)
-
-
-class _Job:
-    """A collective with what this rank brings to it."""
-
-    def __init__(self, call: Call, send: Buffer | None, recv: Buffer | None, op: Any,
-                 fold: Reduction | None, blocking: bool) -> None:  # fmt: skip
-        self.call, self.send, self.recv = call, send, recv
-        self.op, self.fold, self.blocking = op, fold, blocking
-        self.packed = send
-        comm, verb = call.comm, call.verb
-        p = comm.remote_size if comm.is_inter else comm.size
-        self.blocks_in = (comm.size if verb == "reduce_scatter" else p) if verb in _CUTS else 1
-        self.blocks_out = p if verb in _STACKS else 1
-        places = [x.place for x in (send, recv) if x is not None]
-        place = next((each for each in places if each is not None), None)
-        self.device = None if place is None or None in places else place.device
-        found = kernels(place) if place is not None and fold is not None else None
-        self.lacks = columns.lacks(fold, call.look.dtype, found)
-        self.kernels = None if isinstance(found, str) else found
-        self.moments: dict[str, tuple[Place, int]] = {}
-
-    def begin(self) -> None:
-        """Take note of what the current streams hold now, which the call comes after."""
-        self.end()
-        self.packed = self.send
-        if isinstance(self.send, DeviceBuffer) and self.send.place.strides is not None:
-            self.packed = DeviceBuffer(self.send.give(), self.send.packed())
-        for name, x in (("send", self.packed), ("recv", self.recv)):
-            if x is not None and x.place is not None:
-                self.moments[name] = x.place, station(x.place.device).moment(x.place)
-
-    def places(self) -> tuple[Place | None, Place | None]:
-        send, recv = self.packed, self.recv
-        return None if send is None else send.place, None if recv is None else recv.place
-
-    def moment(self, name: str) -> int | None:
-        return self.moments[name][1] if name in self.moments else None
-
-    def end(self) -> None:
-        """All that had to come after the moments has been told so."""
-        for place, event in self.moments.values():
-            station(place.device).spare(event)
-        self.moments.clear()
 
 
 def _forced(comm: Communicator, asked: str | None) -> str:
@@ -395,32 +439,3 @@ class _Ticket:
 
     def Test(self, status: Any = None) -> bool:  # noqa: N802
         return self._line[0] is self
-
-
-def _part(end: Source | Sink, low: int, high: int, call: Call, stacked: bool) -> Buffer:
-    """A piece of columns as an array of a call of its own."""
-    array = end.columns(low, high)
-    made = Buffer(array if stacked else array[0], call.look.dtype, _no_more, lambda: made)
-    return made
-
-
-def _no_more(shape: Any) -> Buffer:
-    raise AssertionError("a piece makes no arrays")
-
-
-def _on_device(*looks: Buffer | None) -> bool:
-    return any(look is not None and look.place is not None for look in looks)
-
-
-def _refuse_overlap(call: Call, send: Buffer, recv: Buffer) -> None:
-    if send is recv or send.place is None or recv.place is None or not send.nbytes:
-        return
-    a, b = send.place.address, recv.place.address
-    if a >= b + recv.nbytes or b >= a + send.nbytes or (a == b and send.nbytes == recv.nbytes):
-        return
-    mine = call.comm.rank * call.count * call.look.dtype.itemsize
-    if (call.verb in ("gather", "all_gather") and a == b + mine) or (
-        call.verb == "scatter" and b == a + mine
-    ):
-        return
-    raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")

@@ -274,7 +274,7 @@ def plan(
         x, out, op, root: as the verb takes them. Without out each wait() returns an array of the plan's
             own, which the next start may fill again.
         dest, source, tag: for "send" and "recv".
-        algorithm: an own schedule for a collective: "ring", ... (docs/algorithms.md). Host memory only.
+        algorithm: an own schedule for a collective: "ring", ... (docs/algorithms.md).
 
     Raises:
         As the verb does, now and not at start; UsageError: verb cannot be planned, or not with this
@@ -308,8 +308,10 @@ def _collective(
     if verb == "barrier":
         call = Call(comm, "barrier", code=head("barrier"))
     else:
-        call = compose.compose(comm, verb, x, out, op, root, blocking=False, hosts=algorithm is not None)
-    if algorithm is not None:
+        own = algorithm is not None
+        by = algorithm if scheduled.takes_devices(algorithm) else None
+        call = compose.compose(comm, verb, x, out, op, root, False, own, by)
+    if algorithm is not None and call.after is None:
         call = scheduled.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
     comm._agreement.enter(call.code - head(verb) + head("plan"), call.agreed)
     made = Plan(comm, call)

@@ -23,21 +23,24 @@ MEANS = {
     "pipeline": "the MPI library on pieces in pinned memory",
 }
 
+ON_COPIES = "an own schedule on copies in host memory"
+
 
 class Choice(NamedTuple):
-    """path: the best one that is not refused, or ""; refused: why each better one was."""
+    """path: the best one that is not refused, or ""; refused: why each better one was; means: in words."""
 
     path: str
     refused: Mapping[str, str]
+    means: str = ""
 
     def __str__(self) -> str:
         whys = "; ".join(f"{name}: refused, {why}" for name, why in self.refused.items())
-        return f"{self.path} ({MEANS[self.path]})" + (f"; {whys}" if whys else "")
+        return f"{self.path} ({self.means or MEANS[self.path]})" + (f"; {whys}" if whys else "")
 
 
 def choose(
     forced: str, verb: str, *, all_on_devices: bool, folds: bool, kernels: str, converts: str,
-    pairs: Sequence[str], nccl: str, direct: str,
+    pairs: Sequence[str], nccl: str, direct: str, named: bool = False,
 ) -> Choice:  # fmt: skip
     """Choose.
 
@@ -47,20 +50,23 @@ def choose(
         converts: why x cannot be brought there into the form in which op folds it, or "".
         pairs: of each rank, why it cannot copy from some other one's memory, or "".
         nccl, direct: why that cannot carry this call, or "".
+        named: the user names an own schedule; "pipeline" then is that schedule on copies in host memory.
     """
     unopened = next((f"rank {r} cannot copy from {why}" for r, why in enumerate(pairs) if why), "")
     hosts = "" if all_on_devices else "some ranks bring arrays in host memory"
+    ours = "algorithm= names an own schedule" if named else ""
     lacks = {
-        "nccl": hosts or nccl or converts,
+        "nccl": ours or hosts or nccl or converts,
         "ipc": hosts or converts or kernels or unopened,
-        "direct": hosts or direct or converts,
+        "direct": ours or hosts or direct or converts,
         "schedule": hosts
         or converts
         or kernels
-        or ("" if folds or forced == "schedule" else f"{verb} folds nothing"),
+        or ("" if folds or named or forced == "schedule" else f"{verb} folds nothing"),
         "pipeline": "",
     }
-    return _first(COLLECTIVE, lacks, forced)
+    found = _first(COLLECTIVE, lacks, forced)
+    return found._replace(means=ON_COPIES) if named and found.path == "pipeline" else found
 
 
 def choose_message(forced: str, **lacks: str) -> Choice:

@@ -57,15 +57,30 @@ def _program(verb: str, name: str, p: int, root: int, rank: int, count: int) -> 
     return program(schedule(verb, name, p, root), rank, count)
 
 
+def fitting(arena: Arena, verb: str, name: str, root: int, itemsize: int) -> int:
+    """Elements of a slot so that work memory and this rank's temporary fit into its arena; 0: none do."""
+    slots = schedule(verb, name, arena.size, root).slots
+    count = arena.nbytes // (slots * itemsize)
+    while count:
+        need = (slots * count + _program(verb, name, arena.size, root, arena.rank, count).room) * itemsize
+        if need <= arena.nbytes:
+            break
+        count = min(count - 1, count * arena.nbytes // need)
+    return count
+
+
 class Rounds:
     """How a collective goes on in an arena: work memory from its beginning, the temporary behind it."""
 
     def __init__(self, arena: Arena, channel: Any, kernels: Kernels | None, verb: str, name: str,
-                 root: int, op: str | None, dtype: Dtype) -> None:  # fmt: skip
+                 root: int, op: str | None, dtype: Dtype, most: int | None = None) -> None:  # fmt: skip
         self.arena, self.channel, self.kernels = arena, channel, kernels
         self.key, self.op, self.dtype = (verb, name, arena.size, root), op, dtype
         self.slots = schedule(*self.key).slots
-        self.capacity = max(1, arena.nbytes // (2 * self.slots * dtype.itemsize))  # elements of a slot
+        half = arena.nbytes // (
+            2 * self.slots * dtype.itemsize
+        )  # what the default ones hold in the temporary
+        self.capacity = most or max(1, half)
 
     def move(self, count: int) -> Stages:
         """All rounds, on slots of count elements."""
@@ -73,7 +88,7 @@ class Rounds:
         device, stream, work = self.arena.device, self.arena.stream, self.arena.work
         size = self.dtype.itemsize
         room = work + self.slots * count * size
-        assert part.room <= self.slots * count
+        assert (self.slots * count + part.room) * size <= self.arena.nbytes
 
         def at(message: Message) -> int:
             return (room if message.staged else work) + message.low * size

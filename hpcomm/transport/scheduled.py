@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     # verb, name, root, count, dtype, code of the fold, wire, operator of the user
     Key = tuple[str, str, int, int, Any, int, Any, int | None]
 
-__all__ = ["by_schedule", "fold_of", "schedule_call", "tuned_for"]
+__all__ = ["by_schedule", "fold_of", "named", "rounds", "schedule_call", "takes_devices", "tuned_for"]
 
 _LONG = 256 << 10  # bytes of x per rank from which all_reduce works in `out`: a copy costs more than requests
 _UFUNCS: dict[str, Any] = {
@@ -107,21 +107,9 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
         return library_call(call, algorithm.removeprefix("mpi:"))
     if deterministic and not call.moves:
         return deterministic_call(call, algorithm, fold, array, count)
-    name, wire = _wire(_STANDS_FOR[verb] if algorithm is None else algorithm, array, fold)
-    if call.moves and name.partition(":")[0] not in algorithms(verb):
-        name = _STANDS_FOR[verb]
-    name = cut(verb, name, count * array.itemsize)
-    schedule = proved(verb, name, comm.size, call.root if verb in ROOTED else 0)
-    folding, commutes = (np.bitwise_or, True) if fold is None or call.moves else fold_of(fold)
-    if not commutes and not in_order(schedule):
-        fitting = [a for a in algorithms(verb) if in_order(build(verb, a, comm.size, schedule.root))]
-        raise UsageError(
-            f"{name} does not keep the order of ranks, and op need not commute",
-            hint=f"algorithm= one of {', '.join(fitting)}",
-        )
+    key, folding = _chosen(call, algorithm, fold)
+    name, wire = key[1], key[6]
     call.code = marked(call.code, algorithm or name)
-    own_op = id(fold.op.mpi) if fold is not None and fold.op.mpi is not None else None
-    key = (verb, name, schedule.root, count, array.dtype, fold.code if fold else 0, wire, own_op)
 
     def carry() -> None:
         if verb == "all_reduce" and wire is None and _is_long(comm, count * array.itemsize):
@@ -148,6 +136,49 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
 
     call.carry, call.stages, call.prepare = carry, stages, prepare
     return call
+
+
+def takes_devices(algorithm: str | None) -> bool:
+    """Whether algorithm names one that can move arrays from device to device: a schedule, not narrowed."""
+    if not isinstance(algorithm, str) or algorithm == "tuned":
+        return False
+    return not algorithm.startswith("mpi:") and "wire=" not in algorithm
+
+
+def named(call: Call, algorithm: str, fold: Any, nbytes: int) -> str:
+    """algorithm with its pieces, for a call on slots of nbytes; raises as schedule_call does."""
+    verb, p, root = call.moves or call.verb, call.comm.size, call.root
+    name = cut(verb, algorithm, nbytes)
+    schedule = proved(verb, name, p, root if verb in ROOTED else 0)
+    if fold is not None and not call.moves and not fold_of(fold)[1] and not in_order(schedule):
+        fitting = [a for a in algorithms(verb) if in_order(build(verb, a, p, schedule.root))]
+        raise UsageError(
+            f"{name} does not keep the order of ranks, and op need not commute",
+            hint=f"algorithm= one of {', '.join(fitting)}",
+        )
+    return name
+
+
+def rounds(call: Call, algorithm: str, fold: Any, mpi: Any, tag: int) -> Generator[list[Any], Any, None]:
+    """What carries a call out in the background, as schedule_call has it, under a tag of another mpi."""
+    key, folding = _chosen(call, algorithm, fold)
+    executor = _executor(call.comm, key, folding, Passing(mpi, tag, own(call.comm).most))
+    _bring(call, executor)
+    yield [Running(background(executor))]
+    _take(call, executor)
+
+
+def _chosen(call: Call, algorithm: str | None, fold: Any) -> tuple[Key, Fold]:
+    """All that the executor of a call goes by, checked."""
+    verb, (array, count) = call.moves or call.verb, _look(call)
+    name, wire = _wire(_STANDS_FOR[verb] if algorithm is None else algorithm, array, fold)
+    if call.moves and name.partition(":")[0] not in algorithms(verb):
+        name = _STANDS_FOR[verb]
+    name = named(call, name, fold, count * array.itemsize)
+    folding = np.bitwise_or if fold is None or call.moves else fold_of(fold)[0]
+    own_op = id(fold.op.mpi) if fold is not None and fold.op.mpi is not None else None
+    root = call.root if verb in ROOTED else 0
+    return (verb, name, root, count, array.dtype, fold.code if fold else 0, wire, own_op), folding
 
 
 def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callable[..., Any] | None:
