@@ -1,17 +1,17 @@
-"""The text of lanes: what each verb does, how to look at arrays of a kind, and how both become one function.
+"""The text of lanes: what each verb does, and how to look at arrays of a kind.
 
-A verb is a few lines, in which `@name x, y` stands for a fragment, in which X is x and Y is y. Fragments say
-how to look at an array of numpy or torch; how the ranks agree comes from observe/check.py.
+A verb is a few lines, in which `@name x, y` stands for a fragment (compiled.py), such as how to look at an
+array of numpy or torch. How the ranks agree comes from observe/check.py.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from types import CodeType
+from textwrap import indent
 
 from .steps import CUTS
 
 __all__ = [
+    "ALIKE",
     "BEGUN",
     "BODIES",
     "COUNTED",
@@ -23,7 +23,6 @@ __all__ = [
     "MESSAGES",
     "NUMPY",
     "ON_HOST",
-    "PLAIN_CALL",
     "RECEIVED",
     "ROOTED",
     "SENT",
@@ -32,8 +31,7 @@ __all__ = [
     "TAKE",
     "TORCH",
     "WITHIN",
-    "Source",
-    "compiled",
+    "of_one",
     "out_of_place",
 ]
 
@@ -53,14 +51,15 @@ def lane(x, out):
     global last_n, mine, laid, turns  # the last call's, mostly this one's too
     if out is x:
         @writable x
-        @spec x
+        @window x
         @sign
         @small x, x
         @within x, x
+        @described x
         @call function(IN_PLACE, x_spec, operator)
         return x
     @readable x
-    @spec x
+    @window x
     if out is None:
         @new out, x
     else:
@@ -68,11 +67,13 @@ def lane(x, out):
         @writable_too out
         @same_size out, x
         @apart x, out
-    @spec out
+    @window out
     @apart_in_memory x, out
     @sign
     @small_apart x, out
     @within_apart x, out
+    @described x
+    @described out
     @call function(x_spec, out_spec, operator)
     return out
 """
@@ -81,46 +82,62 @@ def lane(x, out):
 SMALL = {
     "all_reduce": """
 if 0 < AMOUNT < small_to:
-    @flat
-    POST
+    @flats X, Y
+    @post
     @turns
     if small.owed:
         small.settle(mine)
     flag, elements, there, line, other, others, fold = turns[number()]
-    @lay
+    @lay X
     line[0] = flag
     if other[0] != flag:
         look(other, flag, mine)
     for other in others:
         if other[0] != flag:
             look(other, flag, mine)
-    fold(Y_flat)
+    @fold Y
     return Y
 """,
     "broadcast": """
 if 0 < AMOUNT < small_to:
-    @flat
-    POST
+    @flat X
+    @post
     turns = known.get(mine) or turns_of(mine, root)
     if small.owed:
         small.settle(mine)
     flag, elements, there, line, root_line, owed = turns[number()]
     if root_line is None:
-        @lay
+        @lay X
         line[0] = flag
     else:
         line[0] = flag
         if root_line[0] != flag:
             look(root_line, flag, mine)
-        @fetch
+        @fetch X
     small.owed = owed
-    LOOK
+    @look
     return X
 """,
 }
 
+# What is done to one element, where Python's own arithmetic makes the same of it sooner; see steps.py.
+_ONE = {
+    "lay": "elements[0] = GET",
+    "fetch": "SET = elements[0]",
+    "fold": """
+first, second, rest, whole = fold
+total = first[0] + second[0]
+for part in rest:
+    total += part[0]
+try:
+    SET = total
+except (OverflowError, ValueError):  # where numpy's whole numbers wrap
+    whole(X_flat)
+""",
+}
+
 MEET = """
-POST
+@post
 meet(mine)
 return None
 """
@@ -135,11 +152,11 @@ if within_from <= mine < within_to:
     if leaves > 1:  # it is timed
         return NotImplemented
     if not leaves:
-        @flat
+        @flats X, Y
         ways[mine] = way
-        POST
+        @post
         way(X_flat, Y_flat, mine)
-        LOOK
+        @look
         return Y
 """
 
@@ -150,14 +167,15 @@ def lane(x, out, root):
         @writable x
     elif out is None:
         @readable x
-        @spec x
+        @window x
         @fresh x
     else:
         return NotImplemented
-    @spec x
+    @window x
     @sign
     @small x, x
     @within x, x
+    @described x
     @call function(x_spec, root)
     return x
 """
@@ -231,13 +249,13 @@ def lane(x, out, dest, source, sendtag, recvtag):
 GIVE = """
 this = number[dest]()
 if hand_from <= AMOUNT < hand_to:
-    @flat
+    @flat X
     if give(dest, tag, X_flat, BYTES, this):
         return None
 """
 TAKE = """
 if hand_from <= AMOUNT < hand_to:
-    @flat
+    @flat X
     try:
         if take(source, tag, X_flat, BYTES):
             return X
@@ -249,8 +267,7 @@ COUNTED = "this = number[dest]()"
 SENT = "sent, nbytes = AMOUNT, BYTES"
 EXCHANGE = """
 if hand_from <= sent < swap_to and hand_from <= AMOUNTY < swap_to:
-    @flatX
-    @flatY
+    @flats X, Y
     try:
         if exchange(dest, sendtag, X_flat, nbytes, this, X_spec, source, recvtag, Y_flat, BYTESY, Y_spec):
             return Y
@@ -329,17 +346,21 @@ if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
     "fresh": "X = X.copy() if rank == root else empty(X.shape, dtype)",
     "made": "",
     "neutral": "X[...] = neutral",
+    "window": "",
+    "described": "X_spec = (X, n, kind)",
     "spec": "X_spec = (X, n, kind)",
     "sign": "mine = n << 32 | code",
     "sign_all_reduce": "if n != last_n:\n    last_n, mine, turns = n, n << 32 | code, None",
     "sign_rooted": "mine = n << 32 | code",
-    "turns": "if turns is None:\n        turns = known.get(mine) or turns_of(mine)",
+    "turns": "if turns is None:\n    turns = known.get(mine) or turns_of(mine)",
     "lay": "elements[...] = X_flat",
+    "get_one": "X_flat.item()",
+    "set_one": "X_flat[0]",
     "fetch": "X_flat[...] = elements",
     "flat": "X_flat = X if X.ndim == 1 else X.reshape(-1)",
     "amount": "n",
     "bytes": "n * itemsize",
-    "length": "if status.count != n * itemsize:\n    check_length(comm, verb, status, n * itemsize)",
+    "length": "if status.Get_count() != n * itemsize:\n    check_length(comm, verb, status, n * itemsize)",
 }
 
 # mpi4py takes microseconds to look into a tensor, and a tenth of one for an address. Windows are what it
@@ -350,9 +371,9 @@ TORCH = {
     "readable": f"""
 try:
 {ON_HOST}    X_size = X.nbytes
-    if not X.is_contiguous() or (X_size < least and (not X_size or X.is_neg())):
+    if X.is_neg() or not X_size if X_size < least else not X.is_contiguous():
         return NotImplemented
-except RuntimeError:  # sparse tensors have neither
+except RuntimeError:  # sparse tensors have no memory of their own
     return NotImplemented
 """,
     "same": """
@@ -369,6 +390,7 @@ if axes != Y.dim():
     "fresh": "X = X.detach().clone() if rank == root else empty_like(X)",
     "made": "X_size = X.nbytes",
     "neutral": "X.fill_(neutral)",
+    "described": "X_spec = X_seen[1]",
     "spec": """
 try:
     X_at = X.data_ptr()
@@ -386,15 +408,18 @@ X_spec = X_seen[1]
     "sign": "mine = x_seen[2] | code",
     "sign_all_reduce": "mine = x_seen[2] | code",
     "sign_rooted": "mine = x_seen[2] | code",
-    "turns": "if x_seen is not laid:\n        laid, turns = x_seen, known.get(mine) or turns_of(mine)",
+    "turns": "if x_seen is not laid:\n    laid, turns = x_seen, known.get(mine) or turns_of(mine)",
     "lay": "there[:] = X_seen[4]",  # half of what numpy takes
     "fetch": "X_seen[4][:] = there",
     "flat": "X_flat = X_seen[3]",
+    "get_one": "X_seen[6][0]",
+    "set_one": "X_seen[6][0]",
     "amount": "X_size",
     "bytes": "X_size",
-    "length": "if status.count != X_size:\n    check_length(comm, verb, status, X_size)",
+    "length": "if status.Get_count() != X_size:\n    check_length(comm, verb, status, X_size)",
 }
 TORCH["writable"] = TORCH["writable_too"] = TORCH["readable"]
+TORCH["window"] = TORCH["spec"].replace("X_spec = X_seen[1]\n", "")
 
 _ROOT = """
 if type(root) is not int:
@@ -429,12 +454,13 @@ if source is not seen_source:
     seen_source = source
 """
 
-PLAIN_CALL = "CALL"
-_CALL = """try:
-    AROUND
-except MPIError as error:
-    raise failure(error, verb, comm) from None"""
-
+ALIKE = {  # for arrays of all kinds
+    "root": _ROOT,
+    "dest": _DEST,
+    "source": _SOURCE,
+    "flats": "@flat X\n@flat Y",
+    "fold": "fold(X_flat)",
+}
 
 BODIES = {
     "all_reduce": _ALL_REDUCE, "barrier": _BARRIER, "broadcast": _BROADCAST, "send": _SEND, "recv": _RECV,
@@ -442,36 +468,10 @@ BODIES = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=256)
-def compiled(
-    verb: str, body: str, fragments: tuple[tuple[str, str], ...], around: str
-) -> tuple[CodeType, Source]:
-    """What defines the function `lane`, and its text; fragments: by name; around: of an Agreement."""
-    known = dict(fragments) | {"root": _ROOT, "dest": _DEST, "source": _SOURCE}
-    if around == PLAIN_CALL and not known.get("within"):
-        known["sign"] = ""
-    lines = []
-    for line in body.strip().splitlines():
-        word, _, rest = line.strip().partition(" ")
-        if not word.startswith("@"):
-            lines.append(line)
-            continue
-        if word == "@call":
-            text = _CALL.replace("AROUND", around.strip().replace("\n", "\n    ")).replace("CALL", rest)
-        else:
-            x, _, y = rest.partition(", ")
-            text = known[word[1:]].replace("X", x).replace("Y", y)
-        margin = line[: len(line) - len(line.lstrip())]
-        lines += [margin + part for part in text.splitlines() if part]
-    source = Source("\n".join(lines) + "\n")
-    return compile(source.text, f"{__file__}:{verb}-{hash(source.text) & 0xFFFFFFFF:08x}", "exec"), source
-
-
-class Source:
-    """Shows tracebacks and debuggers what a lane looks like, as the loader of a module would."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def get_source(self, name: str) -> str:
-        return self.text
+def of_one(fragments: dict[str, str], length: int) -> dict[str, str]:
+    """The fragments lay, fetch and fold for arrays some of which have a single element, of that amount."""
+    known, found = ALIKE | fragments, {}
+    for name, one in _ONE.items():
+        one = one.replace("GET", known["get_one"]).replace("SET", known["set_one"]).strip()
+        found[name] = f"if {known['amount']} == {length}:\n{indent(one, '    ')}\nelse:\n    {known[name]}"
+    return found

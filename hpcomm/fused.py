@@ -13,7 +13,7 @@ from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from .fragments import Source
+from .compiled import Source
 
 if TYPE_CHECKING:
     from .communicator import Communicator

@@ -20,9 +20,11 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from .compiled import PLAIN_CALL, compiled
 from .envelope import is_awaited
 from .errors import HpcommError
 from .fragments import (
+    ALIKE,
     BEGUN,
     BODIES,
     COUNTED,
@@ -34,7 +36,6 @@ from .fragments import (
     MESSAGES,
     NUMPY,
     ON_HOST,
-    PLAIN_CALL,
     RECEIVED,
     ROOTED,
     SENT,
@@ -43,12 +44,13 @@ from .fragments import (
     TAKE,
     TORCH,
     WITHIN,
-    compiled,
+    of_one,
     out_of_place,
 )
 from .fused import fuse
 from .handover import LEAST, MOST_BOTH
 from .signature import VERBS, head, marked
+from .steps import takes_one
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -96,8 +98,8 @@ def _barrier(comm: Communicator) -> Lane:
     within = comm._within
     if within is None or not within.has_barrier:
         return _compose(comm, "barrier", BODIES["barrier"], {"meet": ""}, {})
-    text = MEET.replace("POST", _watched(comm, "barrier")[0])
-    return _compose(comm, "barrier", BODIES["barrier"], {"meet": text}, {"meet": within.barrier})
+    fragments = {"meet": MEET, "post": _watched(comm, "barrier")[0]}
+    return _compose(comm, "barrier", BODIES["barrier"], fragments, {"meet": within.barrier})
 
 
 def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
@@ -226,8 +228,9 @@ def _most(comm: Communicator, itemsize: int) -> int:
     return largest if comm._onboard is None else min(largest, comm._onboard.eager)
 
 
-# bytes, what mpi4py wants, number of elements as in signatures; the array as numpy sees it, as bytes, its end
-Window = tuple[int, Any, int, Any, memoryview | None, int]
+# bytes, what mpi4py wants, number of elements as in signatures; the array as numpy sees it, as bytes, its
+# end, and its elements as Python sees them
+Window = tuple[int, Any, int, Any, memoryview | None, int, memoryview | None]
 
 
 def _windows(
@@ -249,11 +252,11 @@ def _windows(
         if len(known) > 1000:
             known.clear()
         n, memory = nbytes // record.itemsize // blocks, fromaddress(address, nbytes)
-        flat = seen = None
+        flat = seen = elements = None
         if nbytes > 0:
             flat = np.frombuffer(memory, record.storage)  # type: ignore[call-overload]
-            seen = memoryview(memory)  # type: ignore[arg-type]
-        found = known[address] = (nbytes, (memory, n, kind), n << 32, flat, seen, address + nbytes)
+            seen, elements = memoryview(memory), flat.data  # type: ignore[arg-type]
+        found = known[address] = (nbytes, (memory, n, kind), n << 32, flat, seen, address + nbytes, elements)
         return found
 
     return known, window
@@ -361,25 +364,26 @@ def _within(
 
     names.update(within_from=least << 32, within_to=end << 32, ways=ways, way_of=way_of)
     names.update(contest_from=within.contest_from(code) << 32, contest=contest)
-    posts, looks = _watched(comm, verb)
+    found["post"], found["look"] = _watched(comm, verb)
     text = WITHIN.replace("ROOT", "root" if verb == "broadcast" or verb in ROOTED else "0")
-    text, flat = text.replace("POST", posts).replace("LOOK", looks), fragments["flat"]
-    both = f"{flat}\n        {flat.replace('X', 'Y')}"
-    found["within"] = text.replace("@flat", flat).replace("Y", "X")
-    found["within_apart"] = text.replace("@flat", both)
-    found["within_given"] = text.replace("@flat", flat).replace("Y_flat", "None").replace("Y", "None")
+    found["within_apart"], found["within"] = text, _in_place(text)
+    found["within_given"] = found["within"].replace("way(X_flat, X_flat", "way(X_flat, None")
+    found["within_given"] = found["within_given"].replace("return X", "return None")
     small, small_end = within.small, within.small_end(code) if verb in SMALL else 0
     if small is not None and small_end:
         unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
         names.update(small=small, small_to=small_end * record.itemsize // unit)
         names.update(known=known, turns_of=turns_of, number=small.number, look=small.flags.look)
-        text = SMALL[verb].replace("POST", posts).replace("LOOK", looks)
-        for name in ("@turns", "@lay", "@fetch"):
-            text = text.replace(name, fragments[name[1:]])
-        text = text.replace("AMOUNT", fragments["amount"])
-        found["small"] = text.replace("@flat", flat).replace("Y", "X")
-        found["small_apart"] = text.replace("@flat", both.replace("        ", "    "))
+        text = SMALL[verb].replace("AMOUNT", fragments["amount"])
+        found["small_apart"], found["small"] = text, _in_place(text)
+        if takes_one(verb, code, kind):
+            found |= of_one(fragments, record.itemsize // unit)
     return found
+
+
+def _in_place(text: str) -> str:
+    """A text about X and Y, where they are one array."""
+    return text.replace("@flats X, Y", "@flat X").replace("Y", "X")
 
 
 def _message(
@@ -400,7 +404,7 @@ def _message(
         texts |= {"sent": SENT, "exchange": EXCHANGE}
     texts["begun"] = BEGUN
     for name, text in texts.items():
-        for word, part in (("@flat", "flat"), ("AMOUNT", "amount"), ("BYTES", "bytes")):
+        for word, part in (("AMOUNT", "amount"), ("BYTES", "bytes")):
             text = text.replace(f"{word}Y", fragments[part].replace("X", "Y"))
             text = text.replace(f"{word}X", fragments[part]).replace(word, fragments[part])
         texts[name] = text
@@ -452,7 +456,7 @@ def _compose(
         seen_tag=_NOTHING,
         verb=verb,
     )
-    code, source = compiled(verb, body, tuple(fragments.items()), around)
+    code, source = compiled(verb, body, tuple((ALIKE | fragments).items()), around)
     names.update(__name__=f"lane of {verb}", __loader__=source)
     exec(code, names)
     lane: Lane = names["lane"]

@@ -22,7 +22,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["CUTS", "FOLDS", "STACKS", "Steps", "function"]
+__all__ = ["CUTS", "FOLDS", "STACKS", "Steps", "function", "takes_one"]
 
 CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
 STACKS = ("gather", "all_gather", "all_to_all")  # the result has
@@ -41,7 +41,7 @@ class Steps:
     ) -> None:
         self._tables, self._flags = tables, tables.flags
         self._rank, self._size = comm.rank, comm.size
-        self._root, self._function = (code & ROOT) >> 19, function(code)
+        self._code, self._root, self._function = code, (code & ROOT) >> 19, function(code)
         self._verb, self._count, self._dtype = VERBS[code & VERB], count, dtype
         self._parts = tables.parts(dtype, (self._size, count) if self._verb in CUTS else (count,))
         self._others = [rank for rank in range(self._size) if rank != self._rank]
@@ -223,18 +223,23 @@ class Steps:
 
         Both: flag, elements on the own place or the root's, the same as bytes, own line;
         broadcast: root's line or None, what is owed then; all_reduce: lines of one other and of the rest,
-        fold(out).
+        fold(out). Of one element, where takes_one(): elements as Python reads them, and in place of fold
+        those of the first two ranks, of the rest, and fold.
         """
         tables, parts, rank, root = self._tables, self._parts, self._rank, self._root
         is_fold = self._verb == "all_reduce"
+        is_one = self._count == 1 and takes_one(self._verb, self._code, self._dtype)
         folds = [self._flags.folding(self._function, each) for each in parts] if is_fold else []
         found: list[tuple[Any, ...]] = []
         for number, flag in enumerate(tables.raised(mine)):
             place = number & 1
             own, (other, *others) = tables.lines[place][rank], tables.others[place]
             elements = parts[place][rank if is_fold else root]
-            common = flag, elements, elements.view(np.uint8).data, own
-            if is_fold:
+            common = flag, elements.data if is_one else elements, elements.view(np.uint8).data, own
+            if is_fold and is_one:
+                first, second, *rest = [part.data for part in parts[place]]
+                found.append((*common, other, others, (first, second, rest, folds[place])))
+            elif is_fold:
                 found.append((*common, other, others, folds[place]))
             elif rank == root:
                 found.append((*common, None, flag))
@@ -247,6 +252,13 @@ class Steps:
         fold(parts[0], parts[1], out)
         for part in parts[2:]:
             fold(out, part, out)
+
+
+def takes_one(verb: str, code: int, dtype: np.dtype[Any]) -> bool:
+    """Whether Python's own arithmetic does to a single element, bit for bit, what numpy's does."""
+    if verb == "all_reduce":
+        return function(code) is np.add and dtype in (np.float64, np.int64)
+    return dtype.kind in "iu" or dtype == np.float64  # float32 would be widened on the way, and so changed
 
 
 def function(code: int) -> Any:

@@ -356,10 +356,13 @@ def test_a_masked_array_would_lose_its_mask(comm: Any) -> None:
     assert "filled" in str(caught.value.hint)
 
 
-def test_a_sparse_tensor_is_refused(comm: Any) -> None:
-    with pytest.raises(hpcomm.LayoutError, match="sparse") as caught:
-        comm.all_reduce(torch.eye(2).to_sparse())
-    assert "to_dense" in str(caught.value.hint)
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_sparse_tensor_is_refused(comm: Any, size: int) -> None:
+    for _ in range(2):
+        comm.all_reduce(torch.eye(size))  # also by the function that this leaves
+        with pytest.raises(hpcomm.LayoutError, match="sparse") as caught:
+            comm.all_reduce(torch.eye(size).to_sparse())
+        assert "to_dense" in str(caught.value.hint)
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization")

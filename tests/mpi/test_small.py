@@ -97,6 +97,56 @@ def test_lengths_around_the_limit_give_the_definition(
     assert set(calls) == {1, 2, most - 1, most}
 
 
+ODD = {  # single elements that arithmetic of another kind would make something else of
+    "float64": [0.1, -0.0, np.nan, np.inf, 1e308, 5e-324],
+    "float32": [0.1, -0.0, np.nan, np.inf, 3e38, 1e-45, 16777217.0],
+    "int64": [2**63 - 1, 2**63 - 1, -(2**63), -(2**63), 2**62],
+    "uint64": [2**64 - 1, 2**63],
+    "int32": [2**31 - 1, -(2**31)],
+    "int8": [127, -128],
+}
+
+
+@pytest.mark.parametrize("axes", [0, 1, 3])
+@pytest.mark.parametrize("dtype", ODD)
+def test_a_single_element_is_what_numpy_makes_of_it(
+    comm: Any, calls: list[int], dtype: str, axes: int
+) -> None:
+    odd = ODD[dtype]
+    with np.errstate(all="ignore"):
+        for first in range(len(odd)):
+            values = [odd[(first + rank) % len(odd)] for rank in range(comm.size)]
+            given = [np.full((1,) * axes, value, dtype) for value in values]
+            expected = folded("sum", given)
+            for x in (given[comm.rank].copy(), torch.from_numpy(given[comm.rank].copy())):
+                zeros = np.zeros_like if isinstance(x, np.ndarray) else torch.zeros_like
+                for _ in range(2):
+                    bits_are(comm.all_reduce(x), expected)
+                    bits_are(comm.all_reduce(x, out=zeros(x)), expected)
+                bits_are(comm.all_reduce(x, out=x), expected)
+
+
+@pytest.mark.parametrize("dtype", ["uint64", "float64", "uint32", "float32", "uint16", "float16", "int8"])
+def test_a_single_element_is_broadcast_bit_for_bit(comm: Any, calls: list[int], dtype: str) -> None:
+    nbytes = np.dtype(dtype).itemsize
+    for pattern in (0x7FF4_0000_0000_0001, 0x7FA0_0001, 0x7D01, 0x80, 0):  # also NaNs that signal
+        bits = pattern.to_bytes(8, "little")[:nbytes]
+        for root in range(comm.size):
+            given = bits if comm.rank == root else bytes(nbytes)
+            x, y, t = (np.frombuffer(bytearray(given), dtype) for _ in range(3))
+            assert comm.broadcast(x, root, out=x).tobytes() == bits
+            assert comm.broadcast(y, root).tobytes() == bits
+            t = torch.from_numpy(t)
+            assert comm.broadcast(t, root, out=t).numpy().tobytes() == bits
+
+
+def bits_are(x: Any, expected: Any) -> None:
+    """The same shape and bits, but for those of NaNs."""
+    x = np.asarray(x)
+    assert x.shape == expected.shape
+    assert x.tobytes() == expected.tobytes() or (np.isnan(x).all() and np.isnan(expected).all())
+
+
 def test_ranks_bring_the_same_elements_in_any_form(comm: Any, calls: list[int]) -> None:
     """Strided, of another library, of several axes, from Python, with an observer: all meet on one way."""
     given = parts(comm, 6, "float64")
