@@ -23,6 +23,7 @@ __all__ = [
     "MESSAGES",
     "NUMPY",
     "ON_HOST",
+    "RAISE",
     "RECEIVED",
     "ROOTED",
     "SENT",
@@ -78,18 +79,21 @@ def lane(x, out):
     return out
 """
 
-# Small ones among ranks of a node, step by step as in steps.py.
+# Small ones among ranks of a node, step by step as in steps.py. A call is posted on the board while its flag
+# is on the way; but before this rank waits for others to come to an earlier one, since who waits is looked
+# at.
 SMALL = {
     "all_reduce": """
 if 0 < AMOUNT < small_to:
     @flats X, Y
-    @post
     @turns
     if small.owed:
+        @post
         small.settle(mine)
-    flag, elements, there, line, other, others, fold = turns[number()]
-    @lay X
-    line[0] = flag
+        @raise X
+    else:
+        @raise X
+        @post
     if other[0] != flag:
         look(other, flag, mine)
     for other in others:
@@ -101,22 +105,34 @@ if 0 < AMOUNT < small_to:
     "broadcast": """
 if 0 < AMOUNT < small_to:
     @flat X
-    @post
     turns = known.get(mine) or turns_of(mine, root)
     if small.owed:
+        @post
         small.settle(mine)
-    flag, elements, there, line, root_line, owed = turns[number()]
-    if root_line is None:
-        @lay X
-        line[0] = flag
+        @raise X
     else:
-        line[0] = flag
+        @raise X
+        @post
+    if root_line is not None:
         if root_line[0] != flag:
             look(root_line, flag, mine)
         @fetch X
     small.owed = owed
     @look
     return X
+""",
+}
+RAISE = {
+    "all_reduce": """
+flag, elements, there, line, other, others, fold = turns[number()]
+@lay X
+line[0] = flag
+""",
+    "broadcast": """
+flag, elements, there, line, root_line, owed = turns[number()]
+if root_line is None:
+    @lay X
+line[0] = flag
 """,
 }
 

@@ -36,6 +36,7 @@ from .fragments import (
     MESSAGES,
     NUMPY,
     ON_HOST,
+    RAISE,
     RECEIVED,
     ROOTED,
     SENT,
@@ -375,7 +376,7 @@ def _within(
         names.update(small=small, small_to=small_end * record.itemsize // unit)
         names.update(known=known, turns_of=turns_of, number=small.number, look=small.flags.look)
         text = SMALL[verb].replace("AMOUNT", fragments["amount"])
-        found["small_apart"], found["small"] = text, _in_place(text)
+        found["small_apart"], found["small"], found["raise"] = text, _in_place(text), RAISE[verb]
         if takes_one(verb, code, kind):
             found |= of_one(fragments, record.itemsize // unit)
     return found
