@@ -351,7 +351,7 @@ WRONG = {
     "a unit that cannot be read": (
         'from_unit = "K"',
         'from_unit = "W//m^^"',
-        r"'W//m\^\^' is no unit\n",
+        r"'W//m\^\^' is no unit(: [^\n]*)?\n",
         'from_unit = "W//m^^"',
     ),
     "a command for a shell": (

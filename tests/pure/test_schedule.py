@@ -138,7 +138,7 @@ def test_an_algorithm_says_what_it_does_and_what_it_costs(verb: str, name: str) 
     assert text.strip().startswith(f"{verb}: ")
     assert "Cost: " in text
     assert re.search(r"(19|20)\d\d|folklore", text), "no source"
-    assert re.search(r"^ {8,}.*(->|<-|---| \| )", text, re.M) or "double_tree" in name, "no drawing"
+    assert re.search(r"^ {4,}.*(->|<-|---| \| )", text, re.M) or "double_tree" in name, "no drawing"
 
 
 @pytest.mark.parametrize(
