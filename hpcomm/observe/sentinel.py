@@ -169,7 +169,7 @@ def _blocked_call() -> Blocked | None:
             source = names.get("dest", source)
     if getattr(comm, "_partners", None) is not None or getattr(comm, "_patience_s", None) is not None:
         source = names.get("dest", names.get("dst", source))
-        is_message = number == 0 and (needs is not None or {"source", "dest"} & names.keys())
+        is_message = number == 0 and (needs is not None or "source" in names or "dest" in names)
         return Blocked(verb, verb.f_lasti, comm, source, 0 if is_message else -1)
     watched = getattr(comm, "_watched", None)
     if comm is None or watched is None:
