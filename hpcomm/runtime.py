@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import faulthandler
 import io
 import os
-import signal
 import sys
 import threading
 import time
@@ -185,9 +185,9 @@ def _abort(status: int) -> None:
         reaper.leave()
     with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
         note.write(f"\n{status}")  # for the launcher that never says it
-    last_resort = threading.Timer(_LAST_S, os.kill, (os.getpid(), signal.SIGKILL))
-    last_resort.daemon = True
-    last_resort.start()  # MPI_Abort itself can hang when the library is in a bad state
+    # MPI_Abort itself can hang when the library is in a bad state. This waits in no thread of Python's, of
+    # which 3.12 starts none any more when the interpreter ends.
+    faulthandler.dump_traceback_later(_LAST_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     MPI.COMM_WORLD.Abort(status)
 
 

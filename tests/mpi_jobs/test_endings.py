@@ -176,6 +176,24 @@ def test_all_ranks_failing_alike_print_and_end(job: Any, statement: str) -> None
         assert "ValueError: all of us" in done.stderr
 
 
+def test_a_rank_that_ends_needs_no_new_thread(job: Any) -> None:
+    """Of which Python 3.12 starts none when the interpreter ends."""
+    code = """
+        import sys, threading, hpcomm
+        hpcomm.world.barrier()
+        if hpcomm.world.rank == 1:
+            def start(self):
+                raise RuntimeError("can't create new thread at interpreter shutdown")
+            threading.Thread.start = start
+            sys.exit(3)
+        hpcomm.world.barrier()
+    """
+    started = steady_time()
+    said = job(2, code, timeout=40, expect=3).stderr
+    assert steady_time() - started < 20
+    assert "new thread" not in said
+
+
 def test_tracebacks_of_several_ranks_are_not_mixed(job: Any) -> None:
     code = """
         import hpcomm
