@@ -69,8 +69,9 @@ class Onboard:
         self._no_nccl = "nobody has met"
         self._direct = dict.fromkeys(direct.OPERATIONS, "nobody has met")
         apart = watching(comm._parts)
-        self.messages = Messages(self.plain, apart, self.channel, self.forced, self.is_whole)
         self._rank = comm.rank
+        own = MPI.UNDEFINED if self._between else comm.rank
+        self.messages = Messages(self.plain, apart, self.channel, own, self.forced, self.is_whole)
         self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
         self.announced, self.length = self.messages.announced, self.messages.length
         self.look = self.messages.look

@@ -79,8 +79,6 @@ def refusal(comm: Communicator, swap: Swap, library: _library.Library, nbytes: i
 
 def way(comm: Communicator, peer: int, out: Any) -> str:
     """How hpcomm explains what it has just done."""
-    if comm.size == 1:
-        return "a copy within this rank"
     with comm.plan("recv", out=out, source=peer) as plan:
         return plan.explain().partition("): ")[2]
 

@@ -4,7 +4,8 @@ A sender has a slab, exported once, through whose slots any array can go, whatev
 array whose allocation can be exported is opened itself. Interprocess events order the two devices' streams:
 slot i is written after `done` of its last reader, read after `ready` of its writer.
 
-Whether the receiver can open the sender's memory is tried, with a pattern, when they first meet.
+Whether the receiver can open the sender's memory is tried, with a pattern, when they first meet. A rank that
+sends to itself has nothing to open, which CUDA would refuse: it copies from one array to the other.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ..device.driver import Device
     from .staging import Station
 
-__all__ = ["Lane", "Offer", "Opened", "Slab", "node", "receives", "sends", "slab"]
+__all__ = ["Lane", "Lent", "Offer", "Opened", "Slab", "copies", "lends", "node", "receives", "sends", "slab"]
 
 SLOT = 4 << 20  # bytes of a slot
 SLOTS = 8
@@ -64,13 +65,20 @@ class Offer:
     """What a sender shows a receiver: enough to open all that it needs."""
 
     node: str
-    process: int
     slab: bytes
     pattern: bytes
     written: bytes  # handle of the event after which the pattern is there
     slot: int  # bytes
     lanes: list[tuple[int, bytes, bytes]]  # index, handles of ready and done
     direct: tuple[bytes, int, int] | None  # handle of the array's allocation, its serial, offset
+
+
+class Lent(NamedTuple):
+    """What a sender shows a receiver that is itself: its array, as it is after an event."""
+
+    device: int  # its index
+    address: int
+    ready: int
 
 
 class Slab:
@@ -111,7 +119,7 @@ class Slab:
             device.record(lane.ready, stream)
             direct = device.export(base), device.serial(place.address), place.address - base
         shown = [(lane.index, *lane.handles) for lane in lanes]
-        return Offer(node(), os.getpid(), self.handle, self.pattern, self.written, self.slot, shown, direct)
+        return Offer(node(), self.handle, self.pattern, self.written, self.slot, shown, direct)
 
 
 _slabs: dict[int, Slab | str] = {}
@@ -145,8 +153,6 @@ class Opened:
     def _try(self, device: Device, offer: Offer) -> int | str:
         if offer.node != node():
             return "the sender is on another node, or in another PID namespace"
-        if offer.process == os.getpid():
-            return "the sender is this process"
         try:
             base = device.open(offer.slab)
             seen, event = device.pinned(16), device.event()
@@ -238,3 +244,19 @@ def receives(
         device.copy(place.address + low, address, min(offer.slot, nbytes - low), stream)
         device.record(done, stream)
         yield [channel.Isend(said, peer, tag + 1)]
+
+
+def lends(channel: Any, tag: int, peer: int, place: Place) -> Any:
+    """The stages of a sender that is the receiver, too, behind what its stream `down` has waited for."""
+    there, done = station(place.device), np.zeros(1, np.int64)
+    yield [channel.Irecv(done, peer, tag + 1)]
+    place.device.wait(there.down, int(done[0]))
+    there.spare(int(done[0]))
+
+
+def copies(channel: Any, tag: int, peer: int, place: Place, nbytes: int, lent: Lent) -> Any:
+    """Those of the receiver, into its stream `up`."""
+    there = station(place.device)
+    place.device.wait(there.up, lent.ready)
+    place.device.copy(place.address, lent.address, nbytes, there.up)
+    yield [channel.Isend(np.array([there.mark(there.up)], np.int64), peer, tag + 1)]

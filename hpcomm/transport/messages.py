@@ -40,7 +40,8 @@ _opened = ipc.Opened()
 class _Card(NamedTuple):
     """What announces a large message.
 
-    tag: of its data, and the next one of what the receiver says; ipc: an Offer, or why there is none;
+    tag: of its data, and the next one of what the receiver says; ipc: an Offer, of a rank to itself a Lent,
+    or why there is none;
     direct: why MPI is not to be given the array, or ""; device: the identity of where it lies, if on a device
     """
 
@@ -96,14 +97,15 @@ class _Held(NamedTuple):
 class Messages:
     """What a communicator has for messages.
 
+    own: this rank, as messages to itself have it; between groups there are none
     held: what probe had to receive, in the order of arrival
     paths: ("to" or "from", rank) -> the path of the last large message, and why no better one
     """
 
     def __init__(
-        self, plain: Any, apart: Any, channel: Any, forced: str, whole: Callable[[int], bool]
+        self, plain: Any, apart: Any, channel: Any, own: int, forced: str, whole: Callable[[int], bool]
     ) -> None:
-        self.plain, self._apart, self.channel = plain, apart, channel
+        self.plain, self._apart, self.channel, self._own = plain, apart, channel, own
         self.forced, self._goes_whole = forced, whole
         self._serial = itertools.count()
         self.opened = _opened
@@ -261,7 +263,7 @@ class Messages:
             moment = self._begin(place, station(place.device).down)
         tags = (transport.largest_tag() - rounds.TAGS) // 2
         tag = rounds.TAGS + 2 * (next(self._serial) % (tags - 1))
-        kept, lanes, offer = self._offer(look, place)
+        kept, lanes, offer = self._offer(look, place, call.peer == self._own, moment)
         card = _Card(look.nbytes, tag, offer, "x is in host memory", b"")
         if place is not None:
             card = card._replace(direct=direct.rumour("send"), device=place.device.identity())
@@ -278,8 +280,11 @@ class Messages:
             path = answer.choice.path
             if path == "ipc":
                 assert place is not None
-                parts = self.channel, tag, call.peer, place, look.nbytes, kept, lanes, answer.itself
-                yield from ipc.sends(*parts)
+                if lanes is None:
+                    yield from ipc.lends(self.channel, tag, call.peer, place)
+                else:
+                    parts = self.channel, tag, call.peer, place, look.nbytes, kept, lanes, answer.itself
+                    yield from ipc.sends(*parts)
                 call.after.leave(station(place.device), station(place.device).down, place)
             elif path == "direct":
                 assert place is not None
@@ -307,12 +312,17 @@ class Messages:
         there.device.wait(stream, moment)
         return moment
 
-    def _offer(self, look: Buffer, place: Place | None) -> tuple[Any, Any, Any]:
-        """The slab for an array, slots of it, and the offer of both; or why there is none."""
+    def _offer(self, look: Buffer, place: Place | None, to_itself: bool, moment: int) -> tuple[Any, Any, Any]:
+        """The slab for an array, slots of it, and the offer of both; or why there is none.
+
+        To itself a rank offers no slab, but the array as it is at a moment.
+        """
         if place is None:
             return None, None, "x is in host memory"
         if self.forced not in ("auto", "ipc", "schedule"):
             return None, None, f"{self.forced} is forced"
+        if to_itself:
+            return None, None, ipc.Lent(place.device.index, place.address, moment)
         kept = ipc.slab(place.device)
         if not isinstance(kept, ipc.Slab):
             return None, None, f"the sender cannot export memory: {kept[:_WHY]}"
@@ -330,7 +340,12 @@ class Messages:
                 where(call.verb, call.comm),
                 "gpu='auto' or HPCOMM_GPU=auto",
             )
-        detail = {"ipc": ", opened itself" if answer.itself else ", through the slab"}.get(path, "")
+        how = ", through the slab"
+        if way[1] == self._own:
+            how = ", within this process"
+        elif answer.itself:
+            how = ", opened itself"
+        detail = how if path == "ipc" else ""
         whys = "".join(f"; {name}: refused, {why}" for name, why in refused.items())
         self.paths[way] = path + detail + whys
 
@@ -365,8 +380,11 @@ class Messages:
         if path == "ipc":
             assert place is not None
             assert after is not None
-            parts = self.channel, card.tag, source, place, nbytes, self.opened, card.ipc, base, itself
-            yield from ipc.receives(*parts)
+            parts = self.channel, card.tag, source, place, nbytes
+            if isinstance(card.ipc, ipc.Lent):
+                yield from ipc.copies(*parts, card.ipc)
+            else:
+                yield from ipc.receives(*parts, self.opened, card.ipc, base, itself)
             after.leave(station(place.device), station(place.device).up, place)
         elif path == "direct":
             assert place is not None
@@ -411,6 +429,8 @@ class Messages:
 
     def _open(self, offer: Any, device: Device) -> tuple[str, int, int | None]:
         """Why the sender's memory is not to be opened, else "", where its slab is, and its array, if so."""
+        if isinstance(offer, ipc.Lent):
+            return "" if offer.device == device.index else "x lies on another device of this rank", 0, None
         if not isinstance(offer, ipc.Offer):
             return offer, 0, None
         base = self.opened.slab(device, offer)

@@ -87,9 +87,12 @@ def test_reductions_stay_on_the_device_unless_the_pipeline_is_forced(
     assert ("by pipeline" in said) == (os.environ["HPCOMM_GPU"] == "pipeline"), said
 
 
+@pytest.mark.parametrize("step", [1, 0])
 @pytest.mark.parametrize("n", SIZES)
-def test_messages_arrive_as_they_were_sent(comm: hpcomm.Communicator, library: Any, n: int) -> None:
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+def test_messages_arrive_as_they_were_sent(
+    comm: hpcomm.Communicator, library: Any, n: int, step: int
+) -> None:
+    right, left = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size  # 0: to itself
     x, out = there(library, random(n, comm.rank)), there(library, np.full(n, np.nan, np.float32))
     going = comm.isend(x, dest=right)
     comm.recv(out, source=left)

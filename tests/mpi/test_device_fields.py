@@ -331,10 +331,10 @@ def test_the_apps_show_a_device_where_there_is_one(
     assert overlap_demo.main(["--bytes", "4000"]) == 0
     if comm.rank == 0:
         said = capsys.readouterr().out
-        paths = ["pipeline", "ipc"] if comm.size > 1 else ["pipeline"]
-        assert re.findall(r"^(\w+) +4096 ", said, re.MULTILINE) == ["naive", *paths, "auto"]
-        if comm.size > 1:
-            assert re.search(r"^direct: not here: direct is forced, but ", said, re.MULTILINE)
-            assert re.search(r"^nccl: not here: nccl is forced, but ", said, re.MULTILINE)
-            assert re.search(r"^auto: .*by ipc, through the slab", said, re.MULTILINE)
-            assert re.search(r"^pipeline: .*ipc: refused, pipeline is forced", said, re.MULTILINE)
+        measured = re.findall(r"^(\w+) +4096 ", said, re.MULTILINE)
+        assert measured == ["naive", "pipeline", "ipc", "auto"]
+        how = "through the slab" if comm.size > 1 else "within this process"
+        assert re.search(r"^direct: not here: direct is forced, but ", said, re.MULTILINE)
+        assert re.search(r"^nccl: not here: nccl is forced, but ", said, re.MULTILINE)
+        assert re.search(f"^auto: .*by ipc, {how}", said, re.MULTILINE)
+        assert re.search(r"^pipeline: .*ipc: refused, pipeline is forced", said, re.MULTILINE)

@@ -795,6 +795,45 @@ def test_objects_to_this_rank_itself_and_to_another_group_hold_device_arrays(
             np.testing.assert_array_equal(part[0].get(), values(n, 10 * (1 - side) + rank))
 
 
+@pytest.mark.parametrize("path", ["auto", "ipc", "pipeline"])
+@pytest.mark.parametrize("n", [SMALL, LARGE, DIRECT])
+def test_a_message_to_this_rank_itself_is_one_copy_on_the_device(
+    comm: hpcomm.Communicator, device: model.Model, n: int, path: str
+) -> None:
+    x, y, out = given(n, comm.rank), given(n, 5), model.empty(n, np.float32)
+    device.can_open = device.can_export = False  # needed for nothing here
+    try:
+        out.fill(-1)  # before what comes
+        going = comm.isend(x, comm.rank)
+        comm.recv(out, comm.rank)
+        out += 1
+        going.wait()
+        x.fill(-1)
+        np.testing.assert_array_equal(out.get(), values(n, comm.rank) + 1)
+        comm.send(y, comm.rank, tag=3)  # a copy waits for its receiver
+        y.fill(-1)
+        comm.recv(out, hpcomm.ANY_SOURCE, 3)
+        np.testing.assert_array_equal(out.get(), values(n, 5))
+        assert comm.sendrecv(out, comm.rank, comm.rank, out=out) is out
+        np.testing.assert_array_equal(out.get(), values(n, 5))
+    finally:
+        device.can_open = device.can_export = True
+    assert comm._onboard is not None
+    taken = comm._onboard.messages.paths
+    expects = "pipeline" if path == "pipeline" else "ipc, within this process"
+    assert [each.partition(";")[0] for each in taken.values()] == ([] if n == SMALL else [expects] * 2)
+
+
+def test_neighbours_that_a_rank_has_in_itself_hear_it_on_the_device(comm: hpcomm.Communicator) -> None:
+    ring = comm.cart((comm.size, 1), periodic=True)
+    got = ring.neighbour_all_gather(given(LARGE, comm.rank))
+    assert type(got) is model.DeviceArray
+    np.testing.assert_array_equal(got.get(), [values(LARGE, rank) for rank in ring.sources])
+    assert ring._onboard is not None
+    assert ring._onboard.messages.paths["from", ring.rank].startswith("ipc, within this process")
+    ring.close()
+
+
 def test_an_object_whose_arrays_cannot_go_the_forced_way_is_refused_by_both_ranks(
     comm: hpcomm.Communicator, device: model.Model
 ) -> None:
@@ -920,6 +959,7 @@ def test_memory_that_cannot_be_opened_goes_by_pieces_and_says_why(
 def all_paths(comms: list[hpcomm.topology.Cart]) -> None:
     """Calls that between them need every edge of every path; nothing waits for a device but calls."""
     one_way(comms[0])
+    aside = driver.driver().device(0).stream()
     for comm in comms:
         for n in (SMALL, LARGE, DIRECT) if comm is comms[0] else (LARGE,):
             x, out = given(n, comm.rank), model.empty(n, np.float32)
@@ -933,6 +973,8 @@ def all_paths(comms: list[hpcomm.topology.Cart]) -> None:
                     out.fill(0)
                 exchange(comm, x, out)
                 exchange_objects(comm, x)
+                if comm.name == "ipc":
+                    exchange_with_itself(comm, x, aside)
                 if n == LARGE:
                     exchange_with_neighbours(comm, x, bool(again))
         for verb in ("all_gather", "scan") if "nccl" not in comm.name else ("all_gather",):
@@ -963,6 +1005,18 @@ def exchange(comm: hpcomm.Communicator, x: Any, out: Any) -> None:
     going = comm.isend(x, dest=(comm.rank + 1) % comm.size)
     comm.recv(out, source=(comm.rank - 1) % comm.size)
     out += 1
+    going.wait()
+    x += 1
+
+
+def exchange_with_itself(comm: hpcomm.Communicator, x: Any, aside: int) -> None:
+    """Received on another stream, of which only the request tells the one on which it was sent."""
+    going = comm.isend(x, dest=comm.rank)
+    with model.stream(aside):
+        out = model.empty(x.shape, np.float32)
+        out.fill(0)
+        comm.recv(out, source=comm.rank)
+        out += 1
     going.wait()
     x += 1
 
