@@ -171,8 +171,19 @@ def broadcast(nbytes: int, comms: dict[str, Any], gloo: Any) -> Contenders:
 
 
 def ping_pong(nbytes: int, comms: dict[str, Any], gloo: Any) -> Contenders:
+    """What comes is sent back: like most messages, it was written since the last one."""
+    x, _, t = arrays(nbytes)
+    return swings(x, x, t, t, comms, gloo)
+
+
+def ping_pong_unchanged(nbytes: int, comms: dict[str, Any], gloo: Any) -> Contenders:
+    """From an array that nobody writes into another: the receiver's core may keep it in its cache."""
     x, y, t = arrays(nbytes)
-    u = t.clone()
+    return swings(x, y, t, t.clone(), comms, None)
+
+
+def swings(x: Any, y: Any, t: Any, u: Any, comms: dict[str, Any], gloo: Any) -> Contenders:
+    """There and back: of x into y, of t into u."""
     here, target = there(t), there(u)
     raw, on, off = MPI.COMM_WORLD, comms["hpcomm"], comms["off"]
     other = 1 - raw.rank
@@ -199,6 +210,7 @@ PATTERNS = {
     "all_reduce into out": all_reduce_to_out,
     "broadcast from either root": broadcast,
     "ping-pong, there and back": ping_pong,
+    "ping-pong of arrays that nobody writes": ping_pong_unchanged,
 }
 
 
