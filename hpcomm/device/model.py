@@ -85,6 +85,8 @@ class DeviceArray:
     def __setitem__(self, key: Any, other: DeviceArray) -> None:
         if isinstance(key, np.ndarray):  # of indices
             mine, theirs = self._on_host()[0], other._on_host()[0]
+            if mine.dtype != theirs.dtype:  # as torch, which does not convert here
+                raise TypeError(f"rows of {mine.dtype} cannot be set to {theirs.dtype}")
             self._work(lambda: mine.__setitem__(key, theirs), (other,))
             return
         part = self[key]
@@ -99,6 +101,37 @@ class DeviceArray:
         else:
             self._work(lambda: np.add(mine, other, out=mine), (self,))
         return self
+
+    def __add__(self, other: Any) -> DeviceArray:
+        return self._made(np.add, other)
+
+    def __mul__(self, other: Any) -> DeviceArray:
+        return self._made(np.multiply, other)
+
+    def __truediv__(self, other: Any) -> DeviceArray:
+        return self._made(np.divide, other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def _made(self, function: np.ufunc, other: Any) -> DeviceArray:
+        """function(self, other) in a new array; other: an array, or a Python number, which widens nothing."""
+        mine = self._on_host()[0]
+        given = (self, other) if isinstance(other, DeviceArray) else (self,)
+        theirs = other._on_host()[0] if isinstance(other, DeviceArray) else self.dtype.type(other)
+        shape = np.broadcast_shapes(*(x.shape for x in given))
+        made = empty(shape, np.result_type(*(x.dtype for x in given)))
+        target = made._on_host()[0]
+        made._work(lambda: function(mine, theirs, out=target), given)
+        return made
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def astype(self, dtype: Any) -> DeviceArray:
+        made, mine = empty(self.shape, dtype), self._on_host()[0]
+        target = made._on_host()[0]
+        made._work(lambda: np.copyto(target, mine, casting="unsafe"), (self,))
+        return made
 
     def __getitem__(self, key: Any) -> DeviceArray:
         """A view; of indices a copy."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, LayoutError, TransportError
-from .order import Order, site
+from .order import Noted, Order, site
 from .queues import EVENT, EVENTS, HEAP, Event, Heap, Stream, Waited, Work, catch_up, complete
 from .watch import Watched
 
@@ -75,6 +75,11 @@ class Model:
 
     def watch(self, mpi: Any) -> Any:
         return Watched(mpi, self.order, self.lock, self.at)
+
+    def noted(self) -> Noted:
+        """What was noted so far. A thread that moves messages on may note more while others are read."""
+        with self.lock:
+            return Noted(*map(list, self.order.noted))  # type: ignore[arg-type]
 
     def number(self) -> int:
         return next(self._numbers)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..buffer import as_buffer
-from .field import Field, chooses, chosen, gather, place, scatter
+from .field import Field, chooses, gather, index, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,16 +49,17 @@ class Share:
             self._given: Callable[[], Any] = partial(_gathered, values, rows, self._landing)
             self._land = partial(scatter, values, rows, self._landing)
             return
-        lies = is_range and as_buffer(chosen(values, rows)).place.strides is None  # type: ignore[union-attr]
+        at = index(values, rows)
+        lies = is_range and as_buffer(values[at]).place.strides is None  # type: ignore[union-attr]
         self.lends = sends and own and lies
         if lies and (self.lends or not sends):
-            self._landing = chosen(values, rows)
+            self._landing = values[at]
             self._given = lambda: self._landing
         elif sends:
-            self._given = partial(_copied if is_range else chosen, values, rows)
+            self._given = partial(_copied, values, at) if is_range else partial(values.__getitem__, at)
         else:
             self._landing = as_buffer(values).make(shape).give()
-            self._land = partial(place, values, rows, self._landing)
+            self._land = partial(values.__setitem__, at, self._landing)
 
     def start(self) -> None:
         if self._sends:
@@ -85,7 +86,7 @@ def _gathered(values: Any, rows: Selection, out: Any) -> Any:
 
 
 def _copied(values: Any, rows: Selection) -> Any:
-    there = as_buffer(chosen(values, rows)).place
+    there = as_buffer(values[rows]).place
     assert there is not None
     assert there.pack is not None  # of every library that chooses rows
     return there.pack()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .route import Selection
     from .wire import Wire
 
-__all__ = ["HEADER", "TIMEOUT_S", "Channel", "Part", "Turns"]
+__all__ = ["HEADER", "TIMEOUT_S", "Channel", "Part", "Turns", "goes_aboard", "memory_of"]
 
 HEADER = 16  # bytes: number of the coupling time, and the time itself
 TIMEOUT_S = 300.0
@@ -158,7 +158,7 @@ class Channel:
             every = [(part, rows) for part in self.parts for r, rows in part.rows if r == rank]
             here = []
             for part, rows in every:
-                if self._goes_aboard(rank, part, rows):
+                if goes_aboard(self.wire, part, rank, rows):
                     self._shares.append(self._share(rank, part, rows))
                 else:
                     here.append((part, rows))
@@ -180,11 +180,6 @@ class Channel:
         else:
             self._launch = partial(MPI.Prequest.Startall, self._requests)
             self._test = partial(MPI.Request.Testall, self._requests)
-
-    def _goes_aboard(self, rank: int, part: Part, rows: Selection) -> bool:
-        """Whether rows travel as a message of an array; the partner, who knows as much, says the same."""
-        carrier, nbytes = self.wire.carrier, _count(rows) * width_of(part.field) * part.dtype.itemsize
-        return carrier is not None and rank in part.aboard and not carrier._onboard.is_one_call(nbytes)
 
     def _share(self, rank: int, part: Part, rows: Selection) -> Share:
         assert self.wire.carrier is not None
@@ -301,6 +296,12 @@ def _memory(nbytes: int) -> NDArray[np.uint8]:
 
 def _count(rows: Selection) -> int:
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+
+def goes_aboard(wire: Wire, part: Part, rank: int, rows: Selection) -> bool:
+    """Whether rows travel as a message of an array; the partner, who knows as much, says the same."""
+    carrier, nbytes = wire.carrier, _count(rows) * width_of(part.field) * part.dtype.itemsize
+    return carrier is not None and rank in part.aboard and not carrier._onboard.is_one_call(nbytes)
 
 
 def memory_of(field: Field) -> NDArray[Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UsageError
-from .channel import TIMEOUT_S, Channel, Part, Turns, memory_of
+from .channel import TIMEOUT_S, Channel, Part, Turns, goes_aboard, memory_of
 from .clock import Schedule
-from .field import Field, scatter
+from .field import Field, chooses, host, scatter
+from .there import Mapped, Picked, There
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +56,9 @@ class Giving:
             self._turns = Turns(
                 lambda: Channel(wire, [part], tag, sends=True, stamped=stamped, timeout_s=timeout_s), ahead
             )
-        self._sum: NDArray[Any] | None = None
+        folds = schedule.time in ("mean", "sum") and _stays(wire, self.part)
+        self._there = There(field.values) if folds else None
+        self._sum: Any = None
         self._count = 0
         self.version = -1
 
@@ -82,19 +86,22 @@ class Giving:
                 "put",
                 f"put the first values at the start: a multiple of {self.schedule.every_s:g} s",
             )
-        values = self._added() if self.schedule.time in ("mean", "sum") else self.field.values
-        if version is None:
-            return False
-        if version <= self.version:
-            raise UsageError(
-                f"{self.field.name!r} is put at {t:g} s a second time, or backwards",
-                "put",
-                "times run forwards",
-            )
-        if self.schedule.time == "mean":
-            values = values / self._count
-        self._sum, self._count, self.version = None, 0, version
-        self._send(values, (float(version), t))
+        with self._there or nullcontext():
+            values = self._added() if self.schedule.time in ("mean", "sum") else self.field.values
+            if version is None:
+                return False
+            if version <= self.version:
+                raise UsageError(
+                    f"{self.field.name!r} is put at {t:g} s a second time, or backwards",
+                    "put",
+                    "times run forwards",
+                )
+            if self.schedule.time == "mean":
+                values = values / self._count
+            if self._there is not None:
+                self._there.drop(self._sum)
+            self._sum, self._count, self.version = None, 0, version
+            self._send(values, (float(version), t))
         return True
 
     def settle(self) -> None:
@@ -106,9 +113,17 @@ class Giving:
         if self._turns is not None:
             self._turns.settle()
 
-    def _added(self) -> NDArray[Any]:
-        mine = memory_of(self.field)
-        self._sum = mine.copy() if self._sum is None else self._sum + mine
+    def _added(self) -> Any:
+        """What was put since the last coupling time, summed up where it lies, or on the host."""
+        values, there = self.field.values, self._there
+        if there is not None and there.holds(values) and not isinstance(self._sum, np.ndarray):
+            if self._sum is None:
+                self._sum = there.copied(values)
+            else:
+                self._sum += there.plain(values)
+        else:
+            mine = memory_of(self.field)
+            self._sum = mine.copy() if self._sum is None else host(self._sum) + mine
         self._count += 1
         return self._sum
 
@@ -159,6 +174,15 @@ class Taking:
             self._inbox.__dict__.update(field.__dict__)
             self._inbox.values = np.zeros((count, *field.shape), dtype)
         self._covered = _covered(rows, count) if weights is None else None
+        self._there: There | None = None
+        if not self._as_it_comes and _stays(wire, self.part) and (weights is None or Mapped.suits(weights)):
+            self._there = There(field.values)
+            self._inbox.values = self._there.empty((count, *field.shape), dtype)
+            self._came = (
+                Picked(self._there, slice(0, count) if self._covered is None else self._covered)
+                if weights is None
+                else Mapped(self._there, weights, 1 + len(field.shape))
+            )
         if wire is not None:
             self._channel = Channel(
                 wire,
@@ -171,8 +195,8 @@ class Taking:
             )
         self.version = -1  # of newer
         self._first = schedule.first(start_s) if self._timed else 0
-        self._older: NDArray[Any] | None = None
-        self._newer: NDArray[Any] | None = None
+        self._older: Any = None
+        self._newer: Any = None
 
     def check(self, t: float | None) -> None:
         """Refuse a get without the time that it needs."""
@@ -184,14 +208,15 @@ class Taking:
         if self._recorder is not None and self._recorder.replays:
             self._set(self._recorder.next(self.field.name))
             return self.field.values
-        if self._as_it_comes:
-            self._receive()
-        elif not self._timed:
-            self._set(self._mapped(self._receive()))
-        else:
-            self.check(t)
-            assert t is not None  # by check
-            self._at(t)
+        with self._there or nullcontext():
+            if self._as_it_comes:
+                self._receive()
+            elif not self._timed:
+                self._set(self._mapped(self._receive()))
+            else:
+                self.check(t)
+                assert t is not None  # by check
+                self._at(t)
         if self._recorder is not None:
             self._recorder.keep(self.field.name, memory_of(self.field))
         return self.field.values
@@ -202,6 +227,8 @@ class Taking:
             return  # nothing was put so early: the values stay what they were
         while self.version < version + (share > 0):
             got = self._mapped(self._receive())
+            if self._there is not None:
+                self._there.drop(self._older)
             self._older, self._newer = self._newer, got
             # Who gets no points hears of no version either, and must not wait for one.
             self.version = round(self._channel.stamp[0]) if self.part.rows else self.version + 1
@@ -215,25 +242,42 @@ class Taking:
         older = self._older if self._older is not None else self._newer
         self._set(self._newer if not share else (1.0 - share) * older + share * self._newer)
 
-    def _receive(self) -> NDArray[Any]:
+    def _receive(self) -> Any:
         self._channel.start()
         self._channel.finish()
-        got: NDArray[Any] = self._inbox.values
-        return got
+        return self._inbox.values
 
-    def _mapped(self, got: NDArray[Any]) -> NDArray[Any]:
-        made: NDArray[Any] = got.copy() if self.weights is None else self.weights.apply(got)
+    def _mapped(self, got: Any) -> Any:
+        """What came, as it goes into the field: on a device the rows that something reaches."""
+        if self._there is not None:
+            made = self._came.apply(got)
+        else:
+            made = got.copy() if self.weights is None else self.weights.apply(got)
         factor, offset = self.conversion
         return made if (factor, offset) == (1.0, 0.0) else made * factor + offset
 
-    def _set(self, values: NDArray[Any]) -> None:
-        if self.weights is not None:
+    def _set(self, values: Any) -> None:
+        if self._there is not None and self._there.holds(values):
+            self._came.fill(self.field.values, values)
+        elif self.weights is not None:
             rows: Selection = self.weights.rows
             scatter(self.field.values, rows, _as(values[rows], self.field.dtype))
         elif self._covered is None:
             scatter(self.field.values, slice(0, len(values)), _as(values, self.field.dtype))
         else:
             scatter(self.field.values, self._covered, _as(values[self._covered], self.field.dtype))
+
+
+def _stays(wire: Wire | None, part: Part) -> bool:
+    """Whether what is done with a field is done on its device: where large shares of it come, or go, there.
+
+    Of small ones the host is quicker, and whole numbers and half types travel as bits of other ones.
+    """
+    if wire is None or wire.carrier is None or not chooses(part.field.values):
+        return False
+    if not {part.dtype.str[1:], part.field.dtype.str[1:]} <= {"f4", "f8"}:
+        return False
+    return any(goes_aboard(wire, part, rank, rows) for rank, rows in part.rows)
 
 
 def _as(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..communicator import Communicator
 
-__all__ = ["Field", "chooses", "chosen", "gather", "host", "place", "scatter", "width_of"]
+__all__ = ["Field", "chooses", "gather", "host", "index", "scatter", "width_of"]
 
 
 class Field:
@@ -149,7 +149,7 @@ def host(values: Any) -> NDArray[Any]:
 def gather(values: Any, where: route.Selection, out: NDArray[Any]) -> None:
     """Put the chosen rows of values, which may live on a device, into out, shape (rows, ...)."""
     if isinstance(where, slice) or chooses(values):
-        out[...] = host(chosen(values, where))
+        out[...] = host(values[index(values, where)])
     else:
         np.take(host(values), where, axis=0, out=out, mode="clip")
 
@@ -164,7 +164,7 @@ def scatter(values: Any, where: route.Selection, rows: NDArray[Any]) -> None:
     elif chooses(values):
         there = look.make(rows.shape)
         from_host(rows, there)
-        place(values, where, there.give())
+        values[index(values, where)] = there.give()
     else:  # a library whose way to choose rows is not known here
         whole = host(values)
         whole[where] = rows
@@ -176,19 +176,21 @@ def chooses(values: Any) -> bool:
     return as_buffer(values).place is not None and library_of(values) in _INDEX
 
 
-def chosen(values: Any, where: route.Selection) -> Any:
-    """Rows of an array: of a range a view, at indices a copy, both where the array lies."""
-    return values[where if isinstance(where, slice) else _INDEX[library_of(values)](values, where)]
-
-
-def place(values: Any, where: route.Selection, rows: Any) -> None:
-    """Put rows of the same library and device there."""
-    values[where if isinstance(where, slice) else _INDEX[library_of(values)](values, where)] = rows
+def index(values: Any, where: route.Selection) -> Any:
+    """Rows as an array takes them in brackets: a range, or indices where the array lies."""
+    return where if isinstance(where, slice) else _INDEX[library_of(values)](values, where)
 
 
 # library -> (an array, indices of the host) -> the indices as it takes them
 _INDEX: dict[str, Callable[[Any, NDArray[np.int64]], Any]] = {
     "torch": lambda values, where: sys.modules["torch"].from_numpy(where).to(values.device),
-    "cupy": lambda values, where: sys.modules["cupy"].asarray(where),
+    "cupy": lambda values, where: _settled(sys.modules["cupy"], where),
     "hpcomm.device.model": lambda values, where: where,
 }
+
+
+def _settled(cupy: Any, where: NDArray[np.int64]) -> Any:
+    """Indices for calls in any streams: CuPy only begins to bring them, in the current one."""
+    made = cupy.asarray(where)
+    cupy.cuda.get_current_stream().synchronize()
+    return made

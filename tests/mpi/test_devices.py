@@ -57,7 +57,7 @@ def comm(device: model.Model, monkeypatch: pytest.MonkeyPatch, path: str) -> Ite
 
 def found_races(device: model.Model) -> list[str]:
     """The races of all ranks together; collective."""
-    parts = MPI.COMM_WORLD.gather(device.order.noted)
+    parts = MPI.COMM_WORLD.gather(device.noted())
     here = None if parts is None else order.races(parts)
     races: list[str] = MPI.COMM_WORLD.bcast(here)
     return races
@@ -65,7 +65,7 @@ def found_races(device: model.Model) -> list[str]:
 
 def told_edges(device: model.Model, ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:
     """Of the edges of all ranks: those of ours, and those of them without which nothing races; collective."""
-    parts = MPI.COMM_WORLD.gather(device.order.noted)
+    parts = MPI.COMM_WORLD.gather(device.noted())
     here = None
     if parts is not None:
         run = order.Run(parts)
@@ -533,7 +533,7 @@ def test_a_race_is_told_although_the_data_is_right(device: model.Model) -> None:
         x = model.asarray(np.ones(3))
         with model.stream(other):
             x += 1
-        assert any("write by stream" in race for race in order.races([device.order.noted]))
+        assert any("write by stream" in race for race in order.races([device.noted()]))
         device.order.forget()
         event = place.event()
         x += 1
@@ -541,7 +541,7 @@ def test_a_race_is_told_although_the_data_is_right(device: model.Model) -> None:
         place.wait(other, event)
         with model.stream(other):
             x += 1
-        assert order.races([device.order.noted]) == []
+        assert order.races([device.noted()]) == []
     finally:
         driver.install(None)
 

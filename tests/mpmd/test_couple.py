@@ -159,7 +159,7 @@ link.exchange()
 if me.name == "b":
     for field in fields:
         assert np.array_equal(back(field.values), whole[field.points] + 2), field
-assert not order.races(link.wire.mpi.allgather(device.order.noted))
+assert not order.races(link.wire.mpi.allgather(device.noted()))
 for way in ("ipc", "pipeline"):
     assert any(way in path for path in paths) == (LIMIT < 99), paths
 """
@@ -205,6 +205,83 @@ else:
 
 def test_a_field_on_a_device_keeps_model_time(couple):
     couple(TIMED_ON_A_DEVICE, {"a": 2, "b": 1})
+
+
+MAPPED_ON_A_DEVICE = """
+from hpcomm import onboard
+from hpcomm.device import driver, model, order
+from hpcomm.mpmd import there
+device = model.Model()
+driver.install(device)
+onboard.EAGER, there.Mapped.MOST = LIMIT, 4  # fewer than the weights of a row of "idw"
+streams = [1, *(driver.driver().device(0).stream() for _ in range(2))]
+source, target = regrid.LatLon(10, 20), regrid.LatLon(8, 18)
+function = lambda x: np.column_stack([2 + x[:, 0] * x[:, 1] + x[:, 2], x[:, 2] ** 2])
+MAPPINGS = ["none", "nearest", "idw", "bilinear", "conservative"]
+WISHES = [{}, *({"every": 2.0, "time": time} for time in ("linear", "mean", "sum"))]
+
+def on(where, x):
+    return model.asarray(x) if me.name in where else x
+
+def back(x):
+    return x.get() if isinstance(x, model.DeviceArray) else x
+
+points = np.sort(mine(source.size if me.name == "a" else target.size, 7 if me.name == "a" else 6))
+values = function(source.centres(points)) if me.name == "a" else np.full((len(points), 2), -9.0)
+fields = {}
+for where in ("", "a", "b", "ab"):  # who has it on the device; the first is what the others must be
+    for kind in ("float64", "float32"):
+        for mapping in MAPPINGS:
+            for i, wish in enumerate(WISHES):
+                name = f"{where or 'host'} {kind} {mapping} {i}"
+                if me.name == "a":
+                    kept = dict(grid=None if mapping == "none" else source)
+                    fields[name] = me.gives(name, on(where, values.astype(kind)), points, **kept)
+                elif mapping == "none":
+                    fields[name] = me.takes(name, on(where, values.astype(kind)), points, **wish)
+                else:
+                    kept = dict(grid=target, mapping=mapping, neighbours=5, **wish)
+                    fields[name] = me.takes(name, on(where, values.astype(kind)), points, **kept)
+link = me.link("b" if me.name == "a" else "a")
+got = {}
+for t in range(5):
+    for name, field in fields.items():
+        timed = not name.endswith("0")
+        if me.name == "a":
+            where, kind, *_ = name.split()
+            with model.stream(streams[t % 2] if kind == "float64" else 1):  # each time in another one
+                if t and kind == "float64":
+                    field.values = on(where, values * (1 + t))
+                elif t:
+                    field.values += 1  # the same memory
+                link.put(field, t) if timed else link.put(field)
+        elif not timed or name.endswith("1") or t % 2 == 0:
+            now = streams[t % 3]
+            with model.stream(now):
+                link.get(field, t) if timed else link.get(field)
+                got[name, t] = back(field.values).copy()
+if me.name == "b":
+    for (name, t), found in got.items():
+        expected = got[name.replace(name.split()[0], "host", 1), t]
+        assert np.array_equal(found, expected), (name, t, found - expected)
+        assert t == 0 or not (found == -9).all(), name
+stays = {name for name, side in (link.gives | link.takes).items() if side._there is not None}
+may = set()
+for name in fields if LIMIT < 99 else ():
+    where, _, mapping, wish = name.split()
+    sums, comes = wish in "23", mapping != "idw" and (mapping, wish) != ("none", "0")
+    if where != "host" and me.name in where and (sums if me.name == "a" else comes):
+        may.add(name)
+assert stays == may, stays ^ may
+races = order.races(link.wire.mpi.allgather(device.noted()))
+assert not races, races[:3]
+"""
+
+
+@pytest.mark.parametrize("sizes", [{"a": 1, "b": 2}, {"b": 1, "a": 2}], ids=str)
+@pytest.mark.parametrize("eager", [90, 1 << 20])
+def test_mappings_and_model_time_give_the_same_numbers_on_a_device(couple, eager, sizes):
+    couple(MAPPED_ON_A_DEVICE.replace("LIMIT", str(eager)), sizes)
 
 
 MAPPED = """

@@ -155,7 +155,7 @@ def group(device: model.Model, every: Any) -> Iterator[Any]:
     """The same; nothing that ran on it may have been a race."""
     device.order.forget()
     yield every
-    assert order.races(MPI.COMM_WORLD.allgather(device.order.noted)) == []
+    assert order.races(MPI.COMM_WORLD.allgather(device.noted())) == []
 
 
 def on_device(values: Any) -> Tensor:

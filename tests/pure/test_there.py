@@ -1,0 +1,46 @@
+"""Torch's part in mapping fields where they lie, on its CPU: the calls of a device's are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcomm import regrid
+from hpcomm.mpmd.there import _WAYS, Mapped, There
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("scipy")
+
+
+class OnCpu(There):
+    """Where tensors lie that have no device; so without streams."""
+
+    def __init__(self) -> None:
+        self._library, self._ways, self._like = "torch", _WAYS["torch"], torch.zeros(1)
+
+    def holds(self, values: Any) -> bool:
+        return isinstance(values, torch.Tensor)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("mapping", ["nearest", "idw", "bilinear", "conservative"])
+def test_a_mapping_gives_the_same_numbers_as_on_the_host(mapping: str, dtype: Any) -> None:
+    source, target = regrid.LatLon(10, 20), regrid.LatLon(8, 18)
+    weights = regrid.weights(source, target, mapping, given=np.arange(30, 200))
+    x = np.random.default_rng(3).standard_normal((weights.columns, 2)).astype(dtype)
+    there = OnCpu()
+    mapped = Mapped(there, weights, 2)
+    made = mapped.apply(torch.from_numpy(x))
+    np.testing.assert_array_equal(made.numpy(), weights.apply(x)[mapped.rows])
+    assert sorted(mapped.rows) == weights.rows.tolist()
+    out = torch.full((target.size, 2), -1.0, dtype=torch.float32, requires_grad=True)
+    mapped.fill(out, 2.0 * made + 1.0)
+    expected = np.full((target.size, 2), -1.0, np.float32)
+    expected[mapped.rows] = 2 * weights.apply(x)[mapped.rows] + 1
+    np.testing.assert_array_equal(out.detach().numpy(), expected)
+    copy = there.copied(out)
+    assert not copy.requires_grad
+    assert copy.data_ptr() != out.data_ptr()
+    np.testing.assert_array_equal(copy.numpy(), expected)
