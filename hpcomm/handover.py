@@ -75,7 +75,8 @@ _AGAIN = 31  # but for one message of so many and one
 _TELLS = 16 << 10
 _NEAR = 4.0  # bytes a nanosecond, at least, where copying twice is worth it: between those two, there
 _SLOW = 8  # copies in a row below that, until such messages are left to MPI,
-_SELDOM = 127  # but for one of so many and one
+_SELDOM = 127  # but for one of so many and one; each that is slow, too, doubles these,
+_RARELY = 1023  # up to so many and one
 _PATIENCE_S = 1e-3  # of waiting, then MPI waits
 _SLEEP_S = 1e-4
 _CHECK_S = 0.2  # between two looks whether the sender has ended
@@ -113,7 +114,8 @@ class Handover:
         self._serial = 0
         self._trust = [_TRIES if rank in notes else 0 for rank in range(size)]  # as a receiver,
         self._hope = list(self._trust)  # and as a sender
-        self._slow = [0] * size  # how many of the last messages to each were copied slowly
+        self._slow = [0] * size  # how many of the last messages to each were copied slowly,
+        self._seldom = [_SELDOM] * size  # and of how many one is tried, where many were
         self._parts: dict[tuple[int, int, Any], Parts] = {}
         self._fence = threading.Lock()
         self._is_crowded = board.is_crowded
@@ -135,7 +137,7 @@ class Handover:
             flat: its elements, of at most self.most bytes.
         """
         tells = nbytes >= _TELLS
-        if tells and self._slow[dest] >= _SLOW and number & _SELDOM:
+        if tells and self._slow[dest] >= _SLOW and number & self._seldom[dest]:
             return False
         words = self._notes[dest]
         post = (number & _COUNTS) << _COUNT | self._here | nbytes
@@ -171,8 +173,7 @@ class Handover:
             raise
         self._hope[dest] = _TRIES
         if tells:
-            is_slow = nbytes < _NEAR * (time.perf_counter_ns() - begin)
-            self._slow[dest] = self._slow[dest] + 1 if is_slow else 0
+            self._weigh(dest, nbytes < _NEAR * (time.perf_counter_ns() - begin))
         return True
 
     def take(
@@ -266,6 +267,15 @@ class Handover:
             abandon(going)  # its receiver may still come for it
             raise
         return True
+
+    def _weigh(self, dest: int, is_slow: bool) -> None:
+        """Note how the copy of a message that tells went."""
+        if not is_slow:
+            self._slow[dest], self._seldom[dest] = 0, _SELDOM
+            return
+        self._slow[dest] += 1
+        if self._slow[dest] > _SLOW:
+            self._seldom[dest] = min(2 * self._seldom[dest] + 1, _RARELY)
 
     def sends(self, dest: int) -> None:
         """Note that a message to dest goes by MPI."""

@@ -104,6 +104,25 @@ def test_messages_between_cores_far_apart_are_left_to_mpi_until_these_are_near(
     assert comm.rank > 1 or seen["give", True] + seen["take", True] == handover._SLOW + 19
 
 
+def test_where_cores_stay_far_apart_it_is_tried_ever_more_seldom(
+    comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "_NEAR", np.inf)
+    monkeypatch.setattr(handover, "_RARELY", 4 * handover._SELDOM + 3)
+    trials = [handover._SLOW + i for i in range(6)]  # by then, one more each time
+    x, unit = np.arange(handover._TELLS // 8.0), handover._SELDOM + 1
+    for turn in range(13 * unit):
+        if comm.rank > 1:
+            break
+        if turn in (unit, 2 * unit, 4 * unit, 8 * unit, 12 * unit):
+            assert seen["give", True] + seen["take", True] == trials.pop(0)
+        if comm.rank == 0:
+            comm.send(x, 1)
+        else:
+            comm.recv(np.empty_like(x), 0)
+    assert comm.rank > 1 or seen["give", True] + seen["take", True] == trials.pop(0)
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float32", "complex128", "longdouble"])
 def test_elements_of_all_types_and_shapes(comm: Any, patient: None, seen: Any, dtype: str) -> None:
     x = (np.arange(60_000) % 3).astype(dtype).reshape(200, 300)
