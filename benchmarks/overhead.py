@@ -1,6 +1,6 @@
 """What hpcomm adds to raw mpi4py, and how torch's gloo compares: 2 ranks, 8 B to 64 MiB.
 
-    hpcomm run -n 2 python benchmarks/overhead.py [--save] [--no-gloo] [--quick]
+    hpcomm run -n 2 python benchmarks/overhead.py [--save [SUFFIX]] [--no-gloo] [--quick]
 
 The same array lives on in all contenders; raw mpi4py always works on numpy arrays. "checks off" is a
 communicator made with check="off", "hpcomm" the default. "tensor" is raw mpi4py given a torch tensor.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from measure import alternate, difference, machine, median, ratio, save, size_name
+from measure import alternate, difference, library, machine, median, ratio, save, size_name
 from mpi4py import MPI
 
 import hpcomm
@@ -26,7 +26,9 @@ SIZES = [8, 64, 1 << 10, 8 << 10, 64 << 10, 512 << 10, 1 << 20, 4 << 20, 16 << 2
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--save", action="store_true", help="keep tables and plot under benchmarks/results")
+    parser.add_argument(
+        "--save", nargs="?", const="", metavar="SUFFIX", help="keep tables and plot under benchmarks/results"
+    )
     parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     arguments = parser.parse_args()
@@ -72,10 +74,10 @@ def main() -> None:
     add("plans", *plans(comms["hpcomm"], rounds))
     after = "after arrays of 64 MiB, whose memory malloc has learnt to keep"
     add("objects, later", *objects(comms["hpcomm"], rounds, after))
-    if arguments.save and world.rank == 0:
-        library = "mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"
-        save(f"overhead_{library}", "\n".join(text), rows)
-        plot(rows, f"overhead_{library}")
+    if arguments.save is not None and world.rank == 0:
+        name = f"overhead_{library()}{arguments.save and '_' + arguments.save}"
+        save(name, "\n".join(text), rows)
+        plot(rows, name)
 
 
 def say(text: str) -> None:
