@@ -86,6 +86,26 @@ def test_all_ranks_stay_with_the_same_way_whatever_each_measures(
     assert len(ours) == 2
 
 
+@pytest.mark.parametrize(("seconds", "trials"), [(1.0, 4 + 4 + 4), (1e-3, 4 + 4)])
+def test_calls_that_take_long_are_tried_again_sooner(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, trials: int
+) -> None:
+    """Periods are of 16 calls each where 32 would take more than half a second, else of 16 and 32."""
+    monkeypatch.setattr(contest, "_CLEARLY", np.inf)
+    clock = SimpleNamespace(now=0.0, asked=0)
+
+    def perf_counter() -> float:
+        clock.asked += 1
+        clock.now += seconds
+        return clock.now
+
+    monkeypatch.setattr(contest, "time", SimpleNamespace(perf_counter=perf_counter))
+    x = np.ones(N, np.int64)
+    for _ in range(16 + 16 + 8):
+        comm.all_reduce(x, out=x.copy())
+    assert clock.asked == 2 * trials
+
+
 def test_short_calls_are_not_tried(comm: Any, ours: list[int]) -> None:
     x = np.ones((32 << 10) // 8 // 2 - 1)
     for _ in range(8):
