@@ -72,8 +72,7 @@ class Contest:
         ours, theirs = slowest[OURS::2].min(), slowest[THEIRS::2].min()  # the first ones find memory
         winner = THEIRS if theirs * _CLEARLY < ours else OURS
         most = min(int(_PERIOD_S / max((ours, theirs)[winner], 1e-9)), _PERIOD.stop)
-        self._period = max(min(2 * self._period, most), _PERIOD.start)
-        if winner != self._winner:
-            self._period = _PERIOD.start
+        longer = min(2 * self._period, most) if winner == self._winner else 0
+        self._period = max(longer, _PERIOD.start)
         self._winner = winner
         self._seconds.clear()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..buffer import as_buffer
-from .field import Field, chooses, gather, index, scatter
+from .field import Field, chooses, copied, gather, index, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class Share:
             self._landing = values[at]
             self._given = lambda: self._landing
         elif sends:
-            self._given = partial(_copied, values, at) if is_range else partial(values.__getitem__, at)
+            self._given = (lambda: copied(values[at])) if is_range else partial(values.__getitem__, at)
         else:
             self._landing = as_buffer(values).make(shape).give()
             self._land = partial(values.__setitem__, at, self._landing)
@@ -83,10 +83,3 @@ class Share:
 def _gathered(values: Any, rows: Selection, out: Any) -> Any:
     gather(values, rows, out)
     return out
-
-
-def _copied(values: Any, rows: Selection) -> Any:
-    there = as_buffer(values[rows]).place
-    assert there is not None
-    assert there.pack is not None  # of every library that chooses rows
-    return there.pack()

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import UsageError
 from .channel import TIMEOUT_S, Channel, Part, Turns, goes_aboard, memory_of
 from .clock import Schedule
-from .field import Field, chooses, host, scatter
+from .field import Field, chooses, copied, host, scatter
 from .there import Mapped, Picked, There
 
 if TYPE_CHECKING:
@@ -116,9 +116,10 @@ class Giving:
     def _added(self) -> Any:
         """What was put since the last coupling time, summed up where it lies, or on the host."""
         values, there = self.field.values, self._there
+        self.field.check(values)  # before others of another shape are stretched to it
         if there is not None and there.holds(values) and not isinstance(self._sum, np.ndarray):
             if self._sum is None:
-                self._sum = there.copied(values)
+                self._sum = copied(values)
             else:
                 self._sum += there.plain(values)
         else:

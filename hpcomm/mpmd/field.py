@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..communicator import Communicator
 
-__all__ = ["Field", "chooses", "gather", "host", "index", "scatter", "width_of"]
+__all__ = ["Field", "chooses", "copied", "gather", "host", "index", "scatter", "width_of"]
 
 
 class Field:
@@ -179,6 +179,14 @@ def chooses(values: Any) -> bool:
 def index(values: Any, where: route.Selection) -> Any:
     """Rows as an array takes them in brackets: a range, or indices where the array lies."""
     return where if isinstance(where, slice) else _INDEX[library_of(values)](values, where)
+
+
+def copied(values: Any) -> Any:
+    """The same elements in memory of their own on their device, of a library that chooses rows."""
+    there = as_buffer(values).place
+    assert there is not None
+    assert there.pack is not None  # of every such library
+    return there.pack()
 
 
 # library -> (an array, indices of the host) -> the indices as it takes them

@@ -14,7 +14,7 @@ from .. import dtypes
 from ..buffer import as_buffer
 from ..cargo import library_of
 from ..transport.staging import station
-from .field import host, index, scatter
+from .field import copied, host, index, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,12 +86,6 @@ class There:
         """The same memory, of which nobody takes derivatives."""
         return self._ways.plain(values)
 
-    def copied(self, values: Any) -> Any:
-        look = as_buffer(values)
-        made = self.empty(look.shape, np.dtype(look.dtype.storage))
-        made[...] = self.plain(values)
-        return made
-
     def drop(self, values: Any) -> None:
         """Let go of an array that was kept: its library knows only of the stream that it was made on."""
         if self._moves and values is not None and self.holds(values):
@@ -110,7 +104,7 @@ class Picked:
 
     def apply(self, got: Any) -> Any:
         """The values of the rows, in memory of their own."""
-        return self._there.copied(got[self._at]) if isinstance(self.rows, slice) else got[self._at]
+        return copied(got[self._at]) if isinstance(self.rows, slice) else got[self._at]
 
     def fill(self, target: Any, values: Any) -> None:
         """Put values of the rows where they belong, wherever that lies now."""
@@ -132,7 +126,7 @@ class Mapped(Picked):
         axes: of the values, with that of the points.
     """
 
-    MOST = 64  # weights of a row; for more kernels the host is the quicker one
+    MOST = 64  # weights of a row; with more kernels the host should be the quicker one (a guess: docs/gpu.md)
 
     def __init__(self, there: There, weights: Weights, axes: int) -> None:
         matrix = weights.matrix

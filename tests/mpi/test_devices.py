@@ -19,6 +19,7 @@ from stand_ins import ModelNccl
 import hpcomm
 from hpcomm import buffer, cargo, onboard, parcel, pickling
 from hpcomm.device import driver, model, order
+from hpcomm.mpmd.there import There
 from hpcomm.transport import arena, direct, ipc, pieces, staging
 
 # elements of float32 that go in one MPI call; in pieces or through the slab; in an allocation opened itself
@@ -822,6 +823,32 @@ def test_a_message_to_this_rank_itself_is_one_copy_on_the_device(
     taken = comm._onboard.messages.paths
     expects = "pipeline" if path == "pipeline" else "ipc, within this process"
     assert [each.partition(";")[0] for each in taken.values()] == ([] if n == SMALL else [expects] * 2)
+
+
+def test_arrays_on_two_devices_of_one_rank_are_not_copied_so(comm: hpcomm.Communicator) -> None:
+    assert comm._onboard is not None
+    why, *_ = comm._onboard.messages._open(ipc.Lent(1, 0, 0), driver.driver().device(0))
+    assert why == "x lies on another device of this rank"
+
+
+def test_what_a_field_drops_lives_until_other_streams_are_through(device: model.Model) -> None:
+    driver.install(device)
+    try:
+        lives, streams = [], [driver.driver().device(0).stream() for _ in range(2)]
+        for second in streams:
+            there, kept = There(model.empty(4)), model.empty(4)
+            for now in (streams[0], second):
+                with model.stream(now), there:
+                    kept.fill(1)
+            with model.stream(second):
+                there.drop(kept)
+            alive = weakref.ref(kept)
+            del kept
+            gc.collect()
+            lives.append(alive() is not None)
+        assert lives == [False, True]
+    finally:
+        driver.install(None)
 
 
 def test_neighbours_that_a_rank_has_in_itself_hear_it_on_the_device(comm: hpcomm.Communicator) -> None:

@@ -449,6 +449,16 @@ WRONG = {
         ),
         "the values of field 'f' now have the shape (",
     ),
+    "values of a mean that would be stretched to its shape": (
+        (
+            "a = me.name == 'a'\n"
+            "f = me.gives('f', np.zeros(3)) if a else me.takes('f', np.zeros(3), every=2.0, time='mean')\n"
+            "me.put(f, 0.0) if a else me.get(f, 0.0)\n"
+            "f.values = np.zeros(1) if a else f.values\n"
+            "me.put(f, 1.0) if a else me.get(f, 2.0)"
+        ),
+        "the values of field 'f' now have the shape (1,)",
+    ),
     "another field of that name": (
         (
             "f = me.gives('f', np.zeros(3)); g = me.takes('f', np.zeros(3)); me.connect()\n"

@@ -40,7 +40,6 @@ def test_a_mapping_gives_the_same_numbers_as_on_the_host(mapping: str, dtype: An
     expected = np.full((target.size, 2), -1.0, np.float32)
     expected[mapped.rows] = 2 * weights.apply(x)[mapped.rows] + 1
     np.testing.assert_array_equal(out.detach().numpy(), expected)
-    copy = there.copied(out)
-    assert not copy.requires_grad
-    assert copy.data_ptr() != out.data_ptr()
-    np.testing.assert_array_equal(copy.numpy(), expected)
+    on_host = np.full((target.size, 2), -1.0, np.float32)
+    mapped.fill(on_host, 2.0 * made + 1.0)  # where the program has moved it there
+    np.testing.assert_array_equal(on_host, expected)
