@@ -19,18 +19,23 @@ __all__ = [
     "EXCHANGE",
     "EXPECTED",
     "GIVE",
+    "IS_ROOT",
     "MEET",
     "MESSAGES",
+    "NO_TURNS",
     "NUMPY",
     "ON_HOST",
     "RAISE",
     "RECEIVED",
+    "REST",
     "ROOTED",
     "SENT",
+    "SIGN",
     "SMALL",
     "STACKS",
     "TAKE",
     "TORCH",
+    "TURNS",
     "WITHIN",
     "of_one",
     "out_of_place",
@@ -49,7 +54,7 @@ def lane():
 
 _ALL_REDUCE = """
 def lane(x, out):
-    global last_n, mine, laid, turns  # the last call's, mostly this one's too
+    global last, mine, turns  # the last call's, mostly this one's too
     if out is x:
         @writable x
         @window x
@@ -81,12 +86,11 @@ def lane(x, out):
 
 # Small ones among ranks of a node, step by step as in steps.py. A call is posted on the board while its flag
 # is on the way; but before this rank waits for others to come to an earlier one, since who waits is looked
-# at.
+# at. What turns they take is found when they are signed.
 SMALL = {
     "all_reduce": """
-if 0 < AMOUNT < small_to:
+if turns is not None:
     @flats X, Y
-    @turns
     if small.owed:
         @post
         small.settle(mine)
@@ -96,16 +100,13 @@ if 0 < AMOUNT < small_to:
         @post
     if other[0] != flag:
         look(other, flag, mine)
-    for other in others:
-        if other[0] != flag:
-            look(other, flag, mine)
+    @rest
     @fold Y
     return Y
 """,
     "broadcast": """
-if 0 < AMOUNT < small_to:
+if turns is not None:
     @flat X
-    turns = known.get(mine) or turns_of(mine, root)
     if small.owed:
         @post
         small.settle(mine)
@@ -122,6 +123,38 @@ if 0 < AMOUNT < small_to:
     return X
 """,
 }
+REST = """
+for other in others:
+    if other[0] != flag:
+        look(other, flag, mine)
+"""
+# Mostly a call is like the last one. What is known of that one changes at once, whatever interrupts a call.
+SIGN = {
+    "all_reduce": """
+if CHANGED:
+    signed = SIGNED
+    @turns
+    last, mine, turns = WHICH, signed, found
+""",
+    "broadcast": """
+if CHANGED:
+    last, signs = WHICH, {}
+found = signs.get(root)
+if found is None:
+    code = codes.get(root)
+    if code is None:
+        return NotImplemented
+    signed = SIGNED
+    @turns
+    found = signs[root] = signed, found
+mine, turns = found
+""",
+}
+TURNS = {
+    "all_reduce": "found = known.get(signed) or turns_of(signed) if 0 < AMOUNT < small_to else None",
+    "broadcast": "found = known.get(signed) or turns_of(signed, root) if 0 < AMOUNT < small_to else None",
+}
+NO_TURNS = "found = None"
 RAISE = {
     "all_reduce": """
 flag, elements, there, line, other, others, fold = turns[number()]
@@ -178,6 +211,7 @@ if within_from <= mine < within_to:
 
 _BROADCAST = """
 def lane(x, out, root):
+    global last, signs
     @root
     if x is out:
         @writable x
@@ -366,9 +400,8 @@ if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
     "described": "X_spec = (X, n, kind)",
     "spec": "X_spec = (X, n, kind)",
     "sign": "mine = n << 32 | code",
-    "sign_all_reduce": "if n != last_n:\n    last_n, mine, turns = n, n << 32 | code, None",
-    "sign_rooted": "mine = n << 32 | code",
-    "turns": "if turns is None:\n    turns = known.get(mine) or turns_of(mine)",
+    "changed": "n != last",
+    "which": "n",
     "lay": "elements[...] = X_flat",
     "get_one": "X_flat.item()",
     "set_one": "X_flat[0]",
@@ -422,9 +455,8 @@ if X_seen is None:  # too long, or freed
 X_spec = X_seen[1]
 """,
     "sign": "mine = x_seen[2] | code",
-    "sign_all_reduce": "mine = x_seen[2] | code",
-    "sign_rooted": "mine = x_seen[2] | code",
-    "turns": "if x_seen is not laid:\n    laid, turns = x_seen, known.get(mine) or turns_of(mine)",
+    "changed": "x_seen is not last",
+    "which": "x_seen",
     "lay": "there[:] = X_seen[4]",  # half of what numpy takes
     "fetch": "X_seen[4][:] = there",
     "flat": "X_flat = X_seen[3]",
@@ -445,6 +477,8 @@ try:
 except KeyError:
     return NotImplemented
 """
+
+IS_ROOT = "if type(root) is not int:\n    return NotImplemented"  # and the rest when it is signed
 
 _DEST = """
 global seen_dest, seen_tag  # that were found right; the same objects are so again

@@ -32,18 +32,23 @@ from .fragments import (
     EXCHANGE,
     EXPECTED,
     GIVE,
+    IS_ROOT,
     MEET,
     MESSAGES,
+    NO_TURNS,
     NUMPY,
     ON_HOST,
     RAISE,
     RECEIVED,
+    REST,
     ROOTED,
     SENT,
+    SIGN,
     SMALL,
     STACKS,
     TAKE,
     TORCH,
+    TURNS,
     WITHIN,
     of_one,
     out_of_place,
@@ -300,10 +305,9 @@ def _make(
         return marked(head(*what), algorithm) if algorithm else head(*what)
 
     names["code"] = sign(verb, fold, record.code) if verb not in MESSAGES else 0
-    rooted = verb == "broadcast" or verb in ROOTED
     if verb == "all_reduce":
-        names.update(last_n=-1, laid=-1, turns=None)
-        fragments = {**fragments, "sign": fragments["sign_all_reduce"]}
+        names.update(last=_NOTHING, turns=None)
+        fragments = {**fragments, **_signed(verb, fragments)}
     if verb in MESSAGES:
         fragments = {**fragments, **_message(comm, record, fragments, names)}
     else:
@@ -311,9 +315,8 @@ def _make(
             **fragments,
             **_within(comm, verb, fold, record, dtype, fragments, names, function is None),
         }
-    if rooted:
+    if verb == "broadcast" or verb in ROOTED:
         names["codes"] = {root: sign(verb, fold, record.code, root) for root in range(comm.size)}
-        fragments = {**fragments, "sign": fragments["sign_rooted"]}
     if "CUT" in fragments["readable"]:
         cut = "// p" if verb in CUTS else ""
         fragments = {**fragments, "readable": fragments["readable"].replace("CUT", cut)}
@@ -375,11 +378,25 @@ def _within(
         unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
         names.update(small=small, small_to=small_end * record.itemsize // unit)
         names.update(known=known, turns_of=turns_of, number=small.number, look=small.flags.look)
-        text = SMALL[verb].replace("AMOUNT", fragments["amount"])
-        found["small_apart"], found["small"], found["raise"] = text, _in_place(text), RAISE[verb]
+        text, found["raise"] = SMALL[verb], RAISE[verb]
+        found["small_apart"], found["small"], found["rest"] = text, _in_place(text), REST
+        if comm.size == 2:
+            found["rest"] = ""
+        found["turns"] = TURNS[verb].replace("AMOUNT", fragments["amount"].replace("X", "x"))
+        if verb == "broadcast":
+            names.update(last=_NOTHING, signs={})
+            found |= {**_signed(verb, fragments), "turns": found["turns"], "root": IS_ROOT}
         if takes_one(verb, code, kind):
             found |= of_one(fragments, record.itemsize // unit)
     return found
+
+
+def _signed(verb: str, fragments: dict[str, str]) -> dict[str, str]:
+    """How calls are signed that are mostly like the last one."""
+    text = SIGN[verb].replace("SIGNED", fragments["sign"].removeprefix("mine = "))
+    for word in ("changed", "which"):
+        text = text.replace(word.upper(), fragments[word])
+    return {"sign": text, "turns": NO_TURNS}
 
 
 def _in_place(text: str) -> str:
