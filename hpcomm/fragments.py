@@ -6,8 +6,6 @@ array of numpy or torch. How the ranks agree comes from observe/check.py.
 
 from __future__ import annotations
 
-from textwrap import indent
-
 from .steps import CUTS
 
 __all__ = [
@@ -19,25 +17,17 @@ __all__ = [
     "EXCHANGE",
     "EXPECTED",
     "GIVE",
-    "IS_ROOT",
     "MEET",
     "MESSAGES",
-    "NO_TURNS",
     "NUMPY",
     "ON_HOST",
-    "RAISE",
     "RECEIVED",
-    "REST",
     "ROOTED",
     "SENT",
-    "SIGN",
-    "SMALL",
     "STACKS",
     "TAKE",
     "TORCH",
-    "TURNS",
     "WITHIN",
-    "of_one",
     "out_of_place",
 ]
 
@@ -83,107 +73,6 @@ def lane(x, out):
     @call function(x_spec, out_spec, operator)
     return out
 """
-
-# Small ones among ranks of a node, step by step as in steps.py. A call is posted on the board while its flag
-# is on the way; but before this rank waits for others to come to an earlier one, since who waits is looked
-# at. What turns they take is found when they are signed.
-SMALL = {
-    "all_reduce": """
-if turns is not None:
-    @flats X, Y
-    if small.owed:
-        @post
-        small.settle(mine)
-        @raise X
-    else:
-        @raise X
-        @post
-    if other[0] != flag:
-        look(other, flag, mine)
-    @rest
-    @fold Y
-    return Y
-""",
-    "broadcast": """
-if turns is not None:
-    @flat X
-    if small.owed:
-        @post
-        small.settle(mine)
-        @raise X
-    else:
-        @raise X
-        @post
-    if root_line is not None:
-        if root_line[0] != flag:
-            look(root_line, flag, mine)
-        @fetch X
-    small.owed = owed
-    @look
-    return X
-""",
-}
-REST = """
-for other in others:
-    if other[0] != flag:
-        look(other, flag, mine)
-"""
-# Mostly a call is like the last one. What is known of that one changes at once, whatever interrupts a call.
-SIGN = {
-    "all_reduce": """
-if CHANGED:
-    signed = SIGNED
-    @turns
-    last, mine, turns = WHICH, signed, found
-""",
-    "broadcast": """
-if CHANGED:
-    last, signs = WHICH, {}
-found = signs.get(root)
-if found is None:
-    code = codes.get(root)
-    if code is None:
-        return NotImplemented
-    signed = SIGNED
-    @turns
-    found = signs[root] = signed, found
-mine, turns = found
-""",
-}
-TURNS = {
-    "all_reduce": "found = known.get(signed) or turns_of(signed) if 0 < AMOUNT < small_to else None",
-    "broadcast": "found = known.get(signed) or turns_of(signed, root) if 0 < AMOUNT < small_to else None",
-}
-NO_TURNS = "found = None"
-RAISE = {
-    "all_reduce": """
-flag, elements, there, line, other, others, fold = turns[number()]
-@lay X
-line[0] = flag
-""",
-    "broadcast": """
-flag, elements, there, line, root_line, owed = turns[number()]
-if root_line is None:
-    @lay X
-line[0] = flag
-""",
-}
-
-# What is done to one element, where Python's own arithmetic makes the same of it sooner; see steps.py.
-_ONE = {
-    "lay": "elements[0] = GET",
-    "fetch": "SET = elements[0]",
-    "fold": """
-first, second, rest, whole = fold
-total = first[0] + second[0]
-for part in rest:
-    total += part[0]
-try:
-    SET = total
-except (OverflowError, ValueError):  # where numpy's whole numbers wrap
-    whole(X_flat)
-""",
-}
 
 MEET = """
 @post
@@ -403,12 +292,12 @@ if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
     "changed": "n != last",
     "which": "n",
     "lay": "elements[...] = X_flat",
-    "get_one": "X_flat.item()",
-    "set_one": "X_flat[0]",
     "fetch": "X_flat[...] = elements",
     "flat": "X_flat = X if X.ndim == 1 else X.reshape(-1)",
     "amount": "n",
     "bytes": "n * itemsize",
+    "item": "X_flat.item()",
+    "elements": "X_flat",
     "length": "if status.Get_count() != n * itemsize:\n    check_length(comm, verb, status, n * itemsize)",
 }
 
@@ -460,10 +349,9 @@ X_spec = X_seen[1]
     "lay": "there[:] = X_seen[4]",  # half of what numpy takes
     "fetch": "X_seen[4][:] = there",
     "flat": "X_flat = X_seen[3]",
-    "get_one": "X_seen[6][0]",
-    "set_one": "X_seen[6][0]",
     "amount": "X_size",
     "bytes": "X_size",
+    "elements": "X_seen[6]",
     "length": "if status.Get_count() != X_size:\n    check_length(comm, verb, status, X_size)",
 }
 TORCH["writable"] = TORCH["writable_too"] = TORCH["readable"]
@@ -477,8 +365,6 @@ try:
 except KeyError:
     return NotImplemented
 """
-
-IS_ROOT = "if type(root) is not int:\n    return NotImplemented"  # and the rest when it is signed
 
 _DEST = """
 global seen_dest, seen_tag  # that were found right; the same objects are so again
@@ -516,12 +402,3 @@ BODIES = {
     "all_reduce": _ALL_REDUCE, "barrier": _BARRIER, "broadcast": _BROADCAST, "send": _SEND, "recv": _RECV,
     "isend": _ISEND, "irecv": _IRECV, "sendrecv": _SENDRECV,
 }  # fmt: skip
-
-
-def of_one(fragments: dict[str, str], length: int) -> dict[str, str]:
-    """The fragments lay, fetch and fold for arrays some of which have a single element, of that amount."""
-    known, found = ALIKE | fragments, {}
-    for name, one in _ONE.items():
-        one = one.replace("GET", known["get_one"]).replace("SET", known["set_one"]).strip()
-        found[name] = f"if {known['amount']} == {length}:\n{indent(one, '    ')}\nelse:\n    {known[name]}"
-    return found

@@ -20,6 +20,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from . import small
 from .compiled import PLAIN_CALL, compiled
 from .envelope import is_awaited
 from .errors import HpcommError
@@ -32,31 +33,23 @@ from .fragments import (
     EXCHANGE,
     EXPECTED,
     GIVE,
-    IS_ROOT,
     MEET,
     MESSAGES,
-    NO_TURNS,
     NUMPY,
     ON_HOST,
-    RAISE,
     RECEIVED,
-    REST,
     ROOTED,
     SENT,
-    SIGN,
-    SMALL,
     STACKS,
     TAKE,
     TORCH,
-    TURNS,
     WITHIN,
-    of_one,
     out_of_place,
 )
 from .fused import fuse
 from .handover import LEAST, MOST_BOTH
 from .signature import VERBS, head, marked
-from .steps import takes_one
+from .steps import few
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -307,7 +300,7 @@ def _make(
     names["code"] = sign(verb, fold, record.code) if verb not in MESSAGES else 0
     if verb == "all_reduce":
         names.update(last=_NOTHING, turns=None)
-        fragments = {**fragments, **_signed(verb, fragments)}
+        fragments = {**fragments, **small.signed(verb, fragments)}
     if verb in MESSAGES:
         fragments = {**fragments, **_message(comm, record, fragments, names)}
     else:
@@ -370,38 +363,20 @@ def _within(
     names.update(contest_from=within.contest_from(code) << 32, contest=contest)
     found["post"], found["look"] = _watched(comm, verb)
     text = WITHIN.replace("ROOT", "root" if verb == "broadcast" or verb in ROOTED else "0")
-    found["within_apart"], found["within"] = text, _in_place(text)
+    found["within_apart"], found["within"] = text, small.in_place(text)
     found["within_given"] = found["within"].replace("way(X_flat, X_flat", "way(X_flat, None")
     found["within_given"] = found["within_given"].replace("return X", "return None")
-    small, small_end = within.small, within.small_end(code) if verb in SMALL else 0
-    if small is not None and small_end:
+    places, small_end = within.small, within.small_end(code) if verb in small.VERBS else 0
+    if places is not None and small_end:
         unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
-        names.update(small=small, small_to=small_end * record.itemsize // unit)
-        names.update(known=known, turns_of=turns_of, number=small.number, look=small.flags.look)
-        text, found["raise"] = SMALL[verb], RAISE[verb]
-        found["small_apart"], found["small"], found["rest"] = text, _in_place(text), REST
-        if comm.size == 2:
-            found["rest"] = ""
-        found["turns"] = TURNS[verb].replace("AMOUNT", fragments["amount"].replace("X", "x"))
-        if verb == "broadcast":
-            names.update(last=_NOTHING, signs={})
-            found |= {**_signed(verb, fragments), "turns": found["turns"], "root": IS_ROOT}
-        if takes_one(verb, code, kind):
-            found |= of_one(fragments, record.itemsize // unit)
+        names.update(small=places, small_to=small_end * record.itemsize // unit)
+        names.update(known=known, turns_of=turns_of, number=places.number, look=places.flags.look)
+        names.update(last=_NOTHING, signs={}, narrow=memoryview(bytearray(4)).cast("f"))
+        is_narrow = record.name == "float32"
+        found |= small.step(
+            verb, fragments, record.itemsize // unit, few(verb, code, kind), is_narrow, comm.size
+        )
     return found
-
-
-def _signed(verb: str, fragments: dict[str, str]) -> dict[str, str]:
-    """How calls are signed that are mostly like the last one."""
-    text = SIGN[verb].replace("SIGNED", fragments["sign"].removeprefix("mine = "))
-    for word in ("changed", "which"):
-        text = text.replace(word.upper(), fragments[word])
-    return {"sign": text, "turns": NO_TURNS}
-
-
-def _in_place(text: str) -> str:
-    """A text about X and Y, where they are one array."""
-    return text.replace("@flats X, Y", "@flat X").replace("Y", "X")
 
 
 def _message(

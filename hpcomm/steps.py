@@ -22,7 +22,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["CUTS", "FOLDS", "STACKS", "Steps", "function", "takes_one"]
+__all__ = ["CUTS", "FOLDS", "STACKS", "Steps", "few", "function"]
 
 CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
 STACKS = ("gather", "all_gather", "all_to_all")  # the result has
@@ -223,20 +223,21 @@ class Steps:
 
         Both: flag, elements on the own place or the root's, the same as bytes, own line;
         broadcast: root's line or None, what is owed then; all_reduce: lines of one other and of the rest,
-        fold(out). Of one element, where takes_one(): elements as Python reads them, and in place of fold
-        those of the first two ranks, of the rest, and fold.
+        fold(out). Of few() elements: in place of fold those of the first two ranks as Python reads them, of
+        the rest, and fold; of a single one elements, too, as Python reads them.
         """
         tables, parts, rank, root = self._tables, self._parts, self._rank, self._root
         is_fold = self._verb == "all_reduce"
-        is_one = self._count == 1 and takes_one(self._verb, self._code, self._dtype)
+        is_few = self._count <= few(self._verb, self._code, self._dtype)
         folds = [self._flags.folding(self._function, each) for each in parts] if is_fold else []
         found: list[tuple[Any, ...]] = []
         for number, flag in enumerate(tables.raised(mine)):
             place = number & 1
             own, (other, *others) = tables.lines[place][rank], tables.others[place]
             elements = parts[place][rank if is_fold else root]
+            is_one = is_few and self._count == 1
             common = flag, elements.data if is_one else elements, elements.view(np.uint8).data, own
-            if is_fold and is_one:
+            if is_fold and is_few:
                 first, second, *rest = [part.data for part in parts[place]]
                 found.append((*common, other, others, (first, second, rest, folds[place])))
             elif is_fold:
@@ -254,11 +255,12 @@ class Steps:
             fold(out, part, out)
 
 
-def takes_one(verb: str, code: int, dtype: np.dtype[Any]) -> bool:
-    """Whether Python's own arithmetic does to a single element, bit for bit, what numpy's does."""
-    if verb == "all_reduce":
-        return function(code) is np.add and dtype in (np.float64, np.int64)
-    return dtype.kind in "iu" or dtype == np.float64  # float32 would be widened on the way, and so changed
+def few(verb: str, code: int, dtype: np.dtype[Any]) -> int:
+    """How many elements at most Python's own arithmetic serves sooner than numpy's, with the same bits."""
+    if verb == "all_reduce":  # a sum of two float32 is rounded once, though first to 53 bits: 53 > 2 * 24 + 1
+        return 2 if function(code) is np.add and dtype in (np.float32, np.float64, np.int64) else 0
+    # float32 would be widened on the way, and so a NaN that signals changed
+    return 1 if dtype.kind in "iu" or dtype == np.float64 else 0
 
 
 def function(code: int) -> Any:
