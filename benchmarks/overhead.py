@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from measure import alternate, difference, library, machine, median, ratio, save, size_name
+from measure import alternate, difference, library, machine, median, quietest, ratio, save, size_name
 from mpi4py import MPI
 
 import hpcomm
@@ -70,6 +70,7 @@ def main() -> None:
             say(line)
             text.append(line)
             rows.append({"pattern": pattern, "bytes": nbytes} | row)
+    add("8 B, quietest", *small(comms))
     add("isend and irecv", *background(comms["hpcomm"], rounds))
     add("plans", *plans(comms["hpcomm"], rounds))
     after = "after arrays of 64 MiB, whose memory malloc has learnt to keep"
@@ -235,6 +236,26 @@ def report(nbytes: int, times: dict[str, list[float]]) -> tuple[str, dict[str, A
     if "gloo" in times:
         cells.append(f"{row['gloo']:12.1f} {ratio(times['gloo'], times['hpcomm']):11.1f}x")
     return "  ".join(cells), row
+
+
+def small(comms: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """What calls cost while nobody else slows them."""
+    lines = [
+        "\n8 B, the quietest hundredth of short turns: microseconds; in brackets what is added to raw",
+        f"{'':>42} {'raw':>8} {'again':>8} {'hpcomm':>18} {'torch':>18}",
+    ]
+    rows = []
+    for pattern, make in PATTERNS.items():
+        made = make(8, comms, None)
+        contenders = {name: made[name] for name in ("raw", "hpcomm", "torch")} | {"again": made["raw"]}
+        row = {name: taken * 1e6 for name, taken in quietest(contenders).items()}
+        cells = f"{pattern:>42} {row['raw']:8.2f} {row['again'] - row['raw']:+8.3f}"
+        for name in ("hpcomm", "torch"):
+            row[f"{name}_added_us"] = row[name] - row["raw"]
+            cells += f" {row[name]:8.2f} ({row[f'{name}_added_us']:+6.2f})"
+        lines.append(cells)
+        rows.append({"call": pattern} | row)
+    return lines, rows
 
 
 def background(comm: Any, rounds: int) -> tuple[list[str], list[dict[str, Any]]]:
