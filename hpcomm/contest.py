@@ -26,8 +26,9 @@ __all__ = ["LEAST", "Contest"]
 LEAST = 1 << 20  # bytes of a call; of shorter ones trials, which take the careful way, would be a good part
 OURS, THEIRS, TRIAL = 0, 1, 2
 _TRIALS = 6  # calls, of which every other one is MPI's, at the beginning of a period
-_PERIOD = range(128, 1024)  # calls of one: fewest after a change of ways, else twice as many as before,
-_PERIOD_S = 0.5  # but no more than take so long: a virtual machine's cores may be moved at any time
+_PERIOD = range(32, 1024)  # calls of one: fewest after a change of ways, else twice as many as before,
+_STEADY = 128  # but no more than these, so that trials cost little,
+_PERIOD_S = 0.5  # and than take so long: a virtual machine's cores may be moved at any time
 _CLEARLY = 1.05  # times as quick MPI has to be
 
 
@@ -71,8 +72,7 @@ class Contest:
         self._mpi.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
         ours, theirs = slowest[OURS::2].min(), slowest[THEIRS::2].min()  # the first ones find memory
         winner = THEIRS if theirs * _CLEARLY < ours else OURS
-        most = min(int(_PERIOD_S / max((ours, theirs)[winner], 1e-9)), _PERIOD.stop)
-        longer = min(2 * self._period, most) if winner == self._winner else 0
-        self._period = max(longer, _PERIOD.start)
+        most = min(max(int(_PERIOD_S / max((ours, theirs)[winner], 1e-9)), _STEADY), _PERIOD.stop)
+        self._period = min(2 * self._period, most) if winner == self._winner else _PERIOD.start
         self._winner = winner
         self._seconds.clear()

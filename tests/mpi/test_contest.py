@@ -31,6 +31,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(contest, "LEAST", 32 << 10)
     monkeypatch.setattr(contest, "_TRIALS", 4)
     monkeypatch.setattr(contest, "_PERIOD", range(16, 32))
+    monkeypatch.setattr(contest, "_STEADY", 16)
     seen: list[int] = []
     make = within.Within._make
 
