@@ -110,7 +110,10 @@ def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
         return "", ""
     if verb != "broadcast" and verb not in ROOTED:
         return "ring[step()] = mine", ""
-    return "ring[i := step()] = mine", "if (seen := theirs[i]) != mine and seen: suspect(mine)"
+    look = "(seen := theirs[i]) != mine and seen: suspect(mine)"
+    if verb == "broadcast" and comm.size == 2:  # who saw the root's flag saw its call, and there is no third
+        look = f"rank == root and {look}"
+    return "ring[i := step()] = mine", f"if {look}"
 
 
 def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane] | None:

@@ -382,6 +382,26 @@ def test_ranks_that_disagree_about_small_calls_are_told(calls: list[int], wrong:
             comm.all_reduce(np.ones(2))
 
 
+@pytest.mark.parametrize("make", [np.ones, torch.ones])
+def test_of_two_roots_the_later_one_is_told_at_once(calls: list[int], make: Any) -> None:
+    """No root waits for the other, so only a look at the other's call can tell."""
+    world = MPI.COMM_WORLD
+    if world.size != 2:
+        pytest.skip("others would be told as well")
+    with hpcomm.Communicator(world, name="small") as comm:
+        x = make(2)
+        for _ in range(3):
+            comm.broadcast(x, 0, out=x)
+        if comm.rank == 0:
+            comm.broadcast(x, 0, out=x)
+            world.Barrier()
+        else:
+            world.Barrier()
+            with pytest.raises(hpcomm.MismatchError, match="small"):
+                comm.broadcast(x, 1, out=x)
+    world.Barrier()
+
+
 def test_without_checks_ranks_that_disagree_go_on_as_with_mpi(calls: list[int]) -> None:
     with hpcomm.Communicator(MPI.COMM_WORLD, check="off") as comm:
         for _ in range(3):
