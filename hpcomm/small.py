@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import indent
-
 __all__ = ["VERBS", "in_place", "signed", "step"]
 
 # A call is posted on the board while its flag is on the way; but before this rank waits for others to come
@@ -129,13 +127,13 @@ def step(
             found[name] = f"if {amount} == 1:\n    {one}\nelse:\n    {fragments[name]}"
     if few and verb == "all_reduce":
         texts = [_fold(fragments["elements"], n, is_narrow, is_numpy, size) for n in range(1, few + 1)]
-        ways = [f"if {amount} == {n * unit}:\n{indent(one, '    ')}" for n, one in enumerate(texts, 1)]
+        ways = [f"if {amount} == {n * unit}:\n{one}" for n, one in enumerate(texts, 1)]
         found["fold"] = "\nel".join([*ways, "se:\n    fold(X_flat)"])
     return found
 
 
 def _fold(elements: str, count: int, is_narrow: bool, is_numpy: bool, size: int) -> str:
-    """What folds so few elements one by one."""
+    """What folds so few elements one by one, indented."""
     known = list(enumerate("abcd"[:count]))
     lines = ["first, second, others, whole = fold"]
     lines += [f"{x} = first[{i}] + second[{i}]" for i, x in known]
@@ -151,7 +149,7 @@ def _fold(elements: str, count: int, is_narrow: bool, is_numpy: bool, size: int)
     else:
         lines += ["try:", *written, "except (OverflowError, ValueError):  # where numpy's whole numbers wrap"]
         lines += ["    whole(X_flat)"]
-    return "\n".join(lines)
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def in_place(text: str) -> str:
