@@ -59,7 +59,8 @@ def quietest(
     not; the quietest are those of a machine that one has to oneself.
     """
     world = MPI.COMM_WORLD
-    names, times = list(contenders), {name: [] for name in contenders}  # type: dict[str, list[float]]
+    names = list(contenders)
+    times: dict[str, list[float]] = {name: [] for name in names}
     calls = {name: max(1, int(span / world.bcast(_turn(call, 1000)))) for name, call in contenders.items()}
     begin, order = time.monotonic(), random.Random(0)
     while world.bcast(time.monotonic() - begin < seconds):

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 __all__ = ["VERBS", "in_place", "signed", "step"]
 
-# A call is posted on the board while its flag is on the way; but before this rank waits for others to come
-# to an earlier one, since who waits is looked at. What turns it takes is found when it is signed.
+# What turns a call takes is found when it is signed.
 _SMALL = {
     "all_reduce": """
 if turns is not None:
     @flats X, Y
-    if small.owed:
-        @post
-        small.settle(mine)
-        @raise X
-    else:
-        @raise X
-        @post
+    @come X
     if other[0] != flag:
         look(other, flag, mine)
     @rest
@@ -26,13 +19,7 @@ if turns is not None:
     "broadcast": """
 if turns is not None:
     @flat X
-    if small.owed:
-        @post
-        small.settle(mine)
-        @raise X
-    else:
-        @raise X
-        @post
+    @come X
     if root_line is not None:
         if root_line[0] != flag:
             look(root_line, flag, mine)
@@ -42,6 +29,17 @@ if turns is not None:
     return X
 """,
 }
+# A call is posted on the board while its flag is on the way; but before this rank waits for others to come
+# to an earlier one, since who waits is looked at.
+_COME = """
+if small.owed:
+    @post
+    small.settle(mine)
+    @raise X
+else:
+    @raise X
+    @post
+"""
 _REST = """
 for other in others:
     if other[0] != flag:
@@ -112,8 +110,13 @@ def step(
         is_narrow: they are float32, of which Python makes more.
         size: number of ranks.
     """
-    found = {"small_apart": _SMALL[verb], "raise": _RAISE[verb], "rest": _REST if size > 2 else ""}
-    found["small"] = in_place(_SMALL[verb])
+    found = {
+        "small_apart": _SMALL[verb],
+        "small": in_place(_SMALL[verb]),
+        "come": _COME,
+        "raise": _RAISE[verb],
+    }
+    found["rest"] = _REST if size > 2 else ""
     if verb == "broadcast":
         found |= signed(verb, fragments) | {"root": _IS_ROOT}
     found["turns"] = _TURNS[verb].replace("AMOUNT", fragments["amount"].replace("X", "x"))

@@ -87,11 +87,14 @@ def test_all_ranks_stay_with_the_same_way_whatever_each_measures(
     assert len(ours) == 2
 
 
-@pytest.mark.parametrize(("seconds", "trials"), [(1.0, 4 + 4 + 4), (1e-3, 4 + 4)])
+@pytest.mark.parametrize(
+    ("seconds", "steady", "trials"), [(1.0, 16, 4 + 4 + 4), (1.0, 32, 4 + 4), (1e-3, 16, 4 + 4)]
+)
 def test_calls_that_take_long_are_tried_again_sooner(
-    comm: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, trials: int
+    comm: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, steady: int, trials: int
 ) -> None:
-    """Periods are of 16 calls each where 32 would take more than half a second, else of 16 and 32."""
+    """Periods grow from 16 calls to 32 where these are steady, or take less than half a second."""
+    monkeypatch.setattr(contest, "_STEADY", steady)
     monkeypatch.setattr(contest, "_CLEARLY", np.inf)
     clock = SimpleNamespace(now=0.0, asked=0)
 
