@@ -81,6 +81,8 @@ def main():
     print(f"{VENDORS.get(vendor, 'an unknown MPI')}, {usable_cores()} cores")
     print(f"{'':44s}{'started by':12s}{'median':>10s}   range")
     compare("4 ranks import mpi4py and end, ms", 4, START, ROUNDS, lambda seconds, _: seconds * 1e3)
+    watching = {"UCX_MEM_EVENTS": "y"}
+    compare("the same, UCX watching memory, ms", 4, START, ROUNDS, lambda seconds, _: seconds * 1e3, watching)
     compare(f"8-byte all-reduce, {crowd} ranks, us", crowd, MEASURE, ROUNDS, microseconds)
     alone = {"MPI4PY_RC_THREADS": "0"}
     compare("the same with MPI for one thread, us", crowd, MEASURE, 3, microseconds, alone)

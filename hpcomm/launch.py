@@ -26,7 +26,17 @@ from .installation import Mpi, check_python, find_mpi, which
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Job", "Machine", "Program", "compose", "core_names", "main", "parse", "usable_cores"]
+__all__ = [
+    "Job",
+    "Machine",
+    "Program",
+    "compose",
+    "core_names",
+    "main",
+    "parse",
+    "registers_memory",
+    "usable_cores",
+]
 
 USAGE = """\
 usage: hpcomm run [-n N] [options] COMMAND...
@@ -53,6 +63,13 @@ _MPICH_YIELDING = {
 # By these a user has decided himself; Open MPI 5 reads the first of a pair, version 4 the second.
 _MAPPING_SET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
 _BINDING_SET = ("PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy")
+# UCX rewrites the start of mmap and its kin to hear of memory that goes, yielding the core some 480 times.
+_UCX_UNHOOKED = {"UCX_MEM_EVENTS": "n"}
+# It must hear of that only where memory is registered: for RDMA, for two kernel modules, for GPUs.
+_REGISTERED_FOR = (
+    *("/sys/class/infiniband", "/dev/xpmem", "/dev/knem"),
+    *("/dev/nvidiactl", "/dev/kfd", "/dev/dri", "/dev/dxg"),
+)
 
 
 class Program(NamedTuple):
@@ -79,6 +96,7 @@ class Machine(NamedTuple):
     """What compose must know of the place it runs at; prefix is this Python's.
 
     binds: whether ranks may be bound to cores: on Linux, where all cores of the machine are ours.
+    registers: whether there may be a device that MPI registers memory for.
     """
 
     cores: int
@@ -86,6 +104,7 @@ class Machine(NamedTuple):
     environ: Mapping[str, str]
     prefix: str = sys.prefix
     binds: bool = False
+    registers: bool = True
 
 
 def has_spec(argv: Sequence[str]) -> bool:
@@ -275,6 +294,7 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
     if not _is_local(job, machine):
         # Other hosts get variables by name only, and each program its own.
         return [*words, *_joined(job, machine, [f"-x {name}" for name in job.env])], wanted
+    wanted |= {} if machine.registers else _UCX_UNHOOKED
     if mpi.bundled:
         wanted["OMPI_MCA_btl"] = "^ofi"  # its search for a fabric sleeps for a second in MPI_Init
     if _is_crowded(job, machine):
@@ -287,11 +307,13 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
 def _for_mpich(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
     words = ["-hosts", job.hosts] if job.hosts else []
     wanted: dict[str, str] = {}
-    if _is_local(job, machine) and _is_crowded(job, machine):
-        wanted = _MPICH_YIELDING
-    elif _is_local(job, machine) and mpi.bundled and machine.binds and len(job.programs) == 1:
-        each = machine.cores // (job.programs[0].ranks or machine.cores)
-        wanted = {"HYDRA_BINDING": f"core:{each}"} if each < machine.cores else {}
+    if _is_local(job, machine):
+        wanted |= {} if machine.registers else _UCX_UNHOOKED
+        if _is_crowded(job, machine):
+            wanted |= _MPICH_YIELDING
+        elif mpi.bundled and machine.binds and len(job.programs) == 1:
+            each = machine.cores // (job.programs[0].ranks or machine.cores)
+            wanted |= {"HYDRA_BINDING": f"core:{each}"} if each < machine.cores else {}
     return [*words, *_joined(job, machine)], wanted
 
 
@@ -343,7 +365,13 @@ def _room(job: Job, machine: Machine) -> int | None:
 def _here() -> Machine:
     ours = core_names(), usable_cores()
     binds = sys.platform == "linux" and {*map(_core_of, range(os.cpu_count() or 1))} == ours[0]
-    return Machine(ours[1], os.geteuid() == 0, os.environ, binds=binds and len(ours[0]) == ours[1])
+    binds = binds and len(ours[0]) == ours[1]
+    return Machine(ours[1], os.geteuid() == 0, os.environ, binds=binds, registers=registers_memory())
+
+
+def registers_memory() -> bool:
+    """Whether this machine may have a device that MPI registers memory for: always but on Linux."""
+    return sys.platform != "linux" or any(Path(file).exists() for file in _REGISTERED_FOR)
 
 
 def usable_cores() -> int:

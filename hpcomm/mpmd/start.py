@@ -147,7 +147,8 @@ def _machine(kind: str | None) -> launch.Machine:
             environ.pop(name, None)
         environ |= {"SLURM_JOB_ID": "1"} if kind.startswith("slurm") else {}
         environ |= {"PBS_NODEFILE": "$PBS_NODEFILE"} if kind.startswith("pbs") else {}
-    return launch.Machine(launch.usable_cores(), os.geteuid() == 0, environ)
+    registers = kind is not None or launch.registers_memory()
+    return launch.Machine(launch.usable_cores(), os.geteuid() == 0, environ, registers=registers)
 
 
 def _options(asked: Asked) -> list[str]:

@@ -201,6 +201,32 @@ def test_mpich_takes_hosts():
     assert (words, added) == ("/env/bin/mpiexec -hosts a:5,b:4 -n 9 program0 x", {})
 
 
+# -- telling UCX, which both load --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mpi", [OPENMPI, MPICH])
+def test_memory_is_not_watched_where_none_is_registered(mpi):
+    def told(**options):
+        there = machine(cores=8, **options.pop("environ", {}))._replace(
+            registers=options.pop("registers", False)
+        )
+        return line(job(2, **options), mpi, there)[1].get("UCX_MEM_EVENTS")
+
+    assert told() == "n"
+    assert told(registers=True) is None
+    assert told(hosts="a,b") is None  # which may have what this machine has not
+    assert told(environ={"PBS_NODEFILE": "/nodes"}) is None
+    assert told(environ={"UCX_MEM_EVENTS": "y"}) is None
+
+
+def test_a_device_that_memory_is_registered_for_is_seen(tmp_path, monkeypatch):
+    device = tmp_path / "nvidiactl"
+    monkeypatch.setattr("hpcomm.launch._REGISTERED_FOR", (str(tmp_path / "xpmem"), str(device)))
+    assert not _here().registers
+    device.touch()
+    assert _here().registers
+
+
 # -- the number of ranks where none was asked for --------------------------------------------------
 
 
@@ -285,7 +311,7 @@ def test_a_dry_run_prints_one_line_for_the_shell_and_runs_nothing(tmp_path):
     launcher = fake_launcher(tmp_path, "mpiexec", "HYDRA build details:")
     done = hpcomm(
         "run", "--dry-run", "--launcher", launcher, "-n", "1", "-x", "A=b c", "sh", "-c", "exit 3",
-        MPI4PY_LIBMPI=str(tmp_path),
+        MPI4PY_LIBMPI=str(tmp_path), UCX_MEM_EVENTS="n",
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"A='b c' {launcher} -n 1 sh -c 'exit 3'\n"
@@ -293,7 +319,10 @@ def test_a_dry_run_prints_one_line_for_the_shell_and_runs_nothing(tmp_path):
 
 def test_a_verbose_run_prints_its_line_and_ends_as_the_launcher_does(tmp_path):
     launcher = fake_launcher(tmp_path, "mpiexec", "HYDRA build details:")
-    done = hpcomm("run", "-v", "--launcher", launcher, "-n", "1", "true", MPI4PY_LIBMPI=str(tmp_path))
+    done = hpcomm(
+        "run", "-v", "--launcher", launcher, "-n", "1", "true",
+        MPI4PY_LIBMPI=str(tmp_path), UCX_MEM_EVENTS="n",
+    )  # fmt: skip
     assert (done.returncode, done.stdout) == (7, "called: -n 1 true\n")
     assert done.stderr == f"{launcher} -n 1 true\n"
 
