@@ -1,9 +1,13 @@
 """Whether long calls go by memory of the node or by MPI: the quicker way, found out while a program runs.
 
 Which one it is, is a matter of where the ranks' cores lie, which may be on other dies or sockets, and of how
-MPI was built. So some calls of one kind and about one size are carried out the one way and some the other, in
-turn, and timed. Then all ranks compare what took longest on any of them, and stay with the quicker way for a
+MPI was built. So a few calls of one kind and about one size are carried out the one way, then a few the
+other, and timed. Then all ranks compare what took longest on any of them, and stay with the quicker way for a
 while. Nothing but time may depend on it, so calls whose results could differ in their bits are not tried.
+
+Each way has its calls in a row, because one leaves arrays in other caches than the other; and the first of a
+row does not count, which finds what the other way has left. Programs may call from two roots in turn, so the
+best of every other call are added up.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ __all__ = ["LEAST", "Contest"]
 
 LEAST = 1 << 20  # bytes of a call; of shorter ones trials, which take the careful way, would be a good part
 OURS, THEIRS, TRIAL = 0, 1, 2
-_TRIALS = 6  # calls, of which every other one is MPI's, at the beginning of a period
+_ROW = 5  # calls one way, then as many the other, at the beginning of a period
 _PERIOD = range(32, 1024)  # calls of one: fewest after a change of ways, else twice as many as before,
 _STEADY = 128  # but no more than these, so that trials cost little,
 _PERIOD_S = 0.5  # and than take so long: a virtual machine's cores may be moved at any time
@@ -49,7 +53,7 @@ class Contest:
         """The next call's way: OURS or THEIRS, and it is counted; or it is a TRIAL, which carry() counts."""
         if self._at >= self._period:
             self._at = 0
-        if self._at < _TRIALS:
+        if self._at < 2 * _ROW:
             return TRIAL
         self._at += 1
         return self._winner
@@ -61,16 +65,18 @@ class Contest:
             (ours, theirs)[which]()
             return
         begin = time.perf_counter()
-        (ours, theirs)[self._at % 2]()
+        (ours, theirs)[self._winner ^ (self._at >= _ROW)]()
         self._seconds.append(time.perf_counter() - begin)
         self._at += 1
-        if self._at == _TRIALS:
+        if self._at == 2 * _ROW:
             self._compare()
 
     def _compare(self) -> None:
         slowest = np.array(self._seconds)  # a rank that others wait for is at it the whole time
         self._mpi.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
-        ours, theirs = slowest[OURS::2].min(), slowest[THEIRS::2].min()  # the first ones find memory
+        rows = slowest.reshape(2, _ROW)
+        best = [sum(row[first::2].min() for first in (1, 2)) / 2 for row in rows]
+        ours, theirs = best if self._winner == OURS else best[::-1]
         winner = THEIRS if theirs * _CLEARLY < ours else OURS
         most = min(max(int(_PERIOD_S / max((ours, theirs)[winner], 1e-9)), _STEADY), _PERIOD.stop)
         self._period = min(2 * self._period, most) if winner == self._winner else _PERIOD.start

@@ -29,7 +29,7 @@ N = 20_000  # elements
 def ours(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The calls that went by memory of the node; contests are of shorter calls, and come sooner."""
     monkeypatch.setattr(contest, "LEAST", 32 << 10)
-    monkeypatch.setattr(contest, "_TRIALS", 4)
+    monkeypatch.setattr(contest, "_ROW", 3)
     monkeypatch.setattr(contest, "_PERIOD", range(16, 32))
     monkeypatch.setattr(contest, "_STEADY", 16)
     seen: list[int] = []
@@ -54,6 +54,17 @@ def comm(ours: list[int]) -> Iterator[hpcomm.Communicator]:
         yield made
 
 
+def tell(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> None:
+    """Let trials take so long, one after the other."""
+    clock, steps = SimpleNamespace(now=0.0), cycle(step for each in seconds for step in (0.0, each))
+
+    def perf_counter() -> float:
+        clock.now += next(steps)
+        return clock.now
+
+    monkeypatch.setattr(contest, "time", SimpleNamespace(perf_counter=perf_counter))
+
+
 @pytest.mark.parametrize("quicker", ["ours", "theirs"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_calls_go_the_quicker_way_and_are_right_either_way(
@@ -64,31 +75,40 @@ def test_calls_go_the_quicker_way_and_are_right_either_way(
         form, root = FORMS[(turn + comm.rank) % len(FORMS)], turn % comm.size
         x = form(given(comm, verb, comm.rank, N, np.int32))
         assert same(called(comm, verb, x, root), due(comm, verb, N, root, np.int32)), turn
-    # Periods begin with 4 trials. There were one of 16 and one of 32 calls, or one of 32, and the next one.
-    assert len(ours) == {"ours": 49 - 4, "theirs": 4 + 1}[quicker]
+    # Periods begin with 3 calls the known way, and 3 the other. There were one of 16 and one of 32 calls, or
+    # one of 32, and the next one.
+    assert len(ours) == {"ours": 49 - 3 - 3, "theirs": 3 + 3}[quicker]
 
 
 def test_all_ranks_stay_with_the_same_way_whatever_each_measures(
     comm: Any, ours: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By MPI rank 0 takes longest, 3 s; the other way it takes 1 s, and the last rank 5 s or more."""
-    clock = SimpleNamespace(now=0.0)
     ways = [1.0 + 4 * comm.rank, 3.0 / (1 + comm.rank)]
-    steps = cycle([0.0, ways[0], 0.0, ways[1]])
-
-    def perf_counter() -> float:
-        clock.now += next(steps)
-        return clock.now
-
-    monkeypatch.setattr(contest, "time", SimpleNamespace(perf_counter=perf_counter))
+    tell(monkeypatch, [ways[0]] * 3 + [ways[1]] * 3)
     x = np.ones(N, np.int64)
     for _ in range(16):
         assert comm.all_reduce(x, out=x.copy())[0] == comm.size
-    assert len(ours) == 2
+    assert len(ours) == 3
 
 
 @pytest.mark.parametrize(
-    ("seconds", "steady", "trials"), [(1.0, 16, 4 + 4 + 4), (1.0, 32, 4 + 4), (1e-3, 16, 4 + 4)]
+    ("of_mpi", "way"), [((1.0, 9.0), "ours"), ((1.0, 5.0), "theirs"), ((9.0, 1.0), "ours")]
+)
+def test_calls_from_two_roots_in_turn_count_as_pairs(
+    comm: Any, ours: list[int], monkeypatch: pytest.MonkeyPatch, of_mpi: tuple[float, float], way: str
+) -> None:
+    """By memory each takes 4 s. Neither the first call of a row counts, nor one that is disturbed."""
+    monkeypatch.setattr(contest, "_ROW", 5)
+    tell(monkeypatch, [0.0, 4.0, 4.0, 99.0, 4.0, 0.0, *of_mpi, *of_mpi])
+    x = np.ones(N)
+    for turn in range(16):
+        comm.broadcast(x, turn % 2, out=x)
+    assert len(ours) == {"ours": 16 - 5, "theirs": 5}[way]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steady", "trials"), [(1.0, 16, 6 + 6 + 6), (1.0, 32, 6 + 6), (1e-3, 16, 6 + 6)]
 )
 def test_calls_that_take_long_are_tried_again_sooner(
     comm: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, steady: int, trials: int
