@@ -83,15 +83,14 @@ return None
 # Longer ones, and those of other verbs: see within.py.
 WITHIN = """
 if within_from <= mine < within_to:
-    way = ways.get(mine) or way_of(mine >> 32, ROOT)
+    way, rival = ways.get(mine) or way_of(mine, ROOT)
     if way is None:
         return NotImplemented
-    leaves = 0 if mine < contest_from else contest(mine)
+    leaves = 0 if rival is None else rival.turn()
     if leaves > 1:  # it is timed
         return NotImplemented
     if not leaves:
         @flats X, Y
-        ways[mine] = way
         @post
         way(X_flat, Y_flat, mine)
         @look

@@ -345,10 +345,14 @@ def _within(
 
     ways: dict[int, Any] = {}
 
-    def way_of(count: int, root: int) -> Any:
-        if len(ways) >= _KEPT:
-            ways.clear()
-        return within.way(head(verb, fold, record.code, root), count, kind)
+    def way_of(mine: int, root: int) -> Any:
+        count = mine >> 32
+        way = within.way(head(verb, fold, record.code, root), count, kind), within.contest(code, count)
+        if way[0] is not None:
+            if len(ways) >= _KEPT:
+                ways.clear()
+            ways[mine] = way
+        return way
 
     known: dict[int, Any] = {}
 
@@ -358,12 +362,7 @@ def _within(
         found = known[mine] = within.turns(head(verb, fold, record.code, root), mine >> 32, kind, mine)
         return found
 
-    def contest(mine: int) -> int:
-        found = within.contest(code, mine >> 32)
-        return 0 if found is None else found.turn()
-
     names.update(within_from=least << 32, within_to=end << 32, ways=ways, way_of=way_of)
-    names.update(contest_from=within.contest_from(code) << 32, contest=contest)
     found["post"], found["look"] = _watched(comm, verb)
     text = WITHIN.replace("ROOT", "root" if verb == "broadcast" or verb in ROOTED else "0")
     found["within_apart"], found["within"] = text, small.in_place(text)

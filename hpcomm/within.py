@@ -171,10 +171,6 @@ class Within:
             self._contests[known] = Contest(self._comm._mpi) if may_change else None
         return self._contests[known]
 
-    def contest_from(self, code: int) -> int:
-        """From how many elements on calls of that code may have a contest."""
-        return next((1 << bits for bits in range(32) if self.contest(code, 1 << bits) is not None), 1 << 31)
-
     def carry(self, call: Call, library: Callable[[Call], None]) -> Callable[[], None]:
         """What carries out a call that was composed, and agreed about, maybe under another code.
 
