@@ -133,16 +133,16 @@ class Laden(Parcel):
 def letter_of(parcel: Parcel, shelves: Shelves | None) -> tuple[bytearray, int, list[tuple[int, Block]]]:
     """The card of a message, as long as need be, and the tag of the parts that follow it (-1: none).
 
-    Beside them the blocks that are still to be copied to the shelf of this rank, each with its slot.
+    Beside them the blocks that are still to be copied to the shelf of this rank, each with its place.
     """
     blocks = parcel.blocks
     if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= LETTER - _ALIGN:  # what most messages are
         return bytearray(_ONE.pack(1, -1, nbytes)) + blocks[0], -1, []
     if shelves is not None and len(blocks) == 2 and (nbytes := blocks[1].nbytes) >= LEAST:  # or an array
         size = blocks[0].nbytes
-        if size <= LETTER - _ALIGN and (slot := shelves.lend(nbytes)) >= 0:
-            card = bytearray(_TWO.pack(2, -1, size, -1 - nbytes - _PLACE * (1 + slot))) + blocks[0]
-            return card, -1, [(slot, blocks[1])]
+        if size <= LETTER - _ALIGN and (place := shelves.lend(blocks[1])) >= 0:
+            card = bytearray(_TWO.pack(2, -1, size, -1 - nbytes - _PLACE * (1 + place))) + blocks[0]
+            return card, -1, [(place, blocks[1])]
     return _laid_out(blocks, LETTER, False, shelves)
 
 
@@ -180,10 +180,10 @@ def _laid_out(
             here.append((at, block))
             end = at + nbytes
             continue
-        slot = shelves.lend(nbytes) if shelves is not None and nbytes >= LEAST else -1
-        marks.append(-1 - nbytes - _PLACE * (1 + slot))
-        if slot >= 0:
-            shelved.append((slot, block))
+        place = shelves.lend(block) if shelves is not None and nbytes >= LEAST else -1
+        marks.append(-1 - nbytes - _PLACE * (1 + place))
+        if place >= 0:
+            shelved.append((place, block))
         elif tag < 0:
             tag = part_tag()
     card = bytearray(room if exactly else end)

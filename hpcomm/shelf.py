@@ -6,6 +6,11 @@ slot and names that; the receiver's object lives in the slot. One word for each 
 its owner lends it, says that it is full when the block stands there, and the borrower wipes the word as
 soon as nobody looks at the object any more. So the owner may name a slot first and fill it then: while one
 rank copies, the other is busy with the message already.
+
+A place is a slot and how far from its beginning a block stands. Where the receiver's core is near, it stands
+to cache lines as in its own memory, where it is far 16 bytes beside that: of two ways in which a processor
+copies, the one is up to 1.6 times as quick here, the other up to 1.5 times there (Zen 4,
+benchmarks/alignment.py). How quick the last copy was tells where the receiver is.
 """
 
 from __future__ import annotations
@@ -31,6 +36,10 @@ else:
 __all__ = ["LEAST", "Shelves", "landing_bytes", "shelf_bytes", "slot_bytes"]
 
 SLOTS = 8
+_LINE, _MOVED = 64, 16  # bytes: of a cache line, and of the steps by which a block is moved in its slot,
+_SPARE = mmap.PAGESIZE  # which has so many more for this
+_TELLS = 256 << 10  # bytes of a block whose copy tells how near its receiver is,
+_NEAR = 9.0  # bytes a nanosecond, above which it is near: 13 to 35 were seen there, elsewhere 3 to 7
 LEAST = 32 << 10  # bytes of a block from which it is worth it
 _SLOT = range(1 << 20, 8 << 20)  # bytes that a slot may have
 _NODE = 2 << 30  # bytes of all shelves of a node, if all are full
@@ -53,7 +62,7 @@ def slot_bytes(ranks: int, free: int) -> int:
 
 def shelf_bytes(slot: int) -> int:
     """Bytes of a shelf with slots of so many bytes: a page for its words first, and a landing last."""
-    return mmap.PAGESIZE + SLOTS * slot + landing_bytes(slot)
+    return mmap.PAGESIZE + SLOTS * (slot + _SPARE) + landing_bytes(slot)
 
 
 def landing_bytes(slot: int) -> int:
@@ -89,14 +98,16 @@ class Shelves:
         starts = range(0, ranks * shelf_bytes(slot), shelf_bytes(slot))
         self._words = [self._memory[at : at + 8 * SLOTS].cast("q") for at in starts]  # of all slots
         self._real = [0] * (SLOTS + 1)  # bytes with memory behind them: of own slots, and of the landing
+        self._is_near = True  # whoever got the last block that tells
         self._choosing = threading.Lock()
         self._rooms: dict[tuple[int, int], tuple[Any, Callable[[Any], None]]] = {}  # see _room()
         self._leases: dict[tuple[int, int], weakref.ref[Any]] = {}  # of what is borrowed
         self.fills_late = os.uname().machine in _ORDERED
         os.register_at_fork(before=self._keep_all)
 
-    def lend(self, nbytes: int) -> int:
-        """A free slot for a block of so many bytes, lent from now on; -1 where there is none."""
+    def lend(self, block: Any) -> int:
+        """A place for a block of bytes in a free slot, lent from now on; -1 where there is none."""
+        nbytes = block.nbytes
         if nbytes > self.slot:
             return -1
         words = self._words[self._here]
@@ -104,14 +115,17 @@ class Shelves:
             for number in range(SLOTS):
                 if not words[number] and (self._real[number] >= nbytes or self._grow(number, nbytes)):
                     words[number] = _LENT
-                    return number
+                    address: int = np.frombuffer(block, np.uint8).__array_interface__["data"][0]
+                    aside = address if self._is_near else address + _MOVED
+                    return number + aside % _LINE // _MOVED * SLOTS
         return -1
 
     def _grow(self, number: int, nbytes: int) -> bool:
         """Ask for a slot's memory before writing to it: where there is none left, that would kill us."""
-        wanted = min(-(-nbytes // _STEP) * _STEP, self.slot if number < SLOTS else landing_bytes(self.slot))
+        is_slot = number < SLOTS
+        wanted = min(-(-nbytes // _STEP) * _STEP, self.slot if is_slot else landing_bytes(self.slot))
         try:
-            os.posix_fallocate(self._file, self._at(self._here, number), wanted)
+            os.posix_fallocate(self._file, self._at(self._here, number), wanted + is_slot * _SPARE)
         except OSError:  # full: MPI carries the block
             return False
         self._real[number] = wanted
@@ -127,11 +141,12 @@ class Shelves:
         with self._choosing:
             return self._real[SLOTS] >= nbytes or self._grow(SLOTS, nbytes)
 
-    def fill(self, number: int, block: Any) -> None:
-        """Copy a block of bytes into a slot that was lent for it."""
-        words = self._words[self._here]
+    def fill(self, place: int, block: Any) -> None:
+        """Copy a block of bytes to the place that was lent for it."""
+        words, number = self._words[self._here], place % SLOTS
         try:
-            there, here = self._room(self._here, number)[0], np.frombuffer(block, np.uint8)
+            there, here = self._room(self._here, place)[0], np.frombuffer(block, np.uint8)
+            begin = time.perf_counter_ns()
             for at in range(0, here.nbytes, _COPY):
                 part = here[at : at + _COPY]
                 np.copyto(there[at : at + part.nbytes], part)  # other threads run meanwhile
@@ -139,25 +154,27 @@ class Shelves:
             words[number] = _SPOILT
             raise
         words[number] = _FULL
+        if here.nbytes >= _TELLS:
+            self._is_near = here.nbytes > _NEAR * (time.perf_counter_ns() - begin)
 
-    def take(self, owner: int, number: int, nbytes: int) -> Any:
-        """The block in a slot, as bytes; the slot goes back when nobody has the block any more.
+    def take(self, owner: int, place: int, nbytes: int) -> Any:
+        """The block at a place, as bytes; the slot goes back when nobody has the block any more.
 
         It may still be on its way there: see wait().
         """
-        room, give_back = self._room(owner, number)
+        room, give_back = self._room(owner, place)
         # An array, because whatever looks at a part of it holds on to it, unlike with a memoryview.
         block = room[:nbytes]
-        self._leases[owner, number] = weakref.ref(block, give_back)
+        self._leases[owner, place % SLOTS] = weakref.ref(block, give_back)
         return block.data
 
-    def wait(self, owner: int, number: int) -> None:
-        """Wait until a slot that was taken is filled.
+    def wait(self, owner: int, place: int) -> None:
+        """Wait until the slot of a place that was taken is filled.
 
         Raises:
             PeerFailedError: its owner was stopped, or ended, while filling it.
         """
-        words = self._words[owner]
+        words, number = self._words[owner], place % SLOTS
         if words[number] == _FULL:
             return
         for _ in range(_LOOKS):
@@ -179,13 +196,14 @@ class Shelves:
                 "the sender was stopped while it copied its array", hint="look at what that rank printed"
             )
 
-    def _room(self, owner: int, number: int) -> tuple[Any, Callable[[Any], None]]:
-        """A slot's whole memory as an array, and what gives the slot back."""
-        found = self._rooms.get((owner, number))
+    def _room(self, owner: int, place: int) -> tuple[Any, Callable[[Any], None]]:
+        """A slot's memory from a place on, as an array, and what gives the slot back."""
+        found = self._rooms.get((owner, place))
         if found is None:
+            shift, number = divmod(place, SLOTS)
             at = self._at(owner, number)
-            memory = np.frombuffer(self._memory[at : at + self.slot], np.uint8)
-            found = self._rooms[owner, number] = memory, partial(self._give_back, owner, number)
+            memory = np.frombuffer(self._memory[at + shift * _MOVED : at + self.slot + _SPARE], np.uint8)
+            found = self._rooms[owner, place] = memory, partial(self._give_back, owner, number)
         return found
 
     def _give_back(self, owner: int, number: int, gone: Any) -> None:
@@ -198,4 +216,4 @@ class Shelves:
         self._leases.clear()  # a reference that is gone itself calls nobody
 
     def _at(self, owner: int, number: int) -> int:
-        return owner * shelf_bytes(self.slot) + mmap.PAGESIZE + number * self.slot
+        return owner * shelf_bytes(self.slot) + mmap.PAGESIZE + number * (self.slot + _SPARE)

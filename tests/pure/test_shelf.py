@@ -25,12 +25,16 @@ def two(tmp_path):
     os.close(file)
 
 
-def block(value, nbytes=LEAST):
-    return np.full(nbytes, value, np.uint8).data
+def block(value, nbytes=LEAST, line=0):
+    """Bytes of one value that begin so far from the beginning of a cache line."""
+    room = np.empty(nbytes + 128, np.uint8)
+    room = room[(line - room.ctypes.data) % 64 :][:nbytes]
+    room[:] = value
+    return room.data
 
 
 def put(shelves, what):
-    number = shelves.lend(what.nbytes)
+    number = shelves.lend(what)
     if number >= 0:
         shelves.fill(number, what)
     return number
@@ -64,10 +68,26 @@ def test_both_ranks_fill_their_own_shelf(two):
     assert set(one.take(1, 0, LEAST)) == {2}
 
 
-def test_there_are_so_many_slots_and_a_block_must_fit(two):
+def test_there_are_so_many_slots_and_a_block_must_fit(two, monkeypatch):
     mine, _ = two
+    monkeypatch.setattr(shelf, "_NEAR", 0.0)
     assert put(mine, block(1, SLOT + 1)) == -1
     assert [put(mine, block(1, SLOT)) for _ in range(SLOTS + 1)] == [*range(SLOTS), -1]
+
+
+@pytest.mark.parametrize("line", [0, 3, 16, 40, 63])
+@pytest.mark.parametrize("is_near", [True, False])
+def test_a_block_stands_to_cache_lines_as_in_its_own_memory_or_beside_that(two, monkeypatch, line, is_near):
+    """In steps of 16 bytes, so that elements of any type may be read there, and a whole slot may be full."""
+    mine, theirs = two
+    monkeypatch.setattr(shelf, "_NEAR", 0.0 if is_near else np.inf)
+    put(mine, block(99, SLOT))  # and dropped at once
+    theirs.take(0, 0, SLOT)
+    places = [put(mine, block(value, SLOT, line)) for value in range(SLOTS)]
+    assert [place % SLOTS for place in places] == [*range(SLOTS)]
+    got = [np.frombuffer(theirs.take(0, place, SLOT), np.uint8) for place in places]
+    assert {each.ctypes.data % 64 for each in got} == {(line // 16 * 16 + 16 * (not is_near)) % 64}
+    assert [set(each) for each in got] == [{value} for value in range(SLOTS)]
 
 
 def test_without_memory_behind_it_a_slot_is_not_used(two, monkeypatch):
@@ -96,7 +116,7 @@ def test_what_a_child_looks_at_too_is_never_given_back(two):
 
 def test_a_borrower_waits_until_a_slot_is_filled(two):
     mine, theirs = two
-    number = mine.lend(LEAST)
+    number = mine.lend(block(7))
     got = theirs.take(0, number, LEAST)
     later = threading.Timer(0.05, mine.fill, (number, block(7)))
     later.start()
@@ -107,7 +127,7 @@ def test_a_borrower_waits_until_a_slot_is_filled(two):
 
 def test_who_is_stopped_while_filling_a_slot_says_so(two, monkeypatch):
     mine, theirs = two
-    number = mine.lend(LEAST)
+    number = mine.lend(block(7))
     theirs.take(0, number, LEAST)
 
     def interrupted(*_):
@@ -123,7 +143,7 @@ def test_who_is_stopped_while_filling_a_slot_says_so(two, monkeypatch):
 
 def test_nobody_waits_for_a_slot_whose_owner_has_ended(two, monkeypatch):
     mine, theirs = two
-    number = mine.lend(LEAST)
+    number = mine.lend(block(7))
     monkeypatch.setattr(theirs, "_gone", lambda owner: owner == 0)
     monkeypatch.setattr("hpcomm.shelf._CHECK_S", 0.0)
     with pytest.raises(PeerFailedError):
@@ -132,10 +152,10 @@ def test_nobody_waits_for_a_slot_whose_owner_has_ended(two, monkeypatch):
 
 def test_a_slot_that_is_dropped_before_it_is_full_is_not_lent_again_meanwhile(two):
     mine, theirs = two
-    number = mine.lend(LEAST)
+    number = mine.lend(block(7))
     theirs.take(0, number, LEAST)  # and dropped at once
     gc.collect()
-    assert mine.lend(LEAST) != number
+    assert mine.lend(block(7)) != number
 
 
 def test_most_of_shared_memory_is_left_to_mpi():
