@@ -33,6 +33,7 @@ def main() -> None:
         "--save", nargs="?", const="", metavar="SUFFIX", help="keep tables and plot under benchmarks/results"
     )
     parser.add_argument("--no-gloo", action="store_true")
+    parser.add_argument("--objects", action="store_true", help="objects only, in fresh processes")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     arguments = parser.parse_args()
     world = MPI.COMM_WORLD
@@ -41,7 +42,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    gloo = None if arguments.no_gloo else start_gloo()
+    gloo = None if arguments.no_gloo or arguments.objects else start_gloo()
     rounds = 7 if arguments.quick else 21
     sizes = SIZES[::3] if arguments.quick else SIZES
     levels = {"off": "off", "torch": None, "off torch": "off"}
@@ -54,6 +55,10 @@ def main() -> None:
         rows.extend({"pattern": title} | row for row in found)
 
     add("objects, fresh", *objects(comms["hpcomm"], rounds, "in processes that have done nothing else"))
+    if arguments.objects:
+        if arguments.save is not None and world.rank == 0:
+            save(f"objects_{library()}{arguments.save and '_' + arguments.save}", "\n".join(text), rows)
+        return
     for pattern, make in PATTERNS.items():
         title = (
             f"\n{pattern}: microseconds a call (medians of {rounds} rounds, from 1 MiB on {2 * rounds}); "
