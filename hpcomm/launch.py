@@ -63,7 +63,7 @@ _MPICH_YIELDING = {
 # By these a user has decided himself; Open MPI 5 reads the first of a pair, version 4 the second.
 _MAPPING_SET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
 _BINDING_SET = ("PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy")
-# UCX rewrites the start of mmap and its kin to hear of memory that goes, yielding the core some 480 times.
+# UCX rewrites the start of mmap and its kin to hear of memory that goes, and yields the core all the while.
 _UCX_UNHOOKED = {"UCX_MEM_EVENTS": "n"}
 # It must hear of that only where memory is registered: for RDMA, for two kernel modules, for GPUs.
 _REGISTERED_FOR = (

@@ -9,7 +9,7 @@ rank copies, the other is busy with the message already.
 
 A place is a slot and how far from its beginning a block stands. Where the receiver's core is near, it stands
 to cache lines as in its own memory, where it is far 16 bytes beside that: of two ways in which a processor
-copies, the one is up to 1.6 times as quick here, the other up to 1.5 times there (Zen 4,
+copies, the one is up to 1.6 times as quick here, the other up to 1.4 times there (Zen 4,
 benchmarks/alignment.py). How quick the last copy was tells where the receiver is.
 """
 
@@ -39,7 +39,7 @@ SLOTS = 8
 _LINE, _MOVED = 64, 16  # bytes: of a cache line, and of the steps by which a block is moved in its slot,
 _SPARE = mmap.PAGESIZE  # which has so many more for this
 _TELLS = 256 << 10  # bytes of a block whose copy tells how near its receiver is,
-_NEAR = 9.0  # bytes a nanosecond, above which it is near: 13 to 35 were seen there, elsewhere 3 to 7
+_NEAR = 9.0  # bytes a nanosecond, above which it is near
 LEAST = 32 << 10  # bytes of a block from which it is worth it
 _SLOT = range(1 << 20, 8 << 20)  # bytes that a slot may have
 _NODE = 2 << 30  # bytes of all shelves of a node, if all are full
@@ -110,14 +110,14 @@ class Shelves:
         nbytes = block.nbytes
         if nbytes > self.slot:
             return -1
+        address: int = np.frombuffer(block, np.uint8).__array_interface__["data"][0]
+        shift = (address if self._is_near else address + _MOVED) % _LINE // _MOVED
         words = self._words[self._here]
         with self._choosing:
             for number in range(SLOTS):
                 if not words[number] and (self._real[number] >= nbytes or self._grow(number, nbytes)):
                     words[number] = _LENT
-                    address: int = np.frombuffer(block, np.uint8).__array_interface__["data"][0]
-                    aside = address if self._is_near else address + _MOVED
-                    return number + aside % _LINE // _MOVED * SLOTS
+                    return number + shift * SLOTS
         return -1
 
     def _grow(self, number: int, nbytes: int) -> bool:
