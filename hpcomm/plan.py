@@ -45,11 +45,10 @@ class Plan:
     own travels instead, filled at each start or emptied at each wait; explain() says so.
     """
 
-    _at_once: tuple[Any, Any, Any] | None = None  # MPI's start and wait, and the result
     _onboard: list[Any] | None = None
     _needs: tuple[Communicator, int | None, int] | None = None  # see Request
 
-    def __init__(self, comm: Communicator, call: Call) -> None:
+    def __init__(self, comm: Communicator, call: Call, prepared: list[Any]) -> None:
         self._comm = comm
         self._call = call
         self._state = _State()
@@ -61,45 +60,13 @@ class Plan:
             self._begin: Any = lambda: requests.append(transport.start(call))
             self._fill, self._complete = None, 0
             return
-        self._prepared = transport.prepare(call)
+        self._prepared = prepared
         comm._unfinished.plans.add(self)
         self._begin = self._prepared[0].Start if len(self._prepared) == 1 else self._start_all
         self._fill = call.fill
         self._receives = call.verb == "recv"
         self._complete = 0  # requests of this start that a wait with timeout has seen the end of
         self._status = MPI.Status()
-        self._simplify()
-
-    def _simplify(self) -> None:
-        """Where each round is two calls of MPI's and nothing else, make just these: start() and wait()
-        become functions of this plan, without a look at what it does not need."""
-        give = self._call.give if self._call.verb != "barrier" else lambda: None
-        if len(self._prepared) != 1 or self._fill is not None or give is None:
-            return
-        result = give()
-        if result is not None and not hasattr(result, "__dlpack__"):  # a number, a new one each time
-            return
-        begin, end = self._prepared[0].Start, self._prepared[0].Wait
-        mpi_error, carefully_start, carefully_wait = MPI.Exception, self.start, self.wait
-        state = self._state
-
-        def start() -> None:
-            if state.is_under_way:
-                carefully_start()
-            state.is_under_way = True
-            begin()
-
-        def wait(timeout: float | None = None) -> Any:
-            if timeout is not None or not state.is_under_way:
-                return carefully_wait(timeout)
-            state.is_under_way = False
-            try:
-                end()
-            except mpi_error as error:
-                raise transport.failure(error, self._call.verb, self._comm) from None
-            return result
-
-        vars(self).update(start=start, wait=wait, _at_once=(begin, end, result))
 
     def start(self) -> None:
         """Begin the call with what the arrays hold now.
@@ -108,10 +75,12 @@ class Plan:
             UsageError: the last start was not waited for, or the plan is closed.
         """
         if self.is_under_way or not self._prepared:
-            what = "has been started and not waited for" if self.is_under_way else "is closed"
-            raise UsageError(f"the plan of {self._call} {what}", hint="wait() after each start()").located(
-                "plan", self._comm
+            what, hint = (
+                ("has been started and not waited for", "wait() after each start()")
+                if self.is_under_way
+                else ("is closed", "make a new one with comm.plan(), or close() this one later")
             )
+            raise UsageError(f"the plan of {self._call} {what}", hint=hint).located("plan", self._comm)
         self._state.is_under_way = True
         if self._fill is not None:
             self._fill()
@@ -146,17 +115,8 @@ class Plan:
         return self._call.finish(status)
 
     def __call__(self, timeout: float | None = None) -> Any:
-        at_once = self._at_once
-        if at_once is None or timeout is not None or self._state.is_under_way:
-            self.start()
-            return self.wait(timeout)
-        begin, end, result = at_once
-        try:
-            begin()
-            end()
-        except MPI.Exception as error:
-            raise transport.failure(error, self._call.verb, self._comm) from None
-        return result
+        self.start()
+        return self.wait(timeout)
 
     def close(self) -> None:
         """Give MPI's persistent requests back; waits for a call under way. A second close does nothing."""
@@ -165,9 +125,6 @@ class Plan:
         for request in self._prepared if self._onboard is None else ():
             request.Free()
         self._prepared = []
-        self._at_once = None
-        vars(self).pop("start", None)
-        vars(self).pop("wait", None)
 
     def __enter__(self) -> Plan:
         return self
@@ -240,6 +197,69 @@ class Plan:
                 time.sleep(2e-5)
 
 
+class _DirectPlan(Plan):
+    """A plan of which each round is two calls of MPI's and nothing else.
+
+    Its start(), wait() and call are functions made for it, in slots, which look at nothing that it does not
+    need: what a call adds to MPI's two is less than half of what methods add.
+    """
+
+    __slots__ = ("__call__", "start", "wait")
+
+    def __init__(self, comm: Communicator, call: Call, prepared: list[Any], result: Any) -> None:
+        super().__init__(comm, call, prepared)
+        begin, end = prepared[0].Start, prepared[0].Wait
+        mpi_error, state = MPI.Exception, self._state
+        carefully_start, carefully_wait, carefully_call = self._careful()
+
+        def start() -> None:
+            if state.is_under_way:
+                carefully_start()
+            state.is_under_way = True
+            begin()
+
+        def wait(timeout: float | None = None) -> Any:
+            if timeout is not None or not state.is_under_way:
+                return carefully_wait(timeout)
+            state.is_under_way = False
+            try:
+                end()
+            except mpi_error as error:
+                raise transport.failure(error, call.verb, comm) from None
+            return result
+
+        def both(timeout: float | None = None) -> Any:
+            if timeout is not None or state.is_under_way:
+                return carefully_call(timeout)
+            try:
+                begin()
+                end()
+            except mpi_error as error:
+                raise transport.failure(error, call.verb, comm) from None
+            return result
+
+        self._be(start, wait, both)
+
+    def close(self) -> None:
+        super().close()
+        self._be(*self._careful())
+
+    @property
+    def __signature__(self) -> Any:
+        """For inspect.signature(), which looks at a class otherwise."""
+        import inspect
+
+        return inspect.signature(super().__call__)
+
+    def _careful(self) -> tuple[Any, Any, Any]:
+        """What a plan does that looks at everything."""
+        return super().start, super().wait, super().__call__
+
+    def _be(self, start: Any, wait: Any, both: Any) -> None:
+        for name, function in {"start": start, "wait": wait, "__call__": both}.items():
+            setattr(self, name, function)
+
+
 class _State:
     """Whether a plan is under way: apart from the plan, where it takes longer to note it."""
 
@@ -302,6 +322,18 @@ def plan(
         raise error.located(f"plan of {verb}", comm) from None
 
 
+def _make(comm: Communicator, call: Call) -> Plan:
+    if call.after is not None:
+        return Plan(comm, call, [])
+    prepared = transport.prepare(call)
+    give = call.give if call.verb != "barrier" else lambda: None
+    if len(prepared) == 1 and call.fill is None and give is not None:
+        result = give()
+        if result is None or hasattr(result, "__dlpack__"):  # not a number, which is a new one each time
+            return _DirectPlan(comm, call, prepared, result)
+    return Plan(comm, call, prepared)
+
+
 def _collective(
     comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, algorithm: str | None
 ) -> Plan:
@@ -314,7 +346,7 @@ def _collective(
     if algorithm is not None and call.after is None:
         call = scheduled.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
     comm._agreement.enter(call.code - head(verb) + head("plan"), call.agreed)
-    made = Plan(comm, call)
+    made = _make(comm, call)
     if call.settle is not None:
         call.settle()
     comm._agreement.leave()
@@ -344,7 +376,7 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
         seen = MPI.Status()
         call.finish = lambda _: None if sending else look.give()
         made = comm._onboard.send(call, look) if sending else comm._onboard.recv(call, look, seen)
-        return Plan(comm, made)
+        return _make(comm, made)
     part = transport.spec(look.array, look.array.size, look.dtype)
     if sending:
         call.send = part
@@ -364,4 +396,4 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
             comm._handover.leave(rank)
         else:
             comm._handover.expects()
-    return Plan(comm, call)
+    return _make(comm, call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -244,10 +245,18 @@ def test_a_closed_plan_cannot_be_started(comm: Any, x: Any) -> None:
     step()
     step.close()
     step.close()
-    with pytest.raises(hpcomm.UsageError, match="closed"):
-        step.start()
-    with pytest.raises(hpcomm.UsageError, match="closed"):
-        step()
+    for begin in (step.start, step):
+        with pytest.raises(hpcomm.UsageError, match="closed") as caught:
+            begin()
+        assert "make a new one" in caught.value.hint
+
+
+@pytest.mark.parametrize("x", [np.ones(2), np.ones(4)[::2]], ids=["persistent", "not persistent"])
+def test_a_plan_says_how_it_is_called(comm: Any, x: Any) -> None:
+    with comm.plan("all_reduce", x) as step:
+        assert callable(step)
+        assert list(inspect.signature(step).parameters) == ["timeout"]
+        assert step(timeout=WAIT_S).tolist() == [comm.size] * 2
 
 
 @pytest.mark.parametrize("x", [np.ones(2), np.ones(4)[::2]], ids=["persistent", "not persistent"])
