@@ -139,7 +139,13 @@ def test_every_document_has_examples(document: str) -> None:
 
 
 def test_links_between_the_documents_lead_somewhere() -> None:
-    for document in [*DOCUMENTS, "docs/dictionary.md", "apps/README.md", "mpmd_configs/README.md"]:
+    for document in [
+        *DOCUMENTS,
+        "docs/dictionary.md",
+        "docs/speed.md",
+        "apps/README.md",
+        "mpmd_configs/README.md",
+    ]:
         text = (ROOT / document).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
             if not target.startswith("http"):
