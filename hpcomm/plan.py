@@ -51,8 +51,8 @@ class Plan:
     def __init__(self, comm: Communicator, call: Call, prepared: list[Any]) -> None:
         self._comm = comm
         self._call = call
-        self._state = _State()
         self._needs = (comm, call.peer, 0) if call.verb in ("send", "recv") else (comm, None, -1)
+        self._state = _State(call, self._needs)
         if call.after is not None:  # on devices nothing is prepared but the call itself
             requests: list[Any] = []  # the one under way
             self._onboard = requests
@@ -173,9 +173,8 @@ class Plan:
         self._comm._unfinished.begin(_never_over())
         warnings.warn(
             f"the plan of {self._call} was dropped while it was under way; keep the plan and wait()",
-            ResourceWarning,
+            RuntimeWarning,
             stacklevel=2,
-            source=self,
         )
 
     def _start_all(self) -> None:
@@ -228,7 +227,7 @@ class _DirectPlan(Plan):
                 raise transport.failure(error, call.verb, comm) from None
             return result
 
-        def both(timeout: float | None = None) -> Any:
+        def plan(timeout: float | None = None) -> Any:
             if timeout is not None or state.is_under_way:
                 return carefully_call(timeout)
             try:
@@ -238,7 +237,7 @@ class _DirectPlan(Plan):
                 raise transport.failure(error, call.verb, comm) from None
             return result
 
-        self._be(start, wait, both)
+        self._be(start, wait, plan)
 
     def close(self) -> None:
         super().close()
@@ -255,18 +254,19 @@ class _DirectPlan(Plan):
         """What a plan does that looks at everything."""
         return super().start, super().wait, super().__call__
 
-    def _be(self, start: Any, wait: Any, both: Any) -> None:
-        for name, function in {"start": start, "wait": wait, "__call__": both}.items():
+    def _be(self, start: Any, wait: Any, plan: Any) -> None:
+        for name, function in {"start": start, "wait": wait, "__call__": plan}.items():
             setattr(self, name, function)
 
 
 class _State:
     """Whether a plan is under way: apart from the plan, where it takes longer to note it."""
 
-    __slots__ = ("is_under_way",)
+    __slots__ = ("_call", "_needs", "is_under_way")
 
-    def __init__(self) -> None:
+    def __init__(self, call: Call, needs: tuple[Communicator, int | None, int]) -> None:
         self.is_under_way = False
+        self._call, self._needs = call, needs  # for who looks at the functions of a plan: see observe.stack
 
 
 def _never_over() -> Stages:

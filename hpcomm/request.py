@@ -181,10 +181,13 @@ class Request:
     @property
     def birth(self) -> str:
         """`train.py:41`: the line that started the call."""
+        return "?" if self._born is None else place(self._born[0], self._line())
+
+    def _line(self) -> int | None:
         if self._born is None:
-            return "?"
+            return None
         code, at = self._born
-        return place(code, next((line for low, end, line in code.co_lines() if low <= at < end), None))
+        return next((line for low, end, line in code.co_lines() if low <= at < end), None)
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
@@ -207,12 +210,12 @@ class Request:
             if hasattr(each, "withdraw"):  # an Arrival, which would take a message for nobody
                 each.withdraw()
         abandon(self._pending, self._stages, self._memory)
-        warnings.warn(
+        warnings.warn_explicit(  # a ResourceWarning would not be shown
             f"{self.call}, started at {self.birth}, was dropped before it was complete; "
             "keep the request and wait()",
-            ResourceWarning,
-            stacklevel=2,
-            source=self,
+            RuntimeWarning,
+            "?" if self._born is None else self._born[0].co_filename,
+            self._line() or 0,
         )
 
     def _outcome(self) -> Any:

@@ -13,6 +13,7 @@ import builtins
 import faulthandler
 import io
 import os
+import re
 import sys
 import threading
 import time
@@ -47,6 +48,7 @@ _name = ""  # of this rank, for messages
 status = 0  # with which this rank ends, once it fails
 _exit_code: Any = None  # what sys.exit was last called with
 _main_frame: FrameType | None = None
+_process = 0  # that is this rank: its forked children are not
 
 
 def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: bool = False) -> None:
@@ -60,7 +62,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: 
     Raises:
         ConfigError: mpi4py was told not to bring MPI up, and nobody did.
     """
-    global _farewell, _main_frame, _name
+    global _farewell, _main_frame, _name, _process
     if _farewell is not None:
         return
     from mpi4py import MPI
@@ -71,7 +73,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: 
             what, hint="MPI.Init_thread() before hpcomm's first use, or leave that setting alone"
         )
     everybody = MPI.COMM_WORLD if everybody is None else everybody
-    _name = name or f"rank {MPI.COMM_WORLD.rank}"
+    _name, _process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
     _farewell = everybody.Dup()
     _hurry_to_launcher()
     if MPI.COMM_WORLD.size > 1:
@@ -170,6 +172,7 @@ def _abort(status: int) -> None:
     from mpi4py import MPI
 
     ending = threading.get_ident()
+    status = status & 255 or 1  # what a process can say, and never that all is well
     sys.stdout.flush()
     sys.stderr.flush()
     if _has_foreigners:
@@ -185,10 +188,19 @@ def _abort(status: int) -> None:
         reaper.leave()
     with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
         note.write(f"\n{status}")  # for the launcher that never says it
+    _remove_segments()
     # MPI_Abort itself can hang when the library is in a bad state. This waits in no thread of Python's, of
     # which 3.12 starts none any more when the interpreter ends.
     faulthandler.dump_traceback_later(_LAST_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     MPI.COMM_WORLD.Abort(status)
+
+
+def _remove_segments() -> None:
+    """Take MPICH's files out of /dev/shm: it leaves them there when a job is aborted."""
+    with suppress(OSError), open("/proc/self/maps") as maps:  # noqa: PTH123
+        for name in set(re.findall(r"/dev/shm/mpich_shm_\S+", maps.read())):
+            with suppress(OSError):  # another rank was quicker
+                os.unlink(name)  # noqa: PTH108
 
 
 def in_one_piece(hook: Hook) -> Hook:
@@ -249,12 +261,16 @@ def _at_exit() -> None:
     _stand_still_if_ending()
     if _exit_code not in (None, 0) and _left_by_exception():
         _leave(_exit_code if isinstance(_exit_code, int) else 1)
+    elif os.getpid() != _process:
+        _leave(0)
     else:
         say_end()
 
 
 def say_end() -> None:
     """Let the others know that this rank makes no more calls; the second time does nothing."""
+    if os.getpid() != _process:
+        return
     if board is not None:
         board.end()
     while farewells:
@@ -294,8 +310,14 @@ def _note_life() -> None:
     folder = os.environ.pop("HPCOMM_LIVING", None)  # jobs that this rank starts are others
     if folder and os.path.isdir(folder):  # noqa: PTH112  not on other hosts; pathlib costs 5 ms at every start
         _life = f"{folder}/{MPI.COMM_WORLD.rank}"
-        with open(_life, "w") as note:  # noqa: PTH123
-            note.write(_name)
+        try:
+            with open(_life, "w") as note:  # noqa: PTH123
+                note.write(_name)
+        except OSError as error:
+            raise ConfigError(
+                f"{_life} cannot be written: {error.strerror}.",
+                hint="set TMPDIR to a folder of this host that takes files",
+            ) from None
         farewells.append(partial(_remove, _life))
 
 
@@ -326,6 +348,8 @@ def _leave(code: int) -> None:
     status = code
     sys.stdout.flush()
     sys.stderr.flush()
+    if os.getpid() != _process:  # a forked child: it is no rank, and MPI_Finalize would wait in it for ever
+        os._exit(status & 255)
     if MPI.Is_finalized() or _farewell is None:
         return
     if board is not None:

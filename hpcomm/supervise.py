@@ -45,6 +45,7 @@ TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
 YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
 _LOOK_S = 1.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 _SEGMENT = re.compile(r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+")  # MPICH's, Open MPI's
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
@@ -78,7 +79,7 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
     environ holds what settings() gave. A signal that ends us ends the job too.
     """
     mark = environ[MARK].rpartition(",")[2]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, raise_ended)
     living = _folder(environ, mark)
     try:
@@ -98,7 +99,7 @@ def _folder(environ: Mapping[str, str], mark: str) -> Path:
         raise ConfigError(
             f"no folder can be made in {folder.parent}: {error.strerror}.",
             where="hpcomm run",
-            hint="TMPDIR=/tmp, or another folder of this host that takes files",
+            hint="set TMPDIR to a folder of this host that takes files",
         ) from None
     return folder
 
@@ -124,6 +125,8 @@ def _supervised(
         end(launcher, mark)
         return 128 + ended.number
     notes = sorted(file.read_text().partition("\n") for file in living.iterdir())
+    if status:
+        kill_members(mark)  # such as children of ranks, in sessions of their own
     if status < 0:  # by _free, or by itself: PRRTE 3.0.14 may crash when it ends a job
         status = max((int(aborted) for _, _, aborted in notes if aborted), default=status)
     if status == 0 and (left := [name for name, _, _ in notes]):
@@ -180,7 +183,7 @@ def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_on
 
     at_once: ask without giving it time.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     segments = _segments(pid for pid, _ in members(mark))
     if abort:

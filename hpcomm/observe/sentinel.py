@@ -19,7 +19,7 @@ from ..errors import PeerFailedError
 from ..request import Polled, Request, polled
 from ..signature import describe
 from .board import Board, last_call, posted
-from .stack import call_frame, describe_call
+from .stack import call_frame, describe_call, owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +160,7 @@ def _blocked_call() -> Blocked | None:
     if verb is None:
         return None
     names = verb.f_locals
-    needs = getattr(names.get("self"), "_needs", None)
+    needs = getattr(owner(verb), "_needs", None)
     if needs is not None:  # wait() of a request
         comm, source, number = needs
     else:
@@ -183,7 +183,7 @@ def _is_verb(frame: FrameType) -> bool:
     """Whether a frame of ours is a communicator's verb, or the wait for one, and no work made of several."""
     comm = _comm(frame)
     is_verb = comm is not None and hasattr(type(comm), frame.f_code.co_name)
-    return is_verb or getattr(frame.f_locals.get("self"), "_needs", None) is not None
+    return is_verb or getattr(owner(frame), "_needs", None) is not None
 
 
 def _comm(frame: FrameType) -> Communicator | None:

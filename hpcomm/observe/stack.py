@@ -12,7 +12,7 @@ from ..errors import is_ours, place
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["call_frame", "describe_call"]
+__all__ = ["call_frame", "describe_call", "owner"]
 
 _SHOWN = ("op", "root", "dest", "source", "tag", "async_op")
 
@@ -42,19 +42,32 @@ def call_frame(
 def describe_call() -> str:
     """`all_reduce(float32 (3, 5), op='max') at train.py:41`, or where the user's own code is."""
     verb, user = call_frame()
+    end = ""
+    if user is None and verb is not None and verb.f_code.co_name == "excepthook":  # see runtime.py
+        error, trace = verb.f_locals["kind"], verb.f_locals["trace"]
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        verb, user = (None, None) if trace is None else call_frame(trace.tb_frame)
+        end = f", ended by {error.__name__}"
     here = place(user.f_code, user.f_lineno) if user else "the end of the program"
     if verb is None:
-        return f"not in a call of hpcomm, at {here}"
-    return f"{verb.f_code.co_name}({_arguments(verb.f_locals)}) at {here}"
+        return f"not in a call of hpcomm, at {here}{end}"
+    name = verb.f_code.co_name.replace("__call__", "plan")
+    return f"{name}({_arguments(verb)}) at {here}{end}"
 
 
-def _arguments(names: dict[str, Any]) -> str:
-    parts = []
-    request = names.get("self")
-    if type(request).__name__ == "Request":  # wait() and its kin
-        return str(request.call)  # type: ignore[union-attr]
-    if type(request).__name__ == "Plan":
-        return str(request._call)  # type: ignore[union-attr]
+def owner(frame: FrameType) -> Any:
+    """Whose method a frame is in; of a plan's functions, its state."""
+    names = frame.f_locals
+    return names.get("self", names.get("state"))
+
+
+def _arguments(verb: FrameType) -> str:
+    parts, names, request = [], verb.f_locals, owner(verb)
+    if type(request).__name__ in ("Request", "Message"):  # wait() and its kin
+        return str(request.call)
+    if type(request).__name__ in ("Plan", "_State"):
+        return str(request._call)
     x = names.get("x", names.get("out"))
     if x is not None:
         parts.append(_array(x))

@@ -40,6 +40,7 @@ WAITS = {
     "a receive from anybody": "comm.recv(np.zeros(1))",
     "a long send": "comm.send(np.zeros(2_000_000), 1)",
     "a plan": "comm.plan('all_reduce', np.ones(1))()",
+    "a plan's wait": "step = comm.plan('all_reduce', np.ones(1)); step.start(); step.wait()",
     "a send in the background": "comm.isend_object(np.zeros(2_000_000), 1).wait()",
     "one of several": "hpcomm.wait_any([comm.irecv(np.zeros(1), 1), comm.irecv_object(1)])",
     "objects of several": "hpcomm.wait_all([comm.irecv_object(1, tag) for tag in range(2)])",
@@ -164,6 +165,50 @@ def test_it_does_so_under_the_mpis_own_launcher_too(tmp_path: Path, ending: str,
     check_failure(timed(note, lambda: plain_launch(2, source, tmp_path)), ending)
 
 
+@pytest.mark.parametrize("status", [256, -256, 2**31, -(2**40)])
+def test_a_status_that_no_process_can_have_ends_the_job_with_another(
+    job: Any, tmp_path: Path, status: int
+) -> None:
+    source = (
+        f"import sys, hpcomm\nif hpcomm.world.rank == 1:\n    sys.exit({status})\nhpcomm.world.barrier()\n"
+    )
+    done = job(2, source, timeout=40, expect=None)
+    assert f"rank 1 ends with status {status}, so the job does" in done.stderr
+    assert done.returncode == 1
+    assert "ended without MPI_Finalize" not in done.stderr
+    assert plain_launch(2, source, tmp_path).returncode not in (0, 124)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("pass", 0),
+        ("sys.exit(0)", 0),
+        ("sys.exit(7)", 7),
+        ("raise ValueError('a child')", 1),
+        ("os._exit(3)", 3),
+    ],
+)
+def test_a_forked_child_ends_by_itself_and_the_job_goes_on(job: Any, end: str, status: int) -> None:
+    source = f"""
+import os, sys, hpcomm
+comm = hpcomm.world
+comm.barrier()
+child = os.fork() if comm.rank == 1 else 1
+if child == 0:
+    {end}
+else:
+    if comm.rank == 1:
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    comm.barrier()
+    print("went on")
+"""
+    done = job(3, source, timeout=40)
+    assert f"child {status}\n" in done.stdout
+    assert done.stdout.count("went on") == 3
+    assert "hpcomm:" not in done.stderr
+
+
 @pytest.mark.parametrize("statement", ["raise ValueError('all of us')", "sys.exit(3)", "raise SystemExit(3)"])
 def test_all_ranks_failing_alike_print_and_end(job: Any, statement: str) -> None:
     source = f"import sys, hpcomm\nhpcomm.world.barrier()\nprint('before', flush=True)\n{statement}\n"
@@ -272,6 +317,7 @@ ENDED_WAITS = [
     "a receive from anybody",
     "a long send",
     "a plan",
+    "a plan's wait",
 ]
 
 

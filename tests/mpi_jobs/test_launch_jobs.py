@@ -131,7 +131,25 @@ def test_a_job_that_was_ended_leaves_no_shared_memory_behind(job):
     assert not [segment for segment in segments if Path(segment).exists()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", ["sys.exit(3)", "hpcomm.world.Abort(3)"])
+def test_nor_does_one_that_a_rank_ends(job, end):
+    code = f"""
+        import hpcomm, pathlib, sys, time
+        hpcomm.world.barrier()
+        lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+        if hpcomm.world.rank == 0:
+            print(*{{line.split()[-1] for line in lines if "/dev/shm/" in line}}, flush=True)
+        hpcomm.world.barrier()
+        if hpcomm.world.rank == 1:
+            {end}
+        time.sleep(1000)
+    """
+    segments = job(2, code, expect=3).stdout.split()
+    assert segments
+    assert not [segment for segment in segments if Path(segment).exists()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL])
 def test_a_signal_ends_every_rank(tmp_path, number):
     source = tmp_path / "stuck.py"
     source.write_text(dedent(STUCK))
@@ -153,6 +171,29 @@ def test_a_signal_ends_every_rank(tmp_path, number):
         assert members(mark) == [], out + err
     finally:
         kill_members(mark)
+
+
+def test_nothing_of_a_failed_job_is_left(job):
+    """Not even what a rank has started in a session of its own, which its launcher does not find."""
+    code = """
+        import subprocess, sys, hpcomm
+        quiet = {name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}
+        print(subprocess.Popen(["sleep", "1000"], start_new_session=True, **quiet).pid, flush=True)
+        hpcomm.world.barrier()
+        if hpcomm.world.rank == 1:
+            sys.exit(3)
+        hpcomm.world.barrier()
+    """
+    children = job(2, code, expect=3).stdout.split()
+    assert len(children) == 2
+    assert not [child for child in children if is_alive(child)]
+
+
+def is_alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_what_a_killed_launcher_left_does_not_keep_a_later_one_of_its_number_from_starting(tmp_path, job):

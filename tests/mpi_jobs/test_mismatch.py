@@ -53,6 +53,25 @@ def test_light_says_who_called_what_and_where_and_ends_the_job(
         assert f"job.py:{source.splitlines().index('    ' + call) + 1}" in done.stderr, call
 
 
+def test_a_rank_that_an_exception_ends_is_said_to_be_where_that_was_raised(job: Any) -> None:
+    source = (
+        PROLOGUE.format(calls=0)
+        + """
+import threading
+from hpcomm import runtime
+from hpcomm.observe.stack import describe_call
+
+runtime._leave = time.sleep  # for a second
+if comm.rank == 1:
+    threading.Timer(0.5, lambda: print(describe_call(), flush=True)).start()
+comm.all_reduce(X, "nonsense")
+"""
+    )
+    line = source.splitlines().index('comm.all_reduce(X, "nonsense")') + 1
+    done = job(2, source, timeout=60, expect=None)
+    assert done.stdout == f"all_reduce(float64 (6,), op='nonsense') at job.py:{line}, ended by UsageError\n"
+
+
 def test_light_finds_a_rank_that_left_out_one_of_many_calls(job: Any) -> None:
     source = (
         PROLOGUE.format(calls=0)

@@ -252,7 +252,7 @@ def test_a_request_dropped_unfinished_warns_with_its_line_and_keeps_its_memory()
         return memory
 
     r, born = Request("recv(x)", receiving(memory)), f"test_request.py:{sys._getframe().f_lineno}"
-    with pytest.warns(ResourceWarning, match=re.escape(f"recv(x), started at {born}, was dropped")):
+    with pytest.warns(RuntimeWarning, match=re.escape(f"recv(x), started at {born}, was dropped")):
         del r
     alive = [generator.gi_frame.f_locals for _, generator, _ in module._abandoned]
     assert [names["memory"] is memory for names in alive] == [True]
