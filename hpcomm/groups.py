@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from .envelope import tag_number
 from .errors import ConfigError, RankError, UsageError
@@ -27,6 +27,12 @@ LEVELS = ("off", "light", "full")
 _MOST = 2**31 - 1
 
 
+@overload
+def split(comm: Communicator, color: int, key: int = 0, name: str | None = None) -> Communicator: ...
+@overload
+def split(
+    comm: Communicator, color: int | None, key: int = 0, name: str | None = None
+) -> Communicator | None: ...
 def split(
     comm: Communicator, color: int | None, key: int = 0, name: str | None = None
 ) -> Communicator | None:

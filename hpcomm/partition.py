@@ -347,8 +347,8 @@ class Points:
     """
 
     shape: Shape
-    owned: Sequence[NDArray[np.int64]]
-    ghosts: Sequence[NDArray[np.int64]] | None = None
+    owned: Sequence[Any]
+    ghosts: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         shape = _whole(self.shape)

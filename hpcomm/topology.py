@@ -66,9 +66,16 @@ class Cart(Topology):
         above[axis] += step
         return self.rank_at(below), self.rank_at(above)
 
-    def sub(self, axes: Sequence[int], name: str | None = None) -> Cart:
-        """The grid over some axes that this rank is on. Collective. Same as MPI_Cart_sub."""
+    def sub(self, axes: Sequence[int] | Sequence[bool], name: str | None = None) -> Cart:
+        """The grid over some axes that this rank is on. Collective. As MPI_Cart_sub.
+
+        Args:
+            axes: their numbers; or a bool for each axis, as MPI's remain_dims (where [1, 0] means the first).
+        """
         self._check_open("sub")
+        flags = list(axes) if hasattr(axes, "__iter__") else []
+        if len(flags) == len(self.shape) and all(isinstance(flag, (bool, np.bool_)) for flag in flags):
+            axes = [axis for axis, keep in enumerate(flags) if keep]
         kept = self._axes(axes, "sub")
         keep = [axis in kept for axis in range(len(self.shape))]
         made = self._mpi.Sub(keep)  # type: ignore[attr-defined]

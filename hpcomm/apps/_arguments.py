@@ -11,7 +11,7 @@ from hpcomm import Communicator
 from hpcomm.errors import UsageError
 from hpcomm.sim import numbers
 
-__all__ = ["bins", "memory_limits", "moderate", "nbytes", "positive", "require_memory"]
+__all__ = ["bins", "memory_limits", "moderate", "nbytes", "positive", "require_folder", "require_memory"]
 
 _MOST_BINS = 1_000_000
 
@@ -53,6 +53,19 @@ def nbytes(text: str) -> int:
     except (UsageError, ValueError):
         raise argparse.ArgumentTypeError(f"{text!r} is no size such as 8, 64k or 1M") from None
     return number
+
+
+def require_folder(parser: argparse.ArgumentParser, comm: Communicator, folder: str) -> None:
+    """Make a folder, or end the program with a sentence, on every rank alike. Collective."""
+    fault: str | None = None
+    if comm.rank == 0:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            fault = None if os.access(folder, os.W_OK | os.X_OK) else "it takes no files"
+        except OSError as error:
+            fault = error.strerror
+    if fault := comm.broadcast_object(fault):
+        parser.error(f"no folder to save in: {folder}: {fault}")
 
 
 def require_memory(parser: argparse.ArgumentParser, comm: Communicator, option: str, needed: int) -> None:

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Field, Halo, Mesh, checkpoint
-from hpcomm.apps._arguments import positive, require_memory
+from hpcomm import Field, Halo, LayoutError, Mesh, checkpoint
+from hpcomm.apps._arguments import positive, require_folder, require_memory
 from hpcomm.apps._picture import draw_field, require_picture
 from hpcomm.apps._report import Progress, verdict
 
@@ -116,8 +116,13 @@ def main(argv: list[str] | None = None) -> int:
     begin(u)
     first = 0
     folder = options.checkpoint
+    if folder:
+        require_folder(parser, comm, folder)
     if comm.broadcast_object(bool(folder) and bool(checkpoint.steps(Path(folder)))):
-        first = checkpoint.load(folder, [u]).step
+        try:
+            first = checkpoint.load(folder, [u]).step
+        except LayoutError as error:
+            parser.error(f"another plate was saved: {error.what}")
     if first > options.steps:
         parser.error(f"{folder} is at step {first} already: more --steps, or another folder")
     if comm.rank == 0:

@@ -19,6 +19,7 @@ import numpy as np
 
 import hpcomm
 from hpcomm import Communicator, Field, checkpoint
+from hpcomm.apps._arguments import require_folder
 from hpcomm.apps._report import verdict
 
 SHAPE = (60, 48)
@@ -52,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", nargs="?", help="where to save; a temporary folder if absent")
     given = parser.parse_args(argv).folder
     comm = hpcomm.world
+    if given:
+        require_folder(parser, comm, given)
     if given and comm.broadcast_object({*checkpoint.steps(given)} - {1, 2}):
         parser.error(f"{given} holds checkpoints of something else: another folder")
     folder = Path(comm.broadcast_object(given or tempfile.mkdtemp(prefix="restart_demo-")))

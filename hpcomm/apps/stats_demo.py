@@ -50,6 +50,9 @@ def histogram(comm: Communicator, column: Rows, bins: int) -> tuple[NDArray[Any]
     """Edges, and on rank 0 everybody's counts (p, bins); their sum is the histogram of the whole."""
     least = comm.all_reduce(column.min(initial=np.inf), "min")
     greatest = comm.all_reduce(column.max(initial=-np.inf), "max")
+    finest = bins * np.spacing(max(abs(least), abs(greatest)))  # closer, and edges would fall together
+    if greatest - least < finest:
+        least, greatest = least - max(finest, 0.5), greatest + max(finest, 0.5)
     edges = np.histogram_bin_edges([least, greatest], bins)
     return edges, comm.gather(np.histogram(column, edges)[0])
 

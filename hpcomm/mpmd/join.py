@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import runtime
 from ..errors import ConfigError, HpcommError, UsageError
-from ..installation import VENDORS, is_bundled, library_folder, vendor_in
+from ..installation import VENDORS, is_bundled, library_folder, load_mpi, vendor_in
 from . import early, handshake, witness
 from .clock import is_number
 from .deadline import within
@@ -102,8 +102,8 @@ def _start_mpi() -> MPI.Intracomm:
     if not is_up:
         _check_library()
     with contextlib.nullcontext() if is_up else early.watched():
-        from mpi4py import MPI
-    return MPI.COMM_WORLD
+        world: MPI.Intracomm = load_mpi("hpcomm.join").COMM_WORLD
+    return world
 
 
 def _check_library() -> None:

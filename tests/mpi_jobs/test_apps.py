@@ -198,8 +198,19 @@ def test_heat2d_goes_on_from_its_checkpoint_on_other_ranks_and_draws(job: Any, t
     assert not draws or picture.read_bytes().startswith(b"\x89PNG")
     done = job(2, [*app, "--steps", "40"], expect=2)
     assert "is at step 50 already: more --steps, or another folder" in done.stderr
+    done = job(2, [*app, "--size", "30"], expect=2)
+    assert "heat2d: error: another plate was saved: 'temperature' has shape (40, 50)" in done.stderr
     done = job(2, ["python", "-m", APP + "restart_demo", str(tmp_path / "cp")], expect=2)
     assert "holds checkpoints of something else" in done.stderr
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("words", [["heat2d", "--checkpoint"], ["restart_demo"]])
+def test_what_is_no_folder_is_refused_before_work_begins(words: list[str], job: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = job(2, ["python", "-m", APP + words[0], *words[1:], str(tmp_path / "file")], expect=2)
+    assert f"{words[0]}: error: no folder to save in: {tmp_path / 'file'}: " in done.stderr
+    assert done.stdout == ""
 
 
 TOO_LARGE = {
@@ -252,6 +263,13 @@ TABLES = {  # what stats_demo makes of a file: its columns and rows, or the end 
     "": "holds no row of numbers: it takes columns of them, below names or not",
     "a\n1e200\n": "holds numbers past 1e+150: their squares would be no float64",
 }
+
+
+@pytest.mark.once
+def test_stats_demo_draws_bins_around_large_numbers_that_are_all_one(job: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.full((4, 1), 10**17 + 1))
+    done = job(2, ["python", "-m", APP + "stats_demo", str(tmp_path / "ids.npy"), "--bins", "5"])
+    assert "[0, 0, 4, 0, 0]" in done.stdout
 
 
 @pytest.mark.once

