@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import envelope
 from .call import Call
-from .errors import HpcommError, UsageError, WaitTimeoutError, where
+from .errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from .request import abandon, deadline
 from .signature import REDUCTIONS, VERBS, head
 
@@ -46,6 +46,7 @@ class Plan:
     """
 
     _onboard: list[Any] | None = None
+    _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
     _needs: tuple[Communicator, int | None, int] | None = None  # see Request
 
     def __init__(self, comm: Communicator, call: Call, prepared: list[Any]) -> None:
@@ -81,6 +82,8 @@ class Plan:
                 else ("is closed", "make a new one with comm.plan(), or close() this one later")
             )
             raise UsageError(f"the plan of {self._call} {what}", hint=hint).located("plan", self._comm)
+        if self._leave is not None:
+            self._leave()
         self._state.is_under_way = True
         if self._fill is not None:
             self._fill()
@@ -112,7 +115,14 @@ class Plan:
             self._state.is_under_way, self._complete = False, 0
             raise transport.failure(error, self._call.verb, self._comm) from None
         self._state.is_under_way, self._complete = False, 0
+        if self._leave is not None:
+            self._agree()
         return self._call.finish(status)
+
+    def _agree(self) -> None:
+        """Look a last time whether all made this plan. A plan is made without waiting for anybody."""
+        leave, self._leave = self._leave, None
+        leave()
 
     def __call__(self, timeout: float | None = None) -> Any:
         self.start()
@@ -237,7 +247,12 @@ class _DirectPlan(Plan):
                 raise transport.failure(error, call.verb, comm) from None
             return result
 
-        self._be(start, wait, plan)
+        self._quick = start, wait, plan
+        self._be(*(self._quick if call.verb in ("send", "recv") else self._careful()))
+
+    def _agree(self) -> None:
+        super()._agree()
+        self._be(*self._quick)
 
     def close(self) -> None:
         super().close()
@@ -307,6 +322,11 @@ def plan(
     """
     try:
         comm._check_open("plan")
+        if any(getattr(x, bit, bool)() for bit in ("is_conj", "is_neg")):
+            raise LayoutError(
+                "x is a tensor with a conjugate or negative bit, whose elements are computed when read",
+                hint="x.resolve_conj().resolve_neg(), filled before each start",
+            )
         if isinstance(algorithm, str) and (algorithm == "tuned" or algorithm.startswith("mpi:")):
             raise UsageError(
                 f"algorithm={algorithm!r} cannot be planned", hint="an own schedule by name, or leave it away"
@@ -345,11 +365,13 @@ def _collective(
         call = compose.compose(comm, verb, x, out, op, root, False, own, by)
     if algorithm is not None and call.after is None:
         call = scheduled.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
-    comm._agreement.enter(call.code - head(verb) + head("plan"), call.agreed)
+    leave = comm._agreement.late(call.code - head(verb) + head("plan"), call.agreed)
     made = _make(comm, call)
     if call.settle is not None:
         call.settle()
-    comm._agreement.leave()
+    leave()
+    if made._onboard is None:
+        made._leave = leave
     return made
 
 

@@ -42,6 +42,7 @@ _OTHER_WORDS = {"mean": "avg", "average": "avg", "add": "sum", "mul": "prod", "p
                 "xor": "bxor"}  # fmt: skip
 _MOST = 2**63 - 1  # of an int
 _FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE")
+_NARROW = ("INT8_T", "UINT8_T", "INT16_T", "UINT16_T")
 FOLD_CODE = 31  # code of every operator that MPI does not know by name
 
 
@@ -85,6 +86,8 @@ class Reduction:
         """The operator for MPI to fold with, on the host."""
         if self.mpi_op in ("MIN", "MAX") and self.mpi_type in _FLOATS:
             return _keeping_nan(self.mpi_op)
+        if self.mpi_op == "SUM" and self.mpi_type in _NARROW and MPI.get_vendor()[0] == "Open MPI":
+            return _wrapping_sum()
         return getattr(MPI, self.mpi_op) if isinstance(self.mpi_op, str) else self.mpi_op
 
 
@@ -231,6 +234,22 @@ def _keeping_nan(name: str) -> MPI.Op:
         dtype = dtypes_by_size[kind.size]
         out = np.frombuffer(folded, dtype)
         fold(np.frombuffer(given, dtype), out, out=out)
+
+    return MPI.Op.Create(call, commute=True)
+
+
+@lru_cache(maxsize=1)
+def _wrapping_sum() -> MPI.Op:
+    """SUM of integers of 8 and 16 bits, which wrap around as they do in numpy, torch and C.
+
+    Open MPI 5.0 on processors with AVX stops most elements of long enough arrays at the dtype's ends.
+    """
+    dtypes_by_size = {1: np.dtype("u1"), 2: np.dtype("u2")}  # signed ones have the same bits
+
+    def call(given: Any, folded: Any, kind: MPI.Datatype) -> None:
+        dtype = dtypes_by_size[kind.size]
+        out = np.frombuffer(folded, dtype)
+        np.add(np.frombuffer(given, dtype), out, out=out)
 
     return MPI.Op.Create(call, commute=True)
 

@@ -12,7 +12,7 @@ from zlib import crc32
 
 __all__ = [
     "BACKGROUND", "REDUCTIONS", "ROOT", "SCHEDULED", "VERB", "VERBS", "describe", "head", "marked",
-    "signature",
+    "operator", "signature",
 ]  # fmt: skip
 
 _PLAIN = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "exscan", "gather"]
@@ -55,12 +55,18 @@ def signature(head: int, count: int) -> int:
     return (count & 0x7FFF_FFFF) << 32 | head
 
 
+def operator(code: int) -> str:
+    """`op='max'`: which operator a code or signature means."""
+    op = code >> 6 & 31
+    return f"op={_OPS[op]!r}" if op < len(_OPS) else "op=a function"
+
+
 def describe(signature: int) -> str:
     """`all_reduce(float64, 4 elements, op='max')`."""
     from .dtypes import BY_NAME
 
     verb = VERBS[signature & 63] if signature & 63 < len(VERBS) else "?"
-    op, dtype, root = signature >> 6 & 31, signature >> 11 & 255, signature >> 19 & 0xFFF
+    dtype, root = signature >> 11 & 255, signature >> 19 & 0xFFF
     scheduled = dtype < 128 and signature & SCHEDULED
     dtype &= ~(SCHEDULED >> 11) if scheduled else 255
     parts = []
@@ -68,7 +74,7 @@ def describe(signature: int) -> str:
         name = next((d.name for d in BY_NAME.values() if d.code == dtype), "opaque")
         parts += [name, f"{signature >> 32} elements"]
     if verb in REDUCTIONS:
-        parts.append(f"op={_OPS[op]!r}" if op < len(_OPS) else "op=a function")
+        parts.append(operator(signature))
     if scheduled:
         parts.append("algorithm=...")
     elif verb.removesuffix("_object").removesuffix("_ragged") in _ROOTED:

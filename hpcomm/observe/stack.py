@@ -8,6 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import is_ours, place
+from ..signature import REDUCTIONS, operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,8 +67,9 @@ def _arguments(verb: FrameType) -> str:
     parts, names, request = [], verb.f_locals, owner(verb)
     if type(request).__name__ in ("Request", "Message"):  # wait() and its kin
         return str(request.call)
-    if type(request).__name__ in ("Plan", "_State"):
-        return str(request._call)
+    if type(request).__name__ in ("Plan", "_DirectPlan", "_State"):
+        call = request._call
+        return f"{call!s}, {operator(call.code)}" if call.verb in REDUCTIONS else str(call)
     x = names.get("x", names.get("out"))
     if x is not None:
         parts.append(_array(x))

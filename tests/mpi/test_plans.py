@@ -290,6 +290,16 @@ def test_what_cannot_be_planned_says_so(comm: Any, verb: Any) -> None:
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("verb", ["all_reduce", "send"])
+@pytest.mark.parametrize("lazy", [lambda z: z.conj(), lambda z: z.conj().imag], ids=["conj", "neg"])
+def test_a_tensor_that_is_computed_when_it_is_read_is_refused(comm: Any, verb: str, lazy: Any) -> None:
+    """MPI would read its memory, which does not change with the tensor that it comes from."""
+    x = lazy(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(hpcomm.LayoutError, match="conjugate or negative bit") as caught:
+        comm.plan(verb, x, **({"dest": 0} if verb == "send" else {}))
+    assert "resolve_conj" in caught.value.hint
+
+
 def test_mistakes_are_found_when_the_plan_is_made(comm: Any) -> None:
     mistakes: list[tuple[type[Exception], Any]] = [
         (hpcomm.RankError, lambda: comm.plan("broadcast", np.ones(1), root=99)),

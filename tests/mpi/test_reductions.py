@@ -543,3 +543,30 @@ def test_an_unknown_operator_is_refused_with_the_list_of_those_there_are(comm: A
         comm.all_reduce(np.ones(2), op)
     assert caught.value.hint
     assert "sum" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint64"])
+@pytest.mark.parametrize("n", [3, 64, 5000])
+def test_sums_of_integers_wrap_around_on_every_way(comm: Any, dtype: str, n: int) -> None:
+    """As numpy's, torch's and C's do. Open MPI stops most elements of narrow ones at the dtype's ends."""
+    ends = np.iinfo(dtype)
+    draw = np.random.default_rng(n).integers
+    given = draw(ends.min, ends.max, (comm.size, n), dtype, endpoint=True)
+    x, p, rank = given[comm.rank].copy(), comm.size, comm.rank
+    upto = np.add.accumulate(given, dtype=dtype)
+    blocks = np.tile(x, (p, 1))
+    with comm.plan("all_reduce", x) as step:
+        got = {
+            "all_reduce": (comm.all_reduce(x), upto[-1]),
+            "a tensor's": (comm.all_reduce(torch.from_numpy(x)).numpy(), upto[-1]),
+            "in the background": (comm.all_reduce(x, async_op=True).wait(), upto[-1]),
+            "a plan": (step(), upto[-1]),
+            "scan": (comm.scan(x), upto[rank]),
+            "exscan": (comm.exscan(x), upto[rank - 1] if rank else np.zeros(n, dtype)),
+            "reduce_scatter": (comm.reduce_scatter(blocks), upto[-1]),
+            "premul_sum": (comm.all_reduce(x, hpcomm.premul_sum(3)), upto[-1] * np.array(3, dtype)),
+            "ring": (comm.all_reduce(x, algorithm="ring"), upto[-1]),
+        }
+    reduced = comm.reduce(x, root=p - 1)
+    assert rank != p - 1 or reduced.tolist() == upto[-1].tolist()
+    assert [name for name, (have, want) in got.items() if have.dtype != dtype or (have != want).any()] == []

@@ -72,6 +72,20 @@ comm.all_reduce(X, "nonsense")
     assert done.stdout == f"all_reduce(float64 (6,), op='nonsense') at job.py:{line}, ended by UsageError\n"
 
 
+@pytest.mark.parametrize("begin", ["step()", "step.start(); step.wait()"])
+def test_light_finds_plans_that_differ_in_whichever_order_they_were_made(job: Any, begin: str) -> None:
+    """None of three ranks is there yet when the one before it looks: making a plan waits for nobody."""
+    source = PROLOGUE.format(calls=0) + (
+        "comm.mpi.Barrier()\n"
+        "time.sleep(0.3 * comm.rank)\n"
+        "step = comm.plan('all_reduce', X, op='max' if comm.rank == 1 else 'sum')\n" + begin + "\n"
+    )
+    done = job(3, source, timeout=60, expect=None)
+    assert done.returncode not in (0, 124), done.stderr
+    assert "ranks disagree about call #1 on 'world'" in done.stderr
+    assert "op='max'" in done.stderr
+
+
 def test_light_finds_a_rank_that_left_out_one_of_many_calls(job: Any) -> None:
     source = (
         PROLOGUE.format(calls=0)
