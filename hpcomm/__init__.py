@@ -121,12 +121,12 @@ if not TYPE_CHECKING:  # where a misspelt name is an error
             value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
         elif name in ("world", "self_"):
             from .communicator import Communicator
-            from .installation import load_mpi
+            from .needs import load_mpi
 
             mpi = load_mpi(f"hpcomm.{name}")
             value = Communicator(mpi.COMM_WORLD if name == "world" else mpi.COMM_SELF, name.rstrip("_"))
         elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT"):
-            from .installation import load_mpi
+            from .needs import load_mpi
 
             value = getattr(load_mpi(f"hpcomm.{name}"), name)
         else:

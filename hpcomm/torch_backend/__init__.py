@@ -8,24 +8,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ..errors import ConfigError
-
 __all__ = ["autoload"]
 
 
 def autoload() -> None:
-    """Make "mpi" a backend of torch.distributed; torch calls this when it is imported. May be repeated.
-
-    Raises:
-        ConfigError: there is no torch.
-    """
-    try:
-        import_module("hpcomm.torch_backend.seam").install()
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] != "torch":
-            raise
-        what, hint = "torch is not installed", "pip install 'hpcomm[torch]'"
-        raise ConfigError(what, "hpcomm.torch_backend", hint) from None
+    """Make "mpi" a backend of torch.distributed; torch calls this when it is imported. May be repeated."""
+    import_module("hpcomm.torch_backend.seam").install()
 
 
 autoload()

