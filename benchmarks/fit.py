@@ -5,6 +5,7 @@ python benchmarks/fit.py openmpi      # a name for the MPI of this Python; start
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -31,4 +32,6 @@ def main(library: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library", choices=["openmpi", "mpich"], help="the MPI of this Python")
+    sys.exit(main(parser.parse_args().library))

@@ -4,6 +4,7 @@ Runs the same jobs, in turn, by the launcher at hand as it comes and by `hpcomm 
 end, and an 8-byte all-reduce of plain mpi4py on twice as many ranks as there are cores. Takes a minute.
 """
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -92,4 +93,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # it takes no other words than --help
     main()

@@ -8,6 +8,7 @@ each, and takes everything away again.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -138,6 +139,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
         measure(sys.argv[2])
     else:
+        argparse.ArgumentParser(description=__doc__).parse_args()  # it takes no other words than --help
         with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
             Path(name).chmod(0o755)
             try:

@@ -8,6 +8,7 @@ and numpy included. Writes benchmarks/results/simulate.{json,txt}.
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import resource
@@ -91,4 +92,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # it takes no other words than --help
     sys.exit(main())

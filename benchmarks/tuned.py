@@ -8,6 +8,7 @@ medians of rounds that alternate between both; and what an own schedule of 8 byt
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -85,4 +86,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
         measure(sys.argv[2])
     else:
+        argparse.ArgumentParser(description=__doc__).parse_args()  # it takes no other words than --help
         main()
