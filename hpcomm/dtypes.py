@@ -137,9 +137,12 @@ def parse(dtype: Any) -> tuple[Dtype, bool]:
     if isinstance(dtype, str) and dtype in BY_NAME:
         return BY_NAME[dtype], False
     try:
-        return from_numpy(np.dtype(dtype)), False
+        meant = np.dtype(dtype)
     except TypeError:
         raise DtypeError(f"{dtype!r} is no dtype", hint="such as 'float32'") from None
+    if not meant.itemsize:
+        raise DtypeError(f"{dtype!r} does not say how long an element is", hint="such as 'S8'")
+    return from_numpy(meant), False
 
 
 def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:

@@ -46,7 +46,7 @@ _NARROW = ("INT8_T", "UINT8_T", "INT16_T", "UINT16_T")
 FOLD_CODE = 31  # code of every operator that MPI does not know by name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Op:
     """An operator before it meets a dtype: a name, with a factor for premul_sum, or a function."""
 
@@ -57,6 +57,8 @@ class Op:
 
     def __str__(self) -> str:
         return self.name if self.factor is None else f"{self.name}({self.factor})"
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)

@@ -429,8 +429,9 @@ def _requests(name: str, given: Iterable[Request]) -> list[Request]:
         UsageError: something in it is no request.
     """
     found = list(given) if isinstance(given, Iterable) else [given]
+    needed = ("wait", "done") if name == "wait_any" else ("wait", "_call")  # plans can be waited for
     for each in found:
-        if not callable(getattr(each, "wait", None)):
+        if not all(hasattr(each, what) for what in needed):
             raise UsageError(
                 f"{name} was given {each!r}, which is no request",
                 hint="what isend, irecv and calls with async_op=True return, in a list",

@@ -74,7 +74,7 @@ def _arguments(verb: FrameType) -> str:
     if x is not None:
         parts.append(_array(x))
     parts += [
-        f"{name}={names[name]!r}"
+        f"{name}={getattr(names[name], '__name__', None) or repr(names[name])}"
         for name in _SHOWN
         if names.get(name) is not None and names[name] is not False
     ]

@@ -720,3 +720,11 @@ def test_a_message_that_another_receive_has_found_for_it_is_not_asked_for_again(
         assert y[0] == 20
     else:
         comm.barrier()
+
+
+@pytest.mark.parametrize("dtype", ["S", "U", "V0"])
+@pytest.mark.parametrize("shape", [None, 2])
+def test_a_dtype_without_a_length_is_refused(comm: Any, dtype: str, shape: Any) -> None:
+    with pytest.raises(hpcomm.DtypeError, match="does not say how long an element is") as caught:
+        comm.recv(source=comm.rank, dtype=dtype, shape=shape)
+    assert caught.value.where

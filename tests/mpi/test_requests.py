@@ -530,3 +530,20 @@ def test_a_message_may_be_asked_for_before_it_is_waited_for(comm: Any) -> None:
     while not sent.done():
         pass
     assert sent.wait() is None
+
+
+def test_requests_of_mpi4py_are_refused_and_left_as_they_are(comm: Any) -> None:
+    for wait in (hpcomm.wait_all, hpcomm.wait_any):
+        theirs, ours = comm.mpi.Ibarrier(), comm.barrier(async_op=True)
+        with pytest.raises(hpcomm.UsageError, match="which is no request"):
+            wait([theirs, ours])
+        ours.wait(timeout=WAIT_S)
+        theirs.Wait()
+
+
+def test_plans_may_be_waited_for_together_but_not_asked(comm: Any) -> None:
+    with comm.plan("all_reduce", np.ones(2)) as step:
+        step.start()
+        with pytest.raises(hpcomm.UsageError, match="wait_any was given <Plan"):
+            hpcomm.wait_any([step])
+        assert hpcomm.wait_all([step])[0].tolist() == [comm.size] * 2
