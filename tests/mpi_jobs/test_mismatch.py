@@ -22,6 +22,12 @@ DISAGREEMENTS = {
     "count": ("comm.all_gather(X)", "comm.all_gather(X[1:])", "(6,)", "(5,)"),
     "root": ("comm.broadcast(X, root=0)", "comm.broadcast(X, root=1)", "root=0", "root=1"),
     "object": ("comm.all_gather_object(X)", "comm.all_gather(X)", "all_gather_object", "all_gather("),
+    "premul": (
+        "comm.all_reduce(X, hpcomm.premul_sum(2))",
+        "comm.all_reduce(X, np.maximum)",
+        "op=premul_sum(2)",
+        "op=maximum",
+    ),
     "background": (
         "comm.all_reduce(X, async_op=True).wait()",
         "comm.all_gather(X, async_op=True).wait()",
@@ -33,7 +39,14 @@ DISAGREEMENTS = {
 
 @pytest.mark.parametrize(
     ("about", "ranks", "odd"),
-    [("operator", 3, 0), ("count", 2, 1), ("root", 3, 2), ("object", 2, 1), ("background", 2, 0)],
+    [
+        ("operator", 3, 0),
+        ("count", 2, 1),
+        ("root", 3, 2),
+        ("object", 2, 1),
+        ("premul", 2, 0),
+        ("background", 2, 0),
+    ],
 )
 def test_light_says_who_called_what_and_where_and_ends_the_job(
     job: Any, about: str, ranks: int, odd: int
