@@ -75,9 +75,13 @@ class Call:
 
     @property
     def agreed(self) -> int:
-        """The number of elements that ranks agree about; in all where two groups cut into unequal blocks."""
+        """What ranks agree about besides code: the number of elements, and which dtype if that is opaque.
+
+        The number is that of all elements where two groups cut into unequal blocks.
+        """
         blocks = self.comm.size if self.verb == "reduce_scatter" and self.comm.is_inter else 1
-        return self.count * blocks
+        dtype = getattr(self.look, "dtype", None)
+        return self.count * blocks + (0 if dtype is None else dtype.checksum)
 
     def __str__(self) -> str:
         if self.verb in ("send", "recv"):

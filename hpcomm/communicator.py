@@ -106,7 +106,7 @@ class Communicator:
         self._shelf_of: dict[int, int] = {}  # and the ranks that have a part of it
         self._gpu = gpu
         self._onboard: Any = None  # for arrays on devices, if some rank may have one (onboard.py)
-        if not plain and self._any_rank(driver.possible()):
+        if not plain and self._meet_first(level):
             from .onboard import Onboard
 
             self._onboard = Onboard(self, gpu)
@@ -119,6 +119,22 @@ class Communicator:
         self.check: str = self._agreement.level
         self._lanes: Any = {}  # see lanes.py,
         self._fused: dict[str, dict[Any, Any]] = {}  # and fused.py: by verb, functions of kinds of arrays
+
+    def _meet_first(self, level: str) -> bool:
+        """Whether any rank may have arrays on devices; and all have to compare in full, or none.
+
+        Raises:
+            MismatchError: some ranks would wait in each call for others that do not compare.
+        """
+        is_full = level == "full"
+        nowhere, nobody, everybody = self._least(bytes([not driver.possible(), not is_full, is_full]))
+        if not (nobody or everybody or self.is_inter):  # between groups: see _agree
+            raise MismatchError(
+                f"check={level!r} on rank {self.rank}, and {'another one' if is_full else 'full'} elsewhere",
+                where("communicator", self),
+                "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?",
+            )
+        return not nowhere
 
     def _any_rank(self, here: bool) -> bool:
         """Whether it is so on any rank, of either group."""

@@ -29,13 +29,16 @@ __all__ = ["Dtype", "from_numpy", "from_torch", "narrow", "parse", "torch_dtype"
 @dataclass(frozen=True)
 class Dtype:
     """name: the field's usual one; code: the same small number on every rank; kind: see below;
-    storage: numpy dtype string of the bytes; mpi: name of the MPI datatype (None: goes as bytes)."""
+    storage: numpy dtype string of the bytes; mpi: name of the MPI datatype (None: goes as bytes).
+    Of opaque ones there are more than codes: checksum tells them apart, and given is what numpy has."""
 
     name: str
     code: int
     kind: str  # b bool, i int, u unsigned, f float, h half, c complex, q of 8 bits or fewer, o opaque bytes
     storage: str
     mpi: str | None
+    checksum: int = 0
+    given: np.dtype[Any] | None = None
 
     @property
     def itemsize(self) -> int:
@@ -81,7 +84,7 @@ _ROWS = [
 ]
 BY_NAME = {name: Dtype(name, i + 1, kind, storage, mpi) for i, (name, kind, storage, mpi) in enumerate(_ROWS)}
 _SHELLS = ("int4", "int2", "uint4", "uint2")  # torch has these names, and no elements of them
-_OPAQUE_CODE = 128  # opaque types carry 128 + a checksum, so that ranks can still be compared
+_OPAQUE_CODE = 128  # of all opaque types
 
 
 @lru_cache(maxsize=256)
@@ -105,13 +108,8 @@ def from_numpy(dtype: np.dtype[Any]) -> Dtype:
         name = {"fg": "longdouble", "cG": "clongdouble"}.get(dtype.kind + dtype.char, dtype.name)
         if name in BY_NAME:
             return BY_NAME[name]
-    return Dtype(
-        str(dtype),
-        _OPAQUE_CODE + crc32(str(dtype).encode()) % 128,
-        "o",
-        dtype.str if dtype.kind in "SUmM" else f"V{dtype.itemsize}",
-        None,
-    )
+    storage = dtype.str if dtype.kind in "SUmM" else f"V{dtype.itemsize}"
+    return Dtype(str(dtype), _OPAQUE_CODE, "o", storage, None, crc32(str(dtype).encode()), dtype)
 
 
 def from_torch(dtype: Any) -> Dtype:
@@ -156,9 +154,7 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
                     f"numpy has no {dtype.name} of its own", hint="pip install ml_dtypes, or use torch"
                 ) from None
         return np.dtype(str(dtype.name))  # ml_dtypes has registered it
-    if dtype.kind == "o":
-        return np.dtype(dtype.storage)
-    return np.dtype(dtype.name)
+    return np.dtype(dtype.name) if dtype.given is None else dtype.given
 
 
 def widen(halves: NDArray[Any], dtype: Dtype) -> NDArray[np.float32]:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, overload
+from zlib import crc32
 
 from .envelope import tag_number
 from .errors import ConfigError, RankError, UsageError
+from .signature import head
 from .transport.choice import PATHS
 
 if TYPE_CHECKING:
@@ -21,7 +23,17 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["create_intercomm", "dup", "group", "merge", "require_known", "split", "split_node"]
+__all__ = [
+    "agreed",
+    "create_intercomm",
+    "dup",
+    "group",
+    "made",
+    "merge",
+    "require_known",
+    "split",
+    "split_node",
+]
 
 LEVELS = ("off", "light", "full")
 _MOST = 2**31 - 1
@@ -51,17 +63,19 @@ def split(
     if not hasattr(key, "__index__") or abs(key) > _MOST or (color or 0) > _MOST:
         what = f"color {color!r} with key {key!r} does not fit into an int of C"
         raise UsageError(what, hint="numbers below 2**31").located("split", comm)
-    if color is None:
-        _mapped(comm, "split", comm._mpi.Split, MPI.UNDEFINED, key)
-        return None
-    return _made(comm, "split", name or f"{comm.name}/{color}", comm._mpi.Split, color, key)
+    with agreed(comm, "split"):
+        if color is None:
+            _mapped(comm, "split", comm._mpi.Split, MPI.UNDEFINED, key)
+            return None
+        return made(comm, "split", name or f"{comm.name}/{color}", comm._mpi.Split, color, key)
 
 
 def split_node(comm: Communicator, name: str | None = None) -> Communicator:
     """The ranks that share this node's memory. Collective. Same as MPI_Comm_split_type(SHARED)."""
     comm._check_open("split_node")
     name = name or f"{comm.name}/node"
-    return _made(comm, "split_node", name, comm._mpi.Split_type, MPI.COMM_TYPE_SHARED)
+    with agreed(comm, "split_node"):
+        return made(comm, "split_node", name, comm._mpi.Split_type, MPI.COMM_TYPE_SHARED)
 
 
 def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
@@ -90,7 +104,7 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
     some = comm._mpi.Get_group().Incl(members)
     try:
         create = comm._mpi.Create_group  # type: ignore[attr-defined]
-        return _made(comm, "group", name or f"{comm.name}{members}", create, some, number)
+        return made(comm, "group", name or f"{comm.name}{members}", create, some, number)
     finally:
         some.Free()
 
@@ -108,7 +122,8 @@ def dup(
     """
     comm._check_open("dup")
     require_known(check or comm._level, gpu)
-    return _made(comm, "dup", name or f"{comm.name}.dup", comm._mpi.Dup, check=check, gpu=gpu)
+    with agreed(comm, "dup"):
+        return made(comm, "dup", name or f"{comm.name}.dup", comm._mpi.Dup, check=check, gpu=gpu)
 
 
 def create_intercomm(
@@ -143,7 +158,8 @@ def create_intercomm(
     number = _tag(comm, "create_intercomm", tag)
     create = comm._mpi.Create_intercomm  # type: ignore[attr-defined]
     name = name or f"{comm.name}<->"
-    return _made(comm, "create_intercomm", name, create, local_leader, peer._mpi, remote_leader, number)
+    with agreed(comm, "create_intercomm"):
+        return made(comm, "create_intercomm", name, create, local_leader, peer._mpi, remote_leader, number)
 
 
 def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Communicator:
@@ -154,10 +170,30 @@ def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Co
             "merge", comm
         )
     merge = comm._mpi.Merge  # type: ignore[attr-defined]
-    return _made(comm, "merge", name or f"{comm.name}+", merge, high)
+    with agreed(comm, "merge"):
+        return made(comm, "merge", name or f"{comm.name}+", merge, high)
 
 
-def _made(
+class agreed:  # noqa: N801  a context, read as a word
+    """While all ranks of comm make something by verb, and name the same what.
+
+    Raises:
+        MismatchError: another rank makes another call, or names something else.
+    """
+
+    def __init__(self, comm: Communicator, verb: str, what: object = None) -> None:
+        self._agreement = comm._agreement
+        self._call = head(verb), crc32(repr(what).encode())
+
+    def __enter__(self) -> None:
+        self._agreement.enter(*self._call)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self._agreement.leave()
+
+
+def made(
     comm: Communicator,
     verb: str,
     name: str,
@@ -168,8 +204,8 @@ def _made(
 ) -> Communicator:
     """One that MPI makes by make(*arguments)."""
     mpi = _mapped(comm, verb, make, *arguments)
-    made: Communicator = _mapped(comm, verb, partial(comm._new, check=check, gpu=gpu), mpi, name)
-    return made
+    new: Communicator = _mapped(comm, verb, partial(comm._new, check=check, gpu=gpu), mpi, name)
+    return new
 
 
 def _mapped(comm: Communicator, verb: str, make: Callable[..., Any], *arguments: Any) -> Any:

@@ -34,6 +34,7 @@ from .errors import PeerFailedError, where
 from .flags import is_wanted
 from .request import abandon
 from .shelf import landing_bytes
+from .transport.guard import probed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -258,7 +259,7 @@ class Handover:
                 if not is_begun:
                     return False
                 status = MPI.Status()
-                mpi.Recv(target, source, recvtag, status)
+                mpi.Recv(probed(mpi, target, source, recvtag), source, recvtag, status)
                 transport.check_length(self._comm, "sendrecv", status, room)
                 self.received[source] += 1
             if going is not None:

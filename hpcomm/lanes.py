@@ -33,14 +33,17 @@ from .fragments import (
     EXCHANGE,
     EXPECTED,
     GIVE,
+    GUARDED,
     MEET,
     MESSAGES,
     NUMPY,
     ON_HOST,
+    PROBE,
     RECEIVED,
     ROOTED,
     SENT,
     STACKS,
+    SWAP,
     TAKE,
     TORCH,
     WITHIN,
@@ -50,6 +53,7 @@ from .fused import fuse
 from .handover import LEAST, MOST_BOTH
 from .signature import VERBS, head, marked
 from .steps import few
+from .transport import guard
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -61,6 +65,7 @@ Lane = Callable[..., Any]
 NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
 
 TAKERS = ("recv", "irecv", "sendrecv")  # which must not take what another receive waits for already
+_LANDS_X, _LANDS_OUT = ("recv", "irecv"), ("sendrecv",)  # where messages land
 _FOLDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 _NOTHING = object()  # which no caller gives
 _KEPT = 256  # lengths of calls within a node
@@ -198,9 +203,11 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
     most = min(
         _most(comm, record.itemsize), by[2] * (comm.size if verb in CUTS else 1) if by else sys.maxsize
     )
-    windows_x, window_x = _windows(kind, record, comm.size if verb in CUTS else 1, most)
+    most_guarded = guard.most(comm, verb != "irecv")
+    x_guarded, out_guarded = (most_guarded * (verb in verbs) for verbs in (_LANDS_X, _LANDS_OUT))
+    windows_x, window_x = _windows(kind, record, comm.size if verb in CUTS else 1, most, x_guarded)
     out_blocks = comm.size if verb in STACKS or verb == "all_to_all" else 1
-    windows_out, window_out = _windows(kind, record, out_blocks, most)
+    windows_out, window_out = _windows(kind, record, out_blocks, most, out_guarded)
     names = {
         "dtype": dtype,
         "empty": torch.empty,
@@ -236,11 +243,12 @@ Window = tuple[int, Any, int, Any, memoryview | None, int, memoryview | None]
 
 
 def _windows(
-    kind: Any, record: Dtype, blocks: int, most: int
+    kind: Any, record: Dtype, blocks: int, most: int, guarded: int
 ) -> tuple[dict[int, Window], Callable[[int, int], Window | None]]:
     """Windows by address, and how to make one of so many bytes at most.
 
     blocks: one of so many parts is what a call counts.
+    guarded: up to how many bytes nothing is to be written behind it.
     """
     import numpy as np
     from mpi4py import MPI
@@ -258,7 +266,8 @@ def _windows(
         if nbytes > 0:
             flat = np.frombuffer(memory, record.storage)  # type: ignore[call-overload]
             seen, elements = memoryview(memory), flat.data  # type: ignore[arg-type]
-        found = known[address] = (nbytes, (memory, n, kind), n << 32, flat, seen, address + nbytes, elements)
+        spec = guard.guarded((memory, n, kind), guarded)
+        found = known[address] = (nbytes, spec, n << 32, flat, seen, address + nbytes, elements)
         return found
 
     return known, window
@@ -305,7 +314,7 @@ def _make(
         names.update(last=_NOTHING, turns=None)
         fragments = {**fragments, **small.signed(verb, fragments)}
     if verb in MESSAGES:
-        fragments = {**fragments, **_message(comm, record, fragments, names)}
+        fragments = {**fragments, **_message(comm, verb, record, fragments, names)}
     else:
         fragments = {
             **fragments,
@@ -382,20 +391,29 @@ def _within(
 
 
 def _message(
-    comm: Communicator, record: Dtype, fragments: dict[str, str], names: dict[str, Any]
+    comm: Communicator, verb: str, record: Dtype, fragments: dict[str, str], names: dict[str, Any]
 ) -> dict[str, str]:
     """What counts messages, and hands those of some lengths over in memory of the node."""
     from .message import Message
+    from .transport.mpi import swap
 
     names.update(Message=Message)
     texts = dict.fromkeys(("give", "take", "received", "counted", "expected", "sent", "exchange"), "")
+    texts |= {"probe": "", "swap": ""}
+    unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
+    if guard.is_needed():
+        most, kind = guard.most(comm, verb != "irecv"), names["kind"]
+        names.update(guards=guard.of_kind(kind, most), guard=lambda x, n: guard.guarded((x, n, kind), most))
+        names.update(mpi=comm._mpi, probed=guard.probed, probe_from=most // unit, swap=swap)
+        texts |= {"probe": PROBE, "swap": SWAP}
+        if fragments["landing"] == NUMPY["landing"]:
+            texts["landing"] = GUARDED
     hand = comm._handover
     if hand is not None:
-        unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
         names.update(hand_from=-(-LEAST // unit), hand_to=hand.most // unit + 1)
         names.update(number=hand.number, received=hand.received, give=hand.give, take=hand.take)
         names.update(hand=hand, exchange=hand.exchange, swap_to=MOST_BOTH // unit + 1)
-        texts = {"give": GIVE, "take": TAKE, "received": RECEIVED, "counted": COUNTED, "expected": EXPECTED}
+        texts |= {"give": GIVE, "take": TAKE, "received": RECEIVED, "counted": COUNTED, "expected": EXPECTED}
         texts |= {"sent": SENT, "exchange": EXCHANGE}
     texts["begun"] = BEGUN
     for name, text in texts.items():

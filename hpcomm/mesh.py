@@ -15,6 +15,7 @@ from typing import Any
 
 from .communicator import Communicator
 from .errors import ConfigError, HpcommError, LayoutError, RankError, UsageError, demand, where
+from .groups import agreed, made
 from .partition import integers
 from .topology import Cart, fill_in, node_order, nodes_of
 
@@ -255,12 +256,11 @@ def mesh(
     except HpcommError as error:
         raise error.located("mesh", comm) from None
     name = "x".join(found) or "mesh"
-    if order == "rank":
-        return Mesh(comm.dup(name=name), found, rings)
-    places = node_order(nodes_of(comm), tuple(found.values()))
-    own = comm.split(0, places.index(comm.rank), name=name)
-    assert own is not None
-    return Mesh(own, found, rings)
+    with agreed(comm, "mesh", (found, sorted(rings), order)):
+        if order == "rank":
+            return Mesh(made(comm, "mesh", name, comm._mpi.Dup), found, rings)
+        place = node_order(nodes_of(comm), tuple(found.values())).index(comm.rank)
+        return Mesh(made(comm, "mesh", name, comm._mpi.Split, 0, place), found, rings)
 
 
 def from_torch(comm: Communicator, device_mesh: Any) -> Mesh:
@@ -281,5 +281,4 @@ def from_torch(comm: Communicator, device_mesh: Any) -> Mesh:
             hint="a communicator of the same ranks",
         ).located("mesh", comm)
     own = comm.split(0, ranks.index(comm.rank), name="x".join(names))
-    assert own is not None
     return Mesh(own, dict(zip(names, grid.shape, strict=True)))

@@ -152,7 +152,7 @@ class Topology(Communicator):
             return result
 
         if async_op:
-            leave = self._agreement.late(call.code | BACKGROUND, count)
+            leave = self._agreement.late(call.code | BACKGROUND, call.agreed)
             moving = (
                 self._crossing(call, given, landing, after)
                 if aboard
@@ -164,7 +164,7 @@ class Topology(Communicator):
             request = Request(call, stages) if plain else progress.StreamRequest(call, stages, after)
             request.needs_all(self)
             return request
-        self._agreement.enter(call.code, count)
+        self._agreement.enter(call.code, call.agreed)
         try:
             if aboard:
                 progress.drive(self._crossing(call, given, landing, after))

@@ -24,7 +24,8 @@ from .envelope import (
 )
 from .errors import HpcommError, LayoutError, UsageError
 from .fused import part
-from .request import Request, abandon
+from .request import Request
+from .transport import guard
 from .unsized import in_order, recv_behind, recv_unsized
 
 if TYPE_CHECKING:
@@ -246,18 +247,15 @@ def sendrecv(
     call.look = look
     for observer in comm._observers:
         observer.before(call)
-    going: Any = None
     hand = comm._handover
     if hand is not None:
         hand.sends(dest)
         hand.expects()
+    part = transport.message(packed, look.array.size, look.dtype)
+    into = guard.guarded(transport.message(landing, recv.array.size, recv.dtype), guard.most(comm, True))
     try:
-        # not Sendrecv: with itself Open MPI 5.0 cuts a message that is too long without a word
-        going = comm._mpi.Isend(transport.message(packed, look.array.size, look.dtype), dest, sendtag)
-        comm._mpi.Recv(transport.message(landing, recv.array.size, recv.dtype), source, recvtag, seen)
-        going.Wait()
+        transport.swap(comm._mpi, part, dest, sendtag, into, source, recvtag, seen)
     except MPI.Exception as error:
-        abandon(going)  # its receiver may still come for it
         raise transport.failure(error, "sendrecv", comm) from None
     if hand is not None:
         hand.came(seen.source)
@@ -468,7 +466,9 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
         return look.give()
 
     call = Call(comm, "recv", peer=source, tag=tag)
-    call.recv = transport.spec(landing, look.array.size, look.dtype)
+    call.recv = guard.guarded(
+        transport.spec(landing, look.array.size, look.dtype), guard.most(comm, not async_op)
+    )
     call.finish = finish
     call.look = look
     result = collectives.carry_out(call, async_op)

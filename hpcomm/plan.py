@@ -11,7 +11,8 @@ from . import envelope
 from .call import Call
 from .errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from .request import abandon, deadline
-from .signature import REDUCTIONS, VERBS, head
+from .signature import MAKERS, REDUCTIONS, VERBS, head
+from .transport import guard
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -335,7 +336,7 @@ def plan(
             if algorithm is not None:
                 raise UsageError(f"{verb} has no algorithm", hint="leave algorithm= away")
             return _message(comm, verb, x, out, dest if verb == "send" else source, tag)
-        if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")):
+        if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")) or verb in MAKERS:
             raise UsageError(f"{verb!r} cannot be planned", hint="a collective verb, 'send' or 'recv'")
         return _collective(comm, verb, x, out, op, root, algorithm)
     except HpcommError as error:
@@ -403,7 +404,7 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
     if sending:
         call.send = part
     else:
-        call.recv = part
+        call.recv = guard.guarded(part, guard.most(comm, False))
 
     def finish(status: Any) -> Any:
         if sending:

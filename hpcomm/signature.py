@@ -2,6 +2,8 @@
 
     bits 0-5 verb   6-10 operator   11-18 dtype   19-30 root   31 background   32-62 number of elements
 
+To the number of elements of an opaque dtype a checksum of that is added.
+
 It fits one word of shared memory, is made with a shift and an or, and can be read back, so that a
 rank can say what another one called even when that one has gone on.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 from zlib import crc32
 
 __all__ = [
-    "BACKGROUND", "REDUCTIONS", "ROOT", "SCHEDULED", "VERB", "VERBS", "describe", "head", "marked",
+    "BACKGROUND", "MAKERS", "REDUCTIONS", "ROOT", "SCHEDULED", "VERB", "VERBS", "describe", "head", "marked",
     "operator", "signature",
 ]  # fmt: skip
 
@@ -19,6 +21,8 @@ _PLAIN = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "exs
 _PLAIN += ["reduce", "reduce_scatter", "scan", "scatter", "plan"]
 _NEIGHBOURS = ["all_gather", "all_to_all"]
 _RAGGED = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]
+# Of these the number of elements is a checksum of what has to be equal.
+MAKERS = ["split", "split_node", "dup", "create_intercomm", "merge", "cart", "graph", "mesh", "sub"]
 VERBS = [
     "?",
     *_PLAIN,
@@ -26,6 +30,7 @@ VERBS = [
     *(f"{verb}_ragged" for verb in _RAGGED),
     *(f"neighbour_{verb}" for verb in _NEIGHBOURS),
     *(f"neighbour_{verb}_ragged" for verb in _NEIGHBOURS),
+    *MAKERS,
 ]
 _CODES = {verb: i for i, verb in enumerate(VERBS)}
 _OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
@@ -72,7 +77,7 @@ def describe(signature: int) -> str:
     parts = []
     if dtype:
         name = next((d.name for d in BY_NAME.values() if d.code == dtype), "opaque")
-        parts += [name, f"{signature >> 32} elements"]
+        parts += [name] if name == "opaque" else [name, f"{signature >> 32} elements"]
     if verb in REDUCTIONS:
         parts.append(operator(signature))
     if scheduled:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .channel import channel
 from .errors import HpcommError, LayoutError, RankError, UsageError, where
+from .groups import agreed
 from .neighbours import Topology
 from .partition import integers
 
@@ -78,8 +79,9 @@ class Cart(Topology):
             axes = [axis for axis, keep in enumerate(flags) if keep]
         kept = self._axes(axes, "sub")
         keep = [axis in kept for axis in range(len(self.shape))]
-        made = self._mpi.Sub(keep)  # type: ignore[attr-defined]
-        return _as_cart(self, made, name or f"{self.name}{list(axes)}")
+        with agreed(self, "sub", keep):
+            made = self._mpi.Sub(keep)  # type: ignore[attr-defined]
+            return _as_cart(self, made, name or f"{self.name}{list(axes)}")
 
     def _axes(self, axes: Sequence[int], verb: str) -> tuple[int, ...]:
         hint = f"numbers of axes: 0 to {len(self.shape) - 1}"
@@ -145,14 +147,15 @@ def cart(
             )
     except HpcommError as error:
         raise error.located("cart", comm) from None
-    base = comm._mpi
-    if reorder:
-        order = node_order(nodes_of(comm), sizes, tiles=True)
-        base = comm._mpi.Split(0, order.index(comm.rank))
-    made = base.Create_cart(list(sizes), list(rings), False)  # type: ignore[attr-defined]
-    if reorder:
-        base.Free()
-    return _as_cart(comm, made, name or f"{comm.name}.cart")
+    with agreed(comm, "cart", (sizes, rings, bool(reorder))):
+        base = comm._mpi
+        if reorder:
+            order = node_order(nodes_of(comm), sizes, tiles=True)
+            base = comm._mpi.Split(0, order.index(comm.rank))
+        made = base.Create_cart(list(sizes), list(rings), False)  # type: ignore[attr-defined]
+        if reorder:
+            base.Free()
+        return _as_cart(comm, made, name or f"{comm.name}.cart")
 
 
 def graph(
@@ -180,16 +183,19 @@ def graph(
                 raise RankError(f"rank {rank} does not exist", hint=f"a rank from 0 to {comm.size - 1}")
     except HpcommError as error:
         raise error.located("graph", comm) from None
-    if sources is None:
-        times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)
-        heard = np.empty(comm.size, np.int32)
-        comm._mpi.Alltoall(times, heard)
-        sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
-    mpi = comm._mpi.Create_dist_graph_adjacent(list(sources), list(destinations))  # type: ignore[attr-defined]
-    made = object.__new__(Graph)
-    made._take(mpi, name or f"{comm.name}.graph", comm._level)
-    made.sources, made.destinations = sources, destinations
-    return made
+    with agreed(comm, "graph", sources is None):
+        if sources is None:
+            times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)
+            heard = np.empty(comm.size, np.int32)
+            comm._mpi.Alltoall(times, heard)
+            sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
+        mpi = comm._mpi.Create_dist_graph_adjacent(  # type: ignore[attr-defined]
+            list(sources), list(destinations)
+        )
+        made = object.__new__(Graph)
+        made._take(mpi, name or f"{comm.name}.graph", comm._level)
+        made.sources, made.destinations = sources, destinations
+        return made
 
 
 def _as_cart(comm: Communicator, mpi: MPI.Comm, name: str) -> Cart:

@@ -3,9 +3,10 @@
 Every collective call has a signature (verb, operator, dtype, root, number of elements). Three levels:
 
 off    nothing is compared.
-light  ranks of one node post the signature on the board before the call, and each looks at its
-       neighbour's before and after. On disagreement at least two ranks see it, since going round the
-       ring there is a place where the signature changes. Costs a few memory accesses; nobody waits.
+light  ranks of one node post the signature on the board before the call, and each looks at those of the
+       next and of the one before it, and after the call at the next one's. Going round the ring there are
+       two places where the signature changes, and the rank that comes to one later sees it there, also
+       where the other has gone on. Costs a few memory accesses; nobody waits.
 full   all ranks compare before each call, wherever they are, and all raise. Costs one small
        all-reduce a call, and two between two groups, which light does not compare.
 
@@ -74,14 +75,18 @@ _AROUND_LIGHT = """
 i = step()
 ring[i] = mine
 seen = theirs[i]
-if seen == mine:
+if seen == mine:BEHIND
     CALL
 else:
     if seen:
-        suspect(mine)
+        suspect(mine)BEHIND
     CALL
     seen = theirs[i]
     if seen != mine and seen:
+        suspect(mine)
+"""
+_BEHIND = """
+    if (seen := behind[i]) != mine and seen:
         suspect(mine)
 """
 
@@ -89,13 +94,13 @@ else:
 def light(
     comm: Communicator, board: Board, ring: memoryview, peers: list[tuple[int, Region, memoryview]]
 ) -> Agreement:
-    """Compare with the next rank of this node.
+    """Compare with the ranks of this node on either side.
 
     Args:
         ring: this rank's ring on the board.
         peers: the other ranks of comm on this node, next neighbour first: rank, region, ring.
     """
-    theirs = peers[0][2]
+    theirs, behind = peers[0][2], peers[-1][2]
     step = post(ring)
     now = last = 0  # where the last entry stands, and what it says
 
@@ -104,6 +109,9 @@ def light(
         now, last = step(), signature(code, count)
         ring[now] = last
         leave()
+        seen = behind[now]
+        if seen != last and seen:
+            suspect(last)
 
     def leave() -> None:
         seen = theirs[now]
@@ -122,13 +130,14 @@ def light(
         return leave_late
 
     def suspect(expected: int, number: int | None = None, rank: int | None = None) -> None:
-        """Raise if the next neighbour, or rank, makes another call than this one.
+        """Raise if a neighbour, or rank, makes another call than this one.
 
         A rank whose flag is waited for may owe that of an earlier call; then its last one is looked at.
         """
         is_awaited = rank is not None
         number = last_call(ring) if number is None else number
-        rank, region, other = next((peer for peer in peers if peer[0] == rank), peers[0])
+        beside = [peer for peer in peers if peer[0] == rank] or [peers[0], peers[-1]]
+        rank, region, other = beside[0]
         if region.ended and last_call(other) < number:
             raise PeerFailedError(
                 f"call #{number} on '{comm.name}' needs rank {rank}, which has ended",
@@ -139,7 +148,7 @@ def light(
         past = last_call(other)
         if is_awaited and past < number and (called := posted(ring, past)) is not None:
             number, expected = past, called
-        if posted(other, number) in (None, expected):
+        if all(posted(other, number) in (None, expected) for _, _, other in beside):
             return  # not there yet, or so far ahead that its entry is gone
         time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
         others = [
@@ -152,8 +161,9 @@ def light(
             own = describe(expected) if last_call(ring) > number else None
             raise _disagreement(comm, number, board, own, others)
 
-    names = {"step": step, "ring": ring, "theirs": theirs, "suspect": suspect}
-    return Agreement("light", enter, leave, late, _AROUND_LIGHT, names)
+    names = {"step": step, "ring": ring, "theirs": theirs, "behind": behind, "suspect": suspect}
+    look = _BEHIND.rstrip() if len(peers) > 1 else ""
+    return Agreement("light", enter, leave, late, _AROUND_LIGHT.replace("BEHIND", look), names)
 
 
 def full(comm: Communicator, shadow: MPI.Comm) -> Agreement:

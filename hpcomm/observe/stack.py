@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["call_frame", "describe_call", "owner"]
 
-_SHOWN = ("op", "root", "dest", "source", "tag", "async_op")
+_SHOWN = ("op", "root", "dest", "source", "tag", "async_op", "algorithm", "deterministic")
+_SHOWN_OF = {
+    "split": ("color", "key"),
+    "create_intercomm": ("local_leader", "remote_leader"),
+    "merge": ("high",),
+    "cart": ("shape", "periodic", "options"),
+    "graph": ("destinations", "sources"),
+    "mesh": ("axes", "sizes", "periodic", "order"),
+    "sub": ("axes", "names"),
+}
 
 
 def call_frame(
@@ -73,11 +82,10 @@ def _arguments(verb: FrameType) -> str:
     x = names.get("x", names.get("out"))
     if x is not None:
         parts.append(_array(x))
-    parts += [
-        f"{name}={getattr(names[name], '__name__', None) or repr(names[name])}"
-        for name in _SHOWN
-        if names.get(name) is not None and names[name] is not False
-    ]
+    for name in _SHOWN_OF.get(verb.f_code.co_name, _SHOWN):
+        value = names.get(name)
+        if not (value is None or value is False or (isinstance(value, (dict, tuple)) and not value)):
+            parts.append(f"{name}={getattr(value, '__name__', None) or repr(value)}")
     return ", ".join(parts)
 
 

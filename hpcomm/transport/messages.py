@@ -19,6 +19,7 @@ from ..errors import ConfigError, LayoutError, MismatchError, where
 from . import direct, ipc, nccl, rounds
 from . import mpi as transport
 from .choice import Choice, choose_message
+from .guard import guarded, most
 from .pieces import cut, receive_pieces, send_pieces
 from .progress import Together, drive, in_thread
 from .staging import After, DeviceSink, DeviceSource, Sink, Source, sink_of, source_of, station
@@ -218,7 +219,7 @@ class Messages:
         sink.begin()
         for each in sink.free():
             each.Wait()
-        part = transport.spec(sink.columns(0, count), count, look.dtype)
+        part = guarded(transport.spec(sink.columns(0, count), count, look.dtype), most(call.comm, False))
         statuses = yield [self.plain.Irecv(part, call.peer, call.tag)]
         _copy_status(statuses[0], seen)
         if call.peer != MPI.PROC_NULL:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from ..errors import HpcommError, MismatchError, TransportError, where
-from ..request import Request, Stages
+from ..request import Request, Stages, abandon
+from . import guard
 from .progress import StreamRequest
 
 if TYPE_CHECKING:
@@ -70,8 +71,37 @@ def run(call: Call) -> Any:
 
 def by_library(call: Call, status: MPI.Status | None = None) -> None:
     """Let the library move what a call says, and do no more."""
+    mpi = call.comm._mpi
     for name, arguments in _pieces(call):
-        getattr(call.comm._mpi, name)(*arguments if status is None else (*arguments, status))
+        if name == "Recv":
+            part, source, tag = arguments
+            mpi.Recv(guard.probed(mpi, part, source, tag), source, tag, status)
+        else:
+            getattr(mpi, name)(*arguments if status is None else (*arguments, status))
+
+
+def swap(
+    mpi: MPI.Comm,
+    part: Any,
+    dest: int,
+    sendtag: int,
+    into: Any,
+    source: int,
+    recvtag: int,
+    status: MPI.Status,
+) -> None:
+    """Send part and receive into another one at once.
+
+    Not by Sendrecv: with itself Open MPI 5.0 cuts a message that is too long without a word.
+    """
+    going: Any = None
+    try:
+        going = mpi.Isend(part, dest, sendtag)
+        mpi.Recv(guard.probed(mpi, into, source, recvtag), source, recvtag, status)
+        going.Wait()
+    except BaseException:
+        abandon(going)  # its receiver may still come for it
+        raise
 
 
 def start(call: Call) -> Request:

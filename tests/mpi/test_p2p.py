@@ -146,6 +146,17 @@ def test_recv_without_out_from_anybody_takes_each_messages_own_length(comm: Any)
         assert lengths == {rank: rank * 3 for rank in range(1, comm.size)}
 
 
+def test_recv_by_a_dtype_with_fields_keeps_them(comm: Any) -> None:
+    kind = np.dtype([("a", "f4"), ("b", "i8")])
+    x = np.zeros(3, kind)
+    x["b"] = 2, 3, 4
+    request = comm.isend(x, comm.rank)
+    got = comm.recv(dtype=kind, source=comm.rank)
+    request.wait()
+    assert got.dtype == kind
+    assert got["b"].tolist() == [2, 3, 4]
+
+
 def test_recv_with_neither_out_nor_dtype_says_what_is_missing(comm: Any) -> None:
     with pytest.raises(hpcomm.UsageError) as caught:
         comm.recv(source=comm.rank)
@@ -265,6 +276,34 @@ def test_a_message_longer_than_its_place_is_an_error(own_comm: Any, how: str) ->
     assert caught.value.hint
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("beyond", [1, 600, 100_000])
+@pytest.mark.parametrize("n", [0, 3, 600, 5000, 20_000])
+@pytest.mark.parametrize("how", ["recv", "any source", "status", "irecv", "sendrecv", "plan"])
+@pytest.mark.parametrize("kind", ["numpy", "torch", "bfloat16"])
+def test_nothing_is_written_behind_a_place_that_is_too_short(
+    own_comm: Any, kind: str, how: str, n: int, beyond: int
+) -> None:
+    """Open MPI's own receives write all of a message of more than 4 KiB there."""
+    left, right = ring(own_comm)
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float64
+    if kind != "numpy":
+        n = n or 3  # an empty tensor has no memory
+    comm = own_comm
+    if how in ("irecv", "plan") and n * dtype.itemsize >= 64 << 10:  # where it may cost too much
+        comm = hpcomm.Communicator(own_comm.mpi, check="full")
+    tensor = torch.full((n + beyond + 10,), 9, dtype=dtype)
+    whole = tensor.numpy() if kind == "numpy" else tensor
+    x: Any = np.ones(n + beyond) if kind == "numpy" else torch.ones(n + beyond, dtype=dtype)
+    with pytest.raises(hpcomm.MismatchError):
+        _exchange(comm, how, x, whole[:n], left, right)
+    assert bool((tensor[n:] == 9).all())
+    _exchange(comm, how, x[:n], whole[:n], left, right)
+    assert bool((tensor[:n] == 1).all())
+    if comm is not own_comm:
+        comm.close()
+
+
 def _exchange(comm: Any, how: str, x: Any, place: Any, left: int, right: int) -> None:
     if how == "sendrecv":
         comm.sendrecv(x, right, left, out=place)
@@ -273,6 +312,13 @@ def _exchange(comm: Any, how: str, x: Any, place: Any, left: int, right: int) ->
     try:
         if how == "recv":
             comm.recv(place, left)
+        elif how == "any source":
+            comm.recv(place)
+        elif how == "status":
+            comm.recv(place, left, status=hpcomm.Status())
+        elif how == "plan":
+            with comm.plan("recv", out=place, source=left) as plan:
+                plan()
         else:
             comm.irecv(place, left).wait(timeout=WAIT_S)
     finally:

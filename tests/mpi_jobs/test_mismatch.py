@@ -66,6 +66,41 @@ def test_light_says_who_called_what_and_where_and_ends_the_job(
         assert f"job.py:{source.splitlines().index('    ' + call) + 1}" in done.stderr, call
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("comm.dup()", "comm.barrier()"),
+        ("comm.split(0)", "comm.all_reduce(X)"),
+        ("comm.mesh(a=1, b=-1)", "comm.mesh(a=-1)"),
+        ("comm.cart((1, -1)).sub([0])", "comm.cart((1, -1)).barrier()"),
+    ],
+)
+def test_making_a_communicator_is_a_call_that_light_compares(job: Any, one: str, other: str) -> None:
+    source = PROLOGUE.format(calls=0) + f"if comm.rank:\n    {one}\nelse:\n    {other}\n"
+    done = job(2, source, timeout=60, expect=None)
+    assert done.returncode not in (0, 124), done.stderr
+    assert "ranks disagree about call #" in done.stderr
+    rows = dict(re.findall(r"^ *rank (\d): (\w+)\(", done.stderr, re.MULTILINE))
+    names = [re.findall(r"\.(\w+)\(", call)[-1] for call in (other, one)]
+    assert rows == {"0": names[0], "1": names[1]}
+
+
+def test_ranks_with_different_levels_are_told_before_one_waits_for_the_others(job: Any) -> None:
+    source = r"""
+import os, sys
+from mpi4py import MPI
+os.environ["HPCOMM_CHECK"] = "full" if MPI.COMM_WORLD.rank == 1 else "light"
+import hpcomm
+try:
+    hpcomm.world
+except hpcomm.MismatchError as error:
+    sys.stdout.write(str(error).splitlines()[0] + "\n")
+"""
+    done = job(3, source, timeout=60)
+    said = {f"check='light' on rank {rank}, and full elsewhere" for rank in (0, 2)}
+    assert set(done.stdout.splitlines()) == said | {"check='full' on rank 1, and another one elsewhere"}
+
+
 def test_a_rank_that_an_exception_ends_is_said_to_be_where_that_was_raised(job: Any) -> None:
     source = (
         PROLOGUE.format(calls=0)
