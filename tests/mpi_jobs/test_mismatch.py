@@ -134,6 +134,24 @@ def test_light_finds_plans_that_differ_in_whichever_order_they_were_made(job: An
     assert "op='max'" in done.stderr
 
 
+@pytest.mark.parametrize("order", ["012", "021", "210"])
+@pytest.mark.parametrize("verb", ["broadcast", "gather", "reduce"])
+def test_light_finds_one_that_differs_whoever_waits_for_nobody(job: Any, verb: str, order: str) -> None:
+    """Of three ranks; the last to come always sees one on either side, and one may have gone on."""
+    source = PROLOGUE.format(calls=0) + (
+        "comm.mpi.Barrier()\n"
+        f"time.sleep(0.25 * '{order}'.index(str(comm.rank)))\n"
+        "x = np.ones(12, 'f4') if comm.rank == 1 else X\n"
+        f"comm.{verb}(x, root=0, async_op=True).wait()\n"
+        "time.sleep(1)\n"
+        "print('unnoticed')\n"
+        "comm.mpi.Barrier()\n"
+    )
+    done = job(3, source, timeout=60, expect=None)
+    assert done.returncode not in (0, 124), done.stdout
+    assert "ranks disagree about call #1 on 'world'" in done.stderr
+
+
 def test_light_finds_a_rank_that_left_out_one_of_many_calls(job: Any) -> None:
     source = (
         PROLOGUE.format(calls=0)
