@@ -218,13 +218,21 @@ if hand_from <= sent < swap_to and hand_from <= AMOUNTY < swap_to:
         raise failure(error, verb, comm) from None
 """
 # Past whose end Open MPI must not write: see transport/guard.py.
-GUARDED = "X_spec = (X, 1, guards[n]) if n in guards else guard(X, n)"
+GUARDED = """
+if AMOUNT < guard_to:
+    try:
+        X_spec = (X, 1, guards[n])
+    except KeyError:
+        X_spec = guard(X, n)
+else:
+    X_spec = (X, n, kind)
+"""
 PROBE = """
-if AMOUNT >= probe_from:
+if AMOUNT >= guard_to:
     @call X_spec = probed(mpi, X_spec, source, tag)
 """
 SWAP = """
-if AMOUNTY >= probe_from:
+if AMOUNTY >= guard_to:
     @call swap(mpi, X_spec, dest, sendtag, Y_spec, source, recvtag, status)
     @length Y
     @received

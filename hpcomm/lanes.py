@@ -404,7 +404,7 @@ def _message(
     if guard.is_needed():
         most, kind = guard.most(comm, verb != "irecv"), names["kind"]
         names.update(guards=guard.of_kind(kind, most), guard=lambda x, n: guard.guarded((x, n, kind), most))
-        names.update(mpi=comm._mpi, probed=guard.probed, probe_from=most // unit, swap=swap)
+        names.update(mpi=comm._mpi, probed=guard.probed, guard_to=most // unit, swap=swap)
         texts |= {"probe": PROBE, "swap": SWAP}
         if fragments["landing"] == NUMPY["landing"]:
             texts["landing"] = GUARDED
