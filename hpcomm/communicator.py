@@ -340,6 +340,12 @@ class Communicator:
             for request in getattr(self, "_kept", ()):
                 request.done()
 
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            f"communicator '{self.name}' cannot be pickled or copied: it is one of this process only",
+            hint="dup() makes another one on all ranks; leave it out of what is sent (__getstate__)",
+        )
+
     def __repr__(self) -> str:
         if self._closed:
             return f"<Communicator '{self.name}', closed>"

@@ -116,7 +116,8 @@ def from_torch(dtype: Any) -> Dtype:
     """The record for a torch.dtype."""
     name = str(dtype).removeprefix("torch.")
     if name not in BY_NAME or name in _SHELLS:
-        raise DtypeError(f"torch dtype {name} cannot be sent", hint="x.to(torch.float32)")
+        other = "complex64" if name.startswith("complex") else "float32"
+        raise DtypeError(f"torch dtype {name} cannot be sent", hint=f"x.to(torch.{other})")
     return BY_NAME[name]
 
 

@@ -33,22 +33,22 @@ def own_place(comm: Communicator) -> int:
 
 
 def receive(
-    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel], Any]
+    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel, int], Any]
 ) -> Any:
-    """Wait for a parcel; what decode makes of it, None from hpcomm.PROC_NULL."""
+    """Wait for a parcel; what decode makes of it and its sender, None from hpcomm.PROC_NULL."""
     peer, number = source_and_tag(comm, verb, source, tag)
 
     def action() -> Any:
         got, seen = delivery.receive(comm, peer, number)
         if status is not None:
             fill(status, seen)
-        return None if got is None else decode(got)
+        return None if got is None else decode(got, seen.Get_source())
 
     return at_once(comm, verb, peer, number, action)
 
 
 def ireceive(
-    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel], Any]
+    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel, int], Any]
 ) -> Request:
     """The same in the background."""
     peer, number = source_and_tag(comm, verb, source, tag)
@@ -56,7 +56,7 @@ def ireceive(
     def stages() -> Stages:
         got, seen = yield from delivery.ireceive(comm, peer, number)
         fill(status, seen)
-        return None if got is None else decode(got)
+        return None if got is None else decode(got, seen.Get_source())
 
     coming = in_background(comm, verb.replace("irecv", "recv"), stages(), peer, number)
     request = Request(f"{verb}(source={source}, tag={tag})", coming, status)

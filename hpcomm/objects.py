@@ -107,7 +107,7 @@ def broadcast_object(comm: Communicator, obj: Any = None, root: int = 0, *, asyn
             raise failed
         if comm.is_inter and root < 0:
             return None
-        return obj if is_root else decode(got)
+        return obj if is_root else decode(got, None if comm.is_inter else root)
 
     return collective(comm, "broadcast_object", root, stages(), async_op)
 
@@ -154,7 +154,7 @@ def scatter_object(
             raise failed
         if got is None:  # at the root of another group, or beside it
             return None
-        return objs[root] if is_root and objs is not None else decode(got)
+        return objs[root] if is_root and objs is not None else decode(got, None if comm.is_inter else root)
 
     return collective(comm, "scatter_object", root, stages(), async_op)
 
@@ -200,7 +200,7 @@ def _fold(op: Callable[[Any, Any], Any], objs: list[Any], rank: int) -> Any:
 
 
 def _decode_all(got: list[Parcel], rank: int, own: Any) -> list[Any]:
-    return [own if r == rank else decode(p) for r, p in enumerate(got)]
+    return [own if r == rank else decode(p, r) for r, p in enumerate(got)]
 
 
 def _python_op(comm: Communicator, verb: str, op: Any) -> Callable[[Any, Any], Any]:

@@ -139,24 +139,35 @@ class _Wrapping:
 _spare: list[_Wrapping] = []  # more than one where threads, or objects that send while they are pickled
 
 
-def decode(got: Parcel) -> Any:
-    """The object in a parcel; its arrays live in the memory that was received into.
+def decode(got: Parcel, rank: int | None = None) -> Any:
+    """The object in a parcel, of that rank; its arrays live in the memory that was received into.
 
     Raises:
         PeerFailedError: the sender could not pickle it.
-        UsageError: it is an array of send_ragged.
+        UsageError: it is an array of send_ragged, or cannot be unpickled here.
     """
     first = got.blocks[0]
     if first[0] != _PICKLED:
         text = bytes(first)
         if text.startswith(_FAILED):
             what = text.removeprefix(_FAILED).decode()
-            raise PeerFailedError(f"no object came: on its rank {what}", hint="look at that rank's own error")
-        raise UsageError("an array of send_ragged arrived where an object was expected", hint="recv_ragged")
+            where = "its rank" if rank is None else f"rank {rank}"
+            raise PeerFailedError(f"no object came: on {where} {what}", hint="look at that rank's own error")
+        whose = "" if rank is None else f" from rank {rank}"
+        what = f"an array of send_ragged arrived{whose} where an object was expected"
+        raise UsageError(what, hint="recv_ragged for what send_ragged sends")
     if first[-1] != _PLAIN[0]:
         got.settle()
     try:
         return pickle.loads(first, buffers=got.blocks[1:])
+    except HpcommError:
+        raise
+    except Exception as error:
+        whose = "that came" if rank is None else f"of rank {rank}"
+        raise UsageError(
+            f"the object {whose} cannot be unpickled here: {type(error).__name__}: {error}",
+            hint="define its class in a module that both ranks import, not in one rank's program",
+        ) from error
     finally:
         got.settle()
 

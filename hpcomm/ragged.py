@@ -187,13 +187,15 @@ def _from_device(look: DeviceBuffer) -> Parcel:
     return Laden.of([memoryview(text), cargo.block_of(look)])
 
 
-def decode(got: Parcel) -> Any:
-    """The array in a parcel, living in the memory that was received into."""
+def decode(got: Parcel, rank: int | None = None) -> Any:
+    """The array in a parcel, of that rank, living in the memory that was received into."""
     got.settle()
     text = bytes(got.description)
     if not text.startswith(ARRAY):
+        whose = "" if rank is None else f" from rank {rank}"
         raise UsageError(
-            "an object arrived where an array was expected", hint="recv_object for what send_object sends"
+            f"an object arrived{whose} where an array was expected",
+            hint="recv_object for what send_object sends",
         )
     at = len(ARRAY)
     (ndim,) = struct.unpack_from("<q", text, at)

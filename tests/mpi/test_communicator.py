@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -509,3 +511,9 @@ def test_two_observers_come_and_go_on_their_own(own_comm: Any) -> None:
     stop_two()
     own_comm.barrier()
     assert (len(one.lines), len(two.lines)) == (2, 4)
+
+
+@pytest.mark.parametrize("copy", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_communicator_is_not_pickled_or_copied(comm: Any, copy: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match="cannot be pickled or copied"):
+        copy([comm] if copy is pickle.dumps else comm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import time
@@ -200,6 +201,42 @@ class Summed:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.array = state["array"]
         self.total = self.array.sum()
+
+
+class Unloadable:
+    def __reduce__(self) -> Any:
+        return _fail, ()
+
+
+def _fail() -> None:
+    raise KeyError("missing on this rank")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("verb", ["recv_object", "irecv_object", "broadcast_object", "all_gather_object"])
+def test_what_cannot_be_unpickled_says_whose_it_was_and_the_next_object_comes(
+    own_comm: Any, verb: str
+) -> None:
+    with contextlib.ExitStack() as stack:
+        if own_comm.rank or verb == "all_gather_object":
+            caught = stack.enter_context(pytest.raises(hpcomm.UsageError))
+        if verb == "broadcast_object":
+            own_comm.broadcast_object(Unloadable())
+        elif verb == "all_gather_object":
+            own_comm.all_gather_object(Unloadable())
+        elif own_comm.rank == 0:
+            for rank in range(1, own_comm.size):
+                own_comm.send_object(Unloadable(), rank)
+        else:
+            got = getattr(own_comm, verb)(source=0)
+            got.wait(timeout=WAIT_S)
+    if own_comm.rank:
+        assert caught.value.what.startswith(
+            "the object of rank 0 cannot be unpickled here: KeyError: 'missing"
+        )
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert verb.removeprefix("i") in str(caught.value)
+    assert own_comm.all_gather_object(own_comm.rank) == list(range(own_comm.size))
 
 
 def test_what_looks_at_its_array_while_it_is_unpickled_sees_all_of_it(comm: Any) -> None:
