@@ -103,6 +103,8 @@ class Request:
 
         Raises:
             WaitTimeoutError: the time is over. The request is still under way: wait again, or end the job.
+            PeerFailedError: the rank that it needs has ended; told where there is a timeout, for otherwise
+                the job ends.
             UsageError: timeout is no number of seconds.
         """
         end = None if timeout is None else deadline(timeout)
@@ -242,10 +244,11 @@ class Request:
             self._next_stage()
 
     def _poll(self, end: float) -> bool:
-        delay = 0.0
+        polled, delay = Polled([self]), 0.0
         while not self.done():
             if time.monotonic() >= end:
                 return False
+            polled.turn()
             time.sleep(delay)
             delay = min(delay + 2e-6, 5e-4)
         return True
@@ -373,7 +376,14 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
         _move_on(pending, end)
     if end is None:
         return [request.wait() for request in pending]
-    return [request.wait(max(0.0, end - time.monotonic())) for request in pending]
+    done: list[Any] = []
+    try:
+        done.extend(request.wait(max(0.0, end - time.monotonic())) for request in pending)
+    except WaitTimeoutError as error:
+        late = f"{pending[len(done)].call}, of {len(pending)} requests,"
+        what = f"{late} was not complete after {float(timeout or 0):g} s"
+        raise WaitTimeoutError(what, error.where, error.hint) from None
+    return done
 
 
 def _move_on(requests: list[Request], end: float | None) -> None:
@@ -405,7 +415,9 @@ def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple
     """
     pending = _requests("wait_any", requests)
     if not pending:
-        raise UsageError("wait_any needs at least one request")
+        raise UsageError(
+            "wait_any was given no request", "wait_any", "at least one; wait_all takes none, too"
+        )
     end = None if timeout is None else deadline(timeout)
     polled, delay = Polled(pending, is_any=True), 0.0
     while True:
@@ -415,7 +427,8 @@ def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple
         if timeout is not None and end is not None and time.monotonic() >= end:
             raise WaitTimeoutError(
                 f"none of {len(pending)} requests was complete after {float(timeout):g} s",
-                f"the first: {pending[0]!r}",
+                f"the first, {pending[0].call}, was started at {pending[0].birth}",
+                "wait again, or look for the ranks that did not make the matching calls",
             )
         polled.turn()
         time.sleep(delay)
@@ -434,6 +447,7 @@ def _requests(name: str, given: Iterable[Request]) -> list[Request]:
         if not all(hasattr(each, what) for what in needed):
             raise UsageError(
                 f"{name} was given {each!r}, which is no request",
-                hint="what isend, irecv and calls with async_op=True return, in a list",
+                name,
+                "what isend, irecv and calls with async_op=True return, in a list",
             )
     return found

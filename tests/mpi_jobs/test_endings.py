@@ -199,7 +199,7 @@ if child == 0:
     {end}
 else:
     if comm.rank == 1:
-        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(f"child {{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}}\\n", end="")
     comm.barrier()
     print("went on")
 """
@@ -374,6 +374,28 @@ except TimeoutError:
 """
     done = job(2, source, timeout=60, expect=0)
     assert done.stdout.count("gave up") == 2
+
+
+def test_a_wait_with_a_timeout_is_told_that_its_rank_has_ended(job: Any) -> None:
+    source = """
+import sys, time
+import numpy as np
+import hpcomm
+
+comm = hpcomm.world
+comm.barrier()
+if comm.rank == 1:
+    sys.exit(0)
+begin = time.monotonic()
+try:
+    comm.irecv(np.zeros(3), source=1).wait(timeout=20)
+except hpcomm.PeerFailedError as error:
+    assert list(error.ranks) == [1]
+    assert "waits for rank 1 of 'world', which has ended" in error.what
+    print("told" if time.monotonic() - begin < 10 else "late")
+"""
+    done = job(2, source, timeout=60)
+    assert done.stdout == "told\n"
 
 
 def test_abort_ends_the_job_at_once_with_its_status(job: Any) -> None:
