@@ -169,10 +169,10 @@ def as_buffer(x: Any) -> Buffer:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _torch(x, torch)
+    if isinstance(x, np.generic):  # of which numpy.float64 is a float as well
+        return _generic(x)
     if isinstance(x, (bool, int, float, complex)):
         return _number(x)
-    if isinstance(x, np.generic):
-        return _generic(x)
     if isinstance(x, np.ma.MaskedArray):
         raise LayoutError(
             "x is a masked array, whose mask would be lost", hint="x.filled(value), or send x.mask too"

@@ -358,6 +358,10 @@ class Communicator:
         While anybody looks, calls take the careful way, which costs some microseconds.
         """
         self._check_open("observe")
+        if not all(callable(getattr(observer, name, None)) for name in ("before", "after")):
+            raise UsageError(
+                f"{observer!r} is no observer", where("observe", self), "before(call), after(call)"
+            )
         self._observers = (*self._observers, observer)
         self._leave_lanes()
 

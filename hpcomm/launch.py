@@ -14,6 +14,7 @@ What each setting is for, with the measurements behind it: docs/launching.md.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +31,7 @@ __all__ = [
     "Job",
     "Machine",
     "Program",
+    "check_folder",
     "compose",
     "core_names",
     "main",
@@ -124,6 +126,7 @@ def main(argv: Sequence[str]) -> int:
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
+    check_folder()
     job = parse(argv)
     mpi = find_mpi(job.launcher)
     for program in job.programs:
@@ -138,6 +141,20 @@ def main(argv: Sequence[str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # Python's own end takes 4 ms, and there is nothing left for it to end
+
+
+def check_folder() -> None:
+    """Refuse to start where no launcher can.
+
+    Raises:
+        ConfigError: the working directory is gone.
+    """
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise _error(
+            f"the working directory cannot be used: {error.strerror}.", "cd to another one"
+        ) from None
 
 
 def shell_line(command: list[str], added: Mapping[str, str]) -> str:
@@ -233,9 +250,19 @@ def read_timeout(text: str) -> float:
 
 def _read_env(text: str) -> dict[str, str]:
     name, given, value = text.partition("=")
+    if not name or any(each.isspace() for each in name):
+        raise _error(f"-x {text!r}: {name!r} is no name of a variable.", "-x NAME=VALUE")
     if not given and name not in os.environ:
         raise _error(f"-x {name}: the environment has no such variable.", f"-x {name}=VALUE")
     return {name: value if given else os.environ[name]}
+
+
+def _read_hosts(text: str) -> str:
+    for host in re.split(r",(?![^\[]*\])", text):  # but not those in Slurm's node[1,3]
+        name, joined, slots = host.partition(":")
+        if not name.strip() or (joined and not (slots.isdecimal() and int(slots))):
+            raise _error(f"--hosts {text!r}: {host!r} is no host and its number of ranks.", "--hosts a:2,b:2")
+    return text
 
 
 _SPEC_OPTIONS = ("--as", "--only", "--record", "--files", "--progress")  # those of a spec, with a value
@@ -244,7 +271,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "-n": ("ranks", _read_ranks),
     "-np": ("ranks", _read_ranks),
     "--ranks": ("ranks", _read_ranks),
-    "--hosts": ("hosts", str),
+    "--hosts": ("hosts", _read_hosts),
     "--timeout": ("timeout_s", read_timeout),
     "-x": ("env", _read_env),
     "--env": ("env", _read_env),

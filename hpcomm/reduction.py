@@ -131,7 +131,8 @@ def check_whole(x: int, op: Op, ranks: int) -> None:
     if own > (_MOST ** (1 / ranks) if op.name == "prod" else _MOST // ranks):
         raise DtypeError(
             f"{op} of ints such as {x} on {ranks} ranks might not fit into 64 bits",
-            hint=f"all_reduce_object(x, {op.name!r}), which is exact, or float(x)",
+            hint=f"all_reduce_object({'factor * ' if own != abs(x) else ''}x, "
+            f"{op.name.removeprefix('premul_')!r}), which is exact, or float(x)",
         )
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "ENDING",
     "EndedBySignalError",
     "end",
     "kill_members",
@@ -45,7 +46,7 @@ TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
 YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
 _LOOK_S = 1.0
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 _SEGMENT = re.compile(r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+")  # MPICH's, Open MPI's
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
@@ -79,7 +80,7 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
     environ holds what settings() gave. A signal that ends us ends the job too.
     """
     mark = environ[MARK].rpartition(",")[2]
-    for number in _ENDING:
+    for number in ENDING:
         signal.signal(number, raise_ended)
     living = _folder(environ, mark)
     try:
@@ -120,9 +121,12 @@ def _supervised(
         )
         return TIMED_OUT
     except EndedBySignalError as ended:
-        if ended.number != signal.SIGINT:  # a terminal has sent that one to the launcher as well
+        is_asked = ended.number == signal.SIGTERM
+        if (
+            ended.number != signal.SIGINT and not is_asked
+        ):  # a terminal has sent that one to the launcher as well
             launcher.send_signal(ended.number)
-        end(launcher, mark)
+        end(launcher, mark, at_once=is_asked)
         return 128 + ended.number
     notes = sorted(file.read_text().partition("\n") for file in living.iterdir())
     if status:
@@ -183,7 +187,7 @@ def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_on
 
     at_once: ask without giving it time.
     """
-    for number in _ENDING:
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     segments = _segments(pid for pid, _ in members(mark))
     if abort:

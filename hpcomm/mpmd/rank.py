@@ -104,7 +104,7 @@ def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], opt
     except OSError as error:
         sys.stderr.write(f"hpcomm: program '{name}' cannot be started: {error}\n")
         return 127
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda n, _: child.send_signal(n))
     prefix = prefix_of(spec, name, rank, "--colour" in options)
     copies = [
@@ -138,7 +138,7 @@ def _say_end(program: specs.ProgramSpec, rank: int, status: int, when: float | N
 
 def _stay() -> NoReturn:
     """Be there until the launcher ends us: it would end the job if we left now, as MPI was not finalized."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     while True:
         signal.pause()

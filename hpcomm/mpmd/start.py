@@ -72,6 +72,7 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
+    launch.check_folder()
     asked = parse(argv)
     spec = read(asked.spec)
     if "--only" in asked.values:

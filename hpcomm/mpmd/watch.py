@@ -240,7 +240,7 @@ def _watched(
     watch: Watch, command: list[str], environ: dict[str, str], timeout_s: float | None, every_s: float
 ) -> int:
     mark = environ[supervise.MARK].rpartition(",")[2]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in supervise.ENDING:
         signal.signal(number, supervise.raise_ended)
     launcher = supervise.start(
         command, environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE

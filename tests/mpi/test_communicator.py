@@ -501,6 +501,12 @@ def test_a_message_is_seen_on_both_sides(own_comm: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("observer", [None, print, object()])
+def test_what_cannot_look_on_is_refused(comm: Any, observer: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match="is no observer"):
+        comm.observe(observer)
+
+
 def test_two_observers_come_and_go_on_their_own(own_comm: Any) -> None:
     one, two = Diary(), Diary()
     stop_one, stop_two = own_comm.observe(one), own_comm.observe(two)

@@ -1,7 +1,9 @@
 """A program that ends while another one waits for it ends the job, by name, within seconds."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from processes import finish
 from steady import steady_time
 
 from hpcomm.installation import find_mpi
+from hpcomm.supervise import kill_members, members, settings
 
 ENDS = {
     "an exception": ("raise ValueError('lost')", "lost"),
@@ -259,3 +262,33 @@ def test_what_waits_too_long_for_a_living_program_ends_the_job_by_name(programs,
     )
     done = programs([(1, source) for source in sources], expect="failure", timeout=15)
     assert re.search(words, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_to_a_spec_ends_every_program(tmp_path, number):
+    (tmp_path / "stuck.py").write_text(
+        "import sys, time, hpcomm\nhpcomm.join(sys.argv[1])\nprint('up', flush=True)\ntime.sleep(1000)\n"
+    )
+    (tmp_path / "two.toml").write_text(
+        "[program.a]\ncommand = 'python stuck.py a'\nranks = 1\n[program.b]\ncommand = 'python stuck.py b'\nranks = 2\n"
+    )
+    environ = {**os.environ, **settings(os.environ)}
+    mark = environ["HPCOMM_JOB"].rpartition(",")[2]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpcomm", "run", "two.toml"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+    )
+    try:
+        while "up" not in (line := process.stdout.readline()):
+            assert line, process.wait()
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 128 + number, out
+        assert f"ended by {number.name}" in out
+        assert members(mark) == [], out
+    finally:
+        kill_members(mark)

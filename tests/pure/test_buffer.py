@@ -140,7 +140,19 @@ def test_any_view_is_looked_at_with_its_own_strides(
 
 
 @pytest.mark.parametrize(
-    "number", [3, 2.5, 1 + 2j, True, np.float32(2), np.int8(3), np.bool_(True), np.complex64(1j)]
+    "number",
+    [
+        3,
+        2.5,
+        1 + 2j,
+        True,
+        np.float32(2),
+        np.float64(2),
+        np.int8(3),
+        np.bool_(True),
+        np.complex64(1j),
+        np.complex128(1j),
+    ],
 )
 def test_a_number_is_an_array_without_axes_that_comes_back_as_a_number(number: Any) -> None:
     look = as_buffer(number)

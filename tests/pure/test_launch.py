@@ -9,7 +9,8 @@ import pytest
 
 from hpcomm.errors import ConfigError
 from hpcomm.installation import Mpi
-from hpcomm.launch import Job, Machine, Program, _core_of, _here, compose, parse, usable_cores
+from hpcomm.launch import Job, Machine, Program, _core_of, _here, compose, main, parse, usable_cores
+from hpcomm.mpmd import start
 
 OPENMPI = Mpi("/env/bin/mpiexec", "openmpi", bundled=True)
 CLUSTERS_OPENMPI = Mpi("/opt/openmpi/bin/mpiexec", "openmpi")
@@ -77,6 +78,11 @@ def test_variables_add_up_and_a_bare_name_hands_over_its_value(monkeypatch):
         (["--time", "3", "python"], "unknown option --time.", "--timeout or hpcomm run --help"),
         (["--dry-run=yes", "python"], "unknown option --dry-run.", "--dry-run or hpcomm run --help"),
         (["-x", "NO_SUCH_NAME", "python"], "the environment has no such variable", "-x NO_SUCH_NAME=VALUE"),
+        (["-x", "=3", "python"], "-x '=3': '' is no name of a variable", "-x NAME=VALUE"),
+        (["-x", "A B=1", "python"], "'A B' is no name of a variable", "-x NAME=VALUE"),
+        (["--hosts", "", "python"], "--hosts '': '' is no host", "--hosts a:2,b:2"),
+        (["--hosts", "a:2,b:two", "python"], "'b:two' is no host", "--hosts a:2,b:2"),
+        (["--hosts", "a:0", "python"], "'a:0' is no host", "--hosts a:2,b:2"),
         ([], "no command to run", "hpcomm run -n 4 python program.py"),
         (["-n", "2"], "no command to run", "hpcomm run -n 4 python program.py"),
         (["no-such-program"], "command not found: no-such-program", "check its spelling"),
@@ -90,6 +96,20 @@ def test_what_cannot_be_run_says_why_and_what_to_write(words, what, hint):
     assert what in caught.value.what
     assert hint in caught.value.hint
     assert caught.value.where == "hpcomm run"
+
+
+@pytest.mark.parametrize("hosts", ["a", "a:2,b", "node[1,3-5],login", "a.b.c:12"])
+def test_hosts_are_as_launchers_take_them(hosts):
+    assert parse(["--hosts", hosts, "python"]).hosts == hosts
+
+
+def test_nothing_starts_in_a_folder_that_is_gone(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for words in (["python"], ["spec.toml"]):
+        with pytest.raises(ConfigError, match="the working directory cannot be used"):
+            (main if words == ["python"] else start.main)(words)
 
 
 def test_a_script_without_its_python_is_told_so(tmp_path):
