@@ -270,7 +270,8 @@ def test_a_signal_to_a_spec_ends_every_program(tmp_path, number):
         "import sys, time, hpcomm\nhpcomm.join(sys.argv[1])\nprint('up', flush=True)\ntime.sleep(1000)\n"
     )
     (tmp_path / "two.toml").write_text(
-        "[program.a]\ncommand = 'python stuck.py a'\nranks = 1\n[program.b]\ncommand = 'python stuck.py b'\nranks = 2\n"
+        "[program.a]\ncommand = 'python stuck.py a'\nranks = 1\n"
+        "[program.b]\ncommand = 'python stuck.py b'\nranks = 2\n"
     )
     environ = {**os.environ, **settings(os.environ)}
     mark = environ["HPCOMM_JOB"].rpartition(",")[2]
