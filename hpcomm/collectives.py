@@ -64,6 +64,8 @@ def broadcast(
         x: array, same shape and dtype on every rank.
         root: rank whose x goes out; src is torch's word for it.
         out: array that receives; out=x is in place.
+        async_op: begin, and return a Request to wait for.
+        algorithm: see all_reduce.
 
     Returns:
         out, or a new array.
@@ -110,6 +112,8 @@ def reduce(
         op: see all_reduce.
         root: rank that receives; dst is torch's word for it.
         out: on root, array that receives; ignored elsewhere.
+        async_op: begin, and return a Request to wait for.
+        algorithm: see all_reduce.
 
     Returns:
         On root out, or a new array; None elsewhere.
@@ -148,6 +152,7 @@ def all_reduce(
         algorithm: an own schedule: "ring", "double_tree", "circulant:wire=bfloat16", ...
         deterministic: the same bits whatever the number and order of the ranks: sums of floats are the
             exact sum of all contributions, rounded once. Costs an all_to_all and an all_gather.
+        async_op: begin, and return a Request to wait for.
 
     Returns:
         out, or a new array.
@@ -196,6 +201,8 @@ def gather(
         root: rank that receives; dst is torch's word for it.
         out: on root, array of shape (p, *x.shape), or the same blocks
             one after the other along the first axis.
+        async_op: begin, and return a Request to wait for.
+        algorithm: see all_reduce.
 
     Returns:
         On root an array of shape (p, *x.shape), block r from rank r; None elsewhere.
@@ -218,6 +225,8 @@ def all_gather(
         x: array, same shape and dtype on every rank (all_gather_ragged takes any). It may
             be out[rank] itself.
         out: array of shape (p, *x.shape), or (p * x.shape[0], ...): the blocks one after the other.
+        async_op: begin, and return a Request to wait for.
+        algorithm: see all_reduce.
 
     Returns:
         out, or a new array of shape (p, *x.shape), block r from rank r.
@@ -247,6 +256,8 @@ def scatter(
         x: array of shape (p, *block).
         root: rank whose x goes out; src is torch's word for it.
         out: array that receives, of shape block.
+        async_op: begin, and return a Request to wait for.
+        algorithm: see all_reduce.
 
     Returns:
         out, or a new array of shape block.
@@ -274,6 +285,8 @@ def reduce_scatter(
         x: array of shape (p, *block), same on every rank; with out= also (p * n, ...) where out is (n, ...).
         op: see all_reduce.
         out: array that receives.
+        async_op: begin, and return a Request to wait for.
+        algorithm: see all_reduce.
 
     Returns:
         out, or a new array of shape block.
@@ -298,6 +311,8 @@ def all_to_all(
     Args:
         x: array of shape (p, *block); with out= any shape whose first axis p divides.
         out: array of x's shape; out=x is in place.
+        async_op: begin, and return a Request to wait for.
+        algorithm: see all_reduce.
 
     Returns:
         out, or a new array of x's shape.
@@ -321,6 +336,10 @@ def scan(
 
     Same as MPI_Scan. Args and errors as all_reduce, but op "avg" is refused.
 
+    Args:
+        async_op: begin, and return a Request to wait for.
+        algorithm: see all_reduce.
+
     Example (4 ranks):
         >>> comm.scan(np.ones(1))  # on rank 2
         array([3.])
@@ -341,6 +360,10 @@ def exscan(
     Same as MPI_Exscan, but rank 0 gets what op does not notice: 0 for sum, 1 for prod, the largest
     value for min and so on. Where op is a function or an MPI.Op, rank 0 gets None and out is left alone.
 
+    Args:
+        async_op: begin, and return a Request to wait for.
+        algorithm: see all_reduce.
+
     Example (4 ranks):
         >>> comm.exscan(np.ones(1))  # on rank 2
         array([2.])
@@ -349,7 +372,12 @@ def exscan(
 
 
 def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = None) -> Any:
-    """Wait until every rank has come here. Same as MPI_Barrier, torch.distributed.barrier."""
+    """Wait until every rank has come here. Same as MPI_Barrier, torch.distributed.barrier.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+        algorithm: see all_reduce.
+    """
     if not async_op and algorithm is None:
         try:
             lane = comm._lanes["barrier"]

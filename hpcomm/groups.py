@@ -115,6 +115,8 @@ def dup(
     """The same ranks once more, so that two parts of a program cannot mix their messages. Collective.
 
     Args:
+        name: of the new one, for messages.
+        check: its level of agreement (docs/errors.md); None: this one's.
         gpu: the path of device arrays there: "auto", or one of docs/gpu.md, which is forced.
 
     Raises:

@@ -228,7 +228,7 @@ def _read_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 def unknown_option(name: str) -> ConfigError:
     from difflib import get_close_matches
 
-    close = get_close_matches(name, [*_FLAGS, *_OPTIONS], 1)
+    close = get_close_matches(name, [*_FLAGS, *_OPTIONS], 1, 0.7)  # two dashes alone are like
     return _error(f"unknown option {name}.", " or ".join([*close, "hpcomm run --help"]))
 
 

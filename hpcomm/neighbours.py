@@ -79,6 +79,7 @@ class Topology(Communicator):
         Args:
             x: array of shape (len(destinations), *block).
             out: array of shape (len(sources), *block).
+            async_op: begin, and return a Request to wait for.
         """
         return self._neighbours("neighbour_all_to_all", x, out, async_op, "alltoall")
 

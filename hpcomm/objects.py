@@ -96,6 +96,9 @@ def sendrecv_object(
 def broadcast_object(comm: Communicator, obj: Any = None, root: int = 0, *, async_op: bool = False) -> Any:
     """Give every rank root's object; on root it is returned as it is. Same as mpi4py's bcast.
 
+    Args:
+        async_op: begin, and return a Request to wait for.
+
     On an inter-communicator the other group gets it, and root's has None.
     """
     is_root = check_root(comm, "broadcast_object", root)
@@ -113,7 +116,11 @@ def broadcast_object(comm: Communicator, obj: Any = None, root: int = 0, *, asyn
 
 
 def gather_object(comm: Communicator, obj: Any, root: int = 0, *, async_op: bool = False) -> Any:
-    """Collect the objects of all ranks in a list on root; None elsewhere."""
+    """Collect the objects of all ranks in a list on root; None elsewhere.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
     is_root = check_root(comm, "gather_object", root)
 
     def stages() -> Stages:
@@ -127,7 +134,11 @@ def gather_object(comm: Communicator, obj: Any, root: int = 0, *, async_op: bool
 
 
 def all_gather_object(comm: Communicator, obj: Any, *, async_op: bool = False) -> Any:
-    """Collect the objects of all ranks in a list on every rank."""
+    """Collect the objects of all ranks in a list on every rank.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
 
     def stages() -> Stages:
         made, failed = wrapped([obj])
@@ -142,7 +153,11 @@ def all_gather_object(comm: Communicator, obj: Any, *, async_op: bool = False) -
 def scatter_object(
     comm: Communicator, objs: Sequence[Any] | None = None, root: int = 0, *, async_op: bool = False
 ) -> Any:
-    """Give each rank its own of root's objects, a list as long as there are ranks; None elsewhere."""
+    """Give each rank its own of root's objects, a list as long as there are ranks; None elsewhere.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
     is_root = check_root(comm, "scatter_object", root)
     if is_root:
         check_list(comm, "scatter_object", objs)
@@ -160,7 +175,11 @@ def scatter_object(
 
 
 def all_to_all_object(comm: Communicator, objs: Sequence[Any], *, async_op: bool = False) -> Any:
-    """Send object j of the list to rank j; receive a list with one from every rank."""
+    """Send object j of the list to rank j; receive a list with one from every rank.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
     check_list(comm, "all_to_all_object", objs)
 
     def stages() -> Stages:

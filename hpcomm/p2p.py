@@ -87,6 +87,7 @@ def send(
         dest: rank, or hpcomm.PROC_NULL for nobody; dst is torch's word for it. To this rank itself the
             elements are copied, so that the call returns.
         tag: number from 0 that recv may ask for.
+        async_op: begin, and return a Request to wait for.
 
     Raises:
         RankError: no such rank.
@@ -140,6 +141,7 @@ def recv(
         tag: None or hpcomm.ANY_TAG for any.
         dtype: of what arrives, where there is no out; a torch dtype makes a tensor.
         status: a Status (or mpi4py's) that is filled.
+        async_op: begin, and return a Request to wait for.
 
     Returns:
         out, or the array made.

@@ -49,7 +49,11 @@ _ON_DEVICE = "device"  # in place of a library: the block is an array
 def send_ragged(
     comm: Communicator, x: Any, dest: int, tag: int = 0, *, async_op: bool = False
 ) -> Request | None:
-    """Send x with its shape and dtype; recv_ragged takes it."""
+    """Send x with its shape and dtype; recv_ragged takes it.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
     try:
         comm._check_open("send_ragged")
         peer, number = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True)
@@ -80,6 +84,7 @@ def recv_ragged(
     Args:
         source, tag: None for any.
         status: a Status that is filled.
+        async_op: begin, and return a Request to wait for.
     """
     if async_op:
         return ireceive(comm, "recv_ragged", source, tag, Status() if status is None else status, decode)
@@ -87,7 +92,11 @@ def recv_ragged(
 
 
 def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_op: bool = False) -> Any:
-    """Give every rank root's array, whatever its shape and dtype; x is ignored elsewhere."""
+    """Give every rank root's array, whatever its shape and dtype; x is ignored elsewhere.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
     is_root = check_root(comm, "broadcast_ragged", root)
     made = _encoded(comm, "broadcast_ragged", x) if is_root else None
 
@@ -101,7 +110,11 @@ def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_
 
 
 def gather_ragged(comm: Communicator, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
-    """Collect arrays of any shapes and dtypes in a list on root; None elsewhere."""
+    """Collect arrays of any shapes and dtypes in a list on root; None elsewhere.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
     is_root = check_root(comm, "gather_ragged", root)
     made = _encoded(comm, "gather_ragged", x) if root >= 0 else Parcel(b"")  # else another group gives
 
@@ -114,6 +127,9 @@ def gather_ragged(comm: Communicator, x: Any, root: int = 0, *, async_op: bool =
 
 def all_gather_ragged(comm: Communicator, x: Any, *, async_op: bool = False) -> Any:
     """Collect arrays of any shapes and dtypes in a list on every rank.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
 
     Example (3 ranks):
         >>> [a.shape for a in comm.all_gather_ragged(np.ones(comm.rank))]
@@ -131,7 +147,11 @@ def all_gather_ragged(comm: Communicator, x: Any, *, async_op: bool = False) -> 
 def scatter_ragged(
     comm: Communicator, xs: Sequence[Any] | None = None, root: int = 0, *, async_op: bool = False
 ) -> Any:
-    """Give each rank its own of root's arrays, a list as long as there are ranks; None elsewhere."""
+    """Give each rank its own of root's arrays, a list as long as there are ranks; None elsewhere.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
     is_root = check_root(comm, "scatter_ragged", root)
     made = _encoded_list(comm, "scatter_ragged", xs) if is_root else None
 
@@ -143,7 +163,11 @@ def scatter_ragged(
 
 
 def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool = False) -> Any:
-    """Send array j of the list to rank j; receive a list with one from every rank."""
+    """Send array j of the list to rank j; receive a list with one from every rank.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
     made = _encoded_list(comm, "all_to_all_ragged", xs)
 
     def stages() -> Stages:

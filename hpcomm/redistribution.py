@@ -156,7 +156,7 @@ class Redistribution:
             self._last = None
 
     @property
-    def bytes_sent(self) -> int:
+    def elements_sent(self) -> int:
         """Elements that leave this rank for another one."""
         inner = int(np.prod(self.source.shape[1:])) if isinstance(self.source, Points) else 1
         return sum(

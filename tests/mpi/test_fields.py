@@ -107,6 +107,19 @@ def test_halos_hold_what_the_whole_has_there(
     together((partition, width, rings, dtype), body)
 
 
+def test_a_redistribution_says_how_many_elements_leave_this_rank(comm: Any) -> None:
+    size = comm.size
+    rows, columns = (
+        Partition((4 * size, 6 * size), {"p": size}, split) for split in (("p", None), (None, "p"))
+    )
+    assert Redistribution(comm, rows, rows).elements_sent == 0
+    assert Redistribution(comm, rows, columns).elements_sent == 4 * 6 * (size - 1)
+    starts = Points((2 * size, 3), [range(2 * r, 2 * r + 2) for r in range(size)])
+    ends = Points((2 * size, 3), [range(2 * r, 2 * r + 2) for r in reversed(range(size))])
+    stays = 2 * comm.rank == size - 1
+    assert Redistribution(comm, starts, ends).elements_sent == (0 if stays else 6)
+
+
 @steady
 @given(st.data())
 @pytest.mark.timeout(60)
