@@ -85,7 +85,9 @@ def test_the_sdist_holds_what_the_wheel_needs_and_the_licence(built):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert modules(ROOT) | {"hpcomm/py.typed", "pyproject.toml", "setup.cfg", "LICENSE", "README.md"} <= names
-    links = re.findall(r"\]\(((?:docs|apps|benchmarks|mpmd_configs)/[^)#]+)", (ROOT / "README.md").read_text())
+    links = re.findall(
+        r"\]\(((?:docs|apps|benchmarks|mpmd_configs)/[^)#]+)", (ROOT / "README.md").read_text()
+    )
     assert links
     assert {link.rstrip("/") for link in links} <= names
     assert not [name for name in names if name.endswith(".pyc")]
