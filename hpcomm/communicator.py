@@ -85,14 +85,15 @@ class Communicator:
         level = groups.require_known(check, gpu)
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self._mpi: MPI.Comm = mpi
-        self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
-        self._parts: MPI.Comm = mpi.Dup()  # and what follows their cards, apart from both
-        self._channel: list[Any] | None = None  # for planned exchanges, once there is one (exchange.py)
         self.rank: int = mpi.Get_rank()
         self.size: int = mpi.Get_size()
         self.is_inter: bool = mpi.Is_inter()
         self.remote_size: int = mpi.remote_size if self.is_inter else 0  # type: ignore[attr-defined]
         self.name: str = name or "comm"
+        may_have_devices = not plain and self._meet_first(level)
+        self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
+        self._parts: MPI.Comm = mpi.Dup()  # and what follows their cards, apart from both
+        self._channel: list[Any] | None = None  # for planned exchanges, once there is one (exchange.py)
         self._observers: tuple[Any, ...] = ()
         self._kept: list[Request] = []
         self._unfinished = Unfinished()  # calls in the background, and plans
@@ -106,7 +107,7 @@ class Communicator:
         self._shelf_of: dict[int, int] = {}  # and the ranks that have a part of it
         self._gpu = gpu
         self._onboard: Any = None  # for arrays on devices, if some rank may have one (onboard.py)
-        if not plain and self._meet_first(level):
+        if may_have_devices:
             from .onboard import Onboard
 
             self._onboard = Onboard(self, gpu)
@@ -129,11 +130,13 @@ class Communicator:
         is_full = level == "full"
         nowhere, nobody, everybody = self._least(bytes([not driver.possible(), not is_full, is_full]))
         if not (nobody or everybody or self.is_inter):  # between groups: see _agree
-            raise MismatchError(
+            error = MismatchError(
                 f"check={level!r} on rank {self.rank}, and {'another one' if is_full else 'full'} elsewhere",
                 where("communicator", self),
                 "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?",
             )
+            self._mpi.Free()
+            raise error
         return not nowhere
 
     def _any_rank(self, here: bool) -> bool:

@@ -10,6 +10,7 @@ from .steps import CUTS
 
 __all__ = [
     "ALIKE",
+    "ARRIVE",
     "BEGUN",
     "BODIES",
     "COUNTED",
@@ -22,10 +23,10 @@ __all__ = [
     "MESSAGES",
     "NUMPY",
     "ON_HOST",
-    "PROBE",
     "RECEIVED",
     "ROOTED",
     "SENT",
+    "SHORT",
     "STACKS",
     "SWAP",
     "TAKE",
@@ -146,12 +147,9 @@ def lane(x, source, tag):
     @source tag
     @writable x
     @landing x
-    @take x
-    @probe x
-    status = Status()
-    @call function(x_spec, source, tag, status)
-    @length x
+    @arrive x
     @received
+    @length x
     return x
 """
 
@@ -183,8 +181,8 @@ def lane(x, out, dest, source, sendtag, recvtag):
     status = Status()
     @swap x, out
     @call function(x_spec, dest, sendtag, out_spec, source, recvtag, status)
-    @length out
     @received
+    @length out
     return out
 """
 
@@ -212,7 +210,7 @@ EXCHANGE = """
 if hand_from <= sent < swap_to and hand_from <= AMOUNTY < swap_to:
     @flats X, Y
     try:
-        if exchange(dest, sendtag, X_flat, nbytes, this, X_spec, source, recvtag, Y_flat, BYTESY, Y_spec):
+        if exchange(dest, sendtag, X_flat, nbytes, this, X_spec, X, source, recvtag, Y_flat, BYTESY, Y_spec):
             return Y
     except MPIError as error:
         raise failure(error, verb, comm) from None
@@ -220,22 +218,31 @@ if hand_from <= sent < swap_to and hand_from <= AMOUNTY < swap_to:
 # Past whose end Open MPI must not write: see transport/guard.py.
 GUARDED = """
 if AMOUNT < guard_to:
-    try:
-        X_spec = (X, 1, guards[n])
-    except KeyError:
-        X_spec = guard(X, n)
+    @short X
 else:
-    X_spec = (X, n, kind)
+    @long X
 """
-PROBE = """
-if AMOUNT >= guard_to:
-    @call X_spec = probed(mpi, X_spec, source, tag)
+SHORT = """
+try:
+    X_spec = (X, 1, guards[n])
+except KeyError:
+    X_spec = guard(X, n)
+"""
+ARRIVE = """
+if AMOUNT < look_from:
+    @short X
+    @arrive_by_mpi X
+else:
+    @long X
+    @take X
+    status = Status()
+    @call receive(mpi, X_spec, source, tag, status)
 """
 SWAP = """
 if AMOUNTY >= guard_to:
-    @call swap(mpi, X_spec, dest, sendtag, Y_spec, source, recvtag, status)
-    @length Y
+    @call swap(mpi, X_spec, dest, sendtag, Y_spec, source, recvtag, status, X)
     @received
+    @length Y
     return Y
 """
 EXPECTED = "hand.pending += 1"  # expects()
@@ -418,6 +425,7 @@ if source is not seen_source:
 """
 
 ALIKE = {  # for arrays of all kinds
+    "arrive_by_mpi": "status = Status()\n@call function(X_spec, source, tag, status)",
     "root": _ROOT,
     "dest": _DEST,
     "source": _SOURCE,

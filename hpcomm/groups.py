@@ -65,7 +65,7 @@ def split(
         raise UsageError(what, hint="numbers below 2**31").located("split", comm)
     with agreed(comm, "split"):
         if color is None:
-            _mapped(comm, "split", comm._mpi.Split, MPI.UNDEFINED, key)
+            mapped(comm, "split", comm._mpi.Split, MPI.UNDEFINED, key)
             return None
         return made(comm, "split", name or f"{comm.name}/{color}", comm._mpi.Split, color, key)
 
@@ -205,12 +205,12 @@ def made(
     gpu: str | None = None,
 ) -> Communicator:
     """One that MPI makes by make(*arguments)."""
-    mpi = _mapped(comm, verb, make, *arguments)
-    new: Communicator = _mapped(comm, verb, partial(comm._new, check=check, gpu=gpu), mpi, name)
+    mpi = mapped(comm, verb, make, *arguments)
+    new: Communicator = mapped(comm, verb, partial(comm._new, check=check, gpu=gpu), mpi, name)
     return new
 
 
-def _mapped(comm: Communicator, verb: str, make: Callable[..., Any], *arguments: Any) -> Any:
+def mapped(comm: Communicator, verb: str, make: Callable[..., Any], *arguments: Any) -> Any:
     """make(*arguments); MPI has room for so many communicators only."""
     try:
         return make(*arguments)

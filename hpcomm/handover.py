@@ -34,7 +34,7 @@ from .errors import PeerFailedError, where
 from .flags import is_wanted
 from .request import abandon
 from .shelf import landing_bytes
-from .transport.guard import probed
+from .transport.guard import receive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,6 +235,7 @@ class Handover:
         nbytes: int,
         number: int,
         spec: Any,
+        x: Any,
         source: int,
         recvtag: int,
         into: Any,
@@ -244,7 +245,8 @@ class Handover:
         """Hand over message `number` to dest and take one of source; false: nothing was done.
 
         Args:
-            flat, nbytes, spec: elements to send, also as MPI wants them; into, room, target: to receive.
+            flat, nbytes, spec, x: elements to send, also as MPI wants them, and whose they are.
+            into, room, target: to receive.
         """
         mpi, going, is_begun = self._comm._mpi, None, False
 
@@ -259,13 +261,13 @@ class Handover:
                 if not is_begun:
                     return False
                 status = MPI.Status()
-                mpi.Recv(probed(mpi, target, source, recvtag), source, recvtag, status)
-                transport.check_length(self._comm, "sendrecv", status, room)
+                receive(mpi, target, source, recvtag, status)
                 self.received[source] += 1
+                transport.check_length(self._comm, "sendrecv", status, room)
             if going is not None:
                 going.Wait()
         except BaseException:
-            abandon(going)  # its receiver may still come for it
+            abandon(going, x)  # its receiver may still come for it
             raise
         return True
 

@@ -26,6 +26,7 @@ from .envelope import is_awaited
 from .errors import HpcommError
 from .fragments import (
     ALIKE,
+    ARRIVE,
     BEGUN,
     BODIES,
     COUNTED,
@@ -38,10 +39,10 @@ from .fragments import (
     MESSAGES,
     NUMPY,
     ON_HOST,
-    PROBE,
     RECEIVED,
     ROOTED,
     SENT,
+    SHORT,
     STACKS,
     SWAP,
     TAKE,
@@ -115,10 +116,12 @@ def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
         return "", ""
     if verb != "broadcast" and verb not in ROOTED:
         return "ring[step()] = mine", ""
-    look = "(seen := theirs[i]) != mine and seen: suspect(mine)"
-    if verb == "broadcast" and comm.size == 2:  # who saw the root's flag saw its call, and there is no third
+    look = "(seen := theirs[i]) != mine and seen"
+    if comm.size > 2:  # who comes later of two that differ sees it
+        look = f"({look}) or ((seen := behind[i]) != mine and seen)"
+    elif verb == "broadcast":  # who saw the root's flag saw its call, and there is no third
         look = f"rank == root and {look}"
-    return "ring[i := step()] = mine", f"if {look}"
+    return "ring[i := step()] = mine", f"if {look}: suspect(mine)"
 
 
 def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane] | None:
@@ -399,15 +402,18 @@ def _message(
 
     names.update(Message=Message)
     texts = dict.fromkeys(("give", "take", "received", "counted", "expected", "sent", "exchange"), "")
-    texts |= {"probe": "", "swap": ""}
+    texts |= {"arrive": "@take X\n@arrive_by_mpi X", "swap": ""}
     unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
     if guard.is_needed():
         most, kind = guard.most(comm, verb != "irecv"), names["kind"]
         names.update(guards=guard.of_kind(kind, most), guard=lambda x, n: guard.guarded((x, n, kind), most))
-        names.update(mpi=comm._mpi, probed=guard.probed, guard_to=most // unit, swap=swap)
-        texts |= {"probe": PROBE, "swap": SWAP}
+        names.update(mpi=comm._mpi, receive=guard.receive, guard_to=most // unit, swap=swap)
+        names.update(look_from=guard.LOOKED_AT // unit)
+        texts |= {"arrive": ARRIVE, "swap": SWAP, "short": "pass", "long": ""}  # windows are guarded
         if fragments["landing"] == NUMPY["landing"]:
-            texts["landing"] = GUARDED
+            is_guarded = most > guard.LOOKED_AT and verb != "irecv"
+            texts |= {"short": SHORT, "long": "X_spec = guard(X, n)" if is_guarded else fragments["landing"]}
+            texts["landing"] = "" if verb == "recv" else GUARDED
     hand = comm._handover
     if hand is not None:
         names.update(hand_from=-(-LEAST // unit), hand_to=hand.most // unit + 1)

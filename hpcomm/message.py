@@ -132,7 +132,10 @@ class Message(Request):
                 self._pending.append(self._going)
             raise error
         if isinstance(error, MPI.Exception):
-            error = transport.failure(error, self._verb, self._needs[0])
+            comm, peer, _ = self._needs
+            if comm._handover is not None and error.Get_error_class() == MPI.ERR_TRUNCATE:  # it has come
+                comm._handover.came(peer)
+            error = transport.failure(error, self._verb, comm)
         self._error, self._stages = error, None
 
     def __del__(self) -> None:

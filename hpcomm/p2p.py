@@ -256,7 +256,7 @@ def sendrecv(
     part = transport.message(packed, look.array.size, look.dtype)
     into = guard.guarded(transport.message(landing, recv.array.size, recv.dtype), guard.most(comm, True))
     try:
-        transport.swap(comm._mpi, part, dest, sendtag, into, source, recvtag, seen)
+        transport.swap(comm._mpi, part, dest, sendtag, into, source, recvtag, seen, packed)
     except MPI.Exception as error:
         raise transport.failure(error, "sendrecv", comm) from None
     if hand is not None:
@@ -458,13 +458,13 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
 
     def finish(seen: MPI.Status | None) -> Any:
         assert seen is not None
+        if hand is not None:
+            hand.came(seen.source)
         if source != MPI.PROC_NULL:
             transport.check_length(comm, "recv", seen, look.nbytes)
             if landing is not look.array:
                 look.array[...] = landing
         fill(status, seen)
-        if hand is not None:
-            hand.came(seen.source)
         return look.give()
 
     call = Call(comm, "recv", peer=source, tag=tag)

@@ -160,7 +160,7 @@ def decode(got: Parcel, rank: int | None = None) -> Any:
         got.settle()
     try:
         return pickle.loads(first, buffers=got.blocks[1:])
-    except HpcommError:
+    except (HpcommError, MemoryError):
         raise
     except Exception as error:
         whose = "that came" if rank is None else f"of rank {rank}"

@@ -367,20 +367,24 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
 
     Raises:
         WaitTimeoutError: after timeout seconds for all of them together; those that are complete stay so.
-        PeerFailedError: a rank that an object or ragged array must come from has ended.
+        PeerFailedError: a rank that an object or ragged array must come from, or with a timeout anything,
+            has ended.
         UsageError: timeout is no number of seconds, or something is no request.
     """
     pending = _requests("wait_all", requests)
     end = None if timeout is None else deadline(timeout)
     if len(pending) > 1 and any(getattr(request._call, "stages", pending) is not None for request in pending):
-        _move_on(pending, end)
+        _move_on(
+            [request for request in pending if hasattr(request, "done")], end
+        )  # plans move by themselves
     if end is None:
         return [request.wait() for request in pending]
     done: list[Any] = []
     try:
-        done.extend(request.wait(max(0.0, end - time.monotonic())) for request in pending)
+        for request in pending:
+            done.append(request.wait(max(0.0, end - time.monotonic())))  # noqa: PERF401  it counts them
     except WaitTimeoutError as error:
-        late = f"{pending[len(done)].call}, of {len(pending)} requests,"
+        late = f"{pending[len(done)]._call}, of {len(pending)} requests,"
         what = f"{late} was not complete after {float(timeout or 0):g} s"
         raise WaitTimeoutError(what, error.where, error.hint) from None
     return done

@@ -121,10 +121,8 @@ def _supervised(
         )
         return TIMED_OUT
     except EndedBySignalError as ended:
-        is_asked = ended.number == signal.SIGTERM
-        if (
-            ended.number != signal.SIGINT and not is_asked
-        ):  # a terminal has sent that one to the launcher as well
+        is_asked = ended.number == signal.SIGTERM  # which is what end() sends
+        if ended.number != signal.SIGINT and not is_asked:  # a terminal sends SIGINT to the launcher as well
             launcher.send_signal(ended.number)
         end(launcher, mark, at_once=is_asked)
         return 128 + ended.number

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .channel import channel
 from .errors import HpcommError, LayoutError, RankError, UsageError, where
-from .groups import agreed
+from .groups import agreed, mapped
 from .neighbours import Topology
 from .partition import integers
 
@@ -80,7 +80,7 @@ class Cart(Topology):
         kept = self._axes(axes, "sub")
         keep = [axis in kept for axis in range(len(self.shape))]
         with agreed(self, "sub", keep):
-            made = self._mpi.Sub(keep)  # type: ignore[attr-defined]
+            made = mapped(self, "sub", self._mpi.Sub, keep)  # type: ignore[attr-defined]
             return _as_cart(self, made, name or f"{self.name}{list(axes)}")
 
     def _axes(self, axes: Sequence[int], verb: str) -> tuple[int, ...]:
@@ -151,8 +151,9 @@ def cart(
         base = comm._mpi
         if reorder:
             order = node_order(nodes_of(comm), sizes, tiles=True)
-            base = comm._mpi.Split(0, order.index(comm.rank))
-        made = base.Create_cart(list(sizes), list(rings), False)  # type: ignore[attr-defined]
+            base = mapped(comm, "cart", comm._mpi.Split, 0, order.index(comm.rank))
+        create = base.Create_cart  # type: ignore[attr-defined]
+        made = mapped(comm, "cart", create, list(sizes), list(rings), False)
         if reorder:
             base.Free()
         return _as_cart(comm, made, name or f"{comm.name}.cart")
@@ -189,9 +190,8 @@ def graph(
             heard = np.empty(comm.size, np.int32)
             comm._mpi.Alltoall(times, heard)
             sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
-        mpi = comm._mpi.Create_dist_graph_adjacent(  # type: ignore[attr-defined]
-            list(sources), list(destinations)
-        )
+        create = comm._mpi.Create_dist_graph_adjacent  # type: ignore[attr-defined]
+        mpi = mapped(comm, "graph", create, list(sources), list(destinations))
         made = object.__new__(Graph)
         made._take(mpi, name or f"{comm.name}.graph", comm._level)
         made.sources, made.destinations = sources, destinations

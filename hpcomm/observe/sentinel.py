@@ -161,8 +161,8 @@ def _blocked_call() -> Blocked | None:
         return None
     names = verb.f_locals
     needs = getattr(owner(verb), "_needs", None)
-    if needs is not None and names.get("timeout") is not None:
-        return None  # it does not wait for ever, and is told: see _look_at
+    if names.get("timeout") is not None and hasattr(owner(verb), "_stages"):
+        return None  # a request that does not wait for ever, and is told: see _look_at
     if needs is not None:  # wait() of a request
         comm, source, number = needs
     else:

@@ -358,7 +358,8 @@ class Messages:
             card = self.take(call.peer, call.tag, seen)
             if card is None:
                 card = bytearray(_CARD)
-                statuses = yield [self.plain.Irecv([card, MPI.BYTE], call.peer, call.tag)]
+                part = guarded((card, _CARD, MPI.BYTE), 2 * _CARD)  # any message may come here
+                statuses = yield [self.plain.Irecv(part, call.peer, call.tag)]
                 _copy_status(statuses[0], seen)
             if not card.startswith(_MAGIC):
                 raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)

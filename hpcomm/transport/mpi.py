@@ -75,7 +75,7 @@ def by_library(call: Call, status: MPI.Status | None = None) -> None:
     for name, arguments in _pieces(call):
         if name == "Recv":
             part, source, tag = arguments
-            mpi.Recv(guard.probed(mpi, part, source, tag), source, tag, status)
+            guard.receive(mpi, part, source, tag, status)
         else:
             getattr(mpi, name)(*arguments if status is None else (*arguments, status))
 
@@ -89,18 +89,19 @@ def swap(
     source: int,
     recvtag: int,
     status: MPI.Status,
+    x: Any,
 ) -> None:
-    """Send part and receive into another one at once.
+    """Send part, whose memory is that of x, and receive into another one at once.
 
     Not by Sendrecv: with itself Open MPI 5.0 cuts a message that is too long without a word.
     """
     going: Any = None
     try:
         going = mpi.Isend(part, dest, sendtag)
-        mpi.Recv(guard.probed(mpi, into, source, recvtag), source, recvtag, status)
+        guard.receive(mpi, into, source, recvtag, status)
         going.Wait()
     except BaseException:
-        abandon(going)  # its receiver may still come for it
+        abandon(going, x)  # its receiver may still come for it
         raise
 
 

@@ -304,6 +304,34 @@ def test_nothing_is_written_behind_a_place_that_is_too_short(
         comm.close()
 
 
+@pytest.mark.mpi(min_size=3)
+def test_of_two_messages_that_wait_the_one_that_is_looked_at_is_received(own_comm: Any) -> None:
+    """Open MPI looks for messages from anybody in turn."""
+    short, place = 8192, np.full(40_000, 9.0)
+    if own_comm.rank == 0:
+        own_comm.barrier()
+        for turn in range(8):
+            heard = 0
+            for _ in range(2):
+                place[:] = 9
+                try:
+                    own_comm.recv(place[:short], tag=turn)
+                    heard += 1
+                except hpcomm.MismatchError:
+                    pass
+                assert (place[short:] == 9).all()
+            assert heard == 1
+    else:
+        lengths = {1: short, 2: 2 * short}
+        sent = [
+            own_comm.isend(np.ones(lengths[own_comm.rank]), 0, tag=turn)
+            for turn in range(8)
+            if own_comm.rank in lengths
+        ]
+        own_comm.barrier()
+        hpcomm.wait_all(sent, timeout=WAIT_S)
+
+
 def _exchange(comm: Any, how: str, x: Any, place: Any, left: int, right: int) -> None:
     if how == "sendrecv":
         comm.sendrecv(x, right, left, out=place)

@@ -547,3 +547,20 @@ def test_plans_may_be_waited_for_together_but_not_asked(comm: Any) -> None:
         with pytest.raises(hpcomm.UsageError, match="wait_any was given <Plan"):
             hpcomm.wait_any([step])
         assert hpcomm.wait_all([step])[0].tolist() == [comm.size] * 2
+
+
+def test_plans_are_waited_for_together_and_with_requests(own_comm: Any) -> None:
+    left, right = (own_comm.rank - 1) % own_comm.size, (own_comm.rank + 1) % own_comm.size
+    with own_comm.plan("recv", out=np.zeros(3), source=left, tag=5) as plan:
+        plan.start()
+        with pytest.raises(
+            hpcomm.WaitTimeoutError, match=r"recv\(.*of 1 requests, was not complete after 0.2 s"
+        ):
+            hpcomm.wait_all([plan], timeout=0.2)
+        coming = own_comm.irecv_object(left)
+        own_comm.barrier()
+        own_comm.send(np.ones(3), right, tag=5)
+        own_comm.send_object("text", right)
+        got = hpcomm.wait_all([plan, coming], timeout=WAIT_S)
+    assert got[0].tolist() == [1.0] * 3
+    assert got[1] == "text"

@@ -152,6 +152,20 @@ def test_light_finds_one_that_differs_whoever_waits_for_nobody(job: Any, verb: s
     assert "ranks disagree about call #1 on 'world'" in done.stderr
 
 
+@pytest.mark.parametrize("verb", ["broadcast", "gather", "scatter", "reduce"])
+def test_light_finds_one_root_of_three_that_differs_within_the_node(job: Any, verb: str) -> None:
+    source = PROLOGUE.format(calls=1) + (
+        "time.sleep(0.25 * comm.rank)\n"
+        f"comm.{verb}(np.ones((3, 4)), root=1 if comm.rank == 1 else 0)\n"
+        "time.sleep(1)\n"
+        "print('unnoticed')\n"
+        "comm.mpi.Barrier()\n"
+    )
+    done = job(3, source, timeout=60, expect=None)
+    assert done.returncode not in (0, 124), done.stdout
+    assert "ranks disagree about call #2 on 'world'" in done.stderr
+
+
 def test_light_finds_a_rank_that_left_out_one_of_many_calls(job: Any) -> None:
     source = (
         PROLOGUE.format(calls=0)
