@@ -1094,3 +1094,19 @@ def forced(
     finally:
         device.can_open = True
     return made
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_message_that_is_no_card_is_not_written_behind_one(
+    comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open MPI would write all of it there, into memory of others."""
+    monkeypatch.setattr(onboard, "EAGER", 1 << 20)
+    dupe = comm.dup()
+    if dupe.rank == 0:
+        dupe.isend(np.ones(1 << 16), 1).wait()
+    elif dupe.rank == 1:
+        with pytest.raises(hpcomm.MismatchError):
+            dupe.recv(np.zeros(1 << 18), 0)
+    dupe.barrier()
+    assert dupe.all_reduce(1) == dupe.size
