@@ -249,6 +249,9 @@ def mesh(
         comm._check_open("mesh")
         if order not in ("rank", "node"):
             raise UsageError(f"there is no order {order!r}", hint="'rank' or 'node'")
+        nameless = [name for name in wanted if not isinstance(name, str)]
+        if nameless:
+            raise UsageError(f"{nameless[0]!r} is no name of an axis", hint="a string: comm.mesh({'x': -1})")
         strange = [name for name in rings if name not in wanted]
         if strange:
             raise LayoutError(f"periodic names axes {strange} that the mesh {wanted} does not have")
@@ -256,7 +259,7 @@ def mesh(
     except HpcommError as error:
         raise error.located("mesh", comm) from None
     name = "x".join(found) or "mesh"
-    with agreed(comm, "mesh", (found, sorted(rings), order)):
+    with agreed(comm, "mesh", (found, sorted(set(rings)), order)):
         if order == "rank":
             return Mesh(made(comm, "mesh", name, comm._mpi.Dup), found, rings)
         place = node_order(nodes_of(comm), tuple(found.values())).index(comm.rank)

@@ -262,7 +262,7 @@ def sendrecv(
     if hand is not None:
         hand.came(seen.source)
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
-    if landing is not recv.array:
+    if landing is not recv.array and source != MPI.PROC_NULL:
         recv.array[...] = landing
     fill(status, seen)
     for observer in comm._observers:

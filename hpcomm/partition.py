@@ -98,7 +98,8 @@ def integers(values: Any, what: str) -> Shape:
         LayoutError: anything else; a float is not cut to one.
     """
     try:
-        return tuple(int(operator.index(n)) for n in ((values,) if hasattr(values, "__index__") else values))
+        is_one = hasattr(values, "__index__") and not getattr(values, "ndim", 0)
+        return tuple(int(operator.index(n)) for n in ((values,) if is_one else values))
     except TypeError:
         raise LayoutError(f"{what} is {values!r}", hint="integers") from None
 

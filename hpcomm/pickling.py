@@ -60,8 +60,9 @@ def encode(obj: Any) -> Parcel:
     try:
         made = mine.wrap(obj)
     except Exception as error:  # whatever the object's own way of being pickled raises: others wait for it
+        why = error.what if isinstance(error, HpcommError) else error
         raise UsageError(
-            f"a {type(obj).__name__} cannot be pickled: {error}",
+            f"a {type(obj).__name__} cannot be pickled: {why}",
             hint="send data instead of functions, files or locks; name functions at the top of a module",
         ) from error
     _spare.append(mine)

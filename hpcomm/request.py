@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from numbers import Real
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -205,8 +205,8 @@ class Request:
         state = "complete" if self._stages is None else "under way"
         return f"<Request {self.call}, {state}, started at {self.birth}>"
 
-    def __del__(self) -> None:
-        if getattr(self, "_stages", None) is None or sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_stages", None) is None or is_finalizing():  # an argument: globals may have gone
             return
         for each in self._pending:
             if hasattr(each, "withdraw"):  # an Arrival, which would take a message for nobody

@@ -37,7 +37,7 @@ __all__ = ["LOOKED_AT", "guarded", "is_needed", "most", "of_kind", "receive"]
 
 LOOKED_AT = 8 << 10  # bytes from which a message is looked at instead, where the call waits for it;
 _LEFT = 64 << 10  # and is left as it is elsewhere
-_KEPT = 4096  # datatypes of each kind; receives of still more lengths have none
+_KEPT = 1 << 16  # datatypes of one kind, of 0.9 KB each: all lengths below 64 KiB
 
 _LARGEST = 2**31 - 1  # elements that MPI counts in one block
 
@@ -83,11 +83,12 @@ def guarded(part: Part, most: int) -> Part:
     if not n:
         array, n = _landing, 1
     known = of_kind(kind, most)
-    if n not in known:
-        if len(known) >= _KEPT:
-            return part
-        known[n] = _one_more(n, kind)
-    return array, 1, known[n]
+    guard = known.get(n)
+    if guard is None:
+        guard = _one_more(n, kind)
+        if len(known) < _KEPT:
+            known[n] = guard
+    return array, 1, guard
 
 
 def receive(mpi: MPI.Comm, part: Part, source: int, tag: int, status: MPI.Status | None) -> None:

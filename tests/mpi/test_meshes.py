@@ -289,3 +289,19 @@ def test_light_agreement_of_neighbours_cries_no_wolf(comm: Any) -> None:
     for i, request in enumerate(requests):
         assert request.wait().tolist() == [i if s >= 0 else 0 for s in grid.sources]
     grid.close()
+
+
+def test_axes_without_a_name_are_refused(comm: Any) -> None:
+    with pytest.raises(hpcomm.UsageError, match="0 is no name of an axis"):
+        comm.mesh({0: comm.size})
+
+
+def test_lists_of_ranks_and_sizes_may_be_arrays(comm: Any) -> None:
+    everybody = np.arange(comm.size)
+    graph = comm.graph(everybody)
+    assert graph.sources == graph.destinations == tuple(range(comm.size))
+    cart = comm.cart(np.array([comm.size, 1]), np.array([True, False]))
+    assert cart.shape == (comm.size, 1)
+    assert cart.sub(np.array([0])).shape == (comm.size,)
+    with pytest.raises(hpcomm.LayoutError):
+        comm.cart(np.array([[comm.size, 1]]))

@@ -304,6 +304,35 @@ def test_nothing_is_written_behind_a_place_that_is_too_short(
         comm.close()
 
 
+@pytest.mark.parametrize("n", [3, 1000, 5000, 100_000])
+def test_sendrecv_of_nobody_leaves_its_place_as_it_is(comm: Any, n: int) -> None:
+    for stride in (1, 2):
+        for status in (None, hpcomm.Status()):
+            whole = np.full(stride * n, 9.0)
+            place = whole[::stride]
+            comm.sendrecv(np.ones(n), hpcomm.PROC_NULL, hpcomm.PROC_NULL, out=place, status=status)
+            assert (whole == 9).all()
+            comm.sendrecv(place, hpcomm.PROC_NULL, hpcomm.PROC_NULL, out=place, status=status)
+            assert (whole == 9).all()
+            np.full(n, 5.0)  # and is freed: what is made anew may lie there
+
+
+@pytest.mark.mpi(min_size=2)
+def test_receives_of_very_many_lengths_are_all_guarded(own_comm: Any) -> None:
+    if own_comm.rank == 0:
+        for n in range(1, 4200):
+            own_comm.send(bytearray(n), 1)
+        own_comm.send(bytearray(200_000), 1)
+    elif own_comm.rank == 1:
+        place = np.full(200_000, 9, np.uint8)
+        for n in range(1, 4200):
+            own_comm.recv(place[:n], 0)
+        place[:] = 9
+        with pytest.raises(hpcomm.MismatchError):
+            own_comm.recv(place[:5000], 0)
+        assert (place[5000:] == 9).all()
+
+
 @pytest.mark.mpi(min_size=3)
 def test_of_two_messages_that_wait_the_one_that_is_looked_at_is_received(own_comm: Any) -> None:
     """Open MPI looks for messages from anybody in turn."""

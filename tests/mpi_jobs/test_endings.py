@@ -398,6 +398,23 @@ except hpcomm.PeerFailedError as error:
     assert done.stdout == "told\n"
 
 
+def test_requests_under_way_say_nothing_when_an_exception_ends_the_program(job: Any) -> None:
+    source = """
+import numpy as np
+import hpcomm
+
+comm = hpcomm.world
+kept = [comm.barrier(async_op=True), comm.all_gather_object(1, async_op=True), comm.irecv(np.zeros(3), tag=9)]
+if comm.rank == 1:
+    raise ValueError("lost")
+comm.recv(np.zeros(1), source=1)
+"""
+    done = job(2, source, timeout=60, expect=None)
+    assert done.returncode not in (0, 124)
+    assert "ValueError: lost" in done.stderr
+    assert "is_finalizing" not in done.stderr
+
+
 def test_abort_ends_the_job_at_once_with_its_status(job: Any) -> None:
     source = """
 import hpcomm
