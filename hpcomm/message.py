@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -138,9 +139,9 @@ class Message(Request):
             error = transport.failure(error, self._verb, comm)
         self._error, self._stages = error, None
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._stages is not None:
-            super().__del__()
+            super().__del__(is_finalizing)
 
     @property
     def call(self) -> str:
