@@ -64,8 +64,7 @@ def broadcast(
         x: array, same shape and dtype on every rank.
         root: rank whose x goes out; src is torch's word for it.
         out: array that receives; out=x is in place.
-        async_op: begin, and return a Request to wait for.
-        algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
 
     Returns:
         out, or a new array.
@@ -112,8 +111,7 @@ def reduce(
         op: see all_reduce.
         root: rank that receives; dst is torch's word for it.
         out: on root, array that receives; ignored elsewhere.
-        async_op: begin, and return a Request to wait for.
-        algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
 
     Returns:
         On root out, or a new array; None elsewhere.
@@ -201,8 +199,7 @@ def gather(
         root: rank that receives; dst is torch's word for it.
         out: on root, array of shape (p, *x.shape), or the same blocks
             one after the other along the first axis.
-        async_op: begin, and return a Request to wait for.
-        algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
 
     Returns:
         On root an array of shape (p, *x.shape), block r from rank r; None elsewhere.
@@ -225,8 +222,7 @@ def all_gather(
         x: array, same shape and dtype on every rank (all_gather_ragged takes any). It may
             be out[rank] itself.
         out: array of shape (p, *x.shape), or (p * x.shape[0], ...): the blocks one after the other.
-        async_op: begin, and return a Request to wait for.
-        algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
 
     Returns:
         out, or a new array of shape (p, *x.shape), block r from rank r.
@@ -256,8 +252,7 @@ def scatter(
         x: array of shape (p, *block).
         root: rank whose x goes out; src is torch's word for it.
         out: array that receives, of shape block.
-        async_op: begin, and return a Request to wait for.
-        algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
 
     Returns:
         out, or a new array of shape block.
@@ -285,8 +280,7 @@ def reduce_scatter(
         x: array of shape (p, *block), same on every rank; with out= also (p * n, ...) where out is (n, ...).
         op: see all_reduce.
         out: array that receives.
-        async_op: begin, and return a Request to wait for.
-        algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
 
     Returns:
         out, or a new array of shape block.
@@ -311,8 +305,7 @@ def all_to_all(
     Args:
         x: array of shape (p, *block); with out= any shape whose first axis p divides.
         out: array of x's shape; out=x is in place.
-        async_op: begin, and return a Request to wait for.
-        algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
 
     Returns:
         out, or a new array of x's shape.
@@ -337,8 +330,7 @@ def scan(
     Same as MPI_Scan. Args and errors as all_reduce, but op "avg" is refused.
 
     Args:
-        async_op: begin, and return a Request to wait for.
-        algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
 
     Example (4 ranks):
         >>> comm.scan(np.ones(1))  # on rank 2
@@ -361,8 +353,7 @@ def exscan(
     value for min and so on. Where op is a function or an MPI.Op, rank 0 gets None and out is left alone.
 
     Args:
-        async_op: begin, and return a Request to wait for.
-        algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
 
     Example (4 ranks):
         >>> comm.exscan(np.ones(1))  # on rank 2
@@ -375,8 +366,7 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
     """Wait until every rank has come here. Same as MPI_Barrier, torch.distributed.barrier.
 
     Args:
-        async_op: begin, and return a Request to wait for.
-        algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
     """
     if not async_op and algorithm is None:
         try:

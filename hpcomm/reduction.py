@@ -247,10 +247,8 @@ def _wrapping_sum() -> MPI.Op:
 
     Open MPI 5.0 on processors with AVX stops most elements of long enough arrays at the dtype's ends.
     """
-    dtypes_by_size: dict[int, np.dtype[Any]] = {
-        1: np.dtype("u1"),
-        2: np.dtype("u2"),
-    }  # signed ones have the same bits
+    # signed ones have the same bits
+    dtypes_by_size: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("u2")}
 
     def call(given: Any, folded: Any, kind: MPI.Datatype) -> None:
         dtype = dtypes_by_size[kind.size]

@@ -374,9 +374,7 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
     pending = _requests("wait_all", requests)
     end = None if timeout is None else deadline(timeout)
     if len(pending) > 1 and any(getattr(request._call, "stages", pending) is not None for request in pending):
-        _move_on(
-            [request for request in pending if hasattr(request, "done")], end
-        )  # plans move by themselves
+        _move_on([request for request in pending if hasattr(request, "done")], end)  # not plans
     if end is None:
         return [request.wait() for request in pending]
     done: list[Any] = []

@@ -640,3 +640,23 @@ def test_cores_are_counted_for_all_ranks_together(comm: Any) -> None:
         assert _cores(MPI.COMM_WORLD) == min(comm.size, len(everyone))
     finally:
         os.sched_setaffinity(0, own)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_receive_that_failed_is_counted_and_does_not_end_this_way(own_comm: Any) -> None:
+    if own_comm._handover is None:
+        pytest.skip("these ranks share no memory")
+    left, right = (own_comm.rank - 1) % own_comm.size, (own_comm.rank + 1) % own_comm.size
+    too_long = own_comm.irecv(np.zeros(9), left)
+    own_comm.isend(np.ones(1000), right).wait()
+    with pytest.raises(hpcomm.MismatchError):
+        too_long.wait()
+    too_short = own_comm.irecv(np.zeros(9), left)
+    own_comm.isend(np.ones(3), right).wait()
+    with pytest.raises(hpcomm.MismatchError):
+        too_short.wait()
+    own_comm.isend(np.ones(3), right).wait()
+    with pytest.raises(hpcomm.MismatchError):
+        own_comm.recv(np.zeros(9))
+    assert own_comm._handover.pending == 0
+    assert own_comm._handover.received[left] == 3

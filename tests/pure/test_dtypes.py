@@ -258,3 +258,9 @@ def test_conversions_leave_their_argument_alone(conversions: None, name: str) ->
     narrow = dtypes.narrow(wide, record)
     narrow[:] = 0
     assert np.array_equal(wide, before)
+
+
+def test_a_complex_type_that_cannot_be_sent_names_one_that_keeps_the_imaginary_part() -> None:
+    with pytest.raises(hpcomm.DtypeError) as caught:
+        dtypes.from_torch(torch.complex32)
+    assert caught.value.hint == "x.to(torch.complex64)"

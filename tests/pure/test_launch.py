@@ -76,6 +76,7 @@ def test_variables_add_up_and_a_bare_name_hands_over_its_value(monkeypatch):
         (["--timeout", "nan", "python"], "--timeout nan", "--timeout 60"),
         (["--timeout"], "--timeout needs a value", "hpcomm run --help"),
         (["--time", "3", "python"], "unknown option --time.", "--timeout or hpcomm run --help"),
+        (["--bogus", "3", "python"], "unknown option --bogus.", "hpcomm run --help"),
         (["--dry-run=yes", "python"], "unknown option --dry-run.", "--dry-run or hpcomm run --help"),
         (["-x", "NO_SUCH_NAME", "python"], "the environment has no such variable", "-x NO_SUCH_NAME=VALUE"),
         (["-x", "=3", "python"], "-x '=3': '' is no name of a variable", "-x NAME=VALUE"),
@@ -96,6 +97,7 @@ def test_what_cannot_be_run_says_why_and_what_to_write(words, what, hint):
     assert what in caught.value.what
     assert hint in caught.value.hint
     assert caught.value.where == "hpcomm run"
+    assert "--verbose" not in caught.value.hint
 
 
 @pytest.mark.parametrize("hosts", ["a", "a:2,b", "node[1,3-5],login", "a.b.c:12"])

@@ -2,6 +2,8 @@
 
 import mmap
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -129,3 +131,26 @@ def test_the_status_of_an_abort_counts_where_the_launcher_crashes():
 def test_another_launcher_may_wait_in_a_lock():
     waits = "threading.Lock().acquire(); threading.Event().wait(6)"
     assert supervised(name="srun", waits=waits) == (0, "")
+
+
+def test_a_launcher_that_does_not_end_when_asked_is_asked_once(tmp_path):
+    """Another three seconds would pass for each time."""
+    asked = tmp_path / "asked"
+    launcher = (
+        "import pathlib, signal, sys, time\n"
+        f"note = lambda *_: open({str(asked)!r}, 'a').write('asked ')\n"
+        "signal.signal(signal.SIGTERM, note)\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    code = (
+        "import os, sys; from hpcomm.supervise import *;"
+        "sys.exit(supervise([sys.executable, '-c', sys.argv[1]], {**os.environ, **settings(os.environ)}, 20))"
+    )
+    command = [sys.executable, "-c", code, launcher]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert asked.read_text() == "asked "
