@@ -6,7 +6,7 @@ Ranks may share a GPU. A cell is the median time in us and GB/s, one way for mes
 did not arrive, checked in memory that held something else; "-" where a path is not there, for the reason that
 is said below. Up to the size in the first line all paths are one, staged. Then: how much of a kernel's time a
 transfer beside it hides, 1 is all of the shorter one. --save keeps the table, and with matplotlib a picture,
-under benchmarks/results. Never run on a real GPU yet.
+under benchmarks/results.
 """
 
 from __future__ import annotations
@@ -236,18 +236,21 @@ def main() -> None:
 
 
 def keep(text: str, curves: dict[str, list[float]], sizes: list[int]) -> None:
-    name = f"gpu-{RANKS}-ranks"
+    name = f"gpu_{RANKS}"
     save(name, text, [{"row": each, "bytes": sizes, "GB/s": speeds} for each, speeds in curves.items()])
     try:
         plt = importlib.import_module("matplotlib.pyplot")
     except ImportError:
         return
-    figure, axes = plt.subplots(figsize=(8, 5))
-    for name, speeds in curves.items():
-        if len(speeds) == len(sizes):
-            axes.loglog(sizes, speeds, marker="o", label=name)
-    axes.set(xlabel="bytes", ylabel="GB/s")
-    axes.legend(fontsize="small")
+    kinds = [kind for kind in ("message", "all_reduce") if any(row.startswith(kind) for row in curves)]
+    figure, panels = plt.subplots(1, len(kinds), figsize=(6 * len(kinds), 5), sharey=True, squeeze=False)
+    for axes, kind in zip(panels[0], kinds, strict=True):
+        for row, speeds in curves.items():
+            if row.startswith(kind) and len(speeds) == len(sizes):
+                axes.loglog(sizes, speeds, marker="o", label=row.removeprefix(f"{kind}, "))
+        axes.set(title=f"{kind}, {RANKS} ranks", xlabel="bytes", ylabel="GB/s")
+        axes.legend(fontsize="small")
+    figure.tight_layout()
     figure.savefig(RESULTS / f"{name}.png", dpi=120)
 
 

@@ -76,8 +76,15 @@ class CuPy(_Named):
     def on(self, stream: int) -> Iterator[None]:
         """Kernels go to the current device of a thread, which streams of CuPy's do not change."""
         cuda = self.library.cuda
-        with cuda.Device(self.device.index), cuda.ExternalStream(stream, self.device.index):
+        with cuda.Device(self.device.index), self._stream(stream):
             yield
+
+    def _stream(self, stream: int) -> Any:
+        """A stream of the driver's as one of CuPy's; ExternalStream is deprecated from CuPy 14 on."""
+        cuda = self.library.cuda
+        if hasattr(cuda.Stream, "from_external"):
+            return cuda.Stream.from_external(_Stream(stream))
+        return cuda.ExternalStream(stream, self.device.index)
 
     def view(self, address: int, count: int, dtype: Dtype) -> Any:
         cupy = self.library
@@ -102,6 +109,16 @@ class _Bytes:
         self.__cuda_array_interface__ = {
             "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 2,
         }  # fmt: skip
+
+
+class _Stream:
+    """A stream by the CUDA stream protocol."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle  # the protocol's version first
 
 
 class Torch(_Named):

@@ -37,7 +37,7 @@ from test_cuda import compiled  # noqa: E402
             "--with-mpi",
             "-k",
             "not torch",
-            "tests/gpu",
+            "tests/gpu/test_gpu.py",
         ],
     ],
     ids=["benchmark", "doctor", "gpu_demo", "overlap_demo", "tests"],
