@@ -143,9 +143,10 @@ def all_reduce(
         x: array, same shape and dtype on every rank.
         op: "sum", "avg" (floating or complex), "prod", "min", "max" (not complex), "band", "bor", "bxor"
             (bool and integers), "land", "lor", premul_sum(factor), a torch ReduceOp, an MPI.Op, or a
-            function f(a, b) -> c of two arrays of x's kind, folded in rank order, which need not commute.
-            float16 and bfloat16 are folded in float32 and rounded once; min and max of floats keep what is
-            not a number, as numpy's do. On bool, sum and max are "or", prod and min are "and".
+            function f(a, b) -> c of two arrays of x's kind, folded in rank order, which need not commute;
+            Python's sum, max, any and the like mean what they fold by. float16 and bfloat16 are folded in
+            float32 and rounded once; min and max of floats keep what is not a number, as numpy's do. On
+            arrays of bool, sum and max are "or", prod and min "and"; Python's own bools are counted.
         out: array that receives, of x's shape and dtype; out=x is in place.
         algorithm: an own schedule: "ring", "double_tree", "circulant:wire=bfloat16", ...
         deterministic: the same bits whatever the number and order of the ranks: sums of floats are the

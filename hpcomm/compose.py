@@ -57,6 +57,8 @@ def compose(
         algorithm: but this one can move large arrays from device to device; the call has `after`, then.
     """
     sends, receives = _roles(comm, verb, root)
+    if verb in _REDUCTIONS:
+        x = reduction.counted(x, op)
     send = look(x, "x") if x is not None and x is not out else None
     recv = look(out, "out") if out is not None and receives else None
     if x is not None and x is out:

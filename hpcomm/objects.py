@@ -21,7 +21,12 @@ from .pickling import decode, encode, wrapped
 from .request import Request, Stages
 
 if TYPE_CHECKING:
+    from . import reduction
     from .communicator import Communicator
+else:
+    from .lazy import LazyModule
+
+    reduction = LazyModule("hpcomm.reduction")
 
 __all__ = [
     "all_gather_object",
@@ -198,7 +203,8 @@ def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) 
 
     Args:
         op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land",
-            "lor", "band", "bor", "bxor"; of pairs (value, place), "minloc" and "maxloc".
+            "lor", "band", "bor", "bxor", or Python's sum, min, max, any and all; of pairs (value, place),
+            "minloc" and "maxloc".
     """
     fold = _python_op(comm, "reduce_object", op)
     got = gather_object(comm, obj, root)
@@ -236,6 +242,7 @@ def _python_op(comm: Communicator, verb: str, op: Any) -> Callable[[Any, Any], A
         "minloc": min,
         "maxloc": lambda a, b: a if (a[0], b[1]) > (b[0], a[1]) else b,  # of equal values the first place
     }
+    op = (reduction.folder(op) if callable(op) else None) or op
     if callable(op):
         return op  # type: ignore[no-any-return]
     if isinstance(op, str) and op in known:

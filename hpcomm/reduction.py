@@ -8,6 +8,7 @@ gathered contributions.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +31,7 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["NAMES", "Op", "Reduction", "check_whole", "premul_sum", "resolve"]
+__all__ = ["NAMES", "Op", "Reduction", "check_whole", "counted", "folder", "premul_sum", "resolve"]
 
 NAMES = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
 _MPI = {"sum": "SUM", "avg": "SUM", "premul_sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX",
@@ -40,6 +41,16 @@ _ON_BOOL = {"sum": "BOR", "max": "BOR", "lor": "BOR", "bor": "BOR", "prod": "BAN
 _OTHER_WORDS = {"mean": "avg", "average": "avg", "add": "sum", "mul": "prod", "product": "prod",
                 "minimum": "min", "maximum": "max", "and": "land", "all": "land", "or": "lor", "any": "lor",
                 "xor": "bxor"}  # fmt: skip
+# Functions that fold one array, of which f(a, b) means something else, or nothing: by module, and meant
+_FOLDERS = {
+    "builtins": {"sum": "sum", "min": "min", "max": "max", "any": "lor", "all": "land"},
+    "math": {"prod": "prod", "fsum": "sum"},
+    "statistics": {"mean": "avg", "fmean": "avg"},
+    "numpy": {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "amin": "min", "amax": "max",
+              "any": "lor", "all": "land", "mean": "avg", "average": "avg"},
+    "torch": {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "amin": "min", "amax": "max",
+              "any": "lor", "all": "land", "mean": "avg"},
+}  # fmt: skip
 _MOST = 2**63 - 1  # of an int
 _FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE")
 _NARROW = ("INT8_T", "UINT8_T", "INT16_T", "UINT16_T")
@@ -110,7 +121,8 @@ def resolve(op: Any, dtype: Dtype) -> Reduction:
     """The Reduction for op on dtype.
 
     Args:
-        op: a name of NAMES, premul_sum(factor), torch ReduceOp, MPI.Op, or a function f(a, b) -> c.
+        op: a name of NAMES, premul_sum(factor), torch ReduceOp, MPI.Op, a function f(a, b) -> c, or one such
+            as Python's sum, max and any, which means the operator by which it folds.
 
     Raises:
         UsageError: op is none of these.
@@ -155,8 +167,23 @@ def named(op: Any) -> Op:
     if module.startswith("torch"):
         return _from_torch(op)
     if callable(op):
-        return Op(getattr(op, "__name__", "function"), function=op)
+        known = folder(op)
+        return Op(known) if known else Op(getattr(op, "__name__", "function"), function=op)
     raise UsageError(f"op is a {type(op).__name__}", hint="a name such as 'sum', or a function f(a, b)")
+
+
+def folder(op: Any) -> str | None:
+    """The name of the operator that a function such as Python's sum folds by; None: it may take a and b."""
+    for module, names in _FOLDERS.items():
+        word = names.get(getattr(op, "__name__", ""))
+        if word is not None and op is getattr(sys.modules.get(module), op.__name__, None):
+            return word
+    return None
+
+
+def counted(x: Any, op: Any) -> Any:
+    """x, or a bool of Python's as the number that it is, where Python's own + and * count."""
+    return int(x) if type(x) is bool and named(op).name in ("sum", "prod", "premul_sum") else x
 
 
 def _from_mpi(op: MPI.Op) -> Op:

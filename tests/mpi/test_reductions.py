@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import reduce
@@ -570,3 +571,45 @@ def test_sums_of_integers_wrap_around_on_every_way(comm: Any, dtype: str, n: int
     reduced = comm.reduce(x, root=p - 1)
     assert rank != p - 1 or reduced.tolist() == upto[-1].tolist()
     assert [name for name, (have, want) in got.items() if have.dtype != dtype or (have != want).any()] == []
+
+
+@pytest.mark.parametrize(
+    ("op", "meant"),
+    [
+        (sum, "sum"), (min, "min"), (max, "max"), (any, "lor"), (all, "land"), (math.prod, "prod"),
+        (np.sum, "sum"), (np.max, "max"), (np.amin, "min"), (np.mean, "avg"), (torch.sum, "sum"),
+    ],
+)  # fmt: skip
+def test_functions_that_fold_one_array_mean_their_operator(comm: Any, op: Any, meant: str) -> None:
+    x = np.arange(3.0) + comm.rank
+    assert np.array_equal(comm.all_reduce(x, op), comm.all_reduce(x, meant))
+    assert comm.all_reduce(x[:1], op).tolist() == comm.all_reduce(x[:1], meant).tolist()
+    assert comm.scan(2.5 + comm.rank, "sum" if meant == "avg" else op) == comm.scan(
+        2.5 + comm.rank, "sum" if meant == "avg" else meant
+    )
+    if meant != "avg":
+        assert comm.all_reduce_object(comm.rank + 1.5, op) == comm.all_reduce_object(comm.rank + 1.5, meant)
+
+
+def test_bools_of_python_are_counted_and_stay_bools_where_python_keeps_them(comm: Any) -> None:
+    mine = comm.rank > 0
+    count = comm.size - 1
+    for got in (
+        comm.all_reduce(mine),
+        comm.allreduce(mine, op=sum),
+        comm.all_reduce(mine, async_op=True).wait(),
+        comm.scan(comm.rank >= 1) - comm.rank + count,
+        comm.all_reduce(mine if comm.rank else 0),
+    ):
+        assert (type(got), got) == (int, count)
+    assert comm.all_reduce(True, "prod") == 1
+    for op, expected in (
+        ("max", count > 0),
+        ("lor", count > 0),
+        ("min", False),
+        (all, False),
+        (any, count > 0),
+    ):
+        assert comm.all_reduce(mine, op) is expected
+    assert comm.all_reduce(np.bool_(mine)) == (count > 0)
+    assert comm.broadcast(mine) is False
