@@ -426,12 +426,12 @@ class Communicator:
         from mpi4py import MPI
 
         board = runtime.board
-        if board is not None and level != "full":
+        if board is not None:
             self._ring = board.take_ring()
         place = (board.node, board.here) if board else (-1, -1)
         left = board.mine.left(self._ring) if board is not None and self._ring >= 0 else 0
-        posts = level == "light" and self._ring >= 0
-        goes = (posts or level == "off") and Within.pays(self.size)
+        posts = level != "off" and self._ring >= 0
+        goes = level != "full" and (posts or level == "off") and Within.pays(self.size)
         if board is not None and goes and self._ring >= 0:
             self._places = board.take_places()
         card = struct.pack("7q", *place, self._ring, posts, goes, self._places, left)
@@ -471,15 +471,15 @@ class Communicator:
             return agreement.off()
         near, goes, places = self._meet(level)
         self._near = {rank: region for rank, region, _, _ in near}
-        if level == "full":
-            return agreement.full(self, self._shadow)
-        board = runtime.board
+        board, is_full = runtime.board, level == "full"
         notes = {r: region.notes(slot) for r, region, slot, _ in near if slot >= 0}
-        if board is not None and self._ring >= 0 and notes and self._onboard is None:
+        if board is not None and self._ring >= 0 and notes and self._onboard is None and not is_full:
             self._handover = Handover.of(self, board, notes)
         peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
         goes = goes and self._onboard is None
         if board is None or level == "off" or self._ring < 0 or not peers:
+            if is_full:
+                return agreement.full(self, self._shadow)
             if goes:  # of the same flags on all ranks: if one compares, all tell their calls
                 is_any = bool(peers) or level == "light"
                 self._within = Within(self, (lambda *call: None) if is_any else None, places)
@@ -487,6 +487,8 @@ class Communicator:
         ring = board.mine.ring(self._ring)
         self._watched = (ring, peers)
         sentinel.follow(self)
+        if is_full:
+            return agreement.full(self, self._shadow, ring)
         light = agreement.light(self, board, ring, peers)
         if goes:
             self._within = Within(self, light.names["suspect"], places)

@@ -8,7 +8,8 @@ light  ranks of one node post the signature on the board before the call, and ea
        two places where the signature changes, and the rank that comes to one later sees it there, also
        where the other has gone on. Costs a few memory accesses; nobody waits.
 full   all ranks compare before each call, wherever they are, and all raise. Costs one small
-       all-reduce a call, and two between two groups, which light does not compare.
+       all-reduce a call, and two between two groups, which light does not compare. Calls are posted, too,
+       so that ranks which have ended are noticed as with light.
 
 Light cannot stop a rank that is already inside MPI, or has gone on: the rank that sees the difference raises,
 and if nobody catches that, the job ends with a message that names both calls. If somebody does, later
@@ -166,16 +167,22 @@ def light(
     return Agreement("light", enter, leave, late, _AROUND_LIGHT.replace("BEHIND", look), names)
 
 
-def full(comm: Communicator, shadow: MPI.Comm) -> Agreement:
-    """Compare all ranks before every call; all of them raise."""
+def full(comm: Communicator, shadow: MPI.Comm, ring: memoryview | None = None) -> Agreement:
+    """Compare all ranks before every call; all of them raise.
+
+    ring: this rank's on the board, where the sentinels of the others see to which call it has come.
+    """
     from mpi4py import MPI
 
     call = 0
+    step = None if ring is None else post(ring)
 
     def enter(code: int, count: int) -> None:
         nonlocal call
         call += 1
         mine = signature(code, count)
+        if ring is not None and step is not None:
+            ring[step()] = mine
         both = bytearray(struct.pack("2q", mine, -mine))
         shadow.Allreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
         high, low = struct.unpack("2q", both)
