@@ -144,8 +144,8 @@ def calling_frame(frame: FrameType | None = None) -> FrameType | None:
 
 
 def _is_between(module: str) -> bool:
-    """Whether code of a module only passes a user's call on to us."""
-    return module == "contextlib" or module.startswith("torch.distributed.")
+    """Whether code of a module only passes a user's call on to us, or begins a thread of ours."""
+    return module in ("contextlib", "threading") or module.startswith("torch.distributed.")
 
 
 def place(code: CodeType, lineno: int | None) -> str:

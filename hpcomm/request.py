@@ -16,7 +16,7 @@ from numbers import Real
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from .errors import PeerFailedError, UsageError, WaitTimeoutError, calling_frame, place
+from .errors import HpcommError, PeerFailedError, UsageError, WaitTimeoutError, calling_frame, place
 from .observe.board import last_call
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ __all__ = [
     "abandon",
     "birth",
     "deadline",
+    "has_rounds",
     "move_rounds",
+    "on_rounds",
     "polled",
     "rounds_under_way",
     "wait_all",
@@ -47,8 +49,9 @@ __all__ = [
 Stages = Generator["list[Any]", "list[MPI.Status]", Any]  # of MPI requests, or what waits like one
 
 _abandoned: list[Any] = []  # requests dropped unfinished: MPI still writes into their memory
-# Requests that are moved on by whoever waits for any request.
+# Requests that are moved on by whoever waits for any request, and in other blocking calls by a thread.
 rounds_under_way: dict[int, weakref.ref[Request]] = {}
+on_rounds: list[Callable[[], None]] = []  # to call when there are some: see transport.progress
 _next_sweep = 0.0  # s, by time.monotonic(): not before that they are asked again
 
 
@@ -174,6 +177,8 @@ class Request:
         if self._stages is not None:
             key, forget = id(self), rounds_under_way.pop
             rounds_under_way[key] = weakref.ref(self, lambda _: forget(key, None))
+            for begin in on_rounds:
+                begin()
 
     @property
     def call(self) -> str:
@@ -266,7 +271,7 @@ class Request:
         except StopIteration as end:
             self.result, self._stages = end.value, None
         except Exception as error:  # ours, or one of the user's own operator
-            self._error, self._stages = error, None
+            self._error, self._stages = self._located(error), None
 
     def _throw(self, error: BaseException) -> None:
         """Hand a failure of MPI to the generator, which knows how to say it."""
@@ -274,9 +279,15 @@ class Request:
         try:
             self._stages.throw(error)
         except BaseException as said:
-            self._error, self._stages, self._pending = said, None, []
+            self._error, self._stages, self._pending = self._located(said), None, []
             if not isinstance(said, Exception):
                 raise
+
+    def _located(self, error: BaseException) -> BaseException:
+        """An error with the line that began the call, if no line of the program is waiting for it."""
+        if isinstance(error, HpcommError) and error.where and calling_frame() is None:
+            error.where += f", started at {self.birth}"
+        return error
 
 
 def birth(frame: FrameType | None) -> tuple[CodeType, int] | None:
@@ -288,6 +299,15 @@ def birth(frame: FrameType | None) -> tuple[CodeType, int] | None:
 def abandon(*memory: Any) -> None:
     """Keep for ever what MPI may still write into, though nobody else looks at it any more."""
     _abandoned.append(memory)
+
+
+def has_rounds() -> bool:
+    """Whether any requests that go in rounds are not complete; forgets those that are."""
+    for key, reference in list(rounds_under_way.items()):
+        request = reference()
+        if request is None or request._stages is None:
+            rounds_under_way.pop(key, None)
+    return bool(rounds_under_way)
 
 
 def move_rounds(but: Request | None = None) -> bool:

@@ -1,7 +1,8 @@
 """Rounds of messages over MPI, prepared for many times or made when their turn comes; and those under way.
 
 Whoever waits for one of them here, blocking or not, moves on all that are in the background in this process:
-other ranks may wait for them in another order, or on another communicator.
+other ranks may wait for them in another order, or on another communicator. In other calls that block, the
+thread of progress.py does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
+
+from . import progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,20 +101,25 @@ class Running:
 
     def __init__(self, rounds: Generator[list[Any], Any, None]) -> None:
         self.rounds, self.busy = rounds, threading.Lock()
+        self.error: Exception | None = None  # of whoever moved it on last
         self.pending: list[Any] | None = next(rounds, None)
         under_way.append(self)
+        progress.wake()
 
     def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
         advance()
+        if self.error is not None:
+            raise self.error
         return self.pending is None
 
     def Wait(self, status: Any = None) -> None:  # noqa: N802
-        if under_way == [self]:  # alone, in MPI's own waiting, which is faster
-            while self.pending is not None:
-                for request in self.pending:
+        while under_way == [self] and self.busy.acquire(blocking=False):
+            try:  # alone, in MPI's own waiting, which is faster
+                for request in self.pending or ():
                     request.Wait()
-                self.pending = next(self.rounds, None)
-            under_way.remove(self)
+                self._next()
+            finally:
+                self.busy.release()
         while not self.Test():
             time.sleep(0)
 
@@ -121,17 +129,27 @@ class Running:
             return  # another thread does
         try:
             while self.pending is not None and MPI.Request.Testall(self.pending):
-                self.pending = next(self.rounds, None)
+                self._next()
+        except Exception as error:  # for the one who waits for it
+            self.error, self.pending = error, None
+        finally:
             if self.pending is None and self in under_way:
                 under_way.remove(self)
-        finally:
             self.busy.release()
+
+    def _next(self) -> None:
+        self.pending = next(self.rounds, None)
+        if self.pending is None and self in under_way:
+            under_way.remove(self)
 
 
 def advance() -> None:
     """Move on all that is in the background, without waiting."""
     for each in tuple(under_way):
         each.advance()
+
+
+progress.beside(under_way, advance)
 
 
 def wait(request: MPI.Request) -> None:

@@ -1,18 +1,23 @@
 """Requests that need the host again and again, and a thread that gives it them while it does something else.
 
-An MPI library moves its own messages on inside any of its calls. A call of several steps, some of them on a
-device, is moved on by whoever waits for any such request, and by a thread that sleeps when there is none.
+An MPI library moves its own messages on inside any of its calls. A call of several steps is moved on by
+whoever waits for any such request, and by a thread that sleeps when there is none. Steps on a device it moves
+on all the time; those of host arrays and objects while a thread of the program is in any call of hpcomm, such
+as a blocking one of another verb, and not between two lines of the program, where nobody expects an object to
+be unpickled.
 """
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import WaitTimeoutError
-from ..request import Request, Stages, deadline, move_rounds
+from ..errors import WaitTimeoutError, is_ours
+from ..request import Request, Stages, deadline, has_rounds, move_rounds, on_rounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -21,12 +26,14 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Moving", "StreamRequest", "Thread", "Together", "drive", "in_thread"]
+__all__ = ["Moving", "StreamRequest", "Thread", "Together", "beside", "drive", "in_thread", "wake"]
 
 _lock = threading.RLock()
 _under_way: list[StreamRequest | Moving] = []
 _work = threading.Event()
 _thread: list[threading.Thread] = []
+_others: list[tuple[list[Any], Callable[[], None]]] = []  # what else goes in rounds, and how to move it on
+_LOOK_S = 5e-4  # between two looks whether anybody waits
 _PATIENCE = 200  # polls without a pause
 
 
@@ -45,7 +52,7 @@ class StreamRequest(Request):
             super().__init__(call, stages)
             if self._stages is not None:
                 _under_way.append(self)
-                _wake()
+                wake()
 
     def wait(self, timeout: float | None = None) -> Any:
         end = None if timeout is None else deadline(timeout)
@@ -114,7 +121,7 @@ class Moving:
         with _lock:
             self._pending: list[Any] = list(next(self._stages, ()))
             _under_way.append(self)
-            _wake()
+            wake()
 
     def _noted(self, stages: Stages) -> Stages:
         self.result = yield from stages
@@ -223,24 +230,62 @@ def _pauses() -> Callable[[], None]:
     return pause
 
 
-def _wake() -> None:
+def beside(under_way: list[Any], move: Callable[[], None]) -> None:
+    """Have move() called while under_way is not empty and somebody waits; who adds to it calls wake()."""
+    _others.append((under_way, move))
+
+
+def wake() -> None:
     """Let the thread work, if MPI lets several threads call it."""
     if not _thread and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         _thread.append(threading.Thread(target=_run, daemon=True, name="hpcomm progress"))
         _thread[0].start()
+        atexit.register(_stop)  # when MPI is finalized
     _work.set()
+
+
+def _stop() -> None:
+    """Let the thread call MPI no more."""
+    has_lock = _lock.acquire(timeout=1.0)
+    _is_over.set()
+    if has_lock:
+        _lock.release()
+
+
+on_rounds.append(wake)
+_is_over = threading.Event()
 
 
 def _run() -> None:
     pause = _pauses()
     while True:
-        if not _under_way:
+        if not _is_any():
             _work.clear()
-            if not _under_way:
+            if not _is_any():
                 _work.wait()
             pause = _pauses()
         time.sleep(5e-5)  # who waits itself is quicker, and should be
-        if MPI.Is_finalized():
-            return
-        advance()
-        pause()
+        with _lock:
+            if _is_over.is_set() or MPI.Is_finalized():
+                return
+            advance()
+            waits = _is_waited() if has_rounds() or any(each for each, _ in _others) else False
+            if waits:
+                move_rounds()
+                for _, move in _others:
+                    move()
+        if waits or _under_way:
+            pause()
+        else:
+            time.sleep(_LOOK_S)
+            pause = _pauses()
+
+
+def _is_any() -> bool:
+    return bool(_under_way) or has_rounds() or any(each for each, _ in _others)
+
+
+def _is_waited() -> bool:
+    """Whether a thread of the program is inside a call of hpcomm, and not in code of the user's own there."""
+    own = {each.ident for each in threading.enumerate() if each.name.startswith("hpcomm")}
+    return any(is_ours(frame.f_code) for ident, frame in sys._current_frames().items() if ident not in own)
