@@ -27,6 +27,7 @@ __all__ = [
     "PRRTE",
     "SLURM",
     "after",
+    "began_of",
     "call",
     "children_of",
     "command_of",
@@ -227,8 +228,18 @@ def environ_of(pid: int) -> dict[str, str]:
 
 
 def parent_of(pid: int) -> int:
+    return _number_of(pid, 1)
+
+
+def began_of(pid: int) -> int:
+    """When it began, in ticks since the machine did; 0 if it has ended. No two of one number are alike."""
+    return _number_of(pid, 19)
+
+
+def _number_of(pid: int, place: int) -> int:
+    """A number in proc(5)'s stat, of which 0 would be the state behind the name; 0 if it has ended."""
     rest = read_of(pid, "stat").rpartition(")")[2].split()
-    return int(rest[1]) if rest else 0
+    return int(rest[place]) if rest else 0
 
 
 def children_of(pid: int) -> list[int]:

@@ -3,11 +3,15 @@
 Each rank owns one region: whether it has ended, a text it was asked for, and for each of its
 communicators a ring of the signatures of its last calls. Others only read, except that they may ask
 for the text. The file behind it is unlinked as soon as all have it open, so nothing is left behind.
+
+A living rank holds a lock on the first byte of its region. The kernel takes it away when the process ends,
+in whatever manner, and tells all who have the file: also those in other containers, where process ids differ.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import struct
@@ -42,7 +46,7 @@ _LEFT = 8 + _TEXT // 8  # where it is counted how often each ring was left
 _HEAD_WORDS = _LEFT + -(-RINGS // 8) * 8
 _PLACES = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # where those begin
 _CORES = 2048  # of a node; where there are more, some count as one
-_ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _PROCESS = range(6)
+_ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED = range(5)
 
 
 def post(ring: memoryview) -> Callable[[], int]:
@@ -86,18 +90,31 @@ def last_call(ring: memoryview) -> int:
 
 
 class Region:
-    """One rank's part of the board, as 64-bit words."""
+    """One rank's part of the board, as 64-bit words. file, at: where it lies."""
 
-    def __init__(self, memory: memoryview) -> None:
+    def __init__(self, memory: memoryview, file: int = -1, at: int = 0) -> None:
         self._bytes = memory
         self._words = memory.cast("q")
-        self._process = ""  # its owner's, where we can see that
+        self._file, self._at = file, at
+        self._process = False  # whether we have seen that its owner holds the lock
+
+    def hold(self) -> None:
+        """Take the lock of one's own region, for life."""
+        with suppress(OSError):  # no locks here: then only ends that are said are seen
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._at)
 
     def look(self) -> None:
-        """See whether the owner's process can be seen from here: then its end can be, too."""
-        path = f"/proc/{self._words[_PROCESS]}"
-        if self._words[_PROCESS] and os.path.exists(path):  # noqa: PTH110  pathlib costs 5 ms at every start
-            self._process = path
+        """See whether the owner holds its lock: then its end can be seen. Not for one's own region."""
+        self._process = self._is_held()
+
+    def _is_held(self) -> bool:
+        """Whether a process has the lock; who looks takes it for a moment, beside others who look."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, self._at)
+        except OSError as error:
+            return error.errno in (errno.EACCES, errno.EAGAIN)
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._at)
+        return False
 
     def ring(self, slot: int) -> memoryview:
         """LAPS signatures and, behind them, the call that began the line; see posted() and last_call()."""
@@ -136,7 +153,7 @@ class Region:
     @property
     def gone(self) -> bool:
         """Whether the owner has ended in whatever manner, also without saying so."""
-        return self.ended or bool(self._process and not os.path.exists(self._process))  # noqa: PTH110
+        return self.ended or (self._process and not self._is_held())
 
     def end(self, slots: Iterable[int]) -> None:
         """Say that this rank will make no more calls. slots: of the rings that it ever had."""
@@ -279,16 +296,16 @@ def open_board(world: MPI.Intracomm) -> Board | None:
             return None
         memory, file = shared
         view = memoryview(memory)
-        regions = [Region(view[i * own : (i + 1) * own]) for i in range(node.size)]
-        regions[node.rank]._words[_PROCESS] = os.getpid()
+        regions = [Region(view[i * own : (i + 1) * own], file, i * own) for i in range(node.size)]
+        regions[node.rank].hold()
         shared = share(node, shelf_bytes(slot)) if slot else None  # all have come to this before it ends
         shelves = None
         if shared is None:
             node.Barrier()
         else:
             shelves = Shelves(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
-        for region in regions:
-            region.look()
+        for i in range(1, node.size):
+            regions[(node.rank + i) % node.size].look()
         return Board(regions, node.rank, number, shelves, _cores(node), file)
     finally:
         node.Free()

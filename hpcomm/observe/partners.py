@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import runtime
+from ..launcher import began_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -55,7 +56,7 @@ class Partners:
         self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._going: list[MPI.Request] = []
         self._regions: list[tuple[int, Region]] = []
-        self._processes: list[tuple[int, Path]] = []  # of another job on this host
+        self._processes: list[tuple[int, int, int]] = []  # of another job here: rank, id, when begun
         if not plain:
             self._meet()
 
@@ -63,12 +64,13 @@ class Partners:
         from mpi4py import MPI
 
         inter, board = self._inter, runtime.board
-        card = struct.pack("4q", board.node if board else -1, board.here if board else -1, *_process())
+        own = _process()
+        card = struct.pack("5q", board.node if board else -1, board.here if board else -1, *own)
         cards = bytearray(len(card) * inter.remote_size)
         inter.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
-        for rank, (node, here, host, pid) in enumerate(struct.iter_unpack("4q", cards)):
+        for rank, (node, here, host, pid, began) in enumerate(struct.iter_unpack("5q", cards)):
             if self._foreign:
-                self._processes += [(rank, Path(f"/proc/{pid}"))] if host and host == _process()[0] else []
+                self._processes += [(rank, pid, began)] if began and host == own[0] else []
             elif board is not None and node == board.node:
                 self._regions.append((rank, board.regions[here]))
 
@@ -76,7 +78,7 @@ class Partners:
         """Ranks over there that have ended. Never blocks."""
         with self._lock:
             self._gone |= {rank for rank, region in self._regions if region.gone}
-            self._gone |= {rank for rank, process in self._processes if not process.exists()}
+            self._gone |= {rank for rank, pid, began in self._processes if began_of(pid) != began}
             if self._threads or threading.current_thread() is threading.main_thread():
                 self._hear()
             return set(self._gone)
@@ -113,10 +115,14 @@ class Partners:
             self._gone.add(status.source)
 
 
-def _process() -> tuple[int, int]:
-    """A number for this host and its process ids as seen from here, 0 if unknown; and this process's id."""
+def _process() -> tuple[int, int, int]:
+    """This process: a number for this host and its process ids as seen from here, its id, when it began.
+
+    Ids are given again, but to none that began then. 0 if that is unknown.
+    """
+    pid = os.getpid()
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        return 1 + zlib.crc32(f"{boot}{Path('/proc/self/ns/pid').readlink()}".encode()), os.getpid()
+        return zlib.crc32(f"{boot}{Path('/proc/self/ns/pid').readlink()}".encode()), pid, began_of(pid)
     except OSError:
-        return 0, 0
+        return 0, pid, 0

@@ -374,9 +374,7 @@ def has(some: list[int]) -> str:
 
 
 def _is_gone(region: Region, pid: int) -> bool:
-    if region.ended or region.failed:
-        return True
-    return state(pid) in ("Z", "X")
+    return region.gone or region.failed or state(pid) in ("Z", "X")
 
 
 def _pid_space() -> int:
