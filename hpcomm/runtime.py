@@ -1,7 +1,7 @@
 """The life of a process in a job: MPI comes up at first use, and a failing rank takes the job down.
 
 MPI leaves the others waiting for ever when one rank dies of an exception. So, from the first use of
-MPI through hpcomm on, a rank that ends by an uncaught exception or `sys.exit` with a failure says so
+MPI through hpcomm on, a rank that ends by an uncaught exception or SystemExit with a failure says so
 first, waits a moment whether all others end too (then everybody's own exit status counts), and
 otherwise aborts the job.
 """
@@ -9,7 +9,6 @@ otherwise aborts the job.
 from __future__ import annotations
 
 import atexit
-import builtins
 import faulthandler
 import io
 import os
@@ -18,9 +17,10 @@ import threading
 import time
 from contextlib import redirect_stderr, suppress
 from functools import partial
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from . import leaving
 from .errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["abort", "board", "count_hasty_exits", "in_one_piece", "start", "started"]
 
 GRACE = 1.0  # s in which the other ranks may end too
+_EXIT_S = 3.0  # in which the threads and the exit handlers of a rank that fails may end
 
 board: Board | None = None  # of this node, once start() has run; None if ranks share no memory
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
@@ -45,8 +46,7 @@ _has_foreigners = False  # programs of other jobs, which ours goes on without
 _life = ""  # the file that `hpcomm run` sees until this rank ends well
 _name = ""  # of this rank, for messages
 status = 0  # with which this rank ends, once it fails
-_exit_code: Any = None  # what sys.exit was last called with
-_main_frame: FrameType | None = None
+_exit: tuple[int, float] | None = None  # the status of the SystemExit that ends Python, and since when
 _process = 0  # that is this rank: its forked children are not
 
 
@@ -61,7 +61,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: 
     Raises:
         ConfigError: mpi4py was told not to bring MPI up, and nobody did.
     """
-    global _farewell, _main_frame, _name, _process
+    global _farewell, _name, _process
     if _farewell is not None:
         return
     from mpi4py import MPI
@@ -77,9 +77,6 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: 
     _hurry_to_launcher()
     if MPI.COMM_WORLD.size > 1:
         _watch(everybody, has_partners)
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        _main_frame, frame = frame, frame.f_back
 
 
 def _watch(everybody: MPI.Intracomm, has_partners: bool) -> None:
@@ -126,7 +123,7 @@ def _start_sentinel(board: Board) -> None:
 
     if not _has_sentinel:
         _has_sentinel = True
-        sentinel.start(board, abort)
+        sentinel.start(board, abort, _end_if_late)
 
 
 def expect_foreigners() -> None:
@@ -217,26 +214,31 @@ def in_one_piece(hook: Hook) -> Hook:
 
 
 def _install_hooks() -> None:
-    previous_hook, exit_ = in_one_piece(sys.excepthook), sys.exit
+    previous_hook = in_one_piece(sys.excepthook)
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _stand_still_if_ending()  # the cause has been said; what comes of the end is no news
         previous_hook(kind, error, trace)
         _show_captured()
         if not (sys.flags.interactive or hasattr(sys, "ps1")):
-            _leave(1)
-
-    def exit_noted(status: Any = None, /) -> Any:
-        global _exit_code
-        _exit_code = status
-        exit_(status)
+            _leave(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = excepthook
-    sys.exit = exit_noted
-    for name in ("exit", "quit"):
-        if hasattr(builtins, name) and not sys.flags.interactive:
-            setattr(builtins, name, exit_noted)
+    leaving.notice(_note_exit)
     atexit.register(_at_exit)
+
+
+def _note_exit(code: Any) -> None:
+    """Python ends by a SystemExit of this code: now its threads and its exit handlers come to their end."""
+    global _exit
+    _exit = leaving.status_of(code), time.monotonic()
+
+
+def _end_if_late() -> None:
+    """End the job if this rank has failed by SystemExit, and its threads or its exit handlers do not end."""
+    code, since = _exit or (0, 0.0)
+    if code and not status and time.monotonic() - since > _EXIT_S:
+        abort(f"ends with status {code}, but its threads, or what is to be done at its end, do not", code)
 
 
 def _show_captured() -> None:
@@ -260,8 +262,8 @@ def _write(stream: TextIO | None, text: str) -> None:
 
 def _at_exit() -> None:
     _stand_still_if_ending()
-    if _exit_code not in (None, 0) and _left_by_exception():
-        _leave(_exit_code if isinstance(_exit_code, int) else 1)
+    if _exit is not None and _exit[0]:
+        _leave(_exit[0])
     elif os.getpid() != _process:
         _leave(0)
     else:
@@ -325,20 +327,6 @@ def _note_life() -> None:
 def _remove(file: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(file)  # noqa: PTH108
-
-
-def _left_by_exception() -> bool:
-    """Whether the program's outermost frame ended by an exception, not by reaching its end.
-
-    A sys.exit that somebody caught must not count. Python tells exit handlers nothing about the way
-    out, but the frame's last instruction does.
-    """
-    frame = _main_frame
-    if frame is None or frame.f_lasti < 0:
-        return True
-    import dis
-
-    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def _leave(code: int) -> None:

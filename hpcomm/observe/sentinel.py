@@ -32,9 +32,9 @@ TICK = 0.2  # s between looks
 _PATIENT = 4  # looks that find the same call before it is judged
 
 
-def start(board: Board, abort: Callable[[str], None]) -> None:
-    """Start the thread. abort(text) must say text and end the job."""
-    threading.Thread(target=_watch, args=(board, abort), name="hpcomm-sentinel", daemon=True).start()
+def start(board: Board, abort: Callable[[str], None], look: Callable[[], None]) -> None:
+    """Start the thread. abort(text) must say text and end the job; look() is called at each look, too."""
+    threading.Thread(target=_watch, args=(board, abort, look), name="hpcomm-sentinel", daemon=True).start()
 
 
 _followed: dict[int, weakref.ref[Communicator]] = {}
@@ -70,11 +70,12 @@ def _is_troubled() -> bool:
     return False
 
 
-def _watch(board: Board, abort: Callable[[str], None]) -> None:
+def _watch(board: Board, abort: Callable[[str], None], look: Callable[[], None]) -> None:
     seen: Blocked | None = None
     times, since = 0, 0.0
     while not sys.is_finalizing():
         time.sleep(TICK)
+        look()
         question = board.mine.question
         if question is not None:
             board.mine.answer(question, describe_call())

@@ -27,13 +27,24 @@ SLACK_S = 1.5  # two cores, several processes that end, a launcher that gathers 
 ENDINGS: dict[str, tuple[str, int | None, str]] = {  # statement, status (None: any failure), words on stderr
     "an uncaught exception": ("raise ValueError('rank one is broken')", 1, "ValueError: rank one is broken"),
     "sys.exit": ("sys.exit(3)", 3, ""),
-    "SystemExit": ("raise SystemExit(3)", None, ""),  # Python tells nobody which status that was
+    "SystemExit": ("raise SystemExit(3)", 3, ""),
+    "an early name of sys.exit": ("leave(3)", 3, ""),
+    "a thread that goes on": (
+        "threading.Thread(target=time.sleep, args=(60,)).start(); raise SystemExit(3)",
+        3,
+        "",
+    ),
+    "SystemExit with a text": ("raise SystemExit('so sorry')", 1, "so sorry"),
+    "os._exit": ("os._exit(3)", 3, ""),
+    "a signal": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "ignal 9"),
+    "Ctrl-C": ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
     "sys.exit with a text": ("sys.exit('I am sorry')", 1, "I am sorry"),
     "a failed assertion": ("assert 1 == 2, 'no equality'", 1, "AssertionError: no equality"),
 }
 WAITS = {
     "a collective": "comm.all_reduce(1)",
     "a barrier": "comm.barrier()",
+    "a computation": "while True: time.sleep(0.1)",
     "a receive": "comm.recv(np.zeros(1), 1)",
     "a background wait": "comm.all_reduce(1, async_op=True).wait()",
     "an object's receive": "comm.recv_object(1)",
@@ -55,10 +66,13 @@ PAIRS = [
     ("an uncaught exception", "a collective"),
     ("an uncaught exception", "a background wait"),
     ("sys.exit", "a receive"),
-    ("sys.exit", "a background wait"),
-    ("SystemExit", "a barrier"),
+    ("SystemExit", "a computation"),
     ("SystemExit", "a send in the background"),
-    ("SystemExit", "objects of several"),
+    ("SystemExit with a text", "objects of several"),
+    ("an early name of sys.exit", "a computation"),
+    ("a thread that goes on", "a barrier"),
+    ("os._exit", "a computation"),
+    ("Ctrl-C", "a computation"),
     ("sys.exit with a text", "a collective"),
     ("a failed assertion", "a barrier"),
 ]
@@ -66,7 +80,8 @@ PLAIN_PAIRS = [
     ("an uncaught exception", "a receive"),
     ("sys.exit", "a collective"),
     ("SystemExit", "one of several"),
-    ("SystemExit", "an await"),
+    ("SystemExit", "a computation"),
+    ("os._exit", "an await"),
 ]
 
 
@@ -83,8 +98,9 @@ class Ended:
 def program(on_one: str, on_others: str, note: Path) -> str:
     """Rank 1 does one thing, after writing down when; the others do another."""
     return f"""
-import sys, time
+import os, signal, sys, threading, time
 from pathlib import Path
+from sys import exit as leave
 import numpy as np
 import hpcomm
 
@@ -209,7 +225,7 @@ else:
     assert "hpcomm:" not in done.stderr
 
 
-@pytest.mark.parametrize("statement", ["raise ValueError('all of us')", "sys.exit(3)", "raise SystemExit(3)"])
+@pytest.mark.parametrize("statement", ["raise ValueError('all of us')", "raise SystemExit(3)"])
 def test_all_ranks_failing_alike_print_and_end(job: Any, statement: str) -> None:
     source = f"import sys, hpcomm\nhpcomm.world.barrier()\nprint('before', flush=True)\n{statement}\n"
     started = steady_time()
@@ -267,14 +283,14 @@ comm = hpcomm.world
 assert comm.all_reduce(np.ones(3)).tolist() == [comm.size] * 3
 try:
     sys.exit(7)  # caught: the program goes on and ends well
-except SystemExit:
-    pass
+except SystemExit as caught:
+    assert caught.code == 7
 if comm.rank == 0:
     print("fine")
 if comm.rank == 1:
     sys.exit(0)
 if comm.rank == 2:
-    sys.exit()
+    raise SystemExit
 """
     done = job(3, source) if launcher == "hpcomm run" else plain_launch(3, source, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
