@@ -90,15 +90,8 @@ class Channel:
         """Begin: packs and sends, or readies to receive; waits for the last start of this channel first."""
         if self._under_way:
             self.finish()
-        if self._made_for is None:
+        if self._made_for is None or any(field.values is not values for field, values in self._made_for):
             self._prepare()
-        else:
-            for field, values in self._made_for:
-                if field.values is not values:
-                    if getattr(field.values, "shape", ()) != values.shape:
-                        field.check(field.values)
-                    self._prepare()
-                    break
         if self.sends:
             for head in self._heads:
                 head[:] = self.stamp
@@ -150,6 +143,8 @@ class Channel:
     def _prepare(self) -> None:
         from mpi4py import MPI
 
+        for part in self.parts:  # of each turn's channel, whichever has seen these values first
+            part.field.check(part.field.values)
         self.free()
         self._made_for = [(part.field, part.field.values) for part in self.parts]
         # A send that is complete when it is buffered would hide from every deadline that nobody takes it.

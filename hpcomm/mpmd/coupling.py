@@ -174,6 +174,8 @@ class Taking:
             self._inbox = Field.__new__(Field)
             self._inbox.__dict__.update(field.__dict__)
             self._inbox.values = np.zeros((count, *field.shape), dtype)
+            self._inbox._plain = dtype
+            self._inbox.points = field.points if weights is None else weights.sources
         self._covered = _covered(rows, count) if weights is None else None
         self._there: There | None = None
         if not self._as_it_comes and _stays(wire, self.part) and (weights is None or Mapped.suits(weights)):
@@ -196,6 +198,7 @@ class Taking:
             )
         self.version = -1  # of newer
         self._first = schedule.first(start_s) if self._timed else 0
+        self._seen: Any = None  # values that have been checked
         self._older: Any = None
         self._newer: Any = None
 
@@ -206,6 +209,9 @@ class Taking:
 
     def get(self, t: float | None) -> Any:
         """Fill the field with what holds at time t; returns its values."""
+        if self.field.values is not self._seen:
+            self.field.check(self.field.values)
+            self._seen = self.field.values
         if self._recorder is not None and self._recorder.replays:
             self._set(self._recorder.next(self.field.name))
             return self.field.values

@@ -59,12 +59,14 @@ class Field:
         self.kind = look.dtype
         self.dtype = np.dtype(look.dtype.storage) if look.place is not None else look.array.dtype
         self.shape = shape[1:]
+        self._verb, self._plain = verb, getattr(values, "dtype", None)
 
     def check(self, values: Any) -> None:
-        """Refuse values of another shape than those that were declared, where they are set anew.
+        """Refuse values of another shape or kind than those that were declared, where they are set anew.
 
         Raises:
             LayoutError: there is not one row for each point.
+            DtypeError: what they hold, or are to hold, would be lost.
         """
         shape = tuple(getattr(values, "shape", ()))
         if shape != (len(self.points), *self.shape):
@@ -72,6 +74,19 @@ class Field:
                 f"the values of field {self.name!r} now have the shape {shape}",
                 "put or get",
                 f"shape {(len(self.points), *self.shape)}, as when it was declared",
+            )
+        if getattr(values, "dtype", None) != self._plain:
+            self._check_kind(_looked_at(self.name, values, self._verb).dtype)
+
+    def _check_kind(self, kind: Any) -> None:
+        source, target = (kind, self.kind) if self._verb == "gives" else (self.kind, kind)
+        halves = "q" in (kind.kind, self.kind.kind) or "h" in (kind.kind, self.kind.kind)
+        fits = kind == self.kind or (not halves and np.can_cast(source.storage, target.storage, "same_kind"))
+        if not fits:
+            raise DtypeError(
+                f"the values of field {self.name!r} are now {kind}, and it was declared as {self.kind}",
+                "put or get",
+                f"values of {self.kind}",
             )
 
     def check_grid(self, verb: str) -> None:

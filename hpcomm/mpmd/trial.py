@@ -48,7 +48,8 @@ def measure(
     exact = _smooth(field.grid.centres(field.points), within)
     made = exact if weights is None else np.zeros(weights.columns)
     carrier = Field.__new__(Field)
-    carrier.__dict__.update(field.__dict__, values=made, shape=())
+    points = field.points if weights is None else weights.sources
+    carrier.__dict__.update(field.__dict__, values=made, shape=(), points=points, _plain=made.dtype)
     part = Part(carrier, side.part.rows, made.dtype)
     channel = Channel(
         wire, [part], _FIRST_TAG + number, sends=weights is None, direct=True, timeout_s=side.timeout_s

@@ -444,10 +444,10 @@ WRONG = {
     "values of another shape, set anew": (
         (
             "f = me.gives('f', np.zeros(3)) if me.name == 'a' else me.takes('f', np.zeros(3))\n"
-            "me.connect(); f.values = np.zeros(4); me.put(f) if me.name == 'a' else me.get(f)\n"
-            "f.values = np.zeros(5); me.put(f) if me.name == 'a' else me.get(f)"
+            "me.put(f) if me.name == 'a' else me.get(f)\n"
+            "f.values = np.zeros(5 if me.name == 'a' else 3); me.put(f) if me.name == 'a' else me.get(f)"
         ),
-        "the values of field 'f' now have the shape (",
+        "the values of field 'f' now have the shape (5,)",
     ),
     "values of a mean that would be stretched to its shape": (
         (

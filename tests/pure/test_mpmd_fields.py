@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from hpcomm import dtypes
-from hpcomm.errors import ConfigError
+from hpcomm.errors import ConfigError, DtypeError
 from hpcomm.mpmd.clock import Schedule
 from hpcomm.mpmd.connect import agreed
+from hpcomm.mpmd.field import Field
 from hpcomm.mpmd.spec import FieldSpec
 
 BITS = "such fields can only be moved as they are"
@@ -44,6 +45,28 @@ def test_what_arrives_means_what_was_sent_or_is_refused(case):
             ConfigError, match=f"field 'f' is {given} at 'a' and {taken} at 'b': {KINDS[case]}"
         ):
             agreed(link, *sides, (spec,))
+
+
+SET_ANEW = {
+    ("gives", "float64", "float64"): None,
+    ("gives", "float64", "int32"): None,
+    ("gives", "int32", "float64"): "are now float64, and it was declared as int32",
+    ("gives", "float16", "uint16"): "are now uint16",
+    ("takes", "float64", "float32"): None,
+    ("takes", "float64", "int32"): "are now int32",
+    ("takes", "complex64", "float64"): "are now float64",
+}
+
+
+@pytest.mark.parametrize("case", SET_ANEW, ids=" ".join)
+def test_values_set_anew_are_of_a_kind_that_keeps_them(case):
+    verb, declared, now = case
+    field = Field(None, "f", np.zeros(3, declared), np.arange(3), None, verb)
+    if SET_ANEW[case] is None:
+        field.check(np.zeros(3, now))
+    else:
+        with pytest.raises(DtypeError, match=SET_ANEW[case]):
+            field.check(np.zeros(3, now))
 
 
 @pytest.mark.parametrize(
