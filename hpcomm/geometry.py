@@ -62,9 +62,10 @@ def across(grid: Any, i: Indices, j: Indices) -> Indices:
 def meetings(target: Array, source: Array) -> tuple[Indices, Indices, Array, Array]:
     """Where intervals between ascending edges meet: (first of each target, source, low, high)."""
     edges = np.union1d(target, source)
-    edges = edges[np.concatenate(([True], np.diff(edges) > 1e-13))]
+    little = 1e-13 * float(np.abs(edges[[0, -1]]).max())
+    edges = edges[np.concatenate(([True], np.diff(edges) > little))]
     edges = edges[
-        (edges >= max(target[0], source[0]) - 1e-13) & (edges <= min(target[-1], source[-1]) + 1e-13)
+        (edges >= max(target[0], source[0]) - little) & (edges <= min(target[-1], source[-1]) + little)
     ]
     middle = (edges[1:] + edges[:-1]) / 2
     t, s = (np.searchsorted(e, middle, "right") - 1 for e in (target, source))
@@ -120,10 +121,12 @@ def clipped(polygon: Array, window: Array) -> Array:
             edge = end - start
             off = polygon - start[:, None]
             side = edge[:, None, 0] * off[..., 1] - edge[:, None, 1] * off[..., 0]
+            little = 1e-16 * np.abs(edge).max(axis=1) * (np.abs(start) + np.abs(edge)).max(axis=1)
         else:
             normal = np.cross(start, end - start)
             side = (polygon * normal[:, None]).sum(axis=2)
-        side[np.abs(side) < 1e-16] = 0.0
+            little = np.full(len(side), 1e-16)
+        side[np.abs(side) < little[:, None]] = 0.0
         polygon = _cut(polygon, side)
     return polygon
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from .errors import ConfigError, LayoutError
 from .geometry import moments
+from .triangulation import crossing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,11 +168,15 @@ class Points:
 
 
 class Cells:
-    """Convex cells given by their vertices: this rank's own, in the order of its field's points.
+    """Cells given by their vertices: this rank's own, in the order of its field's points.
 
     Args:
         vertices: (cells, vertices, 2): longitude and latitude in degrees, or x and y, anticlockwise; a
-            cell with fewer vertices repeats its last one.
+            cell with fewer vertices repeats its last one. Edges of a cell must not cross each other; a
+            cell that is not convex costs several triangles.
+
+    Raises:
+        LayoutError: they are none.
     """
 
     kind = "cells"
@@ -185,6 +190,13 @@ class Cells:
                 f"{len(flat)} cells have no area, or go clockwise; the first is {flat[0]}",
                 "Cells(vertices)",
                 "vertices anticlockwise, seen from outside",
+            )
+        crossed = crossing(self.corners(np.arange(len(self.vertices))))
+        if len(crossed):
+            raise LayoutError(
+                f"the edges of {len(crossed)} cells cross each other; the first is {crossed[0]}",
+                "Cells(vertices)",
+                "vertices in the order in which they go round the cell",
             )
 
     def corners(self, points: Indices) -> Array:

@@ -7,10 +7,11 @@ bilinear        2      no         latlon, gaussian, plane
 conservative    1      yes        cells: overlap areas (Jones 1999)
 conservative2   2      yes        cells: with gradients of the source (Kritsikis et al. 2017)
 
-SciPy's trees and sparse matrices do the heavy work; grid.py has the grids.
+SciPy's trees and sparse matrices do the heavy work; grid.py has the grids, gradients.py the gradients.
 
 Points that are not given (masked, land) do not count: a target cell takes the mean over the part of it that
-is covered, `Weights.fraction` says how large that is, and a point that nothing reaches keeps its value.
+is covered, `Weights.fraction` says how large that is, and `Weights.uncovered` which points nothing reaches.
+Cells that are given lie beside each other, not over each other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ConfigError, DtypeError, LayoutError
-from .geometry import across, between, beyond_poles, clipped, meetings, moments, rectangle_moments, repeated
+from .geometry import across, between, beyond_poles, meetings, moments, rectangle_moments, repeated
+from .gradients import around_cells, around_rectangles, gradients
 from .grid import (
     Cells,
     Gaussian,
@@ -36,6 +38,7 @@ from .grid import (
     size_of,
 )
 from .mappings import MAPPINGS, misfit
+from .triangulation import Parts, overlaps
 from .weights import Weights, sparse_matrices
 
 if TYPE_CHECKING:
@@ -60,7 +63,9 @@ __all__ = [
 ]
 
 _FAR = 8.0  # farther than anything on the unit sphere is from anything else
-_SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
+_ROUNDING = 1e-14  # of lengths beside coordinates of 1
+_OVER = 1.05  # times that cells may be covered: great circles are no parallels, so 1.002 is usual
+_ONE_PLACE = 1e-6  # of the size of a cell: another one whose middle is nearer lies over it
 _DIGITS = 12  # to which distances count as equal; then the lower index wins, whatever the partition
 
 
@@ -75,7 +80,7 @@ def weights(
 
     Raises:
         ConfigError: mapping is none, or does not go between these grids.
-        DtypeError, LayoutError: given or points are no indices of points there.
+        DtypeError, LayoutError: given or points are no indices of points there, or cells lie over each other.
     """
     _check(source, target, mapping)
     here = np.unique(_indices("given", given, source))
@@ -89,7 +94,27 @@ def weights(
     shapes = _shapes(source, np.arange(size_of(source)), mapping)[here]
     if isinstance(target, (Points, Cells)) and points is not None:
         target = target.part(there)
-    return _Mapper(source, target, there, mapping, neighbours).weights(here, shapes)
+    mapper = _Mapper(source, target, there, mapping, neighbours, _scale(source, shapes[:, 0]))
+    made = mapper.weights(here, shapes)
+    if mapper.overlap:
+        raise _lie_over(mapper.overlap, "regrid.weights")
+    return made
+
+
+def _scale(grid: Any, *ends: Any) -> float:
+    """A power of two above all coordinates."""
+    if grid.sphere:
+        return 1.0
+    finite = [np.abs(end[np.isfinite(end)]).max(initial=0.0) for end in ends]
+    return float(2.0 ** np.ceil(np.log2(max(*finite, 1e-300))))
+
+
+def _lie_over(what: str, where: str) -> LayoutError:
+    return LayoutError(
+        what,
+        where,
+        "each place once: leave copies (halo columns, the fold of a tripolar grid) out of the points given",
+    )
 
 
 def _check(source: Any, target: Any, mapping: str) -> None:
@@ -105,6 +130,19 @@ def _check(source: Any, target: Any, mapping: str) -> None:
     wrong = misfit(mapping, (source.kind, source.sphere), (target.kind, target.sphere))
     if wrong is not None:
         raise ConfigError(wrong[1], "regrid.weights", wrong[2])
+    if "cells" in (source.kind, target.kind) and mapping.startswith("cons"):
+        _check_widths(_is_halved(source) or _is_halved(target), "regrid.weights")
+
+
+def _is_halved(grid: Any) -> bool:
+    """Whether edges of its cells go half round the sphere: no great circle does between two points."""
+    return isinstance(grid, Rectangles) and grid.sphere and grid.nu < 3
+
+
+def _check_widths(wrong: bool, where: str) -> None:
+    if wrong:
+        what = "a grid of one or two columns around the sphere has no areas in common with cells"
+        raise ConfigError(what, where, "three columns or more")
 
 
 def _indices(name: str, chosen: Any, grid: Any) -> Indices:
@@ -136,22 +174,31 @@ def weights_between(
     """Weights between the grids of two programs. Collective over both; None on the giver's ranks.
 
     Givers send each taker only the points near its own: what lies within a box around them.
+
+    Raises:
+        LayoutError, ConfigError: cells that are given lie over each other, or are too wide; on every rank.
     """
     cards = comm.allgather(_Card.of(grid, points, is_giver, mapping))
     source = next(card.grid for card in cards if card.is_giver)
     boxes = [card.box for card in cards if not card.is_giver]
+    if mapping.startswith("cons") and any(card.is_cells for card in cards):
+        _check_widths(any(card.is_halved for card in cards), "connect")
     margin = max(card.reach for card in cards) if mapping != "nearest" else max(c.reach for c in cards) / 2
+    scale = _scale(grid, *(end for card in cards if card.is_giver for end in card.box))
     shapes = _shapes(grid, points, mapping) if is_giver else np.empty((0, 1, 3))
     found = None
     while True:
         got = _nearby(comm, cards, boxes, points, shapes, margin)
         if not is_giver:
-            mapper = _Mapper(source or grid, grid, points, mapping, neighbours)
+            mapper = _Mapper(source, grid, points, mapping, neighbours, scale)
             found = mapper.weights(*got) if len(got[0]) else None
         reached = is_giver or (found is not None and mapper.needed <= margin) or margin >= _FAR * mapper.scale
         if comm.allreduce(not reached) == 0:
             break
         margin *= 2
+    overlaps = [told for told in comm.allgather("" if is_giver else mapper.overlap) if told]
+    if overlaps:
+        raise _lie_over(overlaps[0], "connect")
     if is_giver:
         return None
     return found or _nothing(len(points))
@@ -165,16 +212,19 @@ class _Card:
     grid: Any
     box: tuple[Array, Array]
     reach: float
+    is_cells: bool
+    is_halved: bool
 
     @classmethod
     def of(cls, grid: Any, points: Indices, is_giver: bool, mapping: str) -> _Card:
         kept = grid if is_giver and isinstance(grid, Rectangles) else None
+        kind = grid.kind == "cells", _is_halved(grid)
         if not len(points):
             wide = 3 if grid.sphere else 2
-            return cls(is_giver, kept, (np.full(wide, np.inf), np.full(wide, -np.inf)), 0.0)
+            return cls(is_giver, kept, (np.full(wide, np.inf), np.full(wide, -np.inf)), 0.0, *kind)
         x = grid.centres(points)
         reach = 4.0 * _radius(grid, points)
-        return cls(is_giver, kept, (x.min(axis=0), x.max(axis=0)), reach)
+        return cls(is_giver, kept, (x.min(axis=0), x.max(axis=0)), reach, *kind)
 
 
 def _radius(grid: Any, points: Indices) -> float:
@@ -212,18 +262,28 @@ def _nearby(
     got = [part for part in comm.alltoall(parcels) if part is not None and len(part[0])]
     if not got:
         return np.empty(0, np.int64), shapes[:0]
+    wide = max(form.shape[1] for _, form in got)  # some ranks' cells have more vertices than others'
+    got = [(part, np.pad(form, ((0, 0), (0, wide - form.shape[1]), (0, 0)), "edge")) for part, form in got]
     found, forms = np.concatenate([p for p, _ in got]), np.concatenate([s for _, s in got])
     order = np.argsort(found, kind="stable")
     return found[order], forms[order]
 
 
 class _Mapper:
-    """Makes weights for some target points. needed: how far the farthest source was that counted."""
+    """Makes weights for some target points.
 
-    def __init__(self, source: Any, target: Any, points: Indices, mapping: str, neighbours: int) -> None:
+    source: the grid that they come from, if it is Rectangles. source_scale: its largest coordinate.
+    needed: how far the farthest source was that counted. overlap: what is known of sources that lie over each
+    other, in words.
+    """
+
+    def __init__(
+        self, source: Any, target: Any, points: Indices, mapping: str, neighbours: int, source_scale: float
+    ) -> None:
         self.source, self.target, self.points = source, target, points
-        self.mapping, self.neighbours = mapping, neighbours
+        self.mapping, self.neighbours, self.source_scale = mapping, neighbours, source_scale
         self.needed = 0.0
+        self.overlap = ""
         self.scale = 1.0 if target.sphere else float(np.abs(target.centres(points)).max(initial=1.0))
 
     def weights(self, given: Indices, shapes: Array) -> Weights:
@@ -246,7 +306,7 @@ class _Mapper:
         count = min(k + 6, len(x))
         distance, which = cKDTree(x).query(self.target.centres(self.points), k=count)
         distance, which = distance.reshape(-1, count), which.reshape(-1, count)
-        order = np.lexsort((which, np.round(distance, _DIGITS)), axis=1)[:, :k]
+        order = np.lexsort((which, np.round(distance / self.source_scale, _DIGITS)), axis=1)[:, :k]
         distance, which = (np.take_along_axis(a, order, axis=1) for a in (distance, which))
         self.needed = float(distance.max(initial=0.0)) if count > k or count == len(x) else _FAR
         return distance, which
@@ -258,6 +318,7 @@ class _Mapper:
 
     def _idw(self, given: Indices, shapes: Array) -> Any:
         distance, which = self._closest(shapes[:, 0], self.neighbours)
+        distance = distance / self.source_scale
         share = 1.0 / np.maximum(distance, 1e-14) ** 2
         share = np.where(distance[:, :1] < 1e-13, np.arange(share.shape[1]) == 0, share)
         share = share / share.sum(axis=1, keepdims=True)
@@ -277,6 +338,7 @@ class _Mapper:
         j, b = between(beyond_poles(s.v_centres) if s.sphere else s.v_centres, v, None)
         j = j - 1 if s.sphere else j
         n = len(self.points)
+        inside = np.ones(n, bool) if s.sphere else _within(s.u_edges, u) & _within(s.v_edges, v)
         rows, columns, values = [], [], []
         for dj, wb in ((0, 1 - b), (1, b)):
             for di, wa in ((0, 1 - a), (1, a)):
@@ -286,7 +348,7 @@ class _Mapper:
         row, column, value = (np.concatenate(part) for part in (rows, columns, values))
         at = np.searchsorted(given, column)
         at[at == len(given)] = 0
-        there = (given[at] == column) & (value != 0)
+        there = (given[at] == column) & (value != 0) & inside[row]
         total = np.bincount(row[there], weights=value[there], minlength=n)
         kept = there & (total[row] > 1e-12)
         return row[kept], at[kept], value[kept] / total[row[kept]], (total > 1e-12).astype(float)
@@ -294,17 +356,17 @@ class _Mapper:
     # -- by area -----------------------------------------------------------------------------------------
     def _conservative(self, given: Indices, shapes: Array) -> Any:
         row, column, area, _ = self._overlaps(given, shapes)
-        covered = np.bincount(row, weights=area, minlength=len(self.points))
-        return row, column, area / covered[row], covered / self._target_areas()
+        covered, fraction = self._covered(given, shapes, row, column, area)
+        return row, column, area / covered[row], fraction
 
     def _conservative2(self, given: Indices, shapes: Array) -> Any:
         """First order, and the gradient of each source cell times the way from its centre to the overlap."""
         row, column, area, moment = self._overlaps(given, shapes)
-        covered = np.bincount(row, weights=area, minlength=len(self.points))
-        whole, centre = self._source_moments(given, shapes)
-        way = moment / area[:, None] - (centre / whole[:, None])[column]
-        which, there = self._source_neighbours(given, shapes[:, 0])
-        owner, neighbour, gradient = _gradients(shapes[:, 0], which, there, bool(self.target.sphere))
+        covered, fraction = self._covered(given, shapes, row, column, area)
+        whole, moments_ = self._source_moments(given, shapes)
+        centre = moments_ / whole[:, None]
+        way = moment / area[:, None] - centre[column]
+        owner, neighbour, gradient = self._gradients(given, shapes, centre)
         first = np.searchsorted(owner, np.arange(len(given) + 1))
         k, nth = repeated(np.diff(first)[column])
         e = first[column][k] + nth
@@ -313,8 +375,36 @@ class _Mapper:
             np.concatenate([row, row[k]]),
             np.concatenate([column, neighbour[e]]),
             np.concatenate([area / covered[row], more]),
-            covered / self._target_areas(),
+            fraction,
         )
+
+    def _covered(
+        self, given: Indices, shapes: Array, row: Indices, column: Indices, area: Array
+    ) -> tuple[Array, Array]:
+        """(area, fraction) of each target cell that is covered; notes where sources lie over each other."""
+        covered: Array = np.bincount(row, area, len(self.points)).astype(float)
+        fraction = np.asarray(covered / self._target_areas())
+        if not isinstance(self.source, Rectangles):
+            self.overlap = _in_one_place(given, shapes) or self._too_much(given, row, column, fraction)
+        return covered, fraction
+
+    def _too_much(self, given: Indices, row: Indices, column: Indices, fraction: Array) -> str:
+        """What there is to say of a point that is covered more than once; "" if none is."""
+        worst = int(fraction.argmax()) if len(fraction) else 0
+        if not len(fraction) or fraction[worst] <= _OVER:
+            return ""
+        which = _listed(given[column[row == worst]])
+        times = f"point {self.points[worst]} is covered {fraction[worst]:.3g} times"
+        return f"cells {which} that are given lie over each other: {times}"
+
+    def _gradients(self, given: Indices, shapes: Array, centre: Array) -> tuple[Indices, Indices, Array]:
+        """Of the source cells: (cell, neighbour, vector), positions in given."""
+        if isinstance(self.source, Rectangles):
+            around = around_rectangles(self.source, given)
+        else:
+            around = around_cells(shapes[:, 1:], self.source_scale)
+        ways = shapes[:, 1:] - centre[:, None]
+        return gradients(shapes[:, 0], *around, ways, bool(self.target.sphere))
 
     def _target_areas(self) -> Array:
         """With the edges that overlaps are computed with."""
@@ -322,24 +412,6 @@ class _Mapper:
         return np.asarray(
             t.areas(self.points) if self._both_rectangles else moments(t.corners(self.points))[0]
         )
-
-    def _source_neighbours(self, given: Indices, x: Array) -> tuple[Indices, Any]:
-        """Eight cells around each source cell (positions in given), and which of them there are."""
-        if not isinstance(self.source, Rectangles):
-            which = _near(x, 8)
-            return which, np.ones(which.shape, bool)
-        s = self.source
-        j, i = s.at(given)
-        around = [(a, b) for b in (-1, 0, 1) for a in (-1, 0, 1) if a or b]
-        index = np.stack([across(s, i + a, j + b) for a, b in around], axis=1)
-        inside = np.ones(index.shape, bool)
-        if not s.sphere:
-            inside = np.stack(
-                [(i + a >= 0) & (i + a < s.nu) & (j + b >= 0) & (j + b < s.nv) for a, b in around], axis=1
-            )
-        at = np.searchsorted(given, index)
-        at[at == len(given)] = 0
-        return at, inside & (given[at] == index)
 
     @property
     def _both_rectangles(self) -> bool:
@@ -384,38 +456,37 @@ class _Mapper:
         row = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
         column = np.concatenate([np.asarray(each, np.int64) for each in lists]) if len(row) else row
         parts = np.array_split(np.arange(len(row)), max(1, len(row) // 50_000))
-        pieces = [moments(clipped(mine[row[part]], corners[column[part]])) for part in parts]
+        both = Parts(mine), Parts(corners)
+        pieces = [overlaps(*both, row[part], column[part]) for part in parts]
         area, moment = (np.concatenate(part) for part in zip(*pieces, strict=True))
-        kept = area > 1e-15
+        digits = _ROUNDING * (np.linalg.norm(centre, axis=1) + reach)  # where cells only touch
+        kept = area > (digits * reach)[row]
         return row[kept], column[kept], area[kept], moment[kept]
 
 
-def _near(x: Array, k: int) -> Indices:
-    """The k nearest others of each point; of equally near ones the lower indices."""
+def _within(edges: Array, x: Array) -> Any:
+    """Whether x lies between the first and the last edge, but for rounding."""
+    little = _ROUNDING * np.abs(edges).max()
+    return (x >= edges[0] - little) & (x <= edges[-1] + little)
+
+
+def _in_one_place(given: Indices, shapes: Array) -> str:
+    """What there is to say of cells that have their middle where another one has; "" if none does."""
     from scipy.spatial import cKDTree
 
-    count = min(k + 7, len(x))
-    distance, which = cKDTree(x).query(x, k=count)
-    distance, which = distance.reshape(len(x), count), which.reshape(len(x), count)
-    order = np.lexsort((which, np.round(distance, _DIGITS)), axis=1)[:, 1 : k + 1]
-    return np.asarray(np.take_along_axis(which, order, axis=1), np.int64)
+    x = shapes[:, 0]
+    if len(x) < 2:
+        return ""
+    distance, which = cKDTree(x).query(x, k=2)
+    size = np.linalg.norm(shapes[:, 1:] - x[:, None], axis=2).max(axis=1)
+    same = np.flatnonzero(distance[:, 1] < _ONE_PLACE * size)
+    if not len(same):
+        return ""
+    return (
+        f"cells {_listed(given[which[same[0]]])} that are given lie over each other, the first of {len(same)}"
+    )
 
 
-def _gradients(x: Array, which: Indices, there: Any, sphere: bool) -> tuple[Indices, Indices, Array]:
-    """Gradients as sums over neighbours: (cell, neighbour, vector), by weighted least squares.
-
-    The sum of value[neighbour] * vector over the rows of a cell is the gradient there, in its tangent plane.
-    """
-    n = len(x)
-    d = x[which] - x[:, None]
-    if sphere:
-        d = d - (d * x[:, None]).sum(axis=2, keepdims=True) * x[:, None]
-    square = (d * d).sum(axis=2, keepdims=True)
-    there = there & (square[..., 0] > _SAME * (x * x).sum(axis=1)[:, None])
-    weighted = np.where(there[..., None], d / np.maximum(square, 1e-300), 0.0)
-    pseudo = np.linalg.pinv(np.einsum("nki,nkj->nij", weighted, d), rcond=1e-8, hermitian=True)
-    vector = np.einsum("nij,nkj->nki", pseudo, weighted)
-    owner = np.repeat(np.arange(n), which.shape[1] + 1)
-    neighbour = np.concatenate([which, np.arange(n)[:, None]], axis=1).ravel()
-    both = np.concatenate([vector, -vector.sum(axis=1, keepdims=True)], axis=1).reshape(-1, x.shape[1])
-    return owner, neighbour, both
+def _listed(numbers: Indices) -> str:
+    found = [str(number) for number in np.sort(numbers)[:4]]
+    return " and ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]

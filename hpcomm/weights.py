@@ -44,6 +44,11 @@ class Weights:
         """Points that something reaches."""
         return np.flatnonzero(np.diff(self.matrix.indptr))
 
+    @cached_property
+    def uncovered(self) -> Indices:
+        """Points that nothing reaches; apply leaves 0 there."""
+        return np.flatnonzero(np.diff(self.matrix.indptr) == 0)
+
     def apply(self, values: NDArray[Any]) -> Array:
         """Map values of the sources, shape (sources, ...)."""
         flat = np.asarray(values, float).reshape(len(values), math.prod(values.shape[1:]))

@@ -1,0 +1,183 @@
+"""Gradients of what cells hold, as sums over the cells around them.
+
+They come from the cells on the other side of each edge, by least squares, and are limited: to the value of a
+cell they add at any of its corners no more than the values around it differ from each other, and where these
+cannot tell of a direction (all on one line, or none) there is no gradient in it. So a mapping with gradients
+has no large weights, whatever the shapes of the cells are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .geometry import across, repeated
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+    Indices = NDArray[np.int64]
+
+__all__ = ["around_cells", "around_rectangles", "gradients"]
+
+_SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
+_FEW = 4  # neighbours: from fewer a gradient has no second order
+_UNIT = 2.0**-36  # of the largest coordinate: corners that are nearer are one
+_WEAK = 0.1  # of the strongest direction: weaker ones are left out where they make gradients too large
+_NONE = 1e-4  # of it: left out always
+_MOST = 2.0  # the sum of magnitudes of weights that a gradient adds anywhere in its cell
+
+
+def around_rectangles(source: Any, given: Indices) -> tuple[Indices, Indices]:
+    """(cell, neighbour), as positions in given, ascending: the eight around each that there are."""
+    j, i = source.at(given)
+    cells = []
+    for b, a in ((b, a) for b in (-1, 0, 1) for a in (-1, 0, 1) if a or b):
+        index = across(source, i + a, j + b)
+        inside = source.sphere | ((i + a >= 0) & (i + a < source.nu) & (j + b >= 0) & (j + b < source.nv))
+        at = np.searchsorted(given, index)
+        at[at == len(given)] = 0
+        cells.append(np.where(inside & (given[at] == index), at, -1))
+    neighbour = np.stack(cells, axis=1)
+    owner = np.repeat(np.arange(len(given)), neighbour.shape[1])
+    return owner[neighbour.ravel() >= 0], neighbour.ravel()[neighbour.ravel() >= 0]
+
+
+def around_cells(corners: Array, scale: float) -> tuple[Indices, Indices]:
+    """(cell, neighbour), ascending: who is on the other side of an edge.
+
+    Where these are few (triangles, coasts, cells beside smaller ones): all with a corner in common.
+
+    Args:
+        scale: the largest coordinate of all cells.
+    """
+    n, k, _ = corners.shape
+    vertex = _numbered(corners, scale)
+    start, end = vertex.ravel(), np.roll(vertex, -1, axis=1).ravel()
+    cell = np.repeat(np.arange(n), k)
+    real = start != end  # not that of a corner to its repetition
+    start, end, cell = start[real], end[real], cell[real]  # each corner of a cell is the start of one edge
+    edge = np.minimum(start, end) * n * k + np.maximum(start, end)
+    order = np.argsort(edge, kind="stable")
+    same = np.flatnonzero(edge[order][1:] == edge[order][:-1])
+    a, b = cell[order[same]], cell[order[same + 1]]
+    few = np.bincount(np.concatenate([a, b]), minlength=n) < _FEW
+    owner, neighbour = _at_corners(cell, start, few[cell])
+    owner, neighbour = np.concatenate([a, b, owner]), np.concatenate([b, a, neighbour])
+    pairs = np.unique((owner * n + neighbour)[owner != neighbour])
+    return pairs // max(n, 1), pairs % max(n, 1)
+
+
+def _numbered(corners: Array, scale: float) -> Indices:
+    """A number for each corner, the same for corners in one place."""
+    # Off by a share of a unit, since coordinates that people choose lie at round numbers.
+    places = np.floor(corners.reshape(-1, corners.shape[2]) / (scale * _UNIT) + 0.3180339887)
+    found = np.unique(places, axis=0, return_inverse=True)[1]
+    return np.asarray(found.reshape(corners.shape[:2]), np.int64)
+
+
+def _at_corners(cell: Indices, corner: Indices, asks: Any) -> tuple[Indices, Indices]:
+    """(cell, another one with that corner) for each corner of a cell that asks."""
+    order = np.argsort(corner, kind="stable")
+    first, last = (np.searchsorted(corner[order], corner[asks], side) for side in ("left", "right"))
+    which, nth = repeated(last - first)
+    return cell[asks][which], cell[order][first[which] + nth]
+
+
+def gradients(
+    x: Array, owner: Indices, neighbour: Indices, ways: Array, sphere: bool
+) -> tuple[Indices, Indices, Array]:
+    """Gradients as sums over neighbours: (cell, neighbour, vector), cells ascending, themselves among them.
+
+    The sum of value[neighbour] * vector over the rows of a cell is the gradient there, in its tangent plane.
+
+    Args:
+        x: centres of the cells.
+        owner, neighbour: cells, ascending, and others around them.
+        ways: (cells, corners, 2 or 3): how far each corner is from where the gradient begins.
+    """
+    n = len(x)
+    axes = _round_axes(_tangents(x) if sphere else np.tile(np.eye(2), (n, 1, 1)), ways)
+    way = x[neighbour] - x[owner]
+    if sphere:
+        way = way - (way * x[owner]).sum(axis=1, keepdims=True) * x[owner]
+    apart = (way * way).sum(axis=1) > _SAME * (x * x).sum(axis=1)[owner]
+    owner, neighbour = owner[apart], neighbour[apart]
+    d = (axes[owner] * way[apart, None]).sum(axis=2)
+    found = _limited(owner, d, (axes[:, None] * ways[:, :, None]).sum(axis=3))
+    vector = (found[:, :, None] * axes[owner]).sum(axis=1)
+    own = np.stack([np.bincount(owner, each, n) for each in vector.T], axis=1)
+    order = np.argsort(np.concatenate([owner, np.arange(n)]), kind="stable")
+    owner, neighbour = (np.concatenate([each, np.arange(n)])[order] for each in (owner, neighbour))
+    return owner, neighbour, np.concatenate([vector, -own])[order]
+
+
+def _tangents(x: Array) -> Array:
+    """Two directions on the sphere at each point, at right angles: (points, 2, 3)."""
+    least = np.eye(3)[np.abs(x).argmin(axis=1)]
+    first = np.cross(least, x)
+    first = first / np.linalg.norm(first, axis=1, keepdims=True)
+    return np.stack([first, np.cross(x, first)], axis=1)
+
+
+def _round_axes(axes: Array, ways: Array) -> Array:
+    """The two directions of each cell, stretched and sheared so that it is as wide in every direction.
+
+    What is far is then counted in widths of the cell, and long cells are no worse than square ones.
+    """
+    a = (axes[:, None] * ways[:, :, None]).sum(axis=3)
+    b = np.roll(a, -1, axis=1)
+    area = a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+    xx, xy, yy = (
+        (area * (a[..., i] * a[..., j] + b[..., i] * b[..., j] + (a + b)[..., i] * (a + b)[..., j])).sum(
+            axis=1
+        )
+        for i, j in ((0, 0), (0, 1), (1, 1))
+    )
+    size = (a * a).sum(axis=(1, 2))
+    is_cell = (area.sum(axis=1) > 0) & (xx > 0) & (xx * yy - xy * xy > 1e-20 * (xx + yy) ** 2)
+    mass = np.where(is_cell, np.maximum(area.sum(axis=1), 1e-300), 1.0)
+    xx, yy = (np.where(is_cell, each / mass, np.maximum(size, 1e-300)) for each in (xx, yy))
+    xy = np.where(is_cell, xy / mass, 0.0)
+    wide = np.sqrt(xx)
+    sheared = xy / wide
+    high = np.sqrt(yy - sheared * sheared)
+    first = axes[:, 0] / wide[:, None]
+    return np.stack([first, (axes[:, 1] - sheared[:, None] * first) / high[:, None]], axis=1)
+
+
+def _limited(owner: Indices, d: Array, corners: Array) -> Array:
+    """The vector of each neighbour that is d away, in two dimensions."""
+    towards = d / (d * d).sum(axis=1, keepdims=True)
+    normal = np.empty((len(corners), 2, 2))
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        normal[:, i, j] = np.bincount(owner, towards[:, i] * d[:, j], len(corners))
+    strength, directions = np.linalg.eigh(normal)
+    found = _solved(strength, directions, _NONE, owner, towards)
+    large = _amplified(owner, found, corners) > _MOST * (1 + 1e-9)
+    if large.any():
+        strong = _solved(strength, directions, _WEAK, owner, towards)
+        found = np.where(large[owner, None], strong, found)
+        most = _amplified(owner, found, corners)
+        found = found * np.minimum(1.0, _MOST / np.maximum(most, _MOST))[owner, None]
+    return found
+
+
+def _solved(strength: Array, directions: Array, least: float, owner: Indices, towards: Array) -> Array:
+    """The vector of each neighbour, in the directions in which there are some."""
+    kept = strength > np.maximum(least * strength[:, -1:], 1e-300)
+    inverse = np.where(kept, 1.0 / np.where(kept, strength, 1.0), 0.0)
+    pseudo = np.einsum("nij,nj,nkj->nik", directions, inverse, directions)
+    return np.asarray((pseudo[owner] * towards[:, None]).sum(axis=2))
+
+
+def _amplified(owner: Indices, vector: Array, corners: Array) -> Array:
+    """For each cell the sum of magnitudes of the weights at the corner where it is largest."""
+    most = np.zeros(len(corners))
+    for c in range(corners.shape[1]):
+        weight = (corners[owner, c] * vector).sum(axis=1)
+        total, own = (np.bincount(owner, each, len(corners)) for each in (np.abs(weight), weight))
+        most = np.maximum(most, total + np.abs(own))
+    return most

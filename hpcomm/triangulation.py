@@ -1,0 +1,141 @@
+"""Cells that are not convex, as triangles: what is cut out of what must be convex.
+
+On the sphere a cell is seen from the centre of the sphere on the plane that touches it at the cell's middle:
+there great circles are straight lines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .geometry import clipped, moments, repeated
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+    Indices = NDArray[np.int64]
+
+__all__ = ["Parts", "convex_parts", "crossing", "overlaps"]
+
+_FLAT = 1e-12  # of a cell's size squared: three corners that span less lie on one line
+_LOST = 1e-9  # of a cell's area: triangles of a cell that does not cross itself lose less
+
+
+class Parts:
+    """Convex polygons that cells consist of: those of cell i are polygons[first[i]:first[i + 1]]."""
+
+    def __init__(self, corners: Array) -> None:
+        self.polygons, owner = convex_parts(corners)
+        self.first = np.searchsorted(owner, np.arange(len(corners) + 1))
+        self.count = np.diff(self.first)
+
+
+def overlaps(targets: Parts, sources: Parts, row: Indices, column: Indices) -> tuple[Array, Array]:
+    """(area, moment) of the overlap of each pair of cells; moment: the integral of the position over it."""
+    wide = sources.count[column]
+    pair, nth = repeated(targets.count[row] * wide)
+    a = targets.first[row][pair] + nth // wide[pair]
+    b = sources.first[column][pair] + nth % wide[pair]
+    area, moment = moments(clipped(targets.polygons[a], sources.polygons[b]))
+    if len(pair) == len(row):
+        return area, moment
+    sums: list[Array] = [np.bincount(pair, each, len(row)).astype(float) for each in (area, *moment.T)]
+    return sums[0], np.stack(sums[1:], axis=1)
+
+
+def convex_parts(corners: Array) -> tuple[Array, Indices]:
+    """(convex polygons, the cell that each is of), in the order of the cells: themselves, or their triangles.
+
+    Args:
+        corners: (n, k, 2 or 3) of cells, anticlockwise; a cell with fewer corners repeats its last one.
+    """
+    n, k, _ = corners.shape
+    bent = np.flatnonzero(~_are_convex(corners))
+    if not len(bent):
+        return corners, np.arange(n)
+    which, area, _ = _triangles(_flattened(corners[bent]))
+    of = np.repeat(bent, k - 2)
+    parts = corners[of[:, None], which.reshape(-1, 3)]
+    parts = np.pad(parts, ((0, 0), (0, k - 3), (0, 0)), "edge")
+    real = (area > _FLAT * area.sum(axis=1, keepdims=True)).ravel()
+    parts, of = parts[real], of[real]
+    straight = np.setdiff1d(np.arange(n), bent)
+    owner = np.concatenate([straight, of])
+    order = np.argsort(owner, kind="stable")
+    return np.concatenate([corners[straight], parts])[order], owner[order]
+
+
+def crossing(corners: Array) -> Indices:
+    """The cells whose edges cross each other."""
+    bent = np.flatnonzero(~_are_convex(corners))
+    return bent[_triangles(_flattened(corners[bent]))[2]] if len(bent) else bent
+
+
+def _are_convex(corners: Array) -> NDArray[np.bool_]:
+    """Whether no corner lies behind any edge."""
+    flat = _flattened(corners)
+    size = np.abs(flat - flat[:, :1]).max(axis=(1, 2))
+    found = np.ones(len(flat), bool)
+    for e in range(flat.shape[1]):
+        start, end = flat[:, e, None], flat[:, (e + 1) % flat.shape[1], None]
+        found &= (_turn(start, end, flat) >= -_FLAT * size[:, None] ** 2).all(axis=1)
+    return found
+
+
+def _flattened(corners: Array) -> Array:
+    """Corners on a plane, (n, k, 2), where edges are straight. Cells of half a sphere become points."""
+    if corners.shape[2] == 2:
+        return corners
+    middle = corners.mean(axis=1)
+    middle = middle / np.maximum(np.linalg.norm(middle, axis=1, keepdims=True), 1e-300)
+    least = np.eye(3)[np.abs(middle).argmin(axis=1)]
+    east = np.cross(least, middle)
+    east = east / np.maximum(np.linalg.norm(east, axis=1, keepdims=True), 1e-300)
+    north = np.cross(middle, east)
+    off = corners - middle[:, None]  # of small cells, which would be lost in the digits of 1
+    height = 1 + (off * middle[:, None]).sum(axis=2)
+    seen = (height > 1e-3).all(axis=1)[:, None, None]
+    across = np.stack([(off * axis[:, None]).sum(axis=2) for axis in (east, north)], axis=2)
+    return np.where(seen, across / np.maximum(height, 1e-3)[..., None], 0.0)
+
+
+def _turn(a: Array, b: Array, c: Array) -> Array:
+    """Twice the area of the triangle a, b, c: positive if anticlockwise."""
+    return np.asarray((b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0])
+
+
+def _triangles(flat: Array) -> tuple[Indices, Array, NDArray[np.bool_]]:
+    """(corners and areas of k - 2 triangles each, whether the cell crosses itself).
+
+    Ears are cut off, from all cells at once.
+    An ear is a corner whose triangle with its neighbours has no other corner in it (Meisters 1975).
+    """
+    n, k, _ = flat.shape
+    left = np.tile(np.arange(k), (n, 1))
+    made = []
+    for m in range(k, 3, -1):
+        ear = _best_ears(np.take_along_axis(flat, left[..., None], axis=1))
+        made.append(np.stack([left[np.arange(n), (ear + i) % m] for i in (-1, 0, 1)], axis=1))
+        left = left[np.arange(m) != ear[:, None]].reshape(n, m - 1)
+    which = np.stack([*made, left], axis=1)
+    corners = flat[np.arange(n)[:, None, None], which]
+    area = np.abs(_turn(corners[:, :, 0], corners[:, :, 1], corners[:, :, 2]))
+    whole = _turn(flat[:, :1], flat[:, 1:-1], flat[:, 2:]).sum(axis=1)
+    return which, area, np.abs(area.sum(axis=1) - whole) > _LOST * np.abs(whole)
+
+
+def _best_ears(flat: Array) -> Indices:
+    """Of each polygon the ear with the largest area for its edges; if it has none, any corner."""
+    before, after = np.roll(flat, 1, axis=1), np.roll(flat, -1, axis=1)
+    turn = _turn(before, flat, after)
+    inside = np.ones((len(flat), flat.shape[1], flat.shape[1]), bool)
+    for a, b in ((before, flat), (flat, after), (after, before)):
+        inside &= _turn(a[:, :, None], b[:, :, None], flat[:, None]) >= 0
+    for corner in (before, flat, after):
+        inside &= (corner[:, :, None] != flat[:, None]).any(axis=3)
+    size = np.linalg.norm(flat - before, axis=2) * np.linalg.norm(after - flat, axis=2)
+    score = np.divide(turn, size, out=np.zeros_like(turn), where=size > 0)
+    return np.asarray(np.where(inside.any(axis=2) | (turn < 0), -2.0, score).argmax(axis=1))

@@ -1,0 +1,88 @@
+"""Weights between grids whose points are spread over the ranks of two programs are those of one process."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+from hpcomm import regrid
+from hpcomm.errors import LayoutError
+from hpcomm.grid import size_of
+from hpcomm.mappings import misfit
+
+
+def boxes(x0, x1, nx, y0, y1, ny):
+    x, y = np.linspace(x0, x1, nx + 1), np.linspace(y0, y1, ny + 1)
+    around = ((0, 0), (1, 0), (1, 1), (0, 1))
+    return np.array([[[x[i + a], y[j + b]] for a, b in around] for j in range(ny) for i in range(nx)])
+
+
+def grids(n, points):
+    """One of every kind, on the sphere and on a plane."""
+    return [
+        regrid.LatLon(n, 2 * n),
+        regrid.Gaussian(n, 2 * n),
+        regrid.Cells(boxes(0, 360, 2 * n, -90, 90, n)),
+        regrid.Points(points * [360, 180] - [0, 90]),
+        regrid.Plane(n, n + 1),
+        regrid.Cells(boxes(0, 1, n, 0, 1, n), sphere=False),
+        regrid.Points(points, sphere=False),
+    ]
+
+
+def share(grid, points, rank):
+    """A rank's part, whose cells have another number of vertices than those of the next rank."""
+    part = grid.part(points) if hasattr(grid, "part") else grid
+    if rank % 2 and isinstance(part, regrid.Cells):
+        return regrid.Cells(
+            np.concatenate([part.vertices, part.vertices[:, -1:]], axis=1), sphere=part.sphere
+        )
+    return part
+
+
+def smooth(grid):
+    x = grid.centres(np.arange(size_of(grid)))
+    return 2 + x[:, 0] * x[:, 1] + x[:, -1]
+
+
+SCATTER = np.random.default_rng(2).random((60, 2))
+CASES = [
+    (source, target, mapping)
+    for source in grids(6, SCATTER)
+    for target in grids(5, SCATTER[::-1] ** 1.1)
+    for mapping in regrid.MAPPINGS
+    if not misfit(mapping, (source.kind, source.sphere), (target.kind, target.sphere))
+]
+
+
+@pytest.mark.once
+def test_between_programs_every_pair_of_grids_is_mapped_as_in_one_process(comm):
+    """The first half of the ranks gives, the others take."""
+    givers = max(1, comm.size // 2)
+    gives = comm.rank < givers
+    assert len(CASES) == 87
+    wrong = []
+    for source, target, mapping in CASES if comm.size == 3 else ():
+        grid, first, count = (source, 0, givers) if gives else (target, givers, comm.size - givers)
+        own = np.random.default_rng(3).permutation(size_of(grid))
+        own = np.sort(np.array_split(own, count)[comm.rank - first])
+        part = share(grid, own, comm.rank)
+        found = regrid.weights_between(comm.mpi, part, own, gives, mapping, 4)
+        if not gives:
+            alone = regrid.weights(source, target, mapping, points=own)
+            values = smooth(source)
+            off = found.apply(values[found.sources]) - alone.apply(values[alone.sources])
+            if not (np.abs(off).max() < 1e-12 and np.allclose(found.fraction, alone.fraction, atol=1e-12)):
+                wrong.append((source.kind, target.kind, mapping, np.abs(off).max()))
+    assert not wrong
+
+
+def test_cells_over_each_other_are_refused_on_every_rank_of_both_programs(comm):
+    if comm.size < 2:
+        return
+    gives = comm.rank == 0
+    twice = boxes(0, 360, 12, -90, 90, 6)
+    source = regrid.Cells(np.concatenate([twice, twice[:3]]))
+    grid = source if gives else regrid.LatLon(5, 10)
+    own = np.arange(size_of(grid)) if gives else np.array_split(np.arange(50), comm.size - 1)[comm.rank - 1]
+    with pytest.raises(LayoutError, match="cells 0 and 72 that are given lie over each other"):
+        regrid.weights_between(comm.mpi, grid, own, gives, "conservative", 4)
