@@ -10,6 +10,7 @@ from .steps import CUTS
 
 __all__ = [
     "ALIKE",
+    "APART",
     "ARRIVE",
     "BEGUN",
     "BODIES",
@@ -19,6 +20,7 @@ __all__ = [
     "EXPECTED",
     "GIVE",
     "GUARDED",
+    "IN_PLACE",
     "MEET",
     "MESSAGES",
     "NUMPY",
@@ -74,7 +76,7 @@ def lane(x, out):
     @within_apart x, out
     @described x
     @described out
-    @call function(x_spec, out_spec, operator)
+    @carry x, out
     return out
 """
 
@@ -281,7 +283,7 @@ def out_of_place(verb: str, folds: bool, first: bool) -> str:
     lines += ["    @within_apart x, out"]
     if verb == "scatter":  # on the others x only told the shape
         lines += ["    if rank != root:", "        x_spec = None"]
-    lines += [f"    @call function(x_spec, out_spec{last})"]
+    lines += ["    @carry x, out" if verb == "all_gather" else f"    @call function(x_spec, out_spec{last})"]
     lines += ["    @neutral out"] if verb == "exscan" and first else []
     lines += ["    return out"]
     return "\n".join(lines)
@@ -317,6 +319,8 @@ if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
     "fresh": "X = X.copy() if rank == root else empty(X.shape, dtype)",
     "made": "",
     "neutral": "X[...] = neutral",
+    "place": "Y[...] = X",
+    "place_own": "Y[rank] = X",
     "window": "",
     "described": "X_spec = (X, n, kind)",
     "spec": "X_spec = (X, n, kind)",
@@ -361,6 +365,8 @@ if axes != Y.dim():
     "fresh": "X = X.detach().clone() if rank == root else empty_like(X)",
     "made": "X_size = X.nbytes",
     "neutral": "X.fill_(neutral)",
+    "place": "Y_seen[4][:] = X_seen[4]",
+    "place_own": "Y_seen[4][rank * X_size : (rank + 1) * X_size] = X_seen[4]",
     "described": "X_spec = X_seen[1]",
     "spec": """
 try:
@@ -432,6 +438,13 @@ ALIKE = {  # for arrays of all kinds
     "flats": "@flat X\n@flat Y",
     "fold": "fold(X_flat)",
 }
+
+# In place on all ranks, as transport/mpi.py says; own schedules begin with a copy of their own.
+IN_PLACE = {
+    "all_reduce": "@place X, Y\n@call function(IN_PLACE, Y_spec, operator)",
+    "all_gather": "@place_own X, Y\n@call function(IN_PLACE, Y_spec)",
+}
+APART = "@call function(X_spec, Y_spec, operator)"
 
 BODIES = {
     "all_reduce": _ALL_REDUCE, "barrier": _BARRIER, "broadcast": _BROADCAST, "send": _SEND, "recv": _RECV,

@@ -26,6 +26,7 @@ from .envelope import is_awaited
 from .errors import HpcommError
 from .fragments import (
     ALIKE,
+    APART,
     ARRIVE,
     BEGUN,
     BODIES,
@@ -35,6 +36,7 @@ from .fragments import (
     EXPECTED,
     GIVE,
     GUARDED,
+    IN_PLACE,
     MEET,
     MESSAGES,
     NUMPY,
@@ -158,7 +160,7 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
         (algorithm, verb), ([n * blocks for n in choices.limits], [{} for _ in choices.names])
     )
     which = 0 if smallest else bisect_left(limits, x.nbytes)
-    name, by = choices.names[which], None
+    name, by, is_own = choices.names[which], None, False
     theirs = None if name is None else name.removeprefix("mpi:")
     if name is not None and theirs != name and theirs in controls.choices(verb):
         by = library.by_library(comm, verb, theirs, mpi.NAMES[verb])
@@ -166,10 +168,11 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
         from . import dtypes, reduction
 
         with suppress(HpcommError):  # the careful way meets it again, and says where
+            is_own = True
             by = scheduled.by_schedule(comm, name, x.dtype, reduction.resolve(op, dtypes.from_numpy(x.dtype)))
     most = choices.limits[which] if which < len(choices.limits) else sys.maxsize
     known = by is not None or name is None
-    lane = make(comm, verb, op, x.dtype, (by, algorithm, most)) if known else detour
+    lane = make(comm, verb, op, x.dtype, (by, algorithm, most, is_own)) if known else detour
     home = comm._lanes.setdefault(algorithm, {}).setdefault(verb, {}) if smallest else lanes[which]
     home.setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
     return lane
@@ -291,8 +294,8 @@ def _make(
 ) -> Lane:
     """The lane of a verb, or detour where MPI alone cannot do the whole job.
 
-    by: what is called in place of what would be (None: nothing), the algorithm that the user named, and up to
-    how many bytes of x, or of one block.
+    by: what is called in place of what would be (None: nothing), the algorithm that the user named, up to
+    how many bytes of x, or of one block, and whether it is an own schedule.
     """
     from mpi4py import MPI
 
@@ -307,7 +310,7 @@ def _make(
         return detour
     operator, fold = folding or (None, 0)
     names.update(operator=operator, kind=getattr(MPI, record.mpi), itemsize=record.itemsize)
-    function, algorithm, _ = by or (None, "", 0)
+    function, algorithm, _, is_own = by or (None, "", 0, False)
 
     def sign(*what: Any) -> int:
         return marked(head(*what), algorithm) if algorithm else head(*what)
@@ -328,6 +331,8 @@ def _make(
     if "CUT" in fragments["readable"]:
         cut = "// p" if verb in CUTS else ""
         fragments = {**fragments, "readable": fragments["readable"].replace("CUT", cut)}
+    if verb in IN_PLACE:
+        fragments = {**fragments, "carry": APART if is_own else IN_PLACE[verb]}
     body = BODIES.get(verb) or out_of_place(verb, op is not None, comm.rank == 0)
     if verb == "exscan":
         names["neutral"] = _neutral(op, record)

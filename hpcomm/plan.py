@@ -166,7 +166,7 @@ class Plan:
         elif look.dtype.kind in "bh":
             why = f"{look.dtype} travels converted"
         else:
-            why = "x itself must not travel"
+            why = "MPI is told the same on all ranks, in place or not"
         return f"from memory that each start fills from x, because {why}"
 
     @property

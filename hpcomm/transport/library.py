@@ -9,7 +9,7 @@ from ..errors import UsageError
 from ..signature import marked
 from . import controls
 from .kept import own
-from .mpi import _pieces
+from .mpi import pieces
 
 if TYPE_CHECKING:
     from ..call import Call
@@ -59,7 +59,7 @@ def library_call(call: Call, name: str) -> Call:
     call.code = marked(call.code, f"mpi:{name}")
 
     def carry() -> None:
-        for function, arguments in _pieces(call):
+        for function, arguments in pieces(call):
             by_library(comm, verb, name, function)(*arguments)
 
     call.carry = carry

@@ -33,7 +33,7 @@ else:
 
 __all__ = [
     "NAMES", "background", "by_library", "check_length", "failure", "in_our_words", "largest_count",
-    "largest_tag", "message", "prepare", "run", "spec", "start",
+    "largest_tag", "message", "pieces", "prepare", "run", "spec", "start",
 ]  # fmt: skip
 
 NAMES = {
@@ -52,6 +52,8 @@ NAMES = {
     "send": "Send",
 }
 _REDUCTIONS = ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
+_IN_PLACE = ("all_reduce", "all_gather", "scan", "exscan")  # those where all ranks are, or none
+_SHORT = 64 << 10  # bytes of a call in the background that are copied into place
 
 largest_count = 2**31 - 1  # elements in one MPI call; a C int, whatever the library could do beyond
 
@@ -72,7 +74,7 @@ def run(call: Call) -> Any:
 def by_library(call: Call, status: MPI.Status | None = None) -> None:
     """Let the library move what a call says, and do no more."""
     mpi = call.comm._mpi
-    for name, arguments in _pieces(call):
+    for name, arguments in pieces(call):
         if name == "Recv":
             part, source, tag = arguments
             guard.receive(mpi, part, source, tag, status)
@@ -117,7 +119,9 @@ def prepare(call: Call) -> list[MPI.Prequest]:
     try:
         if call.prepare is not None:
             return [call.prepare()]
-        return [getattr(call.comm._mpi, f"{name}_init")(*arguments) for name, arguments in _pieces(call)]
+        return [
+            getattr(call.comm._mpi, f"{name}_init")(*arguments) for name, arguments in pieces(call, False)
+        ]
     except MPI.Exception as error:
         raise failure(error, call.verb, call.comm) from None
 
@@ -127,7 +131,9 @@ def background(call: Call) -> Stages:
     mpi = call.comm._mpi
     mpi_error = MPI.Exception  # a local name: when the interpreter ends, globals go first
     try:
-        statuses = yield [getattr(mpi, f"I{name.lower()}")(*arguments) for name, arguments in _pieces(call)]
+        statuses = yield [
+            getattr(mpi, f"I{name.lower()}")(*arguments) for name, arguments in pieces(call, waits=False)
+        ]
     except mpi_error as error:
         raise failure(error, call.verb, call.comm) from None
     return call.finish(statuses[0] if statuses else None)
@@ -202,9 +208,14 @@ def message(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
     return one
 
 
-def _pieces(call: Call) -> list[tuple[str, tuple[Any, ...]]]:
-    """The MPI calls that make up call: one, unless it is too large for one."""
+def pieces(call: Call, waits: bool = True) -> list[tuple[str, tuple[Any, ...]]]:
+    """The MPI calls that make up call: one, unless it is too large for one.
+
+    waits: they are blocking ones.
+    """
     verb = call.moves or call.verb
+    if verb in _IN_PLACE and not call.comm.is_inter:
+        _be_alike(call, verb, waits)
     name = NAMES[verb]
     counts = [part[1] for part in (call.send, call.recv) if type(part) is tuple]
     if not counts or max(counts) <= largest_count:
@@ -217,6 +228,39 @@ def _pieces(call: Call) -> list[tuple[str, tuple[Any, ...]]]:
         (name, _arguments(call, _cut(call.send, first), _cut(call.recv, first)))
         for first in range(0, counts[0], largest_count)
     ]
+
+
+def _be_alike(call: Call, verb: str, waits: bool) -> None:
+    """Let all ranks work in place, or none, whatever each of them has given as x and out.
+
+    MPI's text demands it, and Open MPI takes another algorithm in place. A copy into place is one that MPI
+    would make itself; but for long all_reduces in the background Open MPI has no quick algorithm in place,
+    and prefixes would lose what their rank 0 has as out.
+    """
+    (landing, count, kind), own = call.recv, call.comm.rank if verb == "all_gather" else 0
+    place = landing.reshape(-1)[own * count : (own + 1) * count]
+    is_short = count * kind.Get_size() <= _SHORT
+    if verb == "all_gather" or (verb == "all_reduce" and (waits or is_short)):
+        if call.send is not MPI.IN_PLACE:
+            _copy_first(call, place, call.send[0].reshape(-1))
+            call.send = MPI.IN_PLACE
+    elif call.send is MPI.IN_PLACE:
+        copy = np.empty_like(place)
+        _copy_first(call, copy, place)
+        call.send = copy, count, kind
+
+
+def _copy_first(call: Call, target: NDArray[Any], given: NDArray[Any]) -> None:
+    """Copy given to target, now and at each start of a plan."""
+    fill = call.fill
+
+    def refill() -> None:
+        if fill is not None:
+            fill()
+        np.copyto(target, given)
+
+    np.copyto(target, given)
+    call.fill = refill
 
 
 def _arguments(call: Call, send: Any, recv: Any) -> tuple[Any, ...]:

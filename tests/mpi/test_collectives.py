@@ -306,3 +306,72 @@ def test_plain_of_reads_back_what_make_wrote() -> None:
     assert make("numpy", "float32", "negative", values).strides[0] < 0
     assert make("torch", "bfloat16", "repeated", values).stride()[-1] == 0
     assert not make("numpy", "int8", "read_only", values).flags.writeable
+
+
+@pytest.mark.parametrize("nbytes", [64, 1 << 20])
+@pytest.mark.parametrize("verb", ["all_reduce", "scan", "exscan", "all_gather"])
+@pytest.mark.parametrize("time", ["blocking", "async", "plan"])
+def test_all_ranks_tell_mpi_to_work_in_place_or_none_does(
+    comm: Any, verb: str, time: str, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank gives another kind of out; above 64 KiB Open MPI would take other algorithms on each."""
+    from mpi4py import MPI
+
+    from hpcomm.transport import mpi as transport
+
+    told = []
+    pieces = transport.pieces
+
+    def seen(*arguments: Any, **options: Any) -> Any:
+        calls = pieces(*arguments, **options)
+        told.extend(given[0] is MPI.IN_PLACE for _, given in calls)
+        return calls
+
+    monkeypatch.setattr(transport, "pieces", seen)
+    monkeypatch.setattr(comm, "_within", None)
+    stop = comm.observe(Watching())  # no lanes
+    n, p, r = nbytes // 8, comm.size, comm.rank
+    whole = np.zeros((p, n))
+    x = whole[r] if verb == "all_gather" else np.zeros(2 * n)[::2] if r == 1 else np.zeros(n)
+    x[...] = r + 1
+    out = (None if r == 2 else whole) if verb == "all_gather" else {2: None, 3: np.empty(n)}.get(r, x)
+    if time == "plan":
+        with comm.plan(verb, x, out=out) as plan:
+            y = plan()
+    else:
+        y = getattr(comm, verb)(x, out=out, async_op=time == "async")
+        y = y.wait() if time == "async" else y
+    stop()
+    expected = {
+        "all_reduce": p * (p + 1) // 2,
+        "scan": (r + 1) * (r + 2) // 2,
+        "exscan": r * (r + 1) // 2,
+        "all_gather": np.arange(1.0, p + 1)[:, None],
+    }
+    assert np.array_equal(y, np.broadcast_to(expected[verb], y.shape))
+    assert comm.mpi.allgather(told) == [told] * p
+    assert len(told) == 1
+
+
+class Watching:
+    def before(self, call: Any) -> None: ...
+
+    def after(self, call: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_lanes_that_go_to_mpi_copy_into_place_and_leave_x_alone(own_comm: Any, kind: str) -> None:
+    own_comm._within = None
+    p, r = own_comm.size, own_comm.rank
+    x = np.arange(6.0).reshape(2, 3) + r
+    given = torch.from_numpy(x.copy()) if kind == "torch" else x.copy()
+    for _ in range(2):
+        total = own_comm.all_reduce(given, out=None if r else given * 0)
+        parts = own_comm.all_gather(given)
+        assert np.array_equal(given, x)
+        assert np.array_equal(total, p * (x - r) + p * (p - 1) / 2)
+        assert np.array_equal(parts, [x - r + q for q in range(p)])
+    assert (
+        "IN_PLACE"
+        in own_comm._lanes["all_gather"][None][type(given)][given.dtype].__globals__["__loader__"].text
+    )
