@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import delivery
 from .call import Call
 from .envelope import fill, source_and_tag
 from .errors import HpcommError, RankError, UsageError
-from .parcel import Parcel
+from .parcel import Parcel, refusal
 from .request import Request, Stages
 from .signature import BACKGROUND, head
 
@@ -24,7 +24,9 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["at_once", "check_list", "check_root", "collective", "ireceive", "isend", "own_place", "receive"]
+__all__ = [
+    "at_once", "check_root", "collective", "each_of", "given", "ireceive", "isend", "own_place", "receive",
+]  # fmt: skip
 
 
 def own_place(comm: Communicator) -> int:
@@ -159,18 +161,32 @@ def check_root(comm: Communicator, verb: str, root: Any) -> bool:
     return bool(comm.rank == root)
 
 
-def check_list(comm: Communicator, verb: str, items: Any) -> None:
-    """Refuse anything but a sequence with one item for each rank."""
+def given(
+    encode: Callable[[Any], Parcel], items: Sequence[Any], failed: HpcommError | None = None
+) -> tuple[list[Parcel], HpcommError | None]:
+    """A parcel for each of items, and what this rank is to raise when the others have theirs.
+
+    Who waits for what cannot be sent, or for anything where the call failed before, is sent the reason.
+    """
+    if failed is not None:
+        return [refusal(failed)] * len(items), failed
+    made = []
+    for item in items:
+        try:
+            made.append(encode(item))
+        except HpcommError as error:  # noqa: PERF203  the loop is over ranks
+            failed = error
+            made.append(refusal(error))
+    return made, failed
+
+
+def each_of(comm: Communicator, verb: str, items: Any) -> tuple[Sequence[Any], UsageError | None]:
+    """items with one for each rank; if they are none, so many of nothing, and the error."""
     ranks = comm.remote_size if comm.is_inter else comm.size
-    if items is None or not hasattr(items, "__len__") or len(items) != ranks:
-        found = (
-            "None"
-            if items is None
-            else f"{len(items)} items"
-            if hasattr(items, "__len__")
-            else type(items).__name__
-        )
-        raise UsageError(
-            f"{verb} needs a list with one item for each of {ranks} ranks, not {found}",
-            hint="[item for rank 0, item for rank 1, ...]",
-        ).located(verb, comm)
+    if hasattr(items, "__len__") and len(items) == ranks:
+        return items, None
+    found = f"{len(items)} items" if hasattr(items, "__len__") else f"a {type(items).__name__}"
+    return [None] * ranks, UsageError(
+        f"{verb} needs a list with one item for each of {ranks} ranks, not {found}",
+        hint="[item for rank 0, item for rank 1, ...]",
+    )

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import delivery
-from .enact import at_once, check_list, check_root, collective, ireceive, isend, own_place, receive
+from .enact import at_once, check_root, collective, each_of, given, ireceive, isend, own_place, receive
 from .envelope import Status, peer_rank, tag_number
 from .errors import HpcommError, UsageError
 from .parcel import Parcel
-from .pickling import decode, encode, wrapped
+from .pickling import decode, encode
 from .request import Request, Stages
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def broadcast_object(comm: Communicator, obj: Any = None, root: int = 0, *, asyn
     is_root = check_root(comm, "broadcast_object", root)
 
     def stages() -> Stages:
-        made, failed = wrapped([obj] if is_root else [])
+        made, failed = given(encode, [obj] if is_root else [])
         got = yield from delivery.broadcast(comm, made[0] if made else None, root, not async_op)
         if failed:
             raise failed
@@ -126,10 +126,16 @@ def gather_object(comm: Communicator, obj: Any, root: int = 0, *, async_op: bool
     Args:
         async_op: begin, and return a Request to wait for.
     """
+    return _gather(comm, obj, root, async_op)
+
+
+def _gather(
+    comm: Communicator, obj: Any, root: int, async_op: bool, refused: UsageError | None = None
+) -> Any:
     is_root = check_root(comm, "gather_object", root)
 
     def stages() -> Stages:
-        made, failed = wrapped([obj])
+        made, failed = given(encode, [obj], refused)
         got = yield from delivery.gather(comm, made[0], root, not async_op)
         if failed:
             raise failed
@@ -144,9 +150,12 @@ def all_gather_object(comm: Communicator, obj: Any, *, async_op: bool = False) -
     Args:
         async_op: begin, and return a Request to wait for.
     """
+    return _all_gather(comm, obj, async_op)
 
+
+def _all_gather(comm: Communicator, obj: Any, async_op: bool, refused: UsageError | None = None) -> Any:
     def stages() -> Stages:
-        made, failed = wrapped([obj])
+        made, failed = given(encode, [obj], refused)
         got = yield from delivery.all_gather(comm, made[0], not async_op)
         if failed:
             raise failed
@@ -164,17 +173,16 @@ def scatter_object(
         async_op: begin, and return a Request to wait for.
     """
     is_root = check_root(comm, "scatter_object", root)
-    if is_root:
-        check_list(comm, "scatter_object", objs)
+    items, refused = each_of(comm, "scatter_object", objs) if is_root else ([], None)
 
     def stages() -> Stages:
-        made, failed = wrapped(objs if is_root and objs is not None else [])
+        made, failed = given(encode, items, refused)
         got = yield from delivery.scatter(comm, made or None, root, not async_op)
         if failed:
             raise failed
         if got is None:  # at the root of another group, or beside it
             return None
-        return objs[root] if is_root and objs is not None else decode(got, None if comm.is_inter else root)
+        return items[root] if is_root else decode(got, None if comm.is_inter else root)
 
     return collective(comm, "scatter_object", root, stages(), async_op)
 
@@ -185,15 +193,15 @@ def all_to_all_object(comm: Communicator, objs: Sequence[Any], *, async_op: bool
     Args:
         async_op: begin, and return a Request to wait for.
     """
-    check_list(comm, "all_to_all_object", objs)
+    items, refused = each_of(comm, "all_to_all_object", objs)
 
     def stages() -> Stages:
-        made, failed = wrapped(objs)
+        made, failed = given(encode, items, refused)
         got = yield from delivery.all_to_all(comm, made, not async_op)
         if failed:
             raise failed
         own = own_place(comm)
-        return _decode_all(got, own, objs[own] if own >= 0 else None)
+        return _decode_all(got, own, items[own] if own >= 0 else None)
 
     return collective(comm, "all_to_all_object", 0, stages(), async_op)
 
@@ -206,15 +214,15 @@ def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) 
             "lor", "band", "bor", "bxor", or Python's sum, min, max, any and all; of pairs (value, place),
             "minloc" and "maxloc".
     """
-    fold = _python_op(comm, "reduce_object", op)
-    got = gather_object(comm, obj, root)
+    fold, refused = _python_op(op)
+    got = _gather(comm, obj, root, False, refused)
     return None if got is None else _fold(fold, got, own_place(comm))
 
 
 def all_reduce_object(comm: Communicator, obj: Any, op: Any = "sum") -> Any:
     """Fold the objects of all ranks in rank order on every rank; op as reduce_object has it."""
-    fold = _python_op(comm, "all_reduce_object", op)
-    return _fold(fold, all_gather_object(comm, obj), own_place(comm))
+    fold, refused = _python_op(op)
+    return _fold(fold, _all_gather(comm, obj, False, refused), own_place(comm))
 
 
 def _fold(op: Callable[[Any, Any], Any], objs: list[Any], rank: int) -> Any:
@@ -228,7 +236,8 @@ def _decode_all(got: list[Parcel], rank: int, own: Any) -> list[Any]:
     return [own if r == rank else decode(p, r) for r, p in enumerate(got)]
 
 
-def _python_op(comm: Communicator, verb: str, op: Any) -> Callable[[Any, Any], Any]:
+def _python_op(op: Any) -> tuple[Callable[[Any, Any], Any], UsageError | None]:
+    """The function for op, or an error."""
     known: dict[str, Callable[[Any, Any], Any]] = {
         "sum": operator.add,
         "prod": operator.mul,
@@ -244,12 +253,11 @@ def _python_op(comm: Communicator, verb: str, op: Any) -> Callable[[Any, Any], A
     }
     op = (reduction.folder(op) if callable(op) else None) or op
     if callable(op):
-        return op  # type: ignore[no-any-return]
+        return op, None
     if isinstance(op, str) and op in known:
-        return known[op]
-    raise UsageError(
-        f"objects have no operator {op!r}", hint=f"a function f(a, b), or one of {', '.join(known)}"
-    ).located(verb, comm)
+        return known[op], None
+    what, hint = f"objects have no operator {op!r}", f"a function f(a, b), or one of {', '.join(known)}"
+    return operator.add, UsageError(what, hint=hint)
 
 
 def _addressed(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any) -> tuple[int, int, Parcel]:

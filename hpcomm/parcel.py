@@ -20,12 +20,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .errors import PeerFailedError
 from .shelf import LEAST
 
 if TYPE_CHECKING:
     import numpy as np
 
     from .buffer import DeviceBuffer
+    from .errors import HpcommError
     from .shelf import Shelves
     from .transport import mpi as transport
 else:
@@ -43,11 +45,13 @@ __all__ = [
     "Opened",
     "Parcel",
     "card_of",
+    "check_came",
     "cut",
     "letter_of",
     "only_block",
     "part_tag",
     "parts_after",
+    "refusal",
 ]
 
 CARD = 1024  # bytes of a card in collectives
@@ -61,6 +65,7 @@ _TWO = struct.Struct("<qqqq32x")  # the same for a block there, and one on a she
 _PLACE = 1 << 48  # more bytes than a block has
 
 ARRAY = b"\x93hpcomm"  # how the description of an array begins; no pickle does: both share one channel
+_REFUSED = b"\x94refused: "  # and what comes in place of something that its rank refuses to send
 
 _serial = itertools.count()
 
@@ -110,6 +115,26 @@ class Parcel:
     @property
     def contents(self) -> list[Block]:
         return self.blocks[1:]
+
+
+def refusal(error: HpcommError) -> Parcel:
+    """In place of what is refused: those who wait for it learn why nothing comes."""
+    return Parcel(_REFUSED + error.what.encode())
+
+
+def check_came(first: Any, rank: int | None) -> None:
+    """Refuse what begins with this block if it says that nothing comes, from that rank.
+
+    Raises:
+        PeerFailedError: it does.
+    """
+    if first[:1] == _REFUSED[:1] and bytes(first[: len(_REFUSED)]) == _REFUSED:
+        what = bytes(first[len(_REFUSED) :]).decode()
+        whose = "its rank" if rank is None else f"rank {rank}"
+        ranks = () if rank is None else (rank,)
+        raise PeerFailedError(
+            f"nothing came: on {whose} {what}", None, "look at that rank's own error", ranks
+        )
 
 
 class OnDevice(bytearray):

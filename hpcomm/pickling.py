@@ -9,12 +9,11 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
-from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from .errors import HpcommError, PeerFailedError, UsageError
-from .parcel import Laden, OnDevice, Parcel
+from .errors import HpcommError, UsageError
+from .parcel import Laden, OnDevice, Parcel, check_came
 
 if TYPE_CHECKING:
     from . import buffer, cargo
@@ -24,27 +23,14 @@ else:
     buffer = LazyModule("hpcomm.buffer")
     cargo = LazyModule("hpcomm.cargo")
 
-__all__ = ["decode", "encode", "wrapped"]
+__all__ = ["decode", "encode"]
 
 _OUT_OF_BAND = 2048  # bytes from which an array is not copied into the pickle
 _REUSED = 64 << 10  # bytes of a pickle up to which it is copied out of its file
 
 _PICKLED = 0x80  # how every pickle begins,
-_PLAIN = b"\0"  # how that of an object ends whose arrays nobody looks at to unpickle it,
-_FAILED = b"\x94cannot be pickled: "  # and this none
+_PLAIN = b"\0"  # and how that of an object ends whose arrays nobody looks at to unpickle it
 _ON_DEVICES = (("cupy", "ndarray"), ("hpcomm.device.model", "DeviceArray"))
-
-
-def wrapped(objs: Sequence[Any]) -> tuple[list[Parcel], UsageError | None]:
-    """A parcel for each object; what cannot be pickled becomes a word to its receiver, and an error."""
-    made, failed = [], None
-    for obj in objs:
-        try:
-            made.append(encode(obj))
-        except UsageError as error:  # noqa: PERF203  the loop is over ranks
-            failed = error
-            made.append(Parcel(_FAILED + error.what.encode()))
-    return made, failed
 
 
 def encode(obj: Any) -> Parcel:
@@ -144,16 +130,12 @@ def decode(got: Parcel, rank: int | None = None) -> Any:
     """The object in a parcel, of that rank; its arrays live in the memory that was received into.
 
     Raises:
-        PeerFailedError: the sender could not pickle it.
+        PeerFailedError: its rank refused to send it.
         UsageError: it is an array of send_ragged, or cannot be unpickled here.
     """
     first = got.blocks[0]
     if first[0] != _PICKLED:
-        text = bytes(first)
-        if text.startswith(_FAILED):
-            what = text.removeprefix(_FAILED).decode()
-            where = "its rank" if rank is None else f"rank {rank}"
-            raise PeerFailedError(f"no object came: on {where} {what}", hint="look at that rank's own error")
+        check_came(first, rank)
         whose = "" if rank is None else f" from rank {rank}"
         what = f"an array of send_ragged arrived{whose} where an object was expected"
         raise UsageError(what, hint="recv_ragged for what send_ragged sends")

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import delivery
-from .enact import at_once, check_list, check_root, collective, ireceive, isend, own_place, receive
+from .enact import at_once, check_root, collective, each_of, given, ireceive, isend, own_place, receive
 from .envelope import Status, peer_rank, tag_number
 from .errors import DtypeError, HpcommError, UsageError
-from .parcel import ARRAY, Laden, OnDevice, Parcel
+from .parcel import ARRAY, Laden, OnDevice, Parcel, check_came
 from .request import Request, Stages
 
 if TYPE_CHECKING:
@@ -98,13 +98,15 @@ def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_
         async_op: begin, and return a Request to wait for.
     """
     is_root = check_root(comm, "broadcast_ragged", root)
-    made = _encoded(comm, "broadcast_ragged", x) if is_root else None
 
     def stages() -> Stages:
-        got = yield from delivery.broadcast(comm, made, root, not async_op)
+        made, failed = given(encode, [x] if is_root else [])
+        got = yield from delivery.broadcast(comm, made[0] if made else None, root, not async_op)
+        if failed:
+            raise failed
         if comm.is_inter and root < 0:
             return None
-        return decode(_copied(got) if is_root else got)
+        return decode(_copied(got) if is_root else got, None if comm.is_inter else root)
 
     return collective(comm, "broadcast_ragged", root, stages(), async_op)
 
@@ -116,10 +118,12 @@ def gather_ragged(comm: Communicator, x: Any, root: int = 0, *, async_op: bool =
         async_op: begin, and return a Request to wait for.
     """
     is_root = check_root(comm, "gather_ragged", root)
-    made = _encoded(comm, "gather_ragged", x) if root >= 0 else Parcel(b"")  # else another group gives
 
     def stages() -> Stages:
-        got = yield from delivery.gather(comm, made, root, not async_op)
+        made, failed = given(encode, [x]) if root >= 0 else ([Parcel(b"")], None)  # else another group gives
+        got = yield from delivery.gather(comm, made[0], root, not async_op)
+        if failed:
+            raise failed
         return _decode_all(got, own_place(comm)) if is_root else None
 
     return collective(comm, "gather_ragged", root, stages(), async_op)
@@ -135,10 +139,12 @@ def all_gather_ragged(comm: Communicator, x: Any, *, async_op: bool = False) -> 
         >>> [a.shape for a in comm.all_gather_ragged(np.ones(comm.rank))]
         [(0,), (1,), (2,)]
     """
-    made = _encoded(comm, "all_gather_ragged", x)
 
     def stages() -> Stages:
-        got = yield from delivery.all_gather(comm, made, not async_op)
+        made, failed = given(encode, [x])
+        got = yield from delivery.all_gather(comm, made[0], not async_op)
+        if failed:
+            raise failed
         return _decode_all(got, own_place(comm))
 
     return collective(comm, "all_gather_ragged", 0, stages(), async_op)
@@ -153,11 +159,16 @@ def scatter_ragged(
         async_op: begin, and return a Request to wait for.
     """
     is_root = check_root(comm, "scatter_ragged", root)
-    made = _encoded_list(comm, "scatter_ragged", xs) if is_root else None
+    items, refused = each_of(comm, "scatter_ragged", xs) if is_root else ([], None)
 
     def stages() -> Stages:
-        got = yield from delivery.scatter(comm, made, root, not async_op)
-        return None if got is None else decode(_copied(got) if is_root else got)
+        made, failed = given(encode, items, refused)
+        got = yield from delivery.scatter(comm, made or None, root, not async_op)
+        if failed:
+            raise failed
+        if got is None:  # at the root of another group, or beside it
+            return None
+        return decode(_copied(got) if is_root else got, None if comm.is_inter else root)
 
     return collective(comm, "scatter_ragged", root, stages(), async_op)
 
@@ -168,10 +179,13 @@ def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool =
     Args:
         async_op: begin, and return a Request to wait for.
     """
-    made = _encoded_list(comm, "all_to_all_ragged", xs)
+    items, refused = each_of(comm, "all_to_all_ragged", xs)
 
     def stages() -> Stages:
+        made, failed = given(encode, items, refused)
         got = yield from delivery.all_to_all(comm, made, not async_op)
+        if failed:
+            raise failed
         return _decode_all(got, own_place(comm))
 
     return collective(comm, "all_to_all_ragged", 0, stages(), async_op)
@@ -216,6 +230,7 @@ def decode(got: Parcel, rank: int | None = None) -> Any:
     got.settle()
     text = bytes(got.description)
     if not text.startswith(ARRAY):
+        check_came(text, rank)
         whose = "" if rank is None else f" from rank {rank}"
         raise UsageError(
             f"an object arrived{whose} where an array was expected",
@@ -241,18 +256,6 @@ def decode(got: Parcel, rank: int | None = None) -> Any:
     return flat.view(dtypes.numpy_dtype(record)).reshape(shape)
 
 
-def _encoded(comm: Communicator, verb: str, x: Any) -> Parcel:
-    try:
-        return encode(x)
-    except HpcommError as error:
-        raise error.located(verb, comm) from None
-
-
-def _encoded_list(comm: Communicator, verb: str, xs: Any) -> list[Parcel]:
-    check_list(comm, verb, xs)
-    return [_encoded(comm, verb, x) for x in xs]
-
-
 def _copied(own: Parcel) -> Parcel:
     """This rank's own array: what comes back must not be the memory that went out."""
     blocks = (cargo.copied(b) if isinstance(b, OnDevice) else memoryview(bytearray(b)) for b in own.contents)
@@ -260,4 +263,4 @@ def _copied(own: Parcel) -> Parcel:
 
 
 def _decode_all(got: list[Parcel], rank: int) -> list[Any]:
-    return [decode(_copied(p) if r == rank else p) for r, p in enumerate(got)]
+    return [decode(_copied(p) if r == rank else p, r) for r, p in enumerate(got)]

@@ -409,19 +409,41 @@ def test_what_cannot_be_pickled_is_refused_in_the_background_too(own_comm: Any) 
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("verb", ["all_gather_object", "gather_object", "broadcast_object", "scatter_object"])
-def test_one_rank_that_cannot_pickle_does_not_hang_the_others(own_comm: Any, verb: str) -> None:
-    """Rank 0 is told what cannot be pickled; who would have received it learns that nothing comes."""
-    broken: Any = lambda: None  # noqa: E731
-    x: Any = broken if own_comm.rank == 0 else 1
-    if verb == "scatter_object":
-        x = [broken] * own_comm.size if own_comm.rank == 0 else None
-    if own_comm.rank == 0:
-        with pytest.raises(hpcomm.UsageError, match="pickle"):
-            getattr(own_comm, verb)(x)
-    elif verb == "gather_object":
-        assert own_comm.gather_object(x) is None
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("kind", ["object", "ragged"])
+@pytest.mark.parametrize("verb", ["all_gather", "gather", "broadcast", "scatter", "all_to_all"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_one_rank_refuses_the_others_are_told_of(
+    own_comm: Any, verb: str, kind: str, async_op: bool, whole: bool
+) -> None:
+    """Rank 0 raises its own error; who would have received from it learns that nothing comes, and why."""
+    p, rank = own_comm.size, own_comm.rank
+    broken: Any = (lambda: None) if kind == "object" else np.arange(3).astype(">f4")
+    why = "pickle" if kind == "object" else "byte order"
+    x: Any = np.ones(2)
+    if verb in ("scatter", "all_to_all"):
+        x = [x] * p
+        broken = [broken] * p if whole else x[1:]
+        why = why if whole else "one item for each"
+    elif not whole:
+        pytest.skip("takes no list")
+
+    def call() -> Any:
+        made = getattr(own_comm, f"{verb}_{kind}")(x if rank else broken, async_op=async_op)
+        return made.wait(timeout=WAIT_S) if async_op else made
+
+    if rank and verb == "gather":
+        assert call() is None
     else:
-        with pytest.raises(hpcomm.HpcommError, match="pickle"):
-            getattr(own_comm, verb)(x)
+        with pytest.raises(hpcomm.PeerFailedError if rank else hpcomm.UsageError, match=why) as caught:
+            call()
+        assert "test_objects.py:" in str(caught.value.where)
+        assert not rank or caught.value.ranks == (0,)
+    assert own_comm.all_reduce(1) == own_comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_operator_that_one_rank_refuses_is_told_the_others(own_comm: Any) -> None:
+    with pytest.raises(hpcomm.HpcommError, match="no operator 'hypot'"):
+        own_comm.all_reduce_object(1, "sum" if own_comm.rank else "hypot")
     assert own_comm.all_reduce(1) == own_comm.size
