@@ -140,7 +140,8 @@ def create_intercomm(
 
     Args:
         local_leader: rank of this communicator that speaks for it.
-        peer: communicator in which both leaders are ranks.
+        peer: communicator in which both leaders are ranks; they exchange messages of this tag there, so
+            neither may wait there for one of any tag meanwhile.
         remote_leader: the other group's leader, as rank of peer.
 
     Raises:

@@ -313,7 +313,7 @@ def _zero(landing: Buffer, i: int, after: staging.After) -> None:
     """Fill block i with zeros, on a device in its library's current stream."""
     place = landing.place
     if place is None:
-        landing.array[i] = 0
+        set_zero(landing.array[i : i + 1])
     elif place.make is not None:  # a library whose arrays can be indexed
         set_zero(place.array[i : i + 1])
         there = staging.station(place.device)

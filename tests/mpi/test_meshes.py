@@ -183,6 +183,15 @@ def test_neighbours_on_a_grid_hear_each_other(comm: Any, ring: bool, axes: int) 
     grid.close()
 
 
+@pytest.mark.parametrize("dtype", ["S3", "U2", "V6", "M8[s]", "i1,f8"])
+def test_of_nobody_comes_zero_in_every_dtype(comm: Any, dtype: str) -> None:
+    """Not the character 0."""
+    with comm.cart((comm.size,)) as line:
+        x = np.frombuffer(b"a\0\0\0" * 18, dtype)[:2]
+        below = line.neighbour_all_gather(x)[0]
+        assert below.tobytes() == (x.tobytes() if comm.rank else bytes(x.nbytes))
+
+
 def test_neighbours_on_a_graph_hear_each_other(comm: Any) -> None:
     p, r = comm.size, comm.rank
     destinations = sorted({(r + 1) % p, (2 * r) % p})  # some hear themselves, some several, some nobody
