@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, HpcommError
 from ..mappings import misfit
 from . import route, unit
 from .channel import Channel, Turns
@@ -192,16 +192,7 @@ def connect(
     for number, each in enumerate(fields):
         is_giver = each.source == link.name
         field = gives[each.name] if is_giver else takes[each.name][0]
-        weights = None
-        if each.mapping != "none":
-            from .. import regrid
-
-            if each.weights is None:
-                weights = regrid.weights_between(
-                    wire.mpi, field.grid, field.points, is_giver, each.mapping, each.neighbours
-                )
-            elif not is_giver:
-                weights = regrid.Weights.load(each.weights).part(field.points)
+        weights = None if each.mapping == "none" else _weights(wire, each, field, is_giver)
         wanted = field.points if weights is None else weights.sources
         made = route.plan(wire.mpi, field.points if is_giver else None, None if is_giver else wanted)
         _check(made.lack, each)
@@ -229,6 +220,7 @@ def connect(
                 recorder=recorder,
                 start_s=start_s,
                 aboard=aboard,
+                uncovered=each.uncovered,
             )
             if recorder is not None:
                 recorder.keep_weights(each.name, weights)
@@ -237,6 +229,38 @@ def connect(
         side.peer_kind = theirs["takes" if is_giver else "gives"][each.name]["grid"]
     link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)
     _bundle(link, wire, fields, recorder is not None)
+
+
+def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
+    """Of a mapping; None at the giver. Collective over both programs.
+
+    Raises:
+        ConfigError, LayoutError: cells lie over each other, or nothing reaches some points; on every rank.
+    """
+    from .. import regrid
+
+    found = None
+    if each.weights is None:
+        try:
+            found = regrid.weights_between(
+                wire.mpi, field.grid, field.points, is_giver, each.mapping, each.neighbours
+            )
+        except HpcommError as error:
+            error.what = f"field {each}: {error.what}"
+            raise
+    elif not is_giver:
+        found = regrid.Weights.load(each.weights).part(field.points)
+    lost = field.points[:0] if found is None else field.points[found.uncovered]
+    told = wire.mpi.allgather((len(lost), int(lost[0]) if len(lost) else -1))
+    count = sum(n for n, _ in told)
+    if count and each.uncovered == "error":
+        raise ConfigError(
+            f"{count} points of field {each} are reached by nothing that is given, the first is"
+            f" {next(first for n, first in told if n)}",
+            "connect",
+            'uncovered="keep" leaves them as they are, uncovered=nan (a value) fills them; or give more',
+        )
+    return found
 
 
 def _check(lack: route.Lack, each: FieldSpec) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import ConfigError, UsageError
 from .channel import TIMEOUT_S, Channel, Part, Turns, goes_aboard, memory_of
 from .clock import Schedule
 from .field import Field, chooses, copied, host, scatter
@@ -155,6 +155,7 @@ class Taking:
         recorder: Recorder | None = None,
         start_s: float = 0.0,
         aboard: frozenset[int] = frozenset(),
+        uncovered: str | float = "keep",
     ) -> None:
         self.field = field
         self.schedule = schedule
@@ -162,6 +163,8 @@ class Taking:
         self.mapping = "none"
         self.peer_kind: str | None = None  # of the grid at the other side
         self.weights = weights
+        self.uncovered = uncovered
+        self._filling = None if weights is None else _filling(field, weights.uncovered, uncovered)
         self.conversion = conversion
         self.part = Part(field, rows, dtype, aboard)
         self._recorder = recorder
@@ -264,6 +267,8 @@ class Taking:
         return made if (factor, offset) == (1.0, 0.0) else made * factor + offset
 
     def _set(self, values: Any) -> None:
+        if self._filling is not None:
+            scatter(self.field.values, self.weights.uncovered, self._filling)
         if self._there is not None and self._there.holds(values):
             self._came.fill(self.field.values, values)
         elif self.weights is not None:
@@ -273,6 +278,26 @@ class Taking:
             scatter(self.field.values, slice(0, len(values)), _as(values, self.field.dtype))
         else:
             scatter(self.field.values, self._covered, _as(values[self._covered], self.field.dtype))
+
+
+def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> NDArray[Any] | None:
+    """What goes to points that nothing reaches; None: nothing does.
+
+    Raises:
+        ConfigError: the field cannot hold it.
+    """
+    if isinstance(uncovered, str) or not len(rows):
+        return None
+    made, fits = None, np.can_cast(np.min_scalar_type(uncovered), field.dtype, "same_kind")
+    with suppress(OverflowError):
+        made = np.full((len(rows), *field.shape), uncovered, field.dtype) if fits else None
+    if made is None:
+        raise ConfigError(
+            f"field {field.name!r} of {field.dtype} cannot hold {uncovered!r} where nothing reaches it",
+            "connect",
+            'uncovered="keep", or a value of its kind',
+        )
+    return made
 
 
 def _stays(wire: Wire | None, part: Part) -> bool:

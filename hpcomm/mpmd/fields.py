@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..mappings import GRID_KEYS
 from . import fits, unit
-from .spec import MAPPINGS, TIMES, FieldSpec, GridSpec, ProgramSpec
+from .spec import MAPPINGS, TIMES, FieldSpec, GridSpec, ProgramSpec, is_uncovered
 
 if TYPE_CHECKING:
     from .tables import Tables
@@ -21,7 +21,7 @@ _MOST_LATITUDES = 10_000  # of a Gaussian grid, which come from a matrix of so m
 _FAR = 1e15  # farther than any plane goes
 _KEYS = (
     *("name", "from", "to", "mapping", "from_grid", "to_grid", "every", "lag", "time", "unit", "from_unit"),
-    *("to_unit", "neighbours", "implicit", "timeout", "weights"),
+    *("to_unit", "neighbours", "implicit", "timeout", "weights", "uncovered"),
 )
 
 
@@ -99,6 +99,12 @@ def read_field(
             tables.fail(f"{what} is implicit: it goes in every iteration", "take this line out", key)
     if "neighbours" in table and table.get("mapping") != "idw":
         tables.fail(f"{what} has neighbours, which only idw uses", 'mapping = "idw"', "neighbours")
+    uncovered = table.get("uncovered", "error")
+    if not is_uncovered(uncovered):
+        told = f'uncovered must be "error", "keep" or a value, not {uncovered!r}'
+        tables.fail(told, 'uncovered = "keep"', "uncovered")
+    if "uncovered" in table and table.get("mapping", "none") == "none":
+        tables.fail(f"{what} has uncovered, but no mapping", "take this line out", "uncovered")
     unit_of = _units(tables, table, what, here)
     made = FieldSpec(
         table["name"],
@@ -116,6 +122,7 @@ def read_field(
         implicit,
         tables.time_limit(table, "timeout", 300.0),
         (tables.path.parent / tables.text(table, "weights")).resolve() if "weights" in table else None,
+        uncovered,
     )
     fits.check_mapping(tables, made, grids)
     fits.check_weights(tables, made, grids, here)

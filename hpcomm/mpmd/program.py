@@ -21,7 +21,7 @@ from .link import Link, no_field
 from .progress import progress
 from .reader import read
 from .record import Recorded, recorder
-from .spec import MAPPINGS, TIMES, FieldSpec, JobSpec
+from .spec import MAPPINGS, TIMES, FieldSpec, JobSpec, is_uncovered
 from .tables import LONGEST_S
 
 if TYPE_CHECKING:
@@ -128,22 +128,22 @@ class Program:
         time: str = "instant",
         neighbours: int = 4,
         timeout: float = 300.0,
+        uncovered: str | float = "error",
     ) -> Field:
         """Declare a field that another program gives. Collective over this program.
 
         Args:
             values: where it goes, shape (points, ...); what it holds counts until something has come.
             points: global indices, in any order, also some that other ranks take too (halos).
-            mapping, every, lag, time, neighbours, timeout: as in a spec, which is heard first.
+            mapping, every, lag, time, neighbours, timeout, uncovered: as in a spec, which is heard first.
 
         Raises:
             ConfigError: one of these is not possible.
             LayoutError, DtypeError: values or points are not.
         """
         self._declare("takes", name)
-        wish = FieldSpec(
-            name, "", self.name, mapping, None, None, every, lag, time, None, None, neighbours, False, timeout
-        )
+        times = every, lag, time, None, None, neighbours, False, timeout
+        wish = FieldSpec(name, "", self.name, mapping, None, None, *times, uncovered=uncovered)
         _check_wish(wish)
         self._takes[name] = (Field(self.comm, name, values, points, grid, "takes"), wish)
         return self._takes[name][0]
@@ -339,6 +339,8 @@ def _misfits(wish: FieldSpec) -> Iterator[tuple[str, str]]:
         yield f"lag = {lag:g} s is no multiple of every = {every:g} s", "lag=every"
     if not isinstance(wish.neighbours, int) or wish.neighbours < 1:
         yield f"neighbours must be a whole number from 1, not {wish.neighbours!r}", "neighbours=4"
+    if not is_uncovered(wish.uncovered):
+        yield f"uncovered must be 'error', 'keep' or a value, not {wish.uncovered!r}", "uncovered='keep'"
     if not is_number(wish.timeout_s, above=0) or wish.timeout_s > LONGEST_S:
         yield f"timeout must be a number of seconds above 0, not {wish.timeout_s!r}", "timeout=300.0"
 

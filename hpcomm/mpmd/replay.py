@@ -100,13 +100,14 @@ def connect(
             if each or not listed:
                 schedule = Schedule(each.every_s, each.lag_s, each.time) if each else Schedule()
                 link.gives[name] = Giving(None, field, [], schedule, 0)
-        for name, (field, _) in takes.items():
+        for name, (field, wish) in takes.items():
             if (name, link.peer, link.name) in listed or not listed:
-                link.takes[name] = _from_file(field, recorder)
+                wish = listed.get((name, link.peer, link.name), wish)
+                link.takes[name] = _from_file(field, recorder, wish.uncovered)
         link._apart = (list(link.gives.values()), list(link.takes.values()))
 
 
-def _from_file(field: Field, recorder: Recorder) -> Taking:
+def _from_file(field: Field, recorder: Recorder, uncovered: str | float) -> Taking:
     kept, weights = recorder.weights_file(field.name), None
     if kept.exists():
         from .. import regrid
@@ -121,4 +122,5 @@ def _from_file(field: Field, recorder: Recorder) -> Taking:
         dtype=np.dtype(field.dtype),
         weights=weights,
         recorder=recorder,
+        uncovered=uncovered,
     )

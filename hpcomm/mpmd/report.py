@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Row", "advice", "bars", "link_lines", "row_of", "table"]
 
+_WHOLE = 1e-6  # parts that are missing and not worth a word
 _GAIN = 0.95  # of the time now: less to win is not worth a word
 _PARTS = (("computing", "#7fb77f"), ("waiting", "#d98880"), ("exchanging", "#7fa8d9"))
 
@@ -128,7 +129,7 @@ def _line(name: str, source: str, target: str, given: dict[str, Any], taken: dic
     line = f"{name}: {source} -> {target}, {given['points']} points to {taken['points']}, {taken['mapping']}"
     if taken["trial"] is None:
         return line
-    line += f": {trial.judged(given['trial'], taken['trial'])}"
+    line += f": {trial.judged(given['trial'], taken['trial'])}{taken['cover']}"
     if given["integral"] is None or taken["integral"] is None or given["version"] != taken["version"]:
         return line
     if not trial.comparable(given["trial"], taken["trial"]):
@@ -148,8 +149,25 @@ def _about(side: Giving | Taking, local: Communicator, gives: bool) -> dict[str,
         "integral": _integral(side, local) if side.mapping.startswith("cons") else None,
         "version": side.version,
         "trial": None,
+        "cover": _cover(side, local),
         "extent": trial.extent(field.grid, field.points, local) if gives and is_mapped else None,
     }
+
+
+def _cover(side: Giving | Taking, local: Communicator) -> str:
+    """What there is to say of points that a mapping does not reach, or not all of. Collective over local."""
+    weights = getattr(side, "weights", None)
+    fraction = np.ones(0) if weights is None else weights.fraction
+    none = 0 if weights is None else len(weights.uncovered)
+    part = fraction[(fraction > 0) & (fraction < 1 - _WHOLE)]
+    none, partly = local.all_reduce(np.array([none, len(part)])).tolist()
+    least = float(local.all_reduce(np.array(part.min(initial=1.0)), "min"))
+    words = [f"{partly} points are covered in part, from {least:.1%} on"] if partly else []
+    if none:
+        uncovered = getattr(side, "uncovered", "keep")
+        does = "kept" if uncovered == "keep" else f"filled with {uncovered}"
+        words.append(f"{none} points that nothing reaches are {does}")
+    return "".join(f"; {each}" for each in words)
 
 
 def _integral(side: Giving | Taking, local: Communicator) -> float | None:

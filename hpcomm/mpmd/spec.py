@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import mappings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAPPINGS", "TIMES", "FieldSpec", "GridSpec", "JobSpec", "ProgramSpec"]
+__all__ = ["MAPPINGS", "TIMES", "FieldSpec", "GridSpec", "JobSpec", "ProgramSpec", "is_uncovered"]
 
 MAPPINGS = ("none", *mappings.MAPPINGS)
 TIMES = ("instant", "mean", "sum", "linear")
@@ -73,6 +74,9 @@ class FieldSpec:
     implicit: bool = False
     timeout_s: float = 300.0
     weights: Path | None = None  # of the mapping, kept in a file; None: to be computed
+    uncovered: str | float = (
+        "error"  # what becomes of points that a mapping does not reach: or "keep", or a value
+    )
 
     def __str__(self) -> str:
         return f"{self.name} ({self.source} -> {self.target})"
@@ -97,3 +101,12 @@ class JobSpec:
             found[name] = range(first, first + program.ranks)
             first += program.ranks
         return found
+
+
+def is_uncovered(given: Any) -> bool:
+    """Whether this says what becomes of points that a mapping does not reach."""
+    return (
+        given in ("error", "keep")
+        if isinstance(given, str)
+        else isinstance(given, Real) and not isinstance(given, bool)
+    )

@@ -289,7 +289,7 @@ names = ["nearest", "idw", "bilinear", "conservative", "conservative2"]
 source, target = regrid.LatLon(10, 20), regrid.Gaussian(8, 18)
 function = lambda x: 2 + x[:, 0] * x[:, 1] + x[:, 2]
 everything = np.arange(source.size)
-sea = everything[np.abs(source.centres(everything)[:, 2] - 0.1) > 0.12]  # without a strip of land
+sea = everything[np.abs(source.centres(everything)[:, 2] - 0.1) > 0.4]  # without a strip of land
 if me.name == "a":
     points = np.sort(mine(len(sea), 5))
     points = sea[points]
@@ -307,7 +307,13 @@ else:
     wish = dict(points=points, grid=target, mapping="conservative", every=2.0, time="mean")
     mixed = me.takes("mixed", np.zeros(len(points)), **wish)
     whole = me.takes("whole", np.zeros(len(points)), points, grid=target, mapping="conservative2")
-    fields = [me.takes(name, np.full(len(points), -9.0), points, grid=target, mapping=name) for name in names]
+    # What the strip hides is kept, or filled with what is there already.
+    wish = {name: "keep" if name.endswith("2") else -9.0 for name in names}
+    fields = [
+        me.takes(name, np.full(len(points), -9.0), points, grid=target, mapping=name, uncovered=wish[name])
+        for name in names
+    ]
+    fields[3].values[:] = 7.0  # to be filled
     me.link("a").get([*fields, whole])
     me.get(mixed, 0)
     me.get(mixed, 2)
@@ -332,6 +338,9 @@ def test_mappings_are_the_same_to_the_last_bit_for_any_number_of_ranks(couple, s
         {name: float(value) for name, value in re.findall(rf"(\w+): a -> b, .* {words} ([0-9.e+-]+)", out)}
         for words in ("off by", "its integral by")
     )
+    part = r".*; \d+ points are covered in part, from .*% on; \d+ points that nothing reaches are "
+    assert re.search(f"conservative: {part}filled with -9.0", out)
+    assert re.search(f"conservative2: {part}kept", out)
     assert 0 < off["bilinear"] < off["nearest"] < 0.1
     assert 0 < off["conservative2"] < off["conservative"] < 0.1
     assert max(lost["conservative"], lost["conservative2"], lost["whole"]) < 1e-12
@@ -474,6 +483,14 @@ WRONG = {
         ),
         "field f (a -> b): mapping 'conservative' does not go from a grid of kind points",
     ),
+    "points that nothing reaches": (
+        (
+            "from hpcomm import regrid; grid = regrid.LatLon(4, 8); some = np.arange(12)\n"
+            "me.gives('f', some * 1.0, some, grid=grid) if me.name == 'a' else "
+            "me.takes('f', np.zeros(32), grid=grid, mapping='conservative')"
+        ),
+        "20 points of field f (a -> b) are reached by nothing that is given, the first is 12",
+    ),
     "a put of nothing": (
         "f = me.gives('f', np.zeros(3)); me.connect(); me.link('b' if me.name == 'a' else 'a').put(f)",
         "takes no field 'f'",
@@ -497,6 +514,7 @@ REFUSED = {
     "me.gives('f', x, grid='sea')": "the grid of field 'f' is 'sea'",
     "me.gives('f', x, grid=regrid.LatLon(1, 2))": "has a point 2, but its grid has 2 points",
     "me.gives('f', x, grid=regrid.Points([[0.0, 0.0]]))": "has 3 points here, but its grid has 1",
+    "me.takes('f', x, uncovered='kept')": "uncovered must be 'error', 'keep' or a value, not 'kept'",
     "me.takes('f', x, every='1')": "every must be a number of seconds above 0, not '1'",
     "me.takes('f', x, every=1.0, lag=None)": "lag must be a number of seconds from 0, not None",
     "me.takes('f', x, neighbours=1.5)": "neighbours must be a whole number from 1, not 1.5",

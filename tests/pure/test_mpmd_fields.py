@@ -1,5 +1,6 @@
 """What two programs agree on: kinds of elements at both ends, and how far one may be ahead of the other."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from hpcomm import dtypes
 from hpcomm.errors import ConfigError, DtypeError
+from hpcomm.mpmd import coupling
 from hpcomm.mpmd.clock import Schedule
 from hpcomm.mpmd.connect import agreed
 from hpcomm.mpmd.field import Field
@@ -84,3 +86,19 @@ def test_values_set_anew_are_of_a_kind_that_keeps_them(case):
 def test_a_giver_may_be_ahead_by_the_lag_and_by_a_step_of_its_taker(lag, step, ahead):
     assert Schedule(2.0, lag).ahead(step) == ahead
     assert Schedule(None).ahead(step) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "fill"),
+    [("int32", 0.5), ("uint8", -1), ("uint8", 300), ("float32", "keep"), ("int64", math.nan)],
+)
+def test_what_fills_uncovered_points_must_fit_the_field(kind, fill):
+    field = Field(None, "f", np.zeros((3, 2), kind), np.arange(3), None, "takes")
+    rows = np.array([0, 2])
+    if fill == "keep":
+        assert coupling._filling(field, rows, fill) is None
+        assert np.isnan(coupling._filling(field, rows, math.nan)).all()
+        assert (coupling._filling(field, rows, 7) == np.full((2, 2), 7.0)).all()
+    else:
+        with pytest.raises(ConfigError, match=f"of {kind} cannot hold {fill}"):
+            coupling._filling(field, rows, fill)

@@ -415,6 +415,18 @@ WRONG = {
         "neighbours, which only idw uses",
         "neighbours = 3",
     ),
+    "uncovered without a mapping": (
+        'mapping = "conservative"',
+        'uncovered = "keep"',
+        "has uncovered, but no mapping",
+        'uncovered = "keep"',
+    ),
+    "an uncovered that is none": (
+        'mapping = "conservative"',
+        'mapping = "conservative"\nuncovered = "kept"',
+        'uncovered must be "error", "keep" or a value, not \'kept\'',
+        'uncovered = "kept"',
+    ),
     "more neighbours than points": (
         'mapping = "bilinear"',
         'mapping = "idw"\nneighbours = 300',
