@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
 from .halo import Faces, Halo
 from .mesh import Mesh, axes_of, ranks_of
+from .numpylike import NumpyLike
 from .partition import Box, Partition, Points, Split
 from .places import Rows, memory, set_zero
 from .redistribution import Redistribution
@@ -37,7 +38,7 @@ else:
 __all__ = ["Field"]
 
 
-class Field:
+class Field(NumpyLike):
     """One array spread over ranks.
 
     Args:
@@ -219,6 +220,14 @@ class Field:
     def _is_first(self) -> bool:
         """Whether what this rank holds counts: copies count once."""
         return isinstance(self.partition, Points) or self.partition.is_first(self.comm.rank)
+
+    def is_like(self, other: Field) -> bool:
+        """Whether every rank holds the same part of both."""
+        a, b = self.partition, other.partition
+        if isinstance(a, Points) or isinstance(b, Points):
+            both = isinstance(a, Points) and isinstance(b, Points) and a.shape == b.shape and a.size == b.size
+            return a is b or (both and all(map(np.array_equal, a.owned, b.owned)))  # type: ignore[union-attr]
+        return a == b or [a.box(r) for r in range(a.size)] == [b.box(r) for r in range(b.size)]
 
     def check_whole(self, verb: str) -> None:
         """Refuse a partial field, whose values are not there yet.
@@ -428,7 +437,7 @@ class Field:
             LayoutError: they are not.
         """
         demand(other, Field, "what dot multiplies by", "dot", "another Field")
-        if not _alike(self.partition, other.partition):
+        if not self.is_like(other):
             raise LayoutError(
                 f"{self!r} and {other!r} are not in the same partition",
                 where("dot", self.comm),
@@ -467,14 +476,6 @@ def _partition(ranks: Mesh | Communicator, whole: Any, split: Sequence[Split] | 
     if isinstance(whole, (Partition, Points)):
         return whole
     return Partition(whole, axes_of(ranks)[0], split)
-
-
-def _alike(a: Partition | Points, b: Partition | Points) -> bool:
-    """Whether every rank holds the same of both."""
-    if isinstance(a, Points) or isinstance(b, Points):
-        both = isinstance(a, Points) and isinstance(b, Points) and a.shape == b.shape and a.size == b.size
-        return a is b or (both and all(map(np.array_equal, a.owned, b.owned)))  # type: ignore[union-attr]
-    return a == b or [a.box(r) for r in range(a.size)] == [b.box(r) for r in range(b.size)]
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
