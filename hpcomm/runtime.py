@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
-__all__ = ["abort", "board", "count_hasty_exits", "in_one_piece", "start", "started"]
+__all__ = ["abort", "board", "count_hasty_exits", "in_one_piece", "remove_segments", "start", "started"]
 
 GRACE = 1.0  # s in which the other ranks may end too
 _EXIT_S = 3.0  # in which the threads and the exit handlers of a rank that fails may end
@@ -184,15 +184,15 @@ def _abort(status: int) -> None:
         reaper.leave()
     with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
         note.write(f"\n{status}")  # for the launcher that never says it
-    _remove_segments()
+    remove_segments()
     # MPI_Abort itself can hang when the library is in a bad state. This waits in no thread of Python's, of
     # which 3.12 starts none any more when the interpreter ends.
     faulthandler.dump_traceback_later(_LAST_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     MPI.COMM_WORLD.Abort(status)
 
 
-def _remove_segments() -> None:
-    """Take MPICH's files out of /dev/shm: it leaves them there when a job is aborted."""
+def remove_segments() -> None:
+    """Take MPICH's files out of /dev/shm, once all ranks have them: it leaves them there when it is ended."""
     import re  # 2 ms, at every start otherwise
 
     with suppress(OSError), open("/proc/self/maps") as maps:  # noqa: PTH123

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, UsageError
-from . import rendezvous
+from . import rendezvous, seam
 from .group import ProcessGroupMPI
 from .names import c10d, dist, options
 
@@ -53,6 +53,7 @@ def as_process_group(comm: Communicator) -> ProcessGroupMPI:
     """
     group = _groups.get(comm)
     if group is None or group.comm._closed:
+        seam.take()
         name = f"hpcomm/{comm.name}/{len(c10d._world.pg_names)}"
         world_ranks = comm.all_gather_object(rendezvous.world().rank)
         store = rendezvous.store(comm)

@@ -253,7 +253,7 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
     # -- more groups, and the end ----------------------------------------------------------------------
     def split(
         self,
-        split_ranks: list[list[int]],
+        split_ranks: list[list[int]] | None = None,
         timeout: timedelta | None = None,
         pg_options: Any = None,
         group_desc: str | None = None,
@@ -269,7 +269,7 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
                 dist.new_group(
                     [to_global[rank] for rank in sorted(part)],
                     timeout=timeout or timedelta(seconds=self.seconds),
-                    backend="mpi",
+                    backend=backend or "mpi",
                     group_desc=group_desc or f"{self._group_desc}:split",
                     use_local_synchronization=True,
                 )

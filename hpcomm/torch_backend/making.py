@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,34 +22,51 @@ __all__ = ["create", "make"]
 _making: list[dict[str, Any]] = []  # what the group that torch is just making is to be; innermost last
 
 
-def make(before: Callable[..., Any], names: dict[str, Any], options: dict[str, Any]) -> Any:
-    """Let torch make a group by its own function `before`, with MPI up and its questions answered."""
-    comm = rendezvous.world()
-    ranks = names["ranks"]
-    size, rank, store = names["group_size"], names["group_rank"], names["store"]
-    if not ranks and size == -1:  # init_process_group("mpi"): torch leaves all three to MPI
-        size, rank = comm.size, comm.rank
-        store = dist.PrefixStore("default_pg", rendezvous.store(comm))
-    elif not ranks and (size, rank) != (comm.size, comm.rank):
-        raise ConfigError(
-            f"torch was told rank {rank} of {size}, MPI says rank {comm.rank} of {comm.size}",
-            "init_process_group",
-            "leave rank and world_size away, or give MPI's",
-        )
-    told = {**names, **options, "group_size": size, "group_rank": rank, "store": store}
-    _making.append(told)
+def make(before: Callable[..., Any], call: inspect.BoundArguments, asked: dict[str, Any]) -> Any:
+    """Let torch make a group by its own function `before`, with MPI up and its questions answered.
+
+    Args:
+        call: of before; told of in words of torch 2.6.
+        asked: the arguments of init_process_group, if that makes the group.
+    """
+    given = call.arguments
+    ranks, size, rank = given["global_ranks_in_group"], given["group_size"], given["group_rank"]
+    if ranks:
+        comm = rendezvous.world()
+    else:
+        comm = _everybody(size, rank, given["store"], asked)
+        if size == -1:  # init_process_group("mpi"): torch leaves all three to MPI
+            given["store"] = dist.PrefixStore("default_pg", rendezvous.store(comm))
+        given["group_size"], given["group_rank"] = comm.size, comm.rank
+    _making.append({**given, "ranks": ranks})
+    given["backend_options"] = None
     try:
-        made = before(
-            size, rank, ranks, names["backend"], store, names["group_name"],
-            **{**options, "backend_options": None},
-        )  # fmt: skip
+        return before(*call.args, **call.kwargs)
     except (AttributeError, TypeError, RuntimeError) as error:
         if isinstance(error, HpcommError) or not is_unknown():
             raise
         raise moved(f"says {error}") from error
     finally:
         _making.pop()
-    return made
+
+
+def _everybody(size: int, rank: int, store: Any, asked: dict[str, Any]) -> Communicator:
+    """All ranks, held against what torch was told of them."""
+    if size != -1:
+        return rendezvous.world(rendezvous.told(rank, size), lambda: store)
+    url, given = asked.get("init_method"), asked.get("store")
+    said = rendezvous.told(asked.get("rank", -1), asked.get("world_size", -1), url)
+    rendezvous.refuse_unsaid(said, url)
+
+    timeout = asked.get("timeout") or c10d.default_pg_timeout
+
+    def meeting() -> Any:
+        if given is not None:
+            return given
+        numbers = () if "?" in (url or "") else (said.rank, said.size)
+        return next(dist.rendezvous(url or "env://", *numbers, timeout=timeout))[0]
+
+    return rendezvous.world(said, meeting, timeout.total_seconds())
 
 
 def create() -> ProcessGroupMPI:

@@ -1,73 +1,179 @@
-"""How the ranks of torch.distributed find each other: MPI knows, and a Store is made over it."""
+"""How the ranks of torch.distributed find each other: MPI knows, and a Store is made over it.
+
+Arguments, an init_method or the environment may say rank and size, too. Under an MPI launcher they are held
+against what MPI says; without one the ranks join by them where the MPI can, or there is an error. One rank,
+of which nobody says anything, is a world of its own.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs, urlparse
 
+from .. import runtime
 from ..errors import ConfigError
 from ..needs import load_mpi
+from . import torchrun
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
 
-__all__ = ["by_launcher_alone", "over_mpi", "store", "world"]
+__all__ = ["Told", "at_hand", "by_mpi", "over_mpi", "refuse_unsaid", "store", "told", "world"]
 
 _LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT")
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_OURS = "HPCOMM_TOLD"  # what of env:// is of our making, inherited by other jobs that a rank starts
 _STORE_S = 300.0  # for a key of the store
 _world: Communicator | None = None
-_announced = False  # whether what env:// reads is of our making
 
 
-def by_launcher_alone() -> bool:
-    """Whether an MPI launcher started this process, and nobody has set what env:// reads."""
-    told = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not _announced
-    return not told and any(name in os.environ for name in _LAUNCHED)
+class Told(NamedTuple):
+    """Which rank of how many somebody says this process is; None: nobody does. by: who."""
+
+    rank: int | None
+    size: int | None
+    by: str
 
 
-def world() -> Communicator:
+def told(rank: int = -1, size: int = -1, url: str | None = None) -> Told:
+    """What arguments say of this process, or else an init_method, or else the environment."""
+    query = parse_qs(urlparse(url or "").query)
+    there = {} if _is_announced() else os.environ
+    sources = (
+        (rank, size, "rank= and world_size="),
+        (query.get("rank", [-1])[0], query.get("world_size", [-1])[0], f"init_method={url!r}"),
+        (there.get("RANK", -1), there.get("WORLD_SIZE", -1), "RANK and WORLD_SIZE"),
+    )
+    found = [[_number(a, by), _number(b, by)] for a, b, by in sources]
+    first_rank, first_size = (next((n for n in column if n >= 0), -1) for column in zip(*found, strict=True))
+    by = " or ".join(name for (*_, name), numbers in zip(sources, found, strict=True) if max(numbers) >= 0)
+    return Told(first_rank if first_rank >= 0 else None, first_size if first_size >= 0 else None, by)
+
+
+def _number(word: Any, by: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ConfigError(f"{by} say {word!r}, which is no number", "init_process_group") from None
+
+
+def _is_announced() -> bool:
+    """Whether what env:// reads is of our making, here or in the rank that started this process."""
+    return _OURS in os.environ and os.environ[_OURS] == _announced()
+
+
+def _announced() -> str:
+    return "/".join(os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+
+
+def _is_launched() -> bool:
+    """Whether an MPI launcher started this process, and not a torchrun that it started."""
+    return any(name in os.environ for name in _LAUNCHED) and "TORCHELASTIC_RUN_ID" not in os.environ
+
+
+def at_hand() -> bool:
+    """Whether this is a rank of an MPI job: of a launcher's, or one that can do without."""
+    size = "" if _is_announced() else os.environ.get("WORLD_SIZE", "")
+    if _is_launched():
+        launched = next((os.environ[name] for name in _SIZES if name in os.environ), "")
+        return not (size and launched) or size == launched  # else another one started these ranks from a rank
+    return bool(size) and {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and torchrun.can()
+
+
+def by_mpi(is_for_mpi: bool) -> bool:
+    """Whether MPI is to say who is who, since env:// says nothing: in its job or world, or if asked for."""
+    is_said = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not _is_announced()
+    return not is_said and (is_for_mpi or _is_launched() or _world is not None)
+
+
+def world(
+    said: Told | None = None, meeting: Callable[[], Any] | None = None, seconds: float = _STORE_S
+) -> Communicator:
     """The ranks of the job, a communicator that all process groups descend from. Collective at first use.
 
+    Args:
+        said: what all ranks have been told, to be held against MPI; default: the environment, at first use.
+        meeting: makes a store of torch's, by which ranks without a launcher find each other.
+
     Raises:
-        ConfigError: the environment promises more ranks than MPI has, or MPI cannot be loaded.
+        ConfigError: MPI has another rank or size than somebody says, or cannot be loaded.
     """
     global _world
     if _world is None or _world._closed:
-        _join_without_launcher()
+        said = said or told()
+        joins = not _is_launched() and "mpi4py.MPI" not in sys.modules and (said.size or 1) > 1
+        if joins:
+            refuse_unsaid(said)
+            torchrun.join((meeting or _env_store)(), said.rank or 0, said.size or 1, seconds, said.by)
         from ..communicator import Communicator
 
-        MPI = load_mpi("init_process_group")  # noqa: N806
-        _check_size(MPI.COMM_WORLD.size)
-        _world = Communicator(MPI.COMM_WORLD, "torch", check="off")
+        _world = Communicator(load_mpi("init_process_group").COMM_WORLD, "torch", check="off")
+        if joins:
+            torchrun.forget()
+            _world.barrier()
+            runtime.remove_segments()  # all have them; so nobody who is killed leaves them behind
+    if said is not None:
+        _hold(said, _world)
     return _world
 
 
-def _join_without_launcher() -> None:
-    """Under torchrun there is no MPI launcher: its part is played here, where the MPI allows it."""
-    if any(name in os.environ for name in _LAUNCHED) or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+def refuse_unsaid(said: Told, url: str | None = None) -> None:
+    """See that where no launcher tells the ranks apart, whoever says half of it says all."""
+    is_half = (said.rank is None) != (said.size is None) and said.size != 1
+    is_place = said.size is None and url not in (None, "env://")
+    if not (is_half or is_place) or _is_launched() or _world is not None:
         return
-    if "mpi4py.MPI" not in sys.modules:
-        from . import pmi
+    what = f"{said.by} say which rank this is or how many there are, but not both"
+    if is_place:
+        what = f"init_method={url!r} says where ranks meet, but not which ranks there are"
+    raise ConfigError(
+        what,
+        "init_process_group",
+        f"give rank= and world_size=, or start the ranks with mpirun or hpcomm run; {torchrun.GLOO}",
+    )
 
-        pmi.join()
+
+def _env_store() -> Any:
+    """The store that torchrun's agent serves, or rank 0 at MASTER_PORT."""
+    from .names import dist
+
+    return next(dist.rendezvous("env://"))[0]
 
 
-def _check_size(size: int) -> None:
-    promised = os.environ.get("WORLD_SIZE")
-    if promised is not None and size == 1 and int(promised) != 1:
+def _hold(said: Told, comm: Communicator) -> None:
+    """See that all ranks are told what MPI says; all of them raise if one is not."""
+    is_wrong = said.rank not in (None, comm.rank) or said.size not in (None, comm.size)
+    if not comm.all_reduce(int(is_wrong), "max"):
+        return
+    size = said.size or comm.size
+    if not is_wrong:
         raise ConfigError(
-            f"the environment says WORLD_SIZE={promised}, but MPI was started for one rank",
+            "other ranks were told another rank or size than MPI says",
             "init_process_group",
-            f"mpirun -n {promised} python ..., or hpcomm run -n {promised} python ...",
+            "see what they say",
         )
+    mine = f"{size} ranks" if said.rank is None else f"rank {said.rank}"
+    if None not in (said.rank, said.size):
+        mine += f" of {size}"
+    alone = ": it was started for one rank" if comm.size == 1 else ""
+    raise ConfigError(
+        f"{said.by} say {mine}, MPI says rank {comm.rank} of {comm.size}{alone}",
+        "init_process_group",
+        f"leave rank and size to MPI: mpirun -n {size} python ..., or hpcomm run -n {size} python ...; "
+        f"{torchrun.GLOO}",
+    )
 
 
 def store(comm: Communicator, timeout: timedelta | None = None) -> Any:
-    """A TCPStore of the ranks of comm: rank 0 serves, its address goes round over MPI. Collective."""
+    """A TCPStore of the ranks of comm: rank 0 serves, its address goes round over MPI. Collective.
+
+    It listens where the ranks are, and nowhere else: on the loopback address if all share a node.
+    """
     from .names import dist
 
     timeout = timeout or timedelta(seconds=_STORE_S)
@@ -76,21 +182,22 @@ def store(comm: Communicator, timeout: timedelta | None = None) -> Any:
     node.close()
     served = None
     if comm.rank == 0:
-        host = "127.0.0.1" if one_node else os.environ.get("MASTER_ADDR") or _own_address()
-        served = dist.TCPStore(host, 0, comm.size, True, timeout, False)
+        host = "127.0.0.1" if one_node else os.environ.get("MASTER_ADDR") or torchrun.own_address()
+        listening = _listen(host)
+        port = listening.getsockname()[1]
+        served = dist.TCPStore(
+            host, port, comm.size, True, timeout, False, master_listen_fd=listening.detach()
+        )
     address = comm.broadcast_object((served.host, served.port) if served is not None else None)
     _announce(comm, *address)
     return served or dist.TCPStore(*address, comm.size, False, timeout, False)
 
 
-def _own_address() -> str:
-    """An address that other nodes reach: the one from which this host would speak to the outside."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; TEST-NET-1 (RFC 5737)
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
+def _listen(host: str) -> socket.socket:
+    try:
+        return socket.create_server((host, 0), backlog=1024)
+    except OSError:  # MASTER_ADDR need not be an address of this host's own
+        return socket.create_server(("", 0), backlog=1024)
 
 
 def over_mpi() -> Iterator[tuple[Any, int, int]]:
@@ -101,8 +208,7 @@ def over_mpi() -> Iterator[tuple[Any, int, int]]:
 
 def _announce(comm: Communicator, host: str, port: int) -> None:
     """Set what libraries above torch.distributed read from the environment, where nobody has."""
-    global _announced
-    if "RANK" in os.environ and not _announced:
+    if "RANK" in os.environ and not _is_announced():
         return
     node = comm.split_node()
     found = {
@@ -115,4 +221,4 @@ def _announce(comm: Communicator, host: str, port: int) -> None:
     }
     node.close()
     os.environ.update({name: str(value) for name, value in found.items()})
-    _announced = True
+    os.environ[_OURS] = _announced()

@@ -1,7 +1,9 @@
 """Where torch asks for its MPI backend, and what it finds there instead.
 
-torch.distributed.distributed_c10d holds names that its functions look up when they are called. This
-module gives it others, as few as can be:
+Nothing is there before there is a job of MPI's, or somebody says "mpi": programs that do not must not notice
+that hpcomm is installed. Backend(...) is where torch reads what they say, so there this module listens. Then
+torch.distributed.distributed_c10d, which looks names up when its functions are called, is given others, as
+few as can be:
 
 _MPI_AVAILABLE, ProcessGroupMPI   whether "mpi" exists, and who makes its groups
 _new_process_group_helper         every group passes here with its timeout and name, which "mpi" needs
@@ -10,23 +12,25 @@ rendezvous                        env:// without RANK and MASTER_ADDR, where an 
 monitored_barrier, split_group    refuse whoever is not gloo or nccl
 _maybe_attach_flight_recorder     since 2.14 asks every group for a half of it in C++, which ours has not
 
-What was there before serves all that is not ours. A torch that lacks one of these names, or a newer one that
-fails where they lead, gets one clear sentence at init_process_group("mpi"), and everything else of it works
-as ever.
+init_process_group drops rank, world_size and init_method for "mpi"; they are read in its frame. What was
+there before serves all that is not ours. A torch that lacks one of these names, or a newer one that fails
+where they lead, gets one clear sentence at init_process_group("mpi"), and all else of it works as ever.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 from ..needs import load_torch
+from . import rendezvous
 from .errors import moved
 
-__all__ = ["install", "names_mpi"]
+__all__ = ["install", "names_mpi", "take"]
 
 _NEEDED = ("_new_process_group_helper", "_new_group_with_tag", "rendezvous", "_world", "Backend")
 # Of groups that only members make, in their names. torch 2.15 counts them with the others, whose names then
@@ -36,7 +40,7 @@ _MARK = "_hpcomm"  # on what this module has put into torch
 
 
 def install() -> None:
-    """Put the names in place, once per process. A torch without torch.distributed is left alone.
+    """Put the names in place, or listen until somebody says "mpi"; no torch.distributed: nothing.
 
     Raises:
         ConfigError: there is no torch.
@@ -44,6 +48,32 @@ def install() -> None:
     dist = load_torch("hpcomm.torch_backend").distributed
     if not dist.is_available():
         return
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    backend = getattr(c10d, "Backend", None)
+    if backend is None or rendezvous.at_hand():
+        take()
+    elif not hasattr(backend.__new__, _MARK):
+        _listen(backend)
+
+
+def _listen(backend: Any) -> None:
+    """Take the names when a backend is spoken of that names mpi."""
+    before = backend.__new__
+
+    @functools.wraps(before)
+    def heard(cls: Any, name: Any) -> Any:
+        if names_mpi(name):
+            backend.__new__ = before
+            take()
+        return before(cls, name)
+
+    setattr(heard, _MARK, True)
+    backend.__new__ = heard
+
+
+def take() -> None:
+    """Put the names in place, once per process."""
+    dist = load_torch("hpcomm.torch_backend").distributed
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     if hasattr(getattr(c10d, "_new_process_group_helper", None), _MARK):
         return
@@ -70,18 +100,32 @@ def names_mpi(backend: Any) -> bool:
 
 
 def _put(c10d: Any, dist: Any, name: str, around: Callable[..., Any]) -> None:
+    """Have around called with what was there, and with the call's arguments by their names in this torch."""
     before = getattr(c10d, name, None)
     if before is None:
         return
+    signature = inspect.signature(before)
 
     @functools.wraps(before)
     def ours(*args: Any, **kwargs: Any) -> Any:
-        return around(before, *args, **kwargs)
+        return around(before, signature.bind(*args, **kwargs))
 
     setattr(ours, _MARK, True)
     setattr(c10d, name, ours)
     if getattr(dist, name, None) is before:
         setattr(dist, name, ours)
+
+
+def _pass(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+    return before(*call.args, **call.kwargs)
+
+
+def _asked() -> dict[str, Any]:
+    """The arguments of init_process_group, if that has called us."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("hpcomm."):
+        frame = frame.f_back
+    return dict(frame.f_locals) if frame.f_code.co_name == "init_process_group" else {}
 
 
 def _announce(c10d: Any) -> None:
@@ -110,31 +154,27 @@ def _refuse(c10d: Any, missing: list[str]) -> None:
     c10d.ProcessGroupMPI = Refusal
 
 
-def _helper(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _helper(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
     """Make a group: bring MPI up first, and tell the group what create() is not told."""
-    names = dict(
-        zip(("group_size", "group_rank", "ranks", "backend", "store", "group_name"), args, strict=False)
-    )
-    backend = names.get("backend", kwargs.get("backend"))
-    if not names_mpi(backend):
-        return before(*args, **kwargs)
+    if not names_mpi(call.arguments["backend"]):
+        return _pass(before, call)
     from . import making
 
-    return making.make(before, names, kwargs)
+    return making.make(before, call, _asked())
 
 
-def _new_group(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _new_group(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
     """Groups that only their members make: torch refuses them for "mpi" by name, MPI has them."""
-    names = ("ranks", "timeout", "backend", "backend_options", "pg_tag", "use_local_synchronization")
-    kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-    backend = kwargs.get("backend") or c10d._world.pg_map[c10d._get_default_group()][0]
-    if not (kwargs.get("use_local_synchronization") and str(backend).lower() == "mpi"):
-        return before(**kwargs)
+    given = call.arguments
+    backend = given.get("backend") or c10d._world.pg_map[c10d._get_default_group()][0]
+    if not (given.get("use_local_synchronization") and str(backend).lower() == "mpi"):
+        return _pass(before, call)
     world, so_far = c10d._world, c10d._world.group_count
     world.group_count = next(_own_counts)
+    given["backend"] = "cpu:mpi,cuda:mpi"  # the same, in words it does not refuse
     try:
-        made = before(**{**kwargs, "backend": "cpu:mpi,cuda:mpi"})  # the same, in words it does not refuse
+        made = _pass(before, call)
     finally:
         world.group_count = so_far
     if made is not None and made in c10d._world.pg_map:
@@ -142,37 +182,32 @@ def _new_group(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return made
 
 
-def _rendezvous(
-    before: Callable[..., Any], url: str, rank: int = -1, world_size: int = -1, **kwargs: Any
-) -> Any:
-    """env:// where the environment says nothing, but an MPI launcher has started this process."""
-    from . import rendezvous
-
-    if url == "env://" and rank == -1 and world_size == -1 and rendezvous.by_launcher_alone():
+def _rendezvous(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+    """env:// where the environment says nothing, but MPI does."""
+    call.apply_defaults()
+    given = call.arguments
+    is_open = given["url"] == "env://" and given["rank"] == given["world_size"] == -1
+    if is_open and rendezvous.by_mpi(names_mpi(_asked().get("backend"))):
         return rendezvous.over_mpi()
-    return before(url, rank, world_size, **kwargs)
+    return _pass(before, call)
 
 
-def _monitored_barrier(
-    before: Callable[..., Any], group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
-) -> Any:
-    ours = _ours(group)
-    if ours is None:
-        return before(group, timeout, wait_all_ranks)
-    return ours.monitored_barrier(timeout, wait_all_ranks)
+def _monitored_barrier(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+    ours = _ours(call.arguments.get("group"))
+    return _pass(before, call) if ours is None else ours.monitored_barrier(**_but(call, "group"))
 
 
-def _split_group(
-    before: Callable[..., Any], parent_pg: Any = None, split_ranks: Any = None, *args: Any, **kwargs: Any
-) -> Any:
-    ours = _ours(parent_pg)
-    if ours is None:
-        return before(parent_pg, split_ranks, *args, **kwargs)
-    return ours.split(split_ranks, *args, **kwargs)
+def _split_group(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+    ours = _ours(call.arguments.get("parent_pg"))
+    return _pass(before, call) if ours is None else ours.split(**_but(call, "parent_pg"))
 
 
-def _record_flight(before: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
-    return None if _ours(group) is not None else before(group, *args, **kwargs)
+def _but(call: inspect.BoundArguments, name: str) -> dict[str, Any]:
+    return {each: value for each, value in call.arguments.items() if each != name}
+
+
+def _record_flight(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+    return None if _ours(next(iter(call.arguments.values()))) is not None else _pass(before, call)
 
 
 def _ours(group: Any) -> Any:

@@ -221,7 +221,7 @@ def _pass_on(near: Near, gives: Pairs, takes: Pairs) -> None:
 
 
 def _at(address: int, n: int, dtype: torch.dtype) -> Tensor:
-    from mpi4py import MPI  # here: under torchrun it must be told first where it is (pmi.py)
+    from mpi4py import MPI  # here: under torchrun it must be told first where it is (pmi)
 
     return torch.frombuffer(MPI.buffer.fromaddress(address, n * dtype.itemsize), dtype=dtype)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from datetime import timedelta
 from typing import Any
@@ -120,6 +121,58 @@ def test_env_as_init_method(backend: str, rank: int, size: int) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("backend", ["mpi", "cpu:mpi"])
+@pytest.mark.filterwarnings("ignore:For MPI backend, world_size:UserWarning")
+def test_rank_and_size_by_arguments_are_held_against_mpi(backend: str, rank: int, size: int) -> None:
+    """All ranks raise, also those that were told right; then the right ones are taken."""
+    store = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+
+    def begin(rank: int, size: int) -> None:
+        dist.init_process_group(backend, rank=rank, world_size=size, store=store)
+
+    with pytest.raises(hpcomm.ConfigError, match=rf"say rank {rank} of {size + 1}, MPI says rank {rank} of"):
+        begin(rank, size + 1)
+    with pytest.raises(hpcomm.ConfigError, match="say rank 0 of" if rank == 1 else "other ranks were told"):
+        begin(0 if rank == 1 else rank, size)
+    begin(rank, size)
+    assert total(None, rank) == size * (size - 1) / 2
+    dist.destroy_process_group()
+
+
+def test_torchs_own_functions_take_arguments_by_position_and_by_name(rank: int, size: int) -> None:
+    """Each argument once this way and once that, up to the last that this torch has."""
+    c10d: Any = dist.distributed_c10d
+    store = c10d._get_default_store()
+    for given in range(1, 8):
+        names = ("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name")
+        values = (size, rank, [], c10d.Backend("mpi"), dist.PrefixStore(f"of {given}", store), f"of {given}")
+        named = dict(zip(names[given:], values[given:], strict=True))
+        group, _ = c10d._new_process_group_helper(*values[:given], **named, timeout=c10d.default_pg_timeout)
+        c10d._world.pg_group_ranks[group] = {each: each for each in range(size)}
+        assert total(group, rank) == size * (size - 1) / 2
+        assert group.group_name == f"of {given}"
+    everybody, wait = list(range(size)), timedelta(seconds=30)
+    # new_group's and its kin's last ones have come with the years
+    given = dict.fromkeys(inspect.signature(c10d._new_group_with_tag).parameters)
+    given.update(ranks=everybody, timeout=wait, use_local_synchronization=True, group_desc="ours")
+    if "sort_ranks" in given:
+        given["sort_ranks"] = True
+    for group in (c10d._new_group_with_tag(**given), c10d._new_group_with_tag(*given.values())):
+        assert total(group, rank) == size * (size - 1) / 2
+        assert (group.group_desc, dist.get_backend(group)) == ("ours", "mpi")
+    dist.monitored_barrier(group, wait, False)
+    dist.monitored_barrier(group=group, timeout=wait, wait_all_ranks=True)
+    for part in (
+        dist.split_group(group, [everybody], wait, None, "parts"),
+        dist.split_group(parent_pg=group, split_ranks=[everybody], timeout=wait, group_desc="parts"),
+    ):
+        assert total(part, rank) == size * (size - 1) / 2
+        assert part.group_desc == "parts"
+    with pytest.raises(TypeError, match="group_name"):
+        c10d._new_process_group_helper(size, rank, [], c10d.Backend("mpi"), store)
+
+
 def test_env_is_what_libraries_read(rank: int, size: int) -> None:
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(size))
     assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
@@ -164,21 +217,17 @@ def test_a_newer_torch_that_fails_where_names_have_moved_is_named(monkeypatch: p
     def fail(*args: object, **kwargs: object) -> None:
         raise TypeError("create() takes no ranks")
 
-    names = {
-        "ranks": [0],
-        "group_size": 1,
-        "group_rank": 0,
-        "store": None,
-        "backend": "mpi",
-        "group_name": "x",
-    }
+    def call() -> inspect.BoundArguments:
+        helper = inspect.signature(dist.distributed_c10d._new_process_group_helper)
+        return helper.bind(1, 0, [0], "mpi", None, "x")
+
     with pytest.raises(TypeError, match="takes no ranks"):
-        making.make(fail, names, {})
+        making.make(fail, call(), {})
     monkeypatch.setattr(errors, "_NEWEST", (2, 5))
     with pytest.raises(
         hpcomm.ConfigError, match=r"torch .* says create\(\) takes no ranks: its seam .* moved"
     ):
-        making.make(fail, names, {})
+        making.make(fail, call(), {})
 
 
 def test_from_torch_and_back(world: dist.ProcessGroup, rank: int, size: int) -> None:

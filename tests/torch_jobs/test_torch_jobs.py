@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,15 +35,6 @@ def alone(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
     )
-
-
-def test_one_rank_without_any_launcher() -> None:
-    done = alone(
-        "import torch, torch.distributed as dist, hpcomm.torch_backend; dist.init_process_group('mpi');"
-        "x = torch.ones(2); dist.all_reduce(x); print(dist.get_world_size(), x.tolist());"
-        "dist.destroy_process_group()"
-    )
-    assert done.stdout == "1 [1.0, 1.0]\n", done.stderr
 
 
 @pytest.mark.once
@@ -235,46 +225,6 @@ def test_a_part_of_torchs_own_suite(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"mpi, 3 ranks: [4-9] passed, \d skipped, 0 failed, 0 hung", done.stdout), done.stdout
-
-
-SUMS = """
-dist.all_reduce(x := torch.ones(1))
-for backend in ("mpi", "cpu:mpi"):
-    dist.destroy_process_group()
-    dist.init_process_group(backend, init_method="env://")
-    dist.all_reduce(x)
-print(f'sum {x.item()}\\n', end='', flush=True)
-"""
-
-
-def test_torchrun(tmp_path: Path) -> None:
-    """MPICH's ranks find each other, with env:// or without a word; Open MPI's say what to type."""
-    program = tmp_path / "train.py"
-    program.write_text(START + SUMS)
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("OMPI_", "PMI_", "PMIX_", "HPCOMM_JOB"))
-    }
-    env["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    process = subprocess.Popen(
-        [*command, str(program)],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=90)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"no end: {process.communicate()[0]}")
-    if "needs its own launcher" in said:
-        assert re.search(r"try: +mpirun -n 2 python", said)
-    else:
-        assert said.count("sum 8.0") == 2, said
 
 
 ALL_OF_THEM = """

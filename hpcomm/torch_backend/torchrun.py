@@ -1,0 +1,152 @@
+"""Ranks that no MPI launcher has started, but torchrun or a user: pmi plays the launcher's part.
+
+torch's store carries to the ranks where the server is. What proves that they belong to the job does not go
+that way where all share a node: any user of the host can read that store, but not a file of ours. Over
+several nodes it has to, and HPCOMM_SECRET, a word that the ranks' environment holds, makes up for that.
+Open MPI speaks PMIx only and needs its own launcher.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from .. import installation, pmi
+from ..errors import ConfigError, HpcommError
+
+__all__ = ["GLOO", "can", "forget", "join", "own_address"]
+
+GLOO = "or init_process_group('gloo'), which needs no MPI; TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps hpcomm out"
+_AGAIN_S = 0.1  # between attempts to reach a server
+_MAY = ("PMI_", "PMIX_")  # variables of a launcher, which has started torchrun and not these ranks
+_LOOPBACK = ("localhost", "::1")
+_kept: list[Any] = []  # the store: without torchrun it ends with rank 0's half of it
+
+
+def can() -> bool:
+    """Whether ranks find each other without a launcher by the MPI at hand; False where that is unknown."""
+    library = installation.library_folder()
+    return library is not None and installation.vendor_in(library) == "mpich"
+
+
+def join(store: Any, rank: int, size: int, seconds: float, by: str) -> None:
+    """Set the environment from which MPI learns this rank's number. All ranks call it.
+
+    Args:
+        store: torch's, that all ranks have.
+        seconds: for all ranks to come.
+        by: who says that there are so many ranks.
+
+    Raises:
+        ConfigError: the MPI at hand needs its own launcher, or not all ranks have come.
+    """
+    if not (can() or _is_mpich()):
+        raise ConfigError(
+            f"no MPI launcher started these {size} ranks ({by}), and this MPI needs its own launcher",
+            "init_process_group",
+            f"mpirun -n {size} python ..., or hpcomm run -n {size} python ..., or pip install mpich; {GLOO}",
+        )
+    _kept.append(store)
+    key = f"hpcomm/pmi/{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
+    if rank == 0:
+        store.set(key, _start_server(store, size, seconds))
+    connection = _connect(store, key, rank, size, seconds)
+    forget()
+    os.environ.update(PMI_FD=str(connection.detach()), PMI_RANK=str(rank), PMI_SIZE=str(size))
+
+
+def forget() -> None:
+    """Remove what only MPI_Init reads: processes that this one starts are no ranks of the job."""
+    for name in [name for name in os.environ if name.startswith(_MAY)]:
+        del os.environ[name]
+
+
+def _is_mpich() -> bool:
+    """Which MPI mpi4py will load, asked of a process of its own, since asking brings MPI up."""
+    code = "from mpi4py import MPI; print(MPI.Get_library_version())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return "MPICH" in done.stdout
+
+
+def _start_server(store: Any, size: int, seconds: float) -> str:
+    """What the others need to know of the server, once it is there."""
+    secret, file, host = os.urandom(32), None, _address_of(store)
+    is_near = _is_loopback(host) or os.environ.get("LOCAL_WORLD_SIZE") == str(size)
+    if is_near:
+        host = "127.0.0.1"
+        made, file = tempfile.mkstemp(prefix="hpcomm-", dir="/dev/shm")
+        with os.fdopen(made, "wb") as open_file:
+            open_file.write(secret)
+    else:
+        host = own_address(host)
+    space = f"hpcomm_{os.urandom(16).hex()}"
+    told = {"host": host, "size": size, "seconds": seconds, "space": space, "file": file}
+    port = pmi.start({**told, "secret": _with_word(secret).hex()})
+    return json.dumps({"host": host, "port": port, "file": file, "secret": None if file else secret.hex()})
+
+
+def _connect(store: Any, key: str, rank: int, size: int, seconds: float) -> socket.socket:
+    """A connection to the server that the store tells of; it may tell of one that has ended."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 1.0)))
+            told = json.loads(store.get(key))
+            secret = _read(told["file"]) if told["file"] else bytes.fromhex(told["secret"])
+            left = max(deadline - time.monotonic(), 1.0)
+            return pmi.connect(str(told["host"]), int(told["port"]), _with_word(secret), rank, size, left)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # torch's are the last
+            if isinstance(error, HpcommError):
+                raise
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"rank {rank} of {size} cannot join the others by what the store says: {error}",
+                    "init_process_group",
+                    "has rank 0 ended? are the ranks the same user's, with the same HPCOMM_SECRET?",
+                ) from error
+        time.sleep(_AGAIN_S)
+
+
+def _read(file: str) -> bytes:
+    """The secret, from a file that only its owner can have written: this user."""
+    opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(opened, "rb") as found:
+        about = os.fstat(opened)
+        if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode) or about.st_mode & 0o077:
+            raise PermissionError(f"{file} is not a file of this user's alone")
+        return found.read(64)
+
+
+def _with_word(secret: bytes) -> bytes:
+    return hashlib.sha256(os.environ.get("HPCOMM_SECRET", "").encode() + secret).digest()
+
+
+def _address_of(store: Any) -> str:
+    """Where the store is served, "" if it is no server's."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return str(getattr(store, "host", ""))
+
+
+def _is_loopback(host: str) -> bool:
+    return host in _LOOPBACK or host.startswith("127.")
+
+
+def own_address(towards: str = "") -> str:
+    """An address of this host that other nodes reach: the one from which it would speak to them."""
+    for target in (towards, "192.0.2.1"):  # TEST-NET-1 (RFC 5737); nothing is sent
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))
+            if not _is_loopback(found := str(probe.getsockname()[0])):
+                return found
+    return socket.gethostname()

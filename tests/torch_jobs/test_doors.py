@@ -1,0 +1,185 @@
+"""How ranks come to torch.distributed, or pass by: without a word of "mpi", alone, by arguments, by torchrun.
+
+A start of ranks that import torch costs seconds: what one start can show is shown in one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpcomm.installation as installation
+
+ROOT = Path(__file__).parents[2]
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "HPCOMM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+
+
+def start(*command: str | Path, **variables: str) -> subprocess.Popen[str]:
+    """Run Python with words, in an environment that tells nothing of ranks but variables."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", *map(str, command)],
+        env={**env, "PYTHONPATH": str(ROOT), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def said(process: subprocess.Popen[str], limit_s: float = 90) -> str:
+    try:
+        return process.communicate(timeout=limit_s)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"no end: {process.communicate()[0]}")
+
+
+@pytest.fixture
+def can_join() -> bool:
+    """Whether this MPI's ranks find each other without its launcher."""
+    library = installation.library_folder()
+    assert library is not None
+    return installation.vendor_in(library) == "mpich"
+
+
+@pytest.fixture
+def port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
+FEW = """
+import os, re, sys
+import torch, torch.distributed as dist
+import hpcomm.torch_backend
+from torch.distributed import distributed_c10d as c10d
+
+def ours():
+    return [name for name, what in vars(c10d).items() if "hpcomm" in str(getattr(what, "__code__", ""))]
+
+def total():
+    dist.all_reduce(x := torch.ones(1))
+    return dist.get_world_size(), x.item()
+
+def refused(**how):
+    try:
+        dist.init_process_group(**how)
+    except hpcomm.ConfigError as error:
+        print(str(error).replace("\\n", " "), flush=True)
+    else:
+        print("nothing was said", how, flush=True)
+"""
+
+ALONE = (
+    FEW
+    + """
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+dist.destroy_process_group()
+print("before:", dist.is_mpi_available(), ours(), [m for m in sys.modules if m.startswith("mpi4py")])
+refused(backend="mpi", init_method="tcp://127.0.0.1:1")
+refused(backend="mpi", rank=0)
+for backend in ("cpu:mpi", "mpi", "gloo", "mpi", "cpu:gloo", "cpu:mpi,cuda:mpi"):
+    dist.init_process_group(backend)
+    print(backend, *total(), dist.is_mpi_available())
+    dist.destroy_process_group()
+refused(backend="mpi", init_method="tcp://127.0.0.1:1", rank=1, world_size=2)
+"""
+)
+
+
+def test_a_process_of_its_own_has_nothing_of_mpi_until_it_says_so_and_is_one_rank_then() -> None:
+    """Backends follow each other; and nothing that says there are others makes silent worlds of one."""
+    lines = said(start("-c", ALONE)).splitlines()
+    assert lines[0] == "before: False [] []"
+    assert lines[1].startswith("init_method='tcp://127.0.0.1:1' says where ranks meet, but not which ranks")
+    assert lines[2].startswith("rank= and world_size= say which rank this is or how many there are, but not")
+    backends = "cpu:mpi", "mpi", "gloo", "mpi", "cpu:gloo", "cpu:mpi,cuda:mpi"
+    assert lines[3:9] == [f"{backend} 1 1.0 True" for backend in backends]
+    assert "say rank 1 of 2, MPI says rank 0 of 1: it was started for one rank" in lines[9]
+    assert len(lines) == 10
+
+
+JOIN = (
+    FEW
+    + """
+rank, port, by = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+how = {
+    "numbers": dict(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2),
+    "url": dict(init_method=f"tcp://127.0.0.1:{port}?rank={rank}&world_size=2"),
+}[by]
+print("available:", dist.is_mpi_available())
+try:
+    dist.init_process_group("cpu:mpi" if by == "url" else "mpi", **how)
+except hpcomm.ConfigError as error:
+    print(str(error).replace("\\n", " "), flush=True)
+else:
+    print("joined", dist.get_rank(), *total(), [name for name in os.environ if name.startswith("PMI")])
+"""
+)
+
+
+@pytest.mark.parametrize("by", ["numbers", "url"])
+def test_ranks_by_arguments_join_or_say_what_to_type(by: str, port: str, can_join: bool) -> None:
+    ranks = [start("-c", JOIN, str(rank), port, by) for rank in range(2)]
+    for rank, process in enumerate(ranks):
+        text = said(process)
+        assert "available: False" in text
+        if can_join:
+            assert f"joined {rank} 2 2.0 []" in text
+        else:
+            assert re.search("no MPI launcher started these 2 ranks .*, and this MPI needs its own", text)
+            assert "or init_process_group('gloo')" in text
+            assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps hpcomm out" in text
+
+
+RANK = (
+    FEW
+    + """
+import signal, threading
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+print("available:", dist.is_mpi_available(), flush=True)
+dist.init_process_group("mpi", init_method="env://")
+memory = re.findall("/dev/shm/(mpich_shm_[0-9a-f]+_0)", open("/proc/self/maps").read())
+there = [name for name in set(memory) if os.path.exists(f"/dev/shm/{name}")]
+print(f"attempt {attempt} rank {rank} memory {memory[0]} there {there}\\n", end="", flush=True)
+dist.barrier()
+if attempt == sys.argv[1] and rank == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+print(f"sum {total()}\\n", end="", flush=True)
+for backend in ("gloo", "cpu:mpi"):
+    dist.destroy_process_group()
+    dist.init_process_group(backend)
+    print(f"{backend} {total()}\\n", end="", flush=True)
+"""
+)
+
+
+def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: bool) -> None:
+    """MPICH's ranks find each other, without a name that another job or attempt has; Open MPI's are told."""
+    program = tmp_path / "rank.py"
+    program.write_text(RANK)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    if not can_join:
+        text = said(start(*torchrun, program, "-"))
+        assert "available: False" in text
+        assert re.search(r"no MPI launcher started these 2 ranks \(RANK and WORLD_SIZE\), and this MPI", text)
+        assert re.search(r"try: +mpirun -n 2 python", text)
+        return
+    jobs = [start(*torchrun, "--max-restarts", "1", program, crash) for crash in ("0", "-")]
+    texts = [said(job) for job in jobs]
+    found = set()
+    for text in texts:
+        assert [text.count(f"{word} (2, 2.0)") for word in ("sum", "gloo", "cpu:mpi")] == [2, 2, 2], text
+        assert "available: False" not in text
+        found |= set(re.findall(r"attempt (\d) rank \d memory (\S+) there \[\]", text))
+    assert len(found) == 3, texts  # of two jobs, one of which has begun twice
+    assert len({name for _, name in found}) == 3
+    assert not [name for _, name in found if Path("/dev/shm", name).exists()]
