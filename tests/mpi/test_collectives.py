@@ -99,11 +99,11 @@ def test_all_gather_of_torch_concatenates_too(comm: Any) -> None:
     assert out.tolist() == [rank + 1.0 for rank in range(comm.size) for _ in range(2)]
 
 
-@pytest.mark.parametrize("number", [3, 2.5, 1 + 2j, True], ids=["int", "float", "complex", "bool"])
+@pytest.mark.parametrize("number", [3, 2.5, 1 + 2j], ids=["int", "float", "complex"])
 def test_a_python_number_comes_back_as_a_python_number(comm: Any, number: complex) -> None:
     total = comm.all_reduce(number)
     assert type(total) is type(number)
-    assert total == (True if number is True else number * comm.size)
+    assert total == number * comm.size
 
 
 @pytest.mark.parametrize("number", [3, 2.5, 1 + 2j, True], ids=["int", "float", "complex", "bool"])
