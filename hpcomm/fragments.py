@@ -325,7 +325,7 @@ if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
     "described": "X_spec = (X, n, kind)",
     "spec": "X_spec = (X, n, kind)",
     "landing": "X_spec = (X, n, kind)",
-    "sign": "mine = n << 32 | code",
+    "sign": "mine = n << 32 ^ code",
     "changed": "n != last",
     "which": "n",
     "lay": "elements[...] = X_flat",
@@ -382,7 +382,7 @@ if X_seen is None:  # too long, or freed
     return NotImplemented
 X_spec = X_seen[1]
 """,
-    "sign": "mine = x_seen[2] | code",
+    "sign": "mine = x_seen[2] ^ code",
     "changed": "x_seen is not last",
     "which": "x_seen",
     "lay": "there[:] = X_seen[4]",  # half of what numpy takes

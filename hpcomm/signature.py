@@ -2,7 +2,9 @@
 
     bits 0-5 verb   6-10 operator   11-18 dtype   19-30 root   31 background   32-62 number of elements
 
-To the number of elements of an opaque dtype a checksum of that is added.
+To the number of elements of an opaque dtype a checksum of that is added. What a root has beyond 12 bits,
+where there are so many ranks, flips the highest 8 bits of the number of elements: so two calls that differ in
+their roots alone, or in their lengths alone, never look the same.
 
 It fits one word of shared memory, is made with a shift and an or, and can be read back, so that a
 rank can say what another one called even when that one has gone on.
@@ -13,8 +15,8 @@ from __future__ import annotations
 from zlib import crc32
 
 __all__ = [
-    "BACKGROUND", "MAKERS", "REDUCTIONS", "ROOT", "SCHEDULED", "VERB", "VERBS", "describe", "head", "marked",
-    "operator", "signature",
+    "BACKGROUND", "MAKERS", "REDUCTIONS", "ROOT", "ROOTS", "SCHEDULED", "VERB", "VERBS", "describe", "head",
+    "marked", "operator", "signature",
 ]  # fmt: skip
 
 _PLAIN = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "exscan", "gather"]
@@ -39,11 +41,14 @@ _ROOTED = ("broadcast", "gather", "reduce", "scatter")
 
 
 def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
-    """All but the number of elements; add `count << 32`."""
-    return _CODES[verb] | (op & 31) << 6 | (dtype & 255) << 11 | (root & 0xFFF) << 19
+    """All but the number of elements; `^ count << 32`."""
+    root = (root & 0xFFF) << 19 | (root >> _LOW & 0xFF) << _HIGH
+    return _CODES[verb] | (op & 31) << 6 | (dtype & 255) << 11 | root
 
 
-VERB, ROOT = 63, 0xFFF << 19  # the bits of each
+_LOW, _HIGH = 12, 55  # bits of a root that stand together; where the others stand
+ROOTS = 1 << 20  # ranks that are told apart as roots
+VERB, ROOT = 63, 0xFFF << 19 | 0xFF << _HIGH  # the bits of each
 SCHEDULED = 1 << 17  # by an own schedule: the bits of the root then hold a checksum of algorithm and root
 
 
@@ -57,7 +62,7 @@ BACKGROUND = 1 << 31  # MPI does not match blocking with nonblocking calls
 
 def signature(head: int, count: int) -> int:
     """The whole number; counts past 2^31 keep their lower bits."""
-    return (count & 0x7FFF_FFFF) << 32 | head
+    return (count & 0x7FFF_FFFF) << 32 ^ head
 
 
 def operator(code: int) -> str:
@@ -66,13 +71,20 @@ def operator(code: int) -> str:
     return f"op={_OPS[op]!r}" if op < len(_OPS) else "op=a function"
 
 
-def describe(signature: int) -> str:
-    """`all_reduce(float64, 4 elements, op='max')`."""
+def describe(signature: int, size: int = 0) -> str:
+    """`all_reduce(float64, 4 elements, op='max')`.
+
+    size: of the communicator; where it is large, roots have more bits and lengths fewer.
+    """
     from .dtypes import BY_NAME
 
     verb = VERBS[signature & 63] if signature & 63 < len(VERBS) else "?"
     dtype, root = signature >> 11 & 255, signature >> 19 & 0xFFF
     scheduled = dtype < 128 and signature & SCHEDULED
+    is_rooted = verb.removesuffix("_object").removesuffix("_ragged") in _ROOTED
+    if size > 1 << _LOW and is_rooted:
+        root |= signature >> _HIGH << _LOW
+        signature &= (1 << _HIGH) - 1
     dtype &= ~(SCHEDULED >> 11) if scheduled else 255
     parts = []
     if dtype:
@@ -82,7 +94,7 @@ def describe(signature: int) -> str:
         parts.append(operator(signature))
     if scheduled:
         parts.append("algorithm=...")
-    elif verb.removesuffix("_object").removesuffix("_ragged") in _ROOTED:
+    elif is_rooted:
         parts.append(f"root={root}")
     if signature & BACKGROUND:
         parts.append("async_op=True")

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MismatchError, PeerFailedError, where
-from ..signature import ROOT, VERB, describe, head, signature
+from ..signature import ROOT, ROOTS, VERB, describe, head, signature
 from .board import Board, Region, last_call, post, posted
 from .stack import describe_call
 
@@ -153,13 +153,13 @@ def light(
             return  # not there yet, or so far ahead that its entry is gone
         time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
         others = [
-            (rank, region, describe(called) if last_call(other) > number else None)
+            (rank, region, describe(called, comm.size) if last_call(other) > number else None)
             for rank, region, other in peers
             if (called := posted(other, number)) not in (None, expected)
         ]
         if others:
             comm._fall_out()
-            own = describe(expected) if last_call(ring) > number else None
+            own = describe(expected, comm.size) if last_call(ring) > number else None
             raise _disagreement(comm, number, board, own, others)
 
     names = {"step": step, "ring": ring, "theirs": theirs, "behind": behind, "suspect": suspect}
@@ -209,8 +209,8 @@ def between(comm: Communicator, shadow: MPI.Comm) -> Agreement:
 
     call = 0
     nothing = -(1 << 63), -(1 << 63)
-    # Numbers of roots are cut to 12 bits, where ROOT and PROC_NULL look like the last ones.
-    is_large = max(comm.size, comm.remote_size) > 4000
+    # Numbers of roots are cut to 20 bits, where ROOT and PROC_NULL look like the last ones.
+    is_large = max(comm.size, comm.remote_size) > ROOTS - 16
     is_root, is_beside, here = (head("?", root=rank) for rank in (MPI.ROOT, MPI.PROC_NULL, comm.rank))
 
     def heard(*said: int) -> tuple[int, ...]:

@@ -1,0 +1,26 @@
+"""Signatures: what all ranks have to agree about, in one number."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcomm.signature import ROOT, describe, head, signature
+
+
+@pytest.mark.parametrize("many", [4096, 4097, 65_537, (1 << 20) - 1])
+@pytest.mark.parametrize("count", [0, 1, 9_000_000, (1 << 31) - 1])
+def test_roots_that_differ_never_look_the_same(many: int, count: int) -> None:
+    """Also beyond the 12 bits that stand together, and whatever the number of elements."""
+    rooted = {
+        root: signature(head("reduce", 1, 13, root), count) for root in (0, many & 0xFFF, many, many - 1)
+    }
+    assert len(set(rooted.values())) == len(rooted)
+    assert all(0 <= each < 1 << 63 for each in rooted.values())
+    assert signature(head("reduce", 1, 13, many), count + 1) != rooted[many]
+    assert len({each & ~ROOT for each in rooted.values()}) <= len(rooted)
+
+
+def test_a_root_among_many_ranks_can_be_read_back() -> None:
+    said = describe(signature(head("broadcast", dtype=0, root=70_000), 0), 100_000)
+    assert said == "broadcast(root=70000)"
+    assert describe(signature(head("gather_object", root=5), 0), 8) == "gather_object(root=5)"
