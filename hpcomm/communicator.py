@@ -19,6 +19,7 @@ from .handover import Handover
 from .lanes import NO_LANES
 from .observe import check as agreement
 from .observe import sentinel
+from .observe.board import exchanged
 from .unfinished import Unfinished
 from .within import Within
 
@@ -38,6 +39,7 @@ __all__ = ["Communicator"]
 
 # what verbs start with that concern no third rank
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")
+_CARD = struct.Struct("5q")  # of a rank, for those of its node: see _meet
 
 
 class Communicator:
@@ -417,49 +419,43 @@ class Communicator:
         self._kept.append(request)
 
     def _meet(self, level: str) -> tuple[list[tuple[int, Region, int, bool]], bool, list[list[memoryview]]]:
-        """Exchange where each rank of those near is: (rank, its part of the board, its ring or -1, whether it
-        posts its calls there).
+        """Learn where each of the other ranks of this node is: (rank, its part of the board, its ring or -1,
+        whether it posts its calls there).
 
         Collective; those behind this rank come first. And whether all ranks go the way within a node, and for
-        this the small places of each, if each has some.
+        this the small places of each, if each has some. Nobody is told of ranks of other nodes, so that costs
+        and memory follow the ranks of a node, not all.
         """
-        from mpi4py import MPI
-
         board = runtime.board
-        if board is not None:
-            self._ring = board.take_ring()
-        place = (board.node, board.here) if board else (-1, -1)
-        left = board.mine.left(self._ring) if board is not None and self._ring >= 0 else 0
-        posts = level != "off" and self._ring >= 0
-        goes = level != "full" and (posts or level == "off") and Within.pays(self.size)
-        if board is not None and goes and self._ring >= 0:
-            self._places = board.take_places()
-        card = struct.pack("7q", *place, self._ring, posts, goes, self._places, left)
-        cards = bytearray(len(card) * self.size)
-        self._shadow.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
         if board is None:
             return [], False, []
-        there = list(struct.iter_unpack("7q", cards))
-        goes = all(node == board.node and theirs for node, _, _, _, theirs, *_ in there)
-        places = (
-            [board.regions[here].places(number) for _, here, _, _, _, number, _ in there if number >= 0]
-            if goes
-            else []
-        )
-        order = [(self.rank + i) % self.size for i in range(1, self.size)]
-        near = [r for r in order if there[r][0] == board.node]
+        regions = dict(board.near(self._mpi))
+        self._ring = board.take_ring()
+        left = board.mine.left(self._ring) if self._ring >= 0 else 0
+        posts = level != "off" and self._ring >= 0
+        goes = level != "full" and (posts or level == "off")
+        goes = goes and len(regions) == self.size and Within.pays(self.size)
+        if goes and self._ring >= 0:
+            self._places = board.take_places()
+        card = _CARD.pack(self._ring, posts, goes, self._places, left)
+        cards = exchanged(self._shadow, [*regions], card)
+        there = {rank: _CARD.unpack(its) for rank, its in cards.items()}
+        goes = all(theirs for _, _, theirs, _, _ in there.values())
+        numbers = [(here, there[rank][3]) for rank, here in regions.items() if goes]
+        has_places = goes and all(number >= 0 for _, number in numbers)
+        del there[self.rank]
         self._lookers = [
-            (board.regions[here], slot, left)
-            for _, here, slot, *_, left in map(there.__getitem__, near)
+            (board.regions[regions[rank]], slot, left)
+            for rank, (slot, *_, left) in there.items()
             if slot >= 0
         ]
         self._shelves = board.shelves
         if board.shelves is not None:
-            self._shelf_of = {r: there[r][1] for r in near}
+            self._shelf_of = {rank: regions[rank] for rank in there}
         return (
-            [(r, board.regions[there[r][1]], there[r][2], bool(there[r][3])) for r in near],
+            [(rank, board.regions[regions[rank]], its[0], bool(its[1])) for rank, its in there.items()],
             goes,
-            places if len(places) == self.size else [],
+            [board.regions[i].places(number) for i, number in numbers] if has_places else [],
         )
 
     def _agree(self, level: str) -> agreement.Agreement:

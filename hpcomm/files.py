@@ -67,16 +67,16 @@ def on_root(comm: Communicator, deed: Callable[[], Any]) -> str:
 def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
     """Raise on every rank what failed on any of them ("" if nothing did). Collective."""
     comm._check_open(verb)
-    told = comm._mpi.allgather(failed)
-    for rank, what in enumerate(told):
-        if what:
-            raise TransportError(
-                f"{verb} of {path} failed on rank {rank}: {what}",
-                where(verb, comm),
-                "the path, permissions, and whether the file is whole"
-                if verb == "load"
-                else "space, permissions and the path; what was there before is still there",
-            )
+    rank = comm._mpi.allreduce(comm.rank if failed else comm.size, MPI.MIN)
+    if rank < comm.size:
+        what = comm._mpi.bcast(failed, rank)
+        raise TransportError(
+            f"{verb} of {path} failed on rank {rank}: {what}",
+            where(verb, comm),
+            "the path, permissions, and whether the file is whole"
+            if verb == "load"
+            else "space, permissions and the path; what was there before is still there",
+        )
 
 
 def from_root(comm: Communicator, verb: str, path: PathLike, deed: Callable[[], Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
@@ -37,6 +38,7 @@ __all__ = [
 
 LEVELS = ("off", "light", "full")
 _MOST = 2**31 - 1
+_NAMED = 16  # ranks that are named one by one
 
 
 @overload
@@ -93,20 +95,25 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
         raise RankError(
             f"{ranks!r} are no ranks", hint=f"numbers from 0 to {comm.size - 1}, such as [0, 1]"
         ).located("group", comm) from None
-    wrong = sorted({r for r in members if not 0 <= r < comm.size or members.count(r) > 1})
+    wrong = sorted(r for r, times in Counter(members).items() if not 0 <= r < comm.size or times > 1)
     if wrong or comm.rank not in members:
-        what = f"rank {comm.rank} is not in {members}"
+        what = f"rank {comm.rank} is not in {_few(members)}"
         if wrong:
-            what = f"ranks {wrong} are no ranks of '{comm.name}', or named twice"
+            what = f"ranks {_few(wrong)} are no ranks of '{comm.name}', or named twice"
         hint = f"different ranks from 0 to {comm.size - 1}; only members call group"
         raise RankError(what, hint=hint).located("group", comm)
     number = _tag(comm, "group", tag)
     some = comm._mpi.Get_group().Incl(members)
     try:
         create = comm._mpi.Create_group  # type: ignore[attr-defined]
-        return made(comm, "group", name or f"{comm.name}{members}", create, some, number)
+        return made(comm, "group", name or f"{comm.name}{_few(members)}", create, some, number)
     finally:
         some.Free()
+
+
+def _few(ranks: list[int]) -> str:
+    """`[0, 1]`, or the first and the last of many."""
+    return str(ranks) if len(ranks) <= _NAMED else f"[{ranks[0]}, {ranks[1]}, ... {ranks[-1]}]"
 
 
 def dup(

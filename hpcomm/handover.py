@@ -37,7 +37,7 @@ from .shelf import landing_bytes
 from .transport.guard import receive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     from mpi4py import MPI
@@ -85,6 +85,17 @@ _KEPT = 256  # lengths of messages
 _FAR = 1 << 62  # below 0 whatever is added: messages of a rank that is not near
 
 
+class _Near(dict[int, Any]):
+    """What there is of each rank that is near; of all others the same, without an entry for each."""
+
+    def __init__(self, near: Mapping[int, Any], other: Any) -> None:
+        super().__init__(near)
+        self._other = other
+
+    def __missing__(self, rank: int) -> Any:
+        return self._other
+
+
 class Handover:
     """How one communicator hands messages over to ranks of this node, and is handed them.
 
@@ -101,22 +112,22 @@ class Handover:
     def __init__(
         self, comm: Communicator, board: Board, shelves: Shelves, notes: dict[int, memoryview]
     ) -> None:
-        size, own = comm.size, board.mine.notes(comm._ring)
+        own = board.mine.notes(comm._ring)
         self._comm, self._shelves = comm, shelves
         self._own, self._here = own, comm.rank << _SOURCE | _POSTED
         self._shelf_of = {**comm._shelf_of, comm.rank: board.here}
         self._nobody = memoryview(bytes(8 * len(own))).cast("q")
-        self._notes = [notes.get(rank, self._nobody) for rank in range(size)]
+        self._notes = _Near(notes, self._nobody)
         far: Callable[[], int] = repeat(-1).__next__
-        self.number = [count().__next__ if rank in notes else far for rank in range(size)]
-        self.received = [0 if rank in notes else -_FAR for rank in range(size)]
+        self.number = _Near({rank: count().__next__ for rank in notes}, far)
+        self.received = _Near(dict.fromkeys(notes, 0), -_FAR)
         self.pending = 0
         self.most = landing_bytes(shelves.slot)
         self._serial = 0
-        self._trust = [_TRIES if rank in notes else 0 for rank in range(size)]  # as a receiver,
-        self._hope = list(self._trust)  # and as a sender
-        self._slow = [0] * size  # how many of the last messages to each were copied slowly,
-        self._seldom = [_SELDOM] * size  # and of how many one is tried, where many were
+        self._trust = _Near(dict.fromkeys(notes, _TRIES), 0)  # as a receiver,
+        self._hope = _Near(self._trust, 0)  # and as a sender
+        self._slow = _Near(dict.fromkeys(notes, 0), 0)  # how many of the last to each were copied slowly,
+        self._seldom = _Near({}, _SELDOM)  # and of how many one is tried, where many were
         self._parts: dict[tuple[int, int, Any], Parts] = {}
         self._fence = threading.Lock()
         self._is_crowded = board.is_crowded
@@ -302,7 +313,7 @@ class Handover:
 
     def stop(self) -> None:
         """Leave all that this rank sends and receives to MPI from now on."""
-        self._notes[:] = [self._nobody] * len(self._notes)
+        self._notes.clear()
         self.pending += 1
 
     def _comes(self, source: int, tag: int, serial: int) -> bool:

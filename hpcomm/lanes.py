@@ -327,7 +327,7 @@ def _make(
             **_within(comm, verb, fold, record, dtype, fragments, names, function is None),
         }
     if verb == "broadcast" or verb in ROOTED:
-        names["codes"] = {root: sign(verb, fold, record.code, root) for root in range(comm.size)}
+        names["codes"] = _Codes(lambda root: sign(verb, fold, record.code, root), comm.size)
     if "CUT" in fragments["readable"]:
         cut = "// p" if verb in CUTS else ""
         fragments = {**fragments, "readable": fragments["readable"].replace("CUT", cut)}
@@ -338,6 +338,19 @@ def _make(
         names["neutral"] = _neutral(op, record)
     names["function"] = function
     return _compose(comm, verb, body, fragments, names)
+
+
+class _Codes(dict[int, int]):
+    """The code of a call by its root, made when that is first one; KeyError: that is no rank."""
+
+    def __init__(self, of: Callable[[int], int], size: int) -> None:
+        self._of, self._size = of, size
+
+    def __missing__(self, root: int) -> int:
+        if not 0 <= root < self._size:
+            raise KeyError(root)
+        self[root] = code = self._of(root)
+        return code
 
 
 def _within(

@@ -58,9 +58,9 @@ if CHANGED:
     last, signs = WHICH, {}
 found = signs.get(root)
 if found is None:
-    code = codes.get(root)
-    if code is None:
+    if not 0 <= root < p:
         return NotImplemented
+    code = codes[root]
     signed = SIGNED
     @turns
     found = signs[root] = signed, found

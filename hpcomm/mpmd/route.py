@@ -21,7 +21,7 @@ from ..geometry import repeated
 from . import scattered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from mpi4py import MPI
     from numpy.typing import NDArray
@@ -214,6 +214,5 @@ def block(total: int, size: int, rank: int) -> Indices:
 
 def concatenated(comm: Any, count: int) -> Indices:
     """The points of this rank where all ranks' points are numbered one behind the other."""
-    counts: Sequence[int] = comm.all_gather(count).ravel().tolist()
-    first = sum(counts[: comm.rank])
+    first = int(comm.exscan(count))  # on rank 0: nothing
     return np.arange(first, first + count, dtype=np.int64)

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 from ..shelf import Shelves, shelf_bytes, slot_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mpi4py import MPI
 
 __all__ = [
-    "GONE", "LAPS", "PLACE", "Board", "Lookers", "Region", "last_call", "open_board", "post", "posted",
-    "share",
+    "GONE", "LAPS", "PLACE", "Board", "Lookers", "Region", "cores", "exchanged", "last_call", "open_board",
+    "post", "posted", "share",
 ]  # fmt: skip
 
 LAPS = 128  # entries of a ring
@@ -194,6 +194,7 @@ Lookers = list[tuple[Region, int, int]]  # of other ranks: their ring, and how o
 class Board:
     """All regions of this node; regions[here] is this rank's own; node: a number common to the node.
 
+    group: whose regions they are, in their order.
     shelves: memory of the same ranks to hand data over in; None where there is too little.
     cores: how many cores these ranks may use, all together; file: what the regions lie in, kept open.
     """
@@ -206,7 +207,9 @@ class Board:
         shelves: Shelves | None = None,
         cores: int = 1,
         file: int = -1,
+        group: MPI.Group | None = None,
     ) -> None:
+        self._group = group
         self._file = file
         self.regions = regions
         self.here = here
@@ -223,6 +226,17 @@ class Board:
     @property
     def mine(self) -> Region:
         return self.regions[self.here]
+
+    def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
+        """Those of mpi's ranks that are on this node: (rank, whose region), by rank. Asks nobody."""
+        from mpi4py import MPI
+
+        if self._group is None:
+            return []
+        group = mpi.Get_group()
+        ranks = self._group.Translate_ranks(None, group)
+        group.Free()
+        return sorted((rank, i) for i, rank in enumerate(ranks) if rank != MPI.UNDEFINED)
 
     def take_ring(self) -> int:
         """A ring for a new communicator, wiped; -1: none is left, or no memory."""
@@ -306,9 +320,30 @@ def open_board(world: MPI.Intracomm) -> Board | None:
             shelves = Shelves(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
         for i in range(1, node.size):
             regions[(node.rank + i) % node.size].look()
-        return Board(regions, node.rank, number, shelves, _cores(node), file)
+        return Board(regions, node.rank, number, shelves, _cores(node), file, node.Get_group())
     finally:
         node.Free()
+
+
+def exchanged(mpi: MPI.Comm, ranks: Sequence[int], card: bytes) -> dict[int, bytes]:
+    """The cards of some ranks of mpi, who all call: this rank's own first, then those that come behind it.
+
+    Cost: log2 of their number messages (Bruck), whatever the number of ranks of mpi.
+    """
+    from mpi4py import MPI
+
+    nbytes, n, here = len(card), len(ranks), ranks.index(mpi.Get_rank())
+    cards = memoryview(bytearray(nbytes * n))
+    cards[:nbytes] = card
+    have = 1
+    while have < n:
+        some = min(have, n - have)
+        going, coming = cards[: some * nbytes], cards[have * nbytes : (have + some) * nbytes]
+        dest, source = ranks[here - have], ranks[(here + have) % n]
+        mpi.Sendrecv([going, MPI.BYTE], dest, 0, [coming, MPI.BYTE], source, 0)
+        have += some
+    order = [*ranks[here:], *ranks[:here]]
+    return {rank: bytes(cards[i * nbytes : (i + 1) * nbytes]) for i, rank in enumerate(order)}
 
 
 def _first_left(free: deque[tuple[int, Lookers]]) -> int:
@@ -334,11 +369,17 @@ def _cores(node: MPI.Comm) -> int:
     """How many cores the ranks of node may use: each alone may be bound to one."""
     from mpi4py import MPI
 
+    mine = cores()
+    node.Allreduce(MPI.IN_PLACE, [mine, MPI.BYTE], MPI.BOR)
+    return int.from_bytes(mine, "little").bit_count()
+
+
+def cores() -> bytearray:
+    """A bit for each core that this process may use."""
     mine = bytearray(_CORES // 8)
     for core in os.sched_getaffinity(0):
         mine[core // 8 % len(mine)] |= 1 << core % 8
-    node.Allreduce(MPI.IN_PLACE, [mine, MPI.BYTE], MPI.BOR)
-    return int.from_bytes(mine, "little").bit_count()
+    return mine
 
 
 def _free() -> int:

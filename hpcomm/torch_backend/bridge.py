@@ -55,7 +55,8 @@ def as_process_group(comm: Communicator) -> ProcessGroupMPI:
     if group is None or group.comm._closed:
         seam.take()
         name = f"hpcomm/{comm.name}/{len(c10d._world.pg_names)}"
-        world_ranks = comm.all_gather_object(rendezvous.world().rank)
+        of_comm, of_world = comm._mpi.Get_group(), rendezvous.world()._mpi.Get_group()
+        world_ranks = of_comm.Translate_ranks(None, of_world)
         store = rendezvous.store(comm)
         told = {"group_name": name, "backend": "cpu:mpi", "store": store, "ranks": world_ranks}
         group = _groups[comm] = ProcessGroupMPI(comm.dup(comm.name, check="off"), told)

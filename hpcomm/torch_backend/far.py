@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ class Far:
         self.rank, self.size = comm.rank, comm.size
         self.call: tuple[Any, ...] = ()
         self.inside: float | None = None
-        self.needs: Iterable[int] = [rank for rank in range(comm.size) if rank != comm.rank]
+        self.needs: Container[int] = range(comm.size)
         watch(self)
 
     def expect(self, *call: Any) -> None:

@@ -14,24 +14,26 @@ one look that began when all had come: a doubt that was seen to be justified cam
 
 from __future__ import annotations
 
+import operator
 import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Container, Iterable, Iterator
+from functools import partial, reduce
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import runtime
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
-from ..observe.board import GONE, LAPS, last_call, post
+from ..observe.board import GONE, LAPS, cores, exchanged, last_call, post
 from ..signature import describe
 from .errors import as_torch
 from .leaving import remember, state
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
-    from ..observe.board import Lookers, Region
+    from ..observe.board import Board, Lookers, Region
 
 __all__ = ["LOOK_S", "Gate", "pause", "rest"]
 
@@ -49,6 +51,9 @@ _MOST_S = 1e-3  # longest pause between two looks
 _ANSWER_S = 1.0  # for other ranks to say what they do
 _TELL_S = 5.0  # for ranks that disagree to tell each other what they called
 _WORDS = 256  # bytes of that
+_CARD = struct.Struct("4q")  # of a rank, for those of its node: see Gate._meet
+_BLOCK = 32  # ranks, or blocks of them, that are counted together,
+_NAMED = 16  # and how many are named that have not come
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
 
 
@@ -64,27 +69,19 @@ class Gate:
         self.failed: HpcommError | None = None  # why no call can pass any more
         board = runtime.board
         self._slot = board.take_ring() if board is not None else -1
-        mine = (
-            board.node if board else -1,
-            board.here if board else -1,
-            self._slot,
-            board.mine.left(self._slot) if board is not None and self._slot >= 0 else 0,
-            os.getpid(),
-            _pid_space(),
-            os.sched_getaffinity(0),
-        )
-        cards = comm._mpi.allgather(mine)
-        self.crowded = comm.size > len(set().union(*(card[-1] for card in cards)))
+        near = self._meet(board)
+        usable = reduce(operator.or_, (int.from_bytes(card[-1], "little") for card in near.values()), 0)
+        self.crowded = len(near) > max(usable.bit_count(), 1)  # what other nodes are is theirs
         self.looks: Iterable[Any] = _GivingWay() if self.crowded else range(_LOOKS)
         self._lives: dict[int, tuple[Region, int]] = {}  # of the other ranks on this node: region, pid
         self._lookers: Lookers = []
         rings: list[tuple[int, memoryview]] = []
-        if board is not None and self._slot >= 0:
-            for rank, (node, here, slot, left, pid, space, _) in enumerate(cards):
-                if rank != comm.rank and node == board.node and slot >= 0:
-                    rings.append((rank, board.regions[here].ring(slot)))
-                    self._lookers.append((board.regions[here], slot, left))
-                    self._lives[rank] = (board.regions[here], pid if space == mine[5] else 0)
+        space = _pid_space()
+        for rank, (here, slot, left, pid, its_space, _) in near.items():
+            if board is not None and rank != comm.rank and slot >= 0 and self._slot >= 0:
+                rings.append((rank, board.regions[here].ring(slot)))
+                self._lookers.append((board.regions[here], slot, left))
+                self._lives[rank] = (board.regions[here], pid if space == its_space else 0)
         self.on_board = len(rings) == comm.size - 1
         self.meet: Callable[..., None]
         if comm.size == 1:
@@ -94,6 +91,19 @@ class Gate:
             self.meet = self._on_board(self._ring, rings)
         else:
             self.meet = self._by_message
+
+    def _meet(self, board: Board | None) -> dict[int, tuple[Any, ...]]:
+        """By rank, of those of this node: region, ring, how often it was left, process, its space, cores.
+
+        Ranks of other nodes tell nothing: what is kept of all grows with their number.
+        """
+        if board is None:
+            return {}
+        left = board.mine.left(self._slot) if self._slot >= 0 else 0
+        mine = _CARD.pack(self._slot, left, os.getpid(), _pid_space()) + cores()
+        here = dict(board.near(self._comm._mpi))
+        cards = exchanged(self._comm._mpi, [*here], mine)
+        return {r: (here[r], *_CARD.unpack_from(cards[r]), cards[r][_CARD.size :]) for r in here}
 
     def close(self) -> None:
         """Let no call pass any more; the group's place on the board may serve another one."""
@@ -202,11 +212,11 @@ class Gate:
         self.failed = as_torch(error)
         raise self.failed
 
-    def remember(self, missing: list[int]) -> None:
+    def remember(self, missing: Container[int]) -> None:
         """Some ranks have not come in time: this one may have to end without them."""
-        for rank in missing:
-            if rank in self._lives:
-                remember(f"rank {rank} of process group '{self._name}'", *self._lives[rank])
+        for rank, life in self._lives.items():
+            if rank in missing:
+                remember(f"rank {rank} of process group '{self._name}'", *life)
 
     def check(
         self,
@@ -304,14 +314,14 @@ class Gate:
         while not meeting.Test():
             waited = time.monotonic() - begin
             if not said and waited > min(seconds / 2, _SAY_S):
-                self._store().set(f"gate/{self._meetings}/{self._comm.rank}", "here")
+                self._say_here()
                 said = True
             if waited > seconds:
                 _abandoned.append((meeting, both))
                 self.failed = as_torch(
                     WaitTimeoutError(
                         f"{words()} (call #{self._meetings} on '{self._name}') waited {waited:.3g} s for "
-                        f"{ranks(self._silent())}",
+                        f"{self._silent()}",
                         self.where,
                         "look at what that rank does; init_process_group(timeout=...) sets the time",
                     )
@@ -322,14 +332,41 @@ class Gate:
         if high != -low:
             raise self._disagree(f"call #{self._meetings}", {}, words)
 
-    def _silent(self) -> list[int]:
-        """The ranks that have not said in the store that they are in this meeting."""
-        store, meeting = self._store(), f"gate/{self._meetings}"
-        return [rank for rank in range(self._comm.size) if not store.check([f"{meeting}/{rank}"])]
+    def _say_here(self) -> None:
+        """Count this rank in the store, alone and in ever larger blocks of ranks: see _silent."""
+        width = 1
+        while width < _BLOCK * self._comm.size:
+            self._store().add(self._block(self._comm.rank, width), 1)
+            width *= _BLOCK
 
-    def lost(self, missing: Iterable[int]) -> list[int]:
+    def _block(self, rank: int, width: int) -> str:
+        return f"gate/{self._meetings}/{width}/{rank // width}"
+
+    def _silent(self) -> str:
+        """The first ranks that have not said in the store that they are in this meeting, in words.
+
+        Only blocks that are not whole are looked into, so few questions find few ranks among many.
+        """
+        store, size = self._store(), self._comm.size
+
+        def absent(first: int, width: int) -> Iterator[int]:
+            if store.add(self._block(first, width), 0) == min(width, size - first):
+                return
+            if width == 1:
+                yield first
+                return
+            for at in range(first, min(first + width, size), width // _BLOCK):
+                yield from absent(at, width // _BLOCK)
+
+        width = 1
+        while width < size:
+            width *= _BLOCK
+        some = list(islice(absent(0, width), _NAMED + 1))
+        return ranks(some[:_NAMED]) + " and others" * (len(some) > _NAMED)
+
+    def lost(self, missing: Container[int]) -> list[int]:
         """Those of the missing ranks that have ended, are about to end by failure, or were killed."""
-        return [rank for rank in missing if rank in self._lives and _is_gone(*self._lives[rank])]
+        return [rank for rank, life in self._lives.items() if rank in missing and _is_gone(*life)]
 
     @property
     def where(self) -> str:

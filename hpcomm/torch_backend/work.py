@@ -239,14 +239,13 @@ class MessageWork(Work):
 
     def _check_peer(self, waited: float) -> None:
         group = self._group
-        others = [r for r in range(group.size()) if r != group.rank()]
-        lost = group.gate.lost(others if self._peer is None else [self._peer])
-        if lost and not self.poll() and len(lost) == (len(others) if self._peer is None else 1):
+        lost = group.gate.lost(range(group.size()) if self._peer is None else [self._peer])
+        if lost and not self.poll() and len(lost) == (group.size() - 1 if self._peer is None else 1):
             what = f"{self._words} on '{group.label}' needs rank {lost[0]}, which has ended"
             error = PeerFailedError(what, group.where, "look at what that rank printed", lost)
             raise as_torch(error)
         if waited > group.seconds:
-            group.gate.remember(others if self._peer is None else [self._peer])
+            group.gate.remember(range(group.size()) if self._peer is None else [self._peer])
             raise self._late(waited, "init_process_group(timeout=...) sets the time")
 
     def _late(self, waited: float, hint: str) -> HpcommError:

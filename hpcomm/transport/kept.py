@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,7 @@ class Own:
         self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self._tag = self._plans = 0
         self._kept: dict[Any, Executor] = {}
-        self._far = _far(self.mpi, MPI.Get_processor_name())
+        self._limit, self._near = _limit(self.mpi), comm._near
         self._table: dict[str, tuned.Choices] | None = None
         self._library: dict[tuple[str, str], MPI.Comm] = {}
         self._room = np.empty(0, np.uint8)
@@ -70,7 +69,7 @@ class Own:
 
     def most(self, peer: int) -> int:
         """Bytes that one message to or from a peer may have."""
-        return self._far.get(peer, LARGEST)
+        return self._limit if self._limit and peer not in self._near else LARGEST
 
     def executor(self, key: Any, make: Callable[[Channel], Executor]) -> Executor:
         """The executor for key, made at its first use; the oldest one gives way.
@@ -100,19 +99,17 @@ class Own:
         self.mpi.Free()
 
 
-def _far(mpi: MPI.Comm, name: str) -> dict[int, int]:
-    """{peer on another node: bytes that travel there without being announced}; where such a limit matters.
+def _limit(mpi: MPI.Comm) -> int:
+    """Bytes that travel to another node without being announced; 0 where such a limit does not matter.
 
     Open MPI announces longer messages over TCP and waits for the answer, which waits behind all that the
     peer sends at that moment. Pieces below that limit do not wait.
     """
     if mpi.size == 1 or controls.vendor() != "openmpi":
-        return {}
-    node = zlib.crc32(name.encode())
-    cards = np.empty((mpi.size, 2), np.int64)
-    wait(mpi.Iallgather(np.array([node, controls.unannounced_bytes()], np.int64), cards))
-    least = int(cards[:, 1].min())
-    return dict.fromkeys(np.flatnonzero(cards[:, 0] != node).tolist(), least) if least else {}
+        return 0
+    least = np.empty(1, np.int64)
+    wait(mpi.Iallreduce(np.array([controls.unannounced_bytes()], np.int64), least, MPI.MIN))
+    return int(least[0])
 
 
 def own(comm: Communicator) -> Own:

@@ -192,10 +192,19 @@ def test_only_what_leaves_the_node_is_cut_by_what_travels_unannounced(
     """By the least of all ranks, so that both ends cut alike; not at all where one of them does not know."""
     monkeypatch.setattr(kept.controls, "vendor", lambda: "openmpi")
     monkeypatch.setattr(kept.controls, "unannounced_bytes", lambda: 1000 + comm.rank)
-    away = [peer for peer in range(comm.size) if peer % 2 != comm.rank % 2]
-    assert kept._far(comm.mpi, f"node{comm.rank % 2}") == dict.fromkeys(away, 1000)
+
+    def most() -> list[int]:
+        apart = comm.dup()
+        apart._near = {peer: apart._near.get(peer) for peer in range(comm.size) if peer % 2 == comm.rank % 2}
+        found = [kept.own(apart).most(peer) for peer in range(comm.size)]
+        apart.close()
+        return found
+
+    whole = kept.LARGEST
+    is_far = [peer % 2 != comm.rank % 2 for peer in range(comm.size)]
+    assert most() == [1000 if far else whole for far in is_far]
     monkeypatch.setattr(kept.controls, "unannounced_bytes", lambda: 1000 * (comm.rank > 0))
-    assert kept._far(comm.mpi, f"node{comm.rank % 2}") == {}
+    assert most() == [whole] * comm.size
 
 
 def test_messages_beyond_2_gib_travel_in_pieces_that_mpi_can_count() -> None:
