@@ -9,11 +9,31 @@ shelf (shelf.py) while there is room, and the card says where they stand.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .envelope import Arrival
-from .parcel import CARD, LETTER, Laden, Opened, Parcel, card_of, letter_of, only_block, parts_after
+from .parcel import (
+    CARD,
+    LETTER,
+    Laden,
+    Opened,
+    Parcel,
+    are_whole,
+    blocks_after,
+    card_of,
+    comes_alone,
+    lengths_after,
+    lengths_of,
+    letter_of,
+    name_tag,
+    only_block,
+    parts_after,
+    room,
+    tag_of,
+)  # fmt: skip
 from .request import Request, Stages, rounds_under_way
+from .spread import spread
 from .transport.progress import Moving
 
 if TYPE_CHECKING:
@@ -40,6 +60,9 @@ __all__ = [
     "scatter",
     "send",
 ]
+
+
+FEW = 16  # ranks up to which each sends to all: nothing passes through others
 
 
 def run(stages: Stages) -> Any:
@@ -180,15 +203,20 @@ def _partners(comm: Communicator) -> Sequence[int]:
     return [r for r in range(comm.size) if r != comm.rank]
 
 
-def _cards(comm: Communicator) -> bytearray:
+def _room(comm: Communicator) -> int:
+    """Bytes of a card where each rank gives or gets one of all ranks."""
+    return room(max(comm.size, comm.remote_size))
+
+
+def _cards(comm: Communicator, nbytes: int) -> bytearray:
     """Room for a card of each rank, those of the other group if there are two."""
-    return bytearray(CARD * (comm.remote_size if comm.is_inter else comm.size))
+    return bytearray(nbytes * (comm.remote_size if comm.is_inter else comm.size))
 
 
 def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bool) -> Stages:
     """Give every rank root's parcel; None beside the root of another group."""
     mpi = comm._shadow
-    [going], moving = _loaded(comm, [parcel], [_partners(comm)])
+    [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
     if going is not None:
         card, tag = card_of(going)
     else:
@@ -229,14 +257,15 @@ def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Sta
     gives = root >= 0  # not the root of another group, nor those beside it
     [going], moving = _loaded(comm, [parcel], [[root] if gives and not is_root else []])
     assert going is not None
-    card, tag = card_of(going)
-    cards = _cards(comm) if is_root else None
+    nbytes = _room(comm)
+    card, tag = card_of(going, nbytes)
+    cards = _cards(comm, nbytes) if is_root else None
     yield from _collective(
         mpi,
         "Gather",
         blocking,
         [card, MPI.BYTE] if gives else None,
-        [cards, CARD, MPI.BYTE] if is_root else None,
+        [cards, nbytes, MPI.BYTE] if is_root else None,
         root,
     )
     if not is_root:
@@ -246,39 +275,76 @@ def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Sta
             yield moving
         return None
     assert cards is not None
-    return (yield from _open_all(comm, cards, parcel, None, []))
+    return (yield from _open_all(comm, cards, nbytes, parcel, [], []))
 
 
 def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
     """Collect all parcels everywhere."""
-    mpi = comm._shadow
-    [going], moving = _loaded(comm, [parcel], [_partners(comm)])
+    mpi, nbytes = comm._shadow, _room(comm)
+    [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
     assert going is not None
-    card, tag = card_of(going)
-    cards = _cards(comm)
-    yield from _collective(mpi, "Allgather", blocking, [card, MPI.BYTE], [cards, CARD, MPI.BYTE])
+    card, tag = card_of(going, nbytes)
+    is_few = comm.is_inter or comm.size <= FEW
+    if not is_few:
+        name_tag(card)
+    cards = _cards(comm, nbytes)
+    yield from _collective(mpi, "Allgather", blocking, [card, MPI.BYTE], [cards, nbytes, MPI.BYTE])
+    if not is_few:
+        arrive = partial(_spread, comm, memoryview(cards), card, going)
+        return (yield from _open_all(comm, cards, nbytes, parcel, [], moving, arrive))
     sends = []
     if tag >= 0:
         pieces = parts_after(card, going)
         sends = [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
-    return (yield from _open_all(comm, cards, parcel, sends, moving))
+    return (yield from _open_all(comm, cards, nbytes, parcel, sends, moving))
+
+
+def _spread(comm: Communicator, cards: memoryview, card: bytearray, parcel: Parcel) -> Stages:
+    """Receive what follows the cards of all ranks; returns what gives the parcel of a rank.
+
+    card, parcel: this rank's own.
+    """
+    ranks, nbytes = range(comm.size), len(card)
+    tag = lambda r: tag_of(cards, r * nbytes)  # noqa: E731
+    same: dict[Any, Any] = {}  # mostly all ranks' are
+    after = [same.setdefault(each := lengths_after(cards, r * nbytes), each) for r in ranks]
+    if any(unsaid for unsaid, _ in after):  # some lengths are not on the card
+        told = [(8 * unsaid,) if unsaid else () for unsaid, _ in after]
+        said = yield from spread(comm._parts, lengths_of(card, parcel), told, tag)
+        mine = tuple(block.nbytes for block in parcel.blocks)
+        after = [
+            each if not told[r] else (0, mine if r == comm.rank else tuple(next(said(r)).cast("q")))
+            for r, each in enumerate(after)
+        ]
+    lengths = [known for _, known in after]
+    arrived = yield from spread(comm._parts, blocks_after(card, parcel), lengths, tag)
+
+    def parcel_of(r: int) -> Parcel:
+        blocks = arrived(r)
+        if comes_alone(cards, r * nbytes):  # as most do
+            return Parcel.of([next(blocks)])
+        opened = Opened(cards[r * nbytes : (r + 1) * nbytes], memory=lambda _: next(blocks))
+        return opened.parcel() if opened.blocks else Parcel.of([*blocks])
+
+    return parcel_of
 
 
 def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blocking: bool) -> Stages:
     """Give each rank its own of root's parcels; None beside, and at, the root of another group."""
     mpi = comm._shadow
-    card = bytearray(CARD)
+    nbytes = _room(comm)
+    card = bytearray(nbytes)
     cards = None
     made: list[tuple[bytearray, int]] = []
     going, moving = _loaded(comm, parcels or [], _each_partner(comm))
     if parcels is not None:
-        made = [card_of(parcel) for parcel in going if parcel is not None]
+        made = [card_of(parcel, nbytes) for parcel in going if parcel is not None]
         cards = b"".join(bytes(c) for c, _ in made)
     yield from _collective(
         mpi,
         "Scatter",
         blocking,
-        None if cards is None else [cards, CARD, MPI.BYTE],
+        None if cards is None else [cards, nbytes, MPI.BYTE],
         [card, MPI.BYTE] if root >= 0 else None,
         root,
     )
@@ -294,19 +360,22 @@ def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blo
 
 def all_to_all(comm: Communicator, parcels: Sequence[Parcel], blocking: bool) -> Stages:
     """Send parcel j to rank j, receive one from every rank."""
-    mpi = comm._shadow
+    mpi, nbytes = comm._shadow, _room(comm)
     going, moving = _loaded(comm, parcels, _each_partner(comm))
-    made = [card_of(parcel) for parcel in going if parcel is not None]
-    cards = _cards(comm)
+    made = [card_of(parcel, nbytes) for parcel in going if parcel is not None]
+    cards = _cards(comm, nbytes)
     joined = b"".join(bytes(c) for c, _ in made)
-    yield from _collective(mpi, "Alltoall", blocking, [joined, CARD, MPI.BYTE], [cards, CARD, MPI.BYTE])
+    yield from _collective(mpi, "Alltoall", blocking, [joined, nbytes, MPI.BYTE], [cards, nbytes, MPI.BYTE])
     own = None if comm.is_inter else parcels[mpi.rank]
-    return (yield from _open_all(comm, cards, own, _send_parts(comm, going, made), moving))
+    return (yield from _open_all(comm, cards, nbytes, own, _send_parts(comm, going, made), moving))
 
 
 def _each_partner(comm: Communicator) -> list[list[int]]:
     """For each rank whom what it is given goes to: itself, but for this one."""
-    return [[r] if comm.is_inter or r != comm.rank else [] for r in range(len(_cards(comm)) // CARD)]
+    return [
+        [r] if comm.is_inter or r != comm.rank else []
+        for r in range(comm.remote_size if comm.is_inter else comm.size)
+    ]
 
 
 def _loaded(
@@ -335,34 +404,47 @@ def _send_parts(
 def _open_all(
     comm: Communicator,
     cards: bytearray,
+    nbytes: int,
     own: Parcel | None,
-    sends: list[MPI.Request] | None,
+    sends: list[MPI.Request],
     moving: list[Moving],
+    arrive: Callable[[], Stages] | None = None,
 ) -> Stages:
-    """Open the cards of all ranks and receive what follows them. own: this rank's, in one group."""
-    mpi, view = comm._parts, memoryview(cards)
-    if not sends and not moving and type(own) is not Laden:
-        alone = [only_block(view, at) for at in range(0, len(cards), CARD)]
-        if None not in alone:  # as most often
-            return [Parcel.of([block]) for block in alone]
-    opened = {r: Opened(view[r * CARD : (r + 1) * CARD]) for r in _partners(comm)}
+    """Open the cards of all ranks and receive what follows them: the parcels, one after the other.
+
+    Args:
+        own: this rank's, in one group.
+        arrive: what receives the parts, and gives the parcels, where they do not come from their ranks.
+    """
+    view = memoryview(cards)
+    if not sends and not moving and type(own) is not Laden and are_whole(cards, nbytes):  # as most often
+        return (Parcel.of([only_block(view, at)]) for at in range(0, len(cards), nbytes))
+    of = yield from (arrive() if arrive is not None else _fetch_all(comm, view, nbytes, sends))
+    ranks, me = range(len(cards) // nbytes), -1 if own is None else comm.rank
+    if comm._onboard is None:
+        return (own if r == me else of(r) for r in ranks)
+    got = {r: of(r) for r in ranks if r != me}
+    laden = {r: parcel for r, parcel in got.items() if cargo.is_laden(parcel)}
+    coming = {r: Moving(cargo.unload(comm, parcel, r)) for r, parcel in laden.items()}
+    if moving or coming:
+        yield [*moving, *coming.values()]
+    got |= {r: each.result for r, each in coming.items()}
+    return [got.get(r, own) for r in ranks]
+
+
+def _fetch_all(comm: Communicator, cards: memoryview, nbytes: int, sends: list[MPI.Request]) -> Stages:
+    """The same from each of them."""
+    mpi = comm._parts
+    opened = {r: Opened(cards[r * nbytes : (r + 1) * nbytes]) for r in _partners(comm)}
     lengths = {r: data for r, o in opened.items() if (data := o.lengths_to_come()) is not None}
     if lengths:
         yield [mpi.Irecv([data, MPI.BYTE], r, opened[r].tag) for r, data in lengths.items()]
         for r, data in lengths.items():
             opened[r].take_lengths(data)
-    waits = list(sends or [])
-    waits += [mpi.Irecv([piece, MPI.BYTE], r, o.tag) for r, o in opened.items() for piece in o.pieces()]
-    if waits:
-        yield waits
-    got = {r: o.parcel() for r, o in opened.items()}
-    if comm._onboard is not None:
-        laden = {r: parcel for r, parcel in got.items() if cargo.is_laden(parcel)}
-        coming = {r: Moving(cargo.unload(comm, parcel, r)) for r, parcel in laden.items()}
-        if moving or coming:
-            yield [*moving, *coming.values()]
-        got |= {r: each.result for r, each in coming.items()}
-    return [got.get(r, own) for r in range(len(cards) // CARD)]
+    waits = [mpi.Irecv([piece, MPI.BYTE], r, o.tag) for r, o in opened.items() for piece in o.pieces()]
+    if sends or waits:
+        yield [*sends, *waits]
+    return lambda r: opened[r].parcel()
 
 
 def _collective(mpi: MPI.Comm, name: str, blocking: bool, *arguments: Any) -> Stages:

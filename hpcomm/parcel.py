@@ -44,18 +44,29 @@ __all__ = [
     "OnDevice",
     "Opened",
     "Parcel",
+    "are_whole",
+    "blocks_after",
     "card_of",
     "check_came",
+    "comes_alone",
     "cut",
+    "lengths_after",
+    "lengths_of",
     "letter_of",
+    "name_tag",
     "only_block",
     "part_tag",
     "parts_after",
+    "pooled",
     "refusal",
+    "room",
+    "tag_of",
 ]
 
 CARD = 1024  # bytes of a card in collectives
 LETTER = 32 * 1024  # bytes of a card in messages at most: up to there all is copied once on either side
+_LEAST_CARD = 128  # of so many ranks that such cards of all would be more than
+_CARDS = 1 << 20  # bytes, as long as that is possible
 _PIECE = 1 << 30  # bytes of the largest single MPI message
 _ALIGN = 64
 _HEAD = struct.Struct("<qq")  # number of blocks, tag of the parts (-1: everything is here)
@@ -177,16 +188,59 @@ def only_block(cards: memoryview, at: int = 0) -> Block | None:
     return cards[at + _ALIGN : at + _ALIGN + nbytes] if count == 1 and nbytes >= 0 else None
 
 
-def card_of(parcel: Parcel) -> tuple[bytearray, int]:
-    """The card of a collective, and the tag of the parts that follow it (-1: none)."""
+def comes_alone(cards: Any, at: int) -> bool:
+    """Whether the card that stands there announces one block that follows, and nothing else."""
+    count, _, mark = _FIRST.unpack_from(cards, at)
+    return bool(count == 1 and -_PLACE <= mark < 0)
+
+
+def lengths_after(cards: Any, at: int) -> tuple[int, tuple[int, ...]]:
+    """Of the card that stands there: how many lengths follow it, and those known of blocks that do."""
+    count, _, mark = _FIRST.unpack_from(cards, at)
+    if count == 1:
+        return 0, (-1 - mark,) if _follows(mark) else ()
+    if count < 0:
+        return -count, ()
+    marks = struct.unpack_from(f"<{count}q", cards, at + _HEAD.size)
+    return 0, tuple(-1 - mark for mark in marks if _follows(mark))
+
+
+def room(ranks: int) -> int:
+    """Bytes of a card in collectives of so many ranks, each of which may get one of every other."""
+    return CARD if ranks * CARD <= _CARDS else max(_LEAST_CARD, _CARDS // ranks // _ALIGN * _ALIGN)
+
+
+def card_of(parcel: Parcel, nbytes: int = CARD) -> tuple[bytearray, int]:
+    """The card of a collective, of so many bytes, and the tag of the parts that follow it (-1: none)."""
     blocks = parcel.blocks
-    if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= CARD - _ALIGN:
-        card = bytearray(CARD)
-        _ONE.pack_into(card, 0, 1, -1, nbytes)
-        card[_ALIGN : _ALIGN + nbytes] = blocks[0]
+    if len(blocks) == 1 and (size := blocks[0].nbytes) <= nbytes - _ALIGN:
+        card = bytearray(nbytes)
+        _ONE.pack_into(card, 0, 1, -1, size)
+        card[_ALIGN : _ALIGN + size] = blocks[0]
         return card, -1
-    card, tag, _ = _laid_out(blocks, CARD, True, None)
+    card, tag, _ = _laid_out(blocks, nbytes, True, None)
     return card, tag
+
+
+def name_tag(card: bytearray) -> None:
+    """Have a card name a tag even if no part of its own follows."""
+    count, tag = _HEAD.unpack_from(card, 0)
+    if tag < 0:
+        _HEAD.pack_into(card, 0, count, part_tag())
+
+
+def tag_of(cards: Any, at: int) -> int:
+    """The tag that the card names which stands there."""
+    return int(_HEAD.unpack_from(cards, at)[1])
+
+
+def are_whole(cards: Any, nbytes: int) -> bool:
+    """Whether all cards, of so many bytes each, hold one block and nothing else: see only_block."""
+    for at in range(0, len(cards), nbytes):
+        count, _, mark = _FIRST.unpack_from(cards, at)
+        if count != 1 or mark < 0:
+            return False
+    return True
 
 
 def _laid_out(
@@ -223,14 +277,25 @@ def _follows(mark: int) -> bool:
     return -_PLACE <= mark < 0
 
 
-def parts_after(card: bytearray, parcel: Parcel) -> list[Any]:
-    """What follows a card, in pieces that one message can carry."""
+def lengths_of(card: bytearray, parcel: Parcel) -> list[Any]:
+    """The lengths of the blocks, if they follow the card as a part of their own."""
+    if _HEAD.unpack_from(card, 0)[0] >= 0:
+        return []
+    return [memoryview(struct.pack(f"<{len(parcel.blocks)}q", *(b.nbytes for b in parcel.blocks)))]
+
+
+def blocks_after(card: bytearray, parcel: Parcel) -> list[Any]:
+    """The blocks that follow a card."""
     count = _HEAD.unpack_from(card, 0)[0]
     if count < 0:
-        lengths = [b.nbytes for b in parcel.blocks]
-        return [memoryview(struct.pack(f"<{len(lengths)}q", *lengths)), *cut(parcel.blocks)]
+        return parcel.blocks
     marks = struct.unpack_from(f"<{count}q", card, _HEAD.size)
-    return cut([block for block, mark in zip(parcel.blocks, marks, strict=True) if _follows(mark)])
+    return [block for block, mark in zip(parcel.blocks, marks, strict=True) if _follows(mark)]
+
+
+def parts_after(card: bytearray, parcel: Parcel) -> list[Any]:
+    """What follows a card, in pieces that one message can carry."""
+    return [*lengths_of(card, parcel), *cut(blocks_after(card, parcel))]
 
 
 def cut(blocks: Sequence[Any]) -> list[Any]:
@@ -244,7 +309,7 @@ _pool: list[Any] = []
 _pooling = threading.Lock()  # whoever finds a block unused has it before the next one looks
 
 
-def _memory(nbytes: int) -> Any:
+def pooled(nbytes: int) -> Any:
     """Memory to receive into; that of an earlier object which is gone, if one fits.
 
     Fresh memory costs a page fault for every 4 KiB, as much as the transfer itself. What was received
@@ -275,15 +340,23 @@ class Opened:
 
     Args:
         shelves, owner: where blocks may stand, and whose shelf that is.
+        memory: what gives the memory of so many bytes for the next block that is to come.
 
     Attributes:
         tag: of the parts that follow; -1: none.
     """
 
-    __slots__ = ("_count", "_to_come", "_waits", "blocks", "tag")
+    __slots__ = ("_count", "_memory", "_to_come", "_waits", "blocks", "tag")
 
-    def __init__(self, card: Any, shelves: Shelves | None = None, owner: int = -1) -> None:
+    def __init__(
+        self,
+        card: Any,
+        shelves: Shelves | None = None,
+        owner: int = -1,
+        memory: Callable[[int], Any] | None = None,
+    ) -> None:
         self._count, self.tag = _HEAD.unpack_from(card, 0)
+        self._memory = memory or pooled
         self.blocks: list[Any] = []
         self._to_come: list[Any] = []
         self._waits: list[Callable[[], None]] = []
@@ -309,7 +382,7 @@ class Opened:
                 self.blocks.append(block)
 
     def _expect(self, nbytes: int) -> None:
-        block = _memory(nbytes)
+        block = self._memory(nbytes)
         self.blocks.append(block)
         self._to_come.append(block)
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import hpcomm
+from hpcomm import delivery, parcel
 
 WAIT_S = 30
 
@@ -57,6 +58,30 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     return bool(a == b)
+
+
+def test_of_many_ranks_parts_pass_through_others(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of more than 16 ranks; cards are short, as of thousands. Waited for in any order."""
+    monkeypatch.setattr(delivery, "FEW", 1)
+    monkeypatch.setattr(parcel, "_CARDS", 0)
+    assert parcel.room(comm.size) == 128
+    many = {str(i): np.full(300, float(i)) for i in range(200)}  # whose lengths need a message
+    sorts = [*(objects(0)[sort] for sort in SORTS), many, 7]
+    for i in range(0, len(sorts), 3):
+        given = [sorts[(i + r) % len(sorts)] for r in range(comm.size)]
+        mine = given[comm.rank]
+        first, second = (comm.all_gather_object(mine, async_op=True) for _ in range(2))
+        for request in (first, second)[:: -1 if comm.rank % 2 else 1]:
+            request.wait(timeout=WAIT_S)
+        for got in (comm.all_gather_object(mine), first.result, second.result):
+            assert all(map(same, got, given))
+    shapes = [a.shape for a in comm.all_gather_ragged(np.ones((comm.rank, 99)))]
+    assert shapes == [(r, 99) for r in range(comm.size)]
+    assert comm.gather_object("x" * 500) == (["x" * 500] * comm.size if comm.rank == 0 else None)
+    assert (
+        comm.all_to_all_object(["y" * r for r in range(0, 500 * comm.size, 500)])
+        == ["y" * 500 * comm.rank] * comm.size
+    )
 
 
 @pytest.mark.parametrize("sort", SORTS)

@@ -14,13 +14,13 @@ def place(view):
 
 
 def test_memory_is_used_again_only_when_nobody_looks_at_it():
-    first = parcel._memory(NBYTES)
+    first = parcel.pooled(NBYTES)
     array = np.frombuffer(first, np.float64)[3:5]  # holds the memory by its base alone
     was = place(first)
     del first
-    assert place(parcel._memory(NBYTES)) != was
+    assert place(parcel.pooled(NBYTES)) != was
     del array
-    assert place(parcel._memory(NBYTES)) == was
+    assert place(parcel.pooled(NBYTES)) == was
 
 
 def test_threads_never_get_the_same_memory():
@@ -30,7 +30,7 @@ def test_threads_never_get_the_same_memory():
     def take():
         for _ in range(200):
             gate.wait()
-            mine = parcel._memory(NBYTES)
+            mine = parcel.pooled(NBYTES)
             got.append(place(mine))
             gate.wait()
             assert got[-4:].count(place(mine)) == 1
