@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define HPCOMM_CARD 512
+#define HPCOMM_BLOCK 256 /* ranks that have a captain */
 #define HPCOMM_MOST 64 /* programs */
 
 struct hpcomm_job {
@@ -80,6 +80,23 @@ static int hpcomm_farewell(MPI_Comm self, int key, void *value, void *state) {
   return MPI_SUCCESS;
 }
 
+/* Append the next message with this tag to text, of so many bytes before; who has come with it. */
+static int hpcomm_hear(int source, int tag, char **text, int *used) {
+  MPI_Status status;
+  int more, first, last, step, count = 0;
+  MPI_Probe(source, tag, MPI_COMM_WORLD, &status);
+  MPI_Get_count(&status, MPI_BYTE, &more);
+  *text = realloc(*text, *used + more + 1);
+  MPI_Recv(*text + *used, more, MPI_BYTE, status.MPI_SOURCE, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  (*text)[*used + more] = 0;
+  for (char *at = *text + *used; at && *at; at = strchr(at, '\n'), at += at != NULL)
+    if (sscanf(at, "%d-%d/%d", &first, &last, &step) == 3) count += (last - first) / step + 1;
+  *used += more;
+  return count;
+}
+
+static int hpcomm_ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
 static void hpcomm_join(const char *name, struct hpcomm_job *job) {
   int rank, size, n, i, j, count = 0, number = 0;
   snprintf(hpcomm_name, sizeof hpcomm_name, "%s", name);
@@ -89,51 +106,59 @@ static void hpcomm_join(const char *name, struct hpcomm_job *job) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   int *ranks = malloc(size * sizeof(int)), *mine = malloc(size * sizeof(int));
   n = hpcomm_members(ranks, size);
-  char *cards = calloc(n, HPCOMM_CARD), card[HPCOMM_CARD] = {0}, host[65] = {0};
+  char *text = malloc(512), host[65] = {0}, kind[HPCOMM_MOST][8] = {""}, theirs[65], what[8];
+  int leader[HPCOMM_MOST], first, last, step, at = 0, used, known = 1;
   gethostname(host, 64);
-  snprintf(card, sizeof card, "hpcomm 1\n%s\nplain\n%s\n%s\n%d\n", name, name, host, (int)getpid());
-  if (rank == ranks[0]) { /* 1. cards to the first rank, all cards back from it */
-    memcpy(cards, card, HPCOMM_CARD);
-    for (i = 1; i < n; i++)
-      MPI_Recv(cards + i * HPCOMM_CARD, HPCOMM_CARD, MPI_BYTE, ranks[i], 32101, MPI_COMM_WORLD,
-               MPI_STATUS_IGNORE);
-    for (i = 1; i < n; i++)
-      MPI_Send(cards, n * HPCOMM_CARD, MPI_BYTE, ranks[i], 32102, MPI_COMM_WORLD);
-  } else {
-    MPI_Send(card, HPCOMM_CARD, MPI_BYTE, ranks[0], 32101, MPI_COMM_WORLD);
-    MPI_Recv(cards, n * HPCOMM_CARD, MPI_BYTE, ranks[0], 32102, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  used = snprintf(text, 512, "%d-%d/1\t%s\tplain\t%s\t%s\t\n", rank, rank, name, name, host);
+  while (ranks[at] != rank) at++;
+  int block = at - at % HPCOMM_BLOCK, end = block + HPCOMM_BLOCK < n ? block + HPCOMM_BLOCK : n;
+  /* 1. lines to the captain of a block, from there to the first rank, and all lines back */
+  int above = rank == ranks[0] ? -1 : ranks[at == block ? 0 : block];
+  int whole = above < 0 ? n : at == block ? end - block : 1;
+  while (known < whole) known += hpcomm_hear(MPI_ANY_SOURCE, 32101, &text, &used);
+  if (above >= 0) {
+    MPI_Send(text, used, MPI_BYTE, above, 32101, MPI_COMM_WORLD);
+    used = 0;
+    known = hpcomm_hear(above, 32102, &text, &used);
+  }
+  if (at == block)
+    for (i = block + 1; i < end; i++) MPI_Send(text, used, MPI_BYTE, ranks[i], 32102, MPI_COMM_WORLD);
+  if (above < 0)
+    for (i = HPCOMM_BLOCK; i < n; i += HPCOMM_BLOCK)
+      MPI_Send(text, used, MPI_BYTE, ranks[i], 32102, MPI_COMM_WORLD);
+  if (known != n) {
+    fprintf(stderr, "%s: %d ranks of the world did not join\n", name, n - known);
+    MPI_Abort(MPI_COMM_WORLD, 1);
   }
   job->programs = 0;
-  for (i = 0; i < n; i++) { /* 2. the names on them; an empty card: that rank did not come */
-    char theirs[65] = "";
-    if (sscanf(cards + i * HPCOMM_CARD, "hpcomm 1\n%64[^\n]", theirs) != 1) {
-      fprintf(stderr, "%s: rank %d of the world did not join\n", name, ranks[i]);
-      MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-    if (!strcmp(theirs, name)) mine[count++] = ranks[i];
+  for (char *line = text; line && *line; line = strchr(line, '\n'), line += line != NULL) {
+    /* 2. who they are */
+    if (sscanf(line, "%d-%d/%d\t%64[^\t]\t%7[^\t]", &first, &last, &step, theirs, what) != 5) continue;
+    for (i = first; !strcmp(theirs, name) && i <= last; i += step) mine[count++] = i;
     for (j = 0; j < job->programs && strcmp(job->name[j], theirs); j++) {}
     if (j == job->programs && j < HPCOMM_MOST) strcpy(job->name[job->programs++], theirs);
   }
+  qsort(mine, count, sizeof *mine, hpcomm_ascending);
   qsort(job->name, job->programs, sizeof job->name[0], hpcomm_compare);
+  for (i = 0; i < job->programs; i++) leader[i] = size;
+  for (char *line = text; line && *line; line = strchr(line, '\n'), line += line != NULL) {
+    if (sscanf(line, "%d-%*d/%*d\t%64[^\t]\t%7[^\t]", &first, theirs, what) != 3) continue;
+    for (j = 0; j < job->programs && strcmp(job->name[j], theirs); j++) {}
+    if (j < job->programs && first < leader[j]) leader[j] = first, strcpy(kind[j], what);
+  }
   MPI_Group world, own; /* 3. a communicator of this program's ranks */
   MPI_Comm_group(MPI_COMM_WORLD, &world);
   MPI_Group_incl(world, count, mine, &own);
   MPI_Comm_create_group(MPI_COMM_WORLD, own, 32111, &job->own);
   for (i = 0; i < job->programs; i++) /* 4. one inter-communicator for each pair of names, in order */
     for (j = i + 1; j < job->programs; j++, number++) {
-      int peer = strcmp(job->name[i], name) ? i : j, leader = 0;
+      int peer = strcmp(job->name[i], name) ? i : j;
       if (strcmp(job->name[i], name) && strcmp(job->name[j], name)) continue;
-      while (strncmp(strchr(cards + leader * HPCOMM_CARD, '\n') + 1, job->name[peer],
-                     strlen(job->name[peer])) ||
-             strchr(cards + leader * HPCOMM_CARD, '\n')[1 + strlen(job->name[peer])] != '\n')
-        leader++;
-      MPI_Intercomm_create(job->own, 0, MPI_COMM_WORLD, ranks[leader], 32200 + number, &job->link[peer]);
+      MPI_Intercomm_create(job->own, 0, MPI_COMM_WORLD, leader[peer], 32200 + number, &job->link[peer]);
       MPI_Comm objects, parts; /* hpcomm's side keeps two duplicates for itself */
       MPI_Comm_dup(job->link[peer], &objects);
       MPI_Comm_dup(job->link[peer], &parts);
-      char kind[8] = "";
-      sscanf(cards + leader * HPCOMM_CARD, "hpcomm 1\n%*[^\n]\n%7[^\n]", kind);
-      if (!strcmp(kind, "hpcomm")) hpcomm_partners[hpcomm_count++] = objects;
+      if (!strcmp(kind[peer], "hpcomm")) hpcomm_partners[hpcomm_count++] = objects;
     }
   MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, hpcomm_farewell, &number, NULL);
   MPI_Comm_set_attr(MPI_COMM_SELF, number, NULL);
@@ -141,7 +166,7 @@ static void hpcomm_join(const char *name, struct hpcomm_job *job) {
     if (!strcmp(job->name[i], name)) job->link[i] = MPI_COMM_NULL;
   MPI_Group_free(&world);
   MPI_Group_free(&own);
-  free(cards), free(ranks), free(mine);
+  free(text), free(ranks), free(mine);
 }
 
 static MPI_Comm hpcomm_link(struct hpcomm_job *job, const char *peer) {

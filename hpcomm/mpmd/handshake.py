@@ -1,39 +1,53 @@
 """Who is in this job: the programs meet by name, before anything else is agreed.
 
-    rank 1 ─ card ─┐                 ┌─ all cards ─> rank 1
-    rank 2 ─ card ─┼─> first rank ───┼─ all cards ─> rank 2
-    rank 3 ─ card ─┘   (till the     └─ all cards ─> rank 3
-                        deadline)
+    rank 1   ─┐                                       ┌─> rank 1
+    ...       ├─ lines ─> rank 0, the first ─ roster ─┤   ...
+    rank 255 ─┘                 ^  │                  └─> rank 255
+                          lines │  └─ roster ─────────┐
+    rank 257 ─┐                 │                     v
+    ...       ├─ lines ─> rank 256, a captain <───────┘ ─ roster ─> rank 257 ...
+    rank 511 ─┘   (till the deadline)
 
-A card is 512 bytes of text, one field a line, filled up with zeros. The cards of ranks that did not come
-in time stay empty, so the answer tells everybody who came. Plain messages on MPI_COMM_WORLD only: a
-program without hpcomm, in C for instance, can do the same (docs/mpmd.md).
+A line is `first-last/step` (ranks), the program's name, its kind, script and host and the programs that it
+cannot do without, with tabs between; ranks that say the same share one. Blocks of ranks tell a captain of
+theirs, the captains the first rank, and the roster, which is all lines, comes back the same way. Who is not
+in it did not come in time. Plain messages on MPI_COMM_WORLD only: a program without hpcomm, in C for
+instance, can do the same (docs/mpmd.md).
 
-With n ranks the first one receives and sends 512 n bytes n times: 10 ms for 1000 ranks.
+With n ranks of a program on each host the roster has a line for each program and host, and no rank sends
+or receives more than some hundred messages. Of a captain that does not come the whole block counts as absent.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
+from bisect import bisect_left
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mpi4py import MPI
 
-__all__ = ["Card", "check", "expected", "listed", "meet", "own_card"]
+__all__ = ["Card", "Roster", "check", "expected", "listed", "meet", "own_card"]
 
-FORMAT = "hpcomm 1"
-NBYTES = 512
+NBYTES = 512  # of a line at most
+BLOCK = 256  # ranks that have a captain
 TO_FIRST, FROM_FIRST, TO_ALL = 32101, 32102, 32103  # tags
 PROGRAMS = "HPCOMM_PROGRAMS"  # "ocean=0-1 atmosphere=2-2": who takes part, with which ranks of the world
-_LISTENING_S = 1.0  # for cards of other ranks that nobody answered either
+_LISTENING_S = 1.0  # for an answer, and then for lines of other ranks that nobody answered either
+_LINE = re.compile(r"(\d{1,9})-(\d{1,9})/([1-9]\d{0,8})\t(([^\t]*\t){4}[^\t]*)")
+_NAMED = 16  # ranks, or lines, of one message to the user
+_BATCH_S = 0.1  # in which a captain gathers what it passes on, as long as its block is not complete
+_PAUSE_S = 0.01  # between two looks, at most
+_LAST_S = 0.3  # for a message to a rank that did not come: it may never end
 
 
 class Card(NamedTuple):
@@ -43,12 +57,7 @@ class Card(NamedTuple):
     kind: str
     script: str
     host: str
-    pid: str
     wants: str  # names of programs that it cannot do without, separated by commas
-
-    def packed(self) -> bytes:
-        text = "\n".join([FORMAT, *self]).encode()[: NBYTES - 1]
-        return text.ljust(NBYTES, b"\0")
 
 
 def own_card(name: str, wants: Sequence[str]) -> Card:
@@ -59,21 +68,71 @@ def own_card(name: str, wants: Sequence[str]) -> Card:
     """
     given = sys.argv[0] if sys.argv else ""
     path = given if given in ("", "-c", "-") else str(Path(given).resolve())
-    script = os.fsencode(path)[-160:].decode(errors="replace").replace("\n", " ")
-    card = Card(name, "hpcomm", script, os.uname().nodename[:64], str(os.getpid()), ",".join(wants))
-    if wants and len("\n".join([FORMAT, *card]).encode()) >= NBYTES:
+    script = os.fsencode(path)[-160:].decode(errors="replace")
+    card = Card(name, "hpcomm", script, os.uname().nodename[:64], ",".join(wants))
+    card = card._replace(script="".join(" " if mark in "\t\n" else mark for mark in script))
+    if wants and len("\t".join(card).encode()) >= NBYTES - len("1000000-1000000/1\t"):
         raise _error(
             f"the names of {len(wants)} peers are too long for a card", "shorter names, or fewer peers"
         )
     return card
 
 
-def unpacked(data: bytes) -> Card | None:
-    """The card in data; None if it is empty."""
-    lines = data.rstrip(b"\0").decode(errors="replace").split("\n")
-    if lines[0] != FORMAT:
-        return None
-    return Card(*(lines[1:] + [""] * 6)[:6])
+class Roster:
+    """Who has come, as far as a rank knows."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[str, list[range]] = {}  # by what they say
+        self.count = 0
+
+    def add(self, text: str) -> None:
+        """Take lines in.
+
+        Raises:
+            ConfigError: these are none.
+        """
+        for line in text.splitlines():
+            found = _LINE.fullmatch(line)
+            if found is None:
+                raise _error(
+                    f"a rank of the world speaks another handshake: {line[:40]!r}",
+                    "one version of hpcomm for all programs; compile with its hpcomm_join.h",
+                )
+            first, last, step = map(int, found.groups()[:3])
+            ranks = range(first, last + 1, step)
+            self._ranks.setdefault(found[4], []).append(ranks)
+            self.count += len(ranks)
+
+    def text(self) -> str:
+        """All lines, of ranks in equal steps that say the same one."""
+        return "".join(
+            f"{run[0]}-{run[-1]}/{run.step}\t{said}\n"
+            for said, runs in self._ranks.items()
+            for run in _progressions(sorted({*chain.from_iterable(runs)}))
+        )
+
+    def cards(self, members: Sequence[int]) -> list[Card | None]:
+        """The cards of members, ascending; None for those who did not come."""
+        found: list[Card | None] = [None] * len(members)
+        for said, runs in self._ranks.items():
+            card = Card(*said.split("\t"))
+            for rank in chain.from_iterable(runs):
+                at = bisect_left(members, rank)
+                if at < len(members) and members[at] == rank:
+                    found[at] = card
+        return found
+
+
+def _progressions(ranks: list[int]) -> Iterator[range]:
+    """Ascending ranks, cut where the step changes."""
+    at = 0
+    while at < len(ranks):
+        step = ranks[at + 1] - ranks[at] if at + 1 < len(ranks) else 1
+        end = at + 1
+        while end < len(ranks) and ranks[end] - ranks[end - 1] == step:
+            end += 1
+        yield range(ranks[at], ranks[end - 1] + 1, step)
+        at = end
 
 
 def expected(environ: Mapping[str, str], size: int) -> dict[str, range]:
@@ -97,83 +156,127 @@ def expected(environ: Mapping[str, str], size: int) -> dict[str, range]:
     return found
 
 
-def meet(world: MPI.Intracomm, members: Sequence[int], card: Card, timeout_s: float) -> list[Card | None]:
-    """The cards of all members (ranks of world), in their order; None for those who did not come.
+def meet(
+    world: MPI.Intracomm, members: Sequence[int], card: Card, timeout_s: float
+) -> tuple[Sequence[int], list[Card | None]]:
+    """Ranks of the world, and their cards; None for those who did not come.
 
-    Every rank gets the same answer, at the latest some seconds after timeout_s.
+    These are all members (ascending), and every rank gets the same answer, at the latest some seconds after
+    timeout_s; or, if the first or the captain did not answer, those of this block only.
     """
-    from mpi4py import MPI
-
-    cards = bytearray(NBYTES * len(members))
-    deadline = time.monotonic() + timeout_s
-    if world.rank == members[0]:
-        _collect(world, members, card, cards, deadline)
-        going = [world.Isend([cards, MPI.BYTE], rank, FROM_FIRST) for rank in members[1:]]
-        _finish(going, time.monotonic() + 0.3)  # to a rank that did not come it may never end
-    else:
-        sending = world.Isend([card.packed(), MPI.BYTE], members[0], TO_FIRST)
-        coming = world.Irecv([cards, MPI.BYTE], members[0], FROM_FIRST)
-        if not _finish([sending, coming], deadline + _LISTENING_S):
-            return _ask_around(world, members, card)
-    return [unpacked(bytes(cards[i : i + NBYTES])) for i in range(0, len(cards), NBYTES)]
-
-
-def _collect(
-    world: MPI.Intracomm, members: Sequence[int], card: Card, cards: bytearray, deadline: float
-) -> None:
-    """Fill cards with what comes before the deadline."""
-    from mpi4py import MPI
-
-    view = memoryview(cards)
-    view[:NBYTES] = card.packed()
-    inboxes = [bytearray(NBYTES) for _ in members[1:]]
-    coming = [
-        world.Irecv([inbox, MPI.BYTE], rank, TO_FIRST)
-        for inbox, rank in zip(inboxes, members[1:], strict=True)
-    ]
-    _finish(list(coming), deadline)
-    for i, (inbox, request) in enumerate(zip(inboxes, coming, strict=True), start=1):
-        if not request:  # complete, and so MPI has given it back
-            view[i * NBYTES : (i + 1) * NBYTES] = inbox
+    rank, first = world.rank, members[0]
+    at = bisect_left(members, rank)
+    block, captains = members[at - at % BLOCK :][:BLOCK], members[::BLOCK]
+    is_captain = rank == block[0]
+    below = [*(block[1:] if is_captain else ()), *(captains[1:] if rank == first else ())]
+    above = None if rank == first else first if is_captain else block[0]
+    whole = len(members) if above is None else len(block) if is_captain else 1
+    node = _Node(world, card, above, below, whole)
+    answer = node.meet(time.monotonic() + timeout_s)
+    if answer is not None:
+        return members, answer.cards(members)
+    asked = sorted({*block, *(captains if is_captain else ())})
+    return asked, node.ask_around(asked).cards(asked)
 
 
-def _finish(requests: list[MPI.Request], deadline: float) -> bool:
-    """Wait for requests until the deadline; whether all are complete."""
-    from mpi4py import MPI
+class _Node:
+    """This rank among those that tell each other. above: whom it tells; below: whom it answers."""
 
-    pause = 1e-5
-    while not MPI.Request.Testall(requests):
-        if time.monotonic() > deadline:
-            for request in requests:
-                if request:
-                    request.Test()
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, 0.01)
-    return True
+    def __init__(
+        self, world: MPI.Intracomm, card: Card, above: int | None, below: Sequence[int], whole: int
+    ) -> None:
+        self._world, self._above, self._below, self._whole = world, above, below, whole
+        self._roster, self._fresh = Roster(), Roster()  # what is known, and what of it is still to be told
+        self._hear("\t".join([f"{world.rank}-{world.rank}/1", *card]))
+        self._going: list[MPI.Request] = []
 
+    def meet(self, deadline: float) -> Roster | None:
+        """Tell and hear until all is known; None: no answer has come."""
+        from mpi4py import MPI
 
-def _ask_around(world: MPI.Intracomm, members: Sequence[int], card: Card) -> list[Card | None]:
-    """The first rank did not answer: those who came tell one another."""
-    from mpi4py import MPI
-
-    mine = card.packed()
-    others = [rank for rank in members if rank != world.rank]
-    going = [world.Isend([mine, MPI.BYTE], rank, TO_ALL) for rank in others]
-    found = {world.rank: card}
-    deadline = time.monotonic() + _LISTENING_S
-    inbox = bytearray(NBYTES)
-    while time.monotonic() < deadline:
-        status = MPI.Status()
-        if world.Iprobe(MPI.ANY_SOURCE, TO_ALL, status):
-            world.Recv([inbox, MPI.BYTE], status.source, TO_ALL)
-            came = unpacked(bytes(inbox))
+        due = pause = 0.0
+        while True:
+            came = self._next(MPI.ANY_SOURCE, TO_FIRST)
             if came:
-                found[status.source] = came
-        time.sleep(0.002)
-    for request in going:
-        request.Test()
-    return [found.get(rank) for rank in members]
+                self._hear(came)
+                pause = 0.0
+                continue
+            now = time.monotonic()
+            is_whole = self._roster.count >= self._whole
+            if self._above is None:
+                if is_whole or now > deadline + 3 * _BATCH_S:
+                    return self._answer(self._roster)
+            else:
+                if self._fresh.count and (is_whole or now >= due):
+                    self._send(self._fresh.text().encode(), self._above, TO_FIRST)
+                    self._fresh, due = Roster(), now + _BATCH_S
+                if answer := self._next(self._above, FROM_FIRST):
+                    found = Roster()
+                    found.add(answer)
+                    return self._answer(found)
+                if now > deadline + _LISTENING_S:
+                    return None
+            time.sleep(pause)
+            pause = min(2 * pause + 1e-5, _PAUSE_S)
+
+    def _hear(self, text: str) -> None:
+        self._roster.add(text)
+        self._fresh.add(text)
+
+    def _answer(self, roster: Roster) -> Roster:
+        text = roster.text().encode() if self._below else b""
+        for rank in self._below:
+            self._send(text, rank, FROM_FIRST)
+        self._finish()
+        return roster
+
+    def ask_around(self, ranks: Sequence[int]) -> Roster:
+        """Nobody answered: those of ranks who came tell one another."""
+        from mpi4py import MPI
+
+        text = self._roster.text().encode()
+        for rank in ranks:
+            if rank != self._world.rank:
+                self._send(text, rank, TO_ALL)
+        deadline = time.monotonic() + _LISTENING_S
+        while time.monotonic() < deadline:
+            if came := self._next(MPI.ANY_SOURCE, TO_ALL):
+                self._roster.add(came)
+            else:
+                time.sleep(0.002)
+        return self._roster
+
+    def _next(self, source: int, tag: int) -> str:
+        """What a message says; "": there is none."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        message = self._world.Improbe(source, tag, status)
+        if message is None:
+            return ""
+        text = bytearray(status.Get_count(MPI.BYTE))
+        message.Recv([text, MPI.BYTE])
+        return text.decode(errors="replace")
+
+    def _send(self, text: bytes, rank: int, tag: int) -> None:
+        from mpi4py import MPI
+
+        self._going.append(self._world.Isend([text, MPI.BYTE], rank, tag))
+
+    def _finish(self) -> None:
+        """Wait for what was sent. What is never received is MPI's, and stays."""
+        from mpi4py import MPI
+
+        deadline, pause = time.monotonic() + _LAST_S, 1e-5
+        while not MPI.Request.Testall(self._going):
+            if time.monotonic() > deadline:
+                _left.extend(self._going)
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE_S)
+
+
+_left: list[MPI.Request] = []
 
 
 # -- what the cards say ------------------------------------------------------------------------------
@@ -188,35 +291,47 @@ def check(
         ConfigError: somebody did not come, two programs share a name, a name is not announced, or a
             program that another one cannot do without is not there. The same on every rank.
     """
-    came = listed(members, cards)
+
+    def came() -> str:
+        return listed(members, cards)
+
     absent = [rank for rank, card in zip(members, cards, strict=True) if card is None]
     if absent:
         names = [name for name, ranks in announced.items() if set(ranks) & set(absent)]
         who = f"program {' and '.join(map(repr, names))} ({_ranks(absent)})" if names else _ranks(absent)
         raise _error(
-            f"{who} of the world did not join within {timeout_s:g} s.\n{came}",
+            f"{who} of the world did not join within {timeout_s:g} s.\n{came()}",
             "let every program of the job call hpcomm.join; say joins = false in the spec for one that"
             " does not, join(timeout=) for one that comes late",
         )
     programs: dict[str, list[int]] = {}
     first: dict[str, Card] = {}
-    for rank, card in zip(members, cards, strict=True):
-        assert card is not None
+    said = _said(members, cards)
+    for card, ranks in said.items():
         other = first.setdefault(card.name, card)
         if not _is_same_script(card, other):
             raise _error(
-                f"two programs are called {card.name!r}: {other.script} and {card.script}.\n{came}",
+                f"two programs are called {card.name!r}: {other.script} and {card.script}.\n{came()}",
                 "give each program a name of its own: hpcomm.join(NAME)",
             )
-        programs.setdefault(card.name, []).append(rank)
+        programs.setdefault(card.name, []).extend(ranks)
     for name, ranks in programs.items():
+        ranks.sort()
         _check_announced(name, ranks, announced, came)
-    for card in cards:
-        assert card is not None
+    for card in said:
         for wanted in card.wants.split(",") if card.wants else ():
             if wanted not in programs:
-                raise missing(wanted, card.name, programs, came)
+                raise missing(wanted, card.name, programs, came())
     return programs
+
+
+def _said(members: Sequence[int], cards: Sequence[Card | None]) -> dict[Card, list[int]]:
+    """The ranks that have the same card."""
+    found: dict[Card, list[int]] = {}
+    for rank, card in zip(members, cards, strict=True):
+        if card is not None:
+            found.setdefault(card, []).append(rank)
+    return found
 
 
 def _is_same_script(a: Card, b: Card) -> bool:
@@ -226,12 +341,14 @@ def _is_same_script(a: Card, b: Card) -> bool:
     return Path(a.script).name == Path(b.script).name
 
 
-def _check_announced(name: str, ranks: list[int], announced: Mapping[str, range], came: str) -> None:
+def _check_announced(
+    name: str, ranks: list[int], announced: Mapping[str, range], came: Callable[[], str]
+) -> None:
     if announced and list(announced.get(name, ())) != ranks:
         at_ranks = [other for other, theirs in announced.items() if set(theirs) & set(ranks)]
         raise _error(
             f"{_ranks(ranks)} of the world joined as {name!r}, but the spec says {' and '.join(at_ranks)}"
-            f" there.\n{came}",
+            f" there.\n{came()}",
             f"hpcomm.join() takes the name from the spec; or write hpcomm.join({at_ranks[0]!r})",
         )
 
@@ -246,14 +363,15 @@ def missing(wanted: str, by: str, programs: Mapping[str, Sequence[int]], came: s
 
 
 def listed(members: Sequence[int], cards: Sequence[Any]) -> str:
-    """`  who came: ocean, ranks 0-1 (ocean.py on node1); ...`, a line for each program."""
+    """`  who came: ocean, ranks 0-1 (ocean.py on node1); ...`, a line for each program and host."""
     groups: dict[tuple[str, str, str], list[int]] = {}
-    for rank, card in zip(members, cards, strict=True):
-        if card is not None:
-            groups.setdefault((card.name, card.script, card.host), []).append(rank)
+    for card, ranks in _said(members, cards).items():
+        groups.setdefault((card.name, card.script, card.host), []).extend(ranks)
     rows = [
         f"{name!r} {_ranks(ranks)} ({script} on {host})" for (name, script, host), ranks in groups.items()
     ]
+    if len(rows) > _NAMED:
+        rows[_NAMED:] = [f"and {len(rows) - _NAMED} more"]
     return "\n".join(f"  {'came: ' if i == 0 else '      '} {row}" for i, row in enumerate(rows))
 
 
@@ -263,6 +381,8 @@ def _ranks(ranks: Sequence[int]) -> str:
         return f"rank {ranks[0]}"
     if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]}-{ranks[-1]}"
+    if len(ranks) > _NAMED:
+        return f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
     return f"ranks {', '.join(map(str, ranks))}"
 
 

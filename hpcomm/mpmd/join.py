@@ -139,15 +139,15 @@ def _check_launcher(world: MPI.Intracomm) -> None:
 def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float) -> Program:
     announced = handshake.expected(os.environ, world.size)
     _check_launcher(world)
-    members = [rank for ranks in announced.values() for rank in ranks] or list(range(world.size))
-    members.sort()
+    members: Sequence[int] = sorted(rank for ranks in announced.values() for rank in ranks)
+    members = members or range(world.size)
     if world.rank not in members:
         raise ConfigError(
             f"{name!r} joins, but the spec says that it does not (joins = false)",
             "join",
             "take that line out",
         )
-    cards = handshake.meet(world, members, handshake.own_card(name, wants), timeout)
+    members, cards = handshake.meet(world, members, handshake.own_card(name, wants), timeout)
     programs = handshake.check(members, cards, announced, timeout)
     kinds = {card.name: card.kind for card in cards if card is not None}
     full = [rank for other, ranks in programs.items() if kinds[other] == "hpcomm" for rank in ranks]

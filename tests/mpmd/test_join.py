@@ -67,18 +67,27 @@ HILL = """
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    card = "\\n".join(["hpcomm 1", "hill", "plain", "hill.py", "here", "1", ""]).encode().ljust(512, b"\\0")
-    cards = bytearray(512 * world.size)
+    lines = f"{world.rank}-{world.rank}/1\\thill\\tplain\\thill.py\\there\\t\\n".encode()
     if world.rank == 0:
-        cards[:512] = card
         for r in range(1, world.size):
-            world.Recv([memoryview(cards)[512 * r : 512 * (r + 1)], MPI.BYTE], r, 32101)
+            line = bytearray(512)
+            status = MPI.Status()
+            world.Recv([line, MPI.BYTE], r, 32101, status)
+            lines += line[: status.count]
         for r in range(1, world.size):
-            world.Send([cards, MPI.BYTE], r, 32102)
+            world.Send([lines, MPI.BYTE], r, 32102)
     else:
-        world.Send([card, MPI.BYTE], 0, 32101)
-        world.Recv([cards, MPI.BYTE], 0, 32102)
-    names = [bytes(cards[i : i + 512]).split(b"\\n")[1].decode() for i in range(0, len(cards), 512)]
+        world.Send([lines, MPI.BYTE], 0, 32101)
+        status = MPI.Status()
+        world.Probe(0, 32102, status)
+        lines = bytearray(status.count)
+        world.Recv([lines, MPI.BYTE], 0, 32102)
+    names = [None] * world.size
+    for line in lines.decode().splitlines():
+        ranks, name, *_ = line.split("\\t")
+        first, last, step = map(int, ranks.replace("/", "-").split("-"))
+        for r in range(first, last + 1, step):
+            names[r] = name
     own = world.Create_group(world.group.Incl([r for r, name in enumerate(names) if name == "hill"]), 32111)
     programs, links, number = sorted(set(names)), {}, 32200
     for i, a in enumerate(programs):
@@ -131,6 +140,40 @@ def test_a_program_without_hpcomm_takes_part_by_the_documented_handshake(program
         assert "hill got 4.0" in done.stdout
 
 
+BLOCKS = "from hpcomm.mpmd import handshake\nhandshake.BLOCK = 2\n"
+
+
+def test_blocks_of_ranks_meet_through_their_captains(programs):
+    """As more than 256 ranks do; where a captain does not come, its block counts as absent."""
+    join = "import hpcomm\nme = hpcomm.join({}, timeout=1)\n"
+    join += "print(str(sorted(me.ranks.items())) + chr(10), end='')\n"
+    done = programs([(1, BLOCKS + join.format("'sea'")), (3, BLOCKS + join.format("'air'"))])
+    assert done.stdout.splitlines() == ["[('air', [1, 2, 3]), ('sea', [0])]"] * 4
+    done = programs(
+        [(2, BLOCKS + join.format("'sea'")), (1, SLEEPS), (1, BLOCKS + join.format("'air'"))],
+        expect="failure",
+    )
+    assert done.stderr.count("ranks 2-3 of the world did not join within 1 s") == 2, done.stderr
+
+
+def test_a_roster_is_as_long_as_programs_and_hosts_are_many():
+    """Also where ranks are dealt out to the hosts in turn."""
+    roster = handshake.Roster()
+    for rank in range(3000):
+        name = "sea" if rank < 2000 else "air"
+        roster.add(f"{rank}-{rank}/1\t{name}\thpcomm\t{name}.py\tn{rank % 7}\t")
+    text = roster.text()
+    assert text.count("\n") == 14
+    again = handshake.Roster()
+    again.add(text)
+    assert again.count == 3000
+    assert again.cards(range(5000))[1999] == ("sea", "hpcomm", "sea.py", "n4", "")
+    assert again.cards([1, 2000, 4000]) == [*again.cards([1, 2000]), None]
+    assert handshake.check(range(3000), again.cards(range(3000)), {}, 1.0)["air"] == list(range(2000, 3000))
+    with pytest.raises(ConfigError, match="speaks another handshake: 'hpcomm 1'"):
+        again.add("hpcomm 1\nsea\n")
+
+
 JOIN = """
     import hpcomm
     me = hpcomm.join({}, timeout=1)
@@ -179,7 +222,7 @@ def test_every_rank_is_told_who_came_within_seconds(programs, case):
 def test_scripts_of_one_name_in_two_folders_are_two_programs():
     """As `mpirun -wdir a python run.py : -wdir b python run.py` starts them; hosts may differ in folders."""
     cards = [
-        handshake.Card("ocean", "hpcomm", script, host, "1", "")
+        handshake.Card("ocean", "hpcomm", script, host, "")
         for script, host in (("/a/run.py", "n1"), ("/b/run.py", "n1"), ("/b/run.py", "n2"))
     ]
     assert handshake.check([0, 1], cards[::2], {}, 1.0) == {"ocean": [0, 1]}
