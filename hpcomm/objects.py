@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import delivery
@@ -232,7 +232,7 @@ def _fold(op: Callable[[Any, Any], Any], objs: list[Any], rank: int) -> Any:
     return functools.reduce(op, objs)
 
 
-def _decode_all(got: list[Parcel], rank: int, own: Any) -> list[Any]:
+def _decode_all(got: Iterable[Parcel], rank: int, own: Any) -> list[Any]:
     return [own if r == rank else decode(p, r) for r, p in enumerate(got)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import delivery
@@ -262,5 +262,5 @@ def _copied(own: Parcel) -> Parcel:
     return Parcel.of([own.description, *blocks])
 
 
-def _decode_all(got: list[Parcel], rank: int) -> list[Any]:
+def _decode_all(got: Iterable[Parcel], rank: int) -> list[Any]:
     return [decode(_copied(p) if r == rank else p, r) for r, p in enumerate(got)]

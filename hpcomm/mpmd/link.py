@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .. import runtime
 from ..communicator import Communicator
 from ..errors import ConfigError, UsageError, WaitTimeoutError, where
-from ..observe import sentinel
+from ..observe import notary, sentinel
 from ..observe.partners import Partners
 from .channel import TIMEOUT_S
 from .clock import check_time, is_number
@@ -81,11 +81,13 @@ class Link:
             foreign: whether it is of another job.
         """
         comm = adopt(inter, f"{name}<->{peer}", plain=plain)
+        mates = local._mpi.Dup() if local.size > notary.FEW else None
         if plain:
-            comm._partners = Partners(cast("MPI.Intercomm", comm._shadow), (comm._mpi,), peer, plain=True)
+            shadow = cast("MPI.Intercomm", comm._shadow)
+            comm._partners = Partners(shadow, (comm._mpi,), peer, plain=True, mates=mates)
         else:
             carries = (comm._mpi, comm._shadow, comm._parts)
-            comm._partners = Partners(inter.Dup(), carries, peer, foreign)
+            comm._partners = Partners(inter.Dup(), carries, peer, foreign, mates=mates)
             runtime.farewells.append(comm._partners.say_farewell)
         sentinel.follow(comm)
         return cls(name, peer, local, comm, is_first=name < peer, plain=plain)

@@ -1,7 +1,8 @@
 """Who of another program has ended: seen on this node's board, or said in a last message.
 
 MPI keeps a rank that has ended in MPI_Finalize, where it says nothing, and leaves those that wait for it
-waiting. So a rank says farewell to every rank of the linked programs when its Python ends.
+waiting. So a rank says farewell to the ranks of the linked programs when its Python ends; to two of them if
+they are many (notary.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from .. import runtime
 from ..launcher import began_of
+from .notary import Notary, told
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,8 +35,11 @@ class Partners:
     """The ranks of the program called name, at the other side of inter, a duplicate of the link's own.
 
     Made collectively by both sides, unless the other is plain: a program without hpcomm, which says farewell
-    in a message only. foreign: it is of another job.
+    in a message only. foreign: it is of another job. mates: this program's ranks, if they are many, on a
+    communicator for this alone.
     """
+
+    _notary: Notary | None = None
 
     def __init__(
         self,
@@ -43,8 +48,13 @@ class Partners:
         name: str,
         foreign: bool = False,
         plain: bool = False,
+        mates: MPI.Comm | None = None,
     ) -> None:
         from mpi4py import MPI
+
+        if mates is not None:
+            self._notary = Notary(mates, inter.remote_size)
+            runtime.farewells.append(self._leave_mates)
 
         self.name = name
         self._foreign = foreign
@@ -81,7 +91,15 @@ class Partners:
             self._gone |= {rank for rank, pid, began in self._processes if began_of(pid) != began}
             if self._threads or threading.current_thread() is threading.main_thread():
                 self._hear()
+                if self._notary is not None:
+                    self._gone |= self._notary.ask()
             return set(self._gone)
+
+    def serve(self) -> None:
+        """Answer this program's ranks that ask who has ended. Never blocks."""
+        if self._notary is not None and self._threads:
+            with self._lock:
+                self._hear()
 
     def lost(self) -> set[int]:
         """Those of whom nothing more comes: they ended a while ago, so that what they sent is through."""
@@ -96,11 +114,19 @@ class Partners:
             return False
         return any(comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for comm in self._carries)
 
+    def _leave_mates(self) -> None:
+        """Answer those who ask now, and ask no more."""
+        with self._lock:
+            self._hear()
+            if self._notary is not None:
+                self._notary.close()
+            self._notary = None
+
     def say_farewell(self) -> None:
-        """Tell all ranks over there that this one ends; within a job, waits for nothing."""
+        """Tell the ranks over there that this one ends; within a job, waits for nothing."""
         from mpi4py import MPI
 
-        for rank in range(self._inter.remote_size):
+        for rank in told(self._inter.remote_size):
             self._going.append(self._inter.Isend([b"", MPI.BYTE], rank, _BYE))
         deadline = time.monotonic() + _LAST_WORDS_S * self._foreign
         while time.monotonic() < deadline and len(self.gone()) < self._inter.remote_size:
@@ -113,6 +139,8 @@ class Partners:
         while self._inter and self._inter.Iprobe(MPI.ANY_SOURCE, _BYE, status):
             self._inter.Recv([bytearray(0), MPI.BYTE], status.source, _BYE)
             self._gone.add(status.source)
+        if self._notary is not None and self._inter:
+            self._notary.serve(self._gone)
 
 
 def _process() -> tuple[int, int, int]:

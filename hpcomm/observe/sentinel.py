@@ -70,6 +70,13 @@ def _is_troubled() -> bool:
     return False
 
 
+def _serve() -> None:
+    """Answer ranks that ask who of another program has ended."""
+    for reference in list(_followed.values()):
+        if (comm := reference()) is not None and comm._partners is not None:
+            comm._partners.serve()
+
+
 def _watch(board: Board, abort: Callable[[str], None], look: Callable[[], None]) -> None:
     seen: Blocked | None = None
     times, since = 0, 0.0
@@ -79,6 +86,7 @@ def _watch(board: Board, abort: Callable[[str], None], look: Callable[[], None])
         question = board.mine.question
         if question is not None:
             board.mine.answer(question, describe_call())
+        _serve()
         troubled = _is_troubled()
         for each in polled() if troubled else ():
             _look_at(each)
@@ -210,7 +218,7 @@ def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
             question = region.ask()
             time.sleep(2 * TICK)
             text = region.answer_to(question) if last_call(other) == call else None
-            text = text or describe(theirs or 0)
+            text = text or describe(theirs or 0, comm.size)
             rows = f"  rank {comm.rank}: {describe_call()}\n  rank {rank}: {text}"
             return f"ranks disagree about call #{call} on '{comm.name}'.\n{rows}"
     return None

@@ -98,6 +98,26 @@ def test_by_the_launcher_alone_a_killed_rank_of_the_world_is_told_to_be_which_pr
     assert "exited on\nsignal 9" in done.stderr
 
 
+def test_of_many_ranks_two_are_told_of_an_end_and_the_others_ask_them(programs):
+    """As of more than 64; a node's board, which tells the same, is shut here."""
+    few = (
+        "import time\nimport hpcomm\nimport numpy as np\nfrom hpcomm.observe import notary\nnotary.FEW = 1\n"
+    )
+    ocean = few + "me = hpcomm.join('ocean')\nme.link('air').comm.barrier()\n"
+    air = f"""{few}
+me = hpcomm.join("air")
+link = me.link("ocean")
+link.inter._partners._regions.clear()
+link.comm.barrier()
+if me.comm.rank == 2:
+    link.comm.recv(np.zeros(1), source=0)
+time.sleep(30)
+"""
+    done = programs([(1, ocean), (3, air)], expect="failure")
+    assert "waits for rank 0 of program 'ocean', which has ended" in done.stderr, done
+    assert "rank 2 of 'air'" in done.stderr, done
+
+
 LAKE = """
 #include "hpcomm_join.h"
 #include <sys/wait.h>

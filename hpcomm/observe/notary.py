@@ -1,0 +1,89 @@
+"""Who of another program has ended, where there are too many ranks for each to tell each.
+
+    a rank that ends ── farewell ──> two ranks over there, the notaries
+    a rank that waits ── question ──> the notaries among its mates ── who has ended ──> the rank that waits
+
+So nobody hears of ends that nobody waits for, and messages are as many as ranks that end or wait. Where both
+notaries have ended themselves, deadlines tell (docs/mpmd.md).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Notary", "told"]
+
+FEW = 64  # ranks of a program up to which all are told
+_ASK, _ANSWER = 32097, 32098  # tags
+_ASK_S = 0.2  # between an answer and the next question
+
+
+def told(size: int) -> list[int]:
+    """Whom of so many ranks a rank of the other program tells that it ends."""
+    return list(range(size)) if size <= FEW else [0, size // 2]
+
+
+class Notary:
+    """What a rank of a large program hears from its mates, and tells them, of ends in another one.
+
+    Args:
+        mates: a duplicate of the program's own communicator, for this alone.
+        remote_size: ranks of the other program.
+    """
+
+    def __init__(self, mates: MPI.Comm, remote_size: int) -> None:
+        self._mates, self._nbytes = mates, -(-remote_size // 8)
+        self._notaries = told(mates.Get_size())
+        self._me = mates.Get_rank()
+        self._asked: dict[int, tuple[Any, Any, bytearray]] = {}  # question, answer, and where that comes to
+        self._due: dict[int, float] = {}  # when the next question may follow
+        self._going: list[MPI.Request] = []
+
+    def serve(self, gone: set[int]) -> None:
+        """Answer mates who ask. Never blocks."""
+        from mpi4py import MPI
+
+        status, answer = MPI.Status(), b""
+        while self._me in self._notaries and self._mates.Iprobe(MPI.ANY_SOURCE, _ASK, status):
+            mate = status.Get_source()
+            self._mates.Recv([bytearray(0), MPI.BYTE], mate, _ASK)
+            answer = answer or self._bits(gone)
+            self._going = [each for each in self._going if not each.Test()]
+            self._going.append(self._mates.Isend([answer, MPI.BYTE], mate, _ANSWER))
+
+    def _bits(self, gone: set[int]) -> bytes:
+        bits = bytearray(self._nbytes)
+        for rank in gone:
+            bits[rank // 8] |= 1 << rank % 8
+        return bytes(bits)
+
+    def ask(self) -> set[int]:
+        """Who has ended, by answers that have come; asks anew. Never blocks."""
+        from mpi4py import MPI
+
+        found: set[int] = set()
+        for mate in self._notaries:
+            if mate == self._me:
+                continue
+            if mate in self._asked:
+                if self._asked[mate][1].Test():
+                    for i, byte in enumerate(self._asked.pop(mate)[2]):
+                        found.update(8 * i + bit for bit in range(8) if byte >> bit & 1)
+                    self._due[mate] = time.monotonic() + _ASK_S
+            elif time.monotonic() >= self._due.get(mate, 0.0):
+                answer = bytearray(self._nbytes)
+                coming = self._mates.Irecv([answer, MPI.BYTE], mate, _ANSWER)
+                going = self._mates.Isend([b"", MPI.BYTE], mate, _ASK)
+                self._asked[mate] = going, coming, answer
+        return found
+
+    def close(self) -> None:
+        """Expect no more answers."""
+        for _, coming, _ in self._asked.values():
+            coming.Cancel()
+            coming.Free()
+        self._asked.clear()
