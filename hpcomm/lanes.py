@@ -232,7 +232,10 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
 def _knows_devices(torch: Any) -> bool:
     """Whether tensors of this build of torch may have an address that is not in the host's memory."""
     accelerator = getattr(torch, "accelerator", None)
-    return accelerator is None or accelerator.current_accelerator() is not None
+    try:
+        return accelerator is None or accelerator.current_accelerator() is not None
+    except RuntimeError:  # torch 2.6, built for a device that this machine has not
+        return True
 
 
 def _most(comm: Communicator, itemsize: int) -> int:

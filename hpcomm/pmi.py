@@ -42,7 +42,7 @@ from typing import Any
 from .errors import ConfigError
 from .launcher import call
 
-__all__ = ["connect", "main", "node", "start"]
+__all__ = ["connect", "listen", "main", "node", "start"]
 
 _SHM = Path("/dev/shm")
 _HELLO = struct.Struct("!II32s32s32s")  # rank, size, node, nonce, MAC
@@ -133,7 +133,7 @@ def _mac(secret: bytes, *words: bytes) -> bytes:
 def main(words: list[str]) -> None:
     """Serve a job: what start() was told stands on standard input, the port goes to standard output."""
     told = json.loads(sys.stdin.buffer.readline())
-    with _listen(told["host"]) as listening:
+    with listen(told["host"]) as listening:
         print(listening.getsockname()[1], flush=True)
         sys.stdout.close()
         os.close(1)
@@ -144,10 +144,11 @@ def main(words: list[str]) -> None:
             server.clear_up()
 
 
-def _listen(host: str) -> socket.socket:
+def listen(host: str) -> socket.socket:
+    """A port of host's address, or of all addresses where that is not one of this host's own."""
     try:
         return socket.create_server((host, 0), backlog=1024)
-    except OSError:  # not an address of this host
+    except OSError:
         return socket.create_server(("", 0), backlog=1024)
 
 

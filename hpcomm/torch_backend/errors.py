@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ConfigError, HpcommError
 
-__all__ = ["as_torch", "is_unknown", "moved"]
+__all__ = ["as_torch", "is_since", "is_unknown", "moved"]
 
 _NEWEST = (2, 15)  # torch on which the tests have run; the oldest is 2.6
 
@@ -45,9 +45,14 @@ def _again(kind: type[HpcommError], what: str, where: str | None, hint: str | No
 
 def is_unknown() -> bool:
     """Whether this torch is newer than those that the tests have run on."""
+    return is_since(_NEWEST[0], _NEWEST[1] + 1)
+
+
+def is_since(major: int, minor: int) -> bool:
+    """Whether this torch is of that version or a later one."""
     import torch  # here: torch, once it is imported, asks for the seam, which needs this module
 
-    return tuple(int(part) for part in torch.__version__.split(".")[:2]) > _NEWEST
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (major, minor)
 
 
 def moved(what: str) -> ConfigError:

@@ -8,14 +8,14 @@ of which nobody says anything, is a world of its own.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
-from .. import runtime
+from .. import pmi, runtime
 from ..errors import ConfigError
 from ..needs import load_mpi
 from . import torchrun
@@ -183,21 +183,24 @@ def store(comm: Communicator, timeout: timedelta | None = None) -> Any:
     served = None
     if comm.rank == 0:
         host = "127.0.0.1" if one_node else os.environ.get("MASTER_ADDR") or torchrun.own_address()
-        listening = _listen(host)
-        port = listening.getsockname()[1]
-        served = dist.TCPStore(
-            host, port, comm.size, True, timeout, False, master_listen_fd=listening.detach()
-        )
+        served = _serve(host, comm.size, timeout)
     address = comm.broadcast_object((served.host, served.port) if served is not None else None)
     _announce(comm, *address)
     return served or dist.TCPStore(*address, comm.size, False, timeout, False)
 
 
-def _listen(host: str) -> socket.socket:
+def _serve(host: str, size: int, timeout: timedelta) -> Any:
+    """A TCPStore that listens on host only, where torch's own would on all addresses."""
+    from .errors import is_since
+    from .names import dist
+
+    listening = pmi.listen(host)
+    port, number = listening.getsockname()[1], listening.detach()
+    serve = partial(dist.TCPStore, host, port, size, True, timeout, False, master_listen_fd=number)
     try:
-        return socket.create_server((host, 0), backlog=1024)
-    except OSError:  # MASTER_ADDR need not be an address of this host's own
-        return socket.create_server(("", 0), backlog=1024)
+        return serve(use_libuv=is_since(2, 8))
+    except NotImplementedError:  # its newer server could not at first, which torch 2.6 says on stderr, too
+        return serve(use_libuv=False)
 
 
 def over_mpi() -> Iterator[tuple[Any, int, int]]:

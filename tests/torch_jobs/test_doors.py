@@ -24,9 +24,10 @@ LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "HPCOMM_", "TORCHELASTIC_", "RANK", "WORL
 def start(*command: str | Path, **variables: str) -> subprocess.Popen[str]:
     """Run Python with words, in an environment that tells nothing of ranks but variables."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", *map(str, command)],
-        env={**env, "PYTHONPATH": str(ROOT), **variables},
+        env={**env, "PYTHONPATH": path, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
