@@ -135,9 +135,10 @@ def test_an_installed_hpcomm_starts_a_job(installed, tmp_path):
 def test_importing_torch_alone_brings_the_backend_and_no_mpi(installed, tmp_path):
     code = (
         "import sys, torch, torch.distributed as dist\n"
-        "assert dist.is_mpi_available()\n"
+        "assert not dist.is_mpi_available()\n"
         "assert not {'mpi4py', 'mpi4py.MPI', 'hpcomm.torch_backend.group'} & set(sys.modules)\n"
         "dist.init_process_group(backend='mpi')\n"
+        "assert dist.is_mpi_available()\n"
         "dist.all_reduce(x := torch.ones(2))\n"
         "print(dist.get_backend(), dist.get_world_size(), x.tolist())\n"
         "dist.destroy_process_group()\n"
