@@ -27,7 +27,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Buffer", "DeviceBuffer", "as_buffer", "empty", "overlap", "same_memory"]
+__all__ = ["Buffer", "DeviceBuffer", "as_buffer", "empty", "overlap", "same_memory", "tensor_memory"]
 
 Shape = tuple[int, ...]
 _WORK = 10_000  # effort that an exact test for overlap may cost
@@ -277,24 +277,29 @@ def _torch(x: Any, torch: Any) -> Buffer:
             hint="x.to_local(), or a plain tensor",
         )
     dtype = dtypes.from_torch(x.dtype)
-    _check_memory(x)
-    plain = x.detach()
-    lazy = (
-        plain.is_conj() or plain.is_neg()
-    )  # memory holds the conjugate or the negative of what the user sees
-    if lazy:
-        plain = plain.resolve_conj().resolve_neg()
-    if dtype.kind in "hq":
-        plain = plain.view(torch.int16 if dtype.kind == "h" else torch.uint8)
-    array = plain.numpy()
-    if dtype.kind == "h":
-        array = array.view(np.uint16)
+    lazy = x.is_conj() or x.is_neg()  # memory holds the conjugate or the negative of what the user sees
+    plain = x.detach().resolve_conj().resolve_neg() if lazy else x
+    strides = tuple(step * dtype.itemsize for step in plain.stride())
+    array = tensor_memory(plain, dtype.storage, tuple(plain.shape), strides)
     frozen = "is a lazy conjugate or negative" if lazy else _frozen(array)
     own = x.dtype
     return Buffer(array, dtype, lambda shape: _torch(torch.empty(shape, dtype=own), torch), lambda: x, frozen)
 
 
-def _check_memory(x: Any) -> None:
+class _Memory:
+    """What numpy asks for an array; it holds the tensor whose memory that is."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: Any, interface: dict[str, Any]) -> None:
+        self.tensor, self.__array_interface__ = tensor, interface
+
+
+def tensor_memory(x: Any, storage: str, shape: Shape, strides: Shape | None = None) -> NDArray[Any]:
+    """The memory of a torch tensor of the host, which the array keeps.
+
+    x.numpy() would leave a mark on it: its storage could never be resized again, as FSDP does.
+    """
     try:
         address = x.data_ptr()
     except RuntimeError:
@@ -304,6 +309,10 @@ def _check_memory(x: Any) -> None:
         ) from None
     if not address and x.numel():
         raise LayoutError("x has no memory: its storage was freed, or never made", hint="x.clone() before")
+    interface = {
+        "version": 3, "data": (address, False), "typestr": storage, "shape": shape, "strides": strides,
+    }  # fmt: skip
+    return np.asarray(_Memory(x, interface))
 
 
 def _number(x: complex) -> Buffer:
@@ -343,22 +352,31 @@ def _buffer_protocol(x: Any) -> Buffer:
     except (ValueError, TypeError):
         raise DtypeError(f"elements of format {view.format!r} have no numpy dtype") from None
     dtype = dtypes.from_numpy(array.dtype)
+    frozen = "is read-only" if view.readonly else _frozen(array)
+    return Buffer(_stored(array, dtype), dtype, _making(array.dtype, dtype, _handing(x)), lambda: x, frozen)
+
+
+def _making(
+    own: np.dtype[Any], dtype: Dtype, hand: Callable[[NDArray[Any]], Any]
+) -> Callable[[Shape], Buffer]:
+    """What makes new arrays, of which the user gets hand(array). It holds no array, itself neither."""
 
     def make(shape: Shape) -> Buffer:
-        """bytes, bytearray and array.array have one axis: blocks come back one after the other."""
-        filled = np.empty(shape, array.dtype)
+        filled = np.empty(shape, own)
+        return Buffer(_stored(filled, dtype), dtype, _making(own, dtype, hand), lambda: hand(filled))
 
-        def give() -> Any:
-            if isinstance(x, (bytes, bytearray)):
-                return type(x)(filled.tobytes())
-            if isinstance(x, stdlib_array.array):
-                return stdlib_array.array(x.typecode, filled.tobytes())
-            return filled.data if isinstance(x, memoryview) else filled
+    return make
 
-        return Buffer(_stored(filled, dtype), dtype, make, give)
 
-    frozen = "is read-only" if view.readonly else _frozen(array)
-    return Buffer(_stored(array, dtype), dtype, make, lambda: x, frozen)
+def _handing(x: Any) -> Callable[[NDArray[Any]], Any]:
+    """bytes, bytearray and array.array have one axis: blocks come back one after the other."""
+    kind = type(x)
+    if isinstance(x, (bytes, bytearray)):
+        return lambda filled: kind(filled.tobytes())
+    if isinstance(x, stdlib_array.array):
+        code = x.typecode
+        return lambda filled: stdlib_array.array(code, filled.tobytes())
+    return (lambda filled: filled.data) if isinstance(x, memoryview) else (lambda filled: filled)
 
 
 def _array_interface(x: Any) -> Buffer:
@@ -384,12 +402,5 @@ def _dlpack(x: Any) -> Buffer:
         ) from None
     dtype = dtypes.from_numpy(array.dtype)
     namespace: Any = getattr(x, "__array_namespace__", lambda: None)()
-
-    def make(shape: Shape) -> Buffer:
-        filled = np.empty(shape, array.dtype)
-        give = (
-            (lambda: namespace.from_dlpack(filled)) if hasattr(namespace, "from_dlpack") else (lambda: filled)
-        )
-        return Buffer(_stored(filled, dtype), dtype, make, give)
-
-    return Buffer(_stored(array, dtype), dtype, make, lambda: x, _frozen(array))
+    hand = getattr(namespace, "from_dlpack", lambda filled: filled)
+    return Buffer(_stored(array, dtype), dtype, _making(array.dtype, dtype, hand), lambda: x, _frozen(array))

@@ -73,6 +73,11 @@ class Call:
         self.settle: Callable[[], Any] | None = None
         self.look: Any = ""
 
+    def let_go(self) -> None:
+        """Forget how it was carried out, once it was: that holds the call, and so its arrays, in a circle."""
+        self.carry = self.stages = self.prepare = self.settle = None
+        self.finish = _nothing
+
     @property
     def agreed(self) -> int:
         """What ranks agree about besides code: the number of elements, and which dtype if that is opaque.

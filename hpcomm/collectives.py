@@ -485,6 +485,7 @@ def carry_out(call: Call, async_op: bool) -> Any:
             result = finish(status)
             for observer in comm._observers:
                 observer.after(call)
+            call.let_go()
             return result
 
         call.finish = finish_and_leave
@@ -496,4 +497,5 @@ def carry_out(call: Call, async_op: bool) -> Any:
     comm._agreement.leave()
     for observer in comm._observers:
         observer.after(call)
+    call.let_go()
     return result

@@ -196,7 +196,8 @@ def _take_tensor_apart(tensor: Any) -> tuple[Any, ...]:
     flat = tensor.detach() if tensor.requires_grad else tensor
     if flat.is_conj() or flat.is_neg() or not flat.is_contiguous():
         flat = flat.resolve_conj().resolve_neg().contiguous()
-    block = pickle.PickleBuffer(_bytes_of(flat)) if flat.numel() else b""
+    memory: Any = buffer.tensor_memory(flat, "u1", (flat.nbytes,)) if flat.numel() else b""
+    block = pickle.PickleBuffer(memory) if flat.numel() else b""
     name = str(tensor.dtype).removeprefix("torch.")
     return _put_tensor_together, (block, name, tuple(tensor.shape), tensor.requires_grad)
 
@@ -215,14 +216,6 @@ def _take_device_array_apart(array: Any) -> tuple[Any, ...]:
 
 def _put_device_array_together(array: Any, requires_grad: bool) -> Any:
     return array.requires_grad_() if requires_grad and hasattr(array, "requires_grad_") else array
-
-
-def _bytes_of(flat: Any) -> Any:
-    """A contiguous tensor's memory as something that Python can look into."""
-    try:
-        return flat.numpy()
-    except TypeError:  # a type that numpy has no name for, as bfloat16
-        return flat.view(-1).view(sys.modules["torch"].uint8).numpy()
 
 
 # Short names for what is in every pickle of an array: to look for it in its module takes half a microsecond.

@@ -11,6 +11,10 @@ what is expected never comes out of hpcomm. `make` turns plain values into the a
 from __future__ import annotations
 
 import array as stdlib_array
+import sys
+import warnings
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import array_api_strict
@@ -173,6 +177,49 @@ def bits(x: Any) -> bytes:
     return bytes(np.array(x).tobytes())
 
 
+def attributes(x: Any) -> dict[str, Any]:
+    """What can be asked of x but its elements, also who holds it, and whether its memory can be resized."""
+    found: dict[str, Any] = {"references": sys.getrefcount(x) if x is not None else 0}
+    for name in _attributes_of(type(x)):
+        with suppress(RuntimeError):  # inference tensors have no version
+            found[name] = str(getattr(x, name))
+    if isinstance(x, np.ndarray):
+        found |= {"address": x.__array_interface__["data"], "base": id(x.base)}
+    elif isinstance(x, torch.Tensor):
+        found |= {name: getattr(x, name)() for name in ("is_conj", "is_inference", "is_neg", "is_shared")}
+        if x.layout is torch.strided:
+            storage = x.untyped_storage()
+            found["storage"] = storage.data_ptr(), storage.nbytes(), storage.resizable()
+            found["steps"] = x.storage_offset(), x.stride()
+    elif isinstance(x, (bytearray, stdlib_array.array)):
+        with suppress(BufferError):  # somebody looks into it
+            x.append(0)
+            found["grows"] = x.pop() == 0
+    return found
+
+
+@lru_cache(maxsize=32)
+def _attributes_of(kind: type) -> tuple[str, ...]:
+    """The names of what instances have: neither methods nor what is made of their elements."""
+    made_anew = {
+        "T", "mT", "H", "mH", "real", "imag", "data", "flat", "ctypes", "base", "_base", "obj", "_cdata",
+        "_array", "volatile",
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        names = [name for name in dir(kind) if not name.startswith("__") and name not in made_anew]
+        return tuple(name for name in names if not callable(getattr(kind, name)))
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What two looks at attributes tell apart."""
+    return [
+        f"{name}: {before.get(name)} became {after.get(name)}"
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    ]
+
+
 def _lay_out(values: np.ndarray, layout: str) -> np.ndarray:
     if layout == "sliced":
         wide = np.zeros((*values.shape[:-1], 2 * values.shape[-1]), values.dtype)
@@ -197,15 +244,17 @@ def _lay_out(values: np.ndarray, layout: str) -> np.ndarray:
 def _torch(laid: np.ndarray, dtype: str) -> torch.Tensor:
     if not laid.flags.writeable:  # a stride of 0 comes back through expand, which torch does itself
         return _torch(laid[..., :1].copy(), dtype).expand(laid.shape)
-    if dtype in HALVES:
-        return torch.from_numpy(laid.view(np.int16)).view(getattr(torch, dtype))
-    return torch.from_numpy(laid)
+    laid = laid.view(np.int16) if dtype in HALVES else laid
+    strides = [step // laid.itemsize for step in laid.strides]
+    own = torch.empty_strided(
+        laid.shape, strides, dtype=torch.from_numpy(laid).dtype
+    )  # in memory of torch's own
+    return own.copy_(torch.from_numpy(laid)).view(getattr(torch, dtype))
 
 
 def _numpy_of_torch(x: torch.Tensor) -> np.ndarray:
-    if x.dtype is torch.bfloat16:
-        return x.detach().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return np.array(x.detach().numpy())
+    x = x.detach().clone(memory_format=torch.contiguous_format)  # numpy() leaves a mark on the storage
+    return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if x.dtype is torch.bfloat16 else x.numpy()
 
 
 def _array_api(laid: np.ndarray, layout: str) -> Any:

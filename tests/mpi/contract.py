@@ -23,7 +23,9 @@ from arrays import (
     KINDS,
     LAYOUTS,
     ONE_AXIS,
+    attributes,
     bits,
+    changed,
     dtype_of,
     exists,
     kind_of,
@@ -199,6 +201,7 @@ def trial(comm: Any, case: Case, root: int) -> list[str]:
     x = make(kind, dtype, layout, given[comm.rank])
     before = bits(x)
     place = {"no out": None, "out": room_for(expected, kind, layout, dtype), "out=x": x}[out]
+    seen = attributes(x), attributes(place)
     try:
         result = call(comm, verb, x, root, place, time)
     except hpcomm.HpcommError as error:
@@ -208,6 +211,8 @@ def trial(comm: Any, case: Case, root: int) -> list[str]:
         wrong.append("the result is not the very object given as out")
     if place is not x and bits(x) != before:
         wrong.append("x has changed")
+    del result
+    wrong += changed(seen[0], attributes(x)) + changed(seen[1], attributes(place))
     return [line for line in wrong if line]
 
 
