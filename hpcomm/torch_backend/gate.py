@@ -203,14 +203,18 @@ class Gate:
                 lost,
             )
         else:
-            error = WaitTimeoutError(
-                f"{words()} (call #{call} on '{self._name}') waited {waited:.3g} s for {ranks(missing)}",
-                self.where,
-                "look at what that rank does; init_process_group(timeout=...) sets the time",
-            )
+            error = self._late(call, waited, ranks(missing), words)
         self.remember(lost or missing)
         self.failed = as_torch(error)
         raise self.failed
+
+    def _late(self, call: int, waited: float, missing: str, words: Callable[[], str]) -> WaitTimeoutError:
+        what = f"{words()} (call #{call} on '{self._name}') reached its timeout after it"
+        return WaitTimeoutError(
+            f"{what} waited {waited:.3g} s for {missing}",
+            self.where,
+            "look at what that rank does; init_process_group(timeout=...) sets the time",
+        )
 
     def remember(self, missing: Container[int]) -> None:
         """Some ranks have not come in time: this one may have to end without them."""
@@ -318,14 +322,7 @@ class Gate:
                 said = True
             if waited > seconds:
                 _abandoned.append((meeting, both))
-                self.failed = as_torch(
-                    WaitTimeoutError(
-                        f"{words()} (call #{self._meetings} on '{self._name}') waited {waited:.3g} s for "
-                        f"{self._silent()}",
-                        self.where,
-                        "look at what that rank does; init_process_group(timeout=...) sets the time",
-                    )
-                )
+                self.failed = as_torch(self._late(self._meetings, waited, self._silent(), words))
                 raise self.failed
             pause(waited)
         high, low = struct.unpack("2q", both)

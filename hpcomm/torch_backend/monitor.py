@@ -68,10 +68,15 @@ def _obey(group: ProcessGroupMPI, store: Any, prefix: str, seconds: float) -> No
 def _judge(group: ProcessGroupMPI, missing: list[int], seconds: float) -> None:
     if missing:
         group.gate.remember(missing)
-        named = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        me, named = group.rank(), f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        if me:
+            begin = "successfully reached monitoredBarrier, but received errors while waiting for send/recv"
+            begin += " from rank 0"
+        else:
+            begin = "timed out in monitoredBarrier" if seconds <= 0 else "waited in monitoredBarrier"
         raise as_torch(
-            WaitTimeoutError(
-                f"[Rank {group.rank()}]: {named} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms",
+            WaitTimeoutError(  # programs, and torch's own tests, look for these words
+                f"Rank {me} {begin}: {named} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms",
                 group.where,
                 "look at what those ranks do",
             )

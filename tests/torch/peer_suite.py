@@ -1,11 +1,12 @@
 """torch's own distributed test suite, as shipped in its wheel, over any backend.
 
-    python tests/torch/peer_suite.py [-n 4] [--backend mpi] [--only WORD] [--out FILE] [--more]
+    python tests/torch/peer_suite.py [-n 4] [--backend mpi] [--as gloo] [--only WORD] [--out FILE] [--more]
 
 Starts jobs of n ranks in which all ranks run each test of torch.testing._internal.distributed in turn. A
 test that fails, or takes longer than its limit, ends its job, and the next job goes on behind it. Skips that
-torch's suite prescribes for "mpi" by name are lifted. The outcomes stand in FILE; --more goes on where an
-earlier run was interrupted. Ends with 1 if a test failed or hung.
+torch's suite prescribes for "mpi" by name are lifted. --as gloo runs what the suite holds for gloo, with the
+backend in its place: also what only gloo is asked, and none of what gloo is excused from. The outcomes stand
+in FILE; --more goes on where an earlier run was interrupted. Ends with 1 if a test failed or hung.
 """
 
 from __future__ import annotations
@@ -32,47 +33,52 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("-n", type=int, default=4)
     parser.add_argument("--backend", default="mpi")
+    parser.add_argument("--as", dest="guise", default="", help="the backend whose tests are run")
     parser.add_argument("--only", default="", help="comma-separated parts of names")
     parser.add_argument("--out", default="peer_suite.json")
     parser.add_argument("--more", action="store_true")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.as_rank:
-        as_rank()
+        as_rank(arguments.backend)
         return 0
     names = [
-        name for name in all_tests(arguments.n) if any(part in name for part in arguments.only.split(","))
+        name
+        for name in all_tests(arguments.n, arguments.guise or arguments.backend)
+        if any(part in name for part in arguments.only.split(","))
     ]
     out = Path(arguments.out)
     done: dict[str, list[str]] = json.loads(out.read_text()) if arguments.more and out.exists() else {}
     while rest := [name for name in names if name not in done]:
-        run_job(rest, arguments.n, arguments.backend, done)
+        run_job(rest, arguments.n, arguments.backend, arguments.guise or arguments.backend, done)
         out.write_text(json.dumps(done, indent=1))
     count = Counter(outcome for outcome, _ in done.values())
     for name, (outcome, words) in done.items():
         if outcome in ("failed", "hung"):
             print(f"{outcome}: {name}\n{words}")
     print(
-        f"{arguments.backend}, {arguments.n} ranks: " + ", ".join(f"{count[w]} {w}" for w in reversed(WORST))
+        f"{arguments.backend}{' as ' * bool(arguments.guise)}{arguments.guise}, {arguments.n} ranks: "
+        + ", ".join(f"{count[w]} {w}" for w in reversed(WORST))
     )
     return 1 if count["failed"] or count["hung"] else 0
 
 
-def all_tests(n: int) -> list[str]:
+def all_tests(n: int, guise: str) -> list[str]:
     """The names of all tests, asked of a process of its own: importing the suite changes torch."""
     code = "import peer_suite; print(*peer_suite.names())"
-    env = {**os.environ, **settings(n, "mpi", tempfile.gettempdir())}
+    env = {**os.environ, **settings(n, guise, tempfile.gettempdir())}
     said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     if said.returncode:
         sys.exit(said.stderr)
     return said.stdout.split()
 
 
-def settings(n: int, backend: str, place: str) -> dict[str, str]:
+def settings(n: int, guise: str, place: str) -> dict[str, str]:
     """What the suite reads from the environment when it is imported."""
     path = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return {
-        "BACKEND": backend,
+        "BACKEND": guise,
+        "INIT_METHOD": f"file://{place}/init_dir/shared_init_file",
         "WORLD_SIZE": str(n),
         "TEMP_DIR": place,
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
@@ -101,14 +107,15 @@ def the_suite() -> Any:
     return Suite
 
 
-def run_job(rest: list[str], n: int, backend: str, done: dict[str, list[str]]) -> None:
+def run_job(rest: list[str], n: int, backend: str, guise: str, done: dict[str, list[str]]) -> None:
     """Run tests in one job until one fails or hangs; note the outcomes in done."""
     with tempfile.TemporaryDirectory() as place:
         for folder in ("barrier", "test_dir", "init_dir"):
             (Path(place) / folder).mkdir()
         (Path(place) / "tests").write_text("\n".join(rest))
         command = [sys.executable, "-m", "hpcomm", "run", "-n", str(n), "python", __file__, "--as-rank"]
-        env = {**os.environ, **settings(n, backend, place)}
+        command += ["--backend", backend]
+        env = {**os.environ, **settings(n, guise, place)}
         env.pop("WORLD_SIZE")  # MPI knows; the ranks set it for the suite
         with (Path(place) / "log").open("w") as log:
             job = subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -148,8 +155,8 @@ def watch(
         time.sleep(0.1)
 
 
-def as_rank() -> None:
-    """All ranks run the tests of the list, agree about each, and end after a failure."""
+def as_rank(backend: str) -> None:
+    """All ranks run the tests of the list, agree about each, and end after a failure or a spoilt group."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD.Dup()
@@ -164,12 +171,15 @@ def as_rank() -> None:
 
     torch.set_num_threads(1)
     suite = the_suite()
-    backend = os.environ["BACKEND"]
+    from torch.testing._internal.distributed import distributed_test
+
+    distributed_test.BACKEND = backend  # from here on, when all that is asked of a name has been asked
     store, rank, size = next(rendezvous.over_mpi())
     if backend == "mpi":
         dist.init_process_group("mpi")
     else:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    group = dist.group.WORLD
     with (place / "outcomes").open("a") if world.rank == 0 else contextlib.nullcontext() as out:
         for name in (place / "tests").read_text().split():
             outcome, words = run_test(suite, name, world)
@@ -179,7 +189,8 @@ def as_rank() -> None:
                 told = f"rank {everyone.index(worst)}: {worst[1]}" if worst[0] == "failed" else worst[1]
                 out.write(json.dumps([name, worst[0], told]) + "\n")
                 out.flush()
-            if worst[0] == "failed":
+            failed = getattr(getattr(group, "gate", None), "failed", None)
+            if worst[0] == "failed" or world.allreduce(failed is not None or dist.group.WORLD is not group):
                 world.Barrier()
                 os._exit(0)
     os._exit(0)
