@@ -87,7 +87,15 @@ class ConfigError(UsageError):
 
 
 class MismatchError(HpcommError):
-    """The ranks of a communicator do not agree about a call, or a message does not fit its receiver."""
+    """The ranks of a communicator do not agree about a call, or a message does not fit its receiver.
+
+    Attributes:
+        lacks: bytes that a message was shorter than the contiguous array whose beginning it has filled.
+        source: the rank which sent it.
+    """
+
+    lacks = 0
+    source = -1
 
 
 class TransportError(HpcommError):

@@ -17,6 +17,7 @@ from .names import dist, options
 __all__ = [
     "OPERATORS",
     "SAYS_LATER",
+    "WHOLE",
     "array",
     "check_length",
     "head_of",
@@ -27,10 +28,14 @@ __all__ = [
     "rooted",
     "spelling",
     "total",
+    "unlike",
     "words",
 ]
 
 SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
+
+# whose average is cut to a whole number, as nccl does
+WHOLE = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
 
 # by their hash, which is their number: comparing two of them takes pybind 1 us
 OPERATORS = {
@@ -55,7 +60,10 @@ def operator(given: Any) -> Any:
 def head_of(verb: str, op: Any, dtype: Any, root: int) -> int:
     """The head of a call's signature; refuses what the operator cannot do before any rank commits."""
     record = dtypes.from_torch(dtype)
-    fold = reduction.resolve(op, record).code if op is not None else 0
+    if op == "avg" and dtype in WHOLE:  # a Communicator has no such average
+        fold = reduction.resolve(op, dtypes.from_torch(torch.float64)).code
+    else:
+        fold = reduction.resolve(op, record).code if op is not None else 0
     return head(verb, fold, record.code, root)
 
 
@@ -103,6 +111,11 @@ def spelling(new: str, old: str) -> str:
     return new if hasattr(dist.ProcessGroup, new) else old
 
 
+def unlike(x: torch.Tensor, others: Any) -> torch.Tensor:
+    """The first of others of another length or dtype than x, which all ranks are then told of; else x."""
+    return next((each for each in others if each.numel() != x.numel() or each.dtype != x.dtype), x)
+
+
 def total(tensors: Any) -> int:
     """Elements of all of them."""
     return sum(0 if x.is_sparse else x.numel() for x in tensors)
@@ -120,12 +133,13 @@ def in_turn(runs: list[Callable[[], None]]) -> Callable[[], None]:
     return run
 
 
-def check_length(verb: str, name: str, tensors: Any, size: int) -> None:
-    if len(tensors) != size:
+def check_length(verb: str, name: str, tensors: Any, group: Any) -> None:
+    if len(tensors) != group.size():
         raise as_torch(
             LayoutError(
-                f"{name} holds {len(tensors)} tensors, the group has {size} ranks",
-                verb,
-                "one tensor for each rank of the group",
-            )
+                f"{name} holds {len(tensors)} tensors, the group has {group.size()} ranks",
+                hint="one tensor for each rank of the group",
+            ),
+            verb,
+            group.where,
         )

@@ -16,10 +16,17 @@ from typing import Any
 import torch
 
 from ..device.driver import possible
+from ..errors import HpcommError
+from .errors import as_torch
 
 __all__ = ["Aside", "is_onboard", "staged"]
 
 streams: Any = torch.cuda  # who has Stream, stream and current_stream
+_NAMES = {  # of torch's calls, where they are not the functions' own
+    "all_gather_into": "all_gather_into_tensor",
+    "all_to_all_uneven": "all_to_all_single",
+    "reduce_scatter_into": "reduce_scatter_tensor",
+}
 _sides: dict[Any, Any] = {}  # the stream of background calls, by device
 
 
@@ -42,6 +49,13 @@ def staged(output: str, *, onboard: bool = False) -> Callable[[Callable[..., Any
 
         @functools.wraps(look)
         def looked(*arguments: Any) -> Any:
+            by = arguments[0]
+            try:
+                return staging(*arguments)
+            except HpcommError as error:  # raised before any rank has been met
+                raise as_torch(error, _NAMES.get(look.__name__, look.__name__), by.gate.where) from None
+
+        def staging(*arguments: Any) -> Any:
             by, *rest = arguments
             if all(map(_is_here, rest)):
                 return look(*arguments)

@@ -5,19 +5,27 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from ..errors import ConfigError, HpcommError
+from ..errors import ConfigError, HpcommError, where
 
 __all__ = ["as_torch", "is_since", "is_unknown", "moved"]
 
 _NEWEST = (2, 15)  # torch on which the tests have run; the oldest is 2.6
 
 
-def as_torch(error: HpcommError) -> HpcommError:
-    """The same error, which is also a dist.DistBackendError (and so a RuntimeError)."""
+def as_torch(error: HpcommError, call: str = "", group: str = "") -> HpcommError:
+    """The same error, which is also a dist.DistBackendError (and so a RuntimeError).
+
+    Args:
+        call, group: torch's words for where it happened, where it was raised by a verb of a Communicator.
+    """
     from .names import dist
 
     if isinstance(error, dist.DistError):
         return error
+    if call:
+        found = error.where if error.where and " at " in error.where else where(call, None)
+        _, at, line = found.rpartition(" at ")
+        error.where = f"{call} on {group}{at}{line if at else ''}"
     both = _both(type(error))  # type: ignore[arg-type]  # classes can be hashed
     made: HpcommError = both(error.what, error.where, error.hint)
     made.__dict__.update(error.__dict__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Container
 from itertools import accumulate
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import dtypes
+from .calls import WHOLE
 from .watch import watch
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
     from .gate import Gate
 
-__all__ = ["FLOATS", "HALVES", "Far", "as_bits", "exchange", "folded"]
+__all__ = ["FLOATS", "HALVES", "NO_CALL", "Far", "as_bits", "exchange", "folded"]
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
@@ -32,6 +34,7 @@ _FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, sta
     "min": lambda parts: parts.amin(0),
     "max": lambda parts: parts.amax(0),
 }
+NO_CALL: tuple[Any, ...] = (0, math.inf, lambda: "a call that has just ended")
 _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 
 
@@ -41,7 +44,7 @@ class Far:
     A call is made between expect() and done(): the ranks meet at the gate before they enter MPI.
 
     Attributes:
-        call: what the gate was told last.
+        call: what the gate was told of the call under way.
         inside: since when this rank may stand inside MPI for it; None where it does not.
         needs: the ranks without which it cannot end.
     """
@@ -49,7 +52,7 @@ class Far:
     def __init__(self, comm: Communicator, gate: Gate) -> None:
         self.comm, self.gate = comm, gate
         self.rank, self.size = comm.rank, comm.size
-        self.call: tuple[Any, ...] = ()
+        self.call = NO_CALL
         self.inside: float | None = None
         self.needs: Container[int] = range(comm.size)
         watch(self)
@@ -66,6 +69,7 @@ class Far:
     def done(self) -> None:
         """After the call, however it ended: meet the others, if that has not happened yet."""
         self.inside = None
+        self.call = NO_CALL  # whose tensors are not held
 
     def __getattr__(self, name: str) -> Any:
         self.arrive()
@@ -77,19 +81,26 @@ class Far:
             self._fold_halves(x, op)
         elif op == "avg" and x.dtype in FLOATS:
             self.all_reduce(x, "sum", out=x)
-            x.detach().div_(self.size)
+            x.data.div_(self.size)
+        elif op == "avg" and x.dtype in WHOLE:
+            wide = x.data.long()
+            self.all_reduce(wide, "sum", out=wide)
+            x.data.copy_(self._shared_out(wide))
         elif x.nbytes > _LARGE and x.is_contiguous() and not x.is_conj() and not x.is_neg():
             for piece in x.detach().view(-1).split(_PIECE // x.element_size()):
                 self.comm.all_reduce(piece, op, out=piece)
         else:
             self.comm.all_reduce(x, op, out=x)
 
+    def _shared_out(self, total: Tensor) -> Tensor:
+        return total.div_(self.size, rounding_mode="trunc")
+
     def _fold_halves(self, x: Tensor, op: str) -> None:
         """Halves are folded in float32 and rounded once; large ones travel as halves, a block per rank.
 
         Reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p sent.
         """
-        x, p = x.detach(), self.size
+        x, p = x.data, self.size
         if x.nbytes < _BY_BLOCKS or p == 1:
             wide = x.float()
             self.comm.all_reduce(wide, "sum" if op == "avg" else op, out=wide)
@@ -108,16 +119,30 @@ class Far:
         if flat.data_ptr() != x.data_ptr():
             x.copy_(flat.view(x.shape))
 
+    def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
+        self.arrive()
+        if op != "avg" or x.dtype not in WHOLE:
+            found: Tensor | None = self.comm.reduce(x, op, root, out=out)
+            return found
+        total = self.comm.reduce(x.data.long(), "sum", root)
+        if total is None:
+            return None
+        total = self._shared_out(total).to(x.dtype)
+        return total if out is None else out.data.copy_(total)
+
     def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor | None = None) -> Tensor:
         """Block r of x, of shape (size, ...), folded, to rank r."""
         out = torch.empty_like(x[0]) if out is None else out
         if x.dtype in HALVES and op in _FOLDS and x.numel():
             parts = torch.empty_like(x)
             self.comm.all_to_all(as_bits(x), out=as_bits(parts))
-            out.copy_(folded(parts, op).view(out.shape))
+            out.data.copy_(folded(parts, op).view(out.shape))
         elif op == "avg" and x.dtype in FLOATS:
             self.comm.reduce_scatter(x, "sum", out=out)
-            out.div_(self.size)
+            out.data.div_(self.size)
+        elif op == "avg" and x.dtype in WHOLE:
+            total = self.comm.reduce_scatter(x.data.long(), "sum")
+            out.data.copy_(self._shared_out(total).view(out.shape))
         else:
             self.comm.reduce_scatter(x, op, out=out)
         return out

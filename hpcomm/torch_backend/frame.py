@@ -193,7 +193,7 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
             there = like is not None and is_onboard(like)
             mine |= BACKGROUND * there  # which these groups do not compare: all ranks' tensors lie alike
         except HpcommError as error:
-            raise as_torch(error.located(verb, self.comm)) from None
+            raise as_torch(error, words(verb, like, op, root), self.where) from None
         self._calls += 1
         told = verb, like, op, root
         if any(x.is_inference() for x in (*flat(outputs), *([] if like is None else [like]))):
@@ -229,7 +229,7 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
             try:
                 deed()
             except HpcommError as error:
-                raise as_torch(error) from None
+                raise as_torch(error, words(), self.where) from None
             return self._keep(Work(outputs))
         work = QueuedWork(self, deed, outputs, words, Aside(touched) if touched else None)
         worker.submit(work)

@@ -19,6 +19,7 @@ from .calls import (
     rooted,
     spelling,
     total,
+    unlike,
 )
 from .errors import as_torch
 from .frame import Frame, nothing
@@ -106,7 +107,7 @@ class ProcessGroupMPI(Frame):
         opts = made_options(opts, options.AllgatherOptions)
         if self._foreign(inputs[0]):
             return self._inner.allgather(outputs, inputs, opts)
-        check_length("all_gather", "tensor_list", outputs[0], self._size)
+        check_length("all_gather", "tensor_list", outputs[0], self)
         run, count = moves.all_gather(self._by, outputs[0], inputs[0])
         return self._call("all_gather", run, outputs, inputs[0], count=count, background=later(opts))
 
@@ -170,9 +171,10 @@ class ProcessGroupMPI(Frame):
         root = opts.rootRank
         here = outputs[0] if outputs and self._rank == root else None
         if self._rank == root:
-            check_length("gather", "gather_list", here or [], self._size)
+            check_length("gather", "gather_list", here or [], self)
         run = moves.gather(self._by, here, inputs[0], root)
-        return self._call("gather", run, outputs, inputs[0], root=root, background=later(opts))
+        like = unlike(inputs[0], here or [])
+        return self._call("gather", run, outputs, like, root=root, background=later(opts), inputs=inputs)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
         if isinstance(outputs, torch.Tensor):
@@ -187,11 +189,10 @@ class ProcessGroupMPI(Frame):
         root = opts.rootRank
         here = inputs[0] if inputs and self._rank == root else None
         if self._rank == root:
-            check_length("scatter", "scatter_list", here or [], self._size)
+            check_length("scatter", "scatter_list", here or [], self)
         run = moves.scatter(self._by, outputs[0], here, root)
-        return self._call(
-            "scatter", run, outputs, outputs[0], root=root, background=later(opts), others=here or ()
-        )
+        like = unlike(outputs[0], here or [])
+        return self._call("scatter", run, outputs, like, root=root, background=later(opts), others=here or ())
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
         if isinstance(outputs, torch.Tensor):
@@ -200,7 +201,7 @@ class ProcessGroupMPI(Frame):
         if self._foreign(outputs[0]):
             return self._inner.reduce_scatter(outputs, inputs, opts)
         op = operator(opts.reduceOp)
-        check_length("reduce_scatter", "input_list", inputs[0], self._size)
+        check_length("reduce_scatter", "input_list", inputs[0], self)
         run = moves.reduce_scatter(self._by, outputs[0], inputs[0], op)
         count = total(inputs[0])
         return self._call(
@@ -280,8 +281,8 @@ class ProcessGroupMPI(Frame):
         opts = made_options(opts, options.AllToAllOptions)
         if self._foreign(inputs[0]):
             return self._inner.alltoall(outputs, inputs, opts)
-        check_length("all_to_all", "output_tensor_list", outputs, self._size)
-        check_length("all_to_all", "input_tensor_list", inputs, self._size)
+        check_length("all_to_all", "output_tensor_list", outputs, self)
+        check_length("all_to_all", "input_tensor_list", inputs, self)
         run = moves.all_to_all(self._by, outputs, inputs)
         return self._call(
             "all_to_all", run, outputs, inputs[0], count=0, background=later(opts), inputs=inputs
@@ -318,13 +319,13 @@ class ProcessGroupMPI(Frame):
         return self._message("recv", tensors[0], None, tag)
 
     def _message(self, verb: str, x: torch.Tensor, peer: int | None, tag: int) -> Work:
-        try:
-            request, give = moves.message(self.comm, verb, x, peer, tag)
-        except HpcommError as error:
-            raise as_torch(error) from None
         words = (
             f"{verb}({array(x)}, {'to' if verb == 'send' else 'from'} {'anybody' if peer is None else peer})"
         )
+        try:
+            request, give = moves.message(self.comm, verb, x, peer, tag)
+        except HpcommError as error:
+            raise as_torch(error, words, self.where) from None
         end = recorded(verb if peer is not None else "recvAnySource", [x]) if recording() else None
         work = MessageWork(self, request, [x], peer, words, give, end)
         if not work.poll():

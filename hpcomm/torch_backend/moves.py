@@ -14,6 +14,7 @@ import torch
 from ..errors import DtypeError, LayoutError
 from .devices import is_onboard, staged
 from .far import exchange
+from .plain import flat_of, give_back
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
@@ -83,7 +84,7 @@ def all_reduce_coalesced(comm: Far, tensors: list[Tensor], op: Any) -> Run:
         whole = torch.cat([x.reshape(-1) for x in tensors])
         comm.all_reduce(whole, op, out=whole)
         for x, part in zip(tensors, whole.split([x.numel() for x in tensors]), strict=True):
-            x.copy_(part.view(x.shape))
+            x.data.copy_(part.view(x.shape))
 
     return run
 
@@ -119,7 +120,7 @@ def _stacked(tensors: list[Tensor]) -> Tensor | None:
 
 def _unstack(stack: Tensor, tensors: list[Tensor]) -> None:
     for x, part in zip(tensors, stack, strict=True):
-        x.copy_(part)
+        x.data.copy_(part)
 
 
 @staged("outputs", onboard=True)
@@ -150,7 +151,7 @@ def _all_gather_uneven(comm: Far, outputs: list[Tensor], x: Tensor) -> Run:
                     "all_gather",
                     "give every rank the shapes that the others send",
                 )
-            out.copy_(part.view(out.shape))
+            out.data.copy_(part.view(out.shape))
 
     return run
 
@@ -237,15 +238,15 @@ def _fold_rows(comm: Far, output: Tensor, x: Tensor, op: Any) -> None:
     if is_apart and output.is_contiguous():
         comm.reduce_scatter(rows, op, out=output.detach().view(-1))
     else:
-        output.copy_(comm.reduce_scatter(rows, op).view(output.shape))
+        output.data.copy_(comm.reduce_scatter(rows, op).view(output.shape))
 
 
 def _reduce_scatter_uneven(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
     def run() -> None:
         for root, x in enumerate(inputs):
             received = comm.reduce(x.detach(), op, root)
-            if comm.rank == root:
-                output.copy_(received.view(output.shape))
+            if received is not None:
+                output.data.copy_(received.view(output.shape))
 
     return run
 
@@ -303,7 +304,7 @@ def all_to_all(comm: Far, outputs: list[Tensor], inputs: list[Tensor]) -> Run:
         whole = torch.cat([x.detach().reshape(-1) for x in inputs])
         exchange(comm, landing, there, whole, [x.numel() for x in inputs])
         for out, part in zip(outputs, landing.split(there), strict=True):
-            out.copy_(part.view(out.shape))
+            out.data.copy_(part.view(out.shape))
 
     return run
 
@@ -312,8 +313,10 @@ def message(
     comm: Communicator, verb: str, x: Tensor, peer: int | None, tag: int
 ) -> tuple[Request, Callable[[], Any] | None]:
     """A message begun, and what is left to do once it is complete."""
-    host = x.detach() if x.is_cpu or is_onboard(x) else x.detach().cpu()
-    give = None if x.is_cpu or is_onboard(x) or verb == "send" else lambda: x.copy_(host)
     if verb == "send":
-        return comm.isend(host, peer, tag), give
-    return comm.irecv(host, peer, tag), give
+        return comm.isend(x.detach() if x.is_cpu or is_onboard(x) else x.detach().cpu(), peer, tag), None
+    if is_onboard(x):
+        return comm.irecv(x.detach(), peer, tag), None
+    flat = flat_of(x) if x.is_cpu else x.detach().cpu().view(-1)  # what is not filled stays as it is
+    apart = flat.data_ptr() != x.data_ptr()
+    return comm.irecv(flat, peer, tag), (lambda: give_back(flat, x)) if apart else None

@@ -25,7 +25,7 @@ from ..errors import HpcommError
 from ..observe.board import share
 from .far import HALVES, Far
 from .gate import LOOK_S
-from .plain import FOLDS, KINDS, Bytes, as_bytes, fit, flat_of, fold, folds, give_back, put, rows_of, target
+from .plain import KINDS, Bytes, as_bytes, fit, flat_of, fold, folds, give_back, put, rows_of, target
 
 if TYPE_CHECKING:
     from ..communicator import Communicator
@@ -84,7 +84,7 @@ class Near(Far):
     def most(self, verb: str, op: Any, dtype: torch.dtype) -> int:
         """Elements of a call of one piece, for which there may be a shorter way; see short.py."""
         p, most = self.size, _PIECE // dtype.itemsize
-        if dtype not in KINDS or (op is not None and op not in FOLDS):
+        if dtype not in KINDS or (op is not None and not folds(dtype, op)):
             return 0
         return most // p * p if verb in ("all_reduce", "reduce_scatter", "all_to_all") else most
 
@@ -102,7 +102,10 @@ class Near(Far):
 
     def done(self) -> None:
         self.inside = None
-        self._meet()
+        try:
+            self._meet()
+        finally:
+            super().done()
 
     def _meet(self) -> None:
         if self._due:
@@ -191,7 +194,7 @@ class Near(Far):
     # -- verbs that fold -----------------------------------------------------------------------------------
     def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
         """In place: out is x. Small: each rank folds all. Large: a block each, 2 n (p-1)/p moved."""
-        if not folds(x, op):
+        if not folds(x.dtype, op):
             self.arrive()
             return super().all_reduce(x, op, out=out)
         flat = target(x)
@@ -235,9 +238,8 @@ class Near(Far):
 
     def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
         """The root folds all."""
-        if not folds(x, op):
-            self.arrive()
-            return self.comm.reduce(x, op, root, out=out)
+        if not folds(x.dtype, op):
+            return super().reduce(x, op, root, out=out)
         flat, me = flat_of(x), self.rank
         if out is None and me == root:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -255,7 +257,7 @@ class Near(Far):
 
     def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor | None = None) -> Tensor:
         """Block r of x, of shape (size, ...), folded, to rank r."""
-        if not folds(x, op):
+        if not folds(x.dtype, op):
             self.arrive()
             return super().reduce_scatter(x, op, out=out)
         out = torch.empty_like(x[0]) if out is None else out

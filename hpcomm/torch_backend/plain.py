@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..buffer import tensor_memory
 from ..errors import LayoutError
+from .calls import WHOLE
 from .far import HALVES
 
 __all__ = [
@@ -45,8 +47,8 @@ KINDS = {
 }  # fmt: skip
 
 
-def folds(x: Tensor, op: Any) -> bool:
-    return type(op) is str and op in FOLDS and x.dtype in KINDS
+def folds(dtype: torch.dtype, op: Any) -> bool:
+    return type(op) is str and op in FOLDS and dtype in KINDS and (op != "avg" or dtype not in WHOLE)
 
 
 def flat_of(x: Tensor) -> Tensor:
@@ -81,7 +83,7 @@ def give_back(flat: Tensor, x: Tensor) -> None:
 
 
 def as_bytes(flat: Tensor) -> Bytes:
-    return flat.view(torch.uint8).numpy()
+    return tensor_memory(flat, "u1", (flat.nbytes,))
 
 
 def fit(view: Tensor, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from ..dtypes import from_torch, numpy_dtype
 from ..errors import HpcommError
 from .calls import OPERATORS, head_of, words
 from .errors import as_torch
-from .far import HALVES, Far
+from .far import HALVES, NO_CALL, Far
 from .near import Near
 from .plain import fit, folding
 from .profile import recording
@@ -110,9 +110,10 @@ class Short:
             if late is not None:
                 by.call = code, self.seconds, words, (verb, x, op, root)
                 late()
+                by.call = NO_CALL
             self.calls += 1
         except HpcommError as error:
-            raise as_torch(error.located(verb, by.comm)) from None
+            raise as_torch(error, words(verb, x, op, root), by.gate.where) from None
         finally:
             turn.release()
         return True

@@ -183,7 +183,7 @@ class Straight(Near):
 
     # -- verbs ---------------------------------------------------------------------------------------------
     def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
-        if not (self.is_long("all_reduce", x.nbytes) and folds(x, op)):
+        if not (self.is_long("all_reduce", x.nbytes) and folds(x.dtype, op)):
             return super().all_reduce(x, op, out=out)
         flat = self._reachable(target(x))
         self._lend(flat)
@@ -191,7 +191,7 @@ class Straight(Near):
         return give_back(flat, x)
 
     def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor | None = None) -> Tensor:
-        if not (self.is_long("reduce_scatter", x.nbytes) and folds(x, op)):
+        if not (self.is_long("reduce_scatter", x.nbytes) and folds(x.dtype, op)):
             return super().reduce_scatter(x, op, out=out)
         out = torch.empty_like(x[0]) if out is None else out
         flat, into = self._reachable(flat_of(x)), target(out)

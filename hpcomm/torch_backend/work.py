@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.futures import Future
 
-from ..errors import HpcommError, PeerFailedError, WaitTimeoutError
+from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
 from .errors import as_torch
 from .gate import pause
 from .names import dist
@@ -139,7 +139,7 @@ class QueuedWork(Work):
             else:
                 self._aside.run(self._run)
         except HpcommError as error:
-            self._error = as_torch(error)
+            self._error = as_torch(error, self._words(), self._group.where)
         except BaseException as error:
             self._error = error
         del self._run
@@ -181,6 +181,7 @@ class MessageWork(Work):
     """A message under way. The group's poller moves it on while nobody waits."""
 
     _over = False
+    _source: int | None = None  # where its request does not tell
 
     def __init__(
         self,
@@ -210,17 +211,25 @@ class MessageWork(Work):
             if not self._request.done():
                 return False
             try:
-                self._request.synchronize()  # on this thread, whose current stream is nobody's
-                if self._give is not None:
-                    self._give()
+                self._end()
             except HpcommError as error:
-                self._error = as_torch(error)
+                self._error = as_torch(error, self._words, self._group.where)
             if self._close is not None:
                 self._close()
             self._fill(self._ended())
         finally:
             self._turn.release()
         return True
+
+    def _end(self) -> None:
+        try:
+            self._request.synchronize()  # on this thread, whose current stream is nobody's
+        except MismatchError as error:
+            if error.lacks <= 0:
+                raise  # a shorter message fills the beginning, as with gloo
+            self._source = error.source
+        if self._give is not None:
+            self._give()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self.poll():
@@ -257,7 +266,7 @@ class MessageWork(Work):
 
     def source_rank(self) -> int:
         """Where a message that was received from anybody came from; rank of the group."""
-        source: int = self._request.status.source
+        source: int = self._request.status.source if self._source is None else self._source
         return source
 
     _source_rank = source_rank

@@ -177,12 +177,14 @@ def check_length(comm: Communicator, verb: str, status: MPI.Status, expected: in
         return
     nbytes = status.Get_elements(MPI.BYTE)
     if nbytes != expected:
-        raise MismatchError(
+        error = MismatchError(
             f"the message from rank {status.Get_source()} (tag {status.Get_tag()}) has {nbytes} bytes, "
             f"the array that receives it {expected}",
             where(verb, comm),
             "give both ranks the same shape and dtype, or use send_ragged and recv_ragged",
         )
+        error.lacks, error.source = expected - nbytes, status.Get_source()
+        raise error
 
 
 @lru_cache(maxsize=1)

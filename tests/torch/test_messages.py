@@ -76,6 +76,39 @@ def test_from_anybody(rank: int, size: int) -> None:
         dist.send(torch.full((2,), float(rank)), 0)
 
 
+@pytest.mark.parametrize("layout", ["plain", "strided"])
+@pytest.mark.parametrize("n", [3, 100_000])
+def test_a_shorter_message_fills_the_beginning(n: int, layout: str, rank: int) -> None:
+    """As with gloo; and from anybody its sender is known."""
+    if rank == 0:
+        dist.send(torch.ones(n), 1)
+        dist.send(torch.ones(n), 1)
+    elif rank == 1:
+        for source in (0, None):
+            x = torch.zeros(n + 2) if layout == "plain" else torch.zeros(2 * n + 4)[::2]
+            assert dist.recv(x, source) == 0
+            assert x.tolist() == [1.0] * n + [0.0] * 2
+
+
+def test_a_longer_message_is_refused(rank: int, size: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(5), 1)
+    elif rank == 1:
+        said = rf"(?s)longer.*recv\(float32 \(3,\), from 0\) on process group 'world' \(rank 1 of {size}\)"
+        with pytest.raises(RuntimeError, match=said):
+            dist.recv(torch.zeros(3), 0)
+
+
+def test_a_message_is_received_as_a_lazy_negative(rank: int) -> None:
+    x = torch.zeros(3, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    if rank == 0:
+        dist.send(x.fill_(2.0), 1)
+    elif rank == 1:
+        dist.recv(x, 0)
+        assert x.tolist() == [2.0] * 3
+
+
 def test_strided_tensors(rank: int) -> None:
     if rank == 0:
         dist.send(torch.arange(8.0)[::2], 1)

@@ -96,12 +96,50 @@ def test_premul_sum_multiplies_first(rank: int, size: int) -> None:
     same(x, 0.5 * sum(of_rank(r, torch.float32) for r in range(size)))
 
 
-def test_an_average_of_integers_is_refused_on_every_rank() -> None:
+@pytest.mark.parametrize("n", [1, 3, 40_000])
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_an_average_of_integers_is_cut_towards_zero(dtype: torch.dtype, n: int, rank: int, size: int) -> None:
+    """As nccl does, but never past what dtype holds: the sum is one of 64 bits."""
+    most = min(torch.iinfo(dtype).max, 2**60)
+    top, total = most - rank, sum(most - r for r in range(size)) // size
+    expected = torch.full((n,), total).to(dtype)
+    dist.all_reduce(x := torch.full((n,), top).to(dtype), dist.ReduceOp.AVG)
+    same(x, expected)
+    dist.reduce(x := torch.full((n,), top).to(dtype), 0, dist.ReduceOp.AVG)
+    same(x, expected if rank == 0 else torch.full((n,), top).to(dtype))
+    dist.reduce_scatter_tensor(x, torch.full((size * n,), top).to(dtype), dist.ReduceOp.AVG)
+    same(x, expected)
+    if dtype.is_signed:
+        dist.all_reduce(x := torch.full((n,), -3 - (rank == 0)).to(dtype), dist.ReduceOp.AVG)
+        same(x, torch.full((n,), -3).to(dtype))
+
+
+def test_errors_speak_of_torchs_calls(rank: int, size: int) -> None:
     """And the line of the caller is named, not the one of torch that calls us."""
-    with pytest.raises(RuntimeError, match="the average of int32 is no int32") as caught:
-        dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG)
-    assert "all_reduce on communicator 'world'" in str(caught.value)
-    assert "at test_verbs.py:" in str(caught.value)
+    whose = rf"on process group 'world' \(rank {rank} of {size}\) at test_verbs.py:"
+    with pytest.raises(RuntimeError, match=rf"all_reduce\(bool \(2,\), op='avg'\) {whose}"):
+        dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG)
+    with pytest.raises(dist.DistBackendError, match=rf"all_gather {whose}"):
+        dist.all_gather([torch.zeros(2)] * size, torch.zeros(3))
+    with pytest.raises(dist.DistBackendError, match=rf"reduce_scatter {whose}"):
+        dist.reduce_scatter(torch.zeros(2), [torch.zeros(2)] * (size + 1))
+    with pytest.raises(
+        dist.DistBackendError, match=rf"(?s){size + 5}.*send\(float32 \(1,\), to {size + 5}\) {whose}"
+    ):
+        dist.send(torch.ones(1), size + 5)
+
+
+def test_lists_of_the_root_that_do_not_fit_are_told_to_all_ranks(rank: int, size: int) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"(?s)rank 0: scatter\(float32 \(3,\).*rank 1: scatter\(float32 \(2,\)"
+    ):
+        dist.scatter(torch.zeros(2), [torch.zeros(3)] * size if rank == 0 else None)
+    with pytest.raises(
+        RuntimeError, match=r"(?s)rank 0: gather\(float32 \(3,\).*rank 1: gather\(float32 \(2,\)"
+    ):
+        dist.gather(torch.zeros(2), [torch.zeros(3)] * size if rank == 0 else None)
+    dist.all_reduce(x := torch.ones(2))
+    assert x[0] == size
 
 
 def test_a_broadcast_out_is_refused_before_anybody_waits() -> None:
