@@ -3,7 +3,8 @@
 >>> import hpcomm
 >>> hpcomm.world.all_reduce(x)
 
-Importing starts nothing: MPI comes up when hpcomm.world or a Communicator is first used.
+Importing starts nothing, also `from hpcomm import world`: MPI comes up when that, or another Communicator,
+is first used.
 """
 
 from __future__ import annotations
@@ -120,11 +121,9 @@ if not TYPE_CHECKING:  # where a misspelt name is an error
 
             value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
         elif name in ("world", "self_"):
-            from .communicator import Communicator
-            from .needs import load_mpi
+            from .late import Late
 
-            mpi = load_mpi(f"hpcomm.{name}")
-            value = Communicator(mpi.COMM_WORLD if name == "world" else mpi.COMM_SELF, name.rstrip("_"))
+            value = Late(name)
         elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT"):
             from .needs import load_mpi
 

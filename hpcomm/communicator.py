@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import collectives, groups, objects, p2p, plan, ragged, runtime
+from . import collectives, groups, objects, p2p, plan, ragged, runtime, standing
 from .device import driver
 from .errors import MismatchError, UsageError, where
 from .fused import part
@@ -122,6 +122,7 @@ class Communicator:
         self.check: str = self._agreement.level
         self._lanes: Any = {}  # see lanes.py,
         self._fused: dict[str, dict[Any, Any]] = {}  # and fused.py: by verb, functions of kinds of arrays
+        runtime.keep_account(self)
 
     def _meet_first(self, level: str) -> bool:
         """Whether any rank may have arrays on devices; and all have to compare in full, or none.
@@ -380,6 +381,7 @@ class Communicator:
     # -- for the verbs -------------------------------------------------------------------------------
     def _check_open(self, verb: str) -> None:
         if self._closed:
+            standing.check_process(f"{verb} on '{self.name}'")
             raise UsageError(
                 f"communicator '{self.name}' is closed", f"{verb} on '{self.name}'", "use it before close()"
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from . import standing
 from .errors import ConfigError
 
 __all__ = ["load_mpi", "load_torch"]
@@ -13,8 +15,12 @@ def load_mpi(where: str) -> Any:
     """mpi4py's MPI, which comes up with it; where: what needs it.
 
     Raises:
-        ConfigError: there is no MPI.
+        ConfigError: there is no MPI, or the launcher is of another one.
+        UsageError: this process is a child of a rank.
     """
+    standing.check_process(where)
+    if "mpi4py.MPI" not in sys.modules:
+        standing.check_library(where)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

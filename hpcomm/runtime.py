@@ -15,12 +15,13 @@ import os
 import sys
 import threading
 import time
+import weakref
 from contextlib import redirect_stderr, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from . import leaving
+from . import leaving, standing
 from .errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,16 +29,20 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from .communicator import Communicator
     from .observe.board import Board
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
-__all__ = ["abort", "board", "count_hasty_exits", "in_one_piece", "remove_segments", "start", "started"]
+__all__ = [
+    "abort", "board", "count_hasty_exits", "in_one_piece", "keep_account", "remove_segments", "start", "started",
+]  # fmt: skip
 
 GRACE = 1.0  # s in which the other ranks may end too
 _EXIT_S = 3.0  # in which the threads and the exit handlers of a rank that fails may end
 
 board: Board | None = None  # of this node, once start() has run; None if ranks share no memory
+communicators: dict[int, weakref.ref[Communicator]] = {}  # that live, by id
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
 _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
@@ -71,12 +76,27 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: 
         raise ConfigError(
             what, hint="MPI.Init_thread() before hpcomm's first use, or leave that setting alone"
         )
+    standing.check_process("hpcomm")
+    standing.check_launcher(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
+    standing.mark(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
     everybody = MPI.COMM_WORLD if everybody is None else everybody
     _name, _process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
     _farewell = everybody.Dup()
     _hurry_to_launcher()
     if MPI.COMM_WORLD.size > 1:
         _watch(everybody, has_partners)
+    os.register_at_fork(after_in_child=_be_no_rank)
+
+
+def _be_no_rank() -> None:
+    """In a child that was forked: all communicators refuse calls, as if they were closed."""
+    standing.fork()
+    for reference in list(communicators.values()):
+        comm = reference()
+        if comm is not None:
+            comm._leave_lanes()
+            comm._kept.clear()
+            comm._mpi = type(comm._mpi)()
 
 
 def _watch(everybody: MPI.Intracomm, has_partners: bool) -> None:
@@ -135,6 +155,12 @@ def expect_foreigners() -> None:
         _start_sentinel(board)
     elif _farewell.size == 1:
         _watch(_farewell, True)
+
+
+def keep_account(comm: Communicator) -> None:
+    """Know comm as long as it lives."""
+    key = id(comm)
+    communicators[key] = weakref.ref(comm, lambda _: communicators.pop(key, None))
 
 
 def started() -> bool:

@@ -9,9 +9,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from .. import runtime
+from .. import runtime, standing
 from ..errors import ConfigError, HpcommError, UsageError
-from ..installation import VENDORS, is_bundled, library_folder, vendor_in
+from ..late import taken
 from ..needs import load_mpi
 from . import early, handshake, witness
 from .clock import is_number
@@ -31,8 +31,6 @@ __all__ = ["join"]
 NAME = "HPCOMM_PROGRAM"  # what the launcher calls this program
 TIMEOUT_S = 10.0
 MAKING_S = 60.0  # for communicators of those who came: MPI needs far less
-_OWN_LAUNCHER = "start it with its own MPI's launcher; all programs of a job load the same MPI"
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what launchers say
 _FULL_TAG, _OWN_TAG, _LINK_TAG = 32110, 32111, 32200
 
 _me: Program | None = None
@@ -79,9 +77,7 @@ def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float =
 def _check_first() -> None:
     if _me is not None or runtime.started():
         what = f"this program has joined as {_me.name!r}" if _me else "hpcomm.world was used before join"
-        raise UsageError(
-            what, "join", "call hpcomm.join once, first; write hpcomm.world, not `from hpcomm import world`"
-        )
+        raise UsageError(what, "join", "call hpcomm.join once, before anything else of hpcomm is used")
 
 
 def _checked_name(name: str | None) -> str:
@@ -100,45 +96,16 @@ def _checked_name(name: str | None) -> str:
 def _start_mpi() -> MPI.Intracomm:
     """Bring MPI up; it waits for every process of the job, so somebody must look whether they all come."""
     is_up = "mpi4py.MPI" in sys.modules
-    if not is_up:
-        _check_library()
     with contextlib.nullcontext() if is_up else early.watched():
         world: MPI.Intracomm = load_mpi("hpcomm.join").COMM_WORLD
     return world
 
 
-def _check_library() -> None:
-    """MPICH's wheel under Open MPI's launcher would end this process in MPI_Init, in words for developers."""
-    library = library_folder()
-    if "OMPI_COMM_WORLD_SIZE" not in os.environ or library is None:
-        return
-    if is_bundled(library) and vendor_in(library) == "mpich":
-        raise ConfigError(
-            f"{VENDORS['openmpi']}'s launcher started this program, but its MPI is {VENDORS['mpich']}.\n"
-            f"  came:  {handshake.own_card('?', ()).script}, with {library}",
-            "join",
-            _OWN_LAUNCHER,
-        )
-
-
-def _check_launcher(world: MPI.Intracomm) -> None:
-    """A rank under another MPI's launcher believes that it is alone."""
+def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float) -> Program:
     from mpi4py import MPI
 
-    told = max((int(os.environ.get(each, "1") or 1) for each in _SIZES), default=1)
-    if world.size == 1 and told > 1:
-        mine = "openmpi" if "Open MPI" in MPI.Get_library_version() else "mpich"
-        raise ConfigError(
-            f"the launcher started {told} ranks, but this program's MPI ({VENDORS[mine]}) sees only itself.\n"
-            f"  came:  {handshake.own_card('?', ()).script}, alone",
-            "join",
-            _OWN_LAUNCHER,
-        )
-
-
-def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float) -> Program:
     announced = handshake.expected(os.environ, world.size)
-    _check_launcher(world)
+    standing.check_launcher(world.size, MPI.get_vendor()[0])
     members: Sequence[int] = sorted(rank for ranks in announced.values() for rank in ranks)
     members = members or range(world.size)
     if world.rank not in members:
@@ -162,7 +129,7 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
             witness.leave(handshake.listed(members, cards))
         if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
             runtime.count_hasty_exits()
-        comm = adopt(_group(world, programs[name], _OWN_TAG), name)
+        comm = adopt(_group(world, programs[name], _OWN_TAG), name, made=taken("world"))
         return Program(name, comm, programs, _links(world, name, comm, programs, kinds))
 
 

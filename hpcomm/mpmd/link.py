@@ -276,9 +276,9 @@ class Link:
         return f"<Link '{self.name}' <-> '{self.peer}', {self.local.size} and {self.size} ranks>"
 
 
-def adopt(mpi: MPI.Comm, name: str, *, plain: bool = False) -> Communicator:
-    """A Communicator that owns mpi; plain: it leads to a program without hpcomm."""
-    made = object.__new__(PlainCommunicator if plain else Communicator)
+def adopt(mpi: MPI.Comm, name: str, *, plain: bool = False, made: Communicator | None = None) -> Communicator:
+    """A Communicator that owns mpi; plain: it leads to a program without hpcomm. made: the one to be it."""
+    made = made or object.__new__(PlainCommunicator if plain else Communicator)
     made._take(mpi, name, None, plain)
     return made
 

@@ -460,7 +460,7 @@ with hpcomm.world.dup("block") as comm:
 
 
 def test_an_mpi_that_nobody_brought_up_is_no_abort_but_a_sentence(job: Any) -> None:
-    source = "import mpi4py; mpi4py.rc.initialize = False; import hpcomm; hpcomm.world"
+    source = "import mpi4py; mpi4py.rc.initialize = False; import hpcomm; hpcomm.world.rank"
     done = job(1, source, expect=1)
     assert "ConfigError: MPI has not been started: mpi4py.rc.initialize" in done.stderr
     assert "try:   MPI.Init_thread() before hpcomm's first use" in done.stderr

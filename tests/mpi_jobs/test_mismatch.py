@@ -92,7 +92,7 @@ from mpi4py import MPI
 os.environ["HPCOMM_CHECK"] = "full" if MPI.COMM_WORLD.rank == 1 else "light"
 import hpcomm
 try:
-    hpcomm.world
+    hpcomm.world.rank
 except hpcomm.MismatchError as error:
     sys.stdout.write(str(error).splitlines()[0] + "\n")
 """
