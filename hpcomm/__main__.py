@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": ("hpcomm.mpmd.draw:plan", "say who would start where, and what would go where"),
     "mpmd": ("hpcomm.mpmd.draw", "draw the programs and fields of a spec"),
     "sim": ("hpcomm.sim", "simulate collectives on a machine, up to 100,000 ranks"),
+    "prove": ("hpcomm.proving", "prove that algorithms of your own do what they should"),
     "draw": ("hpcomm.draw", "draw a collective algorithm, its times, or which one wins where"),
     "tune": ("hpcomm.tune", 'measure which algorithm is fastest here, and keep it for algorithm="tuned"'),
     "doctor": ("hpcomm.doctor", "examine MPI, launcher, shared memory and environment of this machine"),

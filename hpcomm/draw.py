@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["chrome_trace", "cost", "main", "schedule_picture", "space_time", "winners"]
 
 PICTURES = (".svg", ".png", ".pdf")
+MOST_MESSAGES = 2_000_000  # of a picture or a trace
 MOST_LINES = 64  # ranks up to which a space-time diagram has a line per message
 _TREES = [
     ("all_reduce", "tree"),
@@ -40,8 +41,9 @@ def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = _parser().parse_args(list(words))
     from .machine import machine
-    from .schedule.registry import build, load, named
-    from .sim import numbers
+    from .schedule.assured import assured
+    from .schedule.registry import load, named
+    from .sim import check_ranks, numbers
     from .simulate import meant, simulate
 
     out = Path(options.output)
@@ -50,6 +52,7 @@ def main(words: Sequence[str]) -> int:
         load(options.load)
     on, (nbytes, *_) = machine(options.machine), numbers(options.bytes)
     names = named(options.verb, options.algorithm)
+    check_ranks(options.ranks)
     if options.view in ("cost", "winners"):
         draw = cost if options.view == "cost" else winners
         _save(draw(options.verb, names, on, options.ranks), out)
@@ -57,7 +60,10 @@ def main(words: Sequence[str]) -> int:
         return 0
     if len(names) > 1:
         raise UsageError(f"{len(names)} algorithms in one picture", hint="one, or --view cost or winners")
+    schedule = assured(options.verb, names[0], options.ranks, options.root)
+    _check_messages(schedule)
     timed = meant(options.verb, names[0], options.ranks, nbytes, on, options.root)
+    assured(options.verb, timed.name, options.ranks, options.root)
     if out.suffix == ".json":
         schedule = timed
         out.write_text(json.dumps(chrome_trace(simulate(schedule, on, nbytes, trace=True))))
@@ -65,12 +71,23 @@ def main(words: Sequence[str]) -> int:
         schedule = timed
         _save(space_time(simulate(schedule, on, nbytes, trace=True)), out)
     else:
-        schedule = build(options.verb, names[0], options.ranks, options.root)
         _save(schedule_picture(schedule), out)
     print(
         f"{out}: {schedule.verb} by {schedule.name}, {schedule.size} ranks, {schedule.iterations} iterations"
     )
     return 0
+
+
+def _check_messages(schedule: Schedule) -> None:
+    """Refuse a picture of more messages than anybody can see.
+
+    Raises:
+        UsageError: there are too many.
+    """
+    messages = sum(s.active * s.rows for s in schedule.streams)
+    if messages > MOST_MESSAGES:
+        what = f"{schedule.verb} by {schedule.name} on {schedule.size:,} ranks sends {messages:,} messages"
+        raise UsageError(what, hint="fewer ranks; --view cost or winners, and hpcomm sim, take more")
 
 
 def writable(out: Path, kinds: Sequence[str] = PICTURES) -> None:
@@ -298,7 +315,11 @@ def _before(times: Any, edges: Any) -> Any:
 def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
     """Time against size, with the lower bound, and where the winner changes."""
     from .machine import lower_bound
+    from .schedule.assured import evidence
     from .simulate import predict
+
+    for name in names:
+        evidence(verb, name, ranks)
 
     sizes = [2**k for k in range(3, 31)]
     times = {name: [predict(verb, name, ranks, n, on).seconds for n in sizes] for name in names}
@@ -326,10 +347,12 @@ def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
     """Which algorithm is fastest, over size and number of ranks up to `ranks`; gaps where none fits."""
     import numpy as np
 
+    from .schedule.assured import evidence
     from .simulate import predict
 
     def seconds(name: str, p: int, nbytes: int) -> float:
         try:
+            evidence(verb, name, p)
             return predict(verb, name, p, nbytes, on).seconds
         except UsageError:  # nodes that do not divide so many ranks
             return np.inf

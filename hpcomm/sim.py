@@ -15,8 +15,10 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main", "numbers"]
+__all__ = ["check_ranks", "main", "numbers", "ranks_of"]
 
+MOST_RANKS = 1_000_000  # of a simulation
+_DIGITS = 18  # of a number
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -34,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     names = named(options.verb, options.algorithm)
     records = [
         record(options.verb, name, ranks, nbytes, options.machine, options.flat)
-        for ranks in numbers(options.ranks)
+        for ranks in ranks_of(options.ranks)
         for nbytes in numbers(options.bytes)
         for name in names
     ]
@@ -45,17 +47,24 @@ def main(words: Sequence[str]) -> int:
 def record(
     verb: str, algorithm: str, ranks: int, nbytes: int, name: str, flat: bool = False
 ) -> dict[str, Any]:
-    """One prediction: algorithm, ranks, bytes, seconds, and what else is known about it."""
+    """One prediction: algorithm, ranks, bytes, seconds, and what else is known about it.
+
+    Raises:
+        ScheduleError: the algorithm is wrong.
+    """
     from dataclasses import replace
 
     from .machine import lower_bound, machine
-    from .simulate import predict
+    from .schedule.assured import evidence
+    from .simulate import meant, simulate
 
     on = machine(name)
     if flat:
         on = replace(on, nodewise=())
+    schedule = meant(verb, algorithm, ranks, nbytes, on)
+    known = evidence(verb, schedule.name, ranks)
     begin = time.perf_counter()
-    found = predict(verb, algorithm, ranks, nbytes, on)
+    found = simulate(schedule, on, nbytes)
     return {
         "verb": verb,
         "algorithm": algorithm,
@@ -68,6 +77,7 @@ def record(
         "iterations": found.iterations,
         "load": {kind: {"busiest": most, "total": total} for kind, (most, total) in found.load.items()},
         "simulated_in": time.perf_counter() - begin,
+        "proof": known.words,
     }
 
 
@@ -88,6 +98,9 @@ def table(records: list[dict[str, Any]], name: str) -> str:
             f"{r['iterations']:8d} "
             f"{size(load['rank']['busiest']):>12s} {size(load['nic']['busiest']):>12s}"
         )
+    sampled = sorted({r["schedule"] for r in records if r["proof"].startswith("sampled")})
+    if sampled:
+        lines += ["", f"too large to be proved as they are, so proved on fewer ranks: {', '.join(sampled)}"]
     lines += ["", "where the figures come from:"]
     lines += [f"  {key}: {text}" for key, text in on.sources.items()]
     return "\n".join(lines)
@@ -115,10 +128,28 @@ def numbers(text: str) -> list[int]:
     for word in text.split(","):
         scale = _SUFFIXES.get(word[-1:].lower(), 1)
         digits = word[:-1] if scale > 1 else word
-        if not digits.isdecimal():
-            raise UsageError(f"{word!r} is no number", hint="8, 64k, 1M, or several: 8,64k,1M")
+        if not digits.isdecimal() or len(digits) > _DIGITS:
+            raise UsageError(f"{word!r:.60} is no number", hint="8, 64k, 1M, or several: 8,64k,1M")
         found.append(int(digits) * scale)
     return found
+
+
+def ranks_of(text: str) -> list[int]:
+    """numbers(text), as numbers of ranks."""
+    found = numbers(text)
+    for ranks in found:
+        check_ranks(ranks)
+    return found
+
+
+def check_ranks(ranks: int) -> None:
+    """Refuse what no schedule is made for.
+
+    Raises:
+        UsageError: there are too many.
+    """
+    if ranks > MOST_RANKS:
+        raise UsageError(f"{ranks:,} ranks are too many to simulate", hint=f"at most {MOST_RANKS:,}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -30,7 +30,7 @@ class ScheduleError(HpcommError):
         super().__init__(
             f"rank {rank}, iteration {iteration}, chunk {chunk}: {what}",
             f"{schedule.verb} by '{schedule.name or '?'}' on {schedule.size} ranks, root {schedule.root}",
-            "python -m hpcomm draw shows who sends what when",
+            "look at the stream that ends there; python -m hpcomm prove FILE says when it is right",
         )
         self.rank, self.iteration, self.chunk = rank, iteration, chunk
 

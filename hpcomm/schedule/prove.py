@@ -257,8 +257,10 @@ class _Totals:
         if rank not in self.known:
             below = max(r for r in self.known if r < rank)
             total = self.known[below].copy()
-            for r in range(below, rank):
-                total += _weight(np.asarray(r), self.cells)
+            step = max(1, (1 << 18) // self.cells.size)
+            for r in range(below, rank, step):
+                some = np.arange(r, min(r + step, rank))
+                total += _weight(some[:, None], self.cells).sum(axis=0, dtype=np.uint64)
             self.known = {0: self.known[0], rank: total}
         found: Array = self.known[rank]
         return found

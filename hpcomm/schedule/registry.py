@@ -8,9 +8,10 @@ from functools import lru_cache, wraps
 from inspect import signature
 from pathlib import Path
 from runpy import run_path
+from traceback import extract_tb
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import HpcommError, UsageError
 from . import butterfly, circle, tree
 from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
@@ -155,11 +156,19 @@ def load(path: str) -> None:
     """Run a Python file that registers algorithms.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: there is no such file, or it does not run.
     """
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path}", hint="a Python file that calls register")
-    run_path(path)
+    try:
+        run_path(path)
+    except HpcommError:
+        raise
+    except Exception as error:
+        lines = [each.lineno for each in extract_tb(error.__traceback__) if each.filename == path]
+        line = f", line {lines[-1]}" if lines else ""
+        what = f"{path}{line} does not run: {type(error).__name__}: {error}"
+        raise UsageError(what, hint=f"python {path} runs it alone") from error
 
 
 def cut(verb: str, algorithm: str, nbytes: int) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..schedule.assured import assured
 from ..schedule.program import program
-from ..schedule.prove import keeps_order, prove
+from ..schedule.prove import keeps_order
 from ..schedule.registry import build
 
 if TYPE_CHECKING:
@@ -15,15 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["in_order", "part", "proved"]
 
-EXACT_UP_TO = 512  # ranks up to which a schedule is proved before its first use
-
 
 @lru_cache(maxsize=256)
 def proved(verb: str, algorithm: str, p: int, root: int) -> Schedule:
-    schedule = build(verb, algorithm, p, root)
-    if p <= EXACT_UP_TO:
-        prove(schedule)
-    return schedule
+    return assured(verb, algorithm, p, root)
 
 
 @lru_cache(maxsize=64)
