@@ -31,6 +31,7 @@ __all__ = [
     "HpcommError",
     "LayoutError",
     "MismatchError",
+    "MissingFileError",
     "PeerFailedError",
     "RankError",
     "TransportError",
@@ -106,6 +107,10 @@ class TransportError(HpcommError):
     ) -> None:
         super().__init__(what, where, hint)
         self.error_class = error_class
+
+
+class MissingFileError(TransportError, FileNotFoundError):
+    """A file that is to be read is not there."""
 
 
 class WaitTimeoutError(HpcommError, TimeoutError):

@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, cast
 
-from .errors import DtypeError, HpcommError, LayoutError, TransportError, UsageError, demand, where
+from .errors import (
+    DtypeError,
+    HpcommError,
+    LayoutError,
+    MissingFileError,
+    TransportError,
+    UsageError,
+    demand,
+    where,
+)
 from .field import Field
 from .mesh import Mesh, ranks_of
 from .partition import Partition, Points
@@ -38,18 +47,26 @@ else:
     dtypes = LazyModule("hpcomm.dtypes")
 
 __all__ = [
-    "PathLike", "Stored", "agree", "attempt", "beside", "flush", "from_root", "meant", "named", "on_root",
-    "place", "publish", "standing", "storage_of",
+    "Missing", "PathLike", "Stored", "agree", "attempt", "beside", "flush", "from_root", "meant", "named",
+    "on_root", "place", "publish", "standing", "storage_of",
 ]  # fmt: skip
 
 PathLike = Union[str, "os.PathLike[str]"]
 
 
 # -- failures -------------------------------------------------------------------------------------------
+class Missing(str):
+    """What went wrong: a file is not there."""
+
+    __slots__ = ()
+
+
 def attempt(deed: Callable[[], Any]) -> str:
     """Do it; "" or what went wrong."""
     try:
         deed()
+    except FileNotFoundError as error:
+        return Missing(error)
     except MPI.Exception as error:
         return str(error.Get_error_string())
     except (OSError, ValueError, RuntimeError) as error:  # the last: how HDF5 says that a disk is full
@@ -70,7 +87,8 @@ def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
     rank = comm._mpi.allreduce(comm.rank if failed else comm.size, MPI.MIN)
     if rank < comm.size:
         what = comm._mpi.bcast(failed, rank)
-        raise TransportError(
+        kind = MissingFileError if isinstance(what, Missing) and verb == "load" else TransportError
+        raise kind(
             f"{verb} of {path} failed on rank {rank}: {what}",
             where(verb, comm),
             "the path, permissions, and whether the file is whole"

@@ -143,17 +143,15 @@ def _write_head(comm: Communicator, file: MPI.File, head: bytes) -> None:
         file.Write_at(0, head)
 
 
-def _read_header(path: Path) -> tuple[tuple[int, ...], Any, int]:
-    """Shape, dtype, and where the numbers begin."""
+def _read_header(path: Path) -> tuple[tuple[int, ...], Any, int, bool]:
+    """Shape, dtype, where the numbers begin, and whether the first axis runs fastest."""
     first, later = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
     with path.open("rb") as file:
         version = np.lib.format.read_magic(file)
         shape, fortran, dtype = (first if version == (1, 0) else later)(file)
-        if fortran and len(shape) > 1:
-            raise ValueError("its elements are in Fortran order; numpy.ascontiguousarray before saving")
         if dtype.names:
             raise ValueError("its elements are records, a field has numbers")
-        return tuple(shape), dtype, file.tell()
+        return tuple(shape), dtype, file.tell(), fortran and len(shape) > 1
 
 
 @contextmanager
@@ -179,12 +177,28 @@ def opened(
 def found(comm: Communicator, path: files.PathLike, collective: bool = True) -> files.Stored:
     """What a .npy file holds. Collective."""
     path = files.place(path, "load", comm)
-    shape, dtype, offset = files.from_root(comm, "load", path, lambda: _read_header(path))
-    return files.Stored(path, shape, dtype, lambda field, out: values(field, path, offset, collective, out))
+    shape, dtype, offset, fortran = files.from_root(comm, "load", path, lambda: _read_header(path))
+    native = dtype.newbyteorder("=")
+
+    def read(field: Field, out: Any) -> Any:
+        data = values(field, path, offset, collective, out, fortran)
+        return data if dtype == native else data.byteswap(inplace=True)
+
+    return files.Stored(path, shape, native, read)
 
 
-def values(field: Field, path: files.PathLike, offset: int, collective: bool = True, out: Any = None) -> Any:
+def values(
+    field: Field,
+    path: files.PathLike,
+    offset: int,
+    collective: bool = True,
+    out: Any = None,
+    fortran: bool = False,
+) -> Any:
     """What this rank owns of the whole that begins at offset, read into out if that is given. Collective.
+
+    Args:
+        fortran: whether the first axis of the whole runs fastest.
 
     Raises:
         TransportError: on every rank, if the file ends too early for any.
@@ -199,19 +213,38 @@ def values(field: Field, path: files.PathLike, offset: int, collective: bool = T
 
     files.agree(field.comm, files.on_root(field.comm, check_length), "load", path)
     with opened(field.comm, path, "load", writing=False) as file:
-        return move(field, file, offset, collective, writing=False, out=out)
+        if not fortran:
+            return move(field, file, offset, collective, writing=False, out=out)
+        data = move(field, file, offset, collective, writing=False, fortran=True)
+    if out is None:
+        return data
+    out[...] = data
+    return out
 
 
-def move(field: Field, file: MPI.File, offset: int, collective: bool, writing: bool, out: Any = None) -> Any:
-    """Write what this rank owns to its place in the file, or read it, into out if that is given."""
-    order, displacement, kind = _view(field, offset)
+def move(
+    field: Field,
+    file: MPI.File,
+    offset: int,
+    collective: bool,
+    writing: bool,
+    out: Any = None,
+    fortran: bool = False,
+) -> Any:
+    """Write what this rank owns to its place in the file, or read it, into out if that is given.
+
+    Args:
+        fortran: whether the first axis runs fastest in the file; such are read only, and into no out.
+    """
+    order, displacement, kind = _view(field, offset, fortran)
     if writing and field._is_first:
         own = field.on_host()
         data = np.ascontiguousarray(own if order is None else own[order])
     elif writing:  # copies are written once
         data = np.empty(0, field.look.dtype.storage)
     else:
-        data = np.empty(field.owned_shape, field.look.dtype.storage) if out is None else out
+        shape = field.owned_shape[:: -1 if fortran else 1]
+        data = np.empty(shape, field.look.dtype.storage) if out is None else out
     flat = data.reshape(-1).view(np.uint8)
     verb = "save" if writing else "load"
     failed = files.attempt(lambda: file.Set_view(displacement, MPI.BYTE, kind, "native"))
@@ -227,6 +260,7 @@ def move(field: Field, file: MPI.File, offset: int, collective: bool, writing: b
             failed = _moved(file, name, piece)
     kind.Free()
     files.agree(field.comm, failed, verb, "the file")
+    data = data.T if fortran else data
     if not writing and order is not None:
         sorted_rows = data.copy()
         data[order] = sorted_rows
@@ -242,25 +276,43 @@ def _moved(file: MPI.File, name: str, piece: Any) -> str:
     return failed
 
 
-def _view(field: Field, offset: int) -> tuple[Any, int, MPI.Datatype]:
-    """(order of own rows in the file, where this rank begins, its type in the file)."""
-    itemsize = field.look.dtype.itemsize
-    strides = [itemsize] * len(field.shape)
-    for axis in range(len(field.shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * field.shape[axis + 1]
-    row = math.prod(field.shape[1:]) * itemsize
+def _view(field: Field, offset: int, fortran: bool) -> tuple[Any, int, MPI.Datatype]:
+    """(order of own rows in the file, where this rank begins, its type in the file).
+
+    A file in Fortran order is one in C order of the axes turned round.
+    """
+    itemsize, turn = field.look.dtype.itemsize, -1 if fortran else 1
+    shape = field.shape[::turn]
+    strides = [itemsize] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
     if isinstance(field.partition, Points):
-        held = field.partition.owned[field.comm.rank]
-        order = np.argsort(held, kind="stable")
-        unit = MPI.BYTE.Create_contiguous(row)
-        kind = unit.Create_hindexed_block(1, [int(i) * row for i in held[order]]).Commit()
-        unit.Free()
-        return order, offset, kind if held.size else _nothing(kind)
+        return _view_of_points(field.partition.owned[field.comm.rank], field.shape, itemsize, offset, fortran)
     assert field.box is not None
     if not field.box.size:
         return None, offset, MPI.BYTE.Create_contiguous(1).Commit()
-    begin = sum(a * s for a, s in zip(field.box.start, strides, strict=True))
-    return None, offset + begin, strided(field.box.shape, strides, itemsize).Commit()
+    begin = sum(a * s for a, s in zip(field.box.start[::turn], strides, strict=True))
+    return None, offset + begin, strided(field.box.shape[::turn], strides, itemsize).Commit()
+
+
+def _view_of_points(
+    held: Any, shape: tuple[int, ...], itemsize: int, offset: int, fortran: bool
+) -> tuple[Any, int, MPI.Datatype]:
+    """The same for rows of an array, of which some are held."""
+    order = np.argsort(held, kind="stable")
+    others = math.prod(shape[1:])
+    row = itemsize if fortran else others * itemsize
+    unit = MPI.BYTE.Create_contiguous(row)
+    rows = unit.Create_hindexed_block(1, [int(i) * row for i in held[order]])
+    unit.Free()
+    if not fortran:
+        kind = rows.Commit()
+    else:  # all rows' first elements, then all second ones, ...
+        one = rows.Create_resized(0, shape[0] * itemsize)
+        kind = one.Create_contiguous(others).Commit()
+        rows.Free()
+        one.Free()
+    return order, offset, kind if held.size and others else _nothing(kind)
 
 
 def _nothing(kind: MPI.Datatype) -> MPI.Datatype:

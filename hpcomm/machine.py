@@ -113,7 +113,7 @@ def machine(name: str) -> Machine:
         )
     try:
         given: dict[str, Any] = dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is no machine: {error}", hint="a JSON object, as hpcomm/machines have it"
         ) from None

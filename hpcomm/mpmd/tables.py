@@ -36,6 +36,9 @@ def parse(path: Path, text: str) -> dict[str, Any]:
             ) from None
     try:
         tables: dict[str, Any] = tomllib.loads(text)
+    except RecursionError:
+        what = f"{path.name} is nested too deeply"
+        raise ConfigError(what, at(path, _deepest(text)), "tables in tables, a few levels") from None
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"(.*) \(at line (\d+), column (\d+)\)", str(error))
         what, line = (found[1], int(found[2])) if found else (str(error), text.count("\n") + 1)
@@ -46,6 +49,12 @@ def parse(path: Path, text: str) -> dict[str, Any]:
             f"{path.name} is no valid TOML: {what}", at(path, line), f"look at `{shown}`; {hint}"
         ) from None
     return tables
+
+
+def _deepest(text: str) -> int:
+    """The line with the most brackets."""
+    lines = text.split("\n")
+    return 1 + max(range(len(lines)), key=lambda i: lines[i].count("[") + lines[i].count("{"))
 
 
 def at(path: Path, line: int) -> str:

@@ -74,7 +74,7 @@ def read(mpi: MPI.Comm) -> dict[str, Choices]:
             found = table["ranks"].get(str(mpi.Get_size()), {}) if known else {}
         except FileNotFoundError:
             found = {}
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             found = f"{table_path()}: {type(error).__name__}: {error}"
     found = mpi.bcast(found, 0)
     if isinstance(found, str):

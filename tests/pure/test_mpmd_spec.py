@@ -139,6 +139,12 @@ def test_the_environment_of_a_rank_is_what_the_spec_says(folder):
 # what is replaced in RIGHT, by what, words of the message, the line that it names
 WRONG = {
     "no valid TOML": ("ranks = 2", "ranks = = 2", "no valid TOML", "ranks = = 2"),
+    "nested too deeply": (
+        "ranks = 2",
+        f"ranks = 2\nx = {'[' * 3000}1{']' * 3000}",
+        "is nested too deeply",
+        f"x = {'[' * 3000}1{']' * 3000}",
+    ),
     "a text without quotes": ('name = "climate"', "name = climate", "no valid TOML", "name = climate"),
     "a key twice": ("ranks = 2", "ranks = 2\nranks = 3", "no valid TOML", "ranks = 3"),
     "an unknown table": (
