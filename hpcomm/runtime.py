@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 __all__ = [
-    "abort", "board", "count_hasty_exits", "in_one_piece", "keep_account", "remove_segments", "start", "started",
+    "abort", "board", "count_hasty_exits", "in_one_piece", "keep_account", "remove_segments", "start",
+    "started",
 ]  # fmt: skip
 
 GRACE = 1.0  # s in which the other ranks may end too
