@@ -391,16 +391,24 @@ def _instead(x: Any) -> str:
     return "the verb's _object form, which takes any Python object"
 
 
+def _is_narrow(dtype: Any) -> bool:
+    """Whether it is a dtype that numpy has from ml_dtypes, as jax's bfloat16, which DLPack brings nobody."""
+    return isinstance(dtype, np.dtype) and dtypes.from_numpy(dtype).kind in "hq"
+
+
 def _dlpack(x: Any) -> Buffer:
     if x.__dlpack_device__()[0] != 1:  # kDLCPU
         raise _on_device(f"DLPack device {tuple(x.__dlpack_device__())}")
+    wrap = "from_dlpack"
     try:
         array = np.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError) as error:
-        raise DtypeError(
-            f"{type(x).__name__} does not hand over its memory: {error}", hint="numpy.asarray(x)"
-        ) from None
+        if not _is_narrow(getattr(x, "dtype", None)):
+            raise DtypeError(
+                f"{type(x).__name__} does not hand over its memory: {error}", hint="numpy.asarray(x)"
+            ) from None
+        array, wrap = np.asarray(x), "asarray"
     dtype = dtypes.from_numpy(array.dtype)
     namespace: Any = getattr(x, "__array_namespace__", lambda: None)()
-    hand = getattr(namespace, "from_dlpack", lambda filled: filled)
+    hand = getattr(namespace, wrap, lambda filled: filled)
     return Buffer(_stored(array, dtype), dtype, _making(array.dtype, dtype, hand), lambda: x, _frozen(array))

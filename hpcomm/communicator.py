@@ -230,16 +230,20 @@ class Communicator:
     def Get_name(self) -> str:  # noqa: N802
         return self.name
 
-    def Split(self, color: int | None = 0, key: int = 0) -> Communicator | None:  # noqa: N802
+    def Split(self, color: int = 0, key: int = 0) -> Communicator | MPI.Comm:  # noqa: N802
+        """As split, but who is in no part (MPI.UNDEFINED) gets MPI.COMM_NULL, as of mpi4py."""
         from mpi4py import MPI
 
-        return self.split(None if color == MPI.UNDEFINED else color, key)
+        return self.split(None if color == MPI.UNDEFINED else color, key) or MPI.COMM_NULL
 
     def Dup(self) -> Communicator:  # noqa: N802
         return self.dup()
 
     def Free(self) -> None:  # noqa: N802
         self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(groups.no_attribute(self, name))
 
     def Abort(self, errorcode: int = 1) -> None:  # noqa: N802
         """End the whole job at once with this exit status."""

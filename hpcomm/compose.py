@@ -179,7 +179,10 @@ def _needs_x(verb: str, sends: bool) -> str:
         return f"give out=, or x with the shape and dtype that the others give, or use {verb}_object"
     if sends or verb not in _ROOT_SENDS:
         return "give the array that this rank contributes"
-    return f"give out=, or x with the shape and dtype that root has, or use {verb}_ragged, which carries both"
+    return (
+        f"give out=, or x with the shape and dtype that root has, or use {verb}_ragged, which carries both, "
+        f"or {verb}_object, which takes any Python object"
+    )
 
 
 def _geometry(comm: Communicator, verb: str, send: Buffer | None, recv: Buffer | None) -> tuple[Shape, int]:

@@ -356,9 +356,7 @@ def _about_gpu(gpu: Mapping[str, Any], packages: Mapping[str, str | None]) -> li
     found = []
     if gpu["driver"] and not gpu["mpi_reads_cuda_memory"]:
         what = "there is a GPU, but no word that this MPI reads CUDA memory: a device pointer may crash it."
-        hint = (
-            "hpcomm's verbs, which stage through pinned memory or use CUDA IPC (docs/gpu.md); not comm._mpi"
-        )
+        hint = "hpcomm's verbs, which stage through pinned memory or use CUDA IPC (docs/gpu.md); not comm.mpi"
         found.append(Finding("advice", what, hint))
     if gpu["driver"] and (packages["torch"] or "").endswith("+cpu"):
         what = f"there is a GPU, but torch {packages['torch']} is built for CPUs."

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, UsageError
+from .errors import MissingError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,12 +113,12 @@ def pyplot() -> Any:
     """matplotlib without a display.
 
     Raises:
-        ConfigError: it is not installed.
+        MissingError: it is not installed.
     """
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError("pictures need matplotlib", hint="pip install 'hpcomm[plot]'") from None
+        raise MissingError("pictures need matplotlib", hint="pip install 'hpcomm[plot]'") from None
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "hpcomm"  # the same picture gives the same file
     import matplotlib.pyplot

@@ -6,6 +6,7 @@ HpcommError
 │   ├── DtypeError    an element type or operator that cannot serve
 │   ├── RankError     a rank or root that does not exist here
 │   └── ConfigError   environment, launcher, installation
+│       └── MissingError   a package that is not installed (also an ImportError)
 ├── MismatchError     the ranks disagree
 ├── TransportError    the library below failed
 ├── WaitTimeoutError  somebody did not come (also a builtin TimeoutError)
@@ -31,6 +32,7 @@ __all__ = [
     "HpcommError",
     "LayoutError",
     "MismatchError",
+    "MissingError",
     "MissingFileError",
     "PeerFailedError",
     "RankError",
@@ -51,17 +53,22 @@ class HpcommError(Exception):
         self.what = what
         self.where = where
         self.hint = hint
+        self._line = "" if where else where_called()  # for who cannot say more
 
     def located(self, verb: str, comm: Communicator | None) -> HpcommError:
-        """Fill in where, if whoever raised it deep below did not know."""
+        """Fill in where, if whoever raised it deep below did not know, and which verb takes any object."""
         if self.where is None:
             self.where = where(verb, comm)
+        if self.hint and OBJECT_FORM in self.hint:
+            name = verb.rpartition(" ")[2].removesuffix("_ragged")
+            known = name in _OF_OBJECTS
+            self.hint = self.hint.replace(OBJECT_FORM, f"{name if known else 'all_gather'}_object")
         return self
 
     def __str__(self) -> str:
         lines = [self.what]
-        if self.where:
-            lines.append(f"  where: {self.where}")
+        if self.where or self._line:
+            lines.append(f"  where: {self.where or self._line}")
         if self.hint:
             lines.append(f"  try:   {self.hint}")
         return "\n".join(lines)
@@ -85,6 +92,10 @@ class RankError(UsageError):
 
 class ConfigError(UsageError):
     """The environment, launcher or installation does not allow what was asked."""
+
+
+class MissingError(ConfigError, ImportError):
+    """A package that the call needs is not installed, or cannot be loaded."""
 
 
 class MismatchError(HpcommError):
@@ -127,6 +138,12 @@ class PeerFailedError(HpcommError):
         self.ranks = tuple(ranks)
 
 
+OBJECT_FORM = "the verb's _object form"  # in hints of who does not know the verb
+_OF_OBJECTS = ("send", "recv", "isend", "irecv", "sendrecv", "broadcast", "gather", "all_gather", "scatter",
+               "all_to_all", "reduce", "all_reduce")  # fmt: skip
+# Modules of Python that call us for a user, or for nobody.
+_BETWEEN = ("contextlib", "copy", "pickle", "threading", "runpy", "importlib._bootstrap")
+
 _known: dict[str, bool] = {}  # by file: whether it is ours,
 passing: dict[str, bool] = {}  # and whether it is ours, or passes a user's call on to us
 
@@ -158,7 +175,7 @@ def calling_frame(frame: FrameType | None = None) -> FrameType | None:
 
 def _is_between(module: str) -> bool:
     """Whether code of a module only passes a user's call on to us, or begins a thread of ours."""
-    return module in ("contextlib", "threading") or module.startswith("torch.distributed.")
+    return module in _BETWEEN or module.startswith(("torch.distributed.", "multiprocessing."))
 
 
 def place(code: CodeType, lineno: int | None) -> str:
@@ -174,6 +191,17 @@ def demand(x: object, kind: type | tuple[type, ...], name: str, verb: str, hint:
     """
     if not isinstance(x, kind):
         raise UsageError(f"{name} is of type {type(x).__name__}", where(verb, None), hint)
+
+
+def where_called() -> str:
+    """`train.py:41`: the line that called us; empty in commands and threads of our own."""
+    raising = sys._getframe(2)
+    frame = calling_frame(raising) if is_ours(raising.f_code) else None
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("hpcomm."):
+        frame = calling_frame(frame.f_back) if frame.f_back else None  # what dataclasses make for us
+    if frame is None or frame.f_code.co_filename.endswith(("/bin/hpcomm", "<string>")):
+        return ""
+    return place(frame.f_code, frame.f_lineno)
 
 
 def where(verb: str, comm: Communicator | None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from zlib import crc32
 
 from .envelope import tag_number
-from .errors import ConfigError, RankError, UsageError
+from .errors import ConfigError, RankError, UsageError, where
 from .signature import head
 from .transport.choice import PATHS
 
@@ -31,11 +31,20 @@ __all__ = [
     "group",
     "made",
     "merge",
+    "no_attribute",
     "require_known",
     "split",
     "split_node",
 ]
 
+_TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given there, and nothing is returned
+    "Allgather": "all_gather", "Allgatherv": "all_gather_ragged", "Allreduce": "all_reduce",
+    "Alltoall": "all_to_all", "Alltoallv": "all_to_all_ragged", "Alltoallw": "all_to_all_ragged",
+    "Bcast": "broadcast", "Exscan": "exscan", "Gather": "gather", "Gatherv": "gather_ragged",
+    "Ibarrier": "barrier", "Irecv": "irecv", "Isend": "isend", "Recv": "recv", "Reduce": "reduce",
+    "Reduce_scatter": "reduce_scatter", "Reduce_scatter_block": "reduce_scatter", "Scan": "scan",
+    "Scatter": "scatter", "Scatterv": "scatter_ragged", "Send": "send", "Sendrecv": "sendrecv",
+}  # fmt: skip
 LEVELS = ("off", "light", "full")
 _MOST = 2**31 - 1
 _NAMED = 16  # ranks that are named one by one
@@ -228,6 +237,26 @@ def mapped(comm: Communicator, verb: str, make: Callable[..., Any], *arguments: 
         failed = failure(error, verb, comm)
         failed.hint = "close() communicators that are no longer needed; with comm.split(...) as part: does"
         raise failed from None
+
+
+def no_attribute(comm: Communicator, name: str) -> str:
+    """What to say of a name that a Communicator does not have; mpi4py's get the verb that does the same."""
+    what = f"a Communicator has no {name}"
+    if name.startswith("_"):
+        return what
+    base, hint = name.removesuffix("_init"), ""
+    word = base[1:].capitalize() if base[:1] == "I" and base[1:].capitalize() in _TWINS else base
+    if (twin := _TWINS.get(word)) is not None:
+        if base != name:
+            hint = f'comm.plan("{twin}", ...)'
+        elif word == base:
+            hint = f"comm.{twin}(...)"
+        else:
+            hint = f"comm.{twin}(..., async_op=True)"
+        hint += " takes and returns arrays; "
+    if not hasattr(MPI.Comm, name) and not hasattr(MPI.Intracomm, name):
+        return what
+    return f"{what}\n  where: {where(name, comm)}\n  try:   {hint}comm.mpi.{name} is mpi4py's own"
 
 
 def _tag(comm: Communicator, verb: str, tag: int) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files, io
 from .chunks import Chunks, boxes, chunk_shape, share, values
-from .errors import ConfigError, HpcommError, demand
+from .errors import HpcommError, MissingError, demand
 from .field import Field
 from .mesh import Mesh, ranks_of
 
@@ -50,7 +50,7 @@ def save(
         sync: wait until the bytes are on the disk.
 
     Raises:
-        ConfigError: h5py is not installed.
+        MissingError: h5py is not installed.
         UsageError: names that are missing or equal.
         LayoutError: chunks that do not fit, or a partial field.
         TransportError: on every rank, if any of them could not write.
@@ -95,7 +95,7 @@ def load(
         options: halo, periodic, ... as Field takes them.
 
     Raises:
-        ConfigError: h5py is not installed.
+        MissingError: h5py is not installed.
         TransportError: on every rank, if the file cannot be read or has no such dataset of numbers.
         LayoutError: the partition is of another shape.
     """
@@ -133,7 +133,7 @@ def _library() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise ConfigError(
+        raise MissingError(
             f"h5py cannot be loaded: {error}", "hpcomm.hdf5", "pip install 'hpcomm[hdf5]'"
         ) from error
     return h5py

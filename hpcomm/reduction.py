@@ -192,7 +192,8 @@ def _from_mpi(op: MPI.Op) -> Op:
             return Op(name)
     if op == MPI.OP_NULL or op.is_predefined:
         raise UsageError(
-            "this MPI operator has no meaning on arrays of one element type", hint="comm._mpi has all of MPI"
+            "this MPI operator has no meaning on arrays of one element type",
+            hint='all_reduce_object((x, place), "maxloc") or "minloc", or comm.mpi, which has all of MPI',
         )
     return Op("MPI.Op", mpi=op)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import ConfigError
+from .errors import MissingError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -93,7 +93,7 @@ class Weights:
             with np.load(path) as kept:
                 return len(kept["indptr"]) - 1, int(kept["sources"].max(initial=-1)) + 1
         except Exception as error:  # depends on what the file is instead
-            raise ConfigError(
+            raise MissingError(
                 f"no weights in {path}: {error}", "regrid", "hpcomm.regrid.weights(...).save(path)"
             ) from error
 
@@ -108,12 +108,12 @@ def sparse_matrices() -> Any:
     """SciPy's.
 
     Raises:
-        ConfigError: there is no SciPy.
+        MissingError: there is no SciPy.
     """
     try:
         import scipy.sparse
     except ImportError:
-        raise ConfigError(
+        raise MissingError(
             "mappings between grids need SciPy", "regrid", "pip install 'hpcomm[mpmd]'"
         ) from None
     return scipy.sparse

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files
 from .chunks import Chunks, boxes, chunk_shape, share, values
-from .errors import ConfigError, HpcommError, demand
+from .errors import HpcommError, MissingError, demand
 from .field import Field
 from .mesh import Mesh, ranks_of
 
@@ -42,7 +42,7 @@ def save(
         options: as zarr's create_array has them: compressors, shards, fill_value, ...
 
     Raises:
-        ConfigError: zarr is not installed, or is older than 3.
+        MissingError: zarr is not installed, or is older than 3.
         UsageError: names that are missing or equal.
         LayoutError: chunks that do not fit, or a partial field.
         TransportError: on every rank, if any of them could not write, or if path is something else.
@@ -102,7 +102,7 @@ def load(
         options: halo, periodic, ... as Field takes them.
 
     Raises:
-        ConfigError: zarr is not installed, or is older than 3.
+        MissingError: zarr is not installed, or is older than 3.
         TransportError: on every rank, if the store cannot be read or has no such array of numbers.
         LayoutError: the partition is of another shape.
     """
@@ -130,9 +130,9 @@ def _library() -> Any:
     try:
         import zarr
     except ImportError as error:
-        raise ConfigError(f"zarr cannot be loaded: {error}", "hpcomm.zarr", hint) from error
+        raise MissingError(f"zarr cannot be loaded: {error}", "hpcomm.zarr", hint) from error
     if int(zarr.__version__.split(".")[0]) < 3:
-        raise ConfigError(f"zarr is version {zarr.__version__}, 3 is needed", "hpcomm.zarr", hint)
+        raise MissingError(f"zarr is version {zarr.__version__}, 3 is needed", "hpcomm.zarr", hint)
     return zarr
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..launcher import host_and_slots, wrong_name
 from . import command
 from .spec import ProgramSpec
 
@@ -20,10 +21,6 @@ _MOST_THREADS = 65_536
 _KEYS = (
     *("command", "ranks", "device", "gpus", "threads", "env", "workdir", "hosts"),
     *("on_failure", "joins", "step"),
-)
-_OURS = (  # variables that a rank's supervisor sets
-    *("HPCOMM_PROGRAM", "HPCOMM_PROGRAMS", "HPCOMM_PROGRESS", "HPCOMM_SPEC", "HPCOMM_DEVICE"),
-    *("HPCOMM_ON_FAILURE", "HPCOMM_RECORD", "HPCOMM_REPLAY"),
 )
 _SAID_BY = {"OMP_NUM_THREADS": "threads", "CUDA_VISIBLE_DEVICES": "gpus"}  # variable: key
 
@@ -100,10 +97,10 @@ def _environment(tables: Tables, table: dict[str, Any]) -> dict[str, str]:
     for name, value in env.items():
         if not isinstance(value, str):
             tables.fail(f"the variable {name} must be a text, not {value!r}", f'{name} = "{value}"', "env")
-        if not name or "=" in name or "\0" in name + value:
-            tables.fail(f"{name!r} is no name of a variable", 'NAME = "value"', "env")
-        if name in _OURS:
-            tables.fail(f"the variable {name} is hpcomm's own", "take it out", "env")
+        if wrong := wrong_name(name):
+            tables.fail(wrong, 'take it out, or NAME = "value"', "env")
+        if "\0" in value:
+            tables.fail(f"the variable {name} holds a zero byte", 'NAME = "value"', "env")
         key = _SAID_BY.get(name)
         if key in table:
             tables.fail(f"the variable {name} is what {key} sets", f"one of the two: {key}, or env", "env")
@@ -118,10 +115,10 @@ def _hosts(tables: Tables, table: dict[str, Any], ranks: int) -> tuple[tuple[str
         )
     found = []
     for host in given:
-        read = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9.\-]*)(?::([1-9][0-9]{0,6}))?", host)
-        if read is None:
+        read = host_and_slots(host)
+        if read is None or "[" in host or "," in host:  # Slurm's names of several hosts
             tables.fail(f"{host!r} is no host", '"node1" or "node1:4" (4 ranks there)', "hosts")
-        found.append((read[1], int(read[2] or 1)))
+        found.append(read)
     room = sum(slots for _, slots in found)
     if found and room != ranks:
         tables.fail(

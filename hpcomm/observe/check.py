@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "between", "full", "light", "off"]
 
+_UNEQUAL = ("gather", "all_gather", "scatter", "all_to_all", "broadcast")  # have a ragged form
 _PATIENCE = 1.0  # s that a rank waits for another's description of its call
 
 
@@ -280,8 +281,10 @@ def _disagreement(
 
 
 def _mismatch(comm: Communicator, number: int, rows: str) -> MismatchError:
+    verb = describe_call().split("(")[0]
+    hint = "give every rank the same verb, operator, dtype, number of elements and root, in the same order"
+    if verb in _UNEQUAL:
+        hint += f"; {verb}_ragged takes arrays of any shape and dtype"
     return MismatchError(
-        f"ranks disagree about call #{number} on '{comm.name}'.\n{rows}",
-        where(describe_call().split("(")[0], comm),
-        "give every rank the same verb, operator, dtype, number of elements and root, in the same order",
+        f"ranks disagree about call #{number} on '{comm.name}'.\n{rows}", where(verb, comm), hint
     )

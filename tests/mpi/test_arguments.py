@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 
 import hpcomm
 
@@ -453,3 +454,36 @@ def _on_root(comm: Any, verb: str, x: Any, **keywords: Any) -> Any:
     if verb in ROOTED:
         keywords["root"] = comm.rank
     return getattr(comm, verb)(x, **keywords)
+
+
+def said(call: Callable[[], Any]) -> str:
+    with pytest.raises((hpcomm.HpcommError, AttributeError)) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_hints_name_the_verb_that_takes_what_was_given(comm: Any) -> None:
+    assert "recv_object" in said(lambda: comm.recv(source=0))
+    assert "broadcast_object" in said(lambda: comm.broadcast({"a": 1}))
+    assert comm.rank == 0 or "broadcast_object" in said(lambda: comm.broadcast(None, root=0))
+    assert "isend_object" in said(lambda: comm.isend({}, 0))
+    assert "gather_object" in said(lambda: comm.gather(["a"]))
+    assert "all_gather_object" in said(lambda: comm.scan(["a"]))
+    text = said(lambda: comm.all_reduce(np.ones(2), MPI.MAXLOC))
+    assert '"maxloc"' in text
+    assert "comm.mpi" in text
+
+
+def test_mpi4pys_verbs_of_buffers_name_their_twin_and_are_not_there(comm: Any) -> None:
+    hints = {
+        "Allreduce": "comm.all_reduce(...)", "Bcast": "comm.broadcast(...)", "Send": "comm.send(...)",
+        "Iallreduce": "comm.all_reduce(..., async_op=True)", "Gatherv": "comm.gather_ragged(...)",
+        "Allreduce_init": 'comm.plan("all_reduce", ...)', "Ssend": "comm.mpi.Ssend",
+    }  # fmt: skip
+    for name, hint in hints.items():
+        text = said(lambda name=name: getattr(comm, name))
+        assert hint in text
+        assert f"comm.mpi.{name}" in text
+        assert "test_arguments.py" in text
+        assert not hasattr(comm, name)
+    assert said(lambda: comm.nosuch) == "a Communicator has no nosuch"

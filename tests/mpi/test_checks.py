@@ -144,7 +144,7 @@ def test_every_rank_learns_of_a_disagreement_before_anything_moves(full: Any, ab
     assert mine in text
     assert theirs in text
     assert "test_checks.py:" in text
-    assert caught.value.hint
+    assert about != "root of gather" or "gather_ragged takes" in str(caught.value.hint)
     assert full.all_reduce(1) == full.size
 
 

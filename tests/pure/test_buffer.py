@@ -6,6 +6,7 @@ import array as stdlib_array
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import array_api_strict
@@ -352,3 +353,29 @@ def test_looking_at_an_array_needs_no_torch() -> None:
         "assert not {'torch', 'cupy', 'ml_dtypes', 'mpi4py.MPI'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_narrow_floats_that_dlpack_cannot_bring_are_taken_as_numpy_has_them() -> None:
+    """As jax's bfloat16, of which numpy's own DLPack knows nothing."""
+
+    class Array:
+        dtype = np.dtype(ml_dtypes.bfloat16)
+
+        def __init__(self, array: Any) -> None:
+            self.array = array
+
+        def __dlpack__(self, **options: Any) -> Any:
+            raise BufferError("bfloat16")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+        def __array__(self, *options: Any, **more: Any) -> Any:
+            return self.array
+
+        def __array_namespace__(self) -> Any:
+            return SimpleNamespace(asarray=Array)
+
+    look = as_buffer(Array(np.ones(3, ml_dtypes.bfloat16)))
+    assert (look.dtype.name, look.array.dtype) == ("bfloat16", np.uint16)
+    assert type(look.make((2,)).give()) is Array

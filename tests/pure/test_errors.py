@@ -39,6 +39,27 @@ def test_what_is_wrong_with_a_call_is_not_what_is_wrong_with_a_rank() -> None:
     assert not any(issubclass(other, errors.UsageError) for other in others)
 
 
+def test_what_is_missing_is_caught_as_pythons_own_import_error_too() -> None:
+    assert issubclass(errors.MissingError, ImportError)
+    assert issubclass(errors.MissingError, errors.ConfigError)
+    assert "pip install" in str(errors.MissingError("torch is not installed", "here", "pip install torch"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: hpcomm.premul_sum("x"),
+        lambda: hpcomm.Partition(4, {"p": -1}),
+        lambda: hpcomm.Partition((4,), {"p": 2}).owner((9,)),
+    ],
+)
+def test_who_cannot_say_more_says_which_line_called(call: Any) -> None:
+    with pytest.raises(hpcomm.UsageError) as caught:
+        call()
+    assert "\n  where: test_errors.py:" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
 def test_every_error_is_an_exception_and_none_a_bare_one() -> None:
     for name in errors.__all__:
         assert issubclass(getattr(errors, name), Exception)

@@ -84,6 +84,8 @@ def test_variables_add_up_and_a_bare_name_hands_over_its_value(monkeypatch):
         (["--hosts", "", "python"], "--hosts '': '' is no host", "--hosts a:2,b:2"),
         (["--hosts", "a:2,b:two", "python"], "'b:two' is no host", "--hosts a:2,b:2"),
         (["--hosts", "a:0", "python"], "'a:0' is no host", "--hosts a:2,b:2"),
+        (["--hosts", "a/b", "python"], "'a/b' is no host", "--hosts a:2,b:2"),  # as a spec has it
+        (["-x", "HPCOMM_SPEC=a", "python"], "HPCOMM_SPEC is hpcomm's own", "-x NAME=VALUE"),
         ([], "no command to run", "hpcomm run -n 4 python program.py"),
         (["-n", "2"], "no command to run", "hpcomm run -n 4 python program.py"),
         (["no-such-program"], "command not found: no-such-program", "check its spelling"),

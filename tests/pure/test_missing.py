@@ -32,7 +32,7 @@ def run(statement: str, environ: dict[str, str]) -> str:
 )
 def test_without_mpi_it_is_said_what_to_install(statement: str) -> None:
     said = run(statement, {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
-    assert "hpcomm.errors.ConfigError: MPI cannot be loaded: " in said
+    assert "hpcomm.errors.MissingError: MPI cannot be loaded: " in said
     place = statement.removesuffix(".rank").removesuffix(".size").partition("(")[0]
     assert f"where: {place}\n" in said
     assert WITHOUT_MPI in said
@@ -44,5 +44,5 @@ def test_without_mpi_it_is_said_what_to_install(statement: str) -> None:
 )
 def test_without_torch_it_is_said_what_to_install(statement: str) -> None:
     said = run(f"sys.modules['torch'] = None\n{statement}", {})
-    assert "hpcomm.errors.ConfigError: torch is not installed" in said
+    assert "hpcomm.errors.MissingError: torch is not installed" in said
     assert WITHOUT_TORCH in said
