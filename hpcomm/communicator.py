@@ -20,6 +20,7 @@ from .lanes import NO_LANES
 from .observe import check as agreement
 from .observe import sentinel
 from .observe.board import exchanged
+from .timed import Timeout, take_lanes
 from .unfinished import Unfinished
 from .within import Within
 
@@ -54,6 +55,7 @@ class Communicator:
         mpi: the mpi4py communicator underneath, for all that MPI can do beyond this class.
         is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
         check: level of agreement checking: "off", "light" or "full" (see docs/errors.md).
+        timeout: seconds after which a blocking verb or a wait raises WaitTimeoutError; None: for ever.
 
     gpu= forces a path for device arrays, here and on all communicators made of this one: see docs/gpu.md.
 
@@ -123,6 +125,7 @@ class Communicator:
         self._lanes: Any = {}  # see lanes.py,
         self._fused: dict[str, dict[Any, Any]] = {}  # and fused.py: by verb, functions of kinds of arrays
         runtime.keep_account(self)
+        self._timeout_s: float | None = None
 
     def _meet_first(self, level: str) -> bool:
         """Whether any rank may have arrays on devices; and all have to compare in full, or none.
@@ -168,6 +171,7 @@ class Communicator:
             self._handover.stop()
         return self._mpi
 
+    timeout = Timeout()
     # -- the verbs --------------------------------------------------------------------------------
     broadcast = collectives.broadcast
     reduce = collectives.reduce
@@ -303,6 +307,7 @@ class Communicator:
     ) -> Communicator:
         made = object.__new__(Communicator)
         made._take(mpi, name, check or self._level, gpu=gpu or self._gpu)
+        made.timeout = self.timeout
         return made
 
     # -- the end -------------------------------------------------------------------------------------
@@ -377,8 +382,7 @@ class Communicator:
 
         def stop() -> None:
             self._observers = tuple(o for o in self._observers if o is not observer)
-            if not self._observers and not self._closed and not self._disagreed:
-                self._lanes = {}
+            take_lanes(self)
 
         return stop
 

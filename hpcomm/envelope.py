@@ -60,7 +60,7 @@ class Arrival:
     """
 
     def __init__(self, mpi: MPI.Comm, source: int, tag: int) -> None:
-        self._mpi, self._source, self._tag = mpi, source, tag
+        self.mpi, self._source, self._tag = mpi, source, tag
         self.status = MPI.Status()
         self.message: Any = None
         key, forget = id(self), _waiting.pop
@@ -68,22 +68,22 @@ class Arrival:
 
     def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  as MPI.Request has it
         with _matching:
-            while self.message is None and self._mpi.Iprobe(self._source, self._tag, self.status):
+            while self.message is None and self.mpi.Iprobe(self._source, self._tag, self.status):
                 source, tag = self.status.source, self.status.tag
                 first = self
                 if source != MPI.PROC_NULL:
-                    first = next((each for each in _in_order() if each._takes(self._mpi, source, tag)), self)
+                    first = next((each for each in _in_order() if each._takes(self.mpi, source, tag)), self)
                 if first is not self:
                     first.Test()
                 else:
-                    self.message = self._mpi.Improbe(source, tag, self.status)
+                    self.message = self.mpi.Improbe(source, tag, self.status)
             return self._is_here()
 
     def Wait(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
         if self._is_here():  # another one has seen to it
             return True
         if len(_waiting) == 1:
-            self.message = self._mpi.Mprobe(self._source, self._tag, self.status)
+            self.message = self.mpi.Mprobe(self._source, self._tag, self.status)
             return self._is_here()
         delay = 0.0
         while not self.Test():
@@ -102,7 +102,7 @@ class Arrival:
 
     def _takes(self, mpi: MPI.Comm, source: int, tag: int) -> bool:
         return (
-            self._mpi is mpi
+            self.mpi is mpi
             and self.message is None
             and self._source in (source, MPI.ANY_SOURCE)
             and self._tag in (tag, MPI.ANY_TAG)
@@ -117,7 +117,7 @@ def is_awaited(mpi: MPI.Comm, source: int | None = None, tag: int | None = None)
     """Whether an Arrival may take a message that a receive from source with tag could take; None: any."""
     any_source, any_tag = (None, MPI.ANY_SOURCE), (None, MPI.ANY_TAG)
     return any(
-        each._mpi is mpi
+        each.mpi is mpi
         and each.message is None
         and (source in any_source or each._source in (source, MPI.ANY_SOURCE))
         and (tag in any_tag or each._tag in (tag, MPI.ANY_TAG))

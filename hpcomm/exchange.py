@@ -173,6 +173,7 @@ class Exchange:
             raise UsageError(
                 f"the {self._verb} was not started", where(self._verb, self._comm), "start() before wait()"
             )
+        timeout = self._comm._timeout_s if timeout is None else timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             if timeout is not None:
@@ -378,7 +379,7 @@ def _call(exchange: ref[Exchange], timeout: float | None = None) -> None:
     assert own is not None
     own.start()
     own.wait(timeout)
-    if own._is_plain:  # and called: it will be called again
+    if own._is_plain and own._comm._timeout_s is None:  # and called: it will be called again
         if own._round is None:
             own._round = _in_turn(own)
         own.__call__ = own._round

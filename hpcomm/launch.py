@@ -52,6 +52,7 @@ Start COMMAND on N ranks, under the MPI that mpi4py in this Python uses.
   -n, --ranks N         number of ranks
   --hosts A:2,B:2       run on these hosts, with so many ranks each
   --timeout SECONDS     end the job after that time, show where each rank was, exit with 124
+  --stall SECONDS       end the job when a rank has waited so long in one call, and say for whom
   -x, --env NAME=VALUE  set a variable for every rank (NAME alone: hand over its present value)
   --launcher WHICH      mpiexec, srun or a path, instead of the one that fits
   --dry-run             print the command line and what it adds to the environment; run nothing
@@ -239,14 +240,18 @@ def _read_ranks(text: str) -> int:
     return int(text)
 
 
-def read_timeout(text: str) -> float:
+def read_timeout(text: str, option: str = "--timeout") -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise _error(f"--timeout {text}: the time limit is a number of seconds above 0.", "--timeout 60")
+        raise _error(f"{option} {text}: the time limit is a number of seconds above 0.", f"{option} 60")
     return seconds
+
+
+def read_stall(text: str) -> dict[str, str]:
+    return {"HPCOMM_TIMEOUT": f"{read_timeout(text, '--stall'):g}"}
 
 
 def _read_env(text: str) -> dict[str, str]:
@@ -273,6 +278,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--ranks": ("ranks", _read_ranks),
     "--hosts": ("hosts", _read_hosts),
     "--timeout": ("timeout_s", read_timeout),
+    "--stall": ("env", read_stall),
     "-x": ("env", _read_env),
     "--env": ("env", _read_env),
     "--launcher": ("launcher", str),

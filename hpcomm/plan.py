@@ -107,6 +107,7 @@ class Plan:
             self._state.is_under_way = False
             return result
         status = self._status if self._receives else None
+        timeout = self._comm._timeout_s if timeout is None else timeout
         try:
             if timeout is not None:
                 self._poll(timeout, status)
@@ -143,6 +144,9 @@ class Plan:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is None:
             self.close()
+
+    def slow_down(self) -> None:
+        """Look at all there is from now on, such as a deadline."""
 
     def explain(self) -> str:
         """Which way the bytes take."""
@@ -249,11 +253,16 @@ class _DirectPlan(Plan):
             return result
 
         self._quick = start, wait, plan
-        self._be(*(self._quick if call.verb in ("send", "recv") else self._careful()))
+        is_quick = call.verb in ("send", "recv") and comm._timeout_s is None
+        self._be(*(self._quick if is_quick else self._careful()))
 
     def _agree(self) -> None:
         super()._agree()
-        self._be(*self._quick)
+        if self._comm._timeout_s is None:
+            self._be(*self._quick)
+
+    def slow_down(self) -> None:
+        self._be(*self._careful())
 
     def close(self) -> None:
         super().close()

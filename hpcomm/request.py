@@ -102,7 +102,7 @@ class Request:
         """Wait for the end and return what the blocking call would have returned. May be repeated.
 
         Args:
-            timeout: seconds; None waits for ever.
+            timeout: seconds; None waits for ever, or as long as its communicator says (comm.timeout).
 
         Raises:
             WaitTimeoutError: the time is over. The request is still under way: wait again, or end the job.
@@ -110,6 +110,8 @@ class Request:
                 the job ends.
             UsageError: timeout is no number of seconds.
         """
+        if timeout is None and self._needs is not None:
+            timeout = self._needs[0]._timeout_s
         end = None if timeout is None else deadline(timeout)
         if self._stages is None:
             return self._outcome()
@@ -169,7 +171,7 @@ class Request:
         """Note that all ranks of comm must make this call, its last one so far."""
         if comm._watched is not None:
             self._needs = (comm, None, last_call(comm._watched[0]))
-        elif comm._partners is not None:
+        else:
             self._needs = (comm, None, -1)
 
     def in_rounds(self) -> None:

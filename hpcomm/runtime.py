@@ -56,13 +56,12 @@ _exit: tuple[int, float] | None = None  # the status of the SystemExit that ends
 _process = 0  # that is this rank: its forked children are not
 
 
-def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: bool = False) -> None:
+def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
     """Bring MPI up once (collective over everybody, by default the world): hooks, board, sentinel.
 
     Args:
         everybody: the ranks that use hpcomm, where a job has others too.
         name: this rank's, for messages.
-        has_partners: there are other programs in the job, which may end while this one waits for them.
 
     Raises:
         ConfigError: mpi4py was told not to bring MPI up, and nobody did.
@@ -85,7 +84,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "", has_partners: 
     _farewell = everybody.Dup()
     _hurry_to_launcher()
     if MPI.COMM_WORLD.size > 1:
-        _watch(everybody, has_partners)
+        _watch(everybody)
     os.register_at_fork(after_in_child=_be_no_rank)
 
 
@@ -100,7 +99,7 @@ def _be_no_rank() -> None:
             comm._mpi = type(comm._mpi)()
 
 
-def _watch(everybody: MPI.Intracomm, has_partners: bool) -> None:
+def _watch(everybody: MPI.Intracomm) -> None:
     global board
     from .observe.board import open_board
 
@@ -108,9 +107,7 @@ def _watch(everybody: MPI.Intracomm, has_partners: bool) -> None:
     _notice_finalize()
     _note_life()
     board = open_board(everybody)
-    # Alone on its node, a rank still hears of other programs that end.
-    if board is not None and (len(board.regions) > 1 or has_partners):
-        _start_sentinel(board)
+    _start_sentinel(board)
 
 
 def _hurry_to_launcher() -> None:
@@ -138,13 +135,34 @@ def _hurry_to_launcher() -> None:
                 connection.close()
 
 
-def _start_sentinel(board: Board) -> None:
+def _start_sentinel(board: Board | None) -> None:
     global _has_sentinel
     from .observe import sentinel
 
     if not _has_sentinel:
         _has_sentinel = True
-        sentinel.start(board, abort, _end_if_late)
+        sentinel.start(board, abort, say, _end_if_late, _patience_s())
+
+
+def _patience_s() -> float | None:
+    """How long a call may wait, as the user said.
+
+    Raises:
+        ConfigError: HPCOMM_TIMEOUT is no number of seconds.
+    """
+    said = os.environ.get("HPCOMM_TIMEOUT")
+    if not said:
+        return None
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(
+            f"HPCOMM_TIMEOUT is {said!r}",
+            hint="a number of seconds above 0, or leave it away to wait for ever",
+        )
+    return seconds
 
 
 def expect_foreigners() -> None:
@@ -155,7 +173,7 @@ def expect_foreigners() -> None:
     if board is not None:
         _start_sentinel(board)
     elif _farewell.size == 1:
-        _watch(_farewell, True)
+        _watch(_farewell)
 
 
 def keep_account(comm: Communicator) -> None:
@@ -177,11 +195,16 @@ ending: int | None = None  # the thread that is ending the job
 def abort(text: str, status: int = 1) -> None:
     """Say text on stderr and end the job, from whichever thread."""
     global ending
+    ending = threading.get_ident()
+    say(text)
+    _abort(status)
+
+
+def say(text: str) -> None:
+    """Say text on stderr, as this rank's."""
     from mpi4py import MPI
 
-    ending = threading.get_ident()
-    print(f"\nhpcomm: {_name or f'rank {MPI.COMM_WORLD.rank}'}: {text}", file=sys.stderr, flush=True)
-    _abort(status)
+    _write(sys.stderr, f"\nhpcomm: {_name or f'rank {MPI.COMM_WORLD.rank}'}: {text}\n")
 
 
 def _stand_still_if_ending() -> None:

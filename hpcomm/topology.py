@@ -194,6 +194,7 @@ def graph(
         mpi = mapped(comm, "graph", create, list(sources), list(destinations))
         made = object.__new__(Graph)
         made._take(mpi, name or f"{comm.name}.graph", comm._level)
+        made.timeout = comm.timeout
         made.sources, made.destinations = sources, destinations
         return made
 
@@ -202,6 +203,7 @@ def _as_cart(comm: Communicator, mpi: MPI.Comm, name: str) -> Cart:
     shape, periodic, coords = mpi.Get_topo()  # type: ignore[attr-defined]
     made = object.__new__(Cart)
     made._take(mpi, name, comm._level)
+    made.timeout = comm.timeout
     made.shape, made.coords = tuple(shape), tuple(coords)
     made.periodic = tuple(bool(ring) for ring in periodic)
     made.sources = made.destinations = tuple(r for a in range(len(shape)) for r in made.shift(a))

@@ -124,7 +124,7 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     late = f"join met {others}, but the links to them were not made within {seconds:g} s: look at the network"
     with within(seconds, late):
         everybody = _group(world, sorted(full), _FULL_TAG)
-        runtime.start(everybody, mine, has_partners=len(programs) > 1)
+        runtime.start(everybody, mine)
         if others and everybody.rank == 0:
             witness.leave(handshake.listed(members, cards))
         if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":

@@ -2,8 +2,9 @@
 
 It answers ranks that ask what this one is doing, and ends the job, with a sentence that says why, when
 the main thread sits in a call that cannot complete: a rank that it needs has ended, or made another call;
-or, on a link to another program, in one that has waited longer than its deadline. Who asks requests again
-and again, and is not inside MPI, gets a PeerFailedError instead.
+or in one that has waited longer than a deadline: that of a link to another program, or HPCOMM_TIMEOUT. A call
+that waits for a minute is reported, once. Who asks requests again and again, and is not inside MPI, gets a
+PeerFailedError instead.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import PeerFailedError
+from ..errors import PeerFailedError, is_ours
 from ..request import Polled, Request, polled
 from ..signature import describe
-from .board import Board, last_call, posted
+from .board import Board, Region, last_call, posted
 from .stack import call_frame, describe_call, owner
 
 if TYPE_CHECKING:
@@ -29,12 +30,29 @@ if TYPE_CHECKING:
 __all__ = ["follow", "start"]
 
 TICK = 0.2  # s between looks
+REPORT_S = 60.0  # of waiting in one call, until that is said
 _PATIENT = 4  # looks that find the same call before it is judged
+_GLANCE_S = 1.0  # between looks while all seems well, and s in which a call that comes and goes is over
+_BRIEF_S = 0.02
+_SHOWN = 8  # ranks in a report
 
 
-def start(board: Board, abort: Callable[[str], None], look: Callable[[], None]) -> None:
-    """Start the thread. abort(text) must say text and end the job; look() is called at each look, too."""
-    threading.Thread(target=_watch, args=(board, abort, look), name="hpcomm-sentinel", daemon=True).start()
+def start(
+    board: Board | None,
+    abort: Callable[[str], None],
+    say: Callable[[str], None],
+    look: Callable[[], None],
+    patience_s: float | None = None,
+) -> None:
+    """Start the thread.
+
+    Args:
+        abort: abort(text) must say text and end the job; say(text) only says it.
+        look: called at each look, too.
+        patience_s: how long any call may wait before the job is ended; None: for ever.
+    """
+    told = board, abort, say, look, patience_s
+    threading.Thread(target=_watch, args=told, name="hpcomm-sentinel", daemon=True).start()
 
 
 _followed: dict[int, weakref.ref[Communicator]] = {}
@@ -77,29 +95,115 @@ def _serve() -> None:
             comm._partners.serve()
 
 
-def _watch(board: Board, abort: Callable[[str], None], look: Callable[[], None]) -> None:
-    seen: Blocked | None = None
-    times, since = 0, 0.0
+def _watch(
+    board: Board | None,
+    abort: Callable[[str], None],
+    say: Callable[[str], None],
+    look: Callable[[], None],
+    patience_s: float | None,
+) -> None:
+    waiting, reported = Waiting(), False
     while not sys.is_finalizing():
         time.sleep(TICK)
         look()
-        question = board.mine.question
-        if question is not None:
+        question = None if board is None else board.mine.question
+        if board is not None and question is not None:
             board.mine.answer(question, describe_call())
         _serve()
         troubled = _is_troubled()
         for each in polled() if troubled else ():
             _look_at(each)
-        call = _blocked_call() if troubled else None
-        if call is None or seen is None or not call.is_the(seen):
-            times, since = 0, time.monotonic()
+        waiting.look(troubled)
+        call, waited_s = waiting.call, waiting.waited_s
+        if call is None:
+            continue
+        verdict = None
+        if waiting.times >= _PATIENT:
+            verdict = _judge(call.comm, call.source, call.number) or _overdue(call, waited_s)
+        if verdict is None and patience_s is not None and waited_s >= patience_s:
+            verdict = f"{_report(call, waited_s)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
+        if verdict:
+            abort(verdict)
+        reported = reported and waiting.times > 0
+        if not reported and waited_s >= REPORT_S and _is_first(call):
+            reported = True
+            say(_report(call, waited_s))
+
+
+class Waiting:
+    """What the main thread waits in, and since when.
+
+    Attributes:
+        call: None if it waits in nothing that lasts.
+        times: looks in a row that found it in this call.
+    """
+
+    def __init__(self) -> None:
+        self.call: Blocked | None = None
+        self.times, self._since, self._next = 0, 0.0, 0.0
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._since
+
+    def look(self, closely: bool) -> None:
+        """Look now; if not closely, only now and then, and at nothing that comes and goes.
+
+        A call's frame keeps its arrays as long as we keep it.
+        """
+        now, before = time.monotonic(), self.call
+        if not closely and before is None:
+            if now < self._next or not _is_inside():
+                return
+            self._next = now + _GLANCE_S
+            before = _blocked_call()
+            time.sleep(_BRIEF_S if before is not None else 0)
+        call = _blocked_call() if closely or before is not None else None
+        is_same = call is not None and before is not None and call.is_the(before)
+        if self.call is None or not is_same:
+            self.times, self._since = 0, now
         else:
-            times += 1
-        seen = call
-        if call is not None and times >= _PATIENT:
-            verdict = _judge(call.comm, call.source, call.number) or _overdue(call, time.monotonic() - since)
-            if verdict:
-                abort(verdict)
+            self.times += 1
+        self.call = call if closely or is_same else None
+
+
+def _is_inside() -> bool:
+    """Whether the main thread is in code of ours: its innermost frame can be looked at without harm."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return frame is not None and is_ours(frame.f_code)
+
+
+def _late(call: Blocked) -> list[tuple[int, Region]]:
+    """The ranks of this node that a call waits for."""
+    if call.comm._watched is None:
+        return []
+    _, peers = call.comm._watched
+    if call.number > 0:
+        return [(rank, region) for rank, region, other in peers if last_call(other) < call.number]
+    return [(rank, region) for rank, region, _ in peers if rank == call.source]
+
+
+def _is_first(call: Blocked) -> bool:
+    """Whether no lower rank of this node waits in the same collective call, and says so."""
+    if call.number <= 0 or call.comm._watched is None:
+        return True
+    late = [rank for rank, _ in _late(call)]
+    return all(rank > call.comm.rank or rank in late for rank, _, _ in call.comm._watched[1])
+
+
+def _report(call: Blocked, waited_s: float) -> str:
+    """What a call waits for, and what those are doing."""
+    lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
+    late = _late(call)
+    asked = [(rank, region, region.ask()) for rank, region in late[:_SHOWN]]
+    time.sleep(2 * TICK if asked else 0)
+    for rank, region, question in asked:
+        lines.append(f"  for rank {rank}: {region.answer_to(question) or 'it gives no answer'}")
+    if late[_SHOWN:]:
+        lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
+    if not asked and call.number == 0 and call.source is not None and call.source >= 0:
+        lines.append(f"  for rank {call.source}")
+    return "\n".join(lines)
 
 
 _ASKED = 10  # times that requests are asked between looks that count: MPI moves on only while it is asked
@@ -182,11 +286,10 @@ def _blocked_call() -> Blocked | None:
         source = names.get("dest", names.get("dst", source))
         is_message = number == 0 and (needs is not None or "source" in names or "dest" in names)
         return Blocked(verb, verb.f_lasti, comm, source, 0 if is_message else -1)
-    watched = getattr(comm, "_watched", None)
-    if comm is None or watched is None:
+    if comm is None or not hasattr(comm, "_watched"):
         return None
     if needs is None and "source" not in names and "dest" not in names:
-        number = last_call(watched[0])
+        number = -1 if comm._watched is None else last_call(comm._watched[0])
     return Blocked(verb, verb.f_lasti, comm, source, number)
 
 

@@ -1,0 +1,113 @@
+"""Waits that last: they are reported, and end when the user has said so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+LATE = """
+import sys, time
+import numpy as np
+import hpcomm
+from hpcomm.observe import sentinel
+
+sentinel.REPORT_S = 1.5
+comm = hpcomm.world
+comm.barrier()
+if comm.rank == 1:
+    time.sleep({late})  # computes
+"""
+
+
+def test_a_long_wait_is_reported_once_with_what_the_late_rank_does(job: Any) -> None:
+    source = LATE.format(late=3.5) + "comm.all_reduce(np.ones(4))\n"
+    done = job(3, source, timeout=60)
+    assert done.stderr.count("has waited") == 1, done.stderr
+    assert (
+        "hpcomm: rank 0: all_reduce(float64 (4,), op='sum') at job.py:12 on 'world' has waited" in done.stderr
+    )
+    assert "  for rank 1: not in a call of hpcomm, at job.py:11\n" in done.stderr
+
+
+WAITS = {
+    "a collective": "comm.all_reduce(np.ones(2_000_000))",
+    "a halo": "hpcomm.Field(comm, (8,), halo=1, periodic=True).update_halo()",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_ends_when_the_user_has_said_so_and_says_for_whom(job: Any, wait: str) -> None:
+    source = LATE.format(late=40) + WAITS[wait] + "\n"
+    done = job(2, source, timeout=20, expect=1, options=("--stall", "1"))
+    assert "HPCOMM_TIMEOUT=1 ends the job" in done.stderr
+    assert "at job.py:12 on 'world' has waited" in done.stderr
+
+
+@pytest.mark.once
+def test_a_deadline_that_is_no_number_is_refused(job: Any) -> None:
+    done = job(2, "import hpcomm\nhpcomm.world", timeout=40, expect=1, env={"HPCOMM_TIMEOUT": "soon"})
+    assert "ConfigError: HPCOMM_TIMEOUT is 'soon'" in done.stderr
+
+
+def test_a_communicator_with_a_timeout_gives_up_and_can_go_on(job: Any) -> None:
+    """Receives are taken back, and collectives stay under way until the late rank comes."""
+    source = """
+import time
+import numpy as np
+import hpcomm
+
+world = hpcomm.world
+comm = world.dup()
+comm.timeout = 0.2
+assert world.timeout is None
+assert comm.split(0).timeout == comm.cart((-1,)).timeout == 0.2
+x = np.ones(4)
+other = 1 - comm.rank
+assert comm.all_reduce(x)[0] == comm.allreduce(x, "sum")[0] == 2
+assert comm.sendrecv(x, other, other)[0] == 1
+assert comm.sendrecv_object("a", other, other) == "a"
+calls = [
+    lambda: comm.recv(np.empty(3), 1),
+    lambda: comm.recv(dtype="f8", source=1),
+    lambda: comm.recv_object(1),
+    lambda: comm.recv_ragged(1),
+    lambda: comm.probe(1),
+    lambda: comm.irecv(np.empty(3), 1, 9).wait(),
+    lambda: comm.plan("recv", out=np.empty(3), source=1, tag=8)(),
+    lambda: comm.all_reduce(x),
+    lambda: comm.broadcast_object(None, root=1),
+    lambda: comm.barrier(),
+]
+if comm.rank == 0:
+    for call in calls:
+        begin = time.monotonic()
+        try:
+            call()
+        except hpcomm.WaitTimeoutError as error:
+            assert time.monotonic() - begin < 2 and "0.2 s" in str(error), error
+        else:
+            raise AssertionError("it did not wait")
+    world.barrier()
+    time.sleep(0.1)
+    comm.timeout = 20
+    got = comm.recv(np.empty(3), 1), comm.recv_object(1), comm.recv_ragged(1)
+    assert [got[0].tolist(), got[1], got[2].tolist()] == [[7, 7, 7], "seven", [1, 1]]
+else:
+    world.barrier()
+    comm.timeout = 20
+    comm.send(np.full(3, 7.0), 0)
+    comm.send_object("seven", 0)
+    comm.send_ragged(np.ones(2), 0)
+    assert comm.all_reduce(x)[0] == 2
+    comm.broadcast_object("b", root=1)
+    comm.barrier()
+assert comm.all_reduce(x)[0] == 2
+comm.timeout = None
+assert comm.all_reduce(x)[0] == 2
+try:
+    comm.timeout = -1
+except hpcomm.UsageError as error:
+    print(error.what)
+"""
+    assert job(2, source, timeout=40).stdout.count("timeout must be a number of seconds above 0, not -1") == 2
