@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from .communicator import Communicator
     from .observe.board import Board
+    from .observe.pulse import Pulse
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -67,10 +68,10 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
         ConfigError: mpi4py was told not to bring MPI up, and nobody did.
     """
     global _farewell, _name, _process
-    if _farewell is not None:
-        return
     from mpi4py import MPI
 
+    if _farewell is not None:
+        return
     if not MPI.Is_initialized():
         what = "MPI has not been started: mpi4py.rc.initialize, or MPI4PY_RC_INITIALIZE, says not to."
         raise ConfigError(
@@ -107,7 +108,14 @@ def _watch(everybody: MPI.Intracomm) -> None:
     _notice_finalize()
     _note_life()
     board = open_board(everybody)
-    _start_sentinel(board)
+    beat = None
+    if board is None or len(board.regions) < everybody.size:
+        from .observe.pulse import pulse
+
+        beat = pulse(everybody, board is not None and board.here == 0)
+        if beat is not None:
+            farewells.append(beat.stop)
+    _start_sentinel(board, beat)
 
 
 def _hurry_to_launcher() -> None:
@@ -135,13 +143,13 @@ def _hurry_to_launcher() -> None:
                 connection.close()
 
 
-def _start_sentinel(board: Board | None) -> None:
+def _start_sentinel(board: Board | None, beat: Pulse | None = None) -> None:
     global _has_sentinel
     from .observe import sentinel
 
     if not _has_sentinel:
         _has_sentinel = True
-        sentinel.start(board, abort, say, _end_if_late, _patience_s())
+        sentinel.start(board, abort, say, _end_if_late, _patience_s(), beat)
 
 
 def _patience_s() -> float | None:

@@ -37,16 +37,17 @@ LAPS = 128  # entries of a ring
 _LINE = 32  # of which so many are wiped at a time, one line ahead
 RINGS = 255  # communicators of one rank that are watched at a time
 _TEXT = 4096
+_NOTE = 512  # bytes behind it, for what concerns the whole node
 _PAIRS = {16: 128, sys.maxsize: 40}  # communicators of a rank, of up to so many, with places for small arrays
 PLACE = 6208  # (within.py) at a time: two places of so many bytes, whole cache lines
 _RING_WORDS = LAPS + 8  # signatures; a cache line apart the number of the call that began the line
 _START = 63  # the signature of call 0, which nobody makes
 GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
-_LEFT = 8 + _TEXT // 8  # where it is counted how often each ring was left
+_LEFT = 8 + (_TEXT + _NOTE) // 8  # where it is counted how often each ring was left
 _HEAD_WORDS = _LEFT + -(-RINGS // 8) * 8
 _PLACES = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # where those begin
 _CORES = 2048  # of a node; where there are more, some count as one
-_ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED = range(5)
+_ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _NOTED = range(6)
 
 
 def post(ring: memoryview) -> Callable[[], int]:
@@ -180,6 +181,18 @@ class Region:
         self._bytes[64 : 64 + len(data)] = data
         self._words[_LENGTH] = len(data)
         self._words[_ANSWERED] = question
+
+    @property
+    def note(self) -> str:
+        """What the owner has to say to all ranks of the node."""
+        at = 64 + _TEXT
+        return bytes(self._bytes[at : at + self._words[_NOTED]]).decode(errors="replace")
+
+    @note.setter
+    def note(self, text: str) -> None:
+        data = text.encode()[:_NOTE]
+        self._bytes[64 + _TEXT : 64 + _TEXT + len(data)] = data
+        self._words[_NOTED] = len(data)
 
     def answer_to(self, question: int) -> str | None:
         """The text, once the owner has answered this question or a later one."""

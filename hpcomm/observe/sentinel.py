@@ -20,12 +20,14 @@ from ..errors import PeerFailedError, is_ours
 from ..request import Polled, Request, polled
 from ..signature import describe
 from .board import Board, Region, last_call, posted
+from .pulse import SILENT_S
 from .stack import call_frame, describe_call, owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..communicator import Communicator
+    from .pulse import Pulse
 
 __all__ = ["follow", "start"]
 
@@ -34,6 +36,7 @@ REPORT_S = 60.0  # of waiting in one call, until that is said
 _PATIENT = 4  # looks that find the same call before it is judged
 _GLANCE_S = 1.0  # between looks while all seems well, and s in which a call that comes and goes is over
 _BRIEF_S = 0.02
+_AFTER_S = 2.0  # that others wait longer, so that one says it
 _SHOWN = 8  # ranks in a report
 
 
@@ -43,15 +46,17 @@ def start(
     say: Callable[[str], None],
     look: Callable[[], None],
     patience_s: float | None = None,
+    beat: Pulse | None = None,
 ) -> None:
     """Start the thread.
 
     Args:
+        beat: this rank's heartbeat, if it is the first of its node and there are others.
         abort: abort(text) must say text and end the job; say(text) only says it.
         look: called at each look, too.
         patience_s: how long any call may wait before the job is ended; None: for ever.
     """
-    told = board, abort, say, look, patience_s
+    told = board, abort, say, look, patience_s, beat
     threading.Thread(target=_watch, args=told, name="hpcomm-sentinel", daemon=True).start()
 
 
@@ -101,6 +106,7 @@ def _watch(
     say: Callable[[str], None],
     look: Callable[[], None],
     patience_s: float | None,
+    beat: Pulse | None,
 ) -> None:
     waiting, reported = Waiting(), False
     while not sys.is_finalizing():
@@ -110,6 +116,9 @@ def _watch(
         if board is not None and question is not None:
             board.mine.answer(question, describe_call())
         _serve()
+        if beat is not None and board is not None:
+            beat.beat()
+            board.mine.note = beat.silent()
         troubled = _is_troubled()
         for each in polled() if troubled else ():
             _look_at(each)
@@ -120,14 +129,19 @@ def _watch(
         verdict = None
         if waiting.times >= _PATIENT:
             verdict = _judge(call.comm, call.source, call.number) or _overdue(call, waited_s)
-        if verdict is None and patience_s is not None and waited_s >= patience_s:
-            verdict = f"{_report(call, waited_s)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
+        silent = "" if board is None else board.regions[0].note
+        if (
+            verdict is None
+            and patience_s is not None
+            and waited_s >= patience_s + _AFTER_S * (not _is_first(call))
+        ):
+            verdict = f"{_report(call, waited_s, silent)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
         if verdict:
             abort(verdict)
         reported = reported and waiting.times > 0
-        if not reported and waited_s >= REPORT_S and _is_first(call):
+        if not reported and waited_s >= (SILENT_S if silent else REPORT_S) and _is_first(call):
             reported = True
-            say(_report(call, waited_s))
+            say(_report(call, waited_s, silent))
 
 
 class Waiting:
@@ -191,8 +205,8 @@ def _is_first(call: Blocked) -> bool:
     return all(rank > call.comm.rank or rank in late for rank, _, _ in call.comm._watched[1])
 
 
-def _report(call: Blocked, waited_s: float) -> str:
-    """What a call waits for, and what those are doing."""
+def _report(call: Blocked, waited_s: float, silent: str) -> str:
+    """What a call waits for, and what those are doing; silent: hosts that do not answer."""
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
     late = _late(call)
     asked = [(rank, region, region.ask()) for rank, region in late[:_SHOWN]]
@@ -203,6 +217,7 @@ def _report(call: Blocked, waited_s: float) -> str:
         lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
     if not asked and call.number == 0 and call.source is not None and call.source >= 0:
         lines.append(f"  for rank {call.source}")
+    lines += [f"  {line}" for line in silent.splitlines()]
     return "\n".join(lines)
 
 

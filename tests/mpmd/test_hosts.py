@@ -183,3 +183,32 @@ def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
         r"rank 0 of the world \(\S+ air.py\) on h1 has ended before MPI was up; rank [12] ", out
     ), out
     assert "hpcomm.mpmd.eye" in (hosts.folder / "agent.log").read_text()
+
+
+LOOP = """
+import sys, time
+import numpy as np
+from hpcomm import world as comm
+for i in range(2000):
+    comm.all_reduce(np.ones(4))
+    if comm.rank == 0 and i == 5:
+        print("step", flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_a_job_of_one_program_names_the_host_whose_cable_is_cut(hosts):
+    (hosts.folder / "loop.py").write_text(LOOP)
+    where = ["--hosts", "h1:2,h2:1,h3:1", "--stall", "9"]
+    command = [sys.executable, "-m", "hpcomm", "run", *where, "python", "loop.py"]
+    process = hosts.start(command, hosts.environ(find_mpi().vendor))
+    out = ""
+    for line in process.stdout:
+        out += line
+        if "step" in line:
+            break
+    hosts.cut(2)
+    out += end(process, 60)
+    assert process.returncode not in (0, 124), out
+    assert re.search(r"all_reduce\(.*\) at loop.py:6 on 'world' has waited \d+ s", out), out
+    assert re.search(r"host h2 has not answered for \d+ s", out), out

@@ -1,0 +1,120 @@
+"""A heartbeat between the nodes of a job, so that a host which does not answer can be named.
+
+The first rank of each node tells those of the two nodes beside it, in a ring, that it lives, and which hosts
+do not answer as far as it has heard: so the others hear of it, too. Nothing is concluded from silence, since
+a cable may be mended. Needs an MPI that lets several threads call it; on one node there is none of this.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["SILENT_S", "Pulse", "pulse"]
+
+SILENT_S = 15.0  # after which a host that does not answer is worth a word
+_PERIOD_S = 2.0
+_LATE_S = 3 * _PERIOD_S  # of silence, until a host is one that does not answer
+_NBYTES = 512  # of a message: a line for each host that does not answer
+_BEAT, _BYE = 1, 2  # tags
+_LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
+
+
+def pulse(everybody: MPI.Intracomm, is_first: bool) -> Pulse | None:
+    """The heartbeat of this rank; None if it has none. Collective. is_first: of its node."""
+    from mpi4py import MPI
+
+    firsts = everybody.Split(0 if is_first else MPI.UNDEFINED, everybody.rank)
+    if firsts == MPI.COMM_NULL:
+        return None
+    made = Pulse(firsts)  # type: ignore[arg-type]
+    return made if made.is_heard else None
+
+
+class Pulse:
+    """What one rank says and hears; firsts: the first ranks of all nodes."""
+
+    def __init__(self, firsts: MPI.Intracomm) -> None:
+        from mpi4py import MPI
+
+        self._mpi, size, here = firsts, firsts.size, firsts.rank
+        self._lock = threading.Lock()
+        self._next, self._is_over = 0.0, False
+        self._going: dict[int, MPI.Request] = {}
+        mine = b"" if MPI.Query_thread() != MPI.THREAD_MULTIPLE else os.uname().nodename.encode()[:64]
+        self._names: dict[int, str] = {}
+        for dest, source in (((here + 1) % size, (here - 1) % size), ((here - 1) % size, (here + 1) % size)):
+            name = bytearray(64)
+            firsts.Sendrecv([mine.ljust(64), MPI.BYTE], dest, _BEAT, [name, MPI.BYTE], source, _BEAT)
+            if source != here and name.strip():
+                self._names[source] = name.decode().strip()
+        self._heard = dict.fromkeys(self._names, time.monotonic())
+        self._told: dict[int, list[str]] = {rank: [] for rank in self._names}
+        self.is_heard = bool(mine and self._names)
+
+    def beat(self) -> None:
+        """Say and hear what is due. Never blocks."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._hear()
+            if (now := time.monotonic()) >= self._next:
+                self._next = now + _PERIOD_S
+                for rank in self._names:
+                    self._say(rank)
+
+    def silent(self) -> str:
+        """A line for each host that does not answer: its name and for how long."""
+        return "\n".join(self._silent())
+
+    def stop(self) -> None:
+        """Let the others know that nothing more comes."""
+        from mpi4py import MPI
+
+        with self._lock:
+            self._is_over = True
+            going = [self._mpi.Isend([b"", MPI.BYTE], rank, _BYE) for rank in self._names]
+            end = time.monotonic() + _LAST_WORDS_S
+            while self._names and time.monotonic() < end and not self._silent():
+                self._hear()
+                time.sleep(1e-3)
+            MPI.Request.Testall(going)
+
+    def _silent(self, but: int = -1) -> list[str]:
+        now = time.monotonic()
+        own = [
+            f"host {name} has not answered for {now - self._heard[rank]:.0f} s"
+            for rank, name in self._names.items()
+            if now - self._heard[rank] > _LATE_S
+        ]
+        told = [line for rank, lines in self._told.items() if rank != but for line in lines]
+        return own + [line for line in told if line.partition(" has ")[0] not in "\n".join(own)]
+
+    def _say(self, rank: int) -> None:
+        from mpi4py import MPI
+
+        if rank in self._going and not self._going[rank].Test():
+            return  # it takes no messages
+        text = "\n".join(self._silent(but=rank)).encode()[:_NBYTES]
+        self._going[rank] = self._mpi.Isend([text.ljust(_NBYTES), MPI.BYTE], rank, _BEAT)
+
+    def _hear(self) -> None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self._mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            rank, tag = status.source, status.tag
+            text = bytearray(_NBYTES)
+            self._mpi.Recv([text, MPI.BYTE], rank, tag)
+            if tag == _BYE:
+                self._names.pop(rank, None)
+                self._told.pop(rank, None)
+            elif rank in self._names:
+                self._heard[rank] = time.monotonic()
+                self._told[rank] = text.decode(errors="replace").split("\n") if text.strip() else []
+                self._told[rank] = [line.strip() for line in self._told[rank]]
