@@ -145,8 +145,7 @@ def watch(
             job.kill()
             job.wait()
         if (over or hung) and following is not None:
-            ended = [name for name in done if name in rest and done[name][0] == "failed"]
-            if hung or not ended:
+            if hung or not outcomes.with_name("ended").exists():
                 done[following] = ["hung" if hung else "failed", log.read_text(errors="replace")[-3000:]]
                 print(f"{done[following][0]:8s}{following}", flush=True)
             return
@@ -191,6 +190,7 @@ def as_rank(backend: str) -> None:
                 out.flush()
             failed = getattr(getattr(group, "gate", None), "failed", None)
             if worst[0] == "failed" or world.allreduce(failed is not None or dist.group.WORLD is not group):
+                (place / "ended").touch()
                 world.Barrier()
                 os._exit(0)
     os._exit(0)
