@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import collectives, groups, objects, p2p, plan, ragged, runtime, standing
+from . import collectives, groups, objects, p2p, plan, ragged, runtime
 from .device import driver
 from .errors import MismatchError, UsageError, where
 from .fused import part
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator"]
 
-# what verbs start with that concern no third rank
-_BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")
 _CARD = struct.Struct("5q")  # of a rank, for those of its node: see _meet
 
 
@@ -124,8 +122,8 @@ class Communicator:
         self.check: str = self._agreement.level
         self._lanes: Any = {}  # see lanes.py,
         self._fused: dict[str, dict[Any, Any]] = {}  # and fused.py: by verb, functions of kinds of arrays
-        runtime.keep_account(self)
         self._timeout_s: float | None = None
+        runtime.living.add(self)
 
     def _meet_first(self, level: str) -> bool:
         """Whether any rank may have arrays on devices; and all have to compare in full, or none.
@@ -336,6 +334,12 @@ class Communicator:
         mpi, self._mpi = self._mpi, type(self._mpi)()
         self._unfinished.close([self._parts, self._shadow, mpi], self._schedules, self._disagreed)
 
+    def forget_mpi(self) -> None:
+        """Be as after close(): MPI is finalized."""
+        self._mpi = type(self._mpi)()
+        self._leave_lanes()
+        self._unfinished.forget_mpi(self._kept)
+
     @property
     def _closed(self) -> bool:
         return not self._mpi
@@ -387,18 +391,7 @@ class Communicator:
         return stop
 
     # -- for the verbs -------------------------------------------------------------------------------
-    def _check_open(self, verb: str) -> None:
-        if self._closed:
-            standing.check_process(f"{verb} on '{self.name}'")
-            raise UsageError(
-                f"communicator '{self.name}' is closed", f"{verb} on '{self.name}'", "use it before close()"
-            )
-        if self._disagreed and not verb.startswith(_BETWEEN_TWO):
-            raise MismatchError(
-                f"the ranks of '{self.name}' are out of step since they disagreed about a call",
-                where(verb, self),
-                "make a new communicator of its parent, or HPCOMM_CHECK=full, which tells all ranks in time",
-            )
+    _check_open = groups.check_open
 
     def _fall_out(self) -> None:
         """Make no collective call any more: it could meet another one of the other ranks."""

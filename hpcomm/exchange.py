@@ -17,6 +17,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
+from . import runtime
 from .channel import Channel, channel
 from .errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from .mailbox import Box, awaiting
@@ -133,6 +134,7 @@ class Exchange:
         self._round: Callable[..., None] | None = None  # all that a call does, once it has been called
         acts = len(self._starts[0]) + len(self._ends[0])
         self._is_plain = not self._plans and not self._sites and acts <= _IN_TURN
+        runtime.living.add(self)
         self._careful = partial(_call, ref(self))  # no circle of references: arrays go when their users do
         self.__call__ = self._careful
 
@@ -205,6 +207,12 @@ class Exchange:
         self._requests, self._types, self._plans, self._sites, self._boxes = [], [], [], [], []
         self._starts = self._ends = self._due = [], []
         self._round = self._keep = None
+        self.__call__ = self._careful
+
+    def forget_mpi(self) -> None:
+        """Be as after close(): MPI is finalized."""
+        self._under_way, self._round, self._keep = False, None, None
+        self._requests, self._types, self._plans = [], [], []
         self.__call__ = self._careful
 
     @property

@@ -10,8 +10,9 @@ from operator import index
 from typing import TYPE_CHECKING, Any, overload
 from zlib import crc32
 
+from . import standing
 from .envelope import tag_number
-from .errors import ConfigError, RankError, UsageError, where
+from .errors import ConfigError, MismatchError, RankError, UsageError, where
 from .signature import head
 from .transport.choice import PATHS
 
@@ -26,6 +27,7 @@ else:
 
 __all__ = [
     "agreed",
+    "check_open",
     "create_intercomm",
     "dup",
     "group",
@@ -45,6 +47,7 @@ _TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given the
     "Reduce_scatter": "reduce_scatter", "Reduce_scatter_block": "reduce_scatter", "Scan": "scan",
     "Scatter": "scatter", "Scatterv": "scatter_ragged", "Send": "send", "Sendrecv": "sendrecv",
 }  # fmt: skip
+_BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")  # verbs that concern no third rank
 LEVELS = ("off", "light", "full")
 _MOST = 2**31 - 1
 _NAMED = 16  # ranks that are named one by one
@@ -279,3 +282,23 @@ def require_known(check: str | None, gpu: str | None) -> str:
     if gpu is not None and gpu not in PATHS:
         raise ConfigError(f"there is no path {gpu!r} for device arrays (gpu=)", hint=f"{', '.join(PATHS)}")
     return level
+
+
+def check_open(comm: Communicator, verb: str) -> None:
+    """Refuse a verb on a communicator that is closed, or whose ranks are out of step.
+
+    Raises:
+        UsageError: it is closed, or MPI is finalized. MismatchError: its ranks disagreed before.
+    """
+    if comm._closed:
+        at = f"{verb} on '{comm.name}'"
+        if MPI.Is_finalized():
+            raise UsageError("MPI has been finalized", at, "MPI.Finalize() after the last use of hpcomm")
+        standing.check_process(at)
+        raise UsageError(f"communicator '{comm.name}' is closed", at, "use it before close()")
+    if comm._disagreed and not verb.startswith(_BETWEEN_TWO):
+        raise MismatchError(
+            f"the ranks of '{comm.name}' are out of step since they disagreed about a call",
+            where(verb, comm),
+            "make a new communicator of its parent, or HPCOMM_CHECK=full, which tells all ranks in time",
+        )

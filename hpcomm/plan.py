@@ -148,6 +148,11 @@ class Plan:
     def slow_down(self) -> None:
         """Look at all there is from now on, such as a deadline."""
 
+    def forget_mpi(self) -> None:
+        """Be as after close(): MPI is finalized."""
+        self._prepared, self._state.is_under_way = [], False
+        self.slow_down()
+
     def explain(self) -> str:
         """Which way the bytes take."""
         if not self._prepared:

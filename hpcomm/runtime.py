@@ -15,36 +15,33 @@ import os
 import sys
 import threading
 import time
-import weakref
 from contextlib import redirect_stderr, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
+from weakref import WeakSet
 
 from . import leaving, standing
-from .errors import ConfigError
+from .errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi4py import MPI
 
-    from .communicator import Communicator
     from .observe.board import Board
     from .observe.pulse import Pulse
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 __all__ = [
-    "abort", "board", "count_hasty_exits", "in_one_piece", "keep_account", "remove_segments", "start",
-    "started",
+    "abort", "board", "count_hasty_exits", "in_one_piece", "remove_segments", "start", "started",
 ]  # fmt: skip
 
 GRACE = 1.0  # s in which the other ranks may end too
 _EXIT_S = 3.0  # in which the threads and the exit handlers of a rank that fails may end
 
 board: Board | None = None  # of this node, once start() has run; None if ranks share no memory
-communicators: dict[int, weakref.ref[Communicator]] = {}  # that live, by id
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
 _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
@@ -65,11 +62,15 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
         name: this rank's, for messages.
 
     Raises:
-        ConfigError: mpi4py was told not to bring MPI up, and nobody did.
+        ConfigError: mpi4py was told not to bring MPI up, and nobody did. UsageError: MPI has been finalized.
     """
     global _farewell, _name, _process
     from mpi4py import MPI
 
+    if MPI.Is_finalized():
+        raise UsageError(
+            "MPI has been finalized", hint="MPI.Finalize() after the last use of hpcomm, or not at all"
+        )
     if _farewell is not None:
         return
     if not MPI.Is_initialized():
@@ -92,12 +93,8 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
 def _be_no_rank() -> None:
     """In a child that was forked: all communicators refuse calls, as if they were closed."""
     standing.fork()
-    for reference in list(communicators.values()):
-        comm = reference()
-        if comm is not None:
-            comm._leave_lanes()
-            comm._kept.clear()
-            comm._mpi = type(comm._mpi)()
+    for each in tuple(living):
+        each.forget_mpi()
 
 
 def _watch(everybody: MPI.Intracomm) -> None:
@@ -182,12 +179,6 @@ def expect_foreigners() -> None:
         _start_sentinel(board)
     elif _farewell.size == 1:
         _watch(_farewell)
-
-
-def keep_account(comm: Communicator) -> None:
-    """Know comm as long as it lives."""
-    key = id(comm)
-    communicators[key] = weakref.ref(comm, lambda _: communicators.pop(key, None))
 
 
 def started() -> bool:
@@ -359,8 +350,27 @@ def _notice_finalize() -> None:
     """MPI_Finalize may wait for the others; the first thing it does is to delete what COMM_SELF carries."""
     from mpi4py import MPI
 
-    key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: say_end())
+    key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: _forget_mpi())
     MPI.COMM_SELF.Set_attr(key, True)
+
+
+class Living(Protocol):
+    """What calls MPI. forget_mpi(): do so no more, but raise."""
+
+    def forget_mpi(self) -> None: ...
+
+
+living: WeakSet[Living] = WeakSet()
+
+
+def _forget_mpi() -> None:
+    """MPI is finalized: whoever calls it afterwards would be aborted."""
+    say_end()
+    progress = sys.modules.get("hpcomm.transport.progress")
+    if progress is not None:
+        progress.stop()
+    for each in tuple(living):
+        each.forget_mpi()
 
 
 def _note_life() -> None:

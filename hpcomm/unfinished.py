@@ -10,6 +10,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
+from .request import abandon
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -35,6 +37,7 @@ class Planned(Protocol):
     def is_under_way(self) -> bool: ...
     def close(self) -> None: ...
     def slow_down(self) -> None: ...
+    def forget_mpi(self) -> None: ...
 
 
 class Kept(Protocol):
@@ -73,6 +76,16 @@ class Unfinished:
         """Forget requests that were waited for."""
         self.requests[:] = [each for each in self.requests if each]
         self.room = _FEW + 2 * len(self.requests)
+
+    def forget_mpi(self, kept: list[Any]) -> None:
+        """MPI is finalized: plans can be started no more, and nobody may ask for what is under way.
+
+        kept: messages of a rank to itself.
+        """
+        for plan in tuple(self.plans):
+            plan.forget_mpi()
+        abandon(*kept, *self._calls)
+        kept.clear()
 
     def close(self, left: list[Freed], schedules: Kept | None, is_lost: bool) -> None:
         """Free what is left of the communicator, and of earlier ones, as soon as nothing is under way there.

@@ -26,7 +26,7 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Moving", "StreamRequest", "Thread", "Together", "beside", "drive", "in_thread", "wake"]
+__all__ = ["Moving", "StreamRequest", "Thread", "Together", "beside", "drive", "in_thread", "stop", "wake"]
 
 _lock = threading.RLock()
 _under_way: list[StreamRequest | Moving] = []
@@ -240,11 +240,11 @@ def wake() -> None:
     if not _thread and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         _thread.append(threading.Thread(target=_run, daemon=True, name="hpcomm progress"))
         _thread[0].start()
-        atexit.register(_stop)  # when MPI is finalized
+        atexit.register(stop)  # when MPI is finalized
     _work.set()
 
 
-def _stop() -> None:
+def stop() -> None:
     """Let the thread call MPI no more."""
     has_lock = _lock.acquire(timeout=1.0)
     _is_over.set()
