@@ -328,8 +328,8 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
         # Other hosts get variables by name only, and each program its own.
         return [*words, *_joined(job, machine, [f"-x {name}" for name in job.env])], wanted
     wanted |= {} if machine.registers else _UCX_UNHOOKED
-    if mpi.bundled:
-        wanted["OMPI_MCA_btl"] = "^ofi"  # its search for a fabric sleeps for a second in MPI_Init
+    # By tcp, ranks would listen on all addresses; ofi's search for a fabric sleeps a second in MPI_Init.
+    wanted["OMPI_MCA_btl"] = "^ofi,tcp" if mpi.bundled else "^tcp"
     if _is_crowded(job, machine):
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
         words += [] if machine.environ.keys() & set(_MAPPING_SET) else ["--oversubscribe"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = [
     "forget",
     "host_and_slots",
     "is_locked",
+    "is_ours",
     "is_supervised",
     "launcher_of",
     "line_of",
@@ -81,7 +83,7 @@ def line_of(launcher: int) -> list[str]:
 def _srun_of(job: str) -> list[str]:
     """The words of a job's srun, if it is on this host and the only one; its multi-prog file by full path."""
     found = {}
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in filter(is_ours, Path("/proc").glob("[0-9]*")):
         pid = int(process.name)
         if name_of(pid) == "srun" and environ_of(pid).get("SLURM_JOB_ID") == job:
             words = words_of(pid)
@@ -178,8 +180,19 @@ def contact(pid: int) -> Path | None:
     environ = environ_of(pid)
     for folder in map(environ.get, _FOLDERS):
         for file in Path(folder or "/tmp").glob(f"*/pmix.*.tool.{pid}"):
-            return file
+            if is_ours(file) and is_ours(file.parent):
+                return file
     return None
+
+
+def is_ours(file: Path | str) -> bool:
+    """Whether it is there, our user's, no symbolic link, and no other user may write to it."""
+    try:
+        about = os.lstat(file)
+    except OSError:
+        return False
+    is_link = stat.S_ISLNK(about.st_mode)
+    return about.st_uid == os.geteuid() and not is_link and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def forget(pid: int, environ: Mapping[str, str]) -> None:
@@ -189,7 +202,7 @@ def forget(pid: int, environ: Mapping[str, str]) -> None:
     """
     for folder in map(environ.get, _FOLDERS):
         left = os.path.join(folder or "/tmp", f"ompi.{pid}")  # noqa: PTH118  at each start; pathlib is slow
-        if os.path.isdir(left):  # noqa: PTH112
+        if is_ours(left):
             import shutil
 
             shutil.rmtree(left, ignore_errors=True)

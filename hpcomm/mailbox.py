@@ -98,7 +98,7 @@ def inbox(card: bytes | bytearray) -> tuple[Box, Box] | None:
     """Where a message will lie; None if it cannot be seen from here, as from another container."""
     name, at, nbytes = CARD.unpack(card)
     try:
-        file = os.open(name.rstrip(b"\0").decode(), os.O_RDWR)
+        file = os.open(name.rstrip(b"\0").decode(), os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return None
     try:

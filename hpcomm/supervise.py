@@ -93,7 +93,7 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
 
 def _folder(environ: Mapping[str, str], mark: str) -> Path:
     """A new folder for what lives as long as this job."""
-    folder = Path(environ.get("TMPDIR", "/tmp"), f"hpcomm-{mark}")
+    folder = Path(environ.get("TMPDIR", "/tmp"), f"hpcomm-{mark}-{os.urandom(6).hex()}")
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:

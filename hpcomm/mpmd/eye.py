@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..launcher import HYDRA, after, command_of, environ_of, name_of, parent_of, read_of, words_of
+from ..launcher import HYDRA, after, command_of, environ_of, is_ours, name_of, parent_of, read_of, words_of
 from . import prrte
 from .early import GRACE_S, Ended
 
@@ -91,9 +91,9 @@ class Hydra:
         return ended
 
     def _proxies(self) -> dict[int, int]:
-        """Number of each proxy: a process that is it, or is told to start it."""
+        """Number of each proxy: a process of our user's that is it, or is told to start it."""
         found = {}
-        for process in Path("/proc").glob("[0-9]*"):
+        for process in filter(is_ours, Path("/proc").glob("[0-9]*")):
             text = read_of(int(process.name), "cmdline").replace("\0", " ")
             if f"--control-port {self._port} " in text and (number := re.search(r"--proxy-id (\d+)", text)):
                 found[int(number[1])] = int(process.name)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -174,8 +173,11 @@ def _beside(path: Path) -> tuple[Path, Path]:
 
 def _write(path: Path, what: dict[str, Any], is_new: bool = False) -> bool:
     """Write a file that is there as a whole or not at all; whether it was, where it has to be new."""
-    draft = path.with_name(f"{path.name}.{os.uname().nodename}.{threading.get_native_id()}")
-    draft.write_text(json.dumps(what), encoding="utf-8")
+    draft = path.with_name(f"{path.name}.{os.urandom(8).hex()}")  # which nobody can have put a link at
+    with os.fdopen(
+        os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as file:
+        json.dump(what, file)
     try:
         if is_new:
             path.hardlink_to(draft)
@@ -189,13 +191,22 @@ def _write(path: Path, what: dict[str, Any], is_new: bool = False) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What _write has written; None if there is nothing yet."""
+    """What _write has written; None if there is nothing yet.
+
+    Raises:
+        ConfigError: it is something else, or somebody else's: whoever answers gets our messages.
+    """
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
+            about = os.fstat(file.fileno())
+            found: Any = json.load(file) if about.st_uid == os.geteuid() else about
     except FileNotFoundError:
         return None
     except ValueError:
         found = None
+    if isinstance(found, os.stat_result):
+        what = f"{path} belongs to another user (number {found.st_uid})"
+        raise ConfigError(what, "connect", "both jobs are one user's; take a folder of your own")
     if not isinstance(found, dict) or not found.keys() & {"hpcomm", "error"}:
         raise ConfigError(f"{path} is something else than a port of hpcomm's", "connect", "another path")
     return found

@@ -450,7 +450,7 @@ def _open(name: str, size: int, flags: int, kept: range) -> tuple[mmap.mmap, int
     """Map the file; None where that is not possible: a comfort, and doctor shows its absence."""
     file = -1
     try:
-        file = os.open(name, os.O_RDWR | flags, 0o600)
+        file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
         if flags:
             _make_room(file, size)
         if kept:

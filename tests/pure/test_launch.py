@@ -10,6 +10,7 @@ import pytest
 from hpcomm.errors import ConfigError
 from hpcomm.installation import Mpi
 from hpcomm.launch import Job, Machine, Program, _core_of, _here, compose, main, parse, usable_cores
+from hpcomm.launcher import forget, is_ours
 from hpcomm.mpmd import start
 
 OPENMPI = Mpi("/env/bin/mpiexec", "openmpi", bundled=True)
@@ -129,14 +130,14 @@ def test_a_script_without_its_python_is_told_so(tmp_path):
 def test_openmpi_with_a_core_for_each_rank_is_left_alone():
     assert line(job(4), OPENMPI, machine(cores=4)) == (
         "/env/bin/mpiexec -n 4 program0 x",
-        {"OMPI_MCA_btl": "^ofi"},
+        {"OMPI_MCA_btl": "^ofi,tcp"},
     )
 
 
 def test_openmpi_with_more_ranks_than_cores_lets_them_share():
     assert line(job(5), OPENMPI, machine(cores=4)) == (
         "/env/bin/mpiexec --oversubscribe --bind-to none -n 5 program0 x",
-        {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mpi_yield_when_idle": "1"},
+        {"OMPI_MCA_btl": "^ofi,tcp", "OMPI_MCA_mpi_yield_when_idle": "1"},
     )
 
 
@@ -147,7 +148,8 @@ def test_the_ranks_of_all_programs_count_together():
 
 def test_openmpi_is_told_that_root_may():
     _, added = line(job(1), CLUSTERS_OPENMPI, machine(is_root=True))
-    assert added == {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    assert added == {"OMPI_MCA_btl": "^tcp", **root}
 
 
 @pytest.mark.parametrize(
@@ -408,3 +410,18 @@ def test_a_reader_who_has_seen_enough_gets_no_traceback() -> None:
     job.stdout.close()
     assert job.communicate(timeout=60)[1] == b""
     assert job.returncode == 1
+
+
+def test_only_what_no_other_user_could_have_made_is_a_launchers(tmp_path):
+    """Its folder is looked for in /tmp, where anybody may put one."""
+    folder, link = tmp_path / "ompi.1", tmp_path / "ompi.2"
+    folder.mkdir(mode=0o700)
+    link.symlink_to(folder)
+    assert [is_ours(folder), is_ours(link), is_ours(tmp_path / "none")] == [True, False, False]
+    folder.chmod(0o777)
+    assert not is_ours(folder)
+    forget(1, {"TMPDIR": str(tmp_path)})
+    assert folder.is_dir()
+    folder.chmod(0o700)
+    forget(1, {"TMPDIR": str(tmp_path)})
+    assert not folder.exists()

@@ -1,5 +1,6 @@
 """Two programs of different jobs find each other by a file, or both are told why not."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -71,3 +72,20 @@ def test_a_folder_that_is_not_there_is_an_error_and_no_wait(tmp_path):
     assert "a folder that both jobs can write" in str(
         meet(tmp_path / "no" / "port", card("a"), 9, is_host=True)
     )
+
+
+@pytest.mark.parametrize("way", ["a link", "another user's"])
+def test_a_file_that_another_user_may_have_put_there_is_refused(tmp_path, way):
+    """Whoever accepts is sent messages, which are unpickled."""
+    path = tmp_path / "port"
+    if way == "a link":
+        (tmp_path / "trap").write_text('{"hpcomm": 1, "name": "ocean", "port": "at nowhere"}')
+        path.symlink_to(tmp_path / "trap")
+    elif os.geteuid():
+        pytest.skip("only root can give a file away")
+    else:
+        path.write_text('{"hpcomm": 1, "name": "ocean", "port": "at nowhere"}')
+        os.chown(path, 12345, 12345)
+    error = meet(path, card("air"), 1.0, is_host=False)
+    assert isinstance(error, ConfigError)
+    assert ("no meeting at" if way == "a link" else "belongs to another user (number 12345)") in str(error)
