@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,19 @@ def test_torchs_own_functions_take_arguments_by_position_and_by_name(rank: int, 
 def test_env_is_what_libraries_read(rank: int, size: int) -> None:
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(size))
     assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def test_the_store_listens_on_the_loopback_address_only(world: dist.ProcessGroup) -> None:
+    """All ranks share a node: nobody else has a reason to reach it."""
+    dist.barrier()  # whoever serves does so
+    port = f":{int(os.environ['MASTER_PORT']):04X}"
+    rows = [
+        line.split()
+        for kind in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()
+    ]
+    listening = [row[1] for row in rows if row[3] == "0A" and row[1].endswith(port)]
+    assert listening == [f"0100007F{port}"]
 
 
 def test_gloo_finds_its_ranks_by_mpi_and_has_mpi_groups_beside_it(rank: int, size: int) -> None:
