@@ -477,8 +477,7 @@ def carry_out(call: Call, async_op: bool) -> Any:
             observer.after(call)
         return result
     if async_op:
-        leave = comm._agreement.late(call.code | BACKGROUND, call.agreed)
-        finish = call.finish
+        leave, finish = comm._agreement.late(call.code | BACKGROUND, call.agreed), call.finish
 
         def finish_and_leave(status: Any) -> Any:
             leave()
