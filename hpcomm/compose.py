@@ -481,9 +481,10 @@ def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Cal
             (parts, [mine] * p, [r * mine for r in range(p)], MPI.UINT16_T),
         )
         wide = dtypes.widen(parts, send.dtype)
-        folded = getattr(np, _FOLD_BLOCK[fold.op.name]).reduce(wide, axis=0)
-        if fold.op.name == "avg":
-            folded /= np.float32(p)
+        with np.errstate(all="ignore"):  # MPI does not warn either
+            folded = getattr(np, _FOLD_BLOCK[fold.op.name]).reduce(wide, axis=0)
+            if fold.op.name == "avg":
+                folded /= np.float32(p)
         narrow = dtypes.narrow(folded, send.dtype)
         comm._mpi.Allgatherv((narrow, mine, MPI.UINT16_T), (landing, counts, starts, MPI.UINT16_T))
 

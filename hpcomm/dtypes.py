@@ -170,7 +170,8 @@ def widen(halves: NDArray[Any], dtype: Dtype) -> NDArray[np.float32]:
             halves = halves.copy()
         wide: Any = torch.from_numpy(halves).view(getattr(torch, dtype.name)).float().numpy()
     elif dtype.name == "float16":
-        wide = halves.view(np.float16).astype(np.float32)
+        with np.errstate(all="ignore"):  # a signalling NaN
+            wide = halves.view(np.float16).astype(np.float32)
     else:
         wide = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return np.asarray(wide)
@@ -184,7 +185,7 @@ def narrow(singles: NDArray[np.float32], dtype: Dtype) -> NDArray[np.uint16]:
         tensor = torch.from_numpy(singles).to(getattr(torch, dtype.name))
         return np.asarray(tensor.view(torch.uint16).numpy())
     if dtype.name == "float16":
-        with np.errstate(over="ignore"):  # past 65504 is infinity, as float16 has it
+        with np.errstate(all="ignore"):  # past 65504 is infinity, as float16 has it
             return np.asarray(singles.astype(np.float16).view(np.uint16))
     bits = singles.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)

@@ -306,7 +306,8 @@ def _premultiplied(op: Op, dtype: Dtype) -> Reduction:
 
     def scaled(x: Array) -> Array:
         wide = np.ascontiguousarray(x) if up is None else up(x)
-        return np.asarray(wide * wide.dtype.type(op.factor))
+        with np.errstate(all="ignore"):
+            return np.asarray(wide * wide.dtype.type(op.factor))
 
     return Reduction(
         op, NAMES.index("premul_sum"), plain.mpi_op, plain.mpi_type, scaled, plain.down, plain.finish
@@ -348,17 +349,20 @@ def _widen(dtype: Dtype) -> Callable[[Array], Array]:
 
 
 def _narrow(dtype: Dtype, average: bool) -> Callable[[Array, int], Array]:
-    if average:
-        return lambda folded, ranks: dtypes.narrow(folded / np.float32(ranks), dtype)
-    return lambda folded, ranks: dtypes.narrow(folded, dtype)
+    def averaged(folded: Array, ranks: int) -> Array:
+        with np.errstate(all="ignore"):
+            return dtypes.narrow(folded / np.float32(ranks), dtype)
+
+    return averaged if average else lambda folded, ranks: dtypes.narrow(folded, dtype)
 
 
 def _divide(folded: Array, ranks: int) -> None:
-    if folded.dtype.kind == "c":  # dividing by a complex number rounds more often
-        folded.real /= ranks
-        folded.imag /= ranks
-    else:
-        np.divide(folded, ranks, out=folded)
+    with np.errstate(all="ignore"):  # who raised here would leave the others waiting
+        if folded.dtype.kind == "c":  # dividing by a complex number rounds more often
+            folded.real /= ranks
+            folded.imag /= ranks
+        else:
+            np.divide(folded, ranks, out=folded)
 
 
 def identity(op: Op, dtype: Dtype) -> Any:

@@ -41,6 +41,10 @@ _UFUNCS: dict[str, Any] = {
     "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
     "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
 }  # fmt: skip
+_CALM = {
+    name: np.errstate(all="ignore")(ufunc) for name, ufunc in _UFUNCS.items()
+}  # as MPI is: without warnings
+_FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE", "C_FLOAT_COMPLEX", "C_DOUBLE_COMPLEX", "C_LONG_DOUBLE_COMPLEX")
 IN_PLACE = MPI.IN_PLACE
 _STANDS_FOR = {
     "all_reduce": "ring",
@@ -299,7 +303,8 @@ def fold_of(fold: Any) -> tuple[Fold, bool]:
     """(how two arrays are folded, whether the order of ranks does not matter) for a Reduction."""
     op = fold.mpi_op
     if isinstance(op, str):
-        return _UFUNCS[op], True
+        quiet = fold.mpi_type not in _FLOATS
+        return (_UFUNCS[op] if quiet else _CALM[op]), True
 
     def by_mpi(first: Array, second: Array, out: Array) -> None:
         result = np.array(second)

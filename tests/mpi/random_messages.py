@@ -179,7 +179,7 @@ class Messages:
         if me != root:
             getattr(comm, f"send{suffix}")(np.full(n, float(me)), root, tag)
             return
-        froms = []
+        came = []
         how = self.part(step)["recv"]
         if how == "irecv" and form != "ragged":
             take: Any = (
@@ -190,23 +190,23 @@ class Messages:
             requests = [take() for _ in range(others)]
             while requests:
                 i, got = hpcomm.wait_any(requests)
-                froms.append((requests.pop(i).status.source, got))
+                came.append((requests.pop(i).status.source, got))
         else:
             for _ in range(others):
                 status = hpcomm.Status()
                 if how == "probe" and not suffix:
                     status = comm.probe(None, tag)
-                    froms.append((status.source, comm.recv(np.empty(n), status.source, tag)))
+                    came.append((status.source, comm.recv(np.empty(n), status.source, tag)))
                     continue
                 got = (
                     comm.recv(np.empty(n), None, tag, status=status)
                     if not suffix
                     else getattr(comm, f"recv{suffix}")(None, tag, status=status)
                 )
-                froms.append((status.source, got))
-        if sorted(source for source, _ in froms) != [r for r in range(others + 1) if r != root]:
-            self.wrong(step, f"messages came from {[source for source, _ in froms]}")
-        for source, got in froms:
+                came.append((status.source, got))
+        if sorted(source for source, _ in came) != [r for r in range(others + 1) if r != root]:
+            self.wrong(step, f"messages came from {[source for source, _ in came]}")
+        for source, got in came:
             if not np.array_equal(got, np.full(n, float(source))):
                 self.wrong(step, f"rank {source} sent {source}, not {got[:3]}")
 

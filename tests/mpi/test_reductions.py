@@ -613,3 +613,20 @@ def test_bools_of_python_are_counted_and_stay_bools_where_python_keeps_them(comm
         assert comm.all_reduce(mine, op) is expected
     assert comm.all_reduce(np.bool_(mine)) == (count > 0)
     assert comm.broadcast(mine) is False
+
+
+@pytest.mark.parametrize("algorithm", [None, "tree"])
+@pytest.mark.parametrize("n", [1, 40_000])
+def test_what_is_folded_raises_nothing_where_numpy_should_raise(
+    comm: Any, n: int, algorithm: str | None
+) -> None:
+    """MPI does not warn of infinity; a rank that raised in a call would leave the others waiting."""
+    both = (np.inf, -np.inf) if comm.size > 1 else (np.nan, np.nan)
+    with np.errstate(all="raise"):
+        for dtype in ("f2", "f4", "c8"):
+            for op in ("sum", "avg", "prod", hpcomm.premul_sum(2)):
+                for pair in (both, (np.finfo(dtype).max,) * 2):
+                    x = np.full(n, pair[comm.rank % 2], dtype)
+                    y = comm.all_reduce(x, op, algorithm=algorithm)
+                    z = comm.all_reduce(x, op, algorithm=algorithm, async_op=True).wait()
+                    assert np.array_equal(y, z, equal_nan=True)
