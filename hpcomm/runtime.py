@@ -84,6 +84,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
     everybody = MPI.COMM_WORLD if everybody is None else everybody
     _name, _process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
     _farewell = everybody.Dup()
+    remove_segments()
     _hurry_to_launcher()
     if MPI.COMM_WORLD.size > 1:
         _watch(everybody)
@@ -233,7 +234,6 @@ def _abort(status: int) -> None:
         reaper.leave()
     with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
         note.write(f"\n{status}")  # for the launcher that never says it
-    remove_segments()
     # MPI_Abort itself can hang when the library is in a bad state. This waits in no thread of Python's, of
     # which 3.12 starts none any more when the interpreter ends.
     faulthandler.dump_traceback_later(_LAST_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
@@ -241,13 +241,17 @@ def _abort(status: int) -> None:
 
 
 def remove_segments() -> None:
-    """Take MPICH's files out of /dev/shm, once all ranks have them: it leaves them there when it is ended."""
-    import re  # 2 ms, at every start otherwise
+    """Take the names of MPICH's files in /dev/shm away: it leaves them there when a rank is killed.
 
-    with suppress(OSError), open("/proc/self/maps") as maps:  # noqa: PTH123
-        for name in set(re.findall(r"/dev/shm/mpich_shm_\S+", maps.read())):
-            with suppress(OSError):  # another rank was quicker
-                os.unlink(name)  # noqa: PTH108
+    All ranks have them open once any has come out of MPI_Init, and nobody opens them again.
+    """
+    if os.environ.get("MPI_LOCALRANKID", "0") != "0" or "OMPI_COMM_WORLD_SIZE" in os.environ:
+        return
+    with suppress(OSError), open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
+        for line in maps:
+            if b"/dev/shm/mpich_shm_" in line:
+                with suppress(OSError):  # it has gone
+                    os.unlink(line.split()[5])  # noqa: PTH108
 
 
 def in_one_piece(hook: Hook) -> Hook:
@@ -274,6 +278,8 @@ def _install_hooks() -> None:
 
     sys.excepthook = excepthook
     leaving.notice(_note_exit)
+    if not os.environ.keys() & {"OMPI_COMM_WORLD_SIZE", "HPCOMM_ON_FAILURE"}:
+        count_hasty_exits()
     atexit.register(_at_exit)
 
 
@@ -332,7 +338,8 @@ def say_end() -> None:
 def count_hasty_exits() -> None:
     """Let os._exit before MPI_Finalize end the job, with a status that is not 0.
 
-    MPICH's launcher would call that a good end on one host, and over several wait for the others for ever.
+    MPICH's launcher would call that a good end on one host, or give the status of those whom it kills, and
+    over several hosts wait for the others for ever.
     """
     leave, here = os._exit, os.getpid()
 

@@ -464,3 +464,16 @@ def test_an_mpi_that_nobody_brought_up_is_no_abort_but_a_sentence(job: Any) -> N
     done = job(1, source, expect=1)
     assert "ConfigError: MPI has not been started: mpi4py.rc.initialize" in done.stderr
     assert "try:   MPI.Init_thread() before hpcomm's first use" in done.stderr
+
+
+def test_a_killed_rank_leaves_nothing_of_mpi_in_shared_memory(job: Any) -> None:
+    source = """
+import os, re, hpcomm
+from pathlib import Path
+hpcomm.world.barrier()
+names = set(re.findall(r"/dev/shm/mpich_shm_[0-9a-f_]+", Path("/proc/self/maps").read_text()))
+print("there", [name for name in names if os.path.exists(name)], flush=True)
+hpcomm.world.barrier()
+os.kill(os.getpid(), 9)
+"""
+    assert "there []\n" in job(2, source, expect="failure").stdout
