@@ -420,7 +420,7 @@ def _open_all(
     if not sends and not moving and type(own) is not Laden and are_whole(cards, nbytes):  # as most often
         return (Parcel.of([only_block(view, at)]) for at in range(0, len(cards), nbytes))
     of = yield from (arrive() if arrive is not None else _fetch_all(comm, view, nbytes, sends))
-    ranks, me = range(len(cards) // nbytes), -1 if own is None else comm.rank
+    ranks, me = range(len(cards) // nbytes), -1 if own is None or comm.is_inter else comm.rank
     if comm._onboard is None:
         return (own if r == me else of(r) for r in ranks)
     got = {r: of(r) for r in ranks if r != me}
