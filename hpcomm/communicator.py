@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import collectives, groups, objects, p2p, plan, ragged, runtime
+from .blocks import channel
 from .device import driver
 from .errors import MismatchError, UsageError, where
 from .fused import part
@@ -76,11 +77,13 @@ class Communicator:
         self._take(mpi.Dup(), name, check, gpu=gpu)
 
     def _take(
-        self, mpi: MPI.Comm, name: str | None, check: str | None, plain: bool = False, gpu: str | None = None
-    ) -> None:
+        self, mpi: MPI.Comm, name: str | None, check: str | None, plain: bool = False, gpu: str | None = None,
+        parent: Communicator | None = None,
+    ) -> None:  # fmt: skip
         """Become the owner of mpi, which nobody else uses.
 
         plain: the other group is a program without hpcomm, which makes the two duplicates and no more.
+        parent: one that has all ranks of mpi.
         """
         from mpi4py import MPI
 
@@ -94,7 +97,7 @@ class Communicator:
         self.name: str = name or "comm"
         may_have_devices = not plain and self._meet_first(level)
         self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
-        self._parts: MPI.Comm = mpi.Dup()  # and what follows their cards, apart from both
+        self._parts = channel(mpi, parent, may_have_devices)  # and what follows their cards, apart from both
         self._channel: list[Any] | None = None  # for planned exchanges, once there is one (exchange.py)
         self._observers: tuple[Any, ...] = ()
         self._kept: list[Request] = []
@@ -146,17 +149,6 @@ class Communicator:
     def _any_rank(self, here: bool) -> bool:
         """Whether it is so on any rank, of either group."""
         return self._least(bytes([not here])) == b"\0"
-
-    def _least(self, here: bytes) -> bytes:
-        """The least value of each byte on any rank, of either group."""
-        from mpi4py import MPI
-
-        known = [here]
-        for _ in range(1 + self.is_inter):  # between groups: what is so there, then what they heard of here
-            heard = bytearray(len(here))
-            self._mpi.Allreduce([known[-1], MPI.UINT8_T], [heard, MPI.UINT8_T], MPI.MIN)
-            known.append(bytes(heard))
-        return bytes(map(min, *known))
 
     @property
     def mpi(self) -> MPI.Comm:
@@ -257,6 +249,7 @@ class Communicator:
     group = groups.group
     dup = groups.dup
     create_intercomm = groups.create_intercomm
+    _least = groups.least
     merge = groups.merge
 
     def mesh(
@@ -304,7 +297,7 @@ class Communicator:
         self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None
     ) -> Communicator:
         made = object.__new__(Communicator)
-        made._take(mpi, name, check or self._level, gpu=gpu or self._gpu)
+        made._take(mpi, name, check or self._level, gpu=gpu or self._gpu, parent=self)
         made.timeout = self.timeout
         return made
 

@@ -31,6 +31,7 @@ __all__ = [
     "create_intercomm",
     "dup",
     "group",
+    "least",
     "made",
     "merge",
     "no_attribute",
@@ -240,6 +241,16 @@ def mapped(comm: Communicator, verb: str, make: Callable[..., Any], *arguments: 
         failed = failure(error, verb, comm)
         failed.hint = "close() communicators that are no longer needed; with comm.split(...) as part: does"
         raise failed from None
+
+
+def least(comm: Communicator, here: bytes) -> bytes:
+    """The least value of each byte on any rank, of either group."""
+    known = [here]
+    for _ in range(1 + comm.is_inter):  # between groups: what is so there, then what they heard of here
+        heard = bytearray(len(here))
+        comm._mpi.Allreduce([known[-1], MPI.UINT8_T], [heard, MPI.UINT8_T], MPI.MIN)
+        known.append(bytes(heard))
+    return bytes(map(min, *known))
 
 
 def no_attribute(comm: Communicator, name: str) -> str:

@@ -174,11 +174,12 @@ def test_when_mpi_has_no_more_communicators_the_error_says_to_close_some(comm: A
     parts = []
 
     def make_many() -> None:
-        for _ in range(1000):
+        for _ in range(2050):
             parts.append(comm.dup())  # noqa: PERF401  those that were made are closed below
 
     with pytest.raises(hpcomm.TransportError, match="Too many communicators") as caught:
         make_many()
+    assert len(parts) > 950  # two of MPI's for each
     for part in parts:
         part.close()
     assert "close()" in str(caught.value.hint)
@@ -523,3 +524,22 @@ def test_two_observers_come_and_go_on_their_own(own_comm: Any) -> None:
 def test_a_communicator_is_not_pickled_or_copied(comm: Any, copy: Any) -> None:
     with pytest.raises(hpcomm.UsageError, match="cannot be pickled or copied"):
         copy([comm] if copy is pickle.dumps else comm)
+
+
+def test_blocks_of_communicators_made_of_one_another_share_a_channel(own_comm: Any) -> None:
+    """They find the right rank, also where ranks are in another order, and when the parent is closed."""
+    turned = own_comm.split(0, -own_comm.rank)
+    left = (turned.rank - 1) % turned.size
+    x = np.full(10_000, own_comm.rank)
+    request = turned.isend_object({"x": x}, (turned.rank + 1) % turned.size)
+    whole = own_comm.all_gather_object({"x": x})
+    assert (turned.recv_object()["x"] == turned.size - 1 - left).all()
+    request.wait(timeout=10)
+    assert [each["x"][0] for each in whole] == list(range(own_comm.size))
+    part = turned.split(turned.rank % 2)
+    turned.close()
+    whole = part.all_gather_object({"x": x})
+    assert {each["x"][0] for each in whole} == {
+        r for r in range(own_comm.size) if (r - own_comm.rank) % 2 == 0
+    }
+    part.close()
