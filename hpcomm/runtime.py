@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
-__all__ = [
-    "abort", "board", "count_hasty_exits", "in_one_piece", "remove_segments", "start", "started",
-]  # fmt: skip
+__all__ = ["abort", "board", "count_hasty_exits", "in_one_piece", "start", "started"]
 
 GRACE = 1.0  # s in which the other ranks may end too
 _EXIT_S = 3.0  # in which the threads and the exit handlers of a rank that fails may end
@@ -84,7 +82,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
     everybody = MPI.COMM_WORLD if everybody is None else everybody
     _name, _process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
     _farewell = everybody.Dup()
-    remove_segments()
+    _remove_segments()
     _hurry_to_launcher()
     if MPI.COMM_WORLD.size > 1:
         _watch(everybody)
@@ -240,7 +238,7 @@ def _abort(status: int) -> None:
     MPI.COMM_WORLD.Abort(status)
 
 
-def remove_segments() -> None:
+def _remove_segments() -> None:
     """Take the names of MPICH's files in /dev/shm away: it leaves them there when a rank is killed.
 
     All ranks have them open once any has come out of MPI_Init, and nobody opens them again.

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
-from .. import pmi, runtime
+from .. import pmi
 from ..errors import ConfigError
 from ..needs import load_mpi
 from . import torchrun
@@ -116,7 +116,6 @@ def world(
         if joins:
             torchrun.forget()
             _world.barrier()
-            runtime.remove_segments()  # all have them; so nobody who is killed leaves them behind
     if said is not None:
         _hold(said, _world)
     return _world
