@@ -26,7 +26,7 @@ from .errors import ConfigError
 from .installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
 from .launch import usable_cores
 from .probe import ANSWER
-from .supervise import stale_segments
+from .segments import stale_segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import supervise
 from .errors import ConfigError
 from .installation import Mpi, check_python, find_mpi, which
-from .launcher import host_and_slots, wrong_name
+from .launcher import host_and_slots, named, wrong_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,11 +133,15 @@ def main(argv: Sequence[str]) -> int:
     mpi = find_mpi(job.launcher)
     for program in job.programs:
         check_python(program.command[0], mpi)
-    command, added = compose(job, mpi, _here())
+    machine = _here()
+    command, added = compose(job, mpi, machine)
     if job.dry_run or job.verbose:
         print(shell_line(command, added), file=sys.stdout if job.dry_run else sys.stderr)
     if job.dry_run:
         return 0
+    if mpi.vendor == "mpich" and not mpi.is_srun:
+        programs = tuple(each._replace(command=named(each.command)) for each in job.programs)
+        command, _ = compose(job._replace(programs=programs), mpi, machine)
     environ = {**os.environ, **added, **supervise.settings(os.environ)}
     status = supervise.supervise(command, environ, job.timeout_s)
     sys.stdout.flush()

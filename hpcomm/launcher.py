@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HYDRA",
+    "KILLED",
     "LOCKED_S",
     "PRRTE",
     "SLURM",
     "after",
     "began_of",
+    "below",
     "call",
     "children_of",
     "command_of",
@@ -42,6 +44,7 @@ __all__ = [
     "launcher_of",
     "line_of",
     "name_of",
+    "named",
     "parent_of",
     "prrte_of",
     "read_of",
@@ -61,6 +64,22 @@ _OURS = (  # variables that a rank's supervisor sets
 )
 _FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")  # variables of where it keeps its own
 _LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
+KILLED = "killed"  # a file of a job, on its launcher's host: the status of the first rank that was killed
+# MPICH's launcher kills the others at once and names nobody, so a rank runs under a shell that does.
+# A shell that is asked to end, with all processes of the rank's session, is silent: who asked knows why.
+_NAMING = "; ".join(
+    (
+        "trap asked=1 HUP INT QUIT ABRT USR1 USR2 TERM",
+        '(exec "$@")',
+        "status=$?",
+        '[ $status -gt 128 ] && [ -z "$asked" ] && name=$(kill -l $status 2>/dev/null) || exit $status',
+        f'[ -d "$HPCOMM_LIVING" ] && (set -C; echo $status > "$HPCOMM_LIVING/{KILLED}") 2>/dev/null',
+        'rank="rank $PMI_RANK on $(uname -n)"',
+        'echo "hpcomm run: $rank was ended by signal $((status - 128)) (SIG$name)" >&2',
+        "trap - $name; ulimit -c 0; kill -$name $$; exit $status",
+    )
+)
+_NAMED = ("/bin/sh", "-c", _NAMING, "rank")
 _CALL = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.{0} import main; main(sys.argv[2:])"
 
 
@@ -114,8 +133,14 @@ def command_of(rank: int, line: Sequence[str]) -> str:
             break
         first += int(words[at + 1])
         if rank < first:
-            return " ".join(words[at + 2 :])
+            command = words[at + 2 :]
+            return " ".join(command[len(_NAMED) :] if command[: len(_NAMED)] == [*_NAMED] else command)
     return " ".join(line)
+
+
+def named(command: Sequence[str]) -> tuple[str, ...]:
+    """What runs command as a rank of MPICH's, and names it if a signal ends it; see command_of()."""
+    return (*_NAMED, *command)
 
 
 def _multi_prog(rank: int, file: str) -> str:
@@ -266,6 +291,11 @@ def parent_of(pid: int) -> int:
 def began_of(pid: int) -> int:
     """When it began, in ticks since the machine did; 0 if it has ended. No two of one number are alike."""
     return _number_of(pid, 19)
+
+
+def below(pid: int) -> list[int]:
+    """Its children, theirs and so on."""
+    return [each for child in children_of(pid) for each in (child, *below(child))]
 
 
 def _number_of(pid: int, place: int) -> int:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from .launcher import (
     LOCKED_S,
     PRRTE,
+    below,
     call,
-    children_of,
     contact,
     environ_of,
     forget,
@@ -88,7 +88,7 @@ def main(words: Sequence[str]) -> None:
     if file is None or not takes(file.with_name("hpcomm.reaping")) or _ends(pid, GRACE_S):
         return
     _say(pid, _UNREACHED)
-    agents = _below(pid)
+    agents = below(pid)
     for number in _SIGNALS:
         _send(pid, number)
         if _ends(pid, _ASK_S):
@@ -102,11 +102,6 @@ def _say(pid: int, what: str) -> None:
     """On the launcher's own stderr: ours is closed."""
     with contextlib.suppress(OSError), Path(f"/proc/{pid}/fd/2").open("a") as its:
         its.write(f"\nhpcomm: the job has been aborted, but its launcher {what}\n")
-
-
-def _below(pid: int) -> list[int]:
-    """Its children, and theirs."""
-    return [each for child in children_of(pid) for each in (child, *_below(child))]
 
 
 def _ends(pid: int, seconds: float) -> bool:

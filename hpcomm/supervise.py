@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,11 +19,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from . import segments
 from .errors import ConfigError
-from .launcher import LOCKED_S, forget, is_locked
+from .launcher import KILLED, LOCKED_S, forget, is_locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 __all__ = [
     "ENDING",
@@ -34,7 +34,6 @@ __all__ = [
     "members",
     "raise_ended",
     "settings",
-    "stale_segments",
     "start",
     "supervise",
 ]
@@ -44,11 +43,9 @@ LIVING = "HPCOMM_LIVING"  # a folder of this host, where each rank has a file un
 MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
 TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
-YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
 _LOOK_S = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
-_SEGMENT = re.compile(r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+")  # MPICH's, Open MPI's
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
 
 
@@ -126,9 +123,14 @@ def _supervised(
             launcher.send_signal(ended.number)
         end(launcher, mark, at_once=is_asked)
         return 128 + ended.number
+    killed = living / KILLED
+    if killed.exists():
+        status = int(killed.read_text())
+        killed.unlink()
     notes = sorted(file.read_text().partition("\n") for file in living.iterdir())
     if status:
         kill_members(mark)  # such as children of ranks, in sessions of their own
+        segments.remove_noticed()
     if status < 0:  # by _free, or by itself: PRRTE 3.0.14 may crash when it ends a job
         status = max((int(aborted) for _, _, aborted in notes if aborted), default=status)
     if status == 0 and (left := [name for name, _, _ in notes]):
@@ -154,8 +156,11 @@ def start(command: list[str], environ: dict[str, str], **streams: Any) -> subpro
         prctl(_PDEATHSIG, signal.SIGTERM)
         forget(os.getpid(), environ)  # of an earlier launcher that had the number which this one has now
 
+    made = segments.watch()
     launcher = subprocess.Popen(command, env=environ, preexec_fn=prepare, **streams)
     threading.Thread(target=_free, args=(launcher,), daemon=True).start()
+    if made >= 0:
+        threading.Thread(target=segments.notice, args=(made, launcher.pid), daemon=True).start()
     return launcher
 
 
@@ -187,7 +192,7 @@ def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_on
     """
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
-    segments = _segments(pid for pid, _ in members(mark))
+    left = segments.mapped(pid for pid, _ in members(mark))
     if abort:
         _abort_ranks(mark)
     for ask in (launcher.poll, launcher.terminate, launcher.kill)[at_once:]:
@@ -197,8 +202,9 @@ def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_on
             break
     kill_members(mark)
     forget(launcher.pid, os.environ)
-    for segment in segments:
+    for segment in left:
         segment.unlink(missing_ok=True)
+    segments.remove_noticed()
 
 
 def members(mark: str) -> list[tuple[int, bool]]:
@@ -241,25 +247,3 @@ def _signal(pids: list[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             os.kill(pid, number)
-
-
-def stale_segments() -> list[Path]:
-    """Files of our user's that MPI left in /dev/shm and no running process uses."""
-    found = set()
-    for path in Path("/dev/shm").glob("*"):
-        with contextlib.suppress(FileNotFoundError):  # its job has just ended
-            about = path.lstat()
-            is_old = time.time() - about.st_mtime > YOUNG_S
-            if _SEGMENT.fullmatch(str(path)) and about.st_uid == os.geteuid() and is_old:
-                found.add(path)
-    return sorted(found - _segments(int(process.name) for process in Path("/proc").glob("[0-9]*")))
-
-
-def _segments(pids: Iterable[int]) -> set[Path]:
-    """MPI's files in /dev/shm that these processes have mapped."""
-    found: set[Path] = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it has just ended, or it is somebody else's
-            maps = Path(f"/proc/{pid}/maps").read_text()
-            found |= {Path(name) for name in _SEGMENT.findall(maps)}
-    return found

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from .. import supervise
+from .. import segments, supervise
 from .progress import AT, DONE, JOINED
 
 if TYPE_CHECKING:
@@ -256,6 +256,7 @@ def _watched(
         supervise.end(launcher, mark, at_once=status is not None)
     for reader in readers:
         reader.join(supervise.GRACE_S)
+    segments.remove_noticed()
     return _judged(watch, launcher.returncode, status)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -477,3 +478,22 @@ hpcomm.world.barrier()
 os.kill(os.getpid(), 9)
 """
     assert "there []\n" in job(2, source, expect="failure").stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_rank_of_a_program_without_hpcomm_is_named_and_leaves_nothing(
+    job: Any, number: signal.Signals
+) -> None:
+    source = f"""
+import os, re
+from pathlib import Path
+from mpi4py import MPI
+print("has", *re.findall("/dev/shm/[^ ]+$", Path("/proc/self/maps").read_text(), re.MULTILINE), flush=True)
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 1:
+    os.kill(os.getpid(), {number})
+MPI.COMM_WORLD.Barrier()
+"""
+    done = job(3, source, timeout=40, expect=128 + number)
+    assert re.search(rf"rank 1 .*on .*signal {number} \(", done.stderr.replace("\n", " "))
+    assert not any(map(os.path.exists, re.findall("/dev/shm/[^ \n]+", done.stdout)))

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import pytest
 from processes import finish
 
 from hpcomm.errors import ConfigError
-from hpcomm.supervise import YOUNG_S, _folder, settings, stale_segments
+from hpcomm.launcher import KILLED, command_of, named
+from hpcomm.segments import YOUNG_S, stale_segments
+from hpcomm.supervise import _folder, settings
 
 
 @pytest.fixture
@@ -53,6 +56,53 @@ def test_a_segment_just_made_may_belong_to_a_job_that_comes_up(segment):
 
 def test_files_of_others_are_none_of_our_business(segment):
     assert segment("data") not in stale_segments()
+
+
+MAKER = """
+import mmap, os, subprocess, sys
+if len(sys.argv) == 2:  # the launcher
+    rank = subprocess.run([sys.executable, *sys.orig_argv[1:], "rank"])
+    sys.exit(9)
+with open(sys.argv[1], "wb+") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)
+    os.kill(os.getpid(), 19)
+"""
+
+
+def test_a_file_that_a_killed_rank_has_made_is_removed(segment):
+    """The rank stops until we have seen that it is noticed, as one that MPI_Init keeps busy."""
+    path = segment("mpich_shm_4")
+    path.unlink()
+    code = (
+        "import os, sys, time; from hpcomm import segments, supervise; from hpcomm.launcher import below\n"
+        "launcher = supervise.start([sys.executable, '-c', *sys.argv[1:]], {**os.environ})\n"
+        "while not segments._noticed: time.sleep(0.01)\n"
+        "supervise._signal(below(launcher.pid), 9); launcher.wait(); segments.remove_noticed()"
+    )
+    done = finish([sys.executable, "-c", code, MAKER, str(path)], 20)
+    assert (done.returncode, path.exists()) == (0, False), done
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("os.kill(os.getpid(), 9)", -9, "rank 1 on .* was ended by signal 9 .SIGKILL."),
+        ("os.kill(os.getpid(), 15)", -15, "rank 1 on .* was ended by signal 15 .SIGTERM."),
+        ("os.killpg(0, 15)", 128 + 15, None),
+        ("sys.exit(len(sys.stdin.read()))", 4, None),
+    ],
+)
+def test_the_shell_above_a_rank_names_it_if_a_signal_ends_it(tmp_path, end, status, said):
+    rank = named([sys.executable, "-c", f"import os, sys; {end}"])
+    environ = {**os.environ, "PMI_RANK": "1", "HPCOMM_LIVING": str(tmp_path)}
+    how = {"env": environ, "text": True, "timeout": 20, "start_new_session": True, "stderr": subprocess.PIPE}
+    done = subprocess.run(rank, input="four", check=False, **how)
+    assert done.returncode == status
+    assert ("hpcomm run: " in done.stderr) == bool(said)
+    assert said is None or re.search(said, done.stderr)
+    assert [int(file.read_text()) for file in tmp_path.glob(KILLED)] == ([128 - status] if said else [])
+    assert command_of(1, ["mpiexec", "-n", "2", *named(["python", "a.py"])]) == "python a.py"
 
 
 LAUNCHER = """

@@ -1,0 +1,89 @@
+"""MPI's shared memory in /dev/shm, of which killed ranks leave the files: whose they are, which are left.
+
+MPICH keeps the name of its file until MPI_Finalize. Whose it is shows in the maps of the processes that use
+it, and no longer when they have ended. So `hpcomm run` hears of each new file, and looks at its ranks then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .launcher import below
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["YOUNG_S", "mapped", "notice", "remove_noticed", "stale_segments", "watch"]
+
+YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
+_FOLDER = "/dev/shm"
+_SEGMENT = re.compile(_FOLDER + r"/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+")  # MPICH's, Open MPI's
+_LOOKS_S = (0.0, 0.01, 0.05, 0.2)  # who makes a file maps it soon
+_IN_CREATE = 0x100  # of inotify(7)
+_EVENT = struct.Struct("iIII")
+_noticed: set[Path] = set()
+
+
+def stale_segments() -> list[Path]:
+    """Files of our user's that MPI left in /dev/shm and no running process uses."""
+    found = set()
+    for path in Path(_FOLDER).glob("*"):
+        with suppress(FileNotFoundError):  # its job has just ended
+            about = path.lstat()
+            is_old = time.time() - about.st_mtime > YOUNG_S
+            if _SEGMENT.fullmatch(str(path)) and about.st_uid == os.geteuid() and is_old:
+                found.add(path)
+    return sorted(found - mapped(int(process.name) for process in Path("/proc").glob("[0-9]*")))
+
+
+def mapped(pids: Iterable[int]) -> set[Path]:
+    """MPI's files in /dev/shm that these processes have mapped."""
+    found: set[Path] = set()
+    for pid in pids:
+        with suppress(OSError):  # it has just ended, or it is somebody else's
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            found |= {Path(name) for name in _SEGMENT.findall(maps)}
+    return found
+
+
+def watch() -> int:
+    """A file in which the system notes what is made in /dev/shm from now on; -1: it cannot."""
+    if sys.platform != "linux":
+        return -1
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    file: int = libc.inotify_init1(os.O_CLOEXEC)
+    return file if file < 0 or libc.inotify_add_watch(file, _FOLDER.encode(), _IN_CREATE) >= 0 else -1
+
+
+def notice(file: int, launcher: int) -> None:
+    """Remember MPICH's files that processes below launcher make. Never returns; file: of watch()."""
+    while True:
+        new = {Path(_FOLDER, name) for name in _made(os.read(file, 4096)) if name.startswith("mpich_shm_")}
+        for wait_s in _LOOKS_S if new else ():
+            time.sleep(wait_s)
+            _noticed.update(new & mapped(below(launcher)))
+            if new <= _noticed:
+                break
+
+
+def _made(events: bytes) -> Iterator[str]:
+    at = 0
+    while at < len(events):
+        *_, length = _EVENT.unpack_from(events, at)
+        at += _EVENT.size + length
+        yield events[at - length : at].rstrip(b"\0").decode(errors="replace")
+
+
+def remove_noticed() -> None:
+    """Take away what notice() has seen of a job that has ended."""
+    for path in tuple(_noticed):
+        path.unlink(missing_ok=True)
