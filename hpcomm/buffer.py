@@ -11,20 +11,22 @@ import array as stdlib_array
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import dtypes
-from .device.arrays import Place, place
 from .dtypes import Dtype
 from .errors import DtypeError, LayoutError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from .device import arrays
+    from .device.arrays import Place
 else:
     from .lazy import LazyModule
 
+    arrays = LazyModule("hpcomm.device.arrays")
     np = LazyModule("numpy")
 
 __all__ = ["Buffer", "DeviceBuffer", "as_buffer", "empty", "overlap", "same_memory", "tensor_memory"]
@@ -33,7 +35,6 @@ Shape = tuple[int, ...]
 _WORK = 10_000  # effort that an exact test for overlap may cost
 
 
-@dataclass(slots=True)
 class Buffer:
     """One look at one array.
 
@@ -45,12 +46,18 @@ class Buffer:
     device: "cpu", "cuda:0", ...
     """
 
-    array: NDArray[Any]
-    dtype: Dtype
-    make: Callable[[Shape], Buffer]
-    give: Callable[[], Any]
-    frozen: str | None = None
-    device: str = "cpu"
+    __slots__ = ("array", "device", "dtype", "frozen", "give", "make")
+
+    def __init__(
+        self,
+        array: NDArray[Any],
+        dtype: Dtype,
+        make: Callable[[Shape], Buffer],
+        give: Callable[[], Any],
+        frozen: str | None = None,
+    ) -> None:
+        self.array, self.dtype, self.make, self.give, self.frozen = array, dtype, make, give, frozen
+        self.device = "cpu"
 
     @property
     def shape(self) -> Shape:
@@ -146,7 +153,7 @@ class DeviceBuffer(Buffer):
                 "is known to pack it",
                 hint="give a contiguous array",
             )
-        made = place(self._place.pack())
+        made = arrays.place(self._place.pack())
         assert made is not None
         return made
 
@@ -183,7 +190,7 @@ def as_buffer(x: Any) -> Buffer:
         return look
     if isinstance(x, Buffer):
         return x
-    if (seen := place(x)) is not None:
+    if (seen := arrays.place(x)) is not None:
         return DeviceBuffer(x, seen)
     if hasattr(x, "__dlpack__") and not isinstance(x, memoryview):
         return _dlpack(x)
@@ -264,7 +271,7 @@ def _numpy(x: NDArray[Any]) -> Buffer:
 
 def _torch(x: Any, torch: Any) -> Buffer:
     if not x.is_cpu:
-        if (seen := place(x)) is not None:
+        if (seen := arrays.place(x)) is not None:
             return DeviceBuffer(x, seen)
         raise _on_device(str(x.device))
     if x.layout is not torch.strided:

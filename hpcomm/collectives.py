@@ -431,7 +431,7 @@ def careful(
         tuned = algorithm == "tuned" and not deterministic
         if tuned and comm._onboard is not None:  # that may look at them twice
             x, out = _beside(x, out)
-        by = None if deterministic or not scheduled.takes_devices(algorithm) else algorithm
+        by = algorithm if own and not deterministic and scheduled.takes_devices(algorithm) else None
         call = compose.compose(comm, verb, x, out, op, root, not (async_op or own), own, by)
         code = marked(call.code, "tuned") if tuned else 0
         if tuned:

@@ -298,7 +298,8 @@ class Communicator:
     ) -> Communicator:
         made = object.__new__(Communicator)
         made._take(mpi, name, check or self._level, gpu=gpu or self._gpu, parent=self)
-        made.timeout = self.timeout
+        if self._timeout_s is not None:
+            made.timeout = self._timeout_s
         return made
 
     # -- the end -------------------------------------------------------------------------------------

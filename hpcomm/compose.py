@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from . import buffer, dtypes, hostcopy, reduction
+from . import buffer, dtypes, reduction
 from .call import Call
 from .errors import DtypeError, HpcommError, LayoutError, RankError, UsageError
 from .signature import head
@@ -19,9 +19,14 @@ from .transport import mpi as transport
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from . import hostcopy
     from .buffer import Buffer, Shape
     from .communicator import Communicator
     from .reduction import Reduction
+else:
+    from .lazy import LazyModule
+
+    hostcopy = LazyModule("hpcomm.hostcopy")
 
 __all__ = ["compose", "look", "no_remote_root", "on_hosts"]
 

@@ -8,9 +8,8 @@ unsigned integers here, because numpy has no such types of its own.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from .errors import DtypeError
@@ -26,8 +25,7 @@ else:
 __all__ = ["Dtype", "from_numpy", "from_torch", "narrow", "parse", "torch_dtype", "widen"]
 
 
-@dataclass(frozen=True)
-class Dtype:
+class Dtype(NamedTuple):
     """name: the field's usual one; code: the same small number on every rank; kind: see below;
     storage: numpy dtype string of the bytes; mpi: name of the MPI datatype (None: goes as bytes).
     Of opaque ones there are more than codes: checksum tells them apart, and given is what numpy has."""

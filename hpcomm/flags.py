@@ -69,8 +69,8 @@ def numbers() -> Callable[[], int]:
 @lru_cache(maxsize=1)
 def functions() -> dict[int, tuple[Any, Any]]:
     """By the code of an all_reduce: (numpy's function, dtype), where numpy folds as MPI does."""
-    from . import reduction
     from .dtypes import BY_NAME
+    from .reduction import NAMES
 
     by_name = {
         "sum": np.add, "avg": np.add, "prod": np.multiply,
@@ -81,10 +81,7 @@ def functions() -> dict[int, tuple[Any, Any]]:
     whole, real = [name for name in by_name if name != "avg"], ["sum", "avg", "prod", "min", "max"]
     names = {"i": whole, "u": whole, "f": real, "c": ["sum", "avg"]}
     return {
-        head("all_reduce", reduction.resolve(name, dtype).code, dtype.code): (
-            by_name[name],
-            np.dtype(dtype.storage),
-        )
+        head("all_reduce", NAMES.index(name), dtype.code): (by_name[name], np.dtype(dtype.storage))
         for dtype in BY_NAME.values()
         for name in names.get(dtype.kind, [])
     }

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
 import sys
 from itertools import pairwise
@@ -186,6 +185,8 @@ def ways(launcher: int, words: Sequence[str]) -> list[list[str]]:
         agent = after(given, "plm_ssh_agent").partition(":")[0]
     else:
         return []
+    import shlex
+
     ssh = shlex.split(agent) or ["ssh"]
     options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5"] if ssh == ["ssh"] else []
     return [list(words)] if is_here else [[*ssh, *options, host, shlex.join(words)] for host in hosts]

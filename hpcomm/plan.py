@@ -376,7 +376,7 @@ def _collective(
         call = Call(comm, "barrier", code=head("barrier"))
     else:
         own = algorithm is not None
-        by = algorithm if scheduled.takes_devices(algorithm) else None
+        by = algorithm if own and scheduled.takes_devices(algorithm) else None
         call = compose.compose(comm, verb, x, out, op, root, False, own, by)
     if algorithm is not None and call.after is None:
         call = scheduled.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)

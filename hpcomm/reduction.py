@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import dtypes
 from .dtypes import Dtype
@@ -57,8 +56,7 @@ _NARROW = ("INT8_T", "UINT8_T", "INT16_T", "UINT16_T")
 FOLD_CODE = 31  # code of every operator that MPI does not know by name
 
 
-@dataclass(frozen=True, repr=False)
-class Op:
+class Op(NamedTuple):
     """An operator before it meets a dtype: a name, with a factor for premul_sum, or a function."""
 
     name: str
@@ -69,11 +67,11 @@ class Op:
     def __str__(self) -> str:
         return self.name if self.factor is None else f"{self.name}({self.factor})"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """An operator on a dtype.
 
     code: the same small number on all ranks that mean the same

@@ -11,7 +11,6 @@ import os
 import sys
 
 from .errors import ConfigError, UsageError
-from .installation import is_bundled, library_folder, vendor_in
 from .launcher import began_of, environ_of, launcher_of, parent_of
 
 __all__ = ["RANKS", "check_launcher", "check_library", "check_process", "fork", "mark"]
@@ -77,6 +76,8 @@ def check_library(where: str) -> None:
     """
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or os.environ.keys() & {"PMI_FD", "PMI_PORT", "PMI_SIZE"}:
         return
+    from .installation import is_bundled, library_folder, vendor_in
+
     library = library_folder()
     if library is not None and is_bundled(library) and vendor_in(library) == "mpich":
         raise ConfigError(

@@ -115,3 +115,11 @@ def imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [node.module or ""] if node.level == 0 else []
+
+
+def test_a_call_without_an_algorithm_loads_none() -> None:
+    said = python(
+        "import sys, hpcomm, numpy as np; hpcomm.self_.all_reduce(np.ones(3, np.float16));"
+        "print(*[name for name in sys.modules if 'hpcomm.' in name and '.schedule' in name])"
+    )
+    assert said.split() == []

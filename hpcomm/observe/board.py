@@ -262,8 +262,7 @@ class Board:
         self._had.add(slot)
         ring, notes = self.mine.ring(slot), self.mine.notes(slot)
         for words in (ring, notes):
-            for i in range(len(words)):
-                words[i] = 0
+            words[:] = memoryview(bytes(words.nbytes)).cast("q")
         ring[0] = _START
         return slot
 
