@@ -4,7 +4,8 @@
 
 Makes an environment of its own, .venv-clients-MPI (once; 2 GB; without it, it is made anew), and runs each
 client by hpcomm run, accelerate by all launchers that fit: mpirun, torchrun and accelerate launch (MPICH).
-A line for each says how it went. Ends with 1 if one failed.
+A line for each says how it went, a table at the end says it again. Ends with 1 if one failed.
+Another torch than the environment's can stand in front of it in PYTHONPATH.
 
 Every client trains a little model and then holds its weights against those of the other ranks, or computes
 a number that one process knows too.
@@ -13,7 +14,9 @@ a number that one process knows too.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = [
-    "accelerate", "deepspeed", "lightning", "opacus", "pytorch-ignite", "torchmetrics", "transformers",
-]  # fmt: skip
+PACKAGES = {
+    "accelerate": "accelerate", "trainer": "transformers", "lightning": "lightning", "fabric": "lightning",
+    "torchmetrics": "torchmetrics", "ignite": "pytorch-ignite", "deepspeed": "deepspeed", "opacus": "opacus",
+}  # fmt: skip
 LIMIT_S = 240.0
 LAUNCHERS: dict[str, Callable[[Path, int], list[str]]] = {
     "hpcomm run": lambda bin, n: [f"{bin}/hpcomm", "run", "-n", str(n), "python"],
@@ -51,11 +55,15 @@ def main() -> int:
     if unknown := [name for name in arguments.names if name not in CLIENTS]:
         parser.error(f"no client is called {unknown[0]}; there are {', '.join(CLIENTS)}")
     place = environment(arguments.mpi, arguments.torch)
-    failed = 0
-    for name in arguments.names or CLIENTS:
-        for launcher in launchers(name, arguments.mpi):
-            failed += not ran(name, launcher, place, arguments.n)
-    return 1 if failed else 0
+    table = [
+        (name, launcher, *ran(name, launcher, place, arguments.n))
+        for name in arguments.names or CLIENTS
+        for launcher in launchers(name, arguments.mpi)
+    ]
+    print(f"\n{arguments.mpi}, {arguments.n} ranks:")
+    for name, launcher, good, version, seconds in table:
+        print(f"{'passed' if good else 'FAILED'}  {name:13}{version:12}{launcher:19}{seconds:4.0f} s")
+    return 0 if all(good for _, _, good, *_ in table) else 1
 
 
 def environment(mpi: str, torch: str) -> Path:
@@ -67,7 +75,7 @@ def environment(mpi: str, torch: str) -> Path:
         pip = [home / "bin/python", "-m", "pip", "install", "--quiet"]
         (home / "constraints.txt").write_text(f"{torch}\n")  # no client brings another torch
         subprocess.run([*pip, torch, "setuptools", "-e", f"{ROOT}[{mpi}]"], check=True)
-        subprocess.run([*pip, "-c", home / "constraints.txt", *PACKAGES], check=True)
+        subprocess.run([*pip, "-c", home / "constraints.txt", *{*PACKAGES.values()}], check=True)
         (home / "ready").touch()
     return home / "bin"
 
@@ -78,8 +86,8 @@ def launchers(name: str, mpi: str) -> list[str]:
     return ["hpcomm run", "mpirun", *(["torchrun", "accelerate launch"] if mpi == "mpich" else [])]
 
 
-def ran(name: str, launcher: str, place: Path, n: int) -> bool:
-    """Whether every rank of the client came to its end."""
+def ran(name: str, launcher: str, place: Path, n: int) -> tuple[bool, str, float]:
+    """Whether every rank of the client came to its end, the client's version, and the seconds it took."""
     command = [*LAUNCHERS[launcher](place, n), __file__, "--as-rank", name]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     path = f"{place}{os.pathsep}{os.environ['PATH']}"
@@ -93,14 +101,13 @@ def ran(name: str, launcher: str, place: Path, n: int) -> bool:
             said, good = done.stdout + done.stderr, done.returncode == 0
         except subprocess.TimeoutExpired as late:
             said, good = f"{late.stdout!r}{late.stderr!r}", False
-    good = good and said.count(f"{name} is done") == n
-    print(
-        f"{'passed' if good else 'FAILED'} {name}, {launcher}, {n} ranks, {time.monotonic() - begin:.0f} s",
-        flush=True,
-    )
+    took = time.monotonic() - begin
+    ends = re.findall(rf"{name} (\S+) is done", said)
+    good = good and len(ends) == n
+    print(f"{'passed' if good else 'FAILED'} {name}, {launcher}, {n} ranks, {took:.0f} s", flush=True)
     if not good:
         print(said[-4000:])
-    return good
+    return good, ends[0] if ends else "", took
 
 
 # -- what the ranks do ---------------------------------------------------------------------------
@@ -112,7 +119,8 @@ def as_rank(name: str) -> None:
     torch.manual_seed(0)
     CLIENTS[name]()
     assert dist.get_backend() == "mpi", dist.get_backend()
-    print(f"{name} is done", flush=True)
+    package = PACKAGES.get(name, "torch")
+    print(f"{name} {importlib.metadata.version(package)} is done", flush=True)
     dist.destroy_process_group()
 
 
