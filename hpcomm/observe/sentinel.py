@@ -34,7 +34,7 @@ __all__ = ["follow", "start"]
 TICK = 0.2  # s between looks
 REPORT_S = 60.0  # of waiting in one call, until that is said
 _PATIENT = 4  # looks that find the same call before it is judged
-_GLANCE_S = 1.0  # between looks while all seems well, and s in which a call that comes and goes is over
+_GLANCE_S = 5.0  # between looks while all seems well; less where the user waits for less
 _BRIEF_S = 0.02
 _AFTER_S = 2.0  # that others wait longer, so that one says it
 _SHOWN = 8  # ranks in a report
@@ -108,7 +108,7 @@ def _watch(
     patience_s: float | None,
     beat: Pulse | None,
 ) -> None:
-    waiting, reported = Waiting(), False
+    waiting, reported = Waiting(patience_s), False
     while not sys.is_finalizing():
         time.sleep(TICK)
         look()
@@ -152,8 +152,9 @@ class Waiting:
         times: looks in a row that found it in this call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float | None) -> None:
         self.call: Blocked | None = None
+        self._pause = _GLANCE_S if patience_s is None else min(_GLANCE_S, patience_s / 4)
         self.times, self._since, self._next = 0, 0.0, 0.0
 
     @property
@@ -169,7 +170,7 @@ class Waiting:
         if not closely and before is None:
             if now < self._next or not _is_inside():
                 return
-            self._next = now + _GLANCE_S
+            self._next = now + self._pause
             before = _blocked_call()
             time.sleep(_BRIEF_S if before is not None else 0)
         call = _blocked_call() if closely or before is not None else None

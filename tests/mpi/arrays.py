@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import array as stdlib_array
 import sys
+import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -218,6 +220,17 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         for name in {**before, **after}
         if before.get(name) != after.get(name)
     ]
+
+
+def settled(before: dict[str, Any], look: Callable[[], dict[str, Any]]) -> list[str]:
+    """What a look at attributes tells apart from one before.
+
+    Threads that watch what this rank waits in hold its last call, and so its arrays, for a moment.
+    """
+    end = time.monotonic() + 2.0
+    while (found := changed(before, look())) and time.monotonic() < end:
+        time.sleep(1e-3)
+    return found
 
 
 def _lay_out(values: np.ndarray, layout: str) -> np.ndarray:

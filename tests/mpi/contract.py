@@ -25,13 +25,13 @@ from arrays import (
     ONE_AXIS,
     attributes,
     bits,
-    changed,
     dtype_of,
     exists,
     kind_of,
     make,
     plain_of,
     plain_values,
+    settled,
     shape_of,
 )
 
@@ -212,7 +212,7 @@ def trial(comm: Any, case: Case, root: int) -> list[str]:
     if place is not x and bits(x) != before:
         wrong.append("x has changed")
     del result
-    wrong += changed(seen[0], attributes(x)) + changed(seen[1], attributes(place))
+    wrong += settled(seen[0], lambda: attributes(x)) + settled(seen[1], lambda: attributes(place))
     return [line for line in wrong if line]
 
 
