@@ -310,14 +310,14 @@ def _spread(comm: Communicator, cards: memoryview, card: bytearray, parcel: Parc
     after = [same.setdefault(each := lengths_after(cards, r * nbytes), each) for r in ranks]
     if any(unsaid for unsaid, _ in after):  # some lengths are not on the card
         told = [(8 * unsaid,) if unsaid else () for unsaid, _ in after]
-        said = yield from spread(comm._parts, lengths_of(card, parcel), told, tag)
+        said = yield from spread(comm._parts, comm.rank, lengths_of(card, parcel), told, tag)
         mine = tuple(block.nbytes for block in parcel.blocks)
         after = [
             each if not told[r] else (0, mine if r == comm.rank else tuple(next(said(r)).cast("q")))
             for r, each in enumerate(after)
         ]
     lengths = [known for _, known in after]
-    arrived = yield from spread(comm._parts, blocks_after(card, parcel), lengths, tag)
+    arrived = yield from spread(comm._parts, comm.rank, blocks_after(card, parcel), lengths, tag)
 
     def parcel_of(r: int) -> Parcel:
         blocks = arrived(r)

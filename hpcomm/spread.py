@@ -29,17 +29,18 @@ _ALIGN, _ALIGN_SHORT, _SHORT = 64, 16, 1024  # bytes on which a block begins; on
 
 
 def spread(
-    mpi: MPI.Comm, own: Sequence[Any], lengths: Sequence[Sequence[int]], tag: Callable[[int], int]
+    mpi: Any, me: int, own: Sequence[Any], lengths: Sequence[Sequence[int]], tag: Callable[[int], int]
 ) -> Stages:
     """Give this rank's blocks to all ranks; returns what gives the blocks of a rank, but for its own.
 
     All that arrives lies in one piece of memory, of which any part goes on as one message.
 
     Args:
+        mpi, me: what the messages go by, and this rank there.
         lengths: bytes of the blocks of each rank.
         tag: of a rank, a number of its own for the messages that it sends.
     """
-    size, me = len(lengths), mpi.Get_rank()
+    size = len(lengths)
     starts = [0, 0]  # of the rank that comes so many behind this one
     for i in range(1, size):
         starts.append(starts[-1] + sum(map(_aligned, lengths[(me + i) % size])))
