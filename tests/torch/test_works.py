@@ -155,6 +155,14 @@ def test_a_rank_that_stands_still_in_the_middle_of_a_call_is_named(
     dist.barrier()
 
 
+def test_who_looks_at_a_carrier_from_outside_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentinel asks what it finds in frames for names of its own, also before a call came to the gate."""
+    carrier, met = Near.__new__(Near), []
+    monkeypatch.setattr(Near, "arrive", lambda self: met.append(self))
+    assert not any(hasattr(carrier, name) for name in ("_needs", "_stages", "_watched", "_partners"))
+    assert not met
+
+
 def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
     """As without a board: disagreement is told, and who does not come is named."""
     group, hasty = dist.new_group(list(range(size))), dist.new_group(timeout=timedelta(seconds=1))
