@@ -2,22 +2,46 @@
 
 MPI has room for few communicators (MPICH for 2046). Blocks need none of their own: each comes from a rank
 that is known, under a number that its sender gives to no other block, whichever communicator its card is of.
+
+No receive of any tag is posted here. So MPI makes groups here, which is done by messages in Open MPI: on a
+communicator of the user's a receive of any tag took them, or one of the same tag.
 """
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .communicator import Communicator
+    from .transport import mpi as transport
 else:
     from .lazy import LazyModule
 
     MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Blocks", "channel"]
+__all__ = ["Blocks", "channel", "making", "part_tag", "rank_there"]
+
+_serial = count()
+
+
+def part_tag() -> int:
+    """Of what follows a card: another one each time, in the lower half."""
+    return next(_serial) % (transport.largest_tag() // 2)
+
+
+def making(comm: Communicator, tag: int) -> tuple[Any, int]:
+    """The channel, for MPI to make a communicator on, and a tag there in the upper half.
+
+    Tags of one communicator stay apart, and so do, by their marks, communicators that share the channel and
+    of which several threads make groups.
+    """
+    theirs, half = comm._parts, transport.largest_tag() // 2
+    mpi = theirs.mpi if type(theirs) is Blocks else theirs
+    return mpi, half + 1 + (comm._mark + tag) % half
 
 
 def channel(mpi: MPI.Comm, parent: Communicator | None, is_apart: bool) -> Any:
@@ -28,6 +52,12 @@ def channel(mpi: MPI.Comm, parent: Communicator | None, is_apart: bool) -> Any:
     return theirs.of(mpi) if type(theirs) is Blocks else Blocks(mpi.Dup())
 
 
+def rank_there(comm: Communicator, rank: int) -> int:
+    """A rank of comm as one of its channel."""
+    theirs = comm._parts
+    return rank if type(theirs) is not Blocks or theirs.ranks is None else theirs.ranks[rank]
+
+
 class Blocks:
     """The channel as one communicator sees it, by its own ranks. Freed with the last that uses it.
 
@@ -35,36 +65,36 @@ class Blocks:
         channel: whose ranks are those of the communicator, in this order.
     """
 
-    __slots__ = ("_channel", "_ranks", "_users")
+    __slots__ = ("_users", "mpi", "ranks")
 
     def __init__(self, channel: MPI.Comm) -> None:
-        self._channel = channel
+        self.mpi = channel
         self._users = [1]  # of all that share it
-        self._ranks: Any = None  # in the channel; None: the same
+        self.ranks: Any = None  # in the channel; None: the same
 
     def of(self, mpi: MPI.Comm) -> Blocks:
         """The same channel for a communicator of some of its ranks."""
         other = Blocks.__new__(Blocks)
-        other._channel, other._users, other._ranks = self._channel, self._users, _Ranks(mpi, self._channel)
+        other.mpi, other._users, other.ranks = self.mpi, self._users, _Ranks(mpi, self.mpi)
         self._users[0] += 1
         return other
 
     def Send(self, piece: Any, dest: int, tag: int) -> None:  # noqa: N802  as MPI.Comm has them
-        self._channel.Send(piece, dest if self._ranks is None else self._ranks[dest], tag)
+        self.mpi.Send(piece, dest if self.ranks is None else self.ranks[dest], tag)
 
     def Isend(self, piece: Any, dest: int, tag: int) -> MPI.Request:  # noqa: N802
-        return self._channel.Isend(piece, dest if self._ranks is None else self._ranks[dest], tag)
+        return self.mpi.Isend(piece, dest if self.ranks is None else self.ranks[dest], tag)
 
     def Recv(self, piece: Any, source: int, tag: int) -> None:  # noqa: N802
-        self._channel.Recv(piece, source if self._ranks is None else self._ranks[source], tag)
+        self.mpi.Recv(piece, source if self.ranks is None else self.ranks[source], tag)
 
     def Irecv(self, piece: Any, source: int, tag: int) -> MPI.Request:  # noqa: N802
-        return self._channel.Irecv(piece, source if self._ranks is None else self._ranks[source], tag)
+        return self.mpi.Irecv(piece, source if self.ranks is None else self.ranks[source], tag)
 
     def Free(self) -> None:  # noqa: N802
         self._users[0] -= 1
         if not self._users[0]:
-            self._channel.Free()
+            self.mpi.Free()
 
 
 class _Ranks(dict[int, int]):

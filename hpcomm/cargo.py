@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import buffer, dtypes
+from .blocks import part_tag
 from .call import Call
-from .parcel import OnDevice, Parcel, part_tag
+from .parcel import OnDevice, Parcel
 from .transport.progress import Moving
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ divides and ends communicators.
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator"]
 
+_MARK = 4  # bytes
 _CARD = struct.Struct("5q")  # of a rank, for those of its node: see _meet
 
 
@@ -95,6 +97,7 @@ class Communicator:
         self.is_inter: bool = mpi.Is_inter()
         self.remote_size: int = mpi.remote_size if self.is_inter else 0  # type: ignore[attr-defined]
         self.name: str = name or "comm"
+        self._mark = 0  # a number by chance, the same on all ranks (blocks.making)
         may_have_devices = not plain and self._meet_first(level)
         self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
         self._parts = channel(mpi, parent, may_have_devices)  # and what follows their cards, apart from both
@@ -135,7 +138,10 @@ class Communicator:
             MismatchError: some ranks would wait in each call for others that do not compare.
         """
         is_full = level == "full"
-        nowhere, nobody, everybody = self._least(bytes([not driver.possible(), not is_full, is_full]))
+        mark = os.urandom(_MARK) if self.rank == 0 else b"\xff" * _MARK  # so the least is that of rank 0
+        heard = self._least(bytes([not driver.possible(), not is_full, is_full]) + mark)
+        nowhere, nobody, everybody = heard[:-_MARK]
+        self._mark = int.from_bytes(heard[-_MARK:], "little")
         if not (nobody or everybody or self.is_inter):  # between groups: see _agree
             error = MismatchError(
                 f"check={level!r} on rank {self.rank}, and {'another one' if is_full else 'full'} elsewhere",

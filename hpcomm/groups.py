@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from zlib import crc32
 
 from . import standing
+from .blocks import making, rank_there
 from .envelope import tag_number
 from .errors import ConfigError, MismatchError, RankError, UsageError, where
 from .signature import head
@@ -115,11 +116,12 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
             what = f"ranks {_few(wrong)} are no ranks of '{comm.name}', or named twice"
         hint = f"different ranks from 0 to {comm.size - 1}; only members call group"
         raise RankError(what, hint=hint).located("group", comm)
-    number = _tag(comm, "group", tag)
-    some = comm._mpi.Get_group().Incl(members)
+    mpi, number = making(comm, _tag(comm, "group", tag))
+    everybody = comm._mpi.Get_group()
+    some = everybody.Incl(members)
+    everybody.Free()
     try:
-        create = comm._mpi.Create_group  # type: ignore[attr-defined]
-        return made(comm, "group", name or f"{comm.name}{_few(members)}", create, some, number)
+        return made(comm, "group", name or f"{comm.name}{_few(members)}", mpi.Create_group, some, number)
     finally:
         some.Free()
 
@@ -160,8 +162,7 @@ def create_intercomm(
 
     Args:
         local_leader: rank of this communicator that speaks for it.
-        peer: communicator in which both leaders are ranks; they exchange messages of this tag there, so
-            neither may wait there for one of any tag meanwhile.
+        peer: communicator in which both leaders are ranks.
         remote_leader: the other group's leader, as rank of peer.
 
     Raises:
@@ -178,11 +179,14 @@ def create_intercomm(
                 f"a rank from 0 to {its.size - 1}",
             )
             raise RankError(what, hint=hint).located("create_intercomm", comm)
-    number = _tag(comm, "create_intercomm", tag)
+    if peer._closed:
+        peer._check_open("create_intercomm")
+    mpi, number = making(peer, _tag(comm, "create_intercomm", tag))
+    there = rank_there(peer, index(remote_leader))
     create = comm._mpi.Create_intercomm  # type: ignore[attr-defined]
     name = name or f"{comm.name}<->"
     with agreed(comm, "create_intercomm"):
-        return made(comm, "create_intercomm", name, create, local_leader, peer._mpi, remote_leader, number)
+        return made(comm, "create_intercomm", name, create, local_leader, mpi, there, number)
 
 
 def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Communicator:

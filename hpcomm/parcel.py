@@ -12,7 +12,6 @@ and _PLACE less for each slot up to that where the block stands, if it stands on
 
 from __future__ import annotations
 
-import itertools
 import struct
 import sys
 import threading
@@ -20,6 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .blocks import part_tag
 from .errors import PeerFailedError
 from .shelf import LEAST
 
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
     from .buffer import DeviceBuffer
     from .errors import HpcommError
     from .shelf import Shelves
-    from .transport import mpi as transport
 else:
     from .lazy import LazyModule
 
     np = LazyModule("numpy")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = [
     "ARRAY",
@@ -55,7 +53,6 @@ __all__ = [
     "letter_of",
     "name_tag",
     "only_block",
-    "part_tag",
     "parts_after",
     "pooled",
     "refusal",
@@ -77,14 +74,6 @@ _PLACE = 1 << 48  # more bytes than a block has
 
 ARRAY = b"\x93hpcomm"  # how the description of an array begins; no pickle does: both share one channel
 _REFUSED = b"\x94refused: "  # and what comes in place of something that its rank refuses to send
-
-_serial = itertools.count()
-
-
-def part_tag() -> int:
-    """Of what follows a card: another one each time."""
-    return next(_serial) % transport.largest_tag()
-
 
 Block = Any  # memoryview or uint8 array
 

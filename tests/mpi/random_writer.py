@@ -388,11 +388,9 @@ class Writer(Arrays):
         circle = self.rng.choice([c for c in self.program.circles if not c.remote])
         kind = self.rng.choice(("split", "split", "dup", "group", "cart", "split_node", "inter"))
         if kind == "inter":
-            if self.flags.inter and len(circle.members) > 1 and not self.is_open(circle):
+            if self.flags.inter and len(circle.members) > 1:
                 self.join(circle)
             return
-        if kind == "group" and self.is_open(circle):
-            return  # Open MPI 5.0 makes groups by messages that such a receive takes
         if kind == "group":
             chosen = self.rng.sample(circle.members, self.rng.randint(1, len(circle.members)))
             step = self.add("group", circle, chosen, members=[circle.members.index(r) for r in chosen])

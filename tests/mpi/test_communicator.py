@@ -8,6 +8,7 @@ import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,49 @@ def test_two_groups_may_be_made_at_the_same_time(comm: Any) -> None:
     members = [0, 2] if comm.rank % 2 == 0 else [3, 1]
     with comm.group(members) as part:
         assert part.all_gather(comm.rank).tolist() == members
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["array", "object"])
+@pytest.mark.parametrize("tag", [None, 0])
+def test_no_receive_takes_what_makes_a_group_or_joins_two(comm: Any, kind: str, tag: int | None) -> None:
+    """Also not where both are on a communicator made of another one, whose ranks are others."""
+    odd = comm.rank % 2
+    with comm.split(odd) as half, comm.split(0, key=-comm.rank) as turned:
+        request, last = None, comm.size - 1
+        if turned.rank == 0:
+            get = turned.irecv_object if kind == "object" else turned.irecv
+            request = get(1, tag) if kind == "object" else get(np.zeros(1), 1, tag)
+        if turned.rank < 2:
+            with turned.group([1, 0], tag=0) as pair:
+                assert pair.all_gather(comm.rank).tolist() == [last - 1, last]
+        first_of_the_others = last - (1 - odd)  # the rank of comm that is first of the other half, in turned
+        with half.create_intercomm(0, turned, first_of_the_others, tag=0) as inter:
+            assert inter.all_reduce(1) == inter.remote_size
+        if turned.rank == 1:
+            send = turned.send_object if kind == "object" else turned.send
+            send(np.full(1, 7.0), 0, tag=0)
+        if request is not None:
+            assert np.asarray(request.wait(timeout=30)).tolist() == [7.0]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_threads_make_groups_on_communicators_of_their_own(comm: Any) -> None:
+    """Those were made of one another, so MPI makes their groups on one channel."""
+    made: dict[int, list[int]] = {}
+
+    def make(number: int, own: Any, members: list[int]) -> None:
+        with own.group(members) as part:
+            made[number] = part.all_gather(comm.rank).tolist()
+
+    with comm.dup() as first, comm.dup() as second:
+        members = [list(range(comm.size)), list(range(comm.size))[::-1]]
+        threads = [Thread(target=make, args=(i, (first, second)[i], members[i])) for i in (0, 1)]
+        for thread in threads[:: 1 if comm.rank else -1]:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert made == dict(enumerate(members))
 
 
 def test_a_group_that_cannot_be_is_refused_and_says_which_ranks_exist(comm: Any) -> None:
