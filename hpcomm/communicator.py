@@ -18,6 +18,7 @@ from .device import driver
 from .errors import MismatchError, UsageError, where
 from .fused import part
 from .handover import Handover
+from .kinds import Kinds
 from .lanes import NO_LANES
 from .observe import check as agreement
 from .observe import sentinel
@@ -121,6 +122,7 @@ class Communicator:
             self._onboard = Onboard(self, gpu)
         self._within: Within | None = None  # a way of collectives within a node,
         self._handover: Handover | None = None  # and of longer messages
+        self._kinds: Kinds | None = None  # of elements in messages within the node
         self._partners: Partners | None = None  # on a link: who of the other program has ended,
         self._patience_s: float | None = None  # and how long a blocking call may wait for it
         self._level = level  # what was asked for, and is again of communicators made of this one
@@ -165,6 +167,8 @@ class Communicator:
         """
         if self._handover is not None:
             self._handover.stop()
+        if self._kinds is not None:
+            self._kinds.open()
         return self._mpi
 
     timeout = Timeout()
@@ -475,6 +479,9 @@ class Communicator:
         if board is not None and self._ring >= 0 and notes and self._onboard is None and not is_full:
             self._handover = Handover.of(self, board, notes)
         peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
+        if board is not None and self._ring >= 0 and level != "off" and self._onboard is None:
+            theirs = {r: region.kinds(slot) for r, region, slot, posts in near if posts}
+            self._kinds = Kinds(self, board.mine.kinds(self._ring), theirs)
         goes = goes and self._onboard is None
         if board is None or level == "off" or self._ring < 0 or not peers:
             if is_full:

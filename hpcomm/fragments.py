@@ -21,8 +21,10 @@ __all__ = [
     "GIVE",
     "GUARDED",
     "IN_PLACE",
+    "MATCH",
     "MEET",
     "MESSAGES",
+    "NOTE",
     "NUMPY",
     "ON_HOST",
     "RECEIVED",
@@ -126,9 +128,11 @@ def lane(x, out, root):
 
 _SEND = """
 def lane(x, dest, tag):
+    global noted_dest, noted_tag
     @dest tag
     @readable x
     @spec x
+    @note x, tag
     @give x
     @call function(x_spec, dest, tag)
     return None
@@ -136,9 +140,11 @@ def lane(x, dest, tag):
 
 _ISEND = """
 def lane(x, dest, tag):
+    global noted_dest, noted_tag
     @dest tag
     @readable x
     @spec x
+    @note x, tag
     @counted
     @call going = function(x_spec, dest, tag)
     return Message(comm, "send", x, dest, tag, going, 0)
@@ -146,11 +152,13 @@ def lane(x, dest, tag):
 
 _RECV = """
 def lane(x, source, tag):
+    global sure_source, sure_tag
     @source tag
     @writable x
     @landing x
     @arrive x
     @received
+    @match x, tag
     @length x
     return x
 """
@@ -167,6 +175,7 @@ def lane(x, source, tag):
 
 _SENDRECV = """
 def lane(x, out, dest, source, sendtag, recvtag):
+    global noted_dest, noted_tag, sure_source, sure_tag
     @dest sendtag
     @source recvtag
     if x is out or source == rank or type(out) is not type(x) or out.dtype is not dtype:
@@ -178,12 +187,14 @@ def lane(x, out, dest, source, sendtag, recvtag):
     @apart x, out
     @landing out
     @apart_in_memory x, out
+    @note x, sendtag
     @counted
     @exchange x, out
     status = Status()
     @swap x, out
     @call function(x_spec, dest, sendtag, out_spec, source, recvtag, status)
     @received
+    @match out, recvtag
     @length out
     return out
 """
@@ -201,11 +212,25 @@ if hand_from <= AMOUNT < hand_to:
     @flat X
     try:
         if take(source, tag, X_flat, BYTES):
+            @match X, tag
             return X
     except MPIError as error:
         raise failure(error, verb, comm) from None
 """
 RECEIVED = "received[source] += 1"
+# Which kinds there are between two ranks: see kinds.py. Mostly rank and tag are those of the last message.
+NOTE = """
+if dest is not noted_dest or Y is not noted_tag:
+    if dest & 31 not in noted or Y & 31 | 32 not in noted:
+        noted.note(verb, X, dest, Y)
+    noted_dest, noted_tag = dest, Y
+"""
+MATCH = """
+if source is not sure_source or Y is not sure_tag:
+    if source << 6 | Y & 63 not in sure:
+        sure.match(verb, X, source, Y)
+    sure_source, sure_tag = source, Y
+"""
 COUNTED = "this = number[dest]()"
 SENT = "sent, nbytes = AMOUNT, BYTES"
 EXCHANGE = """
@@ -213,6 +238,7 @@ if hand_from <= sent < swap_to and hand_from <= AMOUNTY < swap_to:
     @flats X, Y
     try:
         if exchange(dest, sendtag, X_flat, nbytes, this, X_spec, X, source, recvtag, Y_flat, BYTESY, Y_spec):
+            @match Y, recvtag
             return Y
     except MPIError as error:
         raise failure(error, verb, comm) from None
@@ -244,11 +270,12 @@ SWAP = """
 if AMOUNTY >= guard_to:
     @call swap(mpi, X_spec, dest, sendtag, Y_spec, source, recvtag, status, X)
     @received
+    @match Y, recvtag
     @length Y
     return Y
 """
 EXPECTED = "hand.pending += 1"  # expects()
-BEGUN = 'return Message(comm, "recv", X, source, tag, going, BYTES)'
+BEGUN = 'return Message(comm, "recv", X, source, tag, going, BYTES, sure)'
 
 
 def out_of_place(verb: str, folds: bool, first: bool) -> str:

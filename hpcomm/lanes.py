@@ -37,8 +37,10 @@ from .fragments import (
     GIVE,
     GUARDED,
     IN_PLACE,
+    MATCH,
     MEET,
     MESSAGES,
+    NOTE,
     NUMPY,
     ON_HOST,
     RECEIVED,
@@ -422,7 +424,14 @@ def _message(
     from .transport.mpi import swap
 
     names.update(Message=Message)
-    texts = dict.fromkeys(("give", "take", "received", "counted", "expected", "sent", "exchange"), "")
+    parts = ("give", "take", "received", "counted", "expected", "sent", "exchange", "note", "match")
+    texts = dict.fromkeys(parts, "")
+    kinds = comm._kinds
+    names["sure"] = None if kinds is None else kinds.sure(record)
+    if kinds is not None:
+        texts |= {"note": NOTE, "match": MATCH}
+        names.update(noted=kinds.noted(record))
+        names.update(dict.fromkeys(("noted_dest", "noted_tag", "sure_source", "sure_tag"), _NOTHING))
     texts |= {"arrive": "@take X\n@arrive_by_mpi X", "swap": ""}
     unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
     if guard.is_needed():

@@ -17,6 +17,7 @@ from .transport import mpi as transport
 
 if TYPE_CHECKING:
     from .communicator import Communicator
+    from .kinds import Sure
 
 __all__ = ["Message"]
 
@@ -41,17 +42,18 @@ class Message(Request):
 
     Args:
         verb: "send" or "recv"; x, peer, tag: as the lane was given them.
-        going: what MPI began; nbytes: of a receive.
+        going: what MPI began; nbytes, sure: of a receive.
     """
 
-    __slots__ = ("_going", "_nbytes", "_seen", "_status", "_tag", "_verb", "_x")
+    __slots__ = ("_going", "_nbytes", "_seen", "_status", "_sure", "_tag", "_verb", "_x")
     _call = _Words()
     _needs: tuple[Communicator, int, int]
 
     def __init__(
-        self, comm: Communicator, verb: str, x: Any, peer: int, tag: int, going: MPI.Request, nbytes: int
-    ) -> None:
-        self._verb, self._x, self._tag, self._nbytes = verb, x, tag, nbytes
+        self, comm: Communicator, verb: str, x: Any, peer: int, tag: int, going: MPI.Request, nbytes: int,
+        sure: Sure | None = None,
+    ) -> None:  # fmt: skip
+        self._verb, self._x, self._tag, self._nbytes, self._sure = verb, x, tag, nbytes, sure
         self._needs = comm, peer, 0
         frame = sys._getframe(2)
         code = frame.f_code
@@ -113,6 +115,8 @@ class Message(Request):
         if hand is not None:  # hand.came(peer)
             hand.pending -= 1
             hand.received[peer] += 1
+        if self._sure is not None and peer << 6 | seen.tag & 63 not in self._sure:
+            self._sure.match("recv", self._x, peer, seen.tag)
         if seen.count != self._nbytes:
             transport.check_length(comm, "recv", seen, self._nbytes)
         self._seen, self.result = seen, self._x

@@ -253,6 +253,8 @@ def sendrecv(
     if hand is not None:
         hand.sends(dest)
         hand.expects()
+    if comm._kinds is not None:
+        comm._kinds.noted(look.dtype).note("sendrecv", look, dest, sendtag)
     part = transport.message(packed, look.array.size, look.dtype)
     into = guard.guarded(transport.message(landing, recv.array.size, recv.dtype), guard.most(comm, True))
     try:
@@ -261,6 +263,8 @@ def sendrecv(
         raise transport.failure(error, "sendrecv", comm) from None
     if hand is not None:
         hand.came(seen.source)
+    if comm._kinds is not None:
+        comm._kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
     if landing is not recv.array and source != MPI.PROC_NULL:
         recv.array[...] = landing
@@ -386,6 +390,8 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
         return None
     if comm._handover is not None:
         comm._handover.sends(dest)
+    if comm._kinds is not None:
+        comm._kinds.noted(look.dtype).note("isend" if async_op else "send", look, dest, tag)
     return _going(collectives.carry_out(call, async_op), async_op, comm, dest)
 
 
@@ -462,6 +468,8 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
         if hand is not None:
             hand.came(seen.source)
         if source != MPI.PROC_NULL:
+            if comm._kinds is not None:
+                comm._kinds.sure(look.dtype).match("recv", look, seen.source, seen.tag)
             transport.check_length(comm, "recv", seen, look.nbytes)
             if landing is not look.array:
                 look.array[...] = landing

@@ -424,6 +424,8 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
         if sending:
             return None
         if rank != MPI.PROC_NULL:
+            if comm._kinds is not None:
+                comm._kinds.sure(look.dtype).match("recv", look, status.source, status.tag)
             transport.check_length(comm, "recv", status, look.nbytes)
         return look.give()
 
@@ -433,4 +435,6 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
             comm._handover.leave(rank)
         else:
             comm._handover.expects()
+    if comm._kinds is not None and sending:
+        comm._kinds.noted(look.dtype).note("send", look, rank, number)
     return _make(comm, call)

@@ -55,6 +55,7 @@ def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status:
         transport.check_length(comm, "recv", arrival.status, look.nbytes)
     landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
     arrival.message.Recv(transport.message(landing, look.array.size, look.dtype))
+    _match(comm, look, arrival)
     if landing is not look.array:
         look.array[...] = landing
     fill(status, arrival.status)
@@ -93,6 +94,7 @@ def recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: 
     look = buffer.empty((nbytes // record.itemsize,), record, torch)
     if comm._onboard is None:
         arrival.message.Recv(transport.message(look.array, look.array.size, record))
+        _match(comm, look, arrival)
     elif announced is None:
         assert raw is not None
         look.array[...] = np.frombuffer(raw, look.array.dtype)
@@ -106,3 +108,8 @@ def recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: 
     if comm._handover is not None:
         comm._handover.came(arrival.status.source)
     return look.give()
+
+
+def _match(comm: Communicator, look: Buffer, arrival: Arrival) -> None:
+    if comm._kinds is not None:
+        comm._kinds.sure(look.dtype).match("recv", look, arrival.status.source, arrival.status.tag)

@@ -40,7 +40,8 @@ _TEXT = 4096
 _NOTE = 512  # bytes behind it, for what concerns the whole node
 _PAIRS = {16: 128, sys.maxsize: 40}  # communicators of a rank, of up to so many, with places for small arrays
 PLACE = 6208  # (within.py) at a time: two places of so many bytes, whole cache lines
-_RING_WORDS = LAPS + 8  # signatures; a cache line apart the number of the call that began the line
+_NOTES, _KINDS = 7, 128  # words behind a ring
+_RING_WORDS = LAPS + 1 + _NOTES + _KINDS  # signatures, the number of the call that began the line, and those
 _START = 63  # the signature of call 0, which nobody makes
 GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
 _LEFT = 8 + (_TEXT + _NOTE) // 8  # where it is counted how often each ring was left
@@ -124,8 +125,13 @@ class Region:
 
     def notes(self, slot: int) -> memoryview:
         """Seven words behind a ring: see handover.py."""
+        start = _HEAD_WORDS + slot * _RING_WORDS + LAPS + 1
+        return self._words[start : start + _NOTES]
+
+    def kinds(self, slot: int) -> memoryview:
+        """The words behind those: see kinds.py."""
         end = _HEAD_WORDS + (slot + 1) * _RING_WORDS
-        return self._words[end - 7 : end]
+        return self._words[end - _KINDS : end]
 
     def left(self, slot: int) -> int:
         """How many communicators the owner has left whose calls it posted in this ring."""
@@ -260,8 +266,8 @@ class Board:
             self._free.appendleft((slot, []))
             return -1
         self._had.add(slot)
-        ring, notes = self.mine.ring(slot), self.mine.notes(slot)
-        for words in (ring, notes):
+        ring = self.mine.ring(slot)
+        for words in (ring, self.mine.notes(slot), self.mine.kinds(slot)):
             words[:] = memoryview(bytes(words.nbytes)).cast("q")
         ring[0] = _START
         return slot

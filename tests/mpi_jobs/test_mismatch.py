@@ -249,3 +249,63 @@ sys.stdout.write(f"agreed {n > 50}\\n")
     done = job(4, source, timeout=40)
     assert done.stdout == "agreed True\n" * 4
     assert done.stderr == ""
+
+
+KINDS = r"""
+import numpy as np
+import hpcomm
+
+world = hpcomm.world
+X, Y = np.ones(3), np.empty(3, np.int64)
+LONG, LONG_Y = np.ones(2000), np.empty(2000, np.int64)
+CASES = {
+    "lane": (lambda c: c.send(X, 1), lambda c: c.recv(Y, 0)),
+    "handed over": (lambda c: c.send(LONG, 1), lambda c: c.recv(LONG_Y, 0)),
+    "strided": (lambda c: c.send(np.ones(6)[::2], 1), lambda c: c.recv(np.empty(6, int)[::2], 0)),
+    "background": (lambda c: c.isend(X, 1, 5).wait(), lambda c: c.irecv(Y, 0, 5).wait()),
+    "from anybody": (lambda c: c.send(X, 1), lambda c: c.recv(Y)),
+    "of any length": (lambda c: c.send(X, 1), lambda c: c.recv(dtype="int64")),
+    "plan": (lambda c: run(c.plan("send", X, dest=1)), lambda c: run(c.plan("recv", Y, source=0))),
+    "other tag": (
+        lambda c: (c.send(Y, 1, 1), c.send(X, 1, 2)),
+        lambda c: (c.recv(Y, 0, 1), c.recv(Y, 0, 2)),
+    ),
+    "fits: both kinds": (
+        lambda c: (c.send(Y, 1), c.send(X, 1)), lambda c: (c.recv(Y, 0), c.recv(X.copy(), 0)),
+    ),
+    "fits: bytes": (lambda c: c.send(X.view("u1"), 1), lambda c: c.recv(Y, 0)),
+    "fits: into bytes": (lambda c: c.send(X, 1), lambda c: c.recv(np.empty(24, "u1"), 0)),
+    "fits: sent unseen": (lambda c: c.mpi.Send(X, 1), lambda c: c.recv(X.copy(), 0)),
+}
+
+
+def run(plan):
+    plan.start()
+    plan.wait()
+
+
+for name, sides in CASES.items():
+    with world.dup() as comm:
+        try:
+            sides[comm.rank](comm)
+            said = "fits"
+        except hpcomm.MismatchError as error:
+            said = str(error).replace("\n", "|")
+        if comm.rank == 1:
+            print(f"{name} = {said}")
+"""
+
+
+def test_a_message_of_another_kind_of_elements_is_refused(job: Any) -> None:
+    done = job(2, KINDS, timeout=60)
+    said = dict(line.split(" = ", 1) for line in done.stdout.splitlines())
+    assert len(said) == 12
+    for name, text in said.items():
+        if name.startswith("fits"):
+            assert text == "fits", name
+            continue
+        assert text.startswith("a message of float64 came to an array of int64.|  rank 1: recv("), (
+            name,
+            text,
+        )
+        assert re.search(r"rank 0: has sent it float64 only, first by i?send\(float64 .*at job\.py:\d+", text)
