@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .communicator import Communicator
+    from .transport import mpi as transport
 
     Suspect = Callable[[int, int | None, int], None]
 else:
     from .lazy import LazyModule
 
     np = LazyModule("numpy")
+    transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["MARK", "NUMBERS", "RANKS", "Flags", "functions", "is_wanted", "numbers"]
 
@@ -127,7 +129,7 @@ class Flags:
             turns += 1
             waited = time.monotonic() - begin
             if waited >= _YIELDING_S or not turns % _MPI_TURNS:
-                self._comm._mpi.Iprobe()
+                transport.move_on(self._comm._mpi)
             if not turns % _CHECK_TURNS:
                 self._check(line, flag, mine)
             if waited < _YIELDING_S:

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .communicator import Communicator
+    from .transport import mpi as transport
 else:
     from .lazy import LazyModule
 
     np = LazyModule("numpy")
+    transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["CARD", "MOST", "Box", "Outbox", "awaiting", "has_memory", "inbox"]
 
@@ -142,7 +144,7 @@ def awaiting(box: Box, full: bool, comm: Communicator, peer: int, verb: str) -> 
         while word[0] != full:
             turns += 1
             if not turns % _MPI_TURNS:
-                comm._mpi.Iprobe()  # others may wait for what MPI has to do here
+                transport.move_on(comm._mpi)  # others may wait for what MPI has to do here
             if not turns % _PEER_TURNS and region.gone and word[0] != full:
                 raise PeerFailedError(
                     f"the {verb} needs rank {peer}, which has ended",

@@ -33,7 +33,7 @@ else:
 
 __all__ = [
     "NAMES", "background", "by_library", "check_length", "failure", "in_our_words", "largest_count",
-    "largest_tag", "message", "pieces", "prepare", "run", "spec", "start",
+    "largest_tag", "message", "move_on", "pieces", "prepare", "run", "spec", "start",
 ]  # fmt: skip
 
 NAMES = {
@@ -192,6 +192,11 @@ def largest_tag() -> int:
     """The largest tag that MPI takes."""
     highest: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
     return highest
+
+
+def move_on(mpi: MPI.Comm) -> None:
+    """Let MPI work on what is under way: asked for a message that has come, it would only say so."""
+    mpi.Iprobe(0, largest_tag())
 
 
 def spec(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
