@@ -8,6 +8,7 @@ from __future__ import annotations
 import array as stdlib_array
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -92,14 +93,16 @@ def test_no_plan_changes_its_arrays_but_in_their_elements(comm: Any) -> None:
         kind: [make(comm.size), make(comm.size).detach() if kind == "leaf" else make(comm.size)]
         for kind, make in KINDS.items()
     }
-    before = {kind: [attributes(x) for x in arrays] for kind, arrays in given.items()}
+    before = {kind: looks(arrays) for kind, arrays in given.items()}
     for x, y in given.values():
         planned(comm, x, y)
     del x, y
     gc.collect()  # a plan's own functions hold it
-    found = [
-        (kind, settled(seen, lambda: attributes(x)))  # noqa: B023  looked at within the same turn
-        for kind, arrays in given.items()
-        for seen, x in zip(before[kind], arrays, strict=True)
-    ]
-    assert [(kind, lines) for kind, lines in found if lines] == []
+    found = {kind: settled(before[kind], partial(looks, arrays)) for kind, arrays in given.items()}
+    assert {kind: lines for kind, lines in found.items() if lines} == {}
+
+
+def looks(arrays: list[Any]) -> dict[str, Any]:
+    """The attributes of several arrays, as those of one."""
+    found = [attributes(x) for x in arrays]
+    return {f"{i} {name}": value for i, each in enumerate(found) for name, value in each.items()}
