@@ -84,8 +84,10 @@ class Kinds:
         words = self._theirs.get(source)
         if words is None or bit == _BYTES:
             return True
-        fit = bit | _BYTES
-        return bool(words[source_place(self._comm.rank)] & fit and (tag < 0 or words[tag_place(tag)] & fit))
+        fit, here = bit | _BYTES, words[source_place(self._comm.rank)]
+        if not here:  # nothing is known of who sent it
+            return True
+        return bool(here & fit and (tag < 0 or words[tag_place(tag)] & fit))
 
     def sent(self, source: int, tag: int) -> tuple[str, str]:
         """The kinds that source may have sent with tag, and its first call that sent the only one."""
