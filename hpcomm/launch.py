@@ -96,11 +96,15 @@ class Job(NamedTuple):
     verbose: bool = False
 
 
+_SHARED_EACH = 32 << 20  # bytes of /dev/shm for a rank of Open MPI's: a segment takes 16 MiB
+
+
 class Machine(NamedTuple):
     """What compose must know of the place it runs at; prefix is this Python's.
 
     binds: whether ranks may be bound to cores: on Linux, where all cores of the machine are ours.
     registers: whether there may be a device that MPI registers memory for.
+    shared: bytes that are free in /dev/shm.
     """
 
     cores: int
@@ -109,6 +113,7 @@ class Machine(NamedTuple):
     prefix: str = sys.prefix
     binds: bool = False
     registers: bool = True
+    shared: int = sys.maxsize
 
 
 def has_spec(argv: Sequence[str]) -> bool:
@@ -332,8 +337,11 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
         # Other hosts get variables by name only, and each program its own.
         return [*words, *_joined(job, machine, [f"-x {name}" for name in job.env])], wanted
     wanted |= {} if machine.registers else _UCX_UNHOOKED
-    # By tcp, ranks would listen on all addresses; ofi's search for a fabric sleeps a second in MPI_Init.
-    wanted["OMPI_MCA_btl"] = "^ofi,tcp" if mpi.bundled else "^tcp"
+    # By tcp, ranks listen on all addresses, which they need where shared memory is short; ofi's search for a
+    # fabric sleeps a second in MPI_Init.
+    is_short = machine.shared < _SHARED_EACH * sum(program.ranks or machine.cores for program in job.programs)
+    left = [*(["ofi"] if mpi.bundled else []), *([] if is_short else ["tcp"])]
+    wanted |= {"OMPI_MCA_btl": f"^{','.join(left)}"} if left else {}
     if _is_crowded(job, machine):
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
         words += [] if machine.environ.keys() & set(_MAPPING_SET) else ["--oversubscribe"]
@@ -403,7 +411,16 @@ def _here() -> Machine:
     ours = core_names(), usable_cores()
     binds = sys.platform == "linux" and {*map(_core_of, range(os.cpu_count() or 1))} == ours[0]
     binds = binds and len(ours[0]) == ours[1]
-    return Machine(ours[1], os.geteuid() == 0, os.environ, binds=binds, registers=registers_memory())
+    return Machine(ours[1], os.geteuid() == 0, os.environ, sys.prefix, binds, registers_memory(), _shared())
+
+
+def _shared() -> int:
+    """Bytes that are free in /dev/shm."""
+    try:
+        free = os.statvfs("/dev/shm")
+    except OSError:
+        return sys.maxsize  # MPI has another place
+    return free.f_bavail * free.f_frsize
 
 
 def registers_memory() -> bool:

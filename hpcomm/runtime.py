@@ -81,6 +81,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
     standing.mark(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
     everybody = MPI.COMM_WORLD if everybody is None else everybody
     _name, _process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
+    atexit.register(_stop_progress)  # as the last of ours: what ends before may wait for messages to go
     _farewell = everybody.Dup()
     _remove_segments()
     _hurry_to_launcher()
@@ -368,12 +369,17 @@ class Living(Protocol):
 living: WeakSet[Living] = WeakSet()
 
 
-def _forget_mpi() -> None:
-    """MPI is finalized: whoever calls it afterwards would be aborted."""
-    say_end()
+def _stop_progress() -> None:
+    """Let no thread of ours call MPI any more."""
     progress = sys.modules.get("hpcomm.transport.progress")
     if progress is not None:
         progress.stop()
+
+
+def _forget_mpi() -> None:
+    """MPI is finalized: whoever calls it afterwards would be aborted."""
+    say_end()
+    _stop_progress()
     for each in tuple(living):
         each.forget_mpi()
 

@@ -9,7 +9,6 @@ be unpickled.
 
 from __future__ import annotations
 
-import atexit
 import sys
 import threading
 import time
@@ -240,7 +239,6 @@ def wake() -> None:
     if not _thread and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         _thread.append(threading.Thread(target=_run, daemon=True, name="hpcomm progress"))
         _thread[0].start()
-        atexit.register(stop)  # when MPI is finalized
     _work.set()
 
 

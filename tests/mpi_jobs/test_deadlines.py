@@ -46,7 +46,7 @@ def test_a_wait_ends_when_the_user_has_said_so_and_says_for_whom(job: Any, wait:
 
 @pytest.mark.once
 def test_a_deadline_that_is_no_number_is_refused(job: Any) -> None:
-    done = job(2, "import hpcomm\nhpcomm.world", timeout=40, expect=1, env={"HPCOMM_TIMEOUT": "soon"})
+    done = job(2, "import hpcomm\nhpcomm.world.rank", timeout=40, expect=1, env={"HPCOMM_TIMEOUT": "soon"})
     assert "ConfigError: HPCOMM_TIMEOUT is 'soon'" in done.stderr
 
 

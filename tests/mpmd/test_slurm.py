@@ -85,7 +85,7 @@ def test_a_program_that_fails_ends_the_step_by_name(slurm, tmp_path):
     )
     done = run(tmp_path, SPEC.format(ocean="", air=""), failing)
     assert done.returncode not in (0, 124), done.stdout + done.stderr
-    assert "program 'ocean'" in done.stderr
+    assert "of 'ocean' ends with status 3" in done.stderr
 
 
 def test_by_hand_a_program_that_ends_before_init_alone_on_its_node_ends_the_job(slurm, tmp_path):
