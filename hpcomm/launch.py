@@ -144,7 +144,8 @@ def main(argv: Sequence[str]) -> int:
         print(shell_line(command, added), file=sys.stdout if job.dry_run else sys.stderr)
     if job.dry_run:
         return 0
-    if mpi.vendor == "mpich" and not mpi.is_srun:
+    # One that the user names may have been told to let the others live, and gets the commands as they are.
+    if mpi.vendor == "mpich" and not mpi.is_srun and job.launcher is None:
         programs = tuple(each._replace(command=named(each.command)) for each in job.programs)
         command, _ = compose(job._replace(programs=programs), mpi, machine)
     environ = {**os.environ, **added, **supervise.settings(os.environ)}
