@@ -124,3 +124,8 @@ def together(request: pytest.FixtureRequest) -> Callable[..., None]:
         _AGREEMENT[0].together(request.node.name, repr(example), error)
 
     return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First the tests of small calls within a node: places for them are few, and meshes of others keep some."""
+    items.sort(key=lambda item: item.path.name not in ("test_small.py", "test_within.py"))
