@@ -18,11 +18,11 @@ from measure import alternate, median, need_two_ranks, save, say
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm import shelf
+from hpcomm.node import blocks
 
 NBYTES, PAGE = 1 << 20, 4096
 OFFSETS = (0, 16, 32, 48, 64)
-WAYS = {"in step": 0.0, "beside": float("inf"), "hpcomm": shelf._NEAR}
+WAYS = {"in step": 0.0, "beside": float("inf"), "hpcomm": blocks._NEAR}
 
 
 def array_at(offset: int) -> Any:
@@ -40,7 +40,7 @@ def swing(array: Any, near: float, kept: dict[str, Any]) -> Callable[[], None]:
     other = 1 - comm.rank
 
     def call() -> None:
-        shelf._NEAR = near
+        blocks._NEAR = near
         if comm.rank == 0:
             comm.send_object(obj, other)
             kept["last"] = comm.recv_object(other)

@@ -20,7 +20,7 @@ from measure import alternate, machine, median, ratio, save
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm.mpmd import route
+from hpcomm.mpmd.route import coupled_route
 
 SIZES = [1_000, 10_000, 100_000, 1_000_000]
 
@@ -64,9 +64,9 @@ def points_of(me: Any, kind: str, total: int, chunk: int = 1) -> Any:
     """The points of this rank: a's in order, b's in the opposite one."""
     size, rank = me.comm.size, me.comm.rank if me.name == "a" else me.comm.size - 1 - me.comm.rank
     if kind == "blocks":
-        return route.block(total, size, rank)
+        return coupled_route.block(total, size, rank)
     order = np.random.default_rng(1 if me.name == "a" else 2).permutation(total // chunk)
-    mine = order[route.block(total // chunk, size, rank)]
+    mine = order[coupled_route.block(total // chunk, size, rank)]
     return (mine[:, None] * chunk + np.arange(chunk)).ravel()
 
 
@@ -93,7 +93,7 @@ def contenders(me: Any, field: Any, total: int) -> dict[str, Any]:
 
 def _alone(link: Any, field: Any) -> Any:
     """link.exchange() of this field only."""
-    from hpcomm.mpmd.channel import Channel, Turns
+    from hpcomm.mpmd.coupling.coupling_channel import Channel, Turns
 
     sends = field.name in link.gives
     side = link.gives[field.name] if sends else link.takes[field.name]
@@ -171,7 +171,9 @@ def planning(me: Any, quick: bool) -> tuple[list[str], list[dict[str, Any]]]:
             points = points_of(me, "blocks" if kind == "blocks" else "scattered", total, chunk)
             world.Barrier()
             start = time.perf_counter()
-            made = route.plan(world, points if me.name == "a" else None, points if me.name == "b" else None)
+            made = coupled_route.plan(
+                world, points if me.name == "a" else None, points if me.name == "b" else None
+            )
             seconds[kind] = world.allreduce(time.perf_counter() - start, MPI.MAX)
             assert made.lack == (0, -1, 0, -1)
         lines.append(

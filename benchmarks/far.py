@@ -24,7 +24,8 @@ from measure import library, need_two_ranks, save, say, size_name
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm import contest, handover
+from hpcomm.node import autotune
+from hpcomm.transport import node_messages
 
 SPAN_S = 0.005  # of a contender's turn
 NAMES = ("raw", "hpcomm", "always")
@@ -105,11 +106,11 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep the table in benchmarks/results")
     arguments = parser.parse_args()
     need_two_ranks("far")
-    near, least = handover._NEAR, contest.LEAST
+    near, least = node_messages._NEAR, autotune.LEAST
     world, samples, made = MPI.COMM_WORLD, {}, list(cases())
     for verb, nbytes, calls in made:
         for name, call in zip(NAMES, calls, strict=True):
-            contest.LEAST = 1 << 62 if name == "always" else least  # looked at in the first call of a kind
+            autotune.LEAST = 1 << 62 if name == "always" else least  # looked at in the first call of a kind
             call()
         samples[verb, nbytes] = []
     end = time.monotonic() + arguments.seconds
@@ -118,7 +119,7 @@ def main() -> None:
             row = [latency()]
             n = max(4, int(SPAN_S * 3e9 / nbytes))
             for name, call in zip(NAMES, calls, strict=True):
-                handover._NEAR = 0.0 if name == "always" else near
+                node_messages._NEAR = 0.0 if name == "always" else near
                 row.append(turn(call, n))
             row.append(latency())
             samples[verb, nbytes].append(row)

@@ -14,7 +14,7 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
-from hpcomm import fit
+from hpcomm.tools import fit
 
 RESULTS = Path(__file__).parent / "results"
 

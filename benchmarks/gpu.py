@@ -25,8 +25,8 @@ from mpi4py import MPI
 
 import hpcomm
 from hpcomm.device import driver
-from hpcomm.onboard import EAGER
-from hpcomm.transport import ipc
+from hpcomm.transport.device import ipc
+from hpcomm.transport.device.dispatch import EAGER
 
 WORLD = MPI.COMM_WORLD
 RANK, RANKS, PEER = WORLD.rank, WORLD.size, WORLD.rank ^ 1

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 
-from hpcomm.installation import VENDORS, find_mpi
-from hpcomm.launch import usable_cores
+from hpcomm.job.installation import VENDORS, find_mpi
+from hpcomm.job.launch import usable_cores
 
 ROUNDS = 7
 LIMIT_S = 20

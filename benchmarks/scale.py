@@ -24,12 +24,13 @@ from measure import save
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm import runtime
-from hpcomm.communicator import Communicator
+from hpcomm.agree import runtime
+from hpcomm.agree.partners import Partners
+from hpcomm.communicator.communicator import Communicator
 from hpcomm.mpmd import handshake
-from hpcomm.observe.board import open_board
-from hpcomm.observe.partners import Partners
-from hpcomm.transport import kept
+from hpcomm.node import segment
+from hpcomm.node.segment import open_board
+from hpcomm.transport.scheduled import comm_cache
 
 RANKS = (1_000, 10_000, 100_000)
 NODE = 128
@@ -221,7 +222,7 @@ def grouping(p: int) -> Any:
 def scheduling(p: int) -> Any:
     """What a communicator keeps for algorithms of our own."""
     comm, mpi = communicator(p)
-    return (kept.own(comm), comm), mpi.told
+    return (comm_cache.own(comm), comm), mpi.told
 
 
 def objects(p: int) -> Any:
@@ -241,7 +242,7 @@ def parts(p: int) -> Any:
 
 def gate(p: int) -> Any:
     """The gate of a process group of torch."""
-    from hpcomm.torch_backend.gate import Gate
+    from hpcomm.torch_backend.monitored_gate import Gate
 
     comm, mpi = communicator(p)
     return (Gate(comm, "many", dict), comm), mpi.told
@@ -262,7 +263,7 @@ class Counts(dict[str, int]):
 
 def silent(p: int) -> Any:
     """Who has not come to a call of torch's, of all ranks."""
-    from hpcomm.torch_backend.gate import Gate
+    from hpcomm.torch_backend.monitored_gate import Gate
 
     comm, _ = communicator(p)
     store = Counts(p)
@@ -390,7 +391,7 @@ def cost(name: str, p: int) -> dict[str, Any]:
 def stand_in() -> None:
     """Let the package take Echo for MPI, with this process as a rank of a node of 128."""
     runtime.start()
-    runtime.board = open_board(Echo(NODE))  # type: ignore[arg-type]
+    segment.current = open_board(Echo(NODE))  # type: ignore[arg-type]
     MPI.Request = type("Request", (MPI.Request,), {"Testall": over, "Waitall": over})  # type: ignore[misc]
 
 

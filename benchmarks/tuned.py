@@ -25,8 +25,9 @@ ROUNDS, OWN = 31, "recursive_doubling"
 def measure(out: str) -> None:
     """On every rank: default and tuned by turns."""
     import hpcomm
-    from hpcomm import tune
-    from hpcomm.transport import controls, kept
+    from hpcomm.tools import tune
+    from hpcomm.transport import mpi_control_variables
+    from hpcomm.transport.scheduled import comm_cache
 
     comm, rows = hpcomm.world, []
     for verb in VERBS:
@@ -34,7 +35,7 @@ def measure(out: str) -> None:
             arrays = tune._arrays(comm, verb, nbytes)
             calls = {name: tune._call(comm, verb, name, *arrays) for name in ("", "tuned")}
             seconds = tune._alternated(comm, calls, list(calls), ROUNDS)
-            choice = kept.own(comm).choices(verb).name(nbytes) or "default"
+            choice = comm_cache.own(comm).choices(verb).name(nbytes) or "default"
             row = {"verb": verb, "bytes": nbytes, "choice": choice}
             rows.append(row | {"default": seconds[""], "tuned": seconds["tuned"]})
     arrays = tune._arrays(comm, "all_reduce", 8)
@@ -46,7 +47,7 @@ def measure(out: str) -> None:
     own = tune._alternated(comm, calls, list(calls), ROUNDS)
     if comm.rank == 0:
         Path(out).write_text(
-            json.dumps({"mpi": controls.vendor(), "ranks": comm.size, "rows": rows, "own": own})
+            json.dumps({"mpi": mpi_control_variables.vendor(), "ranks": comm.size, "rows": rows, "own": own})
         )
 
 

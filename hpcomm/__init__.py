@@ -25,20 +25,20 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .buffer import as_buffer
-    from .communicator import Communicator
-    from .envelope import Status
-    from .field import Field
-    from .halo import Halo
-    from .mesh import Mesh
+    from .communicator.communicator import Communicator
+    from .communicator.mesh import Mesh
+    from .communicator.p2p import P2POp, batch_isend_irecv
+    from .communicator.persistent import Plan
+    from .core.buffer import as_buffer
+    from .core.partition import Box, Partition, Points
+    from .core.reduction import Op, premul_sum
+    from .core.request import Request, wait_all, wait_any
+    from .fields.field import Field
+    from .fields.halo import Halo
+    from .fields.redistribution import Redistribution
     from .mpmd.join import join
-    from .p2p import P2POp, batch_isend_irecv
-    from .partition import Box, Partition, Points
-    from .plan import Plan
-    from .redistribution import Redistribution
-    from .reduction import Op, premul_sum
-    from .request import Request, wait_all, wait_any
     from .torch_backend.bridge import from_torch
+    from .transport.matching import Status
 
     world: Communicator
     self_: Communicator
@@ -89,26 +89,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Box": "partition",
-    "Communicator": "communicator",
-    "Field": "field",
-    "Halo": "halo",
-    "Mesh": "mesh",
-    "Op": "reduction",
-    "P2POp": "p2p",
-    "Partition": "partition",
-    "Plan": "plan",
-    "Points": "partition",
-    "Redistribution": "redistribution",
-    "Request": "request",
-    "Status": "envelope",
-    "as_buffer": "buffer",
-    "batch_isend_irecv": "p2p",
+    "Box": "core.partition",
+    "Communicator": "communicator.communicator",
+    "Field": "fields.field",
+    "Halo": "fields.halo",
+    "Mesh": "communicator.mesh",
+    "Op": "core.reduction",
+    "P2POp": "communicator.p2p",
+    "Partition": "core.partition",
+    "Plan": "communicator.persistent",
+    "Points": "core.partition",
+    "Redistribution": "fields.redistribution",
+    "Request": "core.request",
+    "Status": "transport.matching",
+    "as_buffer": "core.buffer",
+    "batch_isend_irecv": "communicator.p2p",
     "from_torch": "torch_backend.bridge",
     "join": "mpmd.join",
-    "premul_sum": "reduction",
-    "wait_all": "request",
-    "wait_any": "request",
+    "premul_sum": "core.reduction",
+    "wait_all": "core.request",
+    "wait_any": "core.request",
 }
 
 
@@ -121,11 +121,11 @@ if not TYPE_CHECKING:  # where a misspelt name is an error
 
             value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
         elif name in ("world", "self_"):
-            from .late import Late
+            from .communicator.lazy_world import Late
 
             value = Late(name)
         elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT"):
-            from .needs import load_mpi
+            from .job.optional_packages import load_mpi
 
             value = getattr(load_mpi(f"hpcomm.{name}"), name)
         else:

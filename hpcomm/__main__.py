@@ -7,8 +7,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from . import launch
 from .errors import ConfigError, HpcommError
+from .job import launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,15 +17,21 @@ __all__ = ["main"]
 
 # name: (module whose main(words), or the function behind a colon, returns the exit status; what it does)
 COMMANDS = {
-    "run": ("hpcomm.launch", "start a job of ranks under the MPI at hand"),
-    "check": ("hpcomm.mpmd.draw:check", "say whether the spec of a job of several programs is right"),
-    "plan": ("hpcomm.mpmd.draw:plan", "say who would start where, and what would go where"),
-    "mpmd": ("hpcomm.mpmd.draw", "draw the programs and fields of a spec"),
-    "sim": ("hpcomm.sim", "simulate collectives on a machine, up to 100,000 ranks"),
-    "prove": ("hpcomm.proving", "prove that algorithms of your own do what they should"),
-    "draw": ("hpcomm.draw", "draw a collective algorithm, its times, or which one wins where"),
-    "tune": ("hpcomm.tune", 'measure which algorithm is fastest here, and keep it for algorithm="tuned"'),
-    "doctor": ("hpcomm.doctor", "examine MPI, launcher, shared memory and environment of this machine"),
+    "run": ("hpcomm.job.launch", "start a job of ranks under the MPI at hand"),
+    "check": (
+        "hpcomm.mpmd.spec.draw_spec:check",
+        "say whether the spec of a job of several programs is right",
+    ),
+    "plan": ("hpcomm.mpmd.spec.draw_spec:plan", "say who would start where, and what would go where"),
+    "mpmd": ("hpcomm.mpmd.spec.draw_spec", "draw the programs and fields of a spec"),
+    "sim": ("hpcomm.tools.sim", "simulate collectives on a machine, up to 100,000 ranks"),
+    "prove": ("hpcomm.tools.prove_file", "prove that algorithms of your own do what they should"),
+    "draw": ("hpcomm.tools.draw", "draw a collective algorithm, its times, or which one wins where"),
+    "tune": (
+        "hpcomm.tools.tune",
+        'measure which algorithm is fastest here, and keep it for algorithm="tuned"',
+    ),
+    "doctor": ("hpcomm.tools.doctor", "examine MPI, launcher, shared memory and environment of this machine"),
 }
 MISUSED = 2  # exit status
 
@@ -58,7 +64,7 @@ def _dispatch(name: str, words: list[str]) -> int:
         raise ConfigError(f"hpcomm has no command {name!r}.", hint=_suggestion(name))
     module, _, function = COMMANDS[name][0].partition(":")
     if name == "run" and launch.has_spec(words):
-        module = "hpcomm.mpmd.start"
+        module = "hpcomm.mpmd.launch.start"
     status: int = getattr(import_module(module), function or "main")(words)
     return status
 

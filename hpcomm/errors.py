@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .communicator import Communicator
+    from .communicator.communicator import Communicator
 
 __all__ = [
     "ConfigError",

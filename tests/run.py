@@ -41,8 +41,8 @@ FIVE = "tests/mpi/test_schedules.py::test_every_algorithm_gives_bit_for_bit_what
 TORCH_RANKS = (2, 3, 4)
 
 sys.path.insert(0, str(ROOT))
-from hpcomm.segments import stale_segments  # noqa: E402
-from hpcomm.supervise import kill_members, members, settings  # noqa: E402
+from hpcomm.job.mpi_shared_memory import stale_segments  # noqa: E402
+from hpcomm.job.supervise import kill_members, members, settings  # noqa: E402
 
 
 class Step(NamedTuple):

@@ -1,9 +1,10 @@
 """Imports run downwards only, as docs/design.md draws the layers.
 
-The section "Layers" there holds a fenced list; its top line is the lowest layer. A line names modules
-(`errors`, `transport.mpi`) or a folder of them (`apps`); anything behind `#` is a comment. A module may
-import modules of lower lines and of its own line. `hpcomm/__init__.py` is the front door above them
-all; those of the folders below import nothing.
+The section "Layers" there holds a fenced list; its top line is the lowest layer. A line names folders of
+the package (`transport`), or modules of its root (`errors`); anything behind `#` is a comment. A module may
+import modules of lower lines and of its own line. `hpcomm/__init__.py` is the front door above them all;
+those of the
+folders below import nothing.
 """
 
 from __future__ import annotations
@@ -118,6 +119,13 @@ def test_imports_run_downwards_only(lines: list[list[str]]) -> None:
             if height(imported, lines) > height(module, lines):
                 upwards.append(f"{module}, line {lineno}, imports {imported}, which stands above it")
     assert upwards == []
+
+
+def test_few_files_stand_in_the_root_and_every_layer_is_a_folder(lines: list[list[str]]) -> None:
+    """The rest of the root are doors: public names of modules further down."""
+    root = [path.stem for path in PACKAGE.glob("*.py")]
+    assert len(root) <= 12, root
+    assert [name for line in lines for name in line if "." in name] == []
 
 
 def test_the_front_door_of_a_folder_imports_nothing() -> None:

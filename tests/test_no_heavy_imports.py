@@ -41,7 +41,7 @@ def python(code: str) -> str:
         "from hpcomm import HpcommError, RankError, WaitTimeoutError",
         "from hpcomm import Communicator, Request, Status, P2POp, premul_sum, wait_all, as_buffer",
         "import hpcomm.__main__",
-        "import hpcomm.launch",
+        "import hpcomm.job.launch",
     ],
 )
 def test_importing_loads_nothing_heavy(statement: str) -> None:

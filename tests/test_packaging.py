@@ -76,7 +76,9 @@ def modules(folder):
 def test_the_wheel_holds_every_module_the_machines_and_the_mark_of_typing_and_nothing_else(built):
     [wheel] = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    machines = {str(path.relative_to(ROOT)) for path in (ROOT / "hpcomm/machines").glob("*.json")}
+    machines = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "hpcomm/schedule/cost/machines").glob("*.json")
+    }
     assert names == modules(ROOT) | machines | {"hpcomm/py.typed"}
 
 
@@ -136,7 +138,7 @@ def test_importing_torch_alone_brings_the_backend_and_no_mpi(installed, tmp_path
     code = (
         "import sys, torch, torch.distributed as dist\n"
         "assert not dist.is_mpi_available()\n"
-        "assert not {'mpi4py', 'mpi4py.MPI', 'hpcomm.torch_backend.group'} & set(sys.modules)\n"
+        "assert not {'mpi4py', 'mpi4py.MPI', 'hpcomm.torch_backend.process_group'} & set(sys.modules)\n"
         "dist.init_process_group(backend='mpi')\n"
         "assert dist.is_mpi_available()\n"
         "dist.all_reduce(x := torch.ones(2))\n"

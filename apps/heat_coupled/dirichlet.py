@@ -6,7 +6,7 @@ import numpy as np
 from heat import Square, exact
 
 import hpcomm
-from hpcomm.mpmd.implicit import windows
+from hpcomm.mpmd.coupling.implicit import windows
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--meshes", type=int, default=16)

@@ -12,7 +12,7 @@ import numpy as np
 from heat import Square, exact
 
 import hpcomm
-from hpcomm.mpmd.implicit import SCHEMES, Accelerator, windows
+from hpcomm.mpmd.coupling.implicit import SCHEMES, Accelerator, windows
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--meshes", type=int, default=16)

@@ -7,9 +7,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from hpcomm import Communicator
-from hpcomm.errors import UsageError
-from hpcomm.sim import numbers
+from .. import Communicator
+from ..errors import UsageError
+from ..tools.sim import numbers
 
 __all__ = ["bins", "memory_limits", "moderate", "nbytes", "positive", "require_folder", "require_memory"]
 

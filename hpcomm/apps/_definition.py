@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcomm import premul_sum
-from hpcomm.apps._arrays import family, wide
+from .. import premul_sum
+from ._arrays import family, wide
 
 __all__ = ["OPS", "definition", "fault", "operators"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcomm.device import driver
+from ..device import driver
 
 __all__ = ["Library", "find"]
 

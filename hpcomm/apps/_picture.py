@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcomm import Box, UsageError
-from hpcomm.draw import writable
+from .. import Box, UsageError
+from ..tools.draw import writable
 
 __all__ = [
     "draw_bandwidths", "draw_field", "draw_histogram", "draw_pingpong", "draw_timeline", "require_picture",

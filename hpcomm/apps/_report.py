@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-from hpcomm import Communicator
+from .. import Communicator
 
 __all__ = ["Progress", "sleep_until_all", "table", "verdict"]
 

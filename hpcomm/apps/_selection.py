@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcomm import Communicator
-from hpcomm.apps._report import Progress
+from .. import Communicator
+from ._report import Progress
 
 __all__ = ["order_statistics", "quantiles"]
 

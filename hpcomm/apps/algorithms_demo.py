@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Communicator
-from hpcomm.apps._arguments import nbytes, require_memory
-from hpcomm.apps._report import Progress, table, verdict
-from hpcomm.machine import Machine, machine
-from hpcomm.schedule.prove import prove
-from hpcomm.schedule.registry import algorithms, build, verbs
-from hpcomm.simulate import predict
+
+from .. import Communicator
+from ..schedule.cost.machine import Machine, machine
+from ..schedule.cost.simulate import predict
+from ..schedule.prove import prove
+from ..schedule.registry import algorithms, build, verbs
+from ._arguments import nbytes, require_memory
+from ._report import Progress, table, verdict
 
 WARMING, REPEATS = 5, 25
 LEAST = 1 << 16  # bytes whose time stands out from the noise

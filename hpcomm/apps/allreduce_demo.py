@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 import hpcomm
-from hpcomm import Communicator
-from hpcomm.apps._arrays import DTYPES, Kind, kinds_at_hand, values
-from hpcomm.apps._definition import OPS, definition, fault, operators
-from hpcomm.apps._report import Progress, table, verdict
+
+from .. import Communicator
+from ._arrays import DTYPES, Kind, kinds_at_hand, values
+from ._definition import OPS, definition, fault, operators
+from ._report import Progress, table, verdict
 
 SIZES = [8, 64, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]
 

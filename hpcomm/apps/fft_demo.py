@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Communicator, Field, Partition, Redistribution
-from hpcomm.apps._arguments import positive, require_memory
-from hpcomm.apps._report import table, verdict
+
+from .. import Communicator, Field, Partition, Redistribution
+from ._arguments import positive, require_memory
+from ._report import table, verdict
 
 Array = NDArray[Any]
 

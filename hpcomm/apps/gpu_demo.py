@@ -20,11 +20,12 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Communicator, ConfigError
-from hpcomm.apps import _library
-from hpcomm.apps._arguments import positive
-from hpcomm.apps._picture import draw_bandwidths, require_picture
-from hpcomm.apps._report import sleep_until_all, table, verdict
+
+from .. import Communicator, ConfigError
+from . import _library
+from ._arguments import positive
+from ._picture import draw_bandwidths, require_picture
+from ._report import sleep_until_all, table, verdict
 
 PATHS = ["pipeline", "ipc", "direct", "nccl"]  # which messages may take
 SIZES = [4 << 10, 256 << 10, 2 << 20, 16 << 20, 128 << 20]

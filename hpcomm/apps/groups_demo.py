@@ -15,8 +15,9 @@ import sys
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm import Communicator
-from hpcomm.apps._report import table, verdict
+
+from .. import Communicator
+from ._report import table, verdict
 
 
 def total(circle: Communicator | None, number: int) -> int | None:

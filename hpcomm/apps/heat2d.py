@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Field, Halo, LayoutError, Mesh, checkpoint
-from hpcomm.apps._arguments import positive, require_folder, require_memory
-from hpcomm.apps._picture import draw_field, require_picture
-from hpcomm.apps._report import Progress, verdict
+
+from .. import Field, Halo, LayoutError, Mesh
+from ..fields.files import checkpoints
+from ._arguments import positive, require_folder, require_memory
+from ._picture import draw_field, require_picture
+from ._report import Progress, verdict
 
 KAPPA = 0.2  # diffusivity * time step / spacing², stable below 0.25
 Part = tuple[slice, slice]
@@ -72,7 +74,7 @@ def run(u: Field, first: int, last: int, folder: str | None, every: int) -> None
             diffuse(old.array, new.array, strip)
         progress.step()
         if folder and ((step + 1) % every == 0 or step + 1 == last):
-            checkpoint.save(folder, [new], step + 1, {"kappa": KAPPA}, keep=2)
+            checkpoints.save(folder, [new], step + 1, {"kappa": KAPPA}, keep=2)
     if (last - first) % 2:
         u.inner[...] = other.inner
 
@@ -118,9 +120,9 @@ def main(argv: list[str] | None = None) -> int:
     folder = options.checkpoint
     if folder:
         require_folder(parser, comm, folder)
-    if comm.broadcast_object(bool(folder) and bool(checkpoint.steps(Path(folder)))):
+    if comm.broadcast_object(bool(folder) and bool(checkpoints.steps(Path(folder)))):
         try:
-            first = checkpoint.load(folder, [u]).step
+            first = checkpoints.load(folder, [u]).step
         except LayoutError as error:
             parser.error(f"another plate was saved: {error.what}")
     if first > options.steps:

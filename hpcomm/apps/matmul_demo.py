@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Field, Mesh, Partition
-from hpcomm.apps._arguments import positive, require_memory
-from hpcomm.apps._report import table, verdict
+
+from .. import Field, Mesh, Partition
+from ._arguments import positive, require_memory
+from ._report import table, verdict
 
 Array = NDArray[Any]
 

@@ -17,11 +17,12 @@ from collections.abc import Callable
 import numpy as np
 
 import hpcomm
-from hpcomm import Communicator
-from hpcomm.apps import _library
-from hpcomm.apps._arguments import positive, require_memory
-from hpcomm.apps._picture import draw_timeline, require_picture
-from hpcomm.apps._report import table, verdict
+
+from .. import Communicator
+from . import _library
+from ._arguments import positive, require_memory
+from ._picture import draw_timeline, require_picture
+from ._report import table, verdict
 
 SIDE = 256  # of the matrices
 WIDTH = 60  # characters of the timeline

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Communicator
-from hpcomm.apps._picture import draw_pingpong, require_picture
-from hpcomm.apps._report import Progress, sleep_until_all, table, verdict
+
+from .. import Communicator
+from ._picture import draw_pingpong, require_picture
+from ._report import Progress, sleep_until_all, table, verdict
 
 SIZES = [8 << (3 * i) for i in range(8)]  # 8 B to 16 MiB
 BUDGET = 64 << 20  # bytes sent for each size, at most

@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 
 import hpcomm
-from hpcomm import Communicator, Field, checkpoint
-from hpcomm.apps._arguments import require_folder
-from hpcomm.apps._report import verdict
+
+from .. import Communicator, Field
+from ..fields.files import checkpoints
+from ._arguments import require_folder
+from ._report import verdict
 
 SHAPE = (60, 48)
 
@@ -55,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     comm = hpcomm.world
     if given:
         require_folder(parser, comm, given)
-    if given and comm.broadcast_object({*checkpoint.steps(given)} - {1, 2}):
+    if given and comm.broadcast_object({*checkpoints.steps(given)} - {1, 2}):
         parser.error(f"{given} holds checkpoints of something else: another folder")
     folder = Path(comm.broadcast_object(given or tempfile.mkdtemp(prefix="restart_demo-")))
     say = print if comm.rank == 0 else lambda *_: None
@@ -63,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     writers = comm.split(0 if comm.rank < (comm.size + 1) // 2 else None)
     if writers is not None:
         for step in (1, 2):
-            path = checkpoint.save(folder, fields_on(writers, step), step, {"writers": writers.size})
+            path = checkpoints.save(folder, fields_on(writers, step), step, {"writers": writers.size})
         say(f"{writers.size} ranks saved {path.name} as {writers.mesh(y=-1, x=-1).shape}")
     comm.barrier()
 
@@ -71,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     for who, readers in ((f"{comm.size} ranks", comm), ("one rank alone", hpcomm.self_)):
         if readers is comm or comm.rank == 0:
             fields = fields_on(readers, None)
-            found = checkpoint.load(folder, fields)
+            found = checkpoints.load(folder, fields)
             wrong += faults(fields, 2, who)
             say(f"{who} read step {found.step}, saved by {found.metadata['writers']}")
 
@@ -85,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     fields = fields_on(comm, None)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = checkpoint.load(folder, fields)
+        found = checkpoints.load(folder, fields)
     wrong += faults(fields, 1, "after the damage")
     if comm.rank == 0 and not told:
         wrong.append("nobody was told of the damage")

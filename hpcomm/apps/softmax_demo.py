@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Communicator
-from hpcomm.apps._arguments import moderate, positive, require_memory
-from hpcomm.apps._report import table, verdict
+
+from .. import Communicator
+from ._arguments import moderate, positive, require_memory
+from ._report import table, verdict
 
 Vector = NDArray[np.float64]
 

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import Communicator
-from hpcomm.apps._arguments import bins, positive
-from hpcomm.apps._dataset import read
-from hpcomm.apps._picture import draw_histogram, require_picture
-from hpcomm.apps._report import table, verdict
-from hpcomm.apps._selection import quantiles
+
+from .. import Communicator
+from ._arguments import bins, positive
+from ._dataset import read
+from ._picture import draw_histogram, require_picture
+from ._report import table, verdict
+from ._selection import quantiles
 
 Rows = NDArray[np.float64]
 PROBABILITIES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])

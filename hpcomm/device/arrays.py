@@ -11,17 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import dtypes
+from ..core import dtypes
 from ..errors import DtypeError, LayoutError
 from .driver import DEFAULT_STREAM, driver
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..dtypes import Dtype
+    from ..core.dtypes import Dtype
     from .driver import Device
 else:
-    from ..lazy import LazyModule
+    from .._lazy import LazyModule
 
     np = LazyModule("numpy")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 else:
-    from ..lazy import LazyModule
+    from .._lazy import LazyModule
 
     np = LazyModule("numpy")
 

@@ -10,13 +10,13 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .. import dtypes
+from ..core import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from ..dtypes import Dtype
+    from ..core.dtypes import Dtype
     from .arrays import Place
     from .driver import Device
 

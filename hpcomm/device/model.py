@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import dtypes
-from ..dtypes import Dtype
+from ..core import dtypes
+from ..core.dtypes import Dtype
 from .kernels import FOLDS
 from .modelled import Model
 from .queues import Work

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, TransportError
 
 if TYPE_CHECKING:
-    from ..dtypes import Dtype
+    from ..core.dtypes import Dtype
 
 __all__ = ["DTYPES", "OPS", "SIGNATURES", "Group", "Nccl", "UniqueId", "find"]
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ConfigError, HpcommError
-from ..mappings import misfit
-from . import route, unit
-from .channel import Channel, Turns
-from .clock import Schedule
-from .coupling import Giving, Taking
-from .field import Field
-from .spec import FieldSpec, GridSpec, JobSpec
-from .wire import Wire
+from ..grids.methods import misfit
+from .coupled_field import Field
+from .coupling import unit
+from .coupling.coupler import Giving, Taking
+from .coupling.coupling_channel import Channel, Turns
+from .coupling.coupling_clock import Schedule
+from .coupling.wire import Wire
+from .route import coupled_route
+from .spec.spec_file import FieldSpec, GridSpec, JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,7 @@ def take_grids(spec: JobSpec, program: str, fields: Mapping[tuple[str, str], Fie
 
 
 def _take_grid(field: Field, said: GridSpec, where: str) -> None:
-    from .. import grid
+    from ..grids import grid
 
     if field.grid is None:
         if said.kind in ("points", "cells"):
@@ -194,7 +195,7 @@ def connect(
         field = gives[each.name] if is_giver else takes[each.name][0]
         weights = None if each.mapping == "none" else _weights(wire, each, field, is_giver)
         wanted = field.points if weights is None else weights.sources
-        made = route.plan(wire.mpi, field.points if is_giver else None, None if is_giver else wanted)
+        made = coupled_route.plan(wire.mpi, field.points if is_giver else None, None if is_giver else wanted)
         _check(made.lack, each)
         rows = [(rank - wire.shift, where) for rank, where in (made.gives if is_giver else made.takes)]
         schedule = Schedule(each.every_s, each.lag_s, each.time)
@@ -237,19 +238,19 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     Raises:
         ConfigError, LayoutError: cells lie over each other, or nothing reaches some points; on every rank.
     """
-    from .. import regrid
+    from ..grids import remap
 
     found = None
     if each.weights is None:
         try:
-            found = regrid.weights_between(
+            found = remap.weights_between(
                 wire.mpi, field.grid, field.points, is_giver, each.mapping, each.neighbours
             )
         except HpcommError as error:
             error.what = f"field {each}: {error.what}"
             raise
     elif not is_giver:
-        found = regrid.Weights.load(each.weights).part(field.points)
+        found = remap.Weights.load(each.weights).part(field.points)
     lost = field.points[:0] if found is None else field.points[found.uncovered]
     told = wire.mpi.allgather((len(lost), int(lost[0]) if len(lost) else -1))
     count = sum(n for n, _ in told)
@@ -263,7 +264,7 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     return found
 
 
-def _check(lack: route.Lack, each: FieldSpec) -> None:
+def _check(lack: coupled_route.Lack, each: FieldSpec) -> None:
     if lack.doubled:
         raise ConfigError(
             f"{lack.doubled} points of field {each} are given twice, the first is {lack.first_doubled}",

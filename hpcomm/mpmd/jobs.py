@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import runtime
+from ..agree import runtime
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError
 from .deadline import within
 from .link import Link

@@ -9,14 +9,16 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from .. import runtime, standing
+from ..agree import runtime
+from ..communicator.lazy_world import taken
 from ..errors import ConfigError, HpcommError, UsageError
-from ..late import taken
-from ..needs import load_mpi
-from . import early, handshake, witness
-from .clock import is_number
+from ..job import process_role
+from ..job.optional_packages import load_mpi
+from . import handshake
+from .coupling.coupling_clock import is_number
 from .deadline import within
 from .link import Link, adopt
+from .monitor import post_mortem, startup_monitor
 from .program import Program
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from ..communicator import Communicator
+    from ..communicator.communicator import Communicator
 
 __all__ = ["join"]
 
@@ -96,7 +98,7 @@ def _checked_name(name: str | None) -> str:
 def _start_mpi() -> MPI.Intracomm:
     """Bring MPI up; it waits for every process of the job, so somebody must look whether they all come."""
     is_up = "mpi4py.MPI" in sys.modules
-    with contextlib.nullcontext() if is_up else early.watched():
+    with contextlib.nullcontext() if is_up else startup_monitor.watched():
         world: MPI.Intracomm = load_mpi("hpcomm.join").COMM_WORLD
     return world
 
@@ -105,7 +107,7 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     from mpi4py import MPI
 
     announced = handshake.expected(os.environ, world.size)
-    standing.check_launcher(world.size, MPI.get_vendor()[0])
+    process_role.check_launcher(world.size, MPI.get_vendor()[0])
     members: Sequence[int] = sorted(rank for ranks in announced.values() for rank in ranks)
     members = members or range(world.size)
     if world.rank not in members:
@@ -126,7 +128,7 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
         everybody = _group(world, sorted(full), _FULL_TAG)
         runtime.start(everybody, mine)
         if others and everybody.rank == 0:
-            witness.leave(handshake.listed(members, cards))
+            post_mortem.leave(handshake.listed(members, cards))
         if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
             runtime.count_hasty_exits()
         comm = adopt(_group(world, programs[name], _OWN_TAG), name, made=taken("world"))

@@ -6,24 +6,23 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from .. import runtime
-from ..communicator import Communicator
+from ..agree import ended_ranks, runtime, watchdog
+from ..agree.partners import Partners
+from ..communicator.communicator import Communicator
 from ..errors import ConfigError, UsageError, WaitTimeoutError, where
-from ..observe import notary, sentinel
-from ..observe.partners import Partners
-from .channel import TIMEOUT_S
-from .clock import check_time, is_number
-from .field import Field
-from .plain import PlainCommunicator
+from .coupled_field import Field
+from .coupling.coupling_channel import TIMEOUT_S
+from .coupling.coupling_clock import check_time, is_number
+from .plain_link import PlainCommunicator
 from .report import link_lines
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .channel import Channel, Turns
-    from .coupling import Giving, Taking
-    from .progress import Progress
-    from .wire import Wire
+    from .coupling.coupler import Giving, Taking
+    from .coupling.coupling_channel import Channel, Turns
+    from .coupling.wire import Wire
+    from .coupling_progress import Progress
 
 __all__ = ["Link", "adopt", "no_field"]
 
@@ -81,7 +80,7 @@ class Link:
             foreign: whether it is of another job.
         """
         comm = adopt(inter, f"{name}<->{peer}", plain=plain)
-        mates = local._mpi.Dup() if local.size > notary.FEW else None
+        mates = local._mpi.Dup() if local.size > ended_ranks.FEW else None
         if plain:
             shadow = cast("MPI.Intercomm", comm._shadow)
             comm._partners = Partners(shadow, (comm._mpi,), peer, plain=True, mates=mates)
@@ -89,7 +88,7 @@ class Link:
             carries = (comm._mpi, comm._shadow, comm._parts)
             comm._partners = Partners(inter.Dup(), carries, peer, foreign, mates=mates)
             runtime.farewells.append(comm._partners.say_farewell)
-        sentinel.follow(comm)
+        watchdog.follow(comm)
         return cls(name, peer, local, comm, is_first=name < peer, plain=plain)
 
     @property

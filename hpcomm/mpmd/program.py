@@ -8,26 +8,26 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from .. import runtime
+from ..agree import runtime
 from ..errors import ConfigError, UsageError
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
-from .channel import TIMEOUT_S
-from .clock import check_time, divides, is_number
+from .coupled_field import Field
+from .coupling.coupling_channel import TIMEOUT_S
+from .coupling.coupling_clock import check_time, divides, is_number
+from .coupling_progress import progress
 from .deadline import within
-from .field import Field
 from .link import Link, no_field
-from .progress import progress
-from .reader import read
 from .record import Recorded, recorder
-from .spec import MAPPINGS, TIMES, FieldSpec, JobSpec, is_uncovered
-from .tables import LONGEST_S
+from .record_reader import read
+from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, JobSpec, is_uncovered
+from .spec.toml_tables import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..communicator import Communicator
+    from ..communicator.communicator import Communicator
 
 __all__ = ["Program"]
 
@@ -98,9 +98,9 @@ class Program:
             known = ", ".join(self.spec.grids)
             hint = f"did you mean {close[0]!r}?" if close else f"grids: {known or 'none'}"
             raise ConfigError(f"there is no grid {name!r} in {self.spec.path.name}", "grid", hint)
-        from .. import regrid
+        from ..grids import remap
 
-        return regrid.from_spec(self.spec.grids[name])
+        return remap.from_spec(self.spec.grids[name])
 
     def gives(self, name: str, values: Any, points: Any = None, *, grid: Any = None) -> Field:
         """Declare a field that others may take. Collective over this program; before the first put or get.
@@ -315,7 +315,7 @@ def _meet(link: Link, timeout_s: float) -> None:
 
 
 def _check_wish(wish: FieldSpec) -> None:
-    """What fits.py checks of a field in a spec, of one that a program declares."""
+    """What grid_checks.py checks of a field in a spec, of one that a program declares."""
     known: tuple[str, ...]
     for key, value, known in (("mapping", wish.mapping, MAPPINGS), ("time", wish.time, TIMES)):
         if value not in known:

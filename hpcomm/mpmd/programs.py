@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..launcher import host_and_slots, wrong_name
-from . import command
-from .spec import ProgramSpec
+from ..job.launcher import host_and_slots, wrong_name
+from .spec import spec_command
+from .spec.spec_file import ProgramSpec
 
 if TYPE_CHECKING:
-    from .tables import Tables
+    from .spec.toml_tables import Tables
 
 __all__ = ["MOST_RANKS", "read_program"]
 
@@ -68,9 +68,9 @@ def _folder(tables: Tables, table: dict[str, Any], here: bool) -> Path:
 
 def _command(tables: Tables, table: dict[str, Any], workdir: Path, here: bool) -> tuple[str, ...]:
     try:
-        words = command.words_of(table["command"])
+        words = spec_command.words_of(table["command"])
         if here:
-            command.check(words, workdir, table.get("env", {}))
+            spec_command.check(words, workdir, table.get("env", {}))
     except ConfigError as error:
         tables.fail(error.what, error.hint or "", "command")
     return tuple(words)

@@ -13,15 +13,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.request import Request
 from ..errors import ConfigError, UsageError
-from ..request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from ..communicator import Communicator
+    from ..communicator.communicator import Communicator
 
 __all__ = ["Recorded", "Recorder", "recorder"]
 

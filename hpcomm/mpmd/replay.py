@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ..communicator import Communicator
-from .clock import Schedule
-from .coupling import Giving, Taking
+from ..communicator.communicator import Communicator
+from .coupling.coupler import Giving, Taking
+from .coupling.coupling_clock import Schedule
 from .link import Link
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .field import Field
+    from .coupled_field import Field
     from .record import Recorder
-    from .spec import FieldSpec, JobSpec
+    from .spec.spec_file import FieldSpec, JobSpec
 
 __all__ = ["Absent", "connect", "links"]
 
@@ -110,9 +110,9 @@ def connect(
 def _from_file(field: Field, recorder: Recorder, uncovered: str | float) -> Taking:
     kept, weights = recorder.weights_file(field.name), None
     if kept.exists():
-        from .. import regrid
+        from ..grids import remap
 
-        weights = regrid.Weights.load(kept)
+        weights = remap.Weights.load(kept)
     return Taking(
         None,
         field,

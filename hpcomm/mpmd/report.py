@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import trial
-from .field import host, width_of
+from .coupled_field import host, width_of
+from .coupling import trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..communicator import Communicator
-    from .coupling import Giving, Taking
-    from .wire import Wire
+    from ..communicator.communicator import Communicator
+    from .coupling.coupler import Giving, Taking
+    from .coupling.wire import Wire
 
 __all__ = ["Row", "advice", "bars", "link_lines", "row_of", "table"]
 

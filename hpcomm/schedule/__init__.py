@@ -1,1 +1,4 @@
-"""Collective algorithms as pure functions: proof, price, picture and deed all read the same rows."""
+"""Algorithms of collectives as pure functions of (size, rank): build, combine, prove, interpret.
+
+Begin with stream.py (the representation), then ring.py or tree.py. Imports no MPI; cost/ prices schedules.
+"""

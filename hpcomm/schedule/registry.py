@@ -12,7 +12,7 @@ from traceback import extract_tb
 from typing import Any
 
 from ..errors import HpcommError, UsageError
-from . import butterfly, circle, tree
+from . import butterfly, ring, tree
 from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
 from .stream import Run, Schedule, Stream, plus
@@ -208,20 +208,20 @@ def _both_ways(gather: Maker) -> Maker:
 
 
 def ring_all_reduce(p: int) -> Schedule:
-    back = reverse("reduce_scatter", circle.ring(p, -1))  # so that both halves go the same way round
-    return sequence("all_reduce", back, circle.ring(p), slots=1, chunks=p)
+    back = reverse("reduce_scatter", ring.ring(p, -1))  # so that both halves go the same way round
+    return sequence("all_reduce", back, ring.ring(p), slots=1, chunks=p)
 
 
 ring_all_reduce.__doc__ = (
-    f"all_reduce: reduce_scatter, then all_gather, both to the right.\n\n    {circle.ring.__doc__}"
+    f"all_reduce: reduce_scatter, then all_gather, both to the right.\n\n    {ring.ring.__doc__}"
 )
 
 
 def ring_reduce_scatter(p: int) -> Schedule:
-    return reverse("reduce_scatter", circle.ring(p, -1))
+    return reverse("reduce_scatter", ring.ring(p, -1))
 
 
-ring_reduce_scatter.__doc__ = f"reduce_scatter: around the ring, folding.\n\n    {circle.ring.__doc__}"
+ring_reduce_scatter.__doc__ = f"reduce_scatter: around the ring, folding.\n\n    {ring.ring.__doc__}"
 
 
 def _backwards(verb: str, maker: Maker) -> Maker:
@@ -323,7 +323,7 @@ def scatter_ring(p: int) -> Schedule:
 
     Cost: log2 p + p-1 rounds, 2n(p-1)/p bytes (Barnett et al. 1994, "InterCom"). For large x.
     """
-    return sequence("broadcast", tree.binomial_scatter(p), circle.ring(p), slots=1, chunks=p)
+    return sequence("broadcast", tree.binomial_scatter(p), ring.ring(p), slots=1, chunks=p)
 
 
 def ring_gather(p: int) -> Schedule:
@@ -333,7 +333,7 @@ def ring_gather(p: int) -> Schedule:
 
     Cost: log2 p + p-1 rounds, at most 2n(p-1)/p bytes (Barnett et al. 1994, "InterCom"). For large x.
     """
-    fold = reverse("reduce", circle.ring(p, -1))
+    fold = reverse("reduce", ring.ring(p, -1))
     return sequence("reduce", fold, reverse("gather", tree.binomial_scatter(p)), slots=1, chunks=p)
 
 
@@ -403,8 +403,8 @@ def tree_barrier(p: int) -> Schedule:
 
 def _fill() -> None:
     gathers = {
-        "ring": circle.ring, "bruck": circle.bruck, "circulant": circle.circulant,
-        "pat": circle.parallel_trees, "pairwise": circle.pairwise,
+        "ring": ring.ring, "bruck": ring.bruck, "circulant": ring.circulant,
+        "pat": ring.parallel_trees, "pairwise": ring.pairwise,
     }  # fmt: skip
     for name, maker in gathers.items():
         register(name, "all_gather")(maker)
@@ -416,15 +416,15 @@ def _fill() -> None:
     register("tree", "all_reduce")(single_tree)
     register("recursive_doubling", "all_reduce")(recursive_doubling)
     register("rabenseifner", "all_reduce")(rabenseifner)
-    register("bruck", "all_reduce")(_both_ways(circle.bruck))
-    register("circulant", "all_reduce")(_both_ways(circle.circulant))
+    register("bruck", "all_reduce")(_both_ways(ring.bruck))
+    register("circulant", "all_reduce")(_both_ways(ring.circulant))
     register("double_tree", "all_reduce")(double_tree)
-    register("pat", "all_reduce")(_both_ways(circle.parallel_trees))
+    register("pat", "all_reduce")(_both_ways(ring.parallel_trees))
     register("swing", "all_reduce")(swing)
     register("bine", "all_reduce")(bine)
     register("hierarchical", "all_reduce")(hierarchical)
     downwards = {
-        "tree": tree.binomial, "ring": circle.chain,
+        "tree": tree.binomial, "ring": ring.chain,
         "double_tree": tree.double_tree_broadcast, "bine": butterfly.butterfly_broadcast,
     }  # fmt: skip
     for name, maker in downwards.items():
@@ -436,14 +436,14 @@ def _fill() -> None:
     for name, maker in {"tree": tree.binomial_scatter, "pairwise": tree.direct_scatter}.items():
         register(name, "scatter")(maker)
         register(name, "gather")(_backwards("gather", maker))
-    register("pairwise", "all_to_all")(circle.pairwise_exchange)
-    register("bruck", "all_to_all")(circle.bruck_exchange)
-    scans: dict[str, Maker] = {"tree": circle.prefix, "ring": circle.chain_scan}
+    register("pairwise", "all_to_all")(ring.pairwise_exchange)
+    register("bruck", "all_to_all")(ring.bruck_exchange)
+    scans: dict[str, Maker] = {"tree": ring.prefix, "ring": ring.chain_scan}
     for name, maker in scans.items():
         register(name, "scan")(maker)
         register(name, "exscan")(_after_shift(maker))
-    register("bruck", "barrier")(circle.dissemination)
-    register("ring", "barrier")(circle.ring_barrier)
+    register("bruck", "barrier")(ring.dissemination)
+    register("ring", "barrier")(ring.ring_barrier)
     register("tree", "barrier")(tree_barrier)
 
 

@@ -13,7 +13,7 @@ __all__ = ["autoload"]
 
 def autoload() -> None:
     """Make "mpi" a backend of torch.distributed; torch calls this when it is imported. May be repeated."""
-    import_module("hpcomm.torch_backend.seam").install()
+    import_module("hpcomm.torch_backend.install").install()
 
 
 autoload()

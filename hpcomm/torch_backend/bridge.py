@@ -6,12 +6,12 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, UsageError
-from . import rendezvous, seam
-from .group import ProcessGroupMPI
+from . import install, rendezvous
 from .names import c10d, dist, options
+from .process_group import ProcessGroupMPI
 
 if TYPE_CHECKING:
-    from ..communicator import Communicator
+    from ..communicator.communicator import Communicator
 
 __all__ = ["as_process_group", "from_torch"]
 
@@ -53,7 +53,7 @@ def as_process_group(comm: Communicator) -> ProcessGroupMPI:
     """
     group = _groups.get(comm)
     if group is None or group.comm._closed:
-        seam.take()
+        install.take()
         name = f"hpcomm/{comm.name}/{len(c10d._world.pg_names)}"
         of_comm, of_world = comm._mpi.Get_group(), rendezvous.world()._mpi.Get_group()
         world_ranks = of_comm.Translate_ranks(None, of_world)

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from .. import dtypes, reduction
+from ..core import dtypes, reduction
+from ..core.signature import head
 from ..errors import LayoutError
-from ..signature import head
-from .errors import as_torch
 from .names import dist, options
+from .torch_errors import as_torch
 
 __all__ = [
     "OPERATORS",

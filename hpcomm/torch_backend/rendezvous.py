@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
-from .. import pmi
 from ..errors import ConfigError
-from ..needs import load_mpi
+from ..job import pmi_server
+from ..job.optional_packages import load_mpi
 from . import torchrun
 
 if TYPE_CHECKING:
-    from ..communicator import Communicator
+    from ..communicator.communicator import Communicator
 
 __all__ = ["Told", "at_hand", "by_mpi", "over_mpi", "refuse_unsaid", "store", "told", "world"]
 
@@ -110,7 +110,7 @@ def world(
         if joins:
             refuse_unsaid(said)
             torchrun.join((meeting or _env_store)(), said.rank or 0, said.size or 1, seconds, said.by)
-        from ..communicator import Communicator
+        from ..communicator.communicator import Communicator
 
         _world = Communicator(load_mpi("init_process_group").COMM_WORLD, "torch", check="off")
         if joins:
@@ -190,10 +190,10 @@ def store(comm: Communicator, timeout: timedelta | None = None) -> Any:
 
 def _serve(host: str, size: int, timeout: timedelta) -> Any:
     """A TCPStore that listens on host only, where torch's own would on all addresses."""
-    from .errors import is_since
     from .names import dist
+    from .torch_errors import is_since
 
-    listening = pmi.listen(host)
+    listening = pmi_server.listen(host)
     port, number = listening.getsockname()[1], listening.detach()
     serve = partial(dist.TCPStore, host, port, size, True, timeout, False, master_listen_fd=number)
     try:

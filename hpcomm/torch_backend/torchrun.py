@@ -21,8 +21,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from .. import installation, pmi
 from ..errors import ConfigError, HpcommError
+from ..job import installation, pmi_server
 
 __all__ = ["GLOO", "can", "forget", "join", "own_address"]
 
@@ -91,7 +91,7 @@ def _start_server(store: Any, size: int, seconds: float) -> str:
         host = own_address(host)
     space = f"hpcomm_{os.urandom(16).hex()}"
     told = {"host": host, "size": size, "seconds": seconds, "space": space, "file": file}
-    port = pmi.start({**told, "secret": _with_word(secret).hex()})
+    port = pmi_server.start({**told, "secret": _with_word(secret).hex()})
     return json.dumps({"host": host, "port": port, "file": file, "secret": None if file else secret.hex()})
 
 
@@ -104,7 +104,9 @@ def _connect(store: Any, key: str, rank: int, size: int, seconds: float) -> sock
             told = json.loads(store.get(key))
             secret = _read(told["file"]) if told["file"] else bytes.fromhex(told["secret"])
             left = max(deadline - time.monotonic(), 1.0)
-            return pmi.connect(str(told["host"]), int(told["port"]), _with_word(secret), rank, size, left)
+            return pmi_server.connect(
+                str(told["host"]), int(told["port"]), _with_word(secret), rank, size, left
+            )
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # torch's are the last
             if isinstance(error, HpcommError):
                 raise

@@ -13,14 +13,14 @@ import torch
 from torch.futures import Future
 
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
-from .errors import as_torch
-from .gate import pause
+from .monitored_gate import pause
 from .names import dist
+from .torch_errors import as_torch
 
 if TYPE_CHECKING:
-    from ..request import Request
-    from .devices import Aside
-    from .group import ProcessGroupMPI
+    from ..core.request import Request
+    from .cuda_streams import Aside
+    from .process_group import ProcessGroupMPI
 
 __all__ = ["JointWork", "MessageWork", "QueuedWork", "Work", "flat"]
 

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from ..core.request import Request, Stages, abandon
 from ..errors import HpcommError, MismatchError, TransportError, where
-from ..request import Request, Stages, abandon
-from . import guard
+from . import guarded_receive
 from .progress import StreamRequest
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..call import Call
-    from ..communicator import Communicator
-    from ..dtypes import Dtype
+    from ..communicator.communicator import Communicator
+    from ..core.dtypes import Dtype
+    from ..core.operation import Call
 
     Spec = tuple[NDArray[Any], int, MPI.Datatype]
 else:
-    from ..lazy import LazyModule
+    from .._lazy import LazyModule
 
     np = LazyModule("numpy")
 
@@ -77,7 +77,7 @@ def by_library(call: Call, status: MPI.Status | None = None) -> None:
     for name, arguments in pieces(call):
         if name == "Recv":
             part, source, tag = arguments
-            guard.receive(mpi, part, source, tag, status)
+            guarded_receive.receive(mpi, part, source, tag, status)
         else:
             getattr(mpi, name)(*arguments if status is None else (*arguments, status))
 
@@ -100,7 +100,7 @@ def swap(
     going: Any = None
     try:
         going = mpi.Isend(part, dest, sendtag)
-        guard.receive(mpi, into, source, recvtag, status)
+        guarded_receive.receive(mpi, into, source, recvtag, status)
         going.Wait()
     except BaseException:
         abandon(going, x)  # its receiver may still come for it

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..core.request import Request, Stages, deadline, has_rounds, move_rounds, on_rounds
 from ..errors import WaitTimeoutError, is_ours
-from ..request import Request, Stages, deadline, has_rounds, move_rounds, on_rounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 else:
-    from ..lazy import LazyModule
+    from .._lazy import LazyModule
 
     MPI = LazyModule("mpi4py.MPI")
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import Field, Partition, Points, Redistribution, checkpoint, hdf5, io, mesh, zarr
+from hpcomm import Field, Partition, Points, Redistribution, checkpoint, hdf5, io, zarr
 from hpcomm import differentiable as d
+from hpcomm.communicator import mesh
 
 NO_PATHS = (None, 3, b"x")
 

@@ -13,11 +13,11 @@ from mpi4py import MPI
 from test_within import FORMS, VERBS, called, due, given, same
 
 import hpcomm
-from hpcomm import contest, within
-from hpcomm.dtypes import BY_NAME
-from hpcomm.flags import is_wanted
-from hpcomm.reduction import NAMES
-from hpcomm.signature import head
+from hpcomm.core.dtypes import BY_NAME
+from hpcomm.core.reduction import NAMES
+from hpcomm.core.signature import head
+from hpcomm.node import autotune, node_collectives
+from hpcomm.node.arrival_flags import is_wanted
 
 pytestmark = pytest.mark.skipif(
     MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
@@ -28,12 +28,12 @@ N = 20_000  # elements
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The calls that went by memory of the node; contests are of shorter calls, and come sooner."""
-    monkeypatch.setattr(contest, "LEAST", 32 << 10)
-    monkeypatch.setattr(contest, "_ROW", 3)
-    monkeypatch.setattr(contest, "_PERIOD", range(16, 32))
-    monkeypatch.setattr(contest, "_STEADY", 16)
+    monkeypatch.setattr(autotune, "LEAST", 32 << 10)
+    monkeypatch.setattr(autotune, "_ROW", 3)
+    monkeypatch.setattr(autotune, "_PERIOD", range(16, 32))
+    monkeypatch.setattr(autotune, "_STEADY", 16)
     seen: list[int] = []
-    make = within.Within._make
+    make = node_collectives.Within._make
 
     def noted(self: Any, *what: Any) -> Any:
         way = make(self, *what)
@@ -44,7 +44,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return call
 
-    monkeypatch.setattr(within.Within, "_make", noted)
+    monkeypatch.setattr(node_collectives.Within, "_make", noted)
     return seen
 
 
@@ -62,7 +62,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> None:
         clock.now += next(steps)
         return clock.now
 
-    monkeypatch.setattr(contest, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(perf_counter=perf_counter))
 
 
 @pytest.mark.parametrize("quicker", ["ours", "theirs"])
@@ -70,7 +70,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> None:
 def test_calls_go_the_quicker_way_and_are_right_either_way(
     comm: Any, ours: list[int], monkeypatch: pytest.MonkeyPatch, verb: str, quicker: str
 ) -> None:
-    monkeypatch.setattr(contest, "_CLEARLY", {"ours": np.inf, "theirs": 0.0}[quicker])
+    monkeypatch.setattr(autotune, "_CLEARLY", {"ours": np.inf, "theirs": 0.0}[quicker])
     for turn in range(16 + 32 + 1):
         form, root = FORMS[(turn + comm.rank) % len(FORMS)], turn % comm.size
         x = form(given(comm, verb, comm.rank, N, np.int32))
@@ -99,7 +99,7 @@ def test_calls_from_two_roots_in_turn_count_as_pairs(
     comm: Any, ours: list[int], monkeypatch: pytest.MonkeyPatch, of_mpi: tuple[float, float], way: str
 ) -> None:
     """By memory each takes 4 s. Neither the first call of a row counts, nor one that is disturbed."""
-    monkeypatch.setattr(contest, "_ROW", 5)
+    monkeypatch.setattr(autotune, "_ROW", 5)
     tell(monkeypatch, [0.0, 4.0, 4.0, 99.0, 4.0, 0.0, *of_mpi, *of_mpi])
     x = np.ones(N)
     for turn in range(16):
@@ -114,8 +114,8 @@ def test_calls_that_take_long_are_tried_again_sooner(
     comm: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, steady: int, trials: int
 ) -> None:
     """Periods grow from 16 calls to 32 where these are steady, or take less than half a second."""
-    monkeypatch.setattr(contest, "_STEADY", steady)
-    monkeypatch.setattr(contest, "_CLEARLY", np.inf)
+    monkeypatch.setattr(autotune, "_STEADY", steady)
+    monkeypatch.setattr(autotune, "_CLEARLY", np.inf)
     clock = SimpleNamespace(now=0.0, asked=0)
 
     def perf_counter() -> float:
@@ -123,7 +123,7 @@ def test_calls_that_take_long_are_tried_again_sooner(
         clock.now += seconds
         return clock.now
 
-    monkeypatch.setattr(contest, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(perf_counter=perf_counter))
     x = np.ones(N, np.int64)
     for _ in range(16 + 16 + 8):
         comm.all_reduce(x, out=x.copy())
@@ -140,7 +140,7 @@ def test_short_calls_are_not_tried(comm: Any, ours: list[int]) -> None:
 @pytest.mark.parametrize("verb", ["all_reduce", "reduce", "reduce_scatter"])
 def test_sums_of_three_that_could_differ_in_their_bits_are_not_tried(verb: str) -> None:
     def is_exact(op: str, dtype: str, size: int) -> bool:
-        return within._is_exact(head(verb, NAMES.index(op), BY_NAME[dtype].code, 3), size)
+        return node_collectives._is_exact(head(verb, NAMES.index(op), BY_NAME[dtype].code, 3), size)
 
     assert is_exact("sum", "int64", 3)
     assert is_exact("max", "uint8", 3)
@@ -153,4 +153,4 @@ def test_sums_of_three_that_could_differ_in_their_bits_are_not_tried(verb: str) 
 
 def test_what_is_only_moved_may_always_be_tried() -> None:
     for verb in ("broadcast", "gather", "all_gather", "scatter", "all_to_all"):
-        assert within._is_exact(head(verb, 0, BY_NAME["float64"].code, 1), 9)
+        assert node_collectives._is_exact(head(verb, 0, BY_NAME["float64"].code, 1), 9)

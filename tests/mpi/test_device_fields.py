@@ -16,8 +16,8 @@ import hpcomm
 from hpcomm import Field, Halo, Partition, Points, Redistribution, checkpoint, hdf5, io, zarr
 from hpcomm.apps import _library, gpu_demo, overlap_demo
 from hpcomm.apps._library import Library
-from hpcomm.checksum import checksum
 from hpcomm.device import driver, model
+from hpcomm.fields.files.checksum import checksum
 
 __all__ = ["comm", "device", "path"]  # fixtures
 Where = Callable[[int], bool]

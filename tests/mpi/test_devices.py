@@ -17,10 +17,11 @@ from mpi4py import MPI
 from stand_ins import ModelNccl
 
 import hpcomm
-from hpcomm import buffer, cargo, onboard, parcel, pickling
+from hpcomm.communicator import device_payload, payload, pickling
+from hpcomm.core import buffer
 from hpcomm.device import driver, model, order
-from hpcomm.mpmd.there import There
-from hpcomm.transport import arena, direct, ipc, pieces, staging
+from hpcomm.mpmd.coupling.device_operations import There
+from hpcomm.transport.device import cuda_aware, dispatch, ipc, pipeline, staging, workspace
 
 # elements of float32 that go in one MPI call; in pieces or through the slab; in an allocation opened itself
 SMALL, LARGE, DIRECT = 20, 700, 3000
@@ -39,9 +40,9 @@ def path() -> str:
 @pytest.fixture
 def comm(device: model.Model, monkeypatch: pytest.MonkeyPatch, path: str) -> Iterator[hpcomm.Communicator]:
     """A communicator whose ranks have a device; afterwards nothing that ran may have been a race."""
-    monkeypatch.setattr(onboard, "EAGER", 1024)
-    monkeypatch.setattr(pieces, "PIECE", 512)
-    monkeypatch.setattr(arena, "ARENA", 4096)
+    monkeypatch.setattr(dispatch, "EAGER", 1024)
+    monkeypatch.setattr(pipeline, "PIECE", 512)
+    monkeypatch.setattr(workspace, "ARENA", 4096)
     monkeypatch.setattr(ipc, "SLOT", 512)
     monkeypatch.setattr(ipc, "DIRECT", 4 * DIRECT)
     monkeypatch.setenv("HPCOMM_GPU", path)
@@ -346,7 +347,7 @@ def test_nccl_is_left_where_ranks_share_a_gpu(
 @pytest.fixture
 def aware(monkeypatch: pytest.MonkeyPatch) -> None:
     """An MPI that reads device memory: the model's, which memory() shows to it."""
-    monkeypatch.setattr(direct, "_found", dict.fromkeys(direct.OPERATIONS, ""))
+    monkeypatch.setattr(cuda_aware, "_found", dict.fromkeys(cuda_aware.OPERATIONS, ""))
 
 
 @pytest.mark.parametrize("path", ["direct"])
@@ -367,8 +368,8 @@ def test_an_mpi_that_reads_device_memory_is_given_it(
 def test_an_mpi_that_does_not_say_so_is_given_none(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "_found", {})
-    monkeypatch.setattr(direct, "_child", lambda names: pytest.fail("was tried"))
+    monkeypatch.setattr(cuda_aware, "_found", {})
+    monkeypatch.setattr(cuda_aware, "_child", lambda names: pytest.fail("was tried"))
     monkeypatch.setenv("HPCOMM_GPU", "direct")
     with (
         comm.dup() as other,
@@ -383,12 +384,12 @@ def test_the_trial_tells_right_from_wrong(
     """In this job, because the model's memory cannot crash it."""
     if comm.size == 1:
         pytest.skip("alone, a rank finds in the wrong memory what it has put there itself")
-    direct.trial(["send", "all_reduce", "reduce_scatter"])
+    cuda_aware.trial(["send", "all_reduce", "reduce_scatter"])
     wrong = model.asarray(np.zeros(1 << 22, np.uint8))
     monkeypatch.setattr(
         type(driver.driver().device(0)), "memory", lambda self, at, n: wrong._on_host()[0][:n]
     )
-    direct.trial(["all_gather"])
+    cuda_aware.trial(["all_gather"])
     out = capsys.readouterr().out
     if comm.rank == 0:
         assert [line.split(" ", 1)[1] for line in out.splitlines()] == [
@@ -668,9 +669,9 @@ def test_objects_with_and_without_arrays_on_devices_take_turns(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the sizes of real use: what travels with the object is copied while its receiver opens it."""
-    assert type(pickling.encode([given(SMALL, 0)])) is parcel.Laden
-    assert type(pickling.encode([values(SMALL, 0)])) is parcel.Parcel
-    monkeypatch.setattr(onboard, "EAGER", 1 << 20)
+    assert type(pickling.encode([given(SMALL, 0)])) is payload.Laden
+    assert type(pickling.encode([values(SMALL, 0)])) is payload.Parcel
+    monkeypatch.setattr(dispatch, "EAGER", 1 << 20)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     with hpcomm.Communicator(MPI.COMM_WORLD) as usual:
         for n in (200_000, 3, 260_000, 200_000):
@@ -722,7 +723,7 @@ def test_where_their_library_is_not_loaded_arrays_come_to_the_host(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
     if comm.rank % 2:
-        monkeypatch.setattr(cargo, "_LIBRARIES", ())
+        monkeypatch.setattr(device_payload, "_LIBRARIES", ())
     got = comm.all_gather_object((given(n, comm.rank), 7))
     parts = comm.all_gather_ragged(given(n, comm.rank))
     for rank in set(range(comm.size)) - {comm.rank}:
@@ -983,7 +984,7 @@ def test_memory_that_cannot_be_opened_goes_by_pieces_and_says_why(
         device.can_open, comm._onboard.messages.opened = True, kept
 
 
-def all_paths(comms: list[hpcomm.topology.Cart]) -> None:
+def all_paths(comms: list[hpcomm.communicator.topology.Cart]) -> None:
     """Calls that between them need every edge of every path; nothing waits for a device but calls."""
     one_way(comms[0])
     aside = driver.driver().device(0).stream()
@@ -1019,7 +1020,7 @@ def exchange_objects(comm: hpcomm.Communicator, x: Any) -> None:
     x += 1
 
 
-def exchange_with_neighbours(chain: hpcomm.topology.Cart, x: Any, later: bool) -> None:
+def exchange_with_neighbours(chain: hpcomm.communicator.topology.Cart, x: Any, later: bool) -> None:
     out = model.empty((2, *x.shape), np.float32)
     out.fill(0)
     request = chain.neighbour_all_gather(x, out=out, async_op=later)
@@ -1083,7 +1084,7 @@ def test_every_edge_is_needed_and_the_lack_of_any_is_told(
 
 def forced(
     comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch, path: str
-) -> hpcomm.topology.Cart:
+) -> hpcomm.communicator.topology.Cart:
     """A chain of ranks whose calls take one path; "schedule": with messages through pinned memory."""
     monkeypatch.setenv("HPCOMM_GPU", path)
     made = comm.cart((-1,), name=path)
@@ -1101,7 +1102,7 @@ def test_a_message_that_is_no_card_is_not_written_behind_one(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Open MPI would write all of it there, into memory of others."""
-    monkeypatch.setattr(onboard, "EAGER", 1 << 20)
+    monkeypatch.setattr(dispatch, "EAGER", 1 << 20)
     dupe = comm.dup()
     if dupe.rank == 0:
         dupe.isend(np.ones(1 << 16), 1).wait()

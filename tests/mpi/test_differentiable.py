@@ -11,7 +11,7 @@ import torch
 
 import hpcomm
 from hpcomm import Field, Partition, Points, Redistribution
-from hpcomm import differentiable as d
+from hpcomm.fields import autograd as d
 
 
 def stacked(comm: Any) -> torch.Tensor:

@@ -13,8 +13,8 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm.flags import is_wanted
-from hpcomm.fused import _OTHERS
+from hpcomm.communicator.fastpath_instance import _OTHERS
+from hpcomm.node.arrival_flags import is_wanted
 
 PLAIN = (
     "all_reduce", "reduce", "broadcast", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all",
@@ -79,7 +79,7 @@ def test_a_broadcast_into_a_new_array_goes_the_quick_way(
 ) -> None:
     for turn in range(2 * comm.size):
         if turn == comm.size:  # when ways of the node are found
-            monkeypatch.setattr(hpcomm.collectives, "careful", None)
+            monkeypatch.setattr(hpcomm.communicator.collectives, "careful", None)
         root, mine = turn % comm.size, np.arange(2.0 * n).reshape(2, n) + comm.rank
         x = mine if kind in ("numpy", "read-only") else torch.from_numpy(mine.copy())
         if kind == "read-only":

@@ -18,10 +18,11 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm import handover, runtime
-from hpcomm.flags import is_wanted
-from hpcomm.handover import LEAST, Handover
-from hpcomm.observe.board import _cores
+from hpcomm.node import segment
+from hpcomm.node.arrival_flags import is_wanted
+from hpcomm.node.segment import _cores
+from hpcomm.transport import node_messages
+from hpcomm.transport.node_messages import LEAST, Handover
 
 pytestmark = pytest.mark.skipif(
     MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
@@ -57,8 +58,8 @@ def comm(request: Any) -> Iterator[hpcomm.Communicator]:
 @pytest.fixture
 def patient(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both wait as long as it takes, so nothing depends on who comes first; and no copy is slow."""
-    monkeypatch.setattr(handover, "_PATIENCE_S", 30.0)
-    monkeypatch.setattr(handover, "_NEAR", 0.0)
+    monkeypatch.setattr(node_messages, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(node_messages, "_NEAR", 0.0)
     comm._handover._waits = range(20_000_000)
 
 
@@ -71,8 +72,8 @@ def test_messages_of_all_lengths_arrive(comm: Any, patient: None, seen: Any, for
         LEAST,
         LEAST + 8,
         100_000,
-        handover._PIECE.stop,
-        handover._PIECE.stop + 8,
+        node_messages._PIECE.stop,
+        node_messages._PIECE.stop + 8,
         most,
         most + 8,
     )
@@ -91,26 +92,26 @@ def test_messages_of_all_lengths_arrive(comm: Any, patient: None, seen: Any, for
 def test_messages_between_cores_far_apart_are_left_to_mpi_until_these_are_near(
     comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover, "_NEAR", np.inf)  # no copy is quick enough
-    x = np.arange(handover._TELLS // 8.0)
-    for turn in range(handover._SELDOM + 20):
-        if turn == handover._SELDOM:
-            assert comm.rank > 1 or seen["give", True] + seen["take", True] == handover._SLOW
-            monkeypatch.setattr(handover, "_NEAR", 0.0)
+    monkeypatch.setattr(node_messages, "_NEAR", np.inf)  # no copy is quick enough
+    x = np.arange(node_messages._TELLS // 8.0)
+    for turn in range(node_messages._SELDOM + 20):
+        if turn == node_messages._SELDOM:
+            assert comm.rank > 1 or seen["give", True] + seen["take", True] == node_messages._SLOW
+            monkeypatch.setattr(node_messages, "_NEAR", 0.0)
         if comm.rank == 0:
             comm.send(x + turn, 1)
         elif comm.rank == 1:
             np.testing.assert_array_equal(comm.recv(np.empty_like(x), 0), x + turn)
-    assert comm.rank > 1 or seen["give", True] + seen["take", True] == handover._SLOW + 19
+    assert comm.rank > 1 or seen["give", True] + seen["take", True] == node_messages._SLOW + 19
 
 
 def test_where_cores_stay_far_apart_it_is_tried_ever_more_seldom(
     comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover, "_NEAR", np.inf)
-    monkeypatch.setattr(handover, "_RARELY", 4 * handover._SELDOM + 3)
-    trials = [handover._SLOW + i for i in range(6)]  # by then, one more each time
-    x, unit = np.arange(handover._TELLS // 8.0), handover._SELDOM + 1
+    monkeypatch.setattr(node_messages, "_NEAR", np.inf)
+    monkeypatch.setattr(node_messages, "_RARELY", 4 * node_messages._SELDOM + 3)
+    trials = [node_messages._SLOW + i for i in range(6)]  # by then, one more each time
+    x, unit = np.arange(node_messages._TELLS // 8.0), node_messages._SELDOM + 1
     for turn in range(13 * unit):
         if comm.rank > 1:
             break
@@ -301,7 +302,7 @@ def lose_patience(hand: Handover, monkeypatch: pytest.MonkeyPatch, when: Callabl
     class Looks:
         def __iter__(self) -> Iterator[int]:
             if when():
-                monkeypatch.setattr(handover, "_PATIENCE_S", -1.0)
+                monkeypatch.setattr(node_messages, "_PATIENCE_S", -1.0)
             return iter(range(3))
 
     monkeypatch.setattr(hand, "_looks", Looks())
@@ -310,7 +311,7 @@ def lose_patience(hand: Handover, monkeypatch: pytest.MonkeyPatch, when: Callabl
 def until_withdrawn(hand: Handover) -> None:
     """Wait until rank 1 has taken its post back."""
     end = time.monotonic() + 20
-    while hand._notes[1][handover._POST] and time.monotonic() < end:
+    while hand._notes[1][node_messages._POST] and time.monotonic() < end:
         time.sleep(1e-3)
 
 
@@ -332,7 +333,7 @@ def test_a_sender_that_claims_a_post_which_is_withdrawn_backs_out(
         comm.send(np.full(2000, 5.0), 1)
         assert seen["give", False] == 1
     elif comm.rank == 1:
-        lose_patience(hand, monkeypatch, lambda: hand._own[handover._CLAIM] > 0)
+        lose_patience(hand, monkeypatch, lambda: hand._own[node_messages._CLAIM] > 0)
         assert comm.recv(np.empty(2000), 0)[0] == 5
         assert seen["_withdraw", True] == 1
     monkeypatch.undo()
@@ -369,7 +370,7 @@ def test_a_claim_stands_though_the_receiver_would_withdraw(
 
 def test_a_sender_stopped_while_it_copies_is_an_error_of_both(comm: Any, patient: None) -> None:
     hand = comm._handover
-    n = 3 * handover._PIECE.stop // 8
+    n = 3 * node_messages._PIECE.stop // 8
     if comm.rank == 0:
         bad = [(0, 10, np.empty(10)), (10, n, None)]
         parts, hand._parts_of = hand._parts_of, lambda *_: bad
@@ -423,7 +424,7 @@ def test_a_receiver_interrupted_while_it_is_handed_a_message_waits_for_the_end(
     comm: Any, patient: None
 ) -> None:
     """The sender still writes to the landing, where the next message would stand."""
-    n = 2 * handover._PIECE.start // 8
+    n = 2 * node_messages._PIECE.start // 8
     hand = comm._handover
     receiver = comm.all_gather_object(os.getpid())[1]
     if comm.rank == 0:
@@ -443,7 +444,7 @@ def test_a_receiver_interrupted_while_it_is_handed_a_message_waits_for_the_end(
     elif comm.rank == 1:
         with interrupted(0):
             comm.recv(np.empty(n), 0)
-        assert hand._own[handover._HERE] & 255 == 2
+        assert hand._own[node_messages._HERE] & 255 == 2
     comm.barrier()
     if comm.rank == 0:
         comm.send(np.full(n, 3.0), 1)
@@ -481,7 +482,7 @@ def test_the_user_can_leave_messages_to_mpi(monkeypatch: pytest.MonkeyPatch) -> 
 def test_ranks_that_exchange_hand_over_both_messages(comm: Any, patient: None, seen: Any, form: Any) -> None:
     if comm.rank > 1:
         return
-    other, most = 1 - comm.rank, handover.MOST_BOTH
+    other, most = 1 - comm.rank, node_messages.MOST_BOTH
     lengths = [LEAST - 8, LEAST, 50_000, most, most + 8]
     for turn, nbytes in enumerate(lengths):
         there = lengths[(turn + 1) % 5] if turn in (1, 3) else nbytes  # what they send may differ in length
@@ -555,7 +556,7 @@ def test_two_threads_receive_at_once(comm: Any, patient: None) -> None:
 
 def test_counts_begin_anew_with_every_communicator() -> None:
     """Rings of the board serve again; what an old one says must not be taken for today's."""
-    board = runtime.board
+    board = segment.current
     assert board is not None
     for turn in range(8):
         board._free.rotate(1)  # what was given back last is taken first
@@ -578,18 +579,18 @@ def test_a_sender_waits_in_vain_only_now_and_then(comm: Any, seen: Any) -> None:
                 return iter(())
 
         comm._handover._waits = Waits()
-    for _ in range(3 * (handover._AGAIN + 1)):
+    for _ in range(3 * (node_messages._AGAIN + 1)):
         if comm.rank == 0:
             comm.send(np.ones(LEAST), 1)
         elif comm.rank == 1:
             comm.irecv(np.empty(LEAST), 0).wait()
-    assert comm.rank > 0 or len(waited) == handover._TRIES + 2
+    assert comm.rank > 0 or len(waited) == node_messages._TRIES + 2
 
 
 @pytest.mark.parametrize("comm", ["light", "off"], indirect=True)
 def test_a_random_program(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of all exchange messages of all kinds, in every way to send and to receive, and come late."""
-    monkeypatch.setattr(handover, "_TRIES", 1 << 30)
+    monkeypatch.setattr(node_messages, "_TRIES", 1 << 30)
     plan, own = random.Random(7), random.Random(comm.rank)
     lengths = (2, 1000, LEAST // 8 - 1, LEAST // 8, 5000, 20_000, 60_000)
     for turn in range(60):
@@ -630,11 +631,11 @@ def test_a_random_program(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cores_are_counted_for_all_ranks_together(comm: Any) -> None:
     """Each alone may be bound to one, which does not make the node crowded."""
-    board, own = runtime.board, os.sched_getaffinity(0)
+    board, own = segment.current, os.sched_getaffinity(0)
     assert board is not None
     everyone = set().union(*comm.all_gather_object(own))
     assert board.is_crowded == (comm.size > len(everyone))
-    assert (len(comm._handover._looks) == handover._FEW) == board.is_crowded
+    assert (len(comm._handover._looks) == node_messages._FEW) == board.is_crowded
     os.sched_setaffinity(0, {sorted(everyone)[comm.rank % len(everyone)]})
     try:
         assert _cores(MPI.COMM_WORLD) == min(comm.size, len(everyone))

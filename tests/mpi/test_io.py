@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from test_fields import DTYPES, dtype_of, filled, fits, partitions, plain, steady, values
 
 import hpcomm
-from hpcomm import Field, Partition, Points, checkpoint, io
-from hpcomm.checksum import checksum
+from hpcomm import Field, Partition, Points, checkpoint
+from hpcomm.fields.files import npy
+from hpcomm.fields.files.checksum import checksum
 
 Together = Callable[[object, Callable[[], None]], None]
 
@@ -60,7 +61,7 @@ def test_what_some_ranks_save_others_load(comm: Any, together: Together, folder:
         writers = comm.split(0 if comm.rank < source.size else 1)
         if comm.rank < source.size:
             field = filled(writers, source, dtype, halo=1)
-            io.save(field, path, collective=collective)
+            npy.save(field, path, collective=collective)
             one = checksum(field)
         comm.barrier()
         if dtype != "torch.bfloat16" and comm.rank == 0:
@@ -69,7 +70,7 @@ def test_what_some_ranks_save_others_load(comm: Any, together: Together, folder:
         readers = comm.split(0 if comm.rank < target.size else 1)
         if comm.rank < target.size:
             field = Field(readers, target, dtype=dtype_of(dtype), halo=2)
-            io.read_into(field, path, collective=collective)
+            npy.read_into(field, path, collective=collective)
             assert (plain(field.inner) == whole[field.box.slices()]).all()
             again = checksum(field)
             assert comm.rank >= source.size or again == one
@@ -84,12 +85,12 @@ def test_points_lie_in_the_file_by_global_index(comm: Any, folder: Path) -> None
     order = np.random.default_rng(0).permutation(20)
     owned = [order[comm.size - 1 - r :: comm.size] for r in range(comm.size)]
     field = filled(comm, Points((20, 3), owned), "float32")
-    io.save(field, folder / "p.npy")
+    npy.save(field, folder / "p.npy")
     if comm.rank == 0:
         assert (np.load(folder / "p.npy") == values((20, 3), "float32")).all()
-    back = io.load(folder / "p.npy", comm, field.partition)
+    back = npy.load(folder / "p.npy", comm, field.partition)
     assert (back.inner == field.inner).all()
-    rows = io.load(folder / "p.npy", comm)
+    rows = npy.load(folder / "p.npy", comm)
     assert checksum(rows) == checksum(field)
 
 
@@ -100,18 +101,18 @@ def test_raw_numbers_lie_at_their_offset(comm: Any, folder: Path) -> None:
     comm.barrier()
     field = filled(comm, Partition((2, 3), {"p": comm.size}, (None, "p")), "float64")
     for collective in (True, False):
-        io.write_raw(field, path, offset=7, collective=collective)
+        npy.write_raw(field, path, offset=7, collective=collective)
         if comm.rank == 0:
             data = path.read_bytes()
             assert data[:7] == b"h" * 7
             assert data[55:] == b"tail"
             assert (np.frombuffer(data[7:55]).reshape(2, 3) == values((2, 3), "float64")).all()
         back = Field(comm, (2, 3))
-        io.read_raw(back, path, offset=7, collective=collective)
+        npy.read_raw(back, path, offset=7, collective=collective)
         assert (back.all_gather() == values((2, 3), "float64")).all()
     with pytest.raises(hpcomm.TransportError, match="cut off"):
-        io.read_raw(back, path, offset=12)
-    for move in (io.read_raw, io.write_raw):
+        npy.read_raw(back, path, offset=12)
+    for move in (npy.read_raw, npy.write_raw):
         with pytest.raises(hpcomm.UsageError, match="the offset is -5"):
             move(back, path, -5)
 
@@ -123,11 +124,11 @@ def test_places_past_four_gibibytes_and_data_in_several_pieces(
     path, far = folder / "raw", (5 << 30) + 3
     field = filled(comm, Partition((9, 7), {"p": comm.size}, (None, "p")), "float64")
     for piece in (1 << 30, 40):
-        monkeypatch.setattr(io, "_PIECE", piece)
+        monkeypatch.setattr(npy, "_PIECE", piece)
         for collective in (True, False):
-            io.write_raw(field, path, far, collective=collective)
+            npy.write_raw(field, path, far, collective=collective)
             back = Field(comm, (9, 7))
-            io.read_raw(back, path, far, collective=collective)
+            npy.read_raw(back, path, far, collective=collective)
             assert (back.all_gather() == values((9, 7), "float64")).all()
             comm.barrier()
 
@@ -138,15 +139,15 @@ def test_a_file_that_numpy_wrote_becomes_a_field(comm: Any, folder: Path) -> Non
         np.save(folder / "c.npy", whole)
     comm.barrier()
     mesh = comm.mesh(y=1, x=-1)
-    field = io.load(folder / "c.npy", mesh, halo=1, name="n")
+    field = npy.load(folder / "c.npy", mesh, halo=1, name="n")
     assert (field.all_gather() == whole).all()
     assert field.dtype == np.int16
     with pytest.raises(hpcomm.LayoutError, match=r"holds shape \(4, 6\)"):
-        io.load(folder / "c.npy", comm, Partition((4, 7), {"p": comm.size}))
+        npy.load(folder / "c.npy", comm, Partition((4, 7), {"p": comm.size}))
     with pytest.raises(hpcomm.DtypeError, match="holds int16, the field float64"):
-        io.read_into(Field(comm, (4, 6)), folder / "c.npy")
+        npy.read_into(Field(comm, (4, 6)), folder / "c.npy")
     with pytest.raises(FileNotFoundError, match=r"rank 0: .*No such file") as caught:
-        io.load(folder / "nothing.npy", comm)
+        npy.load(folder / "nothing.npy", comm)
     assert isinstance(caught.value, hpcomm.TransportError)
 
 
@@ -164,39 +165,39 @@ def test_files_in_any_order_of_axes_and_bytes_are_read(comm: Any, folder: Path) 
         points = Points(shape, [rows[r :: comm.size] for r in range(comm.size)])
         ways = [(comm, None), (comm, points), (mesh if len(shape) > 1 else comm, None)]
         for i, (ranks, partition) in enumerate(ways):
-            field = io.load(
+            field = npy.load(
                 path, ranks, partition, collective=i != 1, **({} if partition else {"halo": i // 2})
             )
             assert field.dtype == native
             assert np.array_equal(field.all_gather(), whole)
             field.inner[...] = 0
-            io.read_into(field, path)
+            npy.read_into(field, path)
             assert np.array_equal(field.all_gather(), whole)
 
 
 def test_a_truncated_file_is_refused_and_the_field_stays(comm: Any, folder: Path) -> None:
     field = filled(comm, Partition((8, 8), {"p": comm.size}, ("p", None)), "float64")
-    io.save(field, folder / "x.npy")
+    npy.save(field, folder / "x.npy")
     if comm.rank == 0:
         with (folder / "x.npy").open("r+b") as file:
             file.truncate(300)
     comm.barrier()
     field.inner[...] = -1
     with pytest.raises(hpcomm.TransportError, match=r"has 300 bytes, .* are needed: it was cut off"):
-        io.read_into(field, folder / "x.npy")
+        npy.read_into(field, folder / "x.npy")
     assert (field.inner == -1).all()
 
 
 def test_a_full_disk_leaves_what_was_there(comm: Any, folder: Path) -> None:
     field = filled(comm, Partition((64, 64), {"p": comm.size}, ("p", None)), "float64", name="T")
-    io.save(field, folder / "T.npy")
+    npy.save(field, folder / "T.npy")
     checkpoint.save(folder / "cp", [field], step=1)
     comm.barrier()
     field.inner[...] = 0
     with small_files(9000):
         for collective in (True, False):
             with pytest.raises(hpcomm.TransportError, match=r"save of .* failed on rank \d"):
-                io.save(field, folder / "T.npy", collective=collective)
+                npy.save(field, folder / "T.npy", collective=collective)
         with pytest.raises(hpcomm.TransportError, match="save of"):
             checkpoint.save(folder / "cp", [field], step=2)
     comm.barrier()
@@ -205,7 +206,7 @@ def test_a_full_disk_leaves_what_was_there(comm: Any, folder: Path) -> None:
     assert sorted(p.name for p in (folder / "cp").iterdir()) == ["step-00000001"]
     assert checkpoint.load(folder / "cp", [field]).step == 1
     assert (field.all_gather() == values((64, 64), "float64")).all()
-    assert (io.load(folder / "T.npy", comm).all_gather() == values((64, 64), "float64")).all()
+    assert (npy.load(folder / "T.npy", comm).all_gather() == values((64, 64), "float64")).all()
 
 
 def fields_of(comm: Any) -> list[Field]:
@@ -264,11 +265,11 @@ def test_a_checkpoint_brings_back_fields_step_and_metadata(comm: Any, folder: Pa
     checkpoint.save(folder / "one", fields[0])  # a field alone
     checkpoint.load(folder / "one", one)
     assert (one.inner == fields[0].inner).all()
-    for call in (io.save, io.read_into, io.write_raw, io.read_raw):
+    for call in (npy.save, npy.read_into, npy.write_raw, npy.read_raw):
         with pytest.raises(hpcomm.UsageError, match=f"what {call.__name__} was given is of type"):
             call(np.ones(3), folder / "x")
     with pytest.raises(hpcomm.UsageError, match="what is to hold the field is of type int"):
-        io.load(folder / "x", 5)
+        npy.load(folder / "x", 5)
 
 
 def spoil_number(path: Path) -> None:
@@ -341,7 +342,7 @@ def test_a_manifest_can_be_read_by_people(comm: Any, folder: Path) -> None:
 
 
 def test_a_header_of_garbage_is_an_error_on_every_rank(comm: Any, folder: Path) -> None:
-    io.save(filled(comm, Partition((8, 8), {"p": comm.size}), "float64"), folder / "x.npy")
+    npy.save(filled(comm, Partition((8, 8), {"p": comm.size}), "float64"), folder / "x.npy")
     good = (folder / "x.npy").read_bytes()
     told = 0
     for at in range(0, 120, 3):
@@ -350,7 +351,7 @@ def test_a_header_of_garbage_is_an_error_on_every_rank(comm: Any, folder: Path) 
             (folder / "x.npy").write_bytes(good[:at] + b"(" + good[at + 1 :])
         comm.barrier()
         try:
-            io.read_into(Field(comm, (8, 8)), folder / "x.npy")
+            npy.read_into(Field(comm, (8, 8)), folder / "x.npy")
         except hpcomm.HpcommError:
             told += 1
     assert told > 10

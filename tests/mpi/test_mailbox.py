@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import Field, Halo, mailbox, terms
+from hpcomm import Field, Halo
+from hpcomm.fields import negotiation
+from hpcomm.node import slots
 
 
 def numbered(comm: Any, halo: Any = 1, shape: Any = (8, 9), **options: Any) -> Field:
@@ -37,10 +39,10 @@ def way(request: Any, comm: Any, monkeypatch: pytest.MonkeyPatch) -> str:
         raise OSError("no space")
 
     if request.param == "too long for it":
-        monkeypatch.setattr(terms, "MOST", 0)
+        monkeypatch.setattr(negotiation, "MOST", 0)
     elif request.param != "memory" and comm.rank == 0:
-        monkeypatch.setattr(terms, "Outbox", full)
-        monkeypatch.setattr(terms, "inbox", lambda card: None)
+        monkeypatch.setattr(negotiation, "Outbox", full)
+        monkeypatch.setattr(negotiation, "inbox", lambda card: None)
     return str(request.param)
 
 
@@ -58,7 +60,7 @@ def test_halos_are_the_same_whichever_way_they_come(comm: Any, way: str) -> None
     lone = comm.size == 1 or way == "too long for it"
     count = through_memory(halo)
     assert (count == 0) if lone or (way != "memory" and comm.rank == 0) else True
-    assert not (way == "memory" and comm.size > 1 and mailbox.has_memory()) or count == halo.messages
+    assert not (way == "memory" and comm.size > 1 and slots.has_memory()) or count == halo.messages
     halo.close()
     assert through_memory(halo) == 0
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hpcomm
-from hpcomm.mesh import from_torch
-from hpcomm.topology import fitting_shapes, node_order
+from hpcomm.communicator.mesh import from_torch
+from hpcomm.communicator.topology import fitting_shapes, node_order
 
 
 def test_a_mesh_counts_ranks_row_by_row_and_has_a_communicator_for_every_axis(comm: Any) -> None:
@@ -128,7 +128,9 @@ def test_a_mesh_by_nodes_sits_them_side_by_side_and_is_drawn_so(
     comm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if ranks were dealt out to two nodes in turn."""
-    monkeypatch.setattr(hpcomm.mesh, "nodes_of", lambda c: c.mpi.allgather(f"node{hpcomm.world.rank % 2}"))
+    monkeypatch.setattr(
+        hpcomm.communicator.mesh, "nodes_of", lambda c: c.mpi.allgather(f"node{hpcomm.world.rank % 2}")
+    )
     mesh = comm.mesh(y=-1, x=1, order="node")
     order = [*range(0, comm.size, 2), *range(1, comm.size, 2)]
     assert mesh.rank == order.index(comm.rank)

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import hpcomm
-from hpcomm import delivery, parcel
+from hpcomm.communicator import payload, payload_transport
+from hpcomm.node import segment
 
 WAIT_S = 30
 
@@ -62,9 +63,9 @@ def same(a: Any, b: Any) -> bool:
 
 def test_of_many_ranks_parts_pass_through_others(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of more than 16 ranks; cards are short, as of thousands. Waited for in any order."""
-    monkeypatch.setattr(delivery, "FEW", 1)
-    monkeypatch.setattr(parcel, "_CARDS", 0)
-    assert parcel.room(comm.size) == 128
+    monkeypatch.setattr(payload_transport, "FEW", 1)
+    monkeypatch.setattr(payload, "_CARDS", 0)
+    assert payload.room(comm.size) == 128
     many = {str(i): np.full(300, float(i)) for i in range(200)}  # whose lengths need a message
     sorts = [*(objects(0)[sort] for sort in SORTS), many, 7]
     for i in range(0, len(sorts), 3):
@@ -198,9 +199,8 @@ def test_objects_that_are_kept_stay_what_they_are(comm: Any, nbytes: int) -> Non
 
 def test_objects_are_handed_over_in_shared_memory(comm: Any) -> None:
     """As many as come one after the other: their slots serve again."""
-    from hpcomm import runtime
 
-    shelves = runtime.board.shelves if runtime.board is not None else None
+    shelves = segment.current.shelves if segment.current is not None else None
     if shelves is None or comm.size == 1:
         pytest.skip("needs two ranks that share memory")
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size

@@ -26,7 +26,7 @@ from arrays import (
 )
 
 import hpcomm
-from hpcomm.envelope import Arrival
+from hpcomm.transport.matching import Arrival
 
 WAIT_S = 30
 

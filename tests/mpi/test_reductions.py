@@ -27,8 +27,8 @@ from arrays import (
 )
 
 import hpcomm
-from hpcomm.collectives import careful
-from hpcomm.lanes import detour
+from hpcomm.communicator.collectives import careful
+from hpcomm.communicator.fastpath import detour
 
 BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
 TRUTH = {"land": np.logical_and, "lor": np.logical_or}

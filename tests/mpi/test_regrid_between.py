@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("scipy")
 from hpcomm import regrid
 from hpcomm.errors import LayoutError
-from hpcomm.grid import size_of
-from hpcomm.mappings import misfit
+from hpcomm.grids.grid import size_of
+from hpcomm.grids.methods import misfit
 
 
 def boxes(x0, x1, nx, y0, y1, ny):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcomm.mpmd import route
+from hpcomm.mpmd.route import coupled_route
 
 
-def carry_out(comm: Any, made: route.Route, source: np.ndarray, out: np.ndarray) -> None:
+def carry_out(comm: Any, made: coupled_route.Route, source: np.ndarray, out: np.ndarray) -> None:
     """Move values along a route by plain messages."""
     sends = [comm.isend(np.ascontiguousarray(source[where]), rank, 1) for rank, where in made.gives]
     for rank, where in made.takes:
@@ -45,7 +45,7 @@ def _exact(seed: int, total: int, kind: str, apart: int, comm: Any, together: Ca
             wanted[r] = (
                 rng.integers(0, total, rng.integers(0, 2 * total)) if kind != "runs" else np.arange(total)
             )
-        made = route.plan(comm.mpi, points[comm.rank] * apart, wanted[comm.rank] * apart)
+        made = coupled_route.plan(comm.mpi, points[comm.rank] * apart, wanted[comm.rank] * apart)
         assert made.lack == (0, -1, 0, -1)
         value = np.sin(np.arange(total))
         out = np.full(len(wanted[comm.rank]), np.nan)
@@ -62,8 +62,8 @@ def test_any_permutation_of_any_partition_arrives_exactly(comm: Any, together: C
 def test_blocks_meet_in_the_fewest_messages_and_need_no_index_lists(comm: Any) -> None:
     """Block to block over p ranks each: consecutive pieces, and only from those who overlap."""
     total = 12 * comm.size + 5
-    there = route.block(total, comm.size, comm.size - 1 - comm.rank)
-    made = route.plan(comm.mpi, route.block(total, comm.size, comm.rank), there)
+    there = coupled_route.block(total, comm.size, comm.size - 1 - comm.rank)
+    made = coupled_route.plan(comm.mpi, coupled_route.block(total, comm.size, comm.rank), there)
     assert all(isinstance(where, slice) for _, where in made.gives + made.takes)
     assert len(made.gives) <= 2
     assert sum(where.stop - where.start for _, where in made.takes) == len(there)
@@ -75,8 +75,8 @@ def test_points_that_nobody_gives_or_two_give_are_counted_on_every_rank(
 ) -> None:
     """Whichever way the directory goes: by table, by a sorted list, by runs."""
 
-    def lack(gives: np.ndarray, takes: np.ndarray) -> route.Lack:
-        return route.plan(comm.mpi, gives * apart, takes * apart).lack
+    def lack(gives: np.ndarray, takes: np.ndarray) -> coupled_route.Lack:
+        return coupled_route.plan(comm.mpi, gives * apart, takes * apart).lack
 
     p = comm.size
     mine, all_ = np.arange(long) + long * comm.rank, np.arange(long * p)
@@ -90,10 +90,10 @@ def test_scattered_points_that_lie_consecutively_need_no_index_lists(comm: Any) 
     """The only giver has them at random, the takers in blocks."""
     total = 12 * comm.size
     everything = np.random.default_rng(0).permutation(total) if comm.rank == 0 else None
-    made = route.plan(comm.mpi, everything, route.block(total, comm.size, comm.rank))
+    made = coupled_route.plan(comm.mpi, everything, coupled_route.block(total, comm.size, comm.rank))
     assert [(rank, where) for rank, where in made.takes] == [(0, slice(0, 12))]
 
 
 def test_a_route_of_no_points_is_empty(comm: Any) -> None:
-    made = route.plan(comm.mpi, None, None)
+    made = coupled_route.plan(comm.mpi, None, None)
     assert made == ([], [], (0, -1, 0, -1))

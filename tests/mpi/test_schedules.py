@@ -14,7 +14,7 @@ import hpcomm
 from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.registry import ROOTED, algorithms, build, register, verbs
 from hpcomm.schedule.stream import AFTER, Schedule, Stream
-from hpcomm.transport import channels, kept, scheduled
+from hpcomm.transport.scheduled import comm_cache, schedule_channels, schedule_transport
 
 MOVING = [verb for verb in verbs() if verb != "barrier"]
 COUNTS = (0, 1, 2, 7, 1000)
@@ -146,11 +146,11 @@ def test_long_all_reduces_that_work_in_out_meet_those_that_cannot(
 ) -> None:
     """Ranks whose `out` lies scattered, is that of torch, or is x itself; with others under way meanwhile."""
     comm = own_comm
-    monkeypatch.setattr(scheduled, "_LONG", 1 << 10)
+    monkeypatch.setattr(schedule_transport, "_LONG", 1 << 10)
     for n in (300 * comm.size, 5000):
         x = given("all_reduce", comm.rank, comm.size, n)
         parts = [given("all_reduce", r, comm.size, n) for r in range(comm.size)]
-        schedule = build("all_reduce", scheduled.cut("all_reduce", name, x.nbytes), comm.size)
+        schedule = build("all_reduce", schedule_transport.cut("all_reduce", name, x.nbytes), comm.size)
         expected = interpret_values(schedule, np.stack(parts), np.add)[comm.rank]
         for turn in range(4):
             kind = (comm.rank + turn) % 4
@@ -173,7 +173,7 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
     for name in ("ring", "double_tree:chunks=4", "circulant"):
         want = comm.all_reduce(x, algorithm=name).tobytes()
         apart = comm.dup()
-        mine = kept.own(apart)
+        mine = comm_cache.own(apart)
         monkeypatch.setattr(mine, "most", lambda peer: 100 + peer // 9)
         assert apart.all_reduce(x, algorithm=name).tobytes() == want
         assert apart.all_reduce(x, algorithm=name, async_op=True).wait(timeout=60).tobytes() == want
@@ -190,33 +190,33 @@ def test_only_what_leaves_the_node_is_cut_by_what_travels_unannounced(
     comm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the least of all ranks, so that both ends cut alike; not at all where one of them does not know."""
-    monkeypatch.setattr(kept.controls, "vendor", lambda: "openmpi")
-    monkeypatch.setattr(kept.controls, "unannounced_bytes", lambda: 1000 + comm.rank)
+    monkeypatch.setattr(comm_cache.mpi_control_variables, "vendor", lambda: "openmpi")
+    monkeypatch.setattr(comm_cache.mpi_control_variables, "unannounced_bytes", lambda: 1000 + comm.rank)
 
     def most() -> list[int]:
         apart = comm.dup()
         apart._near = {peer: apart._near.get(peer) for peer in range(comm.size) if peer % 2 == comm.rank % 2}
-        found = [kept.own(apart).most(peer) for peer in range(comm.size)]
+        found = [comm_cache.own(apart).most(peer) for peer in range(comm.size)]
         apart.close()
         return found
 
-    whole = kept.LARGEST
+    whole = comm_cache.LARGEST
     is_far = [peer % 2 != comm.rank % 2 for peer in range(comm.size)]
     assert most() == [1000 if far else whole for far in is_far]
-    monkeypatch.setattr(kept.controls, "unannounced_bytes", lambda: 1000 * (comm.rank > 0))
+    monkeypatch.setattr(comm_cache.mpi_control_variables, "unannounced_bytes", lambda: 1000 * (comm.rank > 0))
     assert most() == [whole] * comm.size
 
 
 def test_messages_beyond_2_gib_travel_in_pieces_that_mpi_can_count() -> None:
     """On memory that only seems to be there: one byte, told to be 5 GiB and 3."""
     long = np.broadcast_to(np.zeros(1, np.uint8), 5 * 2**30 + 3)
-    made = list(channels.pieces([(7, long), (2, long[:9])], lambda peer: channels.LARGEST))
+    made = list(schedule_channels.pieces([(7, long), (2, long[:9])], lambda peer: schedule_channels.LARGEST))
     assert [(peer, n) for peer, (_, n, _) in made] == [(7, 2**30)] * 5 + [(7, 3), (2, 9)]
     assert all(data.nbytes == n < 2**31 for _, (data, n, _) in made)
 
 
 def test_the_executor_cuts_x_as_the_simulator_does(own_comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduled, "_LONG", 1 << 40)  # so that executors are kept, to be looked at
+    monkeypatch.setattr(schedule_transport, "_LONG", 1 << 40)  # so that executors are kept, to be looked at
     from hpcomm.machine import machine
     from hpcomm.simulate import predict
 
@@ -380,7 +380,7 @@ def test_a_plan_by_an_algorithm_gives_what_its_verb_gives_each_time(own_comm: An
                     wrong.append((name, n, root, turn, found, expected))
             step.close()
     assert wrong == []
-    assert not channels.under_way
+    assert not schedule_channels.under_way
 
 
 @pytest.mark.parametrize(

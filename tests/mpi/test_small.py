@@ -19,12 +19,12 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm import runtime, within
-from hpcomm.dtypes import BY_NAME
-from hpcomm.flags import NUMBERS, is_wanted
-from hpcomm.observe.board import PLACE, _pairs
-from hpcomm.reduction import resolve
-from hpcomm.signature import VERB, VERBS, head
+from hpcomm.core.dtypes import BY_NAME
+from hpcomm.core.reduction import resolve
+from hpcomm.core.signature import VERB, VERBS, head
+from hpcomm.node import node_collectives, segment
+from hpcomm.node.arrival_flags import NUMBERS, is_wanted
+from hpcomm.node.segment import PLACE, _pairs
 
 DTYPES = ("float64", "float32", "int8", "uint16", "int64", "complex64")
 OPS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "bxor": np.bitwise_xor}
@@ -34,7 +34,9 @@ MOST = PLACE - 8  # bytes that go this way
 @pytest.fixture
 def comm(monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[hpcomm.Communicator]:
     """A communicator all of whose small calls go this way, whether or not it pays."""
-    monkeypatch.setattr(within, "_SMALL_BY", {MPI.get_vendor()[0]: ("barrier", *within._VERBS)})
+    monkeypatch.setattr(
+        node_collectives, "_SMALL_BY", {MPI.get_vendor()[0]: ("barrier", *node_collectives._VERBS)}
+    )
     level = getattr(request, "param", "light")
     with hpcomm.Communicator(MPI.COMM_WORLD, name="small", check=level) as made:
         yield made
@@ -50,7 +52,7 @@ def calls(comm: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         pytest.skip("one rank, or a processor without this way")
     assert comm._within.small is not None, "others have taken all places, and not given them back"
     seen: list[int] = []
-    make, turns = within.Within._make, within.Within.turns
+    make, turns = node_collectives.Within._make, node_collectives.Within.turns
 
     def noted(self: Any, tables: Any, code: int, count: int, dtype: Any) -> Any:
         if tables is self.small:
@@ -61,8 +63,8 @@ def calls(comm: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(count)
         return turns(self, code, count, dtype, mine)
 
-    monkeypatch.setattr(within.Within, "_make", noted)
-    monkeypatch.setattr(within.Within, "turns", noted_turns)
+    monkeypatch.setattr(node_collectives.Within, "_make", noted)
+    monkeypatch.setattr(node_collectives.Within, "turns", noted_turns)
     return seen
 
 
@@ -288,7 +290,7 @@ def test_any_small_verbs_follow_each_other_while_ranks_come_late(comm: Any) -> N
     same_for_all, own = random.Random(11), random.Random(comm.rank)
     p = comm.size
     for turn in range(300):
-        verb = same_for_all.choice(within._VERBS)
+        verb = same_for_all.choice(node_collectives._VERBS)
         n, root = same_for_all.choice((1, 2, 7, 300, 800)), same_for_all.randrange(p)
         if own.random() < 0.03:
             time.sleep(own.random() * 3e-3)
@@ -426,7 +428,7 @@ def test_ranks_that_check_at_different_levels_meet(calls: list[int]) -> None:
 def test_only_what_pays_goes_this_way(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     seen: set[str] = set()
-    limits = within.Within._find_limits
+    limits = node_collectives.Within._find_limits
 
     def noted(self: Any, code: int) -> Any:
         found = limits(self, code)
@@ -434,13 +436,13 @@ def test_only_what_pays_goes_this_way(calls: list[int], monkeypatch: pytest.Monk
             seen.add(VERBS[code & VERB])
         return found
 
-    monkeypatch.setattr(within.Within, "_find_limits", noted)
+    monkeypatch.setattr(node_collectives.Within, "_find_limits", noted)
     few = {"all_reduce", "broadcast"}
     more = few | {"reduce", "gather", "all_gather", "scatter", "all_to_all"}
     for check in ("light", "off"):
         seen.clear()
         with hpcomm.Communicator(MPI.COMM_WORLD, check=check) as other:
-            for verb in within._VERBS:
+            for verb in node_collectives._VERBS:
                 has_rows = verb in ("scatter", "all_to_all", "reduce_scatter")
                 getattr(other, verb)(np.ones((other.size, 2) if has_rows else 2))
         assert seen == (more if MPI.get_vendor()[0] == "MPICH" else few)
@@ -455,19 +457,19 @@ def test_where_there_is_no_memory_for_places_mpi_carries_the_calls(
 
     if MPI.COMM_WORLD.rank == 0:
         monkeypatch.setattr(os, "posix_fallocate", full)
-    free = len(runtime.board._free_places) if runtime.board else 0
+    free = len(segment.current._free_places) if segment.current else 0
     with hpcomm.Communicator(MPI.COMM_WORLD) as other:
         assert other._within is not None
         assert other._within.small is None
         assert other.all_reduce(np.ones(2)).tolist() == [other.size] * 2
-    assert runtime.board is not None
-    assert len(runtime.board._free_places) == free
+    assert segment.current is not None
+    assert len(segment.current._free_places) == free
     assert calls == []
 
 
 def test_who_has_no_places_goes_another_way(calls: list[int]) -> None:
     """One rank of them is enough; it may have spent them on others."""
-    board = runtime.board
+    board = segment.current
     assert board is not None
     spent = board._free_places.copy() if MPI.COMM_WORLD.rank == 0 else None
     if spent is not None:

@@ -14,11 +14,11 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm import flags, steps, tables, within
-from hpcomm.dtypes import BY_NAME
-from hpcomm.flags import is_wanted
-from hpcomm.observe.board import Board
-from hpcomm.signature import head
+from hpcomm.core.dtypes import BY_NAME
+from hpcomm.core.signature import head
+from hpcomm.node import arrival_flags, cells, collective_steps, node_collectives
+from hpcomm.node.arrival_flags import is_wanted
+from hpcomm.node.segment import Board
 
 pytestmark = pytest.mark.skipif(
     MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
@@ -42,19 +42,19 @@ BOTH = pytest.mark.parametrize("comm", ["light", "off"], indirect=True)
 def gone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The verbs that went this way, once for every kind of call."""
     seen: list[str] = []
-    make = within.Within._make
+    make = node_collectives.Within._make
 
     def noted(self: Any, tables: Any, code: int, *others: Any) -> Any:
-        seen.append(within.VERBS[code & within.VERB])
+        seen.append(node_collectives.VERBS[code & node_collectives.VERB])
         return make(self, tables, code, *others)
 
-    monkeypatch.setattr(within.Within, "_make", noted)
+    monkeypatch.setattr(node_collectives.Within, "_make", noted)
     return seen
 
 
 def given(comm: Any, verb: str, rank: int, n: int, dtype: Any = np.float32) -> Any:
     """What a rank brings: n elements, or n for each rank."""
-    shape = (comm.size, n) if verb in steps.CUTS else (n,)
+    shape = (comm.size, n) if verb in collective_steps.CUTS else (n,)
     return ((np.arange(np.prod(shape)) * 7 + 3 * rank) % 11).astype(dtype).reshape(shape)
 
 
@@ -63,7 +63,7 @@ def due(comm: Any, verb: str, n: int, root: int, dtype: Any = np.float32) -> Any
     brought = [given(comm, verb, rank, n, dtype) for rank in range(comm.size)]
     if verb in ("gather", "reduce") and comm.rank != root:
         return None
-    if verb in steps.FOLDS:
+    if verb in collective_steps.FOLDS:
         total = sum(brought)
         return total[comm.rank] if verb == "reduce_scatter" else total
     if verb == "broadcast":
@@ -93,7 +93,7 @@ FORMS: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("verb", VERBS)
 def test_all_lengths_and_forms_give_the_definition(comm: Any, gone: list[str], verb: str) -> None:
     """Ranks bring different forms of array, so lanes and the careful way meet."""
-    pieces = within._piece(verb, comm.size) // 4
+    pieces = node_collectives._piece(verb, comm.size) // 4
     for turn, n in enumerate((1023, 1024, 4099, 20_000, pieces, pieces + 1, 2 * pieces + 77)):
         root = turn % comm.size
         for once in range(3):
@@ -136,7 +136,7 @@ def test_results_land_where_the_user_wants_them(comm: Any, gone: list[str], form
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "complex128", "longdouble"])
 def test_elements_of_all_types(comm: Any, gone: list[str], dtype: str) -> None:
     for verb in VERBS:
-        if verb in steps.FOLDS and dtype in ("bool", "longdouble"):
+        if verb in collective_steps.FOLDS and dtype in ("bool", "longdouble"):
             continue
         n = 20_001
         for _ in range(2):
@@ -193,14 +193,14 @@ def test_any_verbs_follow_each_other_while_ranks_come_late(comm: Any) -> None:
         found = called(comm, verb, given(comm, verb, comm.rank, n) + base, root)
         expected = due(comm, verb, n, root)
         if expected is not None:
-            expected += base * (comm.size if verb in steps.FOLDS else 1)
+            expected += base * (comm.size if verb in collective_steps.FOLDS else 1)
         assert same(found, expected), (turn, verb, n)
 
 
 @BOTH
 def test_a_place_is_not_laid_on_while_somebody_reads_from_it(comm: Any) -> None:
     """The root runs ahead as far as it may, and more often than flags have numbers."""
-    for turn in range(2 * flags.NUMBERS + 5):
+    for turn in range(2 * arrival_flags.NUMBERS + 5):
         x = np.full(4000, float(turn if comm.rank == 0 else -1))
         if comm.rank and turn % 40 == 7:
             time.sleep(2e-3)
@@ -211,13 +211,13 @@ def test_a_place_is_not_laid_on_while_somebody_reads_from_it(comm: Any) -> None:
 def test_a_flag_of_long_ago_is_not_taken_for_todays(comm: Any) -> None:
     """Long all-reduces have a second flag; so many others lie between that its number comes again."""
     x, few = np.ones(100_000, np.float32), np.ones(2000, np.float32)
-    steps_of_one = -(-x.nbytes // within._PIECE)
+    steps_of_one = -(-x.nbytes // node_collectives._PIECE)
     for turn in range(1, 4):
         if comm.rank == turn % comm.size:
             time.sleep(0.02)
         found = comm.all_reduce(x * turn)
         assert (found == turn * comm.size).all()
-        for _ in range(flags.NUMBERS - steps_of_one):
+        for _ in range(arrival_flags.NUMBERS - steps_of_one):
             comm.all_reduce(few)
 
 
@@ -249,7 +249,7 @@ def test_where_memory_is_short_mpi_carries_the_calls(
     comm: Any, gone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if comm.rank == 0:  # on one rank, so on all
-        monkeypatch.setattr(within, "_ALL", within._taken + 300_000)
+        monkeypatch.setattr(node_collectives, "_ALL", node_collectives._taken + 300_000)
     x = np.ones(5000)
     assert comm.all_reduce(x)[0] == comm.size
     assert gone == ["all_reduce"]
@@ -261,7 +261,7 @@ def test_where_memory_is_short_mpi_carries_the_calls(
 
 
 def test_where_memory_is_short_small_calls_stay(gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(within, "_ALL", 0)
+    monkeypatch.setattr(node_collectives, "_ALL", 0)
     with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
         for _ in range(3):
             assert comm.all_reduce(np.ones(5000))[-1] == comm.size
@@ -276,13 +276,13 @@ def test_where_memory_is_short_small_calls_stay(gone: list[str], monkeypatch: py
 
 
 def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = within._taken
+    before = node_collectives._taken
     for _ in range(3):
         with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
             comm.all_reduce(np.ones(5000))
             comm.all_reduce(np.ones(100_000))
-            assert within._taken == before + tables.table_bytes(within._PIECE)
-        assert within._taken == before
+            assert node_collectives._taken == before + cells.table_bytes(node_collectives._PIECE)
+        assert node_collectives._taken == before
 
 
 def test_the_user_can_leave_it_to_mpi(gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def job(tmp_path):
     def run(n, code_or_args, timeout=60, expect=0, env=None, options=()):
         command = code_or_args
         if isinstance(code_or_args, str):
-            source = tmp_path / "job.py"
+            source = tmp_path / "device_call.py"
             source.write_text(dedent(code_or_args))
             command = ["python", str(source)]
         launch = [sys.executable, "-m", "hpcomm", "run", "-n", str(n), "--timeout", str(timeout), *options]

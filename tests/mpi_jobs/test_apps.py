@@ -79,11 +79,11 @@ def missing(patterns: list[str], n: int, output: str) -> list[str]:
 ALL = """
 import json, pathlib, runpy, sys
 from contextlib import redirect_stderr, redirect_stdout
-import hpcomm.checkpoint, hpcomm.exchange
+import hpcomm.checkpoint, hpcomm.fields.exchange
 from hpcomm import Communicator
 rank = hpcomm.world.rank
 folder = pathlib.Path(__file__).parent
-places = [Communicator, hpcomm.exchange.Exchange, hpcomm.checkpoint]
+places = [Communicator, hpcomm.fields.exchange.Exchange, hpcomm.checkpoint]
 for app, wrong, arguments in json.loads((folder / "apps.json").read_text()):
     kept = [dict(vars(place)) for place in places]
     exec(wrong)
@@ -324,7 +324,7 @@ def sendrecv(self, x, dest, source, *, out=None, **others):
 Communicator.sendrecv = sendrecv
 """
 MOVES_NOTHING = """
-from hpcomm.exchange import Exchange
+from hpcomm.fields.exchange import Exchange
 Exchange.start = Exchange.wait = Exchange.__call__ = lambda self, timeout=None: None
 """
 BELIEVES_ALL = """

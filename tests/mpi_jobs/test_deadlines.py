@@ -10,7 +10,7 @@ LATE = """
 import sys, time
 import numpy as np
 import hpcomm
-from hpcomm.observe import sentinel
+from hpcomm.agree import watchdog as sentinel
 
 sentinel.REPORT_S = 1.5
 comm = hpcomm.world
@@ -25,9 +25,10 @@ def test_a_long_wait_is_reported_once_with_what_the_late_rank_does(job: Any) -> 
     done = job(3, source, timeout=60)
     assert done.stderr.count("has waited") == 1, done.stderr
     assert (
-        "hpcomm: rank 0: all_reduce(float64 (4,), op='sum') at job.py:12 on 'world' has waited" in done.stderr
+        "hpcomm: rank 0: all_reduce(float64 (4,), op='sum') at device_call.py:12 on 'world' has waited"
+        in done.stderr
     )
-    assert "  for rank 1: not in a call of hpcomm, at job.py:11\n" in done.stderr
+    assert "  for rank 1: not in a call of hpcomm, at device_call.py:11\n" in done.stderr
 
 
 WAITS = {
@@ -41,7 +42,7 @@ def test_a_wait_ends_when_the_user_has_said_so_and_says_for_whom(job: Any, wait:
     source = LATE.format(late=40) + WAITS[wait] + "\n"
     done = job(2, source, timeout=20, expect=1, options=("--stall", "1"))
     assert "HPCOMM_TIMEOUT=1 ends the job" in done.stderr
-    assert "at job.py:12 on 'world' has waited" in done.stderr
+    assert "at device_call.py:12 on 'world' has waited" in done.stderr
 
 
 @pytest.mark.once

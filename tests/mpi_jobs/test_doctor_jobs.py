@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import finish, judge
 
-from hpcomm.installation import VENDORS, find_mpi
+from hpcomm.job.installation import VENDORS, find_mpi
 
 ROOT = Path(__file__).parents[2]
 

@@ -377,7 +377,7 @@ else:
     done = job(2, source, timeout=40, expect=1)
     assert "WaitTimeoutError: recv(" in done.stderr
     assert "0.5 s" in done.stderr
-    assert "job.py:7" in done.stderr
+    assert "device_call.py:7" in done.stderr
 
 
 def test_after_a_timeout_was_caught_the_job_ends_cleanly(job: Any) -> None:

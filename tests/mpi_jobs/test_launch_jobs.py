@@ -11,8 +11,8 @@ from textwrap import dedent
 import pytest
 from steady import steady_time
 
-from hpcomm.launch import usable_cores
-from hpcomm.supervise import kill_members, members, settings
+from hpcomm.job.launch import usable_cores
+from hpcomm.job.supervise import kill_members, members, settings
 
 ROOT = Path(__file__).parents[2]
 STUCK = r"""
@@ -209,7 +209,7 @@ def test_what_a_killed_launcher_left_does_not_keep_a_later_one_of_its_number_fro
 
 def test_a_mismatch_of_launcher_and_library_is_told_before_the_start(tmp_path, job):
     """The library here against a launcher that says it is the other one."""
-    from hpcomm.installation import find_mpi
+    from hpcomm.job.installation import find_mpi
 
     says = {"openmpi": "HYDRA build details:", "mpich": "mpiexec (Open MPI) 5.0.11"}[find_mpi().vendor]
     launcher = tmp_path / "mpiexec"

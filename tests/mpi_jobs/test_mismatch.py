@@ -63,7 +63,7 @@ def test_light_says_who_called_what_and_where_and_ends_the_job(
     assert theirs in done.stderr
     # the root of a broadcast may have left it, and then has no line of its any more
     for call in (one, other) if about != "root" else ():
-        assert f"job.py:{source.splitlines().index('    ' + call) + 1}" in done.stderr, call
+        assert f"device_call.py:{source.splitlines().index('    ' + call) + 1}" in done.stderr, call
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_a_rank_that_an_exception_ends_is_said_to_be_where_that_was_raised(job: 
         PROLOGUE.format(calls=0)
         + """
 import threading
-from hpcomm import runtime
-from hpcomm.observe.stack import describe_call
+from hpcomm.agree import runtime
+from hpcomm.agree.call_stack import describe_call
 
 runtime._leave = time.sleep  # for a second
 if comm.rank == 1:
@@ -117,7 +117,10 @@ comm.all_reduce(X, "nonsense")
     )
     line = source.splitlines().index('comm.all_reduce(X, "nonsense")') + 1
     done = job(2, source, timeout=60, expect=None)
-    assert done.stdout == f"all_reduce(float64 (6,), op='nonsense') at job.py:{line}, ended by UsageError\n"
+    assert (
+        done.stdout
+        == f"all_reduce(float64 (6,), op='nonsense') at device_call.py:{line}, ended by UsageError\n"
+    )
 
 
 @pytest.mark.parametrize("begin", ["step()", "step.start(); step.wait()"])

@@ -120,7 +120,7 @@ def test_ranks_that_disagree_are_told_and_the_job_ends(job: Any, row: str) -> No
     assert "ranks disagree about call #1 on 'world'" in done.stderr
     assert "rank 0: " in done.stderr
     assert "rank 1: " in done.stderr
-    assert "job.py:" in done.stderr
+    assert "device_call.py:" in done.stderr
 
 
 def test_an_exception_on_one_rank_does_not_hang_the_other(job: Any) -> None:

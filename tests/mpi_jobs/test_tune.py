@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from hpcomm import tune
 from hpcomm.__main__ import main
-from hpcomm.transport.tuned import Choices
-from hpcomm.tune import confirmed, fastest
+from hpcomm.tools import tune
+from hpcomm.tools.tune import confirmed, fastest
+from hpcomm.transport.scheduled.tuned import Choices
 
 RANKS = """
     import numpy as np
     import hpcomm
-    from hpcomm.transport import controls, kept
+    from hpcomm.transport import mpi_control_variables as controls
+    from hpcomm.transport.scheduled import comm_cache as kept
 
     comm = hpcomm.world
     p, x = comm.size, np.arange(5.0) + comm.rank
@@ -87,7 +88,7 @@ RANKS = """
 
 
 def vendor() -> str:
-    code = "from hpcomm.transport import controls; print(controls.vendor())"
+    code = "from hpcomm.transport import mpi_control_variables as controls; print(controls.vendor())"
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()

@@ -112,10 +112,10 @@ def test_tensors_are_fields_too(couple):
 
 
 ON_A_DEVICE = """
-from hpcomm import onboard
+from hpcomm.transport.device import dispatch as onboard
 from hpcomm.device import driver, model, order
-from hpcomm.transport import ipc
-from hpcomm.transport.messages import Messages
+from hpcomm.transport.device import ipc
+from hpcomm.transport.device.device_messages import Messages
 onboard.EAGER, ipc.DIRECT = LIMIT, 200
 note, paths = Messages._note, set()
 
@@ -172,7 +172,7 @@ def test_a_field_may_lie_on_a_device_at_either_end(couple, eager, sizes):
 
 
 TIMED_ON_A_DEVICE = """
-from hpcomm import onboard
+from hpcomm.transport.device import dispatch as onboard
 from hpcomm.device import driver, model, order
 device = model.Model()
 driver.install(device)
@@ -208,9 +208,9 @@ def test_a_field_on_a_device_keeps_model_time(couple):
 
 
 MAPPED_ON_A_DEVICE = """
-from hpcomm import onboard
+from hpcomm.transport.device import dispatch as onboard
 from hpcomm.device import driver, model, order
-from hpcomm.mpmd import there
+from hpcomm.mpmd.coupling import device_operations as there
 device = model.Model()
 driver.install(device)
 onboard.EAGER, there.Mapped.MOST = LIMIT, 4  # fewer than the weights of a row of "idw"
@@ -536,7 +536,7 @@ def test_bad_arguments_are_refused_before_anybody_waits(couple):
     """One program calls, and the other one does not."""
     code = f"""
 from hpcomm import regrid
-from hpcomm.mpmd.implicit import Accelerator, windows
+from hpcomm.mpmd.coupling.implicit import Accelerator, windows
 x = np.zeros(3)
 if me.name == "a":
     link, taken = me.link("b"), me.takes("t", x)
@@ -726,7 +726,7 @@ def test_one_program_runs_again_alone_against_its_recorded_partners(spec, tmp_pa
 
 
 IMPLICIT = """
-from hpcomm.mpmd.implicit import Accelerator, windows, NotConvergedError
+from hpcomm.mpmd.coupling.implicit import Accelerator, windows, NotConvergedError
 scheme, most = SCHEME
 target = np.linspace(1, 2, 12)
 if me.name == "a":  # the leader

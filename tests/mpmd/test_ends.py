@@ -13,8 +13,8 @@ import pytest
 from processes import finish
 from steady import steady_time
 
-from hpcomm.installation import find_mpi
-from hpcomm.supervise import kill_members, members, settings
+from hpcomm.job.installation import find_mpi
+from hpcomm.job.supervise import kill_members, members, settings
 
 ENDS = {
     "an exception": ("raise ValueError('lost')", "lost"),
@@ -101,7 +101,8 @@ def test_by_the_launcher_alone_a_killed_rank_of_the_world_is_told_to_be_which_pr
 def test_of_many_ranks_two_are_told_of_an_end_and_the_others_ask_them(programs):
     """As of more than 64; a node's board, which tells the same, is shut here."""
     few = (
-        "import time\nimport hpcomm\nimport numpy as np\nfrom hpcomm.observe import notary\nnotary.FEW = 1\n"
+        "import time\nimport hpcomm\nimport numpy as np\n"
+        "from hpcomm.agree import ended_ranks\nended_ranks.FEW = 1\n"
     )
     ocean = few + "me = hpcomm.join('ocean')\nme.link('air').comm.barrier()\n"
     air = f"""{few}
@@ -256,7 +257,7 @@ LATE = {
     "planning": (
         """
         me.gives("sst", np.zeros(1))
-        hpcomm.mpmd.route.plan = lambda *_: time.sleep(20)
+        hpcomm.mpmd.route.coupled_route.plan = lambda *_: time.sleep(20)
         me.connect()
         """,
         'me.takes("sst", np.zeros(1))\nme.connect(timeout=1.5)',
@@ -267,7 +268,7 @@ JOINS = """
 import time
 import numpy as np
 import hpcomm
-import hpcomm.mpmd.route
+import hpcomm.mpmd.route.coupled_route
 me = hpcomm.join({!r})
 link = me.link({!r})
 """

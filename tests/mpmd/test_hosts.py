@@ -10,7 +10,7 @@ import pytest
 from hosts import Hosts, why_not
 from steady import steady_time
 
-from hpcomm.installation import find_mpi
+from hpcomm.job.installation import find_mpi
 
 REASON = why_not()
 pytestmark = [
@@ -182,7 +182,7 @@ def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
     assert re.search(
         r"rank 0 of the world \(\S+ air.py\) on h1 has ended before MPI was up; rank [12] ", out
     ), out
-    assert "hpcomm.mpmd.eye" in (hosts.folder / "agent.log").read_text()
+    assert "hpcomm.mpmd.monitor.host_monitor" in (hosts.folder / "agent.log").read_text()
 
 
 LOOP = """

@@ -277,7 +277,7 @@ def test_programs_under_another_mpis_launcher_say_so(tmp_path):
 
 def test_mpichs_wheel_under_open_mpis_launcher_says_so_before_mpi_ends_it(tmp_path):
     (tmp_path / "a.py").write_text("import hpcomm\nhpcomm.join('ocean')\n")
-    from hpcomm.installation import is_bundled, library_folder, vendor_in
+    from hpcomm.job.installation import is_bundled, library_folder, vendor_in
 
     library = library_folder()
     if library is None or not is_bundled(library) or vendor_in(library) != "mpich":

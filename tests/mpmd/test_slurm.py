@@ -9,7 +9,7 @@ from processes import finish
 from slurm import Slurm, why_not
 from steady import steady_time
 
-from hpcomm.installation import find_mpi
+from hpcomm.job.installation import find_mpi
 
 REASON = why_not(find_mpi().vendor)
 pytestmark = [

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from processes import finish
 
-from hpcomm.installation import find_mpi
+from hpcomm.job.installation import find_mpi
 
 PROGRAM = """
 import os

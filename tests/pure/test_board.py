@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcomm.observe.board import Region
+from hpcomm.node.segment import Region
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from hpcomm.observe.board import Region
+from hpcomm.node.segment import Region
 region = Region(memoryview(bytearray(65536)), os.open(sys.argv[2], os.O_RDWR), int(sys.argv[3]))
 region.hold()
 child = os.fork()  # which is no rank: it may outlive one

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 import hpcomm
-from hpcomm import as_buffer, dtypes
-from hpcomm.buffer import empty, overlap, same_memory
+from hpcomm import as_buffer
+from hpcomm.core import dtypes
+from hpcomm.core.buffer import empty, overlap, same_memory
 
 VALUES = [[1, 2, 3], [4, 5, 6]]
 ARRAYS: dict[str, Callable[[], Any]] = {

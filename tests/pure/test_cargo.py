@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcomm import cargo, dtypes
+from hpcomm.communicator import device_payload
+from hpcomm.core import dtypes
 from hpcomm.transport.progress import Moving
 
 
@@ -20,7 +21,7 @@ def test_without_a_device_or_a_known_library_an_array_comes_to_the_host(
     """A rank of CPUs may have CuPy loaded, which raises where it is to make an array."""
     module = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
     monkeypatch.setitem(sys.modules, library, module)
-    room = cargo._room(library, dtypes.BY_NAME["float32"], (2, 3))
+    room = device_payload._room(library, dtypes.BY_NAME["float32"], (2, 3))
     assert type(room.give()) is np.ndarray
     assert (room.shape, room.array.dtype) == ((2, 3), np.float32)
 
@@ -29,7 +30,7 @@ def test_a_tensor_comes_as_a_tensor_of_the_host_where_torch_has_no_cuda() -> Non
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this torch has CUDA")
-    made = cargo._room("torch", dtypes.BY_NAME["bfloat16"], (3,)).give()
+    made = device_payload._room("torch", dtypes.BY_NAME["bfloat16"], (3,)).give()
     assert (made.dtype, tuple(made.shape), made.is_cpu) == (torch.bfloat16, (3,), True)
 
 

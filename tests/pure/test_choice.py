@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hpcomm.schedule.program import program
-from hpcomm.transport import direct
-from hpcomm.transport.choice import COLLECTIVE, choose
-from hpcomm.transport.rounds import algorithm, schedule
+from hpcomm.schedule.rank_program import program
+from hpcomm.transport.device import cuda_aware
+from hpcomm.transport.device.path_choice import COLLECTIVE, choose
+from hpcomm.transport.scheduled.rounds import algorithm, schedule
 
 BEST: dict[str, Any] = {
     "all_on_devices": True, "folds": True, "kernels": "", "converts": "", "pairs": ["", ""], "nccl": "",
@@ -69,11 +69,11 @@ def test_the_temporary_of_every_schedule_fits_beside_its_work() -> None:
 
 def test_what_mpi_says_of_itself_decides_whether_device_memory_is_tried() -> None:
     tried = {"all_reduce": "", "send": "data came out wrong"}
-    assert direct.decide(True, lambda: tried)["all_reduce"] == ""
-    assert direct.decide(True, lambda: tried)["send"] == "data came out wrong"
-    assert direct.decide(True, lambda: tried)["scan"] == "was not tried"
+    assert cuda_aware.decide(True, lambda: tried)["all_reduce"] == ""
+    assert cuda_aware.decide(True, lambda: tried)["send"] == "data came out wrong"
+    assert cuda_aware.decide(True, lambda: tried)["scan"] == "was not tried"
     for said, why in ((False, "says that it does not read CUDA"), (None, "does not say that it reads")):
-        found = direct.decide(said, lambda: pytest.fail("was tried"))
+        found = cuda_aware.decide(said, lambda: pytest.fail("was tried"))
         assert all(why in each for each in found.values())
 
 
@@ -85,6 +85,9 @@ def test_an_operation_that_crashes_the_trial_is_left_and_the_others_are_tried() 
         told = names[: names.index("gather")] if "gather" in names else names
         return dict.fromkeys(told, ""), "exit status 139"
 
-    report = direct.try_all(run)
-    assert report == {**dict.fromkeys(direct.OPERATIONS, ""), "gather": "the trial ended: exit status 139"}
+    report = cuda_aware.try_all(run)
+    assert report == {
+        **dict.fromkeys(cuda_aware.OPERATIONS, ""),
+        "gather": "the trial ended: exit status 139",
+    }
     assert len(asked) == 2

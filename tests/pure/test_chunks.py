@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_partition import partitions
 
 from hpcomm import LayoutError
-from hpcomm.chunks import aligned, chunk_shape
-from hpcomm.partition import Partition
+from hpcomm.core.partition import Partition
+from hpcomm.fields.files.chunks import aligned, chunk_shape
 
 
 @given(partitions(partial=False), st.data())

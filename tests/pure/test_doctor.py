@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from hpcomm import doctor
-from hpcomm.doctor import spans
+import hpcomm
 from hpcomm.errors import ConfigError
+from hpcomm.tools import doctor
+from hpcomm.tools.doctor import spans
 
 MPI = {
     "vendor": "Open MPI",
@@ -246,7 +247,7 @@ def test_an_unknown_option_is_refused():
 
 def test_without_mpi4py_the_doctor_says_what_to_install(tmp_path):
     """As a Python sees it that has hpcomm but nothing else."""
-    (tmp_path / "hpcomm").symlink_to(os.path.dirname(doctor.__file__))  # noqa: PTH120
+    (tmp_path / "hpcomm").symlink_to(os.path.dirname(hpcomm.__file__))  # noqa: PTH120
     done = subprocess.run(
         [sys.executable, "-S", "-m", "hpcomm", "doctor"],
         env={"PATH": "/nowhere", "PYTHONPATH": str(tmp_path)},

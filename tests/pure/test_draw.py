@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hpcomm import draw
 from hpcomm.__main__ import main
-from hpcomm.draw import chrome_trace, critical_way, occupancy
 from hpcomm.machine import machine
 from hpcomm.schedule import registry
 from hpcomm.schedule.registry import algorithms, build, verbs
 from hpcomm.simulate import predict, simulate
+from hpcomm.tools import draw
+from hpcomm.tools.draw import chrome_trace, critical_way, occupancy
 
 pytest.importorskip("matplotlib")
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpcomm
-from hpcomm import dtypes
+from hpcomm.core import dtypes
 
 NUMPY = [
     "bool",

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from hpcomm.errors import ConfigError
-from hpcomm.launcher import command_of
-from hpcomm.mpmd.early import LIMIT, Ended, Look, Nodes, _limit, away, cause, judge
-from hpcomm.mpmd.eye import hosts_of, placed, told
+from hpcomm.job.launcher import command_of
+from hpcomm.mpmd.monitor.host_monitor import hosts_of, placed, told
+from hpcomm.mpmd.monitor.startup_monitor import LIMIT, Ended, Look, Nodes, _limit, away, cause, judge
 
 AIR_AND_OCEAN = ["python air.py", "./ocean 3", "python air.py"]
 LINE = ["mpirun", "-x", "A", "-n", "1", "python", "ocean.py", ":", "-np", "2", "--bind-to", "none", "./air"]

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from hpcomm.communicator.pickling import decode, encode
 from hpcomm.errors import UsageError
-from hpcomm.pickling import decode, encode
 
 
 def back(obj):

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from hpcomm import installation
 from hpcomm.errors import ConfigError
-from hpcomm.installation import Mpi, check_python, find_mpi, library_folder, vendor_in, which
+from hpcomm.job import installation
+from hpcomm.job.installation import Mpi, check_python, find_mpi, library_folder, vendor_in, which
 
 SAYS = {
     "openmpi": "mpiexec (Open MPI) 5.0.11",

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import dtypes, reduction
+from hpcomm.core import dtypes, reduction
+from hpcomm.core.dtypes import BY_NAME, Dtype
 from hpcomm.device import kernels
-from hpcomm.dtypes import BY_NAME, Dtype
-from hpcomm.transport import columns
+from hpcomm.transport.device import device_columns
 
 RANKS, N = 3, 37
 OPS = [*(name for name in reduction.NAMES if name != "premul_sum"), hpcomm.premul_sum(0.375),
@@ -87,12 +87,12 @@ def on_host(fold: Any, parts: list[Any]) -> Any:
 
 
 def by_kernels(made: Any, fold: Any, dtype: Dtype, parts: list[Any]) -> Any:
-    """As transport/rounds.py has it done, in an arena that is memory of the host."""
-    wide = columns.travels(fold, dtype)
+    """As rounds.py has it done, in an arena that is memory of the host."""
+    wide = device_columns.travels(fold, dtype)
     slots = np.full(len(parts) * N * wide.itemsize, 0xCB, np.uint8)
     memory = SimpleNamespace(copy=lambda to, source, nbytes, stream: ctypes.memmove(to, source, nbytes))
     arena: Any = SimpleNamespace(device=memory, work=at(slots), stream=0, size=len(parts))
-    way = columns._Way(arena, fold, made, dtype)
+    way = device_columns._Way(arena, fold, made, dtype)
     for rank, part in enumerate(parts):
         way.bring(at(part), 0, rank * N, N)
     views = [made.view(at(slots) + rank * N * wide.itemsize, N, wide) for rank in range(len(parts))]
@@ -113,7 +113,7 @@ def test_kernels_give_what_hosts_give(library: Any, dtype: Dtype) -> None:
             fold = reduction.resolve(op, dtype)
         except hpcomm.DtypeError:
             continue
-        if any(columns.lacks(fold, dtype, made)):
+        if any(device_columns.lacks(fold, dtype, made)):
             refused.append(str(fold.op))
             continue
         parts = [given(dtype, rank) for rank in range(RANKS)]
@@ -140,9 +140,9 @@ def test_what_exscan_leaves_on_the_first_rank_is_what_the_operator_does_not_noti
             fold = reduction.resolve(op, dtype)
         except hpcomm.DtypeError:
             continue
-        if any(columns.lacks(fold, dtype, made)):
+        if any(device_columns.lacks(fold, dtype, made)):
             continue
         out = np.full(N, 7, dtype.storage)
-        columns._Way(SimpleNamespace(stream=0), fold, made, dtype).fill(at(out), 0, N)  # type: ignore[arg-type]
+        device_columns._Way(SimpleNamespace(stream=0), fold, made, dtype).fill(at(out), 0, N)  # type: ignore[arg-type]
         expected = np.full(N, reduction.identity(fold.op, dtype), dtype.storage)
         np.testing.assert_array_equal(out, expected, err_msg=f"{fold.op} of {dtype}")

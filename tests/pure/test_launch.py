@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from hpcomm.errors import ConfigError
-from hpcomm.installation import Mpi
-from hpcomm.launch import Job, Machine, Program, _core_of, _here, compose, main, parse, usable_cores
-from hpcomm.launcher import forget, is_ours
-from hpcomm.mpmd import start
+from hpcomm.job.installation import Mpi
+from hpcomm.job.launch import Job, Machine, Program, _core_of, _here, compose, main, parse, usable_cores
+from hpcomm.job.launcher import forget, is_ours
+from hpcomm.mpmd.launch import start
 
 OPENMPI = Mpi("/env/bin/mpiexec", "openmpi", bundled=True)
 CLUSTERS_OPENMPI = Mpi("/opt/openmpi/bin/mpiexec", "openmpi")
@@ -247,7 +247,7 @@ def test_memory_is_not_watched_where_none_is_registered(mpi):
 
 def test_a_device_that_memory_is_registered_for_is_seen(tmp_path, monkeypatch):
     device = tmp_path / "nvidiactl"
-    monkeypatch.setattr("hpcomm.launch._REGISTERED_FOR", (str(tmp_path / "xpmem"), str(device)))
+    monkeypatch.setattr("hpcomm.job.launch._REGISTERED_FOR", (str(tmp_path / "xpmem"), str(device)))
     assert not _here().registers
     device.touch()
     assert _here().registers

@@ -7,7 +7,7 @@ import pytest
 
 from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.registry import algorithms, build, verbs
-from hpcomm.transport.local import run
+from hpcomm.transport.scheduled.local_threads import run
 
 
 @pytest.mark.parametrize("name", algorithms("all_reduce"))

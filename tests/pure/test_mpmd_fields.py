@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcomm import dtypes
+from hpcomm.core import dtypes
 from hpcomm.errors import ConfigError, DtypeError
-from hpcomm.mpmd import coupling
-from hpcomm.mpmd.clock import Schedule
 from hpcomm.mpmd.connect import agreed
-from hpcomm.mpmd.field import Field
-from hpcomm.mpmd.spec import FieldSpec
+from hpcomm.mpmd.coupled_field import Field
+from hpcomm.mpmd.coupling import coupler
+from hpcomm.mpmd.coupling.coupling_clock import Schedule
+from hpcomm.mpmd.spec.spec_file import FieldSpec
 
 BITS = "such fields can only be moved as they are"
 KINDS = {
@@ -96,9 +96,9 @@ def test_what_fills_uncovered_points_must_fit_the_field(kind, fill):
     field = Field(None, "f", np.zeros((3, 2), kind), np.arange(3), None, "takes")
     rows = np.array([0, 2])
     if fill == "keep":
-        assert coupling._filling(field, rows, fill) is None
-        assert np.isnan(coupling._filling(field, rows, math.nan)).all()
-        assert (coupling._filling(field, rows, 7) == np.full((2, 2), 7.0)).all()
+        assert coupler._filling(field, rows, fill) is None
+        assert np.isnan(coupler._filling(field, rows, math.nan)).all()
+        assert (coupler._filling(field, rows, 7) == np.full((2, 2), 7.0)).all()
     else:
         with pytest.raises(ConfigError, match=f"of {kind} cannot hold {fill}"):
-            coupling._filling(field, rows, fill)
+            coupler._filling(field, rows, fill)

@@ -7,13 +7,15 @@ import sys
 import pytest
 from processes import finish
 
-from hpcomm import launch
 from hpcomm.errors import ConfigError
-from hpcomm.installation import VENDORS, Mpi, find_mpi
-from hpcomm.launch import Machine
-from hpcomm.mpmd import draw, rank, start, watch
-from hpcomm.mpmd.reader import read
-from hpcomm.mpmd.unit import conversion
+from hpcomm.job import launch
+from hpcomm.job.installation import VENDORS, Mpi, find_mpi
+from hpcomm.job.launch import Machine
+from hpcomm.mpmd.coupling.unit import conversion
+from hpcomm.mpmd.launch import rank_supervisor, start
+from hpcomm.mpmd.monitor import job_monitor
+from hpcomm.mpmd.record_reader import read
+from hpcomm.mpmd.spec import draw_spec
 
 pytest.importorskip("pint")
 RIGHT = """\
@@ -129,11 +131,11 @@ def test_a_right_spec_is_read_as_it_stands(folder):
 
 def test_the_environment_of_a_rank_is_what_the_spec_says(folder):
     spec = read(write(folder, RIGHT))
-    second = rank.environment(spec, "ocean", 1)
+    second = rank_supervisor.environment(spec, "ocean", 1)
     assert (second["CUDA_VISIBLE_DEVICES"], second["OMP_NUM_THREADS"], second["DEPTH"]) == ("1", "2", "50")
     assert second["HPCOMM_PROGRAMS"] == "ocean=0-1 air=2-2"
-    assert "HPCOMM_PROGRAMS" not in rank.environment(spec, "viewer", 0)
-    assert rank.environment(spec, "air", 0)["CUDA_VISIBLE_DEVICES"] == ""
+    assert "HPCOMM_PROGRAMS" not in rank_supervisor.environment(spec, "viewer", 0)
+    assert rank_supervisor.environment(spec, "air", 0)["CUDA_VISIBLE_DEVICES"] == ""
 
 
 # what is replaced in RIGHT, by what, words of the message, the line that it names
@@ -679,7 +681,13 @@ def composed(folder, mpi, machine=LAPTOP, text=RIGHT):
 
 
 def words_of(folder, name):
-    return [sys.executable, "-m", "hpcomm.mpmd.rank", str(folder.resolve() / "job.toml"), name]
+    return [
+        sys.executable,
+        "-m",
+        "hpcomm.mpmd.launch.rank_supervisor",
+        str(folder.resolve() / "job.toml"),
+        name,
+    ]
 
 
 @pytest.mark.parametrize("vendor", ["openmpi", "mpich"])
@@ -764,7 +772,7 @@ def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys
     out = capsys.readouterr().out
     assert ("srun" if "slurm" in kind else "mpi") in out
     assert ('"$PBS_NODEFILE"' in out) == kind.startswith("pbs")
-    assert "hpcomm.mpmd.rank" in out
+    assert "hpcomm.mpmd.launch.rank_supervisor" in out
     assert not (folder / "started").exists()
 
 
@@ -793,15 +801,19 @@ def test_wrong_options_are_refused(folder, words, message):
 
 def test_commands_that_read_a_spec_take_all_their_words_or_refuse_them(folder, capsys):
     path = str(write(folder, RIGHT))
-    assert draw.check([path, path]) == 0
+    assert draw_spec.check([path, path]) == 0
     assert capsys.readouterr().out.count("job.toml is right") == 2
     for command, words, message in (
-        (draw.check, [path, "b"], "'b' is no spec"),
-        (draw.check, [], "which spec"),
-        (draw.plan, [path, path], "what is '.*job.toml'"),
-        (draw.main, ["draw", path, str(folder / "a.svg"), "b"], "what is 'b'"),
+        (draw_spec.check, [path, "b"], "'b' is no spec"),
+        (draw_spec.check, [], "which spec"),
+        (draw_spec.plan, [path, path], "what is '.*job.toml'"),
+        (draw_spec.main, ["draw", path, str(folder / "a.svg"), "b"], "what is 'b'"),
         (start.main, [path, "b"], "'b' behind a spec"),
-        (draw.main, ["draw", path, str(folder / "none" / "a.svg")], "a.svg cannot be written: No such file"),
+        (
+            draw_spec.main,
+            ["draw", path, str(folder / "none" / "a.svg")],
+            "a.svg cannot be written: No such file",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             command(words)
@@ -822,8 +834,8 @@ def test_a_command_with_a_spec_as_its_argument_is_a_command():
 
 def test_programs_are_told_apart_by_colour_on_a_terminal(folder, monkeypatch):
     spec = read(write(folder, RIGHT))
-    assert rank.prefix_of(spec, "ocean", 1, False) == b"[ocean 1] "
-    made = [rank.prefix_of(spec, name, 0, True) for name in spec.programs]
+    assert rank_supervisor.prefix_of(spec, "ocean", 1, False) == b"[ocean 1] "
+    made = [rank_supervisor.prefix_of(spec, name, 0, True) for name in spec.programs]
     assert made[0] == b"\033[36m[ocean 0] \033[0m"
     assert len({text[:5] for text in made}) == 3
     asked = start.parse([str(spec.path)])
@@ -861,13 +873,13 @@ def test_a_program_that_loads_another_mpi_is_refused_before_anything_starts(fold
 
 def test_a_launcher_that_ends_well_while_programs_run_has_not_ended_well(folder, capfd):
     """MPICH's mpiexec kills the others of a rank that left without Finalize, and ends with 0."""
-    heard = watch.Watch(read(write(folder, RIGHT)))
+    heard = job_monitor.Watch(read(write(folder, RIGHT)))
     for words in ("began ocean 0", "began air 0", "ended ocean 0 0 1.5"):
         heard.hear(words.split())
-    assert watch._judged(heard, 0, None) != 0
+    assert job_monitor._judged(heard, 0, None) != 0
     assert "program 'ocean' (rank 0 of 2) ended (status 0), while 'air' still ran" in capfd.readouterr().err
     heard.hear(["ended", "air", "0", "0", "2.5"])
-    assert watch._judged(heard, 0, None) == 0
+    assert job_monitor._judged(heard, 0, None) == 0
 
 
 @pytest.mark.parametrize(
@@ -881,17 +893,19 @@ def test_a_launcher_that_ends_well_while_programs_run_has_not_ended_well(folder,
 )
 def test_who_failed_first_is_named_whatever_came_first_to_be_known(folder, capfd, ends, words, status):
     """On several hosts all end at once: one fails, the launcher or a lost connection ends the others."""
-    heard = watch.Watch(read(write(folder, RIGHT)))
+    heard = job_monitor.Watch(read(write(folder, RIGHT)))
     for place in ("ocean 0", "ocean 1", "air 0"):
         heard.hear(["began", *place.split()])
     for end in ends.split(", "):
         heard.hear(["ended", *end.split()])
-    assert watch._judged(heard, 1, None) == status
+    assert job_monitor._judged(heard, 1, None) == status
     assert f"hpcomm run: program {words}" in capfd.readouterr().err
 
 
 def test_progress_tells_how_far_each_program_is(folder):
-    heard = watch.Watch(read(write(folder, RIGHT.replace("timeout = 60", "timeout = 60\nuntil = 7200"))))
+    heard = job_monitor.Watch(
+        read(write(folder, RIGHT.replace("timeout = 60", "timeout = 60\nuntil = 7200")))
+    )
     assert heard.progress() == "hpcomm: after 0 s: ocean starts; air starts; viewer starts"
     for words in (
         "began ocean 0",

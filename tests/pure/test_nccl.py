@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import hpcomm
 from hpcomm.device.cuda import CudaDriver
-from hpcomm.dtypes import BY_NAME
+from hpcomm.core.dtypes import BY_NAME
 
 rank, p, unique = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
 device = CudaDriver(sys.argv[4]).device(0)

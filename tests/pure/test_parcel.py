@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from hpcomm import parcel
+from hpcomm.communicator import payload
 
 NBYTES = 1 << 20
 
@@ -14,13 +14,13 @@ def place(view):
 
 
 def test_memory_is_used_again_only_when_nobody_looks_at_it():
-    first = parcel.pooled(NBYTES)
+    first = payload.pooled(NBYTES)
     array = np.frombuffer(first, np.float64)[3:5]  # holds the memory by its base alone
     was = place(first)
     del first
-    assert place(parcel.pooled(NBYTES)) != was
+    assert place(payload.pooled(NBYTES)) != was
     del array
-    assert place(parcel.pooled(NBYTES)) == was
+    assert place(payload.pooled(NBYTES)) == was
 
 
 def test_threads_never_get_the_same_memory():
@@ -30,7 +30,7 @@ def test_threads_never_get_the_same_memory():
     def take():
         for _ in range(200):
             gate.wait()
-            mine = parcel.pooled(NBYTES)
+            mine = payload.pooled(NBYTES)
             got.append(place(mine))
             gate.wait()
             assert got[-4:].count(place(mine)) == 1

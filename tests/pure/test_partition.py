@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcomm import LayoutError
-from hpcomm.partition import Box, Partition, Points, cuts
-from hpcomm.route import halo, halo_width, redistribute, rings
+from hpcomm.core.partition import Box, Partition, Points, cuts
+from hpcomm.fields.routing import halo, halo_width, redistribute, rings
 
 
 @st.composite

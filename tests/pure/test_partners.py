@@ -3,7 +3,7 @@
 import threading
 from types import SimpleNamespace
 
-from hpcomm.observe import partners
+from hpcomm.agree import partners
 
 
 def test_a_partner_is_lost_only_some_time_after_its_end_was_seen(monkeypatch):

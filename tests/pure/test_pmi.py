@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcomm import ConfigError, pmi
+from hpcomm import ConfigError
+from hpcomm.job import pmi_server
 
 SECRET = bytes(range(32))
 SPACE = "hpcomm_test_of_pmi"
@@ -32,8 +33,8 @@ def server(
         "space": SPACE,
         "file": file,
     }
-    port = pmi.start(told)
-    process = pmi._kept.pop()
+    port = pmi_server.start(told)
+    process = pmi_server._kept.pop()
     try:
         yield port
     finally:
@@ -42,7 +43,7 @@ def server(
 
 
 def come(port: int, rank: int, size: int, secret: bytes = SECRET) -> socket.socket:
-    return pmi.connect("127.0.0.1", port, secret, rank, size, 10.0)
+    return pmi_server.connect("127.0.0.1", port, secret, rank, size, 10.0)
 
 
 def ask(connection: socket.socket, *lines: str) -> list[str]:
@@ -126,10 +127,10 @@ def test_who_leaves_early_is_named() -> None:
     with server(3) as port, ThreadPoolExecutor() as pool:
         waiting = pool.submit(come, port, 0, 3)
         theirs = socket.create_connection(("127.0.0.1", port))
-        nonce = pmi._take(theirs, 32)
-        proof = pmi._mac(SECRET, b"rank", nonce, bytes(32), b"\0\0\0\1\0\0\0\3", bytes(32))
-        theirs.sendall(pmi._HELLO.pack(1, 3, bytes(32), bytes(32), proof))
-        pmi._take(theirs, 32)
+        nonce = pmi_server._take(theirs, 32)
+        proof = pmi_server._mac(SECRET, b"rank", nonce, bytes(32), b"\0\0\0\1\0\0\0\3", bytes(32))
+        theirs.sendall(pmi_server._HELLO.pack(1, 3, bytes(32), bytes(32), proof))
+        pmi_server._take(theirs, 32)
         theirs.close()
         with pytest.raises(ConfigError, match="rank 1 has ended before all had come"):
             waiting.result(10)
@@ -137,7 +138,7 @@ def test_who_leaves_early_is_named() -> None:
 
 def test_what_ranks_leave_that_were_killed_is_removed(tmp_path: Path) -> None:
     """And nothing of another job."""
-    left, other = (Path("/dev/shm", pmi._segment(space)) for space in (SPACE, "of another job"))
+    left, other = (Path("/dev/shm", pmi_server._segment(space)) for space in (SPACE, "of another job"))
     secret = tmp_path / "secret"
     for file in (left, other, secret):
         file.touch()
@@ -157,6 +158,6 @@ def test_what_ranks_leave_that_were_killed_is_removed(tmp_path: Path) -> None:
 
 def test_how_ranks_lie_on_nodes() -> None:
     a, b, c = (os.urandom(32) for _ in range(3))
-    assert pmi._mapping([a, a, b, b, c, c]) == "(vector,(0,3,2))"
-    assert pmi._mapping([a, b, a, b]) == "(vector,(0,2,1),(0,2,1))"
-    assert pmi._mapping([a, a, a, b]) == "(vector,(0,1,3),(1,1,1))"
+    assert pmi_server._mapping([a, a, b, b, c, c]) == "(vector,(0,3,2))"
+    assert pmi_server._mapping([a, b, a, b]) == "(vector,(0,2,1),(0,2,1))"
+    assert pmi_server._mapping([a, a, a, b]) == "(vector,(0,1,3),(1,1,1))"

@@ -12,7 +12,7 @@ from hpcomm.schedule import registry
 from hpcomm.schedule.assured import assured, evidence, work
 from hpcomm.schedule.interpret import ScheduleError
 from hpcomm.schedule.registry import build
-from hpcomm.transport.proved import proved
+from hpcomm.transport.scheduled.proved import proved
 
 OWN = """
 import numpy as np

@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("scipy")
 from hpcomm import regrid
 from hpcomm.errors import ConfigError, UsageError
-from hpcomm.geometry import moments
-from hpcomm.grid import size_of
+from hpcomm.grids.geometry import moments
+from hpcomm.grids.grid import size_of
 
 
 def smooth(x):
@@ -186,7 +186,7 @@ def test_weights_are_kept_and_read_back(tmp_path):
 
 
 def test_a_grid_whose_coordinates_only_the_program_knows_says_so():
-    from hpcomm.mpmd.spec import GridSpec
+    from hpcomm.mpmd.spec.spec_file import GridSpec
 
     with pytest.raises(ConfigError, match="coordinates are the program's"):
         regrid.from_spec(GridSpec("buoys", "points", (9,)))

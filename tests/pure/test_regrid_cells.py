@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("scipy")
 from hpcomm import regrid
 from hpcomm.errors import ConfigError, LayoutError
-from hpcomm.geometry import moments
-from hpcomm.grid import size_of
-from hpcomm.triangulation import convex_parts
+from hpcomm.grids.geometry import moments
+from hpcomm.grids.grid import size_of
+from hpcomm.grids.triangulation import convex_parts
 
 
 def boxes(x, y):

@@ -14,8 +14,8 @@ import pytest
 from steady import steady_time
 
 import hpcomm
-from hpcomm import request as module
-from hpcomm.request import Request
+from hpcomm.core import request as module
+from hpcomm.core.request import Request
 
 
 class Status:

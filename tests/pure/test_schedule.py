@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm.schedule import butterfly, circle, hierarchy, registry, tree
+from hpcomm.schedule import butterfly, hierarchy, registry, ring, tree
 from hpcomm.schedule.combine import reverse, sequence, turn
 from hpcomm.schedule.exact import exact_sum
 from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.layout import edges
-from hpcomm.schedule.program import program
 from hpcomm.schedule.prove import ScheduleError, keeps_order, prove
+from hpcomm.schedule.rank_program import program
 from hpcomm.schedule.registry import ROOTED, algorithms, build, cut, named, parameters, register, verbs
 from hpcomm.schedule.stream import AFTER, COPY, Schedule, Stream
 from hpcomm.schedule.tree import binary_tree, two_trees
@@ -142,9 +142,7 @@ def test_an_algorithm_says_what_it_does_and_what_it_costs(verb: str, name: str) 
     assert re.search(r"^ {4,}.*(->|<-|---| \| )", text, re.M) or "double_tree" in name, "no drawing"
 
 
-@pytest.mark.parametrize(
-    "part", [circle, tree, butterfly, hierarchy, registry], ids=lambda part: part.__name__
-)
+@pytest.mark.parametrize("part", [ring, tree, butterfly, hierarchy, registry], ids=lambda part: part.__name__)
 def test_an_algorithm_is_no_longer_than_13_lines(part: Any) -> None:
     for function in ast.parse(Path(part.__file__).read_text()).body:
         if not isinstance(function, ast.FunctionDef) or not isinstance(function.returns, ast.Name):

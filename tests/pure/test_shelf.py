@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from hpcomm import shelf
 from hpcomm.errors import PeerFailedError
-from hpcomm.shelf import LEAST, SLOTS, Shelves, shelf_bytes, slot_bytes
+from hpcomm.node import blocks
+from hpcomm.node.blocks import LEAST, SLOTS, Shelves, shelf_bytes, slot_bytes
 
 SLOT = 1 << 20
 
@@ -70,7 +70,7 @@ def test_both_ranks_fill_their_own_shelf(two):
 
 def test_there_are_so_many_slots_and_a_block_must_fit(two, monkeypatch):
     mine, _ = two
-    monkeypatch.setattr(shelf, "_NEAR", 0.0)
+    monkeypatch.setattr(blocks, "_NEAR", 0.0)
     assert put(mine, block(1, SLOT + 1)) == -1
     assert [put(mine, block(1, SLOT)) for _ in range(SLOTS + 1)] == [*range(SLOTS), -1]
 
@@ -80,7 +80,7 @@ def test_there_are_so_many_slots_and_a_block_must_fit(two, monkeypatch):
 def test_a_block_stands_to_cache_lines_as_in_its_own_memory_or_beside_that(two, monkeypatch, line, is_near):
     """In steps of 16 bytes, so that elements of any type may be read there, and a whole slot may be full."""
     mine, theirs = two
-    monkeypatch.setattr(shelf, "_NEAR", 0.0 if is_near else np.inf)
+    monkeypatch.setattr(blocks, "_NEAR", 0.0 if is_near else np.inf)
     put(mine, block(99, SLOT))  # and dropped at once
     theirs.take(0, 0, SLOT)
     places = [put(mine, block(value, SLOT, line)) for value in range(SLOTS)]
@@ -134,7 +134,7 @@ def test_who_is_stopped_while_filling_a_slot_says_so(two, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shelf.np, "copyto", interrupted)
+        patch.setattr(blocks.np, "copyto", interrupted)
         with pytest.raises(KeyboardInterrupt):
             mine.fill(number, block(7))
     with pytest.raises(PeerFailedError, match="the sender was stopped while it copied its array"):
@@ -145,7 +145,7 @@ def test_nobody_waits_for_a_slot_whose_owner_has_ended(two, monkeypatch):
     mine, theirs = two
     number = mine.lend(block(7))
     monkeypatch.setattr(theirs, "_gone", lambda owner: owner == 0)
-    monkeypatch.setattr("hpcomm.shelf._CHECK_S", 0.0)
+    monkeypatch.setattr("hpcomm.node.blocks._CHECK_S", 0.0)
     with pytest.raises(PeerFailedError):
         theirs.wait(0, number)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcomm.signature import ROOT, describe, head, signature
+from hpcomm.core.signature import ROOT, describe, head, signature
 
 
 @pytest.mark.parametrize("many", [4096, 4097, 65_537, (1 << 20) - 1])

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import fit, sim
 from hpcomm.__main__ import main
 from hpcomm.machine import Machine, lower_bound, machine, machines
-from hpcomm.powers import _power
-from hpcomm.rings import few
+from hpcomm.schedule.cost.max_plus_powers import _power
+from hpcomm.schedule.cost.ring_cost import few
 from hpcomm.schedule.registry import algorithms, build, verbs
 from hpcomm.schedule.stream import COPY, Schedule
 from hpcomm.simulate import predict, simulate
+from hpcomm.tools import fit, sim
 
 UNEVEN = Machine(
     "uneven", node=3, pod=2, overhead=0.3e-6, latency=(0.5e-6, 2e-6, 3.7e-6), per_byte=(1e-10, 3e-10, 4e-10),

@@ -13,9 +13,9 @@ import pytest
 from processes import finish
 
 from hpcomm.errors import ConfigError
-from hpcomm.launcher import KILLED, command_of, named
-from hpcomm.segments import YOUNG_S, stale_segments
-from hpcomm.supervise import _folder, settings
+from hpcomm.job.launcher import KILLED, command_of, named
+from hpcomm.job.mpi_shared_memory import YOUNG_S, stale_segments
+from hpcomm.job.supervise import _folder, settings
 
 
 @pytest.fixture
@@ -75,7 +75,8 @@ def test_a_file_that_a_killed_rank_has_made_is_removed(segment):
     path = segment("mpich_shm_4")
     path.unlink()
     code = (
-        "import os, sys, time; from hpcomm import segments, supervise; from hpcomm.launcher import below\n"
+        "import os, sys, time; from hpcomm.job import mpi_shared_memory as segments, supervise\n"
+        "from hpcomm.job.launcher import below\n"
         "launcher = supervise.start([sys.executable, '-c', *sys.argv[1:]], {**os.environ})\n"
         "while not segments._noticed: time.sleep(0.01)\n"
         "supervise._signal(below(launcher.pid), 9); launcher.wait(); segments.remove_noticed()"
@@ -122,7 +123,7 @@ def supervised(**how):
     """(status, what was said) of a launcher that waits after its rank has ended."""
     source = LAUNCHER.format(**{"name": "prterun", "aborted": False, "waits": IN_A_LOCK} | how)
     code = (
-        "import os, sys; from hpcomm.supervise import *;"
+        "import os, sys; from hpcomm.job.supervise import *;"
         "print(supervise([sys.executable, '-c', sys.argv[1]], {**os.environ, **settings(os.environ)}, 20))"
     )
     done = finish([sys.executable, "-c", code, source], 40)
@@ -154,7 +155,7 @@ import os
 os.environ |= {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
 os.environ |= {"PMIX_NAMESPACE": f"prterun-here-{os.getppid()}@1", "PMIX_SERVER_TMPDIR": os.getcwd()}
 os.environ.pop("HPCOMM_JOB", None)
-from hpcomm import reaper
+from hpcomm.job import terminate as reaper
 reaper.leave()
 """
 
@@ -194,7 +195,7 @@ def test_a_launcher_that_does_not_end_when_asked_is_asked_once(tmp_path):
         "while True: time.sleep(0.1)\n"
     )
     code = (
-        "import os, sys; from hpcomm.supervise import *;"
+        "import os, sys; from hpcomm.job.supervise import *;"
         "sys.exit(supervise([sys.executable, '-c', sys.argv[1]], {**os.environ, **settings(os.environ)}, 20))"
     )
     command = [sys.executable, "-c", code, launcher]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcomm import regrid
-from hpcomm.mpmd.there import _WAYS, Mapped, There
+from hpcomm.mpmd.coupling.device_operations import _WAYS, Mapped, There
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("scipy")

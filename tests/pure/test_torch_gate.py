@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hpcomm.errors import HpcommError
-from hpcomm.observe.board import LAPS
-from hpcomm.torch_backend import gate as module
-from hpcomm.torch_backend.gate import Gate
+from hpcomm.node.segment import LAPS
+from hpcomm.torch_backend import monitored_gate as module
+from hpcomm.torch_backend.monitored_gate import Gate
 
 
 class Turns:

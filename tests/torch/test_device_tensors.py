@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 import hpcomm
 from hpcomm.device import driver, model, order
-from hpcomm.torch_backend import devices
+from hpcomm.torch_backend import cuda_streams
 
 CUDA = torch.device("cuda", 0)
 
@@ -132,8 +132,8 @@ class streams:  # noqa: N801
 @pytest.fixture(scope="module")
 def device() -> Iterator[model.Model]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(devices, "streams", streams)
-        patch.setattr(devices, "_sides", {})
+        patch.setattr(cuda_streams, "streams", streams)
+        patch.setattr(cuda_streams, "_sides", {})
         made = model.Model()
         driver.install(made)
         yield made

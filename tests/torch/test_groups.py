@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import hpcomm
-from hpcomm.torch_backend import errors, making
+from hpcomm.torch_backend import factory, torch_errors
 
 
 def total(group: dist.ProcessGroup | None, value: float) -> float:
@@ -236,12 +236,12 @@ def test_a_newer_torch_that_fails_where_names_have_moved_is_named(monkeypatch: p
         return helper.bind(1, 0, [0], "mpi", None, "x")
 
     with pytest.raises(TypeError, match="takes no ranks"):
-        making.make(fail, call(), {})
-    monkeypatch.setattr(errors, "_NEWEST", (2, 5))
+        factory.make(fail, call(), {})
+    monkeypatch.setattr(torch_errors, "_NEWEST", (2, 5))
     with pytest.raises(
         hpcomm.ConfigError, match=r"torch .* says create\(\) takes no ranks: its seam .* moved"
     ):
-        making.make(fail, call(), {})
+        factory.make(fail, call(), {})
 
 
 def test_from_torch_and_back(world: dist.ProcessGroup, rank: int, size: int) -> None:

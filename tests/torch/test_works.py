@@ -14,8 +14,8 @@ import torch.distributed as dist
 from steady import steady_time
 
 import hpcomm
-from hpcomm.torch_backend.far import Far
-from hpcomm.torch_backend.near import Near
+from hpcomm.torch_backend.network_collectives import Far
+from hpcomm.torch_backend.shared_collectives import Near
 
 
 def test_background_calls_keep_their_order_and_let_the_caller_go_on(rank: int, size: int) -> None:

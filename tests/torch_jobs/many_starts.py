@@ -56,7 +56,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.at_once) as pool:
-        program = Path(folder, "rank.py")
+        program = Path(folder, "rank_supervisor.py")
         program.write_text(RANK)
         one = partial(
             start, program=program, ranks=given.ranks, crash_every=given.crash_every, limit_s=given.limit

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import hpcomm.installation as installation
+import hpcomm.job.installation as installation
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "HPCOMM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
@@ -165,7 +165,7 @@ for backend in ("gloo", "cpu:mpi"):
 
 def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: bool) -> None:
     """MPICH's ranks find each other, without a name that another job or attempt has; Open MPI's are told."""
-    program = tmp_path / "rank.py"
+    program = tmp_path / "rank_supervisor.py"
     program.write_text(RANK)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     if not can_join:

@@ -1,0 +1,290 @@
+"""Agreement: do all ranks of a communicator make the same call?
+
+Every collective call has a signature (verb, operator, dtype, root, number of elements). Three levels:
+
+off    nothing is compared.
+light  ranks of one node post the signature on the board before the call, and each looks at those of the
+       next and of the one before it, and after the call at the next one's. Going round the ring there are
+       two places where the signature changes, and the rank that comes to one later sees it there, also
+       where the other has gone on. Costs a few memory accesses; nobody waits.
+full   all ranks compare before each call, wherever they are, and all raise. Costs one small
+       all-reduce a call, and two between two groups, which light does not compare. Calls are posted, too,
+       so that ranks which have ended are noticed as with light.
+
+Light cannot stop a rank that is already inside MPI, or has gone on: the rank that sees the difference raises,
+and if nobody catches that, the job ends with a message that names both calls. If somebody does, later
+collective calls on that communicator raise as well, for they could take what an earlier one left.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..core.signature import ROOT, ROOTS, VERB, describe, head, signature
+from ..errors import MismatchError, PeerFailedError, where
+from ..node.segment import Board, Region, last_call, post, posted
+from .call_stack import describe_call
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..communicator.communicator import Communicator
+
+__all__ = ["Agreement", "between", "full", "light", "off"]
+
+_UNEQUAL = ("gather", "all_gather", "scatter", "all_to_all", "broadcast")  # have a ragged form
+_PATIENCE = 1.0  # s that a rank waits for another's description of its call
+
+
+class Agreement:
+    """How the ranks of one communicator agree.
+
+    enter(head, count) before a call, leave() after it; late(head, count) -> leave for background calls.
+    around does both as text, for lanes: CALL stands for the call, mine is its signature, and names holds
+    what else occurs in it.
+    """
+
+    __slots__ = ("around", "enter", "late", "leave", "level", "names")
+
+    def __init__(
+        self,
+        level: str,
+        enter: Callable[[int, int], None],
+        leave: Callable[[], None],
+        late: Callable[[int, int], Callable[[], None]],
+        around: str = "CALL",
+        names: dict[str, Any] | None = None,
+    ) -> None:
+        self.level = level
+        self.around = around
+        self.names = names or {}
+        self.enter = enter
+        self.leave = leave
+        self.late = late
+
+
+def off() -> Agreement:
+    """Compare nothing."""
+    return Agreement("off", lambda code, count: None, lambda: None, lambda code, count: lambda: None)
+
+
+# A neighbour that is at this call already and agrees need not be looked at again.
+# seen is one look: a neighbour that comes between two looks would be suspected of another call.
+_AROUND_LIGHT = """
+i = step()
+ring[i] = mine
+seen = theirs[i]
+if seen == mine:BEHIND
+    CALL
+else:
+    if seen:
+        suspect(mine)BEHIND
+    CALL
+    seen = theirs[i]
+    if seen != mine and seen:
+        suspect(mine)
+"""
+_BEHIND = """
+    if (seen := behind[i]) != mine and seen:
+        suspect(mine)
+"""
+
+
+def light(
+    comm: Communicator, board: Board, ring: memoryview, peers: list[tuple[int, Region, memoryview]]
+) -> Agreement:
+    """Compare with the ranks of this node on either side.
+
+    Args:
+        ring: this rank's ring on the board.
+        peers: the other ranks of comm on this node, next neighbour first: rank, region, ring.
+    """
+    theirs, behind = peers[0][2], peers[-1][2]
+    step = post(ring)
+    now = last = 0  # where the last entry stands, and what it says
+
+    def enter(code: int, count: int) -> None:
+        nonlocal now, last
+        now, last = step(), signature(code, count)
+        ring[now] = last
+        leave()
+        seen = behind[now]
+        if seen != last and seen:
+            suspect(last)
+
+    def leave() -> None:
+        seen = theirs[now]
+        if seen != last and seen:
+            suspect(last)
+
+    def late(code: int, count: int) -> Callable[[], None]:
+        enter(code, count)
+        mine, i, number = last, now, last_call(ring)
+
+        def leave_late() -> None:
+            seen = theirs[i]
+            if seen != mine and seen:
+                suspect(mine, number)
+
+        return leave_late
+
+    def suspect(expected: int, number: int | None = None, rank: int | None = None) -> None:
+        """Raise if a neighbour, or rank, makes another call than this one.
+
+        A rank whose flag is waited for may owe that of an earlier call; then its last one is looked at.
+        """
+        is_awaited = rank is not None
+        number = last_call(ring) if number is None else number
+        beside = [peer for peer in peers if peer[0] == rank] or [peers[0], peers[-1]]
+        rank, region, other = beside[0]
+        if region.ended and last_call(other) < number:
+            raise PeerFailedError(
+                f"call #{number} on '{comm.name}' needs rank {rank}, which has ended",
+                where(describe_call().split("(")[0], comm),
+                "look at what that rank printed; every rank must make the same collective calls",
+                [rank],
+            )
+        past = last_call(other)
+        if is_awaited and past < number and (called := posted(ring, past)) is not None:
+            number, expected = past, called
+        if all(posted(other, number) in (None, expected) for _, _, other in beside):
+            return  # not there yet, or so far ahead that its entry is gone
+        time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
+        others = [
+            (rank, region, describe(called, comm.size) if last_call(other) > number else None)
+            for rank, region, other in peers
+            if (called := posted(other, number)) not in (None, expected)
+        ]
+        if others:
+            comm._fall_out()
+            own = describe(expected, comm.size) if last_call(ring) > number else None
+            raise _disagreement(comm, number, board, own, others)
+
+    names = {"step": step, "ring": ring, "theirs": theirs, "behind": behind, "suspect": suspect}
+    look = _BEHIND.rstrip() if len(peers) > 1 else ""
+    return Agreement("light", enter, leave, late, _AROUND_LIGHT.replace("BEHIND", look), names)
+
+
+def full(comm: Communicator, shadow: MPI.Comm, ring: memoryview | None = None) -> Agreement:
+    """Compare all ranks before every call; all of them raise.
+
+    ring: this rank's on the board, where the sentinels of the others see to which call it has come.
+    """
+    from mpi4py import MPI
+
+    call = 0
+    step = None if ring is None else post(ring)
+
+    def enter(code: int, count: int) -> None:
+        nonlocal call
+        call += 1
+        mine = signature(code, count)
+        if ring is not None and step is not None:
+            ring[step()] = mine
+        both = bytearray(struct.pack("2q", mine, -mine))
+        shadow.Allreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
+        high, low = struct.unpack("2q", both)
+        if high != -low:
+            calls = shadow.allgather(describe_call())
+            rows = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
+            raise _mismatch(comm, call, rows)
+
+    def late(code: int, count: int) -> Callable[[], None]:
+        enter(code, count)
+        return lambda: None
+
+    around = "enter(mine & 0xFFFF_FFFF, mine >> 32)\nCALL"
+    return Agreement("full", enter, lambda: None, late, around, {"enter": enter})
+
+
+def between(comm: Communicator, shadow: MPI.Comm) -> Agreement:
+    """Compare two groups before every call; all ranks of both raise.
+
+    A reduction over an inter-communicator tells each group what the other one said: first the signatures,
+    then who saw them differ.
+    """
+    from mpi4py import MPI
+
+    call = 0
+    nothing = -(1 << 63), -(1 << 63)
+    # Numbers of roots are cut to 20 bits, where ROOT and PROC_NULL look like the last ones.
+    is_large = max(comm.size, comm.remote_size) > ROOTS - 16
+    is_root, is_beside, here = (head("?", root=rank) for rank in (MPI.ROOT, MPI.PROC_NULL, comm.rank))
+
+    def heard(*said: int) -> tuple[int, ...]:
+        there = bytearray(8 * len(said))
+        shadow.Allreduce([struct.pack(f"{len(said)}q", *said), MPI.INT64_T], [there, MPI.INT64_T], MPI.MAX)
+        return struct.unpack(f"{len(said)}q", there)
+
+    def told(code: int, count: int) -> tuple[int, ...]:
+        """What this rank has to say of its call; the other group names a root by its rank in this one."""
+        verb, root, rest = code & VERB, code & ROOT, code & ~ROOT
+        if root == is_beside and not is_large:  # its arrays do not count
+            return verb, -verb, *nothing
+        root = 0 if is_large else here if root == is_root else root
+        mine = signature(rest | root, count)
+        return verb, -verb, mine, -mine
+
+    def enter(code: int, count: int) -> None:
+        nonlocal call
+        call += 1
+        mine = told(code, count)
+        theirs = heard(*mine)
+        is_other = nothing not in (mine[2:], theirs[2:]) and theirs[2:] != mine[2:]
+        differ = theirs[:2] != mine[:2] or is_other
+        if heard(differ)[0] or differ:
+            calls = shadow.allgather(describe_call())
+            rows = [f"  rank {rank} there: {text}" for rank, text in enumerate(calls)]
+            raise _mismatch(comm, call, "\n".join([f"  rank {comm.rank} here: {describe_call()}", *rows]))
+
+    def late(code: int, count: int) -> Callable[[], None]:
+        enter(code, count)
+        return lambda: None
+
+    return Agreement("full", enter, lambda: None, late)
+
+
+def _disagreement(
+    comm: Communicator,
+    number: int,
+    board: Board,
+    own: str | None,
+    others: list[tuple[int, Region, str | None]],
+) -> MismatchError:
+    """Ask the others (rank, region, its call if it has gone on since) what they are doing.
+
+    own: this rank's call, if it has gone on since.
+    """
+    mine = describe_call()
+    if (question := board.mine.question) is not None:
+        board.mine.answer(question, mine)
+    rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}"}
+    called = {rank: past for rank, _, past in others if past}
+    questions = [(rank, region, region.ask()) for rank, region, _ in others]
+    deadline = time.monotonic() + _PATIENCE
+    while questions and time.monotonic() < deadline:
+        for entry in list(questions):
+            rank, region, asked = entry
+            text = region.answer_to(asked)
+            if text is not None:
+                rows[rank] = f"{called[rank]}, and has gone on to {text}" if rank in called else text
+                questions.remove(entry)
+        time.sleep(1e-3)
+        if (question := board.mine.question) is not None:
+            board.mine.answer(question, mine)
+    for rank, _, _ in questions:
+        rows[rank] = called.get(rank, "another call, and gave no answer when asked which")
+    return _mismatch(comm, number, "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows)))
+
+
+def _mismatch(comm: Communicator, number: int, rows: str) -> MismatchError:
+    verb = describe_call().split("(")[0]
+    hint = "give every rank the same verb, operator, dtype, number of elements and root, in the same order"
+    if verb in _UNEQUAL:
+        hint += f"; {verb}_ragged takes arrays of any shape and dtype"
+    return MismatchError(
+        f"ranks disagree about call #{number} on '{comm.name}'.\n{rows}", where(verb, comm), hint
+    )

@@ -1,0 +1,96 @@
+"""What is a thread doing, in hpcomm's words? Read off its stack, so that calls need not note it down."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..core.signature import REDUCTIONS, operator
+from ..errors import is_ours, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["call_frame", "describe_call", "owner"]
+
+_SHOWN = ("op", "root", "dest", "source", "tag", "async_op", "algorithm", "deterministic")
+_SHOWN_OF = {
+    "split": ("color", "key"),
+    "create_intercomm": ("local_leader", "remote_leader"),
+    "merge": ("high",),
+    "cart": ("shape", "periodic", "options"),
+    "graph": ("destinations", "sources"),
+    "mesh": ("axes", "sizes", "periodic", "order"),
+    "sub": ("axes", "names"),
+}
+
+
+def call_frame(
+    frame: FrameType | None = None, is_chosen: Callable[[FrameType], bool] | None = None
+) -> tuple[FrameType | None, FrameType | None]:
+    """The outermost frame of hpcomm (the verb that was called) and the user's frame that called it.
+
+    Args:
+        frame: innermost frame; the main thread's own if absent.
+        is_chosen: the outermost of those that it is true for, instead; of all, if it is for none.
+    """
+    if frame is None:
+        thread = threading.main_thread().ident
+        frame = (
+            sys._getframe(1) if threading.get_ident() == thread else sys._current_frames().get(thread or 0)
+        )
+    verb = chosen = None
+    while frame is not None and is_ours(frame.f_code):
+        if is_chosen is not None and is_chosen(frame):
+            chosen = frame
+        verb, frame = frame, frame.f_back
+    return chosen or verb, frame
+
+
+def describe_call() -> str:
+    """`all_reduce(float32 (3, 5), op='max') at train.py:41`, or where the user's own code is."""
+    verb, user = call_frame()
+    end = ""
+    if user is None and verb is not None and verb.f_code.co_name == "excepthook":  # see runtime.py
+        error, trace = verb.f_locals["kind"], verb.f_locals["trace"]
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        verb, user = (None, None) if trace is None else call_frame(trace.tb_frame)
+        end = f", ended by {error.__name__}"
+    here = place(user.f_code, user.f_lineno) if user else "the end of the program"
+    if verb is None:
+        return f"not in a call of hpcomm, at {here}{end}"
+    name = verb.f_code.co_name.replace("__call__", "plan")
+    return f"{name}({_arguments(verb)}) at {here}{end}"
+
+
+def owner(frame: FrameType) -> Any:
+    """Whose method a frame is in; of a plan's functions, its state."""
+    names = frame.f_locals
+    return names.get("self", names.get("state"))
+
+
+def _arguments(verb: FrameType) -> str:
+    parts, names, request = [], verb.f_locals, owner(verb)
+    if type(request).__name__ in ("Request", "Message"):  # wait() and its kin
+        return str(request.call)
+    if type(request).__name__ in ("Plan", "_DirectPlan", "_State"):
+        call = request._call
+        return f"{call!s}, {operator(call.code)}" if call.verb in REDUCTIONS else str(call)
+    x = names.get("x", names.get("out"))
+    if x is not None:
+        parts.append(_array(x))
+    for name in _SHOWN_OF.get(verb.f_code.co_name, _SHOWN):
+        value = names.get(name)
+        if not (value is None or value is False or (isinstance(value, (dict, tuple)) and not value)):
+            parts.append(f"{name}={getattr(value, '__name__', None) or repr(value)}")
+    return ", ".join(parts)
+
+
+def _array(x: Any) -> str:
+    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+    if dtype is None or shape is None:
+        return type(x).__name__
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"

@@ -1,0 +1,182 @@
+"""Which kinds of elements a rank has sent on a communicator: on the board, for receivers of this node.
+
+    kinds of a rank    32 words, by dest | 32 words, by tag | 4 times which, and the first such call
+
+A plain message does not say of what kind its elements are. So before a rank sends the first of a kind to
+another rank, or with another tag, it sets the bit of that kind in two words: that of the receiver and that of
+the tag (ranks and tags 32 apart share theirs). Bits are never taken back. A receiver that misses its own kind
+in either word knows for certain that what it has received is of another one. What it cannot know by them is
+which of several kinds a message had. Bytes, and elements that numpy alone knows, fit any kind. Who looks at
+`comm.mpi` may send anything, so all of his bits are set.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..core import buffer
+from ..errors import HpcommError, MismatchError, calling_frame, place, where
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..communicator.communicator import Communicator
+    from ..core.dtypes import Dtype
+
+__all__ = ["Kinds", "Noted", "Sure"]
+
+_PLACES = 32  # words of each sort
+_TEXTS, _TEXT = 4, 15  # first calls that are kept, and words of their text behind one that says which it is
+_ANY, _BYTES = -1, 1
+
+
+class Kinds:
+    """Those of one communicator.
+
+    Args:
+        own: this rank's words, which others read; theirs: those of other ranks that are near.
+    """
+
+    def __init__(self, comm: Communicator, own: memoryview, theirs: Mapping[int, memoryview]) -> None:
+        self._comm, self._own, self._theirs = comm, own, theirs
+        self._noting = threading.Lock()
+        self._noted: dict[int, Noted] = {}
+        self._sure: dict[int, Sure] = {}
+
+    def noted(self, dtype: Dtype) -> Noted:
+        """The places in which this kind is noted."""
+        bit = _bit(dtype)
+        return self._noted.setdefault(bit, Noted(self, bit))
+
+    def sure(self, dtype: Dtype) -> Sure:
+        """The sources and tags of which this kind may come."""
+        bit = _bit(dtype)
+        return self._sure.setdefault(bit, Sure(self, bit, str(dtype)))
+
+    def open(self) -> None:
+        """Say that this rank may send anything unseen."""
+        with self._noting:
+            for i in range(2 * _PLACES):
+                self._own[i] = _ANY
+
+    def set(self, bit: int, places: tuple[int, ...], which: int, text: str) -> None:
+        with self._noting:
+            if text:
+                self._keep(which << 8 | bit.bit_length(), text)
+            for i in places:
+                self._own[i] |= bit
+
+    def _keep(self, which: int, text: str) -> None:
+        """Keep the first call that sent this kind to this rank, while there is room."""
+        data = text.encode()[: 8 * _TEXT].ljust(8 * _TEXT, b"\0")
+        for at in range(2 * _PLACES, len(self._own), 1 + _TEXT):
+            if self._own[at] in (0, which):
+                if not self._own[at]:
+                    self._own[at + 1 : at + 1 + _TEXT] = memoryview(data).cast("q")
+                    self._own[at] = which
+                return
+
+    def fits(self, bit: int, source: int, tag: int) -> bool:
+        """Whether source may have sent this kind with tag; below 0: any tag."""
+        words = self._theirs.get(source)
+        if words is None or bit == _BYTES:
+            return True
+        fit, here = bit | _BYTES, words[source_place(self._comm.rank)]
+        if not here:  # nothing is known of who sent it
+            return True
+        return bool(here & fit and (tag < 0 or words[tag_place(tag)] & fit))
+
+    def sent(self, source: int, tag: int) -> tuple[str, str]:
+        """The kinds that source may have sent with tag, and its first call that sent the only one."""
+        from ..core.dtypes import BY_NAME
+
+        words = self._theirs[source]
+        here, there = words[source_place(self._comm.rank)], _ANY if tag < 0 else words[tag_place(tag)]
+        bits = here & there or here
+        names = [name for name, dtype in BY_NAME.items() if bits & _bit(dtype)]
+        text = ""
+        if len(names) == 1:
+            which = self._comm.rank << 8 | bits.bit_length()
+            for at in range(2 * _PLACES, len(words), 1 + _TEXT):
+                if words[at] == which:
+                    data = bytes(words[at + 1 : at + 1 + _TEXT]).rstrip(b"\0")
+                    text = data.decode(errors="replace")
+        return " or ".join(names), text
+
+    def mismatch(self, name: str, source: int, tag: int, x: Any, verb: str) -> MismatchError:
+        names, text = self.sent(source, tag)
+        mine = f"{verb}({_described(x, name)}, source={source})"
+        frame = calling_frame()
+        if frame is not None:
+            mine += f" at {place(frame.f_code, frame.f_lineno)}"
+        theirs = f", first by {text}" if text else ""
+        rows = f"  rank {self._comm.rank}: {mine}\n  rank {source}: has sent it {names} only{theirs}"
+        return MismatchError(
+            f"a message of {names} came to an array of {name}.\n{rows}",
+            where(verb, self._comm),
+            "give both ranks the same dtype, or use send_ragged and recv_ragged, which carry it; what is "
+            "meant to be read as another dtype is sent as bytes: x.view('uint8')",
+        )
+
+
+class Noted(set[int]):
+    """The places in which a rank has noted that it sends a kind."""
+
+    def __init__(self, kinds: Kinds, bit: int) -> None:
+        super().__init__()
+        self._kinds, self._bit = kinds, bit
+
+    def note(self, verb: str, x: Any, dest: int, tag: int) -> None:
+        """Before x is sent to dest; verb: as the user called it."""
+        places = source_place(dest), tag_place(tag)
+        if dest < 0 or (places[0] in self and places[1] in self):
+            return
+        text = ""
+        if places[0] not in self:
+            frame = calling_frame(sys._getframe(1))
+            line = "" if frame is None else f" at {place(frame.f_code, frame.f_lineno)}"
+            text = f"{verb}({_described(x, 'x')}, dest={dest}, tag={tag}){line}"
+        self._kinds.set(self._bit, places, dest, text)
+        self.update(places)
+
+
+class Sure(set[int]):
+    """Of which sources and tags a kind was seen to come; see key()."""
+
+    def __init__(self, kinds: Kinds, bit: int, name: str) -> None:
+        super().__init__()
+        self._kinds, self._bit, self._name = kinds, bit, name
+
+    def match(self, verb: str, x: Any, source: int, tag: int) -> None:
+        """Of a message that has come to x.
+
+        Raises:
+            MismatchError: source has never sent this kind.
+        """
+        key = source << 6 | tag & 63
+        if key in self or source < 0:
+            return
+        if not self._kinds.fits(self._bit, source, tag):
+            raise self._kinds.mismatch(self._name, source, tag, x, verb)
+        self.add(key)
+
+
+def source_place(rank: int) -> int:
+    return rank % _PLACES
+
+
+def tag_place(tag: int) -> int:
+    return _PLACES + tag % _PLACES
+
+
+def _bit(dtype: Dtype) -> int:
+    return _BYTES if dtype.kind == "o" or dtype.name == "uint8" else 1 << dtype.code
+
+
+def _described(x: Any, otherwise: str) -> str:
+    with suppress(HpcommError, RuntimeError):
+        return str(x if isinstance(x, buffer.Buffer) else buffer.as_buffer(x))
+    return otherwise

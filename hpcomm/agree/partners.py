@@ -1,0 +1,157 @@
+"""Who of another program has ended: seen on this node's board, or said in a last message.
+
+MPI keeps a rank that has ended in MPI_Finalize, where it says nothing, and leaves those that wait for it
+waiting. So a rank says farewell to the ranks of the linked programs when its Python ends; to two of them if
+they are many (ended_ranks.py).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..job.launcher import began_of
+from ..node import segment
+from . import runtime
+from .ended_ranks import Notary, told
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..node.segment import Region
+
+__all__ = ["Partners"]
+
+_BYE = 32099  # tag
+_UNDER_WAY_S = 1.0  # for messages that were sent before an end: the board is quicker than MPI
+_LAST_WORDS_S = 0.2  # for what is said at the same moment: UCX complains of messages that nobody received
+
+
+class Partners:
+    """The ranks of the program called name, at the other side of inter, a duplicate of the link's own.
+
+    Made collectively by both sides, unless the other is plain: a program without hpcomm, which says farewell
+    in a message only. foreign: it is of another job. mates: this program's ranks, if they are many, on a
+    communicator for this alone.
+    """
+
+    _notary: Notary | None = None
+
+    def __init__(
+        self,
+        inter: MPI.Intercomm,
+        carries: tuple[MPI.Comm, ...],
+        name: str,
+        foreign: bool = False,
+        plain: bool = False,
+        mates: MPI.Comm | None = None,
+    ) -> None:
+        from mpi4py import MPI
+
+        if mates is not None:
+            self._notary = Notary(mates, inter.remote_size)
+            runtime.farewells.append(self._leave_mates)
+
+        self.name = name
+        self._foreign = foreign
+        self._inter = inter
+        self._carries = carries
+        self._gone: set[int] = set()
+        self._since: dict[int, float] = {}  # when lost() first heard of it
+        self._lock = threading.Lock()
+        self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._going: list[MPI.Request] = []
+        self._regions: list[tuple[int, Region]] = []
+        self._processes: list[tuple[int, int, int]] = []  # of another job here: rank, id, when begun
+        if not plain:
+            self._meet()
+
+    def _meet(self) -> None:
+        from mpi4py import MPI
+
+        inter, board = self._inter, segment.current
+        own = _process()
+        card = struct.pack("5q", board.node if board else -1, board.here if board else -1, *own)
+        cards = bytearray(len(card) * inter.remote_size)
+        inter.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
+        for rank, (node, here, host, pid, began) in enumerate(struct.iter_unpack("5q", cards)):
+            if self._foreign:
+                self._processes += [(rank, pid, began)] if began and host == own[0] else []
+            elif board is not None and node == board.node:
+                self._regions.append((rank, board.regions[here]))
+
+    def gone(self) -> set[int]:
+        """Ranks over there that have ended. Never blocks."""
+        with self._lock:
+            self._gone |= {rank for rank, region in self._regions if region.gone}
+            self._gone |= {rank for rank, pid, began in self._processes if began_of(pid) != began}
+            if self._threads or threading.current_thread() is threading.main_thread():
+                self._hear()
+                if self._notary is not None:
+                    self._gone |= self._notary.ask()
+            return set(self._gone)
+
+    def serve(self) -> None:
+        """Answer this program's ranks that ask who has ended. Never blocks."""
+        if self._notary is not None and self._threads:
+            with self._lock:
+                self._hear()
+
+    def lost(self) -> set[int]:
+        """Those of whom nothing more comes: they ended a while ago, so that what they sent is through."""
+        now = time.monotonic()
+        return {rank for rank in self.gone() if now - self._since.setdefault(rank, now) >= _UNDER_WAY_S}
+
+    def has_messages(self) -> bool:
+        """Whether something that was sent before an end still waits here to be received."""
+        from mpi4py import MPI
+
+        if not self._threads:
+            return False
+        return any(comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for comm in self._carries)
+
+    def _leave_mates(self) -> None:
+        """Answer those who ask now, and ask no more."""
+        with self._lock:
+            self._hear()
+            if self._notary is not None:
+                self._notary.close()
+            self._notary = None
+
+    def say_farewell(self) -> None:
+        """Tell the ranks over there that this one ends; within a job, waits for nothing."""
+        from mpi4py import MPI
+
+        for rank in told(self._inter.remote_size):
+            self._going.append(self._inter.Isend([b"", MPI.BYTE], rank, _BYE))
+        deadline = time.monotonic() + _LAST_WORDS_S * self._foreign
+        while time.monotonic() < deadline and len(self.gone()) < self._inter.remote_size:
+            time.sleep(0.01)
+
+    def _hear(self) -> None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self._inter and self._inter.Iprobe(MPI.ANY_SOURCE, _BYE, status):
+            self._inter.Recv([bytearray(0), MPI.BYTE], status.source, _BYE)
+            self._gone.add(status.source)
+        if self._notary is not None and self._inter:
+            self._notary.serve(self._gone)
+
+
+def _process() -> tuple[int, int, int]:
+    """This process: a number for this host and its process ids as seen from here, its id, when it began.
+
+    Ids are given again, but to none that began then. 0 if that is unknown.
+    """
+    pid = os.getpid()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return zlib.crc32(f"{boot}{Path('/proc/self/ns/pid').readlink()}".encode()), pid, began_of(pid)
+    except OSError:
+        return 0, pid, 0

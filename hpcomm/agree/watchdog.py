@@ -1,0 +1,377 @@
+"""The sentinel: a thread that sleeps, and looks up a few times a second.
+
+It answers ranks that ask what this one is doing, and ends the job, with a sentence that says why, when
+the main thread sits in a call that cannot complete: a rank that it needs has ended, or made another call;
+or in one that has waited longer than a deadline: that of a link to another program, or HPCOMM_TIMEOUT. A call
+that waits for a minute is reported, once. Who asks requests again and again, and is not inside MPI, gets a
+PeerFailedError instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..core.request import Polled, Request, polled
+from ..core.signature import describe
+from ..errors import PeerFailedError, is_ours
+from ..node.segment import Board, Region, last_call, posted
+from .call_stack import call_frame, describe_call, owner
+from .heartbeat import SILENT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..communicator.communicator import Communicator
+    from .heartbeat import Pulse
+
+__all__ = ["follow", "start"]
+
+TICK = 0.2  # s between looks
+REPORT_S = 60.0  # of waiting in one call, until that is said
+_PATIENT = 4  # looks that find the same call before it is judged
+_GLANCE_S = 5.0  # between looks while all seems well; less where the user waits for less
+_BRIEF_S = 0.02
+_AFTER_S = 2.0  # that others wait longer, so that one says it
+_SHOWN = 8  # ranks in a report
+
+
+def start(
+    board: Board | None,
+    abort: Callable[[str], None],
+    say: Callable[[str], None],
+    look: Callable[[], None],
+    patience_s: float | None = None,
+    beat: Pulse | None = None,
+) -> None:
+    """Start the thread.
+
+    Args:
+        beat: this rank's heartbeat, if it is the first of its node and there are others.
+        abort: abort(text) must say text and end the job; say(text) only says it.
+        look: called at each look, too.
+        patience_s: how long any call may wait before the job is ended; None: for ever.
+    """
+    told = board, abort, say, look, patience_s, beat
+    threading.Thread(target=_watch, args=told, name="hpcomm-sentinel", daemon=True).start()
+
+
+_followed: dict[int, weakref.ref[Communicator]] = {}
+
+
+def follow(comm: Communicator) -> None:
+    """Have an eye on the calls of comm as long as it lives."""
+    key = id(comm)
+    _followed[key] = weakref.ref(comm, lambda _: _followed.pop(key, None))
+
+
+def _is_troubled() -> bool:
+    """Whether a call might be waiting in vain, as far as the board tells.
+
+    Asked first, because the stack of a thread that runs is no good place to look: on some Pythons, and with
+    a frame evaluation such as torch's in between, a frame may be half gone while it is read. So in a job
+    where nobody has ended and nobody disagrees, no stack is read.
+    """
+    for reference in list(_followed.values()):
+        comm = reference()
+        if comm is None:
+            continue
+        if comm._partners is not None or comm._patience_s is not None:
+            return True  # there is a deadline, and farewells come by message: the call must be known
+        watched = comm._watched
+        if watched is None:
+            continue
+        ring, peers = watched
+        mine = posted(ring, call := last_call(ring))
+        for _, region, other in peers:
+            if region.ended or (mine is not None and posted(other, call) not in (None, mine)):
+                return True
+    return False
+
+
+def _serve() -> None:
+    """Answer ranks that ask who of another program has ended."""
+    for reference in list(_followed.values()):
+        if (comm := reference()) is not None and comm._partners is not None:
+            comm._partners.serve()
+
+
+def _watch(
+    board: Board | None,
+    abort: Callable[[str], None],
+    say: Callable[[str], None],
+    look: Callable[[], None],
+    patience_s: float | None,
+    beat: Pulse | None,
+) -> None:
+    waiting, reported = Waiting(patience_s), False
+    while not sys.is_finalizing():
+        time.sleep(TICK)
+        look()
+        question = None if board is None else board.mine.question
+        if board is not None and question is not None:
+            board.mine.answer(question, describe_call())
+        _serve()
+        if beat is not None and board is not None:
+            beat.beat()
+            board.mine.note = beat.silent()
+        troubled = _is_troubled()
+        for each in polled() if troubled else ():
+            _look_at(each)
+        waiting.look(troubled)
+        call, waited_s = waiting.call, waiting.waited_s
+        if call is None:
+            continue
+        verdict = None
+        if waiting.times >= _PATIENT:
+            verdict = _judge(call.comm, call.source, call.number) or _overdue(call, waited_s)
+        silent = "" if board is None else board.regions[0].note
+        if (
+            verdict is None
+            and patience_s is not None
+            and waited_s >= patience_s + _AFTER_S * (not _is_first(call))
+        ):
+            verdict = f"{_report(call, waited_s, silent)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
+        if verdict:
+            abort(verdict)
+        reported = reported and waiting.times > 0
+        if not reported and waited_s >= (SILENT_S if silent else REPORT_S) and _is_first(call):
+            reported = True
+            say(_report(call, waited_s, silent))
+
+
+class Waiting:
+    """What the main thread waits in, and since when.
+
+    Attributes:
+        call: None if it waits in nothing that lasts.
+        times: looks in a row that found it in this call.
+    """
+
+    def __init__(self, patience_s: float | None) -> None:
+        self.call: Blocked | None = None
+        self._pause = _GLANCE_S if patience_s is None else min(_GLANCE_S, patience_s / 4)
+        self.times, self._since, self._next = 0, 0.0, 0.0
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._since
+
+    def look(self, closely: bool) -> None:
+        """Look now; if not closely, only now and then, and at nothing that comes and goes.
+
+        A call's frame keeps its arrays as long as we keep it.
+        """
+        now, before = time.monotonic(), self.call
+        if not closely and before is None:
+            if now < self._next or not _is_inside():
+                return
+            self._next = now + self._pause
+            before = _blocked_call()
+            time.sleep(_BRIEF_S if before is not None else 0)
+        call = _blocked_call() if closely or before is not None else None
+        is_same = call is not None and before is not None and call.is_the(before)
+        if self.call is None or not is_same:
+            self.times, self._since = 0, now
+        else:
+            self.times += 1
+        self.call = call if closely or is_same else None
+
+
+def _is_inside() -> bool:
+    """Whether the main thread is in code of ours: its innermost frame can be looked at without harm."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return frame is not None and is_ours(frame.f_code)
+
+
+def _late(call: Blocked) -> list[tuple[int, Region]]:
+    """The ranks of this node that a call waits for."""
+    if call.comm._watched is None:
+        return []
+    _, peers = call.comm._watched
+    if call.number > 0:
+        return [(rank, region) for rank, region, other in peers if last_call(other) < call.number]
+    return [(rank, region) for rank, region, _ in peers if rank == call.source]
+
+
+def _is_first(call: Blocked) -> bool:
+    """Whether no lower rank of this node waits in the same collective call, and says so."""
+    if call.number <= 0 or call.comm._watched is None:
+        return True
+    late = [rank for rank, _ in _late(call)]
+    return all(rank > call.comm.rank or rank in late for rank, _, _ in call.comm._watched[1])
+
+
+def _report(call: Blocked, waited_s: float, silent: str) -> str:
+    """What a call waits for, and what those are doing; silent: hosts that do not answer."""
+    lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
+    late = _late(call)
+    asked = [(rank, region, region.ask()) for rank, region in late[:_SHOWN]]
+    time.sleep(2 * TICK if asked else 0)
+    for rank, region, question in asked:
+        lines.append(f"  for rank {rank}: {region.answer_to(question) or 'it gives no answer'}")
+    if late[_SHOWN:]:
+        lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
+    if not asked and call.number == 0 and call.source is not None and call.source >= 0:
+        lines.append(f"  for rank {call.source}")
+    lines += [f"  {line}" for line in silent.splitlines()]
+    return "\n".join(lines)
+
+
+_ASKED = 10  # times that requests are asked between looks that count: MPI moves on only while it is asked
+
+
+def _look_at(asked: Polled) -> None:
+    """Let the one who asks know, if it is in vain."""
+    found = [_failure(request) for request in asked.requests]
+    failures = [failure for failure in found if failure is not None]
+    if not failures or (asked.is_any and None in found):
+        asked.looks = 0
+    elif asked.turns >= asked.judged + _ASKED:
+        asked.looks, asked.judged = asked.looks + 1, asked.turns
+        if asked.looks > _PATIENT:
+            asked.failure = failures[0]
+
+
+def _failure(request: Request) -> PeerFailedError | None:
+    """Why a request cannot complete, or None."""
+    needs = getattr(request, "_needs", None)
+    if needs is None or request._stages is None:
+        return None
+    found = _ended(*needs)
+    if found is None:
+        return None
+    said, ranks = found
+    return PeerFailedError(
+        f"{request.call}{said}",
+        f"started at {request.birth}",
+        "look at what that rank printed, and whether it makes the matching call",
+        ranks,
+    )
+
+
+class Blocked(NamedTuple):
+    """Which call the main thread is in. While we keep its frame, no other call's can take its place.
+
+    source: the rank that a message must come from, or go to; None or below 0 for any
+    number: of a collective call; 0 for messages, -1 for one without a number, such as a plan's
+    """
+
+    frame: FrameType
+    at: int
+    comm: Communicator
+    source: int | None
+    number: int
+
+    def is_the(self, other: Blocked) -> bool:
+        """Whether the thread has not moved on since."""
+        return self.frame is other.frame and (self.at, self.number) == (other.at, other.number)
+
+
+def _overdue(call: Blocked, waited_s: float) -> str | None:
+    """The sentence about a wait for another program that has taken too long, or None."""
+    patience_s, names = call.comm._patience_s, call.frame.f_locals
+    if patience_s is None or waited_s < patience_s or names.get("timeout") is not None:
+        return None
+    return (
+        f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s for the other program: look at"
+        " what that does, or at the network; link.deadline_s is how long it may wait"
+    )
+
+
+def _blocked_call() -> Blocked | None:
+    """What the main thread waits in, if that is a call of a communicator that we follow."""
+    verb, _ = call_frame(is_chosen=_is_verb)
+    if verb is None:
+        return None
+    names = verb.f_locals
+    needs = getattr(owner(verb), "_needs", None)
+    if names.get("timeout") is not None and hasattr(owner(verb), "_stages"):
+        return None  # a request that does not wait for ever, and is told: see _look_at
+    if needs is not None:  # wait() of a request
+        comm, source, number = needs
+    else:
+        comm, source, number = _comm(verb), names.get("source", names.get("src")), 0
+        if "source" not in names:  # a message that is sent
+            source = names.get("dest", source)
+    if getattr(comm, "_partners", None) is not None or getattr(comm, "_patience_s", None) is not None:
+        source = names.get("dest", names.get("dst", source))
+        is_message = number == 0 and (needs is not None or "source" in names or "dest" in names)
+        return Blocked(verb, verb.f_lasti, comm, source, 0 if is_message else -1)
+    if comm is None or not hasattr(comm, "_watched"):
+        return None
+    if needs is None and "source" not in names and "dest" not in names:
+        number = -1 if comm._watched is None else last_call(comm._watched[0])
+    return Blocked(verb, verb.f_lasti, comm, source, number)
+
+
+def _is_verb(frame: FrameType) -> bool:
+    """Whether a frame of ours is a communicator's verb, or the wait for one, and no work made of several."""
+    comm = _comm(frame)
+    is_verb = comm is not None and hasattr(type(comm), frame.f_code.co_name)
+    return is_verb or getattr(owner(frame), "_needs", None) is not None
+
+
+def _comm(frame: FrameType) -> Communicator | None:
+    """The communicator that a frame of ours is about: its argument, or the one that the function is for."""
+    comm: Communicator | None = frame.f_locals.get("comm", frame.f_globals.get("comm"))
+    return comm
+
+
+def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
+    """Why the call cannot complete, or None."""
+    found = _ended(comm, source, call)
+    if found is not None:
+        return describe_call() + found[0]
+    if comm._watched is None or call <= 0:
+        return None
+    ring, peers = comm._watched
+    mine = posted(ring, call)
+    for rank, region, other in peers:
+        theirs = posted(other, call)
+        if mine is not None and theirs not in (None, mine):
+            question = region.ask()
+            time.sleep(2 * TICK)
+            text = region.answer_to(question) if last_call(other) == call else None
+            text = text or describe(theirs or 0, comm.size)
+            rows = f"  rank {comm.rank}: {describe_call()}\n  rank {rank}: {text}"
+            return f"ranks disagree about call #{call} on '{comm.name}'.\n{rows}"
+    return None
+
+
+def _ended(comm: Communicator, source: int | None, call: int) -> tuple[str, list[int]] | None:
+    """That a call waits for ranks which have ended, in words that go on after it, and those ranks."""
+    if comm._partners is not None:
+        return _ended_partners(comm, source, call)
+    if comm._watched is None:  # a link to a program without hpcomm
+        return None
+    _, peers = comm._watched
+    gone = [rank for rank, region, _ in peers if region.ended]
+    if not call:
+        if source in gone:
+            return f" waits for rank {source} of '{comm.name}', which has ended", [source]
+        alone = 0 < len(gone) == comm.size - 1
+        if alone and (source is None or source < 0):
+            return f" waits for any rank of '{comm.name}', and all others have ended", gone
+        return None
+    if call > 0:
+        gone = [rank for rank, region, other in peers if region.ended and last_call(other) < call]
+    return (f" on '{comm.name}' waits for rank {gone[0]}, which has ended", gone) if gone else None
+
+
+def _ended_partners(comm: Communicator, rank: int | None, call: int) -> tuple[str, list[int]] | None:
+    """The same of another program's. call: 0 for a message, -1 for a collective."""
+    assert comm._partners is not None
+    gone = comm._partners.lost()
+    if not gone or comm._partners.has_messages():
+        return None
+    is_known = rank is not None and rank >= 0
+    dead = rank in gone if is_known else len(gone) == comm.remote_size
+    if not (dead if call == 0 else gone):
+        return None
+    who = f"rank {rank if is_known and call == 0 else min(gone)} of program '{comm._partners.name}'"
+    return f" on '{comm.name}' waits for {who}, which has ended", sorted(gone)

@@ -1,0 +1,111 @@
+"""The channel of blocks that follow cards: one MPI communicator for all that are made of one another.
+
+MPI has room for few communicators (MPICH for 2046). Blocks need none of their own: each comes from a rank
+that is known, under a number that its sender gives to no other block, whichever communicator its card is of.
+
+No receive of any tag is posted here. So MPI makes groups here, which is done by messages in Open MPI: on a
+communicator of the user's a receive of any tag took them, or one of the same tag.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..transport import mpi as transport
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["Blocks", "channel", "making", "part_tag", "rank_there"]
+
+_serial = count()
+
+
+def part_tag() -> int:
+    """Of what follows a card: another one each time, in the lower half."""
+    return next(_serial) % (transport.largest_tag() // 2)
+
+
+def making(comm: Communicator, tag: int) -> tuple[Any, int]:
+    """The channel, for MPI to make a communicator on, and a tag there in the upper half.
+
+    Tags of one communicator stay apart, and so do, by their marks, communicators that share the channel and
+    of which several threads make groups.
+    """
+    theirs, half = comm._parts, transport.largest_tag() // 2
+    mpi = theirs.mpi if type(theirs) is Blocks else theirs
+    return mpi, half + 1 + (comm._mark + tag) % half
+
+
+def channel(mpi: MPI.Comm, parent: Communicator | None, is_apart: bool) -> Any:
+    """Where blocks of mpi's ranks travel: with those of its parent, which has them all; else apart."""
+    if is_apart or mpi.Is_inter():
+        return mpi.Dup()
+    theirs = None if parent is None else parent._parts
+    return theirs.of(mpi) if type(theirs) is Blocks else Blocks(mpi.Dup())
+
+
+def rank_there(comm: Communicator, rank: int) -> int:
+    """A rank of comm as one of its channel."""
+    theirs = comm._parts
+    return rank if type(theirs) is not Blocks or theirs.ranks is None else theirs.ranks[rank]
+
+
+class Blocks:
+    """The channel as one communicator sees it, by its own ranks. Freed with the last that uses it.
+
+    Args:
+        channel: whose ranks are those of the communicator, in this order.
+    """
+
+    __slots__ = ("_users", "mpi", "ranks")
+
+    def __init__(self, channel: MPI.Comm) -> None:
+        self.mpi = channel
+        self._users = [1]  # of all that share it
+        self.ranks: Any = None  # in the channel; None: the same
+
+    def of(self, mpi: MPI.Comm) -> Blocks:
+        """The same channel for a communicator of some of its ranks."""
+        other = Blocks.__new__(Blocks)
+        other.mpi, other._users, other.ranks = self.mpi, self._users, _Ranks(mpi, self.mpi)
+        self._users[0] += 1
+        return other
+
+    def Send(self, piece: Any, dest: int, tag: int) -> None:  # noqa: N802  as MPI.Comm has them
+        self.mpi.Send(piece, dest if self.ranks is None else self.ranks[dest], tag)
+
+    def Isend(self, piece: Any, dest: int, tag: int) -> MPI.Request:  # noqa: N802
+        return self.mpi.Isend(piece, dest if self.ranks is None else self.ranks[dest], tag)
+
+    def Recv(self, piece: Any, source: int, tag: int) -> None:  # noqa: N802
+        self.mpi.Recv(piece, source if self.ranks is None else self.ranks[source], tag)
+
+    def Irecv(self, piece: Any, source: int, tag: int) -> MPI.Request:  # noqa: N802
+        return self.mpi.Irecv(piece, source if self.ranks is None else self.ranks[source], tag)
+
+    def Free(self) -> None:  # noqa: N802
+        self._users[0] -= 1
+        if not self._users[0]:
+            self.mpi.Free()
+
+
+class _Ranks(dict[int, int]):
+    """Ranks of mpi as those of channel, asked for as they are needed."""
+
+    def __init__(self, mpi: MPI.Comm, channel: MPI.Comm) -> None:
+        self._mpi, self._channel = mpi, channel
+
+    def __missing__(self, rank: int) -> int:
+        here, there = self._mpi.Get_group(), self._channel.Get_group()
+        self[rank] = found = MPI.Group.Translate_ranks(here, [rank], there)[0]
+        here.Free()
+        there.Free()
+        return int(found)

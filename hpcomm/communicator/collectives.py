@@ -1,0 +1,503 @@
+"""The collective verbs. Each call goes down once: lane if there is one, else look, check, agree, transport.
+
+Throughout, p is the number of ranks (on an inter-communicator: of the other group), x and out are
+arrays as in `as_buffer`, and x is left alone unless it is also out. `async_op=True` returns a Request.
+`algorithm="tuned"` takes what `hpcomm tune` found, "mpi:ring" an algorithm that the MPI library calls so;
+`algorithm="ring"` takes one of hpcomm's own schedules instead of the MPI library's choice; which there are
+for a verb, and what they cost, is in docs/algorithms.md. Large arrays on devices stay there
+under a schedule's name; all others go through the hosts' memory then (docs/gpu.md).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..core.operation import Call
+from ..core.signature import BACKGROUND, head, marked
+from ..errors import HpcommError
+from . import fastpath
+
+if TYPE_CHECKING:
+    from ..transport import mpi as transport
+    from ..transport import prepare
+    from ..transport.device import host_copy
+    from ..transport.scheduled import schedule_transport
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    prepare = LazyModule("hpcomm.transport.prepare")
+    host_copy = LazyModule("hpcomm.transport.device.host_copy")
+    transport = LazyModule("hpcomm.transport.mpi")
+    schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "exscan",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scan",
+    "scatter",
+]
+
+
+def broadcast(
+    comm: Communicator,
+    x: Any = None,
+    root: int = 0,
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+    src: int | None = None,
+) -> Any:
+    """Give every rank the array of root.
+
+    On root x is the data. On the other ranks x tells shape and dtype and is left alone, or is None
+    where out= is given. Same as MPI_Bcast, torch.distributed.broadcast (there in place: out=x).
+
+    Args:
+        x: array, same shape and dtype on every rank.
+        root: rank whose x goes out; src is torch's word for it.
+        out: array that receives; out=x is in place.
+        async_op, algorithm: see all_reduce.
+
+    Returns:
+        out, or a new array.
+
+    Raises:
+        RankError: no such root. LayoutError, DtypeError: x or out does not fit.
+
+    Example (4 ranks):
+        >>> comm.broadcast(np.full(2, comm.rank), root=3)
+        array([3, 3])
+    """
+    if not async_op:
+        try:
+            known = comm._lanes if algorithm is None else comm._lanes[algorithm]
+            lane = known["broadcast"][None][type(x)][x.dtype]
+        except (KeyError, AttributeError, TypeError):
+            lane = fastpath.find(comm, "broadcast", None, x, algorithm)
+        done = lane(x, out, root if src is None else src)
+        if done is not NotImplemented:
+            return done
+        if algorithm is not None:
+            done = fastpath.chosen(comm, "broadcast", None, x, algorithm)(
+                x, out, root if src is None else src
+            )
+            if done is not NotImplemented:
+                return done
+    return careful(comm, "broadcast", x, out, None, root if src is None else src, async_op, algorithm)
+
+
+def reduce(
+    comm: Communicator,
+    x: Any,
+    op: Any = "sum",
+    root: int = 0,
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+    dst: int | None = None,
+) -> Any:
+    """Fold the arrays of all ranks element by element; root gets the result.
+
+    Same as MPI_Reduce, torch.distributed.reduce.
+
+    Args:
+        x: array, same shape and dtype on every rank.
+        op: see all_reduce.
+        root: rank that receives; dst is torch's word for it.
+        out: on root, array that receives; ignored elsewhere.
+        async_op, algorithm: see all_reduce.
+
+    Returns:
+        On root out, or a new array; None elsewhere.
+
+    Raises:
+        As all_reduce; RankError: no such root.
+
+    Example (4 ranks):
+        >>> comm.reduce(np.ones(2))
+        array([4., 4.])
+    """
+    return perform(comm, "reduce", x, out, op, root if dst is None else dst, async_op, algorithm)
+
+
+def all_reduce(
+    comm: Communicator,
+    x: Any,
+    op: Any = "sum",
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+    deterministic: bool = False,
+) -> Any:
+    """Fold the arrays of all ranks element by element; every rank gets the result.
+
+    Same as MPI_Allreduce, torch.distributed.all_reduce (there in place: out=x).
+
+    Args:
+        x: array, same shape and dtype on every rank.
+        op: "sum", "avg" (floating or complex), "prod", "min", "max" (not complex), "band", "bor", "bxor"
+            (bool and integers), "land", "lor", premul_sum(factor), a torch ReduceOp, an MPI.Op, or a
+            function f(a, b) -> c of two arrays of x's kind, folded in rank order, which need not commute;
+            Python's sum, max, any and the like mean what they fold by. float16 and bfloat16 are folded in
+            float32 and rounded once; min and max of floats keep what is not a number, as numpy's do. On
+            arrays of bool, sum and max are "or", prod and min "and"; Python's own bools are counted.
+        out: array that receives, of x's shape and dtype; out=x is in place.
+        algorithm: an own schedule: "ring", "double_tree", "circulant:wire=bfloat16", ...
+        deterministic: the same bits whatever the number and order of the ranks: sums of floats are the
+            exact sum of all contributions, rounded once. Costs an all_to_all and an all_gather.
+        async_op: begin, and return a Request to wait for.
+
+    Returns:
+        out, or a new array.
+
+    Raises:
+        DtypeError: op has no right result on this dtype.
+        LayoutError: x and out overlap without being the same, or out does not fit.
+
+    Cost: the MPI library's; a function as op costs an all_gather and memory for p arrays.
+
+    Example (4 ranks):
+        >>> comm.all_reduce(np.ones(2))
+        array([4., 4.])
+    """
+    if not (async_op or deterministic):
+        try:
+            known = comm._lanes if algorithm is None else comm._lanes[algorithm]
+            lane = known["all_reduce"][op][type(x)][x.dtype]
+        except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
+            lane = fastpath.find(comm, "all_reduce", op, x, algorithm)
+        done = lane(x, out)
+        if done is not NotImplemented:
+            return done
+        if algorithm is not None:
+            done = fastpath.chosen(comm, "all_reduce", op, x, algorithm)(x, out)
+            if done is not NotImplemented:
+                return done
+    return careful(comm, "all_reduce", x, out, op, 0, async_op, algorithm, deterministic)
+
+
+def gather(
+    comm: Communicator,
+    x: Any,
+    root: int = 0,
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+    dst: int | None = None,
+) -> Any:
+    """Collect the arrays of all ranks on root.
+
+    Same as MPI_Gather, torch.distributed.gather.
+
+    Args:
+        x: array, same shape and dtype on every rank (gather_ragged takes any).
+        root: rank that receives; dst is torch's word for it.
+        out: on root, array of shape (p, *x.shape), or the same blocks
+            one after the other along the first axis.
+        async_op, algorithm: see all_reduce.
+
+    Returns:
+        On root an array of shape (p, *x.shape), block r from rank r; None elsewhere.
+
+    Example (4 ranks):
+        >>> comm.gather(np.array([comm.rank]))
+        array([[0], [1], [2], [3]])
+    """
+    return perform(comm, "gather", x, out, None, root if dst is None else dst, async_op, algorithm)
+
+
+def all_gather(
+    comm: Communicator, x: Any, out: Any = None, async_op: bool = False, algorithm: str | None = None
+) -> Any:
+    """Collect the arrays of all ranks on every rank.
+
+    Same as MPI_Allgather, torch.distributed.all_gather_into_tensor.
+
+    Args:
+        x: array, same shape and dtype on every rank (all_gather_ragged takes any). It may
+            be out[rank] itself.
+        out: array of shape (p, *x.shape), or (p * x.shape[0], ...): the blocks one after the other.
+        async_op, algorithm: see all_reduce.
+
+    Returns:
+        out, or a new array of shape (p, *x.shape), block r from rank r.
+
+    Example (4 ranks):
+        >>> comm.all_gather(np.array([comm.rank]))
+        array([[0], [1], [2], [3]])
+    """
+    return perform(comm, "all_gather", x, out, None, 0, async_op, algorithm)
+
+
+def scatter(
+    comm: Communicator,
+    x: Any = None,
+    root: int = 0,
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+    src: int | None = None,
+) -> Any:
+    """Give each rank its own block of root's array.
+
+    On root x has shape (p, *block). On the other ranks x tells shape and dtype and is left alone, or
+    is None where out= is given. Same as MPI_Scatter, torch.distributed.scatter.
+
+    Args:
+        x: array of shape (p, *block).
+        root: rank whose x goes out; src is torch's word for it.
+        out: array that receives, of shape block.
+        async_op, algorithm: see all_reduce.
+
+    Returns:
+        out, or a new array of shape block.
+
+    Example (4 ranks):
+        >>> comm.scatter(np.arange(8).reshape(4, 2))  # on rank 3
+        array([6, 7])
+    """
+    return perform(comm, "scatter", x, out, None, root if src is None else src, async_op, algorithm)
+
+
+def reduce_scatter(
+    comm: Communicator,
+    x: Any,
+    op: Any = "sum",
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+) -> Any:
+    """Fold x over the ranks and leave each rank its own block of the result.
+
+    Same as MPI_Reduce_scatter_block, torch.distributed.reduce_scatter_tensor.
+
+    Args:
+        x: array of shape (p, *block), same on every rank; with out= also (p * n, ...) where out is (n, ...).
+        op: see all_reduce.
+        out: array that receives.
+        async_op, algorithm: see all_reduce.
+
+    Returns:
+        out, or a new array of shape block.
+
+    Raises:
+        LayoutError: the first axis of x is not the number of ranks.
+
+    Example (4 ranks):
+        >>> comm.reduce_scatter(np.ones((4, 2)))
+        array([4., 4.])
+    """
+    return perform(comm, "reduce_scatter", x, out, op, 0, async_op, algorithm)
+
+
+def all_to_all(
+    comm: Communicator, x: Any, out: Any = None, async_op: bool = False, algorithm: str | None = None
+) -> Any:
+    """Send block j of x to rank j, and receive block i from rank i.
+
+    Same as MPI_Alltoall, torch.distributed.all_to_all_single.
+
+    Args:
+        x: array of shape (p, *block); with out= any shape whose first axis p divides.
+        out: array of x's shape; out=x is in place.
+        async_op, algorithm: see all_reduce.
+
+    Returns:
+        out, or a new array of x's shape.
+
+    Example (2 ranks):
+        >>> comm.all_to_all(np.array([10, 20]) + comm.rank)  # on rank 1
+        array([20, 21])
+    """
+    return perform(comm, "all_to_all", x, out, None, 0, async_op, algorithm)
+
+
+def scan(
+    comm: Communicator,
+    x: Any,
+    op: Any = "sum",
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+) -> Any:
+    """Fold the arrays of the ranks up to and with this one (inclusive prefix).
+
+    Same as MPI_Scan. Args and errors as all_reduce, but op "avg" is refused.
+
+    Args:
+        async_op, algorithm: see all_reduce.
+
+    Example (4 ranks):
+        >>> comm.scan(np.ones(1))  # on rank 2
+        array([3.])
+    """
+    return perform(comm, "scan", x, out, op, 0, async_op, algorithm)
+
+
+def exscan(
+    comm: Communicator,
+    x: Any,
+    op: Any = "sum",
+    out: Any = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+) -> Any:
+    """Fold the arrays of the ranks below this one (exclusive prefix).
+
+    Same as MPI_Exscan, but rank 0 gets what op does not notice: 0 for sum, 1 for prod, the largest
+    value for min and so on. Where op is a function or an MPI.Op, rank 0 gets None and out is left alone.
+
+    Args:
+        async_op, algorithm: see all_reduce.
+
+    Example (4 ranks):
+        >>> comm.exscan(np.ones(1))  # on rank 2
+        array([2.])
+    """
+    return perform(comm, "exscan", x, out, op, 0, async_op, algorithm)
+
+
+def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = None) -> Any:
+    """Wait until every rank has come here. Same as MPI_Barrier, torch.distributed.barrier.
+
+    Args:
+        async_op, algorithm: see all_reduce.
+    """
+    if not async_op and algorithm is None:
+        try:
+            lane = comm._lanes["barrier"]
+        except KeyError:
+            lane = fastpath.find(comm, "barrier", None, None)
+        if lane() is not NotImplemented:
+            return None
+    comm._check_open("barrier")
+    call = Call(comm, "barrier", code=head("barrier"))
+    own = algorithm is not None and algorithm != "tuned"  # barriers are not tuned
+    try:
+        call = schedule_transport.schedule_call(call, algorithm) if own else call
+    except HpcommError as error:
+        raise error.located("barrier", comm) from None
+    if not (own or async_op) and comm._within is not None and comm._within.has_barrier:
+        call.carry = partial(comm._within.barrier, call.code)
+    return carry_out(call, async_op)
+
+
+def perform(
+    comm: Communicator,
+    verb: str,
+    x: Any,
+    out: Any,
+    op: Any,
+    root: int,
+    async_op: bool,
+    algorithm: str | None = None,
+) -> Any:
+    """By the lane for this kind of array if there is one, else carefully."""
+    if not async_op:
+        try:
+            known = comm._lanes if algorithm is None else comm._lanes[algorithm]
+            lane = known[verb][op][type(x)][x.dtype]
+        except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
+            lane = fastpath.find(comm, verb, op, x, algorithm)
+        done = lane(x, out, root)
+        if done is NotImplemented and algorithm is not None:
+            done = fastpath.chosen(comm, verb, op, x, algorithm)(x, out, root)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, verb, x, out, op, root, async_op, algorithm)
+
+
+def careful(
+    comm: Communicator,
+    verb: str,
+    x: Any,
+    out: Any,
+    op: Any,
+    root: int,
+    async_op: bool,
+    algorithm: str | None = None,
+    deterministic: bool = False,
+) -> Any:
+    """The careful way of every collective but barrier: look, check, agree, carry out."""
+    try:
+        comm._check_open(verb)
+        own = algorithm is not None or deterministic
+        tuned = algorithm == "tuned" and not deterministic
+        if tuned and comm._onboard is not None:  # that may look at them twice
+            x, out = _beside(x, out)
+        by = algorithm if own and not deterministic and schedule_transport.takes_devices(algorithm) else None
+        call = prepare.compose(comm, verb, x, out, op, root, not (async_op or own), own, by)
+        code = marked(call.code, "tuned") if tuned else 0
+        if tuned:
+            algorithm = schedule_transport.tuned_for(call, op)
+            if algorithm is not None:
+                call = schedule_transport.schedule_call(call, algorithm, op)
+            elif not async_op:
+                call = prepare.compose(comm, verb, x, out, op, root, blocking=True, hosts=True)
+        elif own and call.after is None:
+            call = schedule_transport.schedule_call(call, algorithm, op, deterministic)
+        if not (algorithm or deterministic or async_op or call.carry or call.moves):
+            _within_node(call)
+        if tuned:
+            call.code = code  # which one it stands for, all ranks know alike
+    except HpcommError as error:
+        raise error.located(verb, comm) from None
+    return carry_out(call, async_op)
+
+
+def _within_node(call: Call) -> None:
+    """Let call go by memory that the ranks share, where calls like it do."""
+    comm = call.comm
+    if comm._within is not None and comm._within.takes(call.code, call.count):
+        call.carry = comm._within.carry(call, transport.by_library)
+
+
+def _beside(x: Any, out: Any) -> tuple[Any, Any]:
+    """x and out, or memory of the host in their place."""
+    there = None if x is None else host_copy.beside(prepare.look(x, "x"), True)
+    if out is None or out is x:
+        return there, there if out is x else None
+    return there, host_copy.beside(prepare.look(out, "out"), False)
+
+
+def carry_out(call: Call, async_op: bool) -> Any:
+    """Agree with the other ranks about call, show it to the observers, and hand it to the transport."""
+    comm = call.comm
+    for observer in comm._observers:
+        observer.before(call)
+    if not call.code:  # a message: only its two ranks know of it
+        result = transport.start(call) if async_op else transport.run(call)
+        for observer in comm._observers:
+            observer.after(call)
+        return result
+    if async_op:
+        leave, finish = comm._agreement.late(call.code | BACKGROUND, call.agreed), call.finish
+
+        def finish_and_leave(status: Any) -> Any:
+            leave()
+            result = finish(status)
+            for observer in comm._observers:
+                observer.after(call)
+            call.let_go()
+            return result
+
+        call.finish = finish_and_leave
+        request = transport.start(call)
+        request.needs_all(comm)
+        return request
+    comm._agreement.enter(call.code, call.agreed)
+    result = transport.run(call)
+    comm._agreement.leave()
+    for observer in comm._observers:
+        observer.after(call)
+    call.let_go()
+    return result

@@ -1,0 +1,508 @@
+"""The Communicator: ranks that can talk.
+
+The verbs live in collectives.py, p2p.py, objects.py, ragged.py and persistent.py; here is what makes,
+divides and ends communicators.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..agree import agreement, runtime, watchdog
+from ..agree.message_kinds import Kinds
+from ..core.outstanding import Unfinished
+from ..device import driver
+from ..errors import MismatchError, UsageError, where
+from ..node import segment
+from ..node.node_collectives import Within
+from ..node.segment import exchanged
+from ..transport.node_messages import Handover
+from . import collectives, groups, objects, p2p, persistent, ragged
+from .block_channel import channel
+from .fastpath import NO_LANES
+from .fastpath_instance import part
+from .timeouts import Timeout, take_lanes
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mpi4py import MPI
+
+    from ..agree.partners import Partners
+    from ..core.request import Request
+    from ..node.blocks import Shelves
+    from ..node.segment import Lookers, Region
+    from .mesh import Mesh
+    from .topology import Cart, Graph
+
+__all__ = ["Communicator"]
+
+_MARK = 4  # bytes
+_CARD = struct.Struct("5q")  # of a rank, for those of its node: see _meet
+
+
+class Communicator:
+    """Ranks that can talk to each other, and to nobody else.
+
+    Made from an mpi4py communicator, which is duplicated, so that messages of hpcomm never meet the
+    program's own; collective over its ranks.
+
+    Attributes:
+        rank, size: this rank's number among the ranks of this communicator, and how many there are.
+        name: for messages.
+        mpi: the mpi4py communicator underneath, for all that MPI can do beyond this class.
+        is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
+        check: level of agreement checking: "off", "light" or "full" (see docs/errors.md).
+        timeout: seconds after which a blocking verb or a wait raises WaitTimeoutError; None: for ever.
+
+    gpu= forces a path for device arrays, here and on all communicators made of this one: see docs/gpu.md.
+
+    On an inter-communicator the verbs mean what MPI says: all_reduce gives each group the other
+    group's result, a root is given as rank in the group away from it, hpcomm.ROOT at the root itself
+    and hpcomm.PROC_NULL beside it.
+    """
+
+    def __init__(
+        self, mpi: MPI.Comm, name: str | None = None, check: str | None = None, *, gpu: str | None = None
+    ) -> None:
+        from mpi4py import MPI
+
+        if not isinstance(mpi, MPI.Comm) or mpi == MPI.COMM_NULL:
+            what = f"{mpi!r} is no communicator of mpi4py"
+            hint = "its dup() makes another one" if isinstance(mpi, Communicator) else "MPI.COMM_WORLD, say"
+            raise UsageError(what, where("Communicator", None), hint)
+        groups.require_known(check, gpu)
+        runtime.start()
+        self._take(mpi.Dup(), name, check, gpu=gpu)
+
+    def _take(
+        self, mpi: MPI.Comm, name: str | None, check: str | None, plain: bool = False, gpu: str | None = None,
+        parent: Communicator | None = None,
+    ) -> None:  # fmt: skip
+        """Become the owner of mpi, which nobody else uses.
+
+        plain: the other group is a program without hpcomm, which makes the two duplicates and no more.
+        parent: one that has all ranks of mpi.
+        """
+        from mpi4py import MPI
+
+        level = groups.require_known(check, gpu)
+        mpi.Set_errhandler(MPI.ERRORS_RETURN)
+        self._mpi: MPI.Comm = mpi
+        self.rank: int = mpi.Get_rank()
+        self.size: int = mpi.Get_size()
+        self.is_inter: bool = mpi.Is_inter()
+        self.remote_size: int = mpi.remote_size if self.is_inter else 0  # type: ignore[attr-defined]
+        self.name: str = name or "comm"
+        self._mark = 0  # a number by chance, the same on all ranks (blocks.making)
+        may_have_devices = not plain and self._meet_first(level)
+        self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
+        self._parts = channel(mpi, parent, may_have_devices)  # and what follows their cards, apart from both
+        self._channel: list[Any] | None = None  # for planned exchanges, once there is one (exchange.py)
+        self._observers: tuple[Any, ...] = ()
+        self._kept: list[Request] = []
+        self._unfinished = Unfinished()  # calls in the background, and plans
+        self._disagreed = False  # with other ranks about a call, which may have gone on since
+        self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
+        self._ring = self._places = -1
+        self._lookers: Lookers = []  # the other ranks on this node, which look at both
+        self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
+        self._near: dict[int, Region] = {}  # of the other ranks on this node: their part of the board
+        self._shelves: Shelves | None = None  # memory of this node that objects are handed over in,
+        self._shelf_of: dict[int, int] = {}  # and the ranks that have a part of it
+        self._gpu = gpu
+        self._onboard: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
+        if may_have_devices:
+            from ..transport.device.dispatch import Onboard
+
+            self._onboard = Onboard(self, gpu)
+        self._within: Within | None = None  # a way of collectives within a node,
+        self._handover: Handover | None = None  # and of longer messages
+        self._kinds: Kinds | None = None  # of elements in messages within the node
+        self._partners: Partners | None = None  # on a link: who of the other program has ended,
+        self._patience_s: float | None = None  # and how long a blocking call may wait for it
+        self._level = level  # what was asked for, and is again of communicators made of this one
+        self._agreement = self._agree(level) if not plain else agreement.off()
+        self.check: str = self._agreement.level
+        self._lanes: Any = {}  # see fastpath.py,
+        self._fused: dict[
+            str, dict[Any, Any]
+        ] = {}  # and fastpath_instance.py: by verb, functions of kinds of arrays
+        self._timeout_s: float | None = None
+        runtime.living.add(self)
+
+    def _meet_first(self, level: str) -> bool:
+        """Whether any rank may have arrays on devices; and all have to compare in full, or none.
+
+        Raises:
+            MismatchError: some ranks would wait in each call for others that do not compare.
+        """
+        is_full = level == "full"
+        mark = os.urandom(_MARK) if self.rank == 0 else b"\xff" * _MARK  # so the least is that of rank 0
+        heard = self._least(bytes([not driver.possible(), not is_full, is_full]) + mark)
+        nowhere, nobody, everybody = heard[:-_MARK]
+        self._mark = int.from_bytes(heard[-_MARK:], "little")
+        if not (nobody or everybody or self.is_inter):  # between groups: see _agree
+            error = MismatchError(
+                f"check={level!r} on rank {self.rank}, and {'another one' if is_full else 'full'} elsewhere",
+                where("communicator", self),
+                "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?",
+            )
+            self._mpi.Free()
+            raise error
+        return not nowhere
+
+    def _any_rank(self, here: bool) -> bool:
+        """Whether it is so on any rank, of either group."""
+        return self._least(bytes([not here])) == b"\0"
+
+    @property
+    def mpi(self) -> MPI.Comm:
+        """The mpi4py communicator underneath.
+
+        Whoever has it may send and receive on it, unseen by hpcomm: so from the first look at it on, messages
+        of this rank go by MPI alone, which keeps the order of both.
+        """
+        if self._handover is not None:
+            self._handover.stop()
+        if self._kinds is not None:
+            self._kinds.open()
+        return self._mpi
+
+    timeout = Timeout()
+    # -- the verbs --------------------------------------------------------------------------------
+    broadcast = collectives.broadcast
+    reduce = collectives.reduce
+    all_reduce = collectives.all_reduce
+    gather = collectives.gather
+    all_gather = collectives.all_gather
+    scatter = collectives.scatter
+    reduce_scatter = collectives.reduce_scatter
+    all_to_all = collectives.all_to_all
+    scan = collectives.scan
+    exscan = collectives.exscan
+    barrier = collectives.barrier
+
+    send = p2p.send
+    recv = p2p.recv
+    isend = p2p.isend
+    irecv = p2p.irecv
+    sendrecv = p2p.sendrecv
+    probe = p2p.probe
+    iprobe = p2p.iprobe
+    batch_isend_irecv = p2p.batch_isend_irecv
+
+    send_object = objects.send_object
+    recv_object = objects.recv_object
+    isend_object = objects.isend_object
+    irecv_object = objects.irecv_object
+    sendrecv_object = objects.sendrecv_object
+    broadcast_object = objects.broadcast_object
+    gather_object = objects.gather_object
+    all_gather_object = objects.all_gather_object
+    scatter_object = objects.scatter_object
+    all_to_all_object = objects.all_to_all_object
+    reduce_object = objects.reduce_object
+    all_reduce_object = objects.all_reduce_object
+
+    send_ragged = ragged.send_ragged
+    recv_ragged = ragged.recv_ragged
+    broadcast_ragged = ragged.broadcast_ragged
+    gather_ragged = ragged.gather_ragged
+    all_gather_ragged = ragged.all_gather_ragged
+    scatter_ragged = ragged.scatter_ragged
+    all_to_all_ragged = ragged.all_to_all_ragged
+
+    plan = persistent.plan
+
+    # -- mpi4py's spellings of the same ------------------------------------------------------------
+    bcast = collectives.broadcast
+    allreduce = collectives.all_reduce
+    allgather = collectives.all_gather
+    alltoall = collectives.all_to_all
+    reduce_scatter_block = collectives.reduce_scatter
+    Barrier = collectives.barrier
+
+    def Get_rank(self) -> int:  # noqa: N802  the spelling is the point
+        return self.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        return self.size
+
+    def Get_name(self) -> str:  # noqa: N802
+        return self.name
+
+    def Split(self, color: int = 0, key: int = 0) -> Communicator | MPI.Comm:  # noqa: N802
+        """As split, but who is in no part (MPI.UNDEFINED) gets MPI.COMM_NULL, as of mpi4py."""
+        from mpi4py import MPI
+
+        return self.split(None if color == MPI.UNDEFINED else color, key) or MPI.COMM_NULL
+
+    def Dup(self) -> Communicator:  # noqa: N802
+        return self.dup()
+
+    def Free(self) -> None:  # noqa: N802
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(groups.no_attribute(self, name))
+
+    def Abort(self, errorcode: int = 1) -> None:  # noqa: N802
+        """End the whole job at once with this exit status."""
+        runtime.abort("Abort was called", errorcode)
+
+    # -- more communicators ------------------------------------------------------------------------
+    split = groups.split
+    split_node = groups.split_node
+    group = groups.group
+    dup = groups.dup
+    create_intercomm = groups.create_intercomm
+    _least = groups.least
+    merge = groups.merge
+
+    def mesh(
+        self,
+        axes: Mapping[str, int] | None = None,
+        /,
+        *,
+        periodic: Iterable[str] = (),
+        order: str = "rank",
+        **sizes: int,
+    ) -> Mesh:
+        """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective. See hpcomm.communicator.mesh.mesh."""
+        from . import mesh
+
+        self._check_one_group("mesh")
+        return mesh.mesh(self, axes, periodic=periodic, order=order, **sizes)
+
+    def cart(self, shape: Sequence[int], periodic: bool | Sequence[bool] = False, **options: Any) -> Cart:
+        """The ranks on a grid, with neighbour verbs. Collective. See hpcomm.communicator.topology.cart."""
+        from . import topology
+
+        self._check_one_group("cart")
+        return topology.cart(self, shape, periodic, **options)
+
+    def graph(
+        self, destinations: Sequence[int], sources: Sequence[int] | None = None, **options: Any
+    ) -> Graph:
+        """The ranks as a directed graph, with neighbour verbs. Collective. See communicator/topology.py."""
+        from . import topology
+
+        self._check_one_group("graph")
+        return topology.graph(self, destinations, sources, **options)
+
+    def as_process_group(self) -> Any:
+        """A process group of torch.distributed with these ranks. Collective when first asked.
+
+        hpcomm.from_torch is the way back.
+        """
+        from importlib import import_module
+
+        self._check_one_group("as_process_group")
+        return import_module("hpcomm.torch_backend.bridge").as_process_group(self)
+
+    def _new(
+        self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None
+    ) -> Communicator:
+        made = object.__new__(Communicator)
+        made._take(mpi, name, check or self._level, gpu=gpu or self._gpu, parent=self)
+        if self._timeout_s is not None:
+            made.timeout = self._timeout_s
+        return made
+
+    # -- the end -------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Give the communicator back to MPI. Collective. A second close does nothing.
+
+        Calls that are under way on it may still be waited for; its plans can no longer be started.
+        """
+        if self._closed:
+            return
+        for request in self._kept:
+            request.wait()
+        self._kept.clear()
+        self._leave_lanes()
+        if self._within is not None:
+            self._within.close()
+        if self._ring >= 0 and segment.current is not None:
+            segment.current.give_back(self._ring, self._lookers, self._places)
+        self._watched = None
+        if self._channel is not None:
+            self._channel[0].Free()
+            if self._channel[2] is not None:
+                self._channel[2].close()
+        if self._onboard is not None:
+            self._onboard.close()
+        mpi, self._mpi = self._mpi, type(self._mpi)()
+        self._unfinished.close([self._parts, self._shadow, mpi], self._schedules, self._disagreed)
+
+    def forget_mpi(self) -> None:
+        """Be as after close(): MPI is finalized."""
+        self._mpi = type(self._mpi)()
+        self._leave_lanes()
+        self._unfinished.forget_mpi(self._kept)
+
+    @property
+    def _closed(self) -> bool:
+        return not self._mpi
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # while an error passes, other ranks may never come to a collective close
+            self.close()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Messages to this rank itself have nobody else to take note of their end; MPI is not freed here."""
+        if not is_finalizing():  # an argument, because globals may have gone by now
+            for request in getattr(self, "_kept", ()):
+                request.done()
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            f"communicator '{self.name}' cannot be pickled or copied: it is one of this process only",
+            hint="dup() makes another one on all ranks; leave it out of what is sent (__getstate__)",
+        )
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"<Communicator '{self.name}', closed>"
+        return f"<Communicator '{self.name}', rank {self.rank} of {self.size}>"
+
+    # -- looking on ----------------------------------------------------------------------------------
+    def observe(self, observer: Any) -> Callable[[], None]:
+        """Show every call to observer: observer.before(call), observer.after(call). Returns how to stop.
+
+        While anybody looks, calls take the careful way, which costs some microseconds.
+        """
+        self._check_open("observe")
+        if not all(callable(getattr(observer, name, None)) for name in ("before", "after")):
+            raise UsageError(
+                f"{observer!r} is no observer", where("observe", self), "before(call), after(call)"
+            )
+        self._observers = (*self._observers, observer)
+        self._leave_lanes()
+
+        def stop() -> None:
+            self._observers = tuple(o for o in self._observers if o is not observer)
+            take_lanes(self)
+
+        return stop
+
+    # -- for the verbs -------------------------------------------------------------------------------
+    _check_open = groups.check_open
+
+    def _fall_out(self) -> None:
+        """Make no collective call any more: it could meet another one of the other ranks."""
+        self._disagreed = True
+        self._leave_lanes()
+
+    def _leave_lanes(self) -> None:
+        """Let all calls be careful from now on."""
+        self._lanes = NO_LANES
+        part(self)
+
+    def _drop_lanes(self) -> None:
+        """Let lanes be made anew."""
+        if self._lanes is not NO_LANES:
+            self._lanes = {}
+            part(self)
+
+    def _last_call(self) -> int:
+        """The number of the last call that this rank has come to, where others see it."""
+        assert self._watched is not None
+        return segment.last_call(self._watched[0])
+
+    def _check_one_group(self, verb: str) -> None:
+        self._check_open(verb)
+        if self.is_inter:
+            raise UsageError(
+                f"{verb} needs one group of ranks", hint="comm.merge() makes one of two"
+            ).located(verb, self)
+
+    def _keep(self, request: Request) -> None:
+        """Own a request that nobody waits for: a message to this rank itself."""
+        self._kept = [kept for kept in self._kept if not kept.done()]
+        self._kept.append(request)
+
+    def _meet(self, level: str) -> tuple[list[tuple[int, Region, int, bool]], bool, list[list[memoryview]]]:
+        """Learn where each of the other ranks of this node is: (rank, its part of the board, its ring or -1,
+        whether it posts its calls there).
+
+        Collective; those behind this rank come first. And whether all ranks go the way within a node, and for
+        this the small places of each, if each has some. Nobody is told of ranks of other nodes, so that costs
+        and memory follow the ranks of a node, not all.
+        """
+        board = segment.current
+        if board is None:
+            return [], False, []
+        regions = dict(board.near(self._mpi))
+        self._ring = board.take_ring()
+        left = board.mine.left(self._ring) if self._ring >= 0 else 0
+        posts = level != "off" and self._ring >= 0
+        goes = level != "full" and (posts or level == "off")
+        goes = goes and len(regions) == self.size and Within.pays(self.size)
+        if goes and self._ring >= 0:
+            self._places = board.take_places()
+        card = _CARD.pack(self._ring, posts, goes, self._places, left)
+        cards = exchanged(self._shadow, [*regions], card)
+        there = {rank: _CARD.unpack(its) for rank, its in cards.items()}
+        goes = all(theirs for _, _, theirs, _, _ in there.values())
+        numbers = [(here, there[rank][3]) for rank, here in regions.items() if goes]
+        has_places = goes and all(number >= 0 for _, number in numbers)
+        del there[self.rank]
+        self._lookers = [
+            (board.regions[regions[rank]], slot, left)
+            for rank, (slot, *_, left) in there.items()
+            if slot >= 0
+        ]
+        self._shelves = board.shelves
+        if board.shelves is not None:
+            self._shelf_of = {rank: regions[rank] for rank in there}
+        return (
+            [(rank, board.regions[regions[rank]], its[0], bool(its[1])) for rank, its in there.items()],
+            goes,
+            [board.regions[i].places(number) for i, number in numbers] if has_places else [],
+        )
+
+    def _agree(self, level: str) -> agreement.Agreement:
+        """The agreement of this communicator's ranks."""
+        if self.is_inter:  # programs may have been started with different levels
+            is_full = not self._any_rank(level != "full")
+            return agreement.between(self, self._shadow) if is_full else agreement.off()
+        if self.size == 1:
+            return agreement.off()
+        near, goes, places = self._meet(level)
+        self._near = {rank: region for rank, region, _, _ in near}
+        board, is_full = segment.current, level == "full"
+        notes = {r: region.notes(slot) for r, region, slot, _ in near if slot >= 0}
+        if board is not None and self._ring >= 0 and notes and self._onboard is None and not is_full:
+            self._handover = Handover.of(self, board, notes)
+        peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
+        if board is not None and self._ring >= 0 and level != "off" and self._onboard is None:
+            theirs = {r: region.kinds(slot) for r, region, slot, posts in near if posts}
+            self._kinds = Kinds(self, board.mine.kinds(self._ring), theirs)
+        goes = goes and self._onboard is None
+        if board is None or level == "off" or self._ring < 0 or not peers:
+            if is_full:
+                return agreement.full(self, self._shadow)
+            if goes:  # of the same flags on all ranks: if one compares, all tell their calls
+                is_any = bool(peers) or level == "light"
+                self._within = Within(self, (lambda *call: None) if is_any else None, places)
+            return agreement.off()
+        ring = board.mine.ring(self._ring)
+        self._watched = (ring, peers)
+        watchdog.follow(self)
+        if is_full:
+            return agreement.full(self, self._shadow, ring)
+        light = agreement.light(self, board, ring, peers)
+        if goes:
+            self._within = Within(self, light.names["suspect"], places)
+        return light

@@ -1,0 +1,206 @@
+"""Arrays on devices in parcels: inside objects, and as ragged arrays.
+
+    the parcel          description, block, array on a device, block ...
+    as it travels       manifest, description, block, label, block ...        then the array, by itself
+
+Where such an array stands among the blocks its label travels: library, dtype, shape. Few elements stand
+behind it; many follow as a message from device to device, which takes the paths that messages of arrays take
+(device_messages.py). It comes on the current device of the same library, where the receiver has loaded
+that and has a device, else in host memory. The host waits for its end: an object is not put together before
+it is all there.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core import buffer, dtypes
+from ..core.operation import Call
+from ..transport.progress import Moving
+from .block_channel import part_tag
+from .payload import OnDevice, Parcel
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.buffer import Buffer, DeviceBuffer, Shape
+    from ..core.dtypes import Dtype
+    from ..core.request import Stages
+    from ..transport.device import host_copy, staging
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    host_copy = LazyModule("hpcomm.transport.device.host_copy")
+    staging = LazyModule("hpcomm.transport.device.staging")
+
+__all__ = ["block_of", "copied", "is_laden", "library_of", "load", "unload"]
+
+_LADEN = b"\x95laden"  # how a manifest begins; no description of a parcel does
+_LABEL = struct.Struct("<q32s24sq")  # tag of what follows (-1: it stands behind), library, dtype, axes
+_MODEL = "hpcomm.device.model"
+_LIBRARIES = ("cupy", _MODEL)  # beside torch, which has its own ways
+
+
+def library_of(array: Any) -> str:
+    """The module by which a receiver may make such an array."""
+    module = type(array).__module__
+    return module if module == _MODEL else module.partition(".")[0]
+
+
+def block_of(look: DeviceBuffer) -> OnDevice:
+    """What stands for an array in a parcel.
+
+    Raises:
+        LayoutError: it is strided, and no kernel is known to pack it.
+    """
+    place = look.packed()
+    block = OnDevice()
+    block.look = look if place is look.place else buffer.DeviceBuffer(place.array, place)
+    block.library = library_of(look.give())
+    return block
+
+
+def copied(block: OnDevice) -> Any:
+    """The same elements in an array of their own."""
+    look = block.look
+    if look.place.pack is not None:
+        return look.place.pack()
+    made, after = _room(block.library, look.dtype, look.shape), staging.After()
+    _fill(made, host_copy.to_host(look), after)
+    after.order()
+    return made.give()
+
+
+def is_laden(parcel: Parcel) -> bool:
+    """Whether a parcel that has come has arrays for devices in it."""
+    return bytes(parcel.blocks[0][: len(_LADEN)]) == _LADEN
+
+
+def load(comm: Communicator, parcel: Parcel, ranks: Sequence[int]) -> tuple[Parcel, list[Moving]]:
+    """The parcel as it travels to ranks, and what follows it to each of them, already under way."""
+    blocks: list[Any] = []
+    follows: list[tuple[DeviceBuffer, int]] = []
+    labels = []
+    for at, block in enumerate(parcel.blocks):
+        if not isinstance(block, OnDevice):
+            blocks.append(block)
+            continue
+        look, tag = block.look, -1
+        if comm._onboard is not None and comm._onboard.follows(look.nbytes, ranks):
+            tag = part_tag()
+            follows.append((look, tag))
+        labels.append(at)
+        blocks.append(memoryview(_label(block, tag)))
+    manifest = memoryview(_LADEN + struct.pack(f"<{len(labels)}q", *labels))
+    return Parcel.of([manifest, *blocks]), [_depart(comm, follows, rank) for rank in ranks if follows]
+
+
+def _label(block: OnDevice, tag: int) -> bytearray:
+    look = block.look
+    shape = look.shape
+    head = _LABEL.pack(tag, block.library.encode(), look.dtype.name.encode(), len(shape))
+    label = bytearray(head + struct.pack(f"<{len(shape)}q", *shape))
+    if tag < 0:
+        label += host_copy.to_host(look).data.cast("B") if look.nbytes else b""
+    return label
+
+
+def _depart(comm: Communicator, follows: list[tuple[DeviceBuffer, int]], rank: int) -> Moving:
+    """Begin to send arrays to a rank, one after the other."""
+    messages = comm._onboard.messages
+    # Now, in this thread, whose current streams are those of the caller:
+    going = [(look, tag, messages.begin(look, "down")) for look, tag in follows]
+
+    def stages() -> Stages:
+        after = staging.After()
+        try:
+            while going:
+                look, tag, moment = going.pop(0)
+                yield from messages.pass_on(_call(comm, "send", look, rank, tag, after), look, moment)
+        finally:  # where one was refused, those behind it are not sent
+            for look, _, moment in going:
+                messages.spare(look, moment)
+        yield [_Over(after)]
+
+    return Moving(stages())
+
+
+def unload(comm: Communicator, parcel: Parcel, source: int) -> Stages:
+    """The parcel that was loaded, with arrays where labels came; what follows is received from source."""
+    parcel.settle()
+    manifest, *blocks = parcel.blocks
+    messages = comm._onboard.messages
+    coming: list[tuple[Buffer, int, int]] = []
+    after = staging.After()
+    for (at,) in struct.iter_unpack("<q", manifest[len(_LADEN) :]):
+        look, tag = _read(blocks[at], after)
+        blocks[at] = look.give()
+        if tag >= 0:
+            coming.append((look, tag, messages.begin(look, "up")))
+    try:
+        while coming:
+            look, tag, moment = coming.pop(0)
+            yield from messages.take_in(_call(comm, "recv", look, source, tag, after), look, moment)
+    finally:
+        for look, _, moment in coming:
+            messages.spare(look, moment)
+    yield [_Over(after)]
+    return Parcel.of(blocks)
+
+
+def _read(label: Any, after: staging.After) -> tuple[Buffer, int]:
+    """A new array for what a label says, filled if its elements stand there, and the tag of what follows."""
+    tag, library, name, axes = _LABEL.unpack_from(label, 0)
+    end = _LABEL.size + 8 * axes
+    shape = struct.unpack_from(f"<{axes}q", label, _LABEL.size)
+    look = _room(_text(library), dtypes.BY_NAME[_text(name)], shape)
+    if tag < 0 and look.nbytes:
+        _fill(look, np.frombuffer(label[end:], look.dtype.storage).reshape(shape), after)
+    return look, tag
+
+
+def _call(comm: Communicator, verb: str, look: Buffer, peer: int, tag: int, after: staging.After) -> Call:
+    call = Call(comm, verb, peer=peer, tag=tag)
+    call.look, call.after = look, after
+    return call
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode()
+
+
+def _room(library: str, dtype: Dtype, shape: Shape) -> Buffer:
+    """A new array of library on its current device, if this process has both; else one in host memory."""
+    module = sys.modules.get(library)
+    if module is not None and library == "torch":
+        where = "cuda" if module.cuda.is_available() else "cpu"
+        return buffer.as_buffer(module.empty(shape, dtype=dtypes.torch_dtype(dtype), device=where))
+    if module is not None and library in _LIBRARIES and (library != "cupy" or module.cuda.is_available()):
+        return buffer.as_buffer(module.empty(shape, dtypes.numpy_dtype(dtype)))
+    return buffer.empty(shape, dtype)
+
+
+def _fill(look: Buffer, data: Any, after: staging.After) -> None:
+    if look.place is None:
+        look.array[...] = data
+    else:
+        host_copy.Landing(look).fill(data, after)
+
+
+class _Over:
+    """The end of what calls leave on devices, waited for by the host as an MPI request is."""
+
+    def __init__(self, after: staging.After) -> None:
+        self._after = after
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+        return self._after.done()
+
+    def Wait(self, status: Any = None) -> bool:  # noqa: N802
+        self._after.synchronize()
+        return True

@@ -1,0 +1,519 @@
+"""Fast lanes through the one door.
+
+For the arrays that come a million times (plain, contiguous, of a type MPI knows) a lane is the whole
+call in one function: every check that the careful way makes, on that kind of array, and straight to
+MPI. On any doubt it returns NotImplemented and the careful way takes over, which also says what is
+wrong. A communicator finds its lanes at comm._lanes[verb][operator][type][dtype]; while an observer is
+attached, or after close(), it has none.
+
+A lane is composed as text (fastpath_text.py), of the verb's own lines and of fragments that say how to look
+at
+an array of this kind and how the ranks agree, and compiled. For a function that called others for these parts
+would cost 60 ns for each of them, where 500 are all that a call may cost.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ..core.signature import VERBS, head, marked
+from ..errors import HpcommError
+from ..node.collective_steps import few
+from ..transport import guarded_receive
+from ..transport.matching import is_awaited
+from ..transport.node_messages import LEAST, MOST_BOTH
+from . import fastpath_node
+from .fastpath_compile import PLAIN_CALL, compiled
+from .fastpath_instance import fuse
+from .fastpath_text import (
+    ALIKE,
+    APART,
+    ARRIVE,
+    BEGUN,
+    BODIES,
+    COUNTED,
+    CUTS,
+    EXCHANGE,
+    EXPECTED,
+    GIVE,
+    GUARDED,
+    IN_PLACE,
+    MATCH,
+    MEET,
+    MESSAGES,
+    NOTE,
+    NUMPY,
+    ON_HOST,
+    RECEIVED,
+    ROOTED,
+    SENT,
+    SHORT,
+    STACKS,
+    SWAP,
+    TAKE,
+    TORCH,
+    WITHIN,
+    out_of_place,
+)
+
+if TYPE_CHECKING:
+    from ..core.dtypes import Dtype
+    from .communicator import Communicator
+
+__all__ = ["NO_LANES", "TAKERS", "chosen", "detour", "find"]
+
+Lane = Callable[..., Any]
+NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
+
+TAKERS = ("recv", "irecv", "sendrecv")  # which must not take what another receive waits for already
+_LANDS_X, _LANDS_OUT = ("recv", "irecv"), ("sendrecv",)  # where messages land
+_FOLDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+_NOTHING = object()  # which no caller gives
+_KEPT = 256  # lengths of calls within a node
+
+
+def detour(*arguments: Any) -> Any:
+    """No lane: take the careful way."""
+    return NotImplemented
+
+
+def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None = None) -> Lane:
+    """The lane for arrays like x, kept from now on; detour if there is none.
+
+    algorithm: that of its smallest sizes; larger ones it leaves to chosen().
+    """
+    if comm._lanes is NO_LANES:
+        return detour
+    if algorithm is not None:
+        return _choose(comm, verb, op, x, algorithm, smallest=True)
+    if verb == "barrier":
+        lane = comm._lanes[verb] = detour if comm.is_inter else _barrier(comm)
+    else:
+        make = _maker(comm, verb, op, x)
+        if make is None or (verb in TAKERS and is_awaited(comm._mpi)):
+            return detour
+        lane = detour if comm.is_inter else make(comm, verb, op, x.dtype)
+        comm._lanes.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
+    if lane is not detour:
+        fuse(comm, verb, op, x, lane)
+    return lane
+
+
+def _barrier(comm: Communicator) -> Lane:
+    within = comm._within
+    if within is None or not within.has_barrier:
+        return _compose(comm, "barrier", BODIES["barrier"], {"meet": ""}, {})
+    fragments = {"meet": MEET, "post": _watched(comm, "barrier")[0]}
+    return _compose(comm, "barrier", BODIES["barrier"], fragments, {"meet": within.barrier})
+
+
+def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
+    """What posts a call on the board, and what looks at a neighbour's after it, where calls are watched.
+
+    Who waits for the flags of all others need not look. But two roots of one broadcast would both go on.
+    """
+    if comm._agreement.level != "light":
+        return "", ""
+    if verb != "broadcast" and verb not in ROOTED:
+        return "ring[step()] = mine", ""
+    look = "(seen := theirs[i]) != mine and seen"
+    if comm.size > 2:  # who comes later of two that differ sees it
+        look = f"({look}) or ((seen := behind[i]) != mine and seen)"
+    elif verb == "broadcast":  # who saw the root's flag saw its call, and there is no third
+        look = f"rank == root and {look}"
+    return "ring[i := step()] = mine", f"if {look}: suspect(mine)"
+
+
+def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane] | None:
+    """What makes lanes for arrays like x; None: there are none."""
+    if comm._lanes is NO_LANES or (type(op) is not str if verb in _FOLDS else op is not None):
+        return None  # and of operators, a new lambda every time must not be kept for ever
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if numpy is not None and type(x) is numpy.ndarray:
+        return _numpy
+    return _torch if torch is not None and type(x) is torch.Tensor else None
+
+
+def chosen(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> Lane:
+    """The lane of algorithm="tuned" or "mpi:..." for arrays like x and of its size, chosen once for all."""
+    try:
+        limits, lanes = comm._lanes[algorithm, verb]
+        return lanes[bisect_left(limits, x.nbytes)][op][type(x)][x.dtype]  # type: ignore[no-any-return]
+    except (KeyError, AttributeError, TypeError):
+        return _choose(comm, verb, op, x, algorithm)
+
+
+def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smallest: bool = False) -> Lane:
+    make = _maker(comm, verb, op, x)
+    if not isinstance(algorithm, str):
+        return detour  # which refuses it
+    if make is None or comm.is_inter or algorithm in VERBS:  # those are keys of their own in comm._lanes
+        return detour
+    from ..transport import library_algorithms, mpi, mpi_control_variables
+    from ..transport.scheduled import comm_cache, schedule_transport, tuned
+
+    one = tuned.Choices.of([(0, algorithm)])
+    choices = comm_cache.own(comm).choices(verb) if algorithm == "tuned" else one
+    blocks = comm.size if verb in CUTS else 1
+    limits, lanes = comm._lanes.setdefault(
+        (algorithm, verb), ([n * blocks for n in choices.limits], [{} for _ in choices.names])
+    )
+    which = 0 if smallest else bisect_left(limits, x.nbytes)
+    name, by, is_own = choices.names[which], None, False
+    theirs = None if name is None else name.removeprefix("mpi:")
+    if name is not None and theirs != name and theirs in mpi_control_variables.choices(verb):
+        by = library_algorithms.by_library(comm, verb, theirs, mpi.NAMES[verb])
+    elif verb == "all_reduce" and make is _numpy and name is not None and theirs == name:
+        from ..core import dtypes, reduction
+
+        with suppress(HpcommError):  # the careful way meets it again, and says where
+            is_own = True
+            by = schedule_transport.by_schedule(
+                comm, name, x.dtype, reduction.resolve(op, dtypes.from_numpy(x.dtype))
+            )
+    most = choices.limits[which] if which < len(choices.limits) else sys.maxsize
+    known = by is not None or name is None
+    lane = make(comm, verb, op, x.dtype, (by, algorithm, most, is_own)) if known else detour
+    home = comm._lanes.setdefault(algorithm, {}).setdefault(verb, {}) if smallest else lanes[which]
+    home.setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
+    return lane
+
+
+def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -> Lane:
+    import numpy as np
+
+    from ..core import dtypes
+
+    names = {
+        "dtype": dtype,
+        "empty": np.empty,
+        "may_share_memory": np.may_share_memory,
+        "most": min(_most(comm, dtype.itemsize), by[2] if by else sys.maxsize) // max(dtype.itemsize, 1),
+        "ndarray": np.ndarray,
+    }
+    return _make(comm, verb, op, dtypes.from_numpy, dtype, NUMPY, names, by)
+
+
+def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -> Lane:
+    from mpi4py import MPI
+
+    from ..core import dtypes
+
+    torch = sys.modules["torch"]
+    try:
+        record = dtypes.from_torch(dtype)
+    except HpcommError:
+        return detour
+    if record.mpi is None or record.kind == "c":  # tensors may be lazy conjugates
+        return detour
+    kind = getattr(MPI, record.mpi)
+    most = min(
+        _most(comm, record.itemsize), by[2] * (comm.size if verb in CUTS else 1) if by else sys.maxsize
+    )
+    most_guarded = guarded_receive.most(comm, verb != "irecv")
+    x_guarded, out_guarded = (most_guarded * (verb in verbs) for verbs in (_LANDS_X, _LANDS_OUT))
+    windows_x, window_x = _windows(kind, record, comm.size if verb in CUTS else 1, most, x_guarded)
+    out_blocks = comm.size if verb in STACKS or verb == "all_to_all" else 1
+    windows_out, window_out = _windows(kind, record, out_blocks, most, out_guarded)
+    names = {
+        "dtype": dtype,
+        "empty": torch.empty,
+        "empty_like": torch.empty_like,
+        "least": 2 * record.itemsize,  # a single element may be a lazy negative
+        "tensor": torch.Tensor,
+        "windows_x": windows_x,
+        "window_x": window_x,
+        "windows_out": windows_out,
+        "window_out": window_out,
+    }
+    fragments = TORCH if _knows_devices(torch) else {k: v.replace(ON_HOST, "") for k, v in TORCH.items()}
+    return _make(comm, verb, op, dtypes.from_torch, dtype, fragments, names, by)
+
+
+def _knows_devices(torch: Any) -> bool:
+    """Whether tensors of this build of torch may have an address that is not in the host's memory."""
+    accelerator = getattr(torch, "accelerator", None)
+    try:
+        return accelerator is None or accelerator.current_accelerator() is not None
+    except RuntimeError:  # torch 2.6, built for a device that this machine has not
+        return True
+
+
+def _most(comm: Communicator, itemsize: int) -> int:
+    """Bytes up to which a lane carries an array: what one MPI call takes, in this communicator's way."""
+    from ..transport import mpi
+
+    largest = mpi.largest_count * itemsize
+    return largest if comm._onboard is None else min(largest, comm._onboard.eager)
+
+
+# bytes, what mpi4py wants, number of elements as in signatures; the array as numpy sees it, as bytes, its
+# end, and its elements as Python sees them
+Window = tuple[int, Any, int, Any, memoryview | None, int, memoryview | None]
+
+
+def _windows(
+    kind: Any, record: Dtype, blocks: int, most: int, guarded: int
+) -> tuple[dict[int, Window], Callable[[int, int], Window | None]]:
+    """Windows by address, and how to make one of so many bytes at most.
+
+    blocks: one of so many parts is what a call counts.
+    guarded: up to how many bytes nothing is to be written behind it.
+    """
+    import numpy as np
+    from mpi4py import MPI
+
+    fromaddress = MPI.buffer.fromaddress
+    known: dict[int, Window] = {}
+
+    def window(address: int, nbytes: int) -> Window | None:
+        if not address or nbytes > most:  # no address: a storage that was freed
+            return None
+        if len(known) > 1000:
+            known.clear()
+        n, memory = nbytes // record.itemsize // blocks, fromaddress(address, nbytes)
+        flat = seen = elements = None
+        if nbytes > 0:
+            flat = np.frombuffer(memory, record.storage)  # type: ignore[call-overload]
+            seen, elements = memoryview(memory), flat.data  # type: ignore[arg-type]
+        spec = guarded_receive.guarded((memory, n, kind), guarded)
+        found = known[address] = (nbytes, spec, n << 32, flat, seen, address + nbytes, elements)
+        return found
+
+    return known, window
+
+
+# -- putting it together ------------------------------------------------------------------------------
+
+
+def _make(
+    comm: Communicator,
+    verb: str,
+    op: Any,
+    record_of: Callable[[Any], Dtype],
+    dtype: Any,
+    fragments: dict[str, str],
+    names: dict[str, Any],
+    by: Any = None,
+) -> Lane:
+    """The lane of a verb, or detour where MPI alone cannot do the whole job.
+
+    by: what is called in place of what would be (None: nothing), the algorithm that the user named, up to
+    how many bytes of x, or of one block, and whether it is an own schedule.
+    """
+    from mpi4py import MPI
+
+    try:
+        record = record_of(dtype)
+        if record.mpi is None:
+            return detour
+        folding = None if op is None else _folding(op, record)
+    except HpcommError:  # the careful way meets the same error and says where
+        return detour
+    if op is not None and folding is None:
+        return detour
+    operator, fold = folding or (None, 0)
+    names.update(operator=operator, kind=getattr(MPI, record.mpi), itemsize=record.itemsize)
+    function, algorithm, _, is_own = by or (None, "", 0, False)
+
+    def sign(*what: Any) -> int:
+        return marked(head(*what), algorithm) if algorithm else head(*what)
+
+    names["code"] = sign(verb, fold, record.code) if verb not in MESSAGES else 0
+    if verb == "all_reduce":
+        names.update(last=_NOTHING, turns=None)
+        fragments = {**fragments, **fastpath_node.signed(verb, fragments)}
+    if verb in MESSAGES:
+        fragments = {**fragments, **_message(comm, verb, record, fragments, names)}
+    else:
+        fragments = {
+            **fragments,
+            **_within(comm, verb, fold, record, dtype, fragments, names, function is None),
+        }
+    if verb == "broadcast" or verb in ROOTED:
+        names["codes"] = _Codes(lambda root: sign(verb, fold, record.code, root), comm.size)
+    if "CUT" in fragments["readable"]:
+        cut = "// p" if verb in CUTS else ""
+        fragments = {**fragments, "readable": fragments["readable"].replace("CUT", cut)}
+    if verb in IN_PLACE:
+        fragments = {**fragments, "carry": APART if is_own else IN_PLACE[verb]}
+    body = BODIES.get(verb) or out_of_place(verb, op is not None, comm.rank == 0)
+    if verb == "exscan":
+        names["neutral"] = _neutral(op, record)
+    names["function"] = function
+    return _compose(comm, verb, body, fragments, names)
+
+
+class _Codes(dict[int, int]):
+    """The code of a call by its root, made when that is first one; KeyError: that is no rank."""
+
+    def __init__(self, of: Callable[[int], int], size: int) -> None:
+        self._of, self._size = of, size
+
+    def __missing__(self, root: int) -> int:
+        if not 0 <= root < self._size:
+            raise KeyError(root)
+        self[root] = code = self._of(root)
+        return code
+
+
+def _within(
+    comm: Communicator,
+    verb: str,
+    fold: int,
+    record: Dtype,
+    dtype: Any,
+    fragments: dict[str, str],
+    names: dict[str, Any],
+    is_default: bool,
+) -> dict[str, str]:
+    """What leads calls of some lengths by memory of the node, in each of the three forms of a body."""
+    import numpy as np
+
+    found = dict.fromkeys(("within", "within_apart", "within_given", "small", "small_apart"), "")
+    within, code = comm._within if is_default else None, head(verb, fold, record.code)
+    least, end = within.limits(code) if within is not None else (0, 0)
+    if within is None or not end:
+        return found
+    kind = dtype if isinstance(dtype, np.dtype) else np.dtype(record.storage)
+
+    ways: dict[int, Any] = {}
+
+    def way_of(mine: int, root: int) -> Any:
+        count = mine >> 32
+        way = within.way(head(verb, fold, record.code, root), count, kind), within.contest(code, count)
+        if way[0] is not None:
+            if len(ways) >= _KEPT:
+                ways.clear()
+            ways[mine] = way
+        return way
+
+    known: dict[int, Any] = {}
+
+    def turns_of(mine: int, root: int = 0) -> Any:
+        if len(known) >= _KEPT:
+            known.clear()
+        found = known[mine] = within.turns(head(verb, fold, record.code, root), mine >> 32, kind, mine)
+        return found
+
+    names.update(within_from=least << 32, within_to=end << 32, ways=ways, way_of=way_of)
+    found["post"], found["look"] = _watched(comm, verb)
+    text = WITHIN.replace("ROOT", "root" if verb == "broadcast" or verb in ROOTED else "0")
+    found["within_apart"], found["within"] = text, fastpath_node.in_place(text)
+    found["within_given"] = found["within"].replace("way(X_flat, X_flat", "way(X_flat, None")
+    found["within_given"] = found["within_given"].replace("return X", "return None")
+    places, small_end = within.small, within.small_end(code) if verb in fastpath_node.VERBS else 0
+    if places is not None and small_end:
+        unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
+        names.update(small=places, small_to=small_end * record.itemsize // unit)
+        names.update(known=known, turns_of=turns_of, number=places.number, look=places.flags.look)
+        names.update(last=_NOTHING, signs={}, narrow=memoryview(bytearray(4)).cast("f"))
+        is_narrow = record.name == "float32"
+        found |= fastpath_node.step(
+            verb, fragments, record.itemsize // unit, few(verb, code, kind), is_narrow, comm.size
+        )
+    return found
+
+
+def _message(
+    comm: Communicator, verb: str, record: Dtype, fragments: dict[str, str], names: dict[str, Any]
+) -> dict[str, str]:
+    """What counts messages, and hands those of some lengths over in memory of the node."""
+    from ..transport.message_request import Message
+    from ..transport.mpi import swap
+
+    names.update(Message=Message)
+    parts = ("give", "take", "received", "counted", "expected", "sent", "exchange", "note", "match")
+    texts = dict.fromkeys(parts, "")
+    kinds = comm._kinds
+    names["sure"] = None if kinds is None else kinds.sure(record)
+    if kinds is not None:
+        texts |= {"note": NOTE, "match": MATCH}
+        names.update(noted=kinds.noted(record))
+        names.update(dict.fromkeys(("noted_dest", "noted_tag", "sure_source", "sure_tag"), _NOTHING))
+    texts |= {"arrive": "@take X\n@arrive_by_mpi X", "swap": ""}
+    unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
+    if guarded_receive.is_needed():
+        most, kind = guarded_receive.most(comm, verb != "irecv"), names["kind"]
+        names.update(
+            guards=guarded_receive.of_kind(kind, most),
+            guard=lambda x, n: guarded_receive.guarded((x, n, kind), most),
+        )
+        names.update(mpi=comm._mpi, receive=guarded_receive.receive, guard_to=most // unit, swap=swap)
+        names.update(look_from=guarded_receive.LOOKED_AT // unit)
+        texts |= {"arrive": ARRIVE, "swap": SWAP, "short": "pass", "long": ""}  # windows are guarded
+        if fragments["landing"] == NUMPY["landing"]:
+            is_guarded = most > guarded_receive.LOOKED_AT and verb != "irecv"
+            texts |= {"short": SHORT, "long": "X_spec = guard(X, n)" if is_guarded else fragments["landing"]}
+            texts["landing"] = "" if verb == "recv" else GUARDED
+    hand = comm._handover
+    if hand is not None:
+        names.update(hand_from=-(-LEAST // unit), hand_to=hand.most // unit + 1)
+        names.update(number=hand.number, received=hand.received, give=hand.give, take=hand.take)
+        names.update(hand=hand, exchange=hand.exchange, swap_to=MOST_BOTH // unit + 1)
+        texts |= {"give": GIVE, "take": TAKE, "received": RECEIVED, "counted": COUNTED, "expected": EXPECTED}
+        texts |= {"sent": SENT, "exchange": EXCHANGE}
+    texts["begun"] = BEGUN
+    for name, text in texts.items():
+        for word, part in (("AMOUNT", "amount"), ("BYTES", "bytes")):
+            text = text.replace(f"{word}Y", fragments[part].replace("X", "Y"))
+            text = text.replace(f"{word}X", fragments[part]).replace(word, fragments[part])
+        texts[name] = text
+    return texts
+
+
+def _folding(op: Any, record: Dtype) -> tuple[Any, int] | None:
+    """MPI's operator and its code in signatures, where MPI alone does the whole job."""
+    from ..core import reduction
+
+    fold = reduction.resolve(op, record)
+    if fold.up is not None or fold.finish is not None or fold.fold is not None or fold.op.mpi is not None:
+        return None
+    return fold.mpi(), fold.code
+
+
+def _neutral(op: Any, record: Dtype) -> Any:
+    """What exscan leaves on rank 0, as a plain number."""
+    from ..core import reduction
+
+    return reduction.identity(reduction.named(op), record).item()
+
+
+def _compose(
+    comm: Communicator, verb: str, body: str, fragments: dict[str, str], names: dict[str, Any]
+) -> Lane:
+    from mpi4py import MPI
+
+    from ..transport import mpi
+
+    agreed = verb not in MESSAGES  # of those only two ranks know
+    around = comm._agreement.around if agreed else PLAIN_CALL
+    names.setdefault("code", head(verb) if agreed else 0)
+    names.update(comm._agreement.names)
+    names.update(
+        IN_PLACE=MPI.IN_PLACE,
+        MPIError=MPI.Exception,
+        Status=MPI.Status,
+        any_tag=MPI.ANY_TAG,
+        check_length=mpi.check_length,
+        comm=comm,
+        failure=mpi.failure,
+        function=names.get("function") or getattr(comm._mpi, mpi.NAMES.get(verb) or verb.capitalize()),
+        last_tag=mpi.largest_tag(),
+        p=comm.size,
+        rank=comm.rank,
+        seen_dest=_NOTHING,
+        seen_source=_NOTHING,
+        seen_tag=_NOTHING,
+        verb=verb,
+    )
+    code, source = compiled(verb, body, tuple((ALIKE | fragments).items()), around)
+    names.update(__name__=f"lane of {verb}", __loader__=source)
+    exec(code, names)
+    lane: Lane = names["lane"]
+    return lane

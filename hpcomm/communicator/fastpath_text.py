@@ -1,0 +1,481 @@
+"""The text of lanes: what each verb does, and how to look at arrays of a kind.
+
+A verb is a few lines, in which `@name x, y` stands for a fragment (fastpath_compile.py), such as how to
+look at an
+array of numpy or torch. How the ranks agree comes from agreement.py.
+"""
+
+from __future__ import annotations
+
+from ..node.collective_steps import CUTS
+
+__all__ = [
+    "ALIKE",
+    "APART",
+    "ARRIVE",
+    "BEGUN",
+    "BODIES",
+    "COUNTED",
+    "CUTS",
+    "EXCHANGE",
+    "EXPECTED",
+    "GIVE",
+    "GUARDED",
+    "IN_PLACE",
+    "MATCH",
+    "MEET",
+    "MESSAGES",
+    "NOTE",
+    "NUMPY",
+    "ON_HOST",
+    "RECEIVED",
+    "ROOTED",
+    "SENT",
+    "SHORT",
+    "STACKS",
+    "SWAP",
+    "TAKE",
+    "TORCH",
+    "WITHIN",
+    "out_of_place",
+]
+
+STACKS = ("gather", "all_gather")  # the result has a block for each rank; of CUTS, x has
+ROOTED = ("gather", "scatter", "reduce")
+MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
+
+_BARRIER = """
+def lane():
+    mine = code
+    @meet
+    @call function()
+"""
+
+_ALL_REDUCE = """
+def lane(x, out):
+    global last, mine, turns  # the last call's, mostly this one's too
+    if out is x:
+        @writable x
+        @window x
+        @sign
+        @small x, x
+        @within x, x
+        @described x
+        @call function(IN_PLACE, x_spec, operator)
+        return x
+    @readable x
+    @window x
+    if out is None:
+        @new out, x
+    else:
+        @same out, x
+        @writable_too out
+        @same_size out, x
+        @apart x, out
+    @window out
+    @apart_in_memory x, out
+    @sign
+    @small_apart x, out
+    @within_apart x, out
+    @described x
+    @described out
+    @carry x, out
+    return out
+"""
+
+MEET = """
+@post
+meet(mine)
+return None
+"""
+
+# Longer ones, and those of other verbs: see node_collectives.py.
+WITHIN = """
+if within_from <= mine < within_to:
+    way, rival = ways.get(mine) or way_of(mine, ROOT)
+    if way is None:
+        return NotImplemented
+    leaves = 0 if rival is None else rival.turn()
+    if leaves > 1:  # it is timed
+        return NotImplemented
+    if not leaves:
+        @flats X, Y
+        @post
+        way(X_flat, Y_flat, mine)
+        @look
+        return Y
+"""
+
+_BROADCAST = """
+def lane(x, out, root):
+    global last, signs
+    @root
+    if x is out:
+        @writable x
+    elif out is None:
+        @readable x
+        @window x
+        @fresh x
+    else:
+        return NotImplemented
+    @window x
+    @sign
+    @small x, x
+    @within x, x
+    @described x
+    @call function(x_spec, root)
+    return x
+"""
+
+_SEND = """
+def lane(x, dest, tag):
+    global noted_dest, noted_tag
+    @dest tag
+    @readable x
+    @spec x
+    @note x, tag
+    @give x
+    @call function(x_spec, dest, tag)
+    return None
+"""
+
+_ISEND = """
+def lane(x, dest, tag):
+    global noted_dest, noted_tag
+    @dest tag
+    @readable x
+    @spec x
+    @note x, tag
+    @counted
+    @call going = function(x_spec, dest, tag)
+    return Message(comm, "send", x, dest, tag, going, 0)
+"""
+
+_RECV = """
+def lane(x, source, tag):
+    global sure_source, sure_tag
+    @source tag
+    @writable x
+    @landing x
+    @arrive x
+    @received
+    @match x, tag
+    @length x
+    return x
+"""
+
+_IRECV = """
+def lane(x, source, tag):
+    @source tag
+    @writable x
+    @landing x
+    @expected
+    @call going = function(x_spec, source, tag)
+    @begun x
+"""
+
+_SENDRECV = """
+def lane(x, out, dest, source, sendtag, recvtag):
+    global noted_dest, noted_tag, sure_source, sure_tag
+    @dest sendtag
+    @source recvtag
+    if x is out or source == rank or type(out) is not type(x) or out.dtype is not dtype:
+        return NotImplemented
+    @readable x
+    @spec x
+    @sent x
+    @writable out
+    @apart x, out
+    @landing out
+    @apart_in_memory x, out
+    @note x, sendtag
+    @counted
+    @exchange x, out
+    status = Status()
+    @swap x, out
+    @call function(x_spec, dest, sendtag, out_spec, source, recvtag, status)
+    @received
+    @match out, recvtag
+    @length out
+    return out
+"""
+
+# Messages between ranks of a node: see node_messages.py.
+GIVE = """
+this = number[dest]()
+if hand_from <= AMOUNT < hand_to:
+    @flat X
+    if give(dest, tag, X_flat, BYTES, this):
+        return None
+"""
+TAKE = """
+if hand_from <= AMOUNT < hand_to:
+    @flat X
+    try:
+        if take(source, tag, X_flat, BYTES):
+            @match X, tag
+            return X
+    except MPIError as error:
+        raise failure(error, verb, comm) from None
+"""
+RECEIVED = "received[source] += 1"
+# Which kinds there are between two ranks: see message_kinds.py. Mostly rank and tag are those of the last
+# message.
+NOTE = """
+if dest is not noted_dest or Y is not noted_tag:
+    if dest & 31 not in noted or Y & 31 | 32 not in noted:
+        noted.note(verb, X, dest, Y)
+    noted_dest, noted_tag = dest, Y
+"""
+MATCH = """
+if source is not sure_source or Y is not sure_tag:
+    if source << 6 | Y & 63 not in sure:
+        sure.match(verb, X, source, Y)
+    sure_source, sure_tag = source, Y
+"""
+COUNTED = "this = number[dest]()"
+SENT = "sent, nbytes = AMOUNT, BYTES"
+EXCHANGE = """
+if hand_from <= sent < swap_to and hand_from <= AMOUNTY < swap_to:
+    @flats X, Y
+    try:
+        if exchange(dest, sendtag, X_flat, nbytes, this, X_spec, X, source, recvtag, Y_flat, BYTESY, Y_spec):
+            @match Y, recvtag
+            return Y
+    except MPIError as error:
+        raise failure(error, verb, comm) from None
+"""
+# Past whose end Open MPI must not write: see guarded_receive.py.
+GUARDED = """
+if AMOUNT < guard_to:
+    @short X
+else:
+    @long X
+"""
+SHORT = """
+try:
+    X_spec = (X, 1, guards[n])
+except KeyError:
+    X_spec = guard(X, n)
+"""
+ARRIVE = """
+if AMOUNT < look_from:
+    @short X
+    @arrive_by_mpi X
+else:
+    @long X
+    @take X
+    status = Status()
+    @call receive(mpi, X_spec, source, tag, status)
+"""
+SWAP = """
+if AMOUNTY >= guard_to:
+    @call swap(mpi, X_spec, dest, sendtag, Y_spec, source, recvtag, status, X)
+    @received
+    @match Y, recvtag
+    @length Y
+    return Y
+"""
+EXPECTED = "hand.pending += 1"  # expects()
+BEGUN = 'return Message(comm, "recv", X, source, tag, going, BYTES, sure)'
+
+
+def out_of_place(verb: str, folds: bool, first: bool) -> str:
+    """Every other collective, from one plain array into another.
+
+    Shapes as prepare.py has them, but only the stacked form: block r is x[r] or out[r].
+
+    first: for rank 0, to which exscan brings nothing.
+    """
+    last = (", operator" if folds else "") + (", root" if verb in ROOTED else "")
+    lines = ["def lane(x, out, root):", *["    @root"] * (verb in ROOTED), "    if x is out:"]
+    lines += ["        return NotImplemented", "    shape = x.shape"]
+    if verb in CUTS:
+        lines += ["    if not shape or shape[0] != p:", "        return NotImplemented"]
+    lines += ["    @readable x", "    @spec x"]
+    if verb in STACKS:
+        lines += ["    shape = (p, *shape)"]
+    elif verb in ("scatter", "reduce_scatter"):
+        lines += ["    shape = shape[1:]"]
+    if verb in ("gather", "reduce"):
+        lines += ["    if rank != root:", "        @sign", "        @within_given x"]
+        lines += [f"        @call function(x_spec, None{last})", "        return None"]
+    lines += [
+        "    if out is None:",
+        "        out = empty(shape, dtype=dtype)",
+        "        @made out",
+        "    else:",
+    ]
+    lines += ["        if type(out) is not type(x) or out.dtype is not dtype or out.shape != shape:"]
+    lines += ["            return NotImplemented", "        @writable_too out", "        @apart x, out"]
+    lines += ["    @spec out", "    @apart_in_memory x, out", "    @sign"]
+    lines += ["    @within_apart x, out"]
+    if verb == "scatter":  # on the others x only told the shape
+        lines += ["    if rank != root:", "        x_spec = None"]
+    lines += ["    @carry x, out" if verb == "all_gather" else f"    @call function(x_spec, out_spec{last})"]
+    lines += ["    @neutral out"] if verb == "exscan" and first else []
+    lines += ["    return out"]
+    return "\n".join(lines)
+
+
+NUMPY = {
+    # n: elements, of one block if there is one for each rank
+    "readable": """
+n, X_flags = X.size CUT, X.flags
+if n > most or not X_flags.c_contiguous:
+    return NotImplemented
+""",
+    "writable": """
+n, X_flags = X.size, X.flags
+if n > most or not X_flags.carray:
+    return NotImplemented
+""",
+    "writable_too": "X_flags = X.flags\nif not X_flags.carray:\n    return NotImplemented",
+    "same": """
+if type(X) is not ndarray or X.dtype is not dtype or X.size != n:
+    return NotImplemented
+axes = X.ndim
+if axes != Y.ndim or (axes != 1 and X.shape != Y.shape):
+    return NotImplemented
+""",
+    "same_size": "",
+    "apart": """
+if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
+    return NotImplemented
+""",
+    "apart_in_memory": "",
+    "new": "X = empty(Y.shape, dtype)",  # empty_like would keep the order of Y's axes
+    "fresh": "X = X.copy() if rank == root else empty(X.shape, dtype)",
+    "made": "",
+    "neutral": "X[...] = neutral",
+    "place": "Y[...] = X",
+    "place_own": "Y[rank] = X",
+    "window": "",
+    "described": "X_spec = (X, n, kind)",
+    "spec": "X_spec = (X, n, kind)",
+    "landing": "X_spec = (X, n, kind)",
+    "sign": "mine = n << 32 ^ code",
+    "changed": "n != last",
+    "which": "n",
+    "lay": "elements[...] = X_flat",
+    "fetch": "X_flat[...] = elements",
+    "flat": "X_flat = X if X.ndim == 1 else X.reshape(-1)",
+    "amount": "n",
+    "bytes": "n * itemsize",
+    "item": "X_flat.item()",
+    "elements": "X_flat",
+    "length": "if status.Get_count() != n * itemsize:\n    check_length(comm, verb, status, n * itemsize)",
+}
+
+# mpi4py takes microseconds to look into a tensor, and a tenth of one for an address. Windows are what it
+# wants to know of an address, kept because the same memory comes again and again.
+
+ON_HOST = "    if not X.is_cpu:\n        return NotImplemented\n"  # for a torch that knows devices
+TORCH = {
+    "readable": f"""
+try:
+{ON_HOST}    X_size = X.nbytes
+    if X.is_neg() or not X_size if X_size < least else not X.is_contiguous():
+        return NotImplemented
+except RuntimeError:  # sparse tensors have no memory of their own
+    return NotImplemented
+""",
+    "same": """
+if type(X) is not tensor or X.dtype is not dtype:
+    return NotImplemented
+axes = X.dim()
+if axes != Y.dim():
+    return NotImplemented
+""",
+    "same_size": "if X_size != Y_size or (axes != 1 and X.shape != Y.shape):\n    return NotImplemented",
+    "apart": "",
+    "apart_in_memory": "if X_at < Y_seen[5] and Y_at < X_seen[5]:\n    return NotImplemented",
+    "new": "X = empty_like(Y)\nX_size = Y_size",
+    "fresh": "X = X.detach().clone() if rank == root else empty_like(X)",
+    "made": "X_size = X.nbytes",
+    "neutral": "X.fill_(neutral)",
+    "place": "Y_seen[4][:] = X_seen[4]",
+    "place_own": "Y_seen[4][rank * X_size : (rank + 1) * X_size] = X_seen[4]",
+    "described": "X_spec = X_seen[1]",
+    "spec": """
+try:
+    X_at = X.data_ptr()
+    X_seen = windows_X[X_at]
+    if X_seen[0] != X_size:
+        X_seen = window_X(X_at, X_size)
+except KeyError:
+    X_seen = window_X(X_at, X_size)
+except RuntimeError:  # of torch.func
+    return NotImplemented
+if X_seen is None:  # too long, or freed
+    return NotImplemented
+X_spec = X_seen[1]
+""",
+    "sign": "mine = x_seen[2] ^ code",
+    "changed": "x_seen is not last",
+    "which": "x_seen",
+    "lay": "there[:] = X_seen[4]",  # half of what numpy takes
+    "fetch": "X_seen[4][:] = there",
+    "flat": "X_flat = X_seen[3]",
+    "amount": "X_size",
+    "bytes": "X_size",
+    "elements": "X_seen[6]",
+    "length": "if status.Get_count() != X_size:\n    check_length(comm, verb, status, X_size)",
+}
+TORCH["writable"] = TORCH["writable_too"] = TORCH["readable"]
+TORCH["landing"] = TORCH["spec"]
+TORCH["window"] = TORCH["spec"].replace("X_spec = X_seen[1]\n", "")
+
+_ROOT = """
+if type(root) is not int:
+    return NotImplemented
+try:
+    code = codes[root]
+except KeyError:
+    return NotImplemented
+"""
+
+_DEST = """
+global seen_dest, seen_tag  # that were found right; the same objects are so again
+if dest is not seen_dest:
+    if type(dest) is not int or not 0 <= dest < p or dest == rank:
+        return NotImplemented
+    seen_dest = dest
+if X is not seen_tag:
+    if type(X) is not int or not 0 <= X <= last_tag:
+        return NotImplemented
+    seen_tag = X
+"""
+
+_SOURCE = """
+global seen_source
+if X is None:
+    X = any_tag
+elif type(X) is not int:
+    return NotImplemented
+if source is not seen_source:
+    if type(source) is not int or not 0 <= source < p:
+        return NotImplemented
+    seen_source = source
+"""
+
+ALIKE = {  # for arrays of all kinds
+    "arrive_by_mpi": "status = Status()\n@call function(X_spec, source, tag, status)",
+    "root": _ROOT,
+    "dest": _DEST,
+    "source": _SOURCE,
+    "flats": "@flat X\n@flat Y",
+    "fold": "fold(X_flat)",
+}
+
+# In place on all ranks, as transport/mpi.py says; own schedules begin with a copy of their own.
+IN_PLACE = {
+    "all_reduce": "@place X, Y\n@call function(IN_PLACE, Y_spec, operator)",
+    "all_gather": "@place_own X, Y\n@call function(IN_PLACE, Y_spec)",
+}
+APART = "@call function(X_spec, Y_spec, operator)"
+
+BODIES = {
+    "all_reduce": _ALL_REDUCE, "barrier": _BARRIER, "broadcast": _BROADCAST, "send": _SEND, "recv": _RECV,
+    "isend": _ISEND, "irecv": _IRECV, "sendrecv": _SENDRECV,
+}  # fmt: skip

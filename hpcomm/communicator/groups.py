@@ -1,0 +1,319 @@
+"""More communicators, made of one: its parts, its like, and those that join it with others."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import index
+from typing import TYPE_CHECKING, Any, overload
+from zlib import crc32
+
+from ..core.signature import head
+from ..errors import ConfigError, MismatchError, RankError, UsageError, where
+from ..job import process_role
+from ..transport.device.path_choice import PATHS
+from ..transport.matching import tag_number
+from .block_channel import making, rank_there
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = [
+    "agreed",
+    "check_open",
+    "create_intercomm",
+    "dup",
+    "group",
+    "least",
+    "made",
+    "merge",
+    "no_attribute",
+    "require_known",
+    "split",
+    "split_node",
+]
+
+_TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given there, and nothing is returned
+    "Allgather": "all_gather", "Allgatherv": "all_gather_ragged", "Allreduce": "all_reduce",
+    "Alltoall": "all_to_all", "Alltoallv": "all_to_all_ragged", "Alltoallw": "all_to_all_ragged",
+    "Bcast": "broadcast", "Exscan": "exscan", "Gather": "gather", "Gatherv": "gather_ragged",
+    "Ibarrier": "barrier", "Irecv": "irecv", "Isend": "isend", "Recv": "recv", "Reduce": "reduce",
+    "Reduce_scatter": "reduce_scatter", "Reduce_scatter_block": "reduce_scatter", "Scan": "scan",
+    "Scatter": "scatter", "Scatterv": "scatter_ragged", "Send": "send", "Sendrecv": "sendrecv",
+}  # fmt: skip
+_BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")  # verbs that concern no third rank
+LEVELS = ("off", "light", "full")
+_MOST = 2**31 - 1
+_NAMED = 16  # ranks that are named one by one
+
+
+@overload
+def split(comm: Communicator, color: int, key: int = 0, name: str | None = None) -> Communicator: ...
+@overload
+def split(
+    comm: Communicator, color: int | None, key: int = 0, name: str | None = None
+) -> Communicator | None: ...
+def split(
+    comm: Communicator, color: int | None, key: int = 0, name: str | None = None
+) -> Communicator | None:
+    """Divide the ranks: those of one color form a communicator, ordered by key, then rank.
+
+    Collective. Same as MPI_Comm_split.
+
+    Args:
+        color: number from 0; None: this rank is in no part and gets None.
+    """
+    comm._check_open("split")
+    if color is not None and (not hasattr(color, "__index__") or color < 0):
+        raise UsageError(f"color {color!r} is no number from 0", hint="None leaves this rank out").located(
+            "split", comm
+        )
+    if not hasattr(key, "__index__") or abs(key) > _MOST or (color or 0) > _MOST:
+        what = f"color {color!r} with key {key!r} does not fit into an int of C"
+        raise UsageError(what, hint="numbers below 2**31").located("split", comm)
+    with agreed(comm, "split"):
+        if color is None:
+            mapped(comm, "split", comm._mpi.Split, MPI.UNDEFINED, key)
+            return None
+        return made(comm, "split", name or f"{comm.name}/{color}", comm._mpi.Split, color, key)
+
+
+def split_node(comm: Communicator, name: str | None = None) -> Communicator:
+    """The ranks that share this node's memory. Collective. Same as MPI_Comm_split_type(SHARED)."""
+    comm._check_open("split_node")
+    name = name or f"{comm.name}/node"
+    with agreed(comm, "split_node"):
+        return made(comm, "split_node", name, comm._mpi.Split_type, MPI.COMM_TYPE_SHARED)
+
+
+def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
+    """A communicator of some ranks, in the order given; called by those ranks only.
+
+    Same as MPI_Comm_create_group. Members that make several groups at once tell them apart by tag.
+
+    Raises:
+        RankError: a rank does not exist, is named twice, or this rank is not among them.
+    """
+    comm._check_one_group("group")
+    try:
+        members = [index(r) for r in ranks]
+    except TypeError:
+        raise RankError(
+            f"{ranks!r} are no ranks", hint=f"numbers from 0 to {comm.size - 1}, such as [0, 1]"
+        ).located("group", comm) from None
+    wrong = sorted(r for r, times in Counter(members).items() if not 0 <= r < comm.size or times > 1)
+    if wrong or comm.rank not in members:
+        what = f"rank {comm.rank} is not in {_few(members)}"
+        if wrong:
+            what = f"ranks {_few(wrong)} are no ranks of '{comm.name}', or named twice"
+        hint = f"different ranks from 0 to {comm.size - 1}; only members call group"
+        raise RankError(what, hint=hint).located("group", comm)
+    mpi, number = making(comm, _tag(comm, "group", tag))
+    everybody = comm._mpi.Get_group()
+    some = everybody.Incl(members)
+    everybody.Free()
+    try:
+        return made(comm, "group", name or f"{comm.name}{_few(members)}", mpi.Create_group, some, number)
+    finally:
+        some.Free()
+
+
+def _few(ranks: list[int]) -> str:
+    """`[0, 1]`, or the first and the last of many."""
+    return str(ranks) if len(ranks) <= _NAMED else f"[{ranks[0]}, {ranks[1]}, ... {ranks[-1]}]"
+
+
+def dup(
+    comm: Communicator, name: str | None = None, check: str | None = None, *, gpu: str | None = None
+) -> Communicator:
+    """The same ranks once more, so that two parts of a program cannot mix their messages. Collective.
+
+    Args:
+        name: of the new one, for messages.
+        check: its level of agreement (docs/errors.md); None: this one's.
+        gpu: the path of device arrays there: "auto", or one of docs/gpu.md, which is forced.
+
+    Raises:
+        ConfigError: there is no such path. MismatchError: the ranks name different ones.
+    """
+    comm._check_open("dup")
+    require_known(check or comm._level, gpu)
+    with agreed(comm, "dup"):
+        return made(comm, "dup", name or f"{comm.name}.dup", comm._mpi.Dup, check=check, gpu=gpu)
+
+
+def create_intercomm(
+    comm: Communicator,
+    local_leader: int,
+    peer: Communicator,
+    remote_leader: int,
+    tag: int = 0,
+    name: str | None = None,
+) -> Communicator:
+    """Join this group with another one. Collective over both. Same as MPI_Intercomm_create.
+
+    Args:
+        local_leader: rank of this communicator that speaks for it.
+        peer: communicator in which both leaders are ranks.
+        remote_leader: the other group's leader, as rank of peer.
+
+    Raises:
+        RankError: there is no such leader. UsageError: peer is no Communicator.
+    """
+    comm._check_one_group("create_intercomm")
+    if not isinstance(getattr(peer, "_mpi", None), MPI.Comm):
+        what, hint = f"peer is {peer!r}, no Communicator", "hpcomm.world, if both groups are parts of it"
+        raise UsageError(what, hint=hint).located("create_intercomm", comm)
+    for leader, its in ((local_leader, comm), (remote_leader, peer)):
+        if not hasattr(leader, "__index__") or not 0 <= leader < its.size:
+            what, hint = (
+                f"leader {leader!r} is no rank of '{its.name}'",
+                f"a rank from 0 to {its.size - 1}",
+            )
+            raise RankError(what, hint=hint).located("create_intercomm", comm)
+    if peer._closed:
+        peer._check_open("create_intercomm")
+    mpi, number = making(peer, _tag(comm, "create_intercomm", tag))
+    there = rank_there(peer, index(remote_leader))
+    create = comm._mpi.Create_intercomm  # type: ignore[attr-defined]
+    name = name or f"{comm.name}<->"
+    with agreed(comm, "create_intercomm"):
+        return made(comm, "create_intercomm", name, create, local_leader, mpi, there, number)
+
+
+def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Communicator:
+    """Make one group of an inter-communicator's two; the group that gives high=True comes second."""
+    comm._check_open("merge")
+    if not comm.is_inter:
+        raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located(
+            "merge", comm
+        )
+    merge = comm._mpi.Merge  # type: ignore[attr-defined]
+    with agreed(comm, "merge"):
+        return made(comm, "merge", name or f"{comm.name}+", merge, high)
+
+
+class agreed:  # noqa: N801  a context, read as a word
+    """While all ranks of comm make something by verb, and name the same what.
+
+    Raises:
+        MismatchError: another rank makes another call, or names something else.
+    """
+
+    def __init__(self, comm: Communicator, verb: str, what: object = None) -> None:
+        self._agreement = comm._agreement
+        self._call = head(verb), crc32(repr(what).encode())
+
+    def __enter__(self) -> None:
+        self._agreement.enter(*self._call)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self._agreement.leave()
+
+
+def made(
+    comm: Communicator,
+    verb: str,
+    name: str,
+    make: Callable[..., MPI.Comm],
+    *arguments: Any,
+    check: str | None = None,
+    gpu: str | None = None,
+) -> Communicator:
+    """One that MPI makes by make(*arguments)."""
+    mpi = mapped(comm, verb, make, *arguments)
+    new: Communicator = mapped(comm, verb, partial(comm._new, check=check, gpu=gpu), mpi, name)
+    return new
+
+
+def mapped(comm: Communicator, verb: str, make: Callable[..., Any], *arguments: Any) -> Any:
+    """make(*arguments); MPI has room for so many communicators only."""
+    try:
+        return make(*arguments)
+    except MPI.Exception as error:
+        from ..transport.mpi import failure
+
+        failed = failure(error, verb, comm)
+        failed.hint = "close() communicators that are no longer needed; with comm.split(...) as part: does"
+        raise failed from None
+
+
+def least(comm: Communicator, here: bytes) -> bytes:
+    """The least value of each byte on any rank, of either group."""
+    known = [here]
+    for _ in range(1 + comm.is_inter):  # between groups: what is so there, then what they heard of here
+        heard = bytearray(len(here))
+        comm._mpi.Allreduce([known[-1], MPI.UINT8_T], [heard, MPI.UINT8_T], MPI.MIN)
+        known.append(bytes(heard))
+    return bytes(map(min, *known))
+
+
+def no_attribute(comm: Communicator, name: str) -> str:
+    """What to say of a name that a Communicator does not have; mpi4py's get the verb that does the same."""
+    what = f"a Communicator has no {name}"
+    if name.startswith("_"):
+        return what
+    base, hint = name.removesuffix("_init"), ""
+    word = base[1:].capitalize() if base[:1] == "I" and base[1:].capitalize() in _TWINS else base
+    if (twin := _TWINS.get(word)) is not None:
+        if base != name:
+            hint = f'comm.plan("{twin}", ...)'
+        elif word == base:
+            hint = f"comm.{twin}(...)"
+        else:
+            hint = f"comm.{twin}(..., async_op=True)"
+        hint += " takes and returns arrays; "
+    if not hasattr(MPI.Comm, name) and not hasattr(MPI.Intracomm, name):
+        return what
+    return f"{what}\n  where: {where(name, comm)}\n  try:   {hint}comm.mpi.{name} is mpi4py's own"
+
+
+def _tag(comm: Communicator, verb: str, tag: int) -> int:
+    try:
+        return tag_number(comm, tag, sending=True)
+    except UsageError as error:
+        raise error.located(verb, comm) from None
+
+
+def require_known(check: str | None, gpu: str | None) -> str:
+    """The level of agreement, from check= or the environment; before anything is made that others wait for.
+
+    Raises:
+        ConfigError: there is no such level, or no such path for device arrays.
+    """
+    level = check or os.environ.get("HPCOMM_CHECK") or "light"
+    if level not in LEVELS:
+        hint = f"one of {', '.join(LEVELS)} (HPCOMM_CHECK, check=)"
+        raise ConfigError(f"there is no check level {level!r}", hint=hint)
+    if gpu is not None and gpu not in PATHS:
+        raise ConfigError(f"there is no path {gpu!r} for device arrays (gpu=)", hint=f"{', '.join(PATHS)}")
+    return level
+
+
+def check_open(comm: Communicator, verb: str) -> None:
+    """Refuse a verb on a communicator that is closed, or whose ranks are out of step.
+
+    Raises:
+        UsageError: it is closed, or MPI is finalized. MismatchError: its ranks disagreed before.
+    """
+    if comm._closed:
+        at = f"{verb} on '{comm.name}'"
+        if MPI.Is_finalized():
+            raise UsageError("MPI has been finalized", at, "MPI.Finalize() after the last use of hpcomm")
+        process_role.check_process(at)
+        raise UsageError(f"communicator '{comm.name}' is closed", at, "use it before close()")
+    if comm._disagreed and not verb.startswith(_BETWEEN_TWO):
+        raise MismatchError(
+            f"the ranks of '{comm.name}' are out of step since they disagreed about a call",
+            where(verb, comm),
+            "make a new communicator of its parent, or HPCOMM_CHECK=full, which tells all ranks in time",
+        )

@@ -1,0 +1,279 @@
+"""Verbs of Python objects: pickled, but the arrays inside travel straight from and into their memory.
+
+Objects are unpickled by the receiver, so talk only to ranks you trust: those of your own job.
+Two tensors that share storage arrive as two separate tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core.request import Request, Stages
+from ..errors import HpcommError, UsageError
+from ..transport.matching import Status, peer_rank, tag_number
+from . import payload_transport
+from .payload import Parcel
+from .payload_agreement import (
+    at_once,
+    check_root,
+    collective,
+    each_of,
+    given,
+    ireceive,
+    isend,
+    own_place,
+    receive,
+)
+from .pickling import decode, encode
+
+if TYPE_CHECKING:
+    from ..core import reduction
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    reduction = LazyModule("hpcomm.core.reduction")
+
+__all__ = [
+    "all_gather_object",
+    "all_reduce_object",
+    "all_to_all_object",
+    "broadcast_object",
+    "gather_object",
+    "irecv_object",
+    "isend_object",
+    "recv_object",
+    "reduce_object",
+    "scatter_object",
+    "send_object",
+    "sendrecv_object",
+]
+
+
+def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
+    """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send."""
+    peer, number, made = _addressed(comm, "send_object", obj, dest, tag)
+    if peer == comm.rank and not comm.is_inter:  # would wait for itself
+        comm._keep(isend(comm, "send_object", made, peer, number))
+    else:
+        at_once(comm, "send_object", peer, number, payload_transport.send, comm, made, peer, number)
+
+
+def isend_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> Request:
+    """Begin to send obj; arrays in it must not change before the request is complete."""
+    peer, number, made = _addressed(comm, "isend_object", obj, dest, tag)
+    return isend(comm, f"isend_object(dest={dest}, tag={tag})", made, peer, number)
+
+
+def recv_object(
+    comm: Communicator, source: int | None = None, tag: int | None = None, *, status: Any = None
+) -> Any:
+    """Receive an object of any size.
+
+    Args:
+        source, tag: None for any.
+        status: a Status that is filled.
+    """
+    return receive(comm, "recv_object", source, tag, status, decode)
+
+
+def irecv_object(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request:
+    """Begin to receive an object of any size; nobody needs to know how large it is.
+
+    It moves on while this rank waits for any request, or asks it, and in send_object and recv_object.
+    """
+    return ireceive(comm, "irecv_object", source, tag, Status(), decode)
+
+
+def sendrecv_object(
+    comm: Communicator,
+    obj: Any,
+    dest: int,
+    source: int | None = None,
+    sendtag: int = 0,
+    recvtag: int | None = None,
+    *,
+    status: Any = None,
+) -> Any:
+    """Send obj to dest and receive another from source at once, without deadlock."""
+    peer, number, made = _addressed(comm, "sendrecv_object", obj, dest, sendtag)
+    going = Request("sendrecv_object", payload_transport.isend(comm, made, peer, number))
+    try:
+        return receive(comm, "sendrecv_object", source, recvtag, status, decode)
+    finally:
+        going.wait()
+
+
+def broadcast_object(comm: Communicator, obj: Any = None, root: int = 0, *, async_op: bool = False) -> Any:
+    """Give every rank root's object; on root it is returned as it is. Same as mpi4py's bcast.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+
+    On an inter-communicator the other group gets it, and root's has None.
+    """
+    is_root = check_root(comm, "broadcast_object", root)
+
+    def stages() -> Stages:
+        made, failed = given(encode, [obj] if is_root else [])
+        got = yield from payload_transport.broadcast(comm, made[0] if made else None, root, not async_op)
+        if failed:
+            raise failed
+        if comm.is_inter and root < 0:
+            return None
+        return obj if is_root else decode(got, None if comm.is_inter else root)
+
+    return collective(comm, "broadcast_object", root, stages(), async_op)
+
+
+def gather_object(comm: Communicator, obj: Any, root: int = 0, *, async_op: bool = False) -> Any:
+    """Collect the objects of all ranks in a list on root; None elsewhere.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
+    return _gather(comm, obj, root, async_op)
+
+
+def _gather(
+    comm: Communicator, obj: Any, root: int, async_op: bool, refused: UsageError | None = None
+) -> Any:
+    is_root = check_root(comm, "gather_object", root)
+
+    def stages() -> Stages:
+        made, failed = given(encode, [obj], refused)
+        got = yield from payload_transport.gather(comm, made[0], root, not async_op)
+        if failed:
+            raise failed
+        return _decode_all(got, own_place(comm), obj) if is_root else None
+
+    return collective(comm, "gather_object", root, stages(), async_op)
+
+
+def all_gather_object(comm: Communicator, obj: Any, *, async_op: bool = False) -> Any:
+    """Collect the objects of all ranks in a list on every rank.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
+    return _all_gather(comm, obj, async_op)
+
+
+def _all_gather(comm: Communicator, obj: Any, async_op: bool, refused: UsageError | None = None) -> Any:
+    def stages() -> Stages:
+        made, failed = given(encode, [obj], refused)
+        got = yield from payload_transport.all_gather(comm, made[0], not async_op)
+        if failed:
+            raise failed
+        return _decode_all(got, own_place(comm), obj)
+
+    return collective(comm, "all_gather_object", 0, stages(), async_op)
+
+
+def scatter_object(
+    comm: Communicator, objs: Sequence[Any] | None = None, root: int = 0, *, async_op: bool = False
+) -> Any:
+    """Give each rank its own of root's objects, a list as long as there are ranks; None elsewhere.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
+    is_root = check_root(comm, "scatter_object", root)
+    items, refused = each_of(comm, "scatter_object", objs) if is_root else ([], None)
+
+    def stages() -> Stages:
+        made, failed = given(encode, items, refused)
+        got = yield from payload_transport.scatter(comm, made or None, root, not async_op)
+        if failed:
+            raise failed
+        if got is None:  # at the root of another group, or beside it
+            return None
+        return items[root] if is_root else decode(got, None if comm.is_inter else root)
+
+    return collective(comm, "scatter_object", root, stages(), async_op)
+
+
+def all_to_all_object(comm: Communicator, objs: Sequence[Any], *, async_op: bool = False) -> Any:
+    """Send object j of the list to rank j; receive a list with one from every rank.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
+    items, refused = each_of(comm, "all_to_all_object", objs)
+
+    def stages() -> Stages:
+        made, failed = given(encode, items, refused)
+        got = yield from payload_transport.all_to_all(comm, made, not async_op)
+        if failed:
+            raise failed
+        own = own_place(comm)
+        return _decode_all(got, own, items[own] if own >= 0 else None)
+
+    return collective(comm, "all_to_all_object", 0, stages(), async_op)
+
+
+def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) -> Any:
+    """Fold the objects of all ranks in rank order on root; None elsewhere.
+
+    Args:
+        op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land",
+            "lor", "band", "bor", "bxor", or Python's sum, min, max, any and all; of pairs (value, place),
+            "minloc" and "maxloc".
+    """
+    fold, refused = _python_op(op)
+    got = _gather(comm, obj, root, False, refused)
+    return None if got is None else _fold(fold, got, own_place(comm))
+
+
+def all_reduce_object(comm: Communicator, obj: Any, op: Any = "sum") -> Any:
+    """Fold the objects of all ranks in rank order on every rank; op as reduce_object has it."""
+    fold, refused = _python_op(op)
+    return _fold(fold, _all_gather(comm, obj, False, refused), own_place(comm))
+
+
+def _fold(op: Callable[[Any, Any], Any], objs: list[Any], rank: int) -> Any:
+    """Fold in rank order; op may change its first argument, so this rank's own object is copied."""
+    if rank >= 0:
+        objs[rank] = pickle.loads(pickle.dumps(objs[rank], 5))
+    return functools.reduce(op, objs)
+
+
+def _decode_all(got: Iterable[Parcel], rank: int, own: Any) -> list[Any]:
+    return [own if r == rank else decode(p, r) for r, p in enumerate(got)]
+
+
+def _python_op(op: Any) -> tuple[Callable[[Any, Any], Any], UsageError | None]:
+    """The function for op, or an error."""
+    known: dict[str, Callable[[Any, Any], Any]] = {
+        "sum": operator.add,
+        "prod": operator.mul,
+        "min": min,
+        "max": max,
+        "band": operator.and_,
+        "bor": operator.or_,
+        "bxor": operator.xor,
+        "land": lambda a, b: bool(a and b),
+        "lor": lambda a, b: bool(a or b),
+        "minloc": min,
+        "maxloc": lambda a, b: a if (a[0], b[1]) > (b[0], a[1]) else b,  # of equal values the first place
+    }
+    op = (reduction.folder(op) if callable(op) else None) or op
+    if callable(op):
+        return op, None
+    if isinstance(op, str) and op in known:
+        return known[op], None
+    what, hint = f"objects have no operator {op!r}", f"a function f(a, b), or one of {', '.join(known)}"
+    return operator.add, UsageError(what, hint=hint)
+
+
+def _addressed(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any) -> tuple[int, int, Parcel]:
+    """Receiver and tag as MPI takes them, and what to send."""
+    try:
+        comm._check_open(verb)
+        return peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True), encode(obj)
+    except HpcommError as error:
+        raise error.located(verb, comm) from error.__cause__

@@ -1,0 +1,489 @@
+"""Messages from one rank to another.
+
+A plain message carries elements and nothing else, so sender and receiver must agree about dtype and
+number; a message shorter or longer than the receiving array is an error, never a half-filled array.
+Where the receiver knows neither, send_ragged and recv_ragged carry both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from ..core.operation import Call
+from ..core.request import Request
+from ..errors import HpcommError, LayoutError, UsageError
+from ..transport import guarded_receive
+from ..transport.matching import Status, fill, is_awaited, peer_rank, source_and_tag, source_rank, tag_number
+from . import fastpath
+from .fastpath_instance import part
+from .unknown_length import in_order, recv_behind, recv_unsized
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+
+    from ..core import buffer, dtypes
+    from ..core.buffer import Buffer
+    from ..transport import mpi as transport
+    from . import collectives
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+    buffer = LazyModule("hpcomm.core.buffer")
+    dtypes = LazyModule("hpcomm.core.dtypes")
+    collectives = LazyModule("hpcomm.communicator.collectives")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = [
+    "P2POp",
+    "batch_isend_irecv",
+    "iprobe",
+    "irecv",
+    "isend",
+    "probe",
+    "recv",
+    "send",
+    "sendrecv",
+]
+
+
+class P2POp:
+    """One message of a batch. verb: "send" or "recv"; x: array sent or filled; peer: rank."""
+
+    def __init__(self, verb: Any, x: Any, peer: int, tag: int = 0) -> None:
+        self.verb = verb
+        self.x = x
+        self.peer = peer
+        self.tag = tag
+
+    def __repr__(self) -> str:
+        return f"P2POp({self.verb!r}, {type(self.x).__name__}, {self.peer}, tag={self.tag})"
+
+
+def send(
+    comm: Communicator,
+    x: Any,
+    dest: int | None = None,
+    tag: int = 0,
+    async_op: bool = False,
+    dst: int | None = None,
+) -> Any:
+    """Send x to dest; return when x may be changed again. Same as MPI_Send, torch.distributed.send.
+
+    Args:
+        x: array.
+        dest: rank, or hpcomm.PROC_NULL for nobody; dst is torch's word for it. To this rank itself the
+            elements are copied, so that the call returns.
+        tag: number from 0 that recv may ask for.
+        async_op: begin, and return a Request to wait for.
+
+    Raises:
+        RankError: no such rank.
+
+    Example (2 ranks):
+        >>> comm.send(np.arange(3), dest=1) if comm.rank == 0 else comm.recv(np.empty(3, int), source=0)
+        array([0, 1, 2])
+    """
+    if dest is None:
+        dest = dst
+    if not async_op:
+        try:
+            lane = comm._lanes["send"][None][type(x)][x.dtype]
+        except (KeyError, AttributeError):
+            lane = fastpath.find(comm, "send", None, x)
+        if lane(x, dest, tag) is not NotImplemented:
+            return None
+    return _send(comm, x, dest, tag, async_op)
+
+
+def isend(
+    comm: Communicator, x: Any, dest: int | None = None, tag: int = 0, *, dst: int | None = None
+) -> Request:
+    """Begin to send x to dest; x must not change before the request is complete. Same as MPI_Isend."""
+    if dest is None:
+        dest = dst
+    try:
+        lane = comm._lanes["isend"][None][type(x)][x.dtype]
+    except (KeyError, AttributeError):
+        lane = fastpath.find(comm, "isend", None, x)
+    request: Request = lane(x, dest, tag)
+    return _send(comm, x, dest, tag, True) if request is NotImplemented else request
+
+
+def recv(
+    comm: Communicator,
+    out: Any = None,
+    source: int | None = None,
+    tag: int | None = None,
+    dtype: Any = None,
+    shape: Any = None,
+    status: Any = None,
+    async_op: bool = False,
+    src: int | None = None,
+) -> Any:
+    """Receive a message. Same as MPI_Recv, torch.distributed.recv.
+
+    Args:
+        out: array that receives; None: one is made, of dtype, and of shape or else as long as the message.
+        source: rank; None or hpcomm.ANY_SOURCE for any; src is torch's word for it.
+        tag: None or hpcomm.ANY_TAG for any.
+        dtype: of what arrives, where there is no out; a torch dtype makes a tensor.
+        status: a Status (or mpi4py's) that is filled.
+        async_op: begin, and return a Request to wait for.
+
+    Returns:
+        out, or the array made.
+
+    Raises:
+        MismatchError: the message does not fill out exactly.
+        UsageError: neither out nor dtype.
+    """
+    if source is None:
+        source = src
+    if out is not None and status is None and not async_op:
+        try:
+            lane = comm._lanes["recv"][None][type(out)][out.dtype]
+        except (KeyError, AttributeError):
+            lane = fastpath.find(comm, "recv", None, out)
+        done = lane(out, source, tag)
+        if done is not NotImplemented:
+            return done
+    return _recv(comm, out, source, tag, dtype, shape, status, async_op)
+
+
+def irecv(
+    comm: Communicator,
+    out: Any = None,
+    source: int | None = None,
+    tag: int | None = None,
+    *,
+    dtype: Any = None,
+    shape: Any = None,
+    src: int | None = None,
+) -> Request:
+    """Begin to receive a message, as recv; the request's status says from where. Same as MPI_Irecv."""
+    if source is None:
+        source = src
+    request: Request
+    if out is not None:
+        try:
+            lane = comm._lanes["irecv"][None][type(out)][out.dtype]
+        except (KeyError, AttributeError):
+            lane = fastpath.find(comm, "irecv", None, out)
+        request = lane(out, source, tag)
+        if request is not NotImplemented:
+            return request
+    request = _recv(comm, out, source, tag, dtype, shape, None, True)
+    return request
+
+
+def sendrecv(
+    comm: Communicator,
+    x: Any,
+    dest: int,
+    source: int | None = None,
+    sendtag: int = 0,
+    recvtag: int | None = None,
+    *,
+    out: Any = None,
+    status: Any = None,
+) -> Any:
+    """Send x to dest and receive from source at once, without deadlock. Same as MPI_Sendrecv.
+
+    Args:
+        out: array that receives; None: one like x is made; out=x is in place.
+
+    Returns:
+        out, or the array made.
+    """
+    if out is not None and status is None:
+        try:
+            lane = comm._lanes["sendrecv"][None][type(x)][x.dtype]
+        except (KeyError, AttributeError):
+            lane = fastpath.find(comm, "sendrecv", None, x)
+        done = lane(x, out, dest, source, sendtag, recvtag)
+        if done is not NotImplemented:
+            return done
+    try:
+        comm._check_open("sendrecv")
+        look = buffer.as_buffer(x)
+        recv = look if out is x else (buffer.as_buffer(out) if out is not None else look.make(look.shape))
+        _check_writable(recv)
+        onboard = comm._onboard
+        if onboard is not None and (onboard.takes_message(look, recv) or onboard.messages.held):
+            return _sendrecv_onboard(comm, look, recv, dest, source, sendtag, recvtag, status)
+        in_place = recv is look or buffer.same_memory(look.array, recv.array)
+        if not in_place and buffer.overlap(look.array, recv.array):
+            raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
+        dest, source, recvtag = (
+            peer_rank(comm, dest, "dest"),
+            source_rank(comm, source),
+            tag_number(comm, recvtag),
+        )
+        sendtag = tag_number(comm, sendtag, sending=True)
+    except HpcommError as error:
+        raise error.located("sendrecv", comm) from None
+    packed = np.ascontiguousarray(look.array)
+    if buffer.overlap(packed, recv.array):
+        packed = packed.copy()
+    if source != MPI.PROC_NULL and is_awaited(comm._mpi, source, recvtag):
+        request = _send(comm, packed, dest, sendtag, True)
+        result = _recv_into(comm, recv, source, recvtag, status, False)
+        request.wait()
+        return result
+    landing = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
+    seen = MPI.Status()
+    call = Call(comm, "sendrecv")
+    call.look = look
+    for observer in comm._observers:
+        observer.before(call)
+    hand = comm._handover
+    if hand is not None:
+        hand.sends(dest)
+        hand.expects()
+    if comm._kinds is not None:
+        comm._kinds.noted(look.dtype).note("sendrecv", look, dest, sendtag)
+    part = transport.message(packed, look.array.size, look.dtype)
+    into = guarded_receive.guarded(
+        transport.message(landing, recv.array.size, recv.dtype), guarded_receive.most(comm, True)
+    )
+    try:
+        transport.swap(comm._mpi, part, dest, sendtag, into, source, recvtag, seen, packed)
+    except MPI.Exception as error:
+        raise transport.failure(error, "sendrecv", comm) from None
+    if hand is not None:
+        hand.came(seen.source)
+    if comm._kinds is not None:
+        comm._kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
+    transport.check_length(comm, "sendrecv", seen, recv.nbytes)
+    if landing is not recv.array and source != MPI.PROC_NULL:
+        recv.array[...] = landing
+    fill(status, seen)
+    for observer in comm._observers:
+        observer.after(call)
+    return recv.give()
+
+
+def _sendrecv_onboard(
+    comm: Communicator, look: Buffer, recv: Buffer, dest: Any, source: Any, sendtag: Any, recvtag: Any,
+    status: Any,
+) -> Any:  # fmt: skip
+    """sendrecv where arrays may lie on devices; in place, what is sent is a copy."""
+    sent = look.give()
+    if recv is look or (look.place is None and recv.place is None and buffer.overlap(look.array, recv.array)):
+        sent = comm._onboard.copy(look).give()
+    elif look.place is not None and recv.place is not None:
+        low, there = look.place.address, recv.place.address
+        if low < there + recv.nbytes and there < low + look.nbytes:
+            raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
+    going = _send(comm, sent, dest, sendtag, True)
+    result = _recv(comm, recv.give(), source, recvtag, None, None, status, False)
+    going.wait()
+    return result
+
+
+def probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:
+    """Wait for a message and say where it comes from, without receiving it. Same as MPI_Probe."""
+    seen = MPI.Status()
+    wanted = source_and_tag(comm, "probe", source, tag)
+    if comm._onboard is None:
+        comm._mpi.Probe(*wanted, seen)
+    else:
+        comm._onboard.probe(*wanted, seen)
+        comm._leave_lanes()  # what is held must be looked for first
+    filled: Status = fill(Status(), seen)
+    return filled
+
+
+def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status | None:
+    """As probe, but None at once if no message is there. Same as MPI_Iprobe."""
+    seen = MPI.Status()
+    wanted = source_and_tag(comm, "iprobe", source, tag)
+    if not (comm._mpi.Iprobe(*wanted, seen) if comm._onboard is None else comm._onboard.look(*wanted, seen)):
+        return None
+    if comm._onboard is not None:
+        comm._leave_lanes()
+    filled: Status = fill(Status(), seen)
+    return filled
+
+
+def batch_isend_irecv(comm: Communicator, ops: Iterable[P2POp]) -> list[Request]:
+    """Begin several messages at once; receives are posted first, so no order of ops can deadlock.
+
+    Same as torch.distributed.batch_isend_irecv.
+
+    Args:
+        ops: P2POps, in a list or as they come.
+
+    Returns:
+        A request for each of ops, in their order.
+    """
+    requests: dict[int, Request] = {}
+    ops = list(ops) if isinstance(ops, Iterable) else [ops]
+    try:
+        kinds = [_check_op(comm, op) for op in ops]  # all of them before any is begun
+    except HpcommError as error:
+        raise error.located("batch_isend_irecv", comm) from None
+    for wanted, begin in (("recv", irecv), ("send", isend)):
+        for i, op in enumerate(ops):
+            if kinds[i] == wanted:
+                requests[i] = begin(comm, op.x, op.peer, op.tag)
+    return [requests[i] for i in range(len(ops))]
+
+
+def _check_op(comm: Communicator, op: P2POp) -> str:
+    """ "send" or "recv", if op can be carried out."""
+    comm._check_open("batch_isend_irecv")
+    if not isinstance(op, P2POp):
+        raise UsageError(f"a batch of {op!r}", hint='a list of P2POp("send", x, peer)')
+    name = op.verb if isinstance(op.verb, str) else getattr(op.verb, "__name__", "")
+    name = name.removeprefix("i")
+    if name not in ("send", "recv"):
+        raise UsageError(
+            f"a P2POp's verb is 'send' or 'recv', not {op.verb!r}", hint='P2POp("send", x, peer)'
+        )
+    look = buffer.as_buffer(op.x)
+    if name == "recv":
+        _check_writable(look)
+        source_rank(comm, op.peer)
+    else:
+        peer_rank(comm, op.peer, "peer")
+    tag_number(comm, op.tag, sending=name == "send")
+    return name
+
+
+def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> Any:
+    try:
+        comm._check_open("send")
+        dest = peer_rank(comm, dest, "dest")
+        tag = tag_number(comm, tag, sending=True)
+        look = buffer.as_buffer(x)
+    except HpcommError as error:
+        raise error.located("isend" if async_op else "send", comm) from None
+    to_self = dest == comm.rank and not comm.is_inter and not async_op
+    onboard = comm._onboard
+    if onboard is not None and onboard.takes_message(look):
+        call = Call(comm, "send", peer=dest, tag=tag)
+        call.look = look
+        if to_self:
+            comm._keep(collectives.carry_out(onboard.send(call, look, copy=True), True))
+            return None
+        return _going(collectives.carry_out(onboard.send(call, look), async_op), async_op, comm, dest)
+    packed = np.ascontiguousarray(look.array)
+    if to_self and np.shares_memory(packed, look.array):
+        packed = packed.copy()
+    call = Call(comm, "send", peer=dest, tag=tag)
+    call.send = transport.spec(packed, look.array.size, look.dtype)
+    call.look = look
+    if to_self:
+        comm._keep(collectives.carry_out(call, True))
+        return None
+    if comm._handover is not None:
+        comm._handover.sends(dest)
+    if comm._kinds is not None:
+        comm._kinds.noted(look.dtype).note("isend" if async_op else "send", look, dest, tag)
+    return _going(collectives.carry_out(call, async_op), async_op, comm, dest)
+
+
+def _going(sent: Any, async_op: bool, comm: Communicator, dest: int) -> Any:
+    """What a send returns, of which the sentinel knows for whom it is."""
+    if async_op:
+        sent.needs(comm, dest)
+    return sent
+
+
+def _recv(
+    comm: Communicator, out: Any, source: Any, tag: Any, dtype: Any, shape: Any, status: Any, async_op: bool
+) -> Any:
+    try:
+        comm._check_open("recv")
+        source, tag = source_rank(comm, source), tag_number(comm, tag)
+        if out is not None:
+            look = buffer.as_buffer(out)
+            _check_writable(look)
+            return _recv_into(comm, look, source, tag, status, async_op)
+        if dtype is None:
+            raise UsageError(
+                "recv without out needs to know what arrives",
+                hint="recv_object for what send_object sends; of arrays recv(out), recv(dtype='float64'), or "
+                "send_ragged and recv_ragged, which carry shape and dtype",
+            )
+        if shape is not None:
+            record, torch = dtypes.parse(dtype)
+            shape = _shape(shape)
+            return _recv_into(comm, buffer.empty(shape, record, torch), source, tag, status, async_op)
+        status = Status() if status is None else status
+        if async_op and comm._lanes is not fastpath.NO_LANES:  # these ask MPI, which knows of no Arrival
+            for verb in fastpath.TAKERS:
+                comm._lanes.pop(verb, None)
+                part(comm, verb)
+        return in_order(comm, recv_unsized(comm, source, tag, dtype, status), source, tag, status, async_op)
+    except HpcommError as error:
+        raise error.located("irecv" if async_op else "recv", comm) from None
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = tuple(map(index, shape)) if isinstance(shape, (tuple, list)) else (index(shape),)
+    except TypeError:
+        sizes = (-1,)
+    if min(sizes, default=0) < 0:
+        raise LayoutError(f"shape {shape!r} is no shape", hint="a number from 0, or a tuple of such")
+    return sizes
+
+
+def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: Any, async_op: bool) -> Any:
+    onboard = comm._onboard
+    if onboard is not None and (onboard.takes_message(look) or onboard.messages.held):
+        status = Status() if status is None else status
+        call = Call(comm, "recv", peer=source, tag=tag)
+        call.look = look
+        seen = MPI.Status()
+        call.finish = lambda _: (fill(status, seen), look.give())[1]
+        result = collectives.carry_out(onboard.recv(call, look, seen), async_op)
+        if async_op:
+            result.status = status
+            result.needs(comm, source)
+        return result
+    status = Status() if status is None else status
+    if onboard is None and source != MPI.PROC_NULL and is_awaited(comm._mpi, source, tag):
+        return in_order(comm, recv_behind(comm, look, source, tag, status), source, tag, status, async_op)
+    landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
+    hand = comm._handover
+    if hand is not None:
+        hand.expects()
+
+    def finish(seen: MPI.Status | None) -> Any:
+        assert seen is not None
+        if hand is not None:
+            hand.came(seen.source)
+        if source != MPI.PROC_NULL:
+            if comm._kinds is not None:
+                comm._kinds.sure(look.dtype).match("recv", look, seen.source, seen.tag)
+            transport.check_length(comm, "recv", seen, look.nbytes)
+            if landing is not look.array:
+                look.array[...] = landing
+        fill(status, seen)
+        return look.give()
+
+    call = Call(comm, "recv", peer=source, tag=tag)
+    call.recv = guarded_receive.guarded(
+        transport.spec(landing, look.array.size, look.dtype), guarded_receive.most(comm, not async_op)
+    )
+    call.finish = finish
+    call.look = look
+    result = collectives.carry_out(call, async_op)
+    if async_op:
+        result.status = status
+        result.needs(comm, source)
+    return result
+
+
+def _check_writable(look: Buffer) -> None:
+    if look.frozen:
+        raise LayoutError(f"out {look.frozen}", hint="give an array that can be written")

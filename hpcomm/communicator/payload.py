@@ -1,0 +1,389 @@
+"""Parcels: data whose receiver knows nothing about it yet.
+
+A parcel is a short description and any number of memory blocks. `_object` verbs wrap Python objects
+(the description is a pickle, the blocks are the arrays inside it, never copied into the pickle);
+`_ragged` verbs wrap single arrays. payload_transport.py moves both.
+
+    card    number of blocks | tag of the parts | a mark for each block | the blocks that fit
+
+The mark is the length of a block that is on the card, and below 0 for one that is not: -1 - length,
+and _PLACE less for each slot up to that where the block stands, if it stands on a shelf.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PeerFailedError
+from ..node.blocks import LEAST
+from .block_channel import part_tag
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.buffer import DeviceBuffer
+    from ..errors import HpcommError
+    from ..node.blocks import Shelves
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = [
+    "ARRAY",
+    "CARD",
+    "LETTER",
+    "Laden",
+    "OnDevice",
+    "Opened",
+    "Parcel",
+    "are_whole",
+    "blocks_after",
+    "card_of",
+    "check_came",
+    "comes_alone",
+    "cut",
+    "lengths_after",
+    "lengths_of",
+    "letter_of",
+    "name_tag",
+    "only_block",
+    "parts_after",
+    "pooled",
+    "refusal",
+    "room",
+    "tag_of",
+]
+
+CARD = 1024  # bytes of a card in collectives
+LETTER = 32 * 1024  # bytes of a card in messages at most: up to there all is copied once on either side
+_LEAST_CARD = 128  # of so many ranks that such cards of all would be more than
+_CARDS = 1 << 20  # bytes, as long as that is possible
+_PIECE = 1 << 30  # bytes of the largest single MPI message
+_ALIGN = 64
+_HEAD = struct.Struct("<qq")  # number of blocks, tag of the parts (-1: everything is here)
+_FIRST = struct.Struct("<qqq")  # and the mark of the first block
+_ONE = struct.Struct("<qqq40x")  # the same and the length of the only block, which stands at _ALIGN
+_TWO = struct.Struct("<qqqq32x")  # the same for a block there, and one on a shelf
+_PLACE = 1 << 48  # more bytes than a block has
+
+ARRAY = b"\x93hpcomm"  # how the description of an array begins; no pickle does: both share one channel
+_REFUSED = b"\x94refused: "  # and what comes in place of something that its rank refuses to send
+
+Block = Any  # memoryview or uint8 array
+
+
+class Parcel:
+    """description: bytes; blocks: flat byte views. The description counts as block 0 on the way.
+
+    Of one that has been received the description is there; the other blocks are after settle().
+    """
+
+    __slots__ = ("_waits", "blocks")
+
+    def __init__(self, description: bytes | bytearray | memoryview, blocks: Sequence[Any] = ()) -> None:
+        self._waits: Sequence[Callable[[], None]] = ()
+        self.blocks: list[Block] = [memoryview(description)]
+        if blocks:
+            self.blocks += [memoryview(b).cast("B") for b in blocks]
+
+    @classmethod
+    def of(cls, blocks: list[Block], waits: Sequence[Callable[[], None]] = ()) -> Parcel:
+        """From blocks that are flat byte views already, the description first."""
+        made = cls.__new__(cls)
+        made.blocks, made._waits = blocks, waits
+        return made
+
+    def settle(self) -> None:
+        """Wait for the blocks that the sender is still copying to where they stand.
+
+        Raises:
+            PeerFailedError: the sender was stopped, or ended, meanwhile.
+        """
+        for wait in self._waits:
+            wait()
+
+    @property
+    def description(self) -> Any:
+        return self.blocks[0]
+
+    @property
+    def contents(self) -> list[Block]:
+        return self.blocks[1:]
+
+
+def refusal(error: HpcommError) -> Parcel:
+    """In place of what is refused: those who wait for it learn why nothing comes."""
+    return Parcel(_REFUSED + error.what.encode())
+
+
+def check_came(first: Any, rank: int | None) -> None:
+    """Refuse what begins with this block if it says that nothing comes, from that rank.
+
+    Raises:
+        PeerFailedError: it does.
+    """
+    if first[:1] == _REFUSED[:1] and bytes(first[: len(_REFUSED)]) == _REFUSED:
+        what = bytes(first[len(_REFUSED) :]).decode()
+        whose = "its rank" if rank is None else f"rank {rank}"
+        ranks = () if rank is None else (rank,)
+        raise PeerFailedError(
+            f"nothing came: on {whose} {what}", None, "look at that rank's own error", ranks
+        )
+
+
+class OnDevice(bytearray):
+    """A block whose elements lie on a device, out of the host's reach.
+
+    Attributes:
+        look: the array, in C order.
+        library: the module that it is of.
+    """
+
+    look: DeviceBuffer
+    library: str
+
+
+class Laden(Parcel):
+    """A parcel to be sent, with such blocks among the others (device_payload.py)."""
+
+    __slots__ = ()
+
+
+def letter_of(parcel: Parcel, shelves: Shelves | None) -> tuple[bytearray, int, list[tuple[int, Block]]]:
+    """The card of a message, as long as need be, and the tag of the parts that follow it (-1: none).
+
+    Beside them the blocks that are still to be copied to the shelf of this rank, each with its place.
+    """
+    blocks = parcel.blocks
+    if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= LETTER - _ALIGN:  # what most messages are
+        return bytearray(_ONE.pack(1, -1, nbytes)) + blocks[0], -1, []
+    if shelves is not None and len(blocks) == 2 and (nbytes := blocks[1].nbytes) >= LEAST:  # or an array
+        size = blocks[0].nbytes
+        if size <= LETTER - _ALIGN and (place := shelves.lend(blocks[1])) >= 0:
+            card = bytearray(_TWO.pack(2, -1, size, -1 - nbytes - _PLACE * (1 + place))) + blocks[0]
+            return card, -1, [(place, blocks[1])]
+    return _laid_out(blocks, LETTER, False, shelves)
+
+
+def only_block(cards: memoryview, at: int = 0) -> Block | None:
+    """The block of the card that stands there, if it holds one and nothing else, as most do."""
+    count, _, nbytes = _FIRST.unpack_from(cards, at)
+    return cards[at + _ALIGN : at + _ALIGN + nbytes] if count == 1 and nbytes >= 0 else None
+
+
+def comes_alone(cards: Any, at: int) -> bool:
+    """Whether the card that stands there announces one block that follows, and nothing else."""
+    count, _, mark = _FIRST.unpack_from(cards, at)
+    return bool(count == 1 and -_PLACE <= mark < 0)
+
+
+def lengths_after(cards: Any, at: int) -> tuple[int, tuple[int, ...]]:
+    """Of the card that stands there: how many lengths follow it, and those known of blocks that do."""
+    count, _, mark = _FIRST.unpack_from(cards, at)
+    if count == 1:
+        return 0, (-1 - mark,) if _follows(mark) else ()
+    if count < 0:
+        return -count, ()
+    marks = struct.unpack_from(f"<{count}q", cards, at + _HEAD.size)
+    return 0, tuple(-1 - mark for mark in marks if _follows(mark))
+
+
+def room(ranks: int) -> int:
+    """Bytes of a card in collectives of so many ranks, each of which may get one of every other."""
+    return CARD if ranks * CARD <= _CARDS else max(_LEAST_CARD, _CARDS // ranks // _ALIGN * _ALIGN)
+
+
+def card_of(parcel: Parcel, nbytes: int = CARD) -> tuple[bytearray, int]:
+    """The card of a collective, of so many bytes, and the tag of the parts that follow it (-1: none)."""
+    blocks = parcel.blocks
+    if len(blocks) == 1 and (size := blocks[0].nbytes) <= nbytes - _ALIGN:
+        card = bytearray(nbytes)
+        _ONE.pack_into(card, 0, 1, -1, size)
+        card[_ALIGN : _ALIGN + size] = blocks[0]
+        return card, -1
+    card, tag, _ = _laid_out(blocks, nbytes, True, None)
+    return card, tag
+
+
+def name_tag(card: bytearray) -> None:
+    """Have a card name a tag even if no part of its own follows."""
+    count, tag = _HEAD.unpack_from(card, 0)
+    if tag < 0:
+        _HEAD.pack_into(card, 0, count, part_tag())
+
+
+def tag_of(cards: Any, at: int) -> int:
+    """The tag that the card names which stands there."""
+    return int(_HEAD.unpack_from(cards, at)[1])
+
+
+def are_whole(cards: Any, nbytes: int) -> bool:
+    """Whether all cards, of so many bytes each, hold one block and nothing else: see only_block."""
+    for at in range(0, len(cards), nbytes):
+        count, _, mark = _FIRST.unpack_from(cards, at)
+        if count != 1 or mark < 0:
+            return False
+    return True
+
+
+def _laid_out(
+    blocks: list[Block], room: int, exactly: bool, shelves: Shelves | None
+) -> tuple[bytearray, int, list[tuple[int, Block]]]:
+    end = _HEAD.size + 8 * len(blocks)
+    if end > room:  # thousands of blocks: their lengths travel as a part of their own
+        tag = part_tag()
+        return bytearray(_HEAD.pack(-len(blocks), tag).ljust(room, b"\0")), tag, []
+    marks, here, shelved, tag = [], [], [], -1
+    for block in blocks:
+        nbytes = block.nbytes
+        at = (end + _ALIGN - 1) & -_ALIGN
+        if at + nbytes <= room:
+            marks.append(nbytes)
+            here.append((at, block))
+            end = at + nbytes
+            continue
+        place = shelves.lend(block) if shelves is not None and nbytes >= LEAST else -1
+        marks.append(-1 - nbytes - _PLACE * (1 + place))
+        if place >= 0:
+            shelved.append((place, block))
+        elif tag < 0:
+            tag = part_tag()
+    card = bytearray(room if exactly else end)
+    struct.pack_into(f"<2q{len(blocks)}q", card, 0, len(blocks), tag, *marks)
+    for at, block in here:
+        card[at : at + block.nbytes] = block
+    return card, tag, shelved
+
+
+def _follows(mark: int) -> bool:
+    """Whether the block of this mark comes by a message of its own."""
+    return -_PLACE <= mark < 0
+
+
+def lengths_of(card: bytearray, parcel: Parcel) -> list[Any]:
+    """The lengths of the blocks, if they follow the card as a part of their own."""
+    if _HEAD.unpack_from(card, 0)[0] >= 0:
+        return []
+    return [memoryview(struct.pack(f"<{len(parcel.blocks)}q", *(b.nbytes for b in parcel.blocks)))]
+
+
+def blocks_after(card: bytearray, parcel: Parcel) -> list[Any]:
+    """The blocks that follow a card."""
+    count = _HEAD.unpack_from(card, 0)[0]
+    if count < 0:
+        return parcel.blocks
+    marks = struct.unpack_from(f"<{count}q", card, _HEAD.size)
+    return [block for block, mark in zip(parcel.blocks, marks, strict=True) if _follows(mark)]
+
+
+def parts_after(card: bytearray, parcel: Parcel) -> list[Any]:
+    """What follows a card, in pieces that one message can carry."""
+    return [*lengths_of(card, parcel), *cut(blocks_after(card, parcel))]
+
+
+def cut(blocks: Sequence[Any]) -> list[Any]:
+    """The same memory in pieces that one message can carry."""
+    return [b[i : i + _PIECE] if b.nbytes > _PIECE else b for b in blocks for i in range(0, b.nbytes, _PIECE)]
+
+
+_POOLED = range(64 << 10, 16 << 20)  # bytes of blocks that are worth keeping
+_POOL = 4  # blocks kept
+_pool: list[Any] = []
+_pooling = threading.Lock()  # whoever finds a block unused has it before the next one looks
+
+
+def pooled(nbytes: int) -> Any:
+    """Memory to receive into; that of an earlier object which is gone, if one fits.
+
+    Fresh memory costs a page fault for every 4 KiB, as much as the transfer itself. What was received
+    holds on to its block, so the number of references tells whether anybody still looks at it.
+    """
+    if nbytes not in _POOLED:
+        return np.empty(nbytes, np.uint8).data
+    with _pooling:
+        for block, references in zip(_pool, _references(_pool), strict=True):
+            if references == _UNUSED and block.nbytes == nbytes:
+                return block.data
+        block = np.empty(nbytes, np.uint8)
+        _pool.append(block)
+        if len(_pool) > _POOL:
+            del _pool[0]
+    return block.data
+
+
+def _references(blocks: list[Any]) -> list[int]:
+    return [sys.getrefcount(block) for block in blocks]
+
+
+_UNUSED = _references([object()])[0]  # of what only a list holds; Pythons count differently
+
+
+class Opened:
+    """What a card says, as far as it is known: the blocks, and those that are still to come.
+
+    Args:
+        shelves, owner: where blocks may stand, and whose shelf that is.
+        memory: what gives the memory of so many bytes for the next block that is to come.
+
+    Attributes:
+        tag: of the parts that follow; -1: none.
+    """
+
+    __slots__ = ("_count", "_memory", "_to_come", "_waits", "blocks", "tag")
+
+    def __init__(
+        self,
+        card: Any,
+        shelves: Shelves | None = None,
+        owner: int = -1,
+        memory: Callable[[int], Any] | None = None,
+    ) -> None:
+        self._count, self.tag = _HEAD.unpack_from(card, 0)
+        self._memory = memory or pooled
+        self.blocks: list[Any] = []
+        self._to_come: list[Any] = []
+        self._waits: list[Callable[[], None]] = []
+        if self._count < 0:
+            return
+        view = memoryview(card)
+        end = _HEAD.size + 8 * self._count
+        for mark in struct.unpack_from(f"<{self._count}q", card, _HEAD.size):
+            if mark >= 0:
+                at = (end + _ALIGN - 1) & -_ALIGN
+                end = at + mark
+                self.blocks.append(view[at:end])
+            elif mark >= -_PLACE:
+                self._expect(-1 - mark)
+            else:
+                assert shelves is not None
+                place, nbytes = divmod(-1 - mark, _PLACE)
+                block = shelves.take(owner, place - 1, nbytes)
+                if self.blocks:
+                    self._waits.append(partial(shelves.wait, owner, place - 1))
+                else:  # the description, which says how to go on
+                    shelves.wait(owner, place - 1)
+                self.blocks.append(block)
+
+    def _expect(self, nbytes: int) -> None:
+        block = self._memory(nbytes)
+        self.blocks.append(block)
+        self._to_come.append(block)
+
+    def lengths_to_come(self) -> bytearray | None:
+        return bytearray(-8 * self._count) if self._count < 0 else None
+
+    def take_lengths(self, data: bytearray) -> None:
+        for nbytes in struct.unpack(f"<{-self._count}q", data):
+            self._expect(nbytes)
+
+    def pieces(self) -> list[Any]:
+        return cut(self._to_come)
+
+    def parcel(self) -> Parcel:
+        return Parcel.of(self.blocks, self._waits)

@@ -1,0 +1,456 @@
+"""How parcels travel: from rank to rank, and in collectives.
+
+First everybody exchanges cards of fixed size. What fits on the card is on it, so that small data
+travel in one round; what does not follows block by block, straight from and into its memory, in
+pieces that any MPI takes. In a message to a rank of the same node, large blocks are handed over on a
+shelf (blocks.py) while there is room, and the card says where they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..core.request import Request, Stages, rounds_under_way
+from ..transport.matching import Arrival
+from ..transport.progress import Moving
+from .dissemination import spread
+from .payload import (  # fmt: skip
+    CARD,
+    LETTER,
+    Laden,
+    Opened,
+    Parcel,
+    are_whole,
+    blocks_after,
+    card_of,
+    comes_alone,
+    lengths_after,
+    lengths_of,
+    letter_of,
+    name_tag,
+    only_block,
+    parts_after,
+    room,
+    tag_of,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..node.blocks import Shelves
+    from . import device_payload
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+    device_payload = LazyModule("hpcomm.communicator.device_payload")
+
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "ireceive",
+    "isend",
+    "receive",
+    "run",
+    "scatter",
+    "send",
+]
+
+
+FEW = 16  # ranks up to which each sends to all: nothing passes through others
+
+
+def run(stages: Stages) -> Any:
+    """Carry out all stages now."""
+    try:
+        pending = next(stages)
+        while True:
+            MPI.Request.Waitall([each for each in pending if isinstance(each, MPI.Request)])
+            for each in pending:
+                if isinstance(each, Moving):
+                    each.Wait()
+            pending = stages.send([])
+    except StopIteration as end:
+        return end.value
+
+
+def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
+    """Send parcel to dest: one message if it is small, else a card and its parts."""
+    if rounds_under_way or type(parcel) is Laden:  # others that dest may need, or stages of its own
+        Request("send", isend(comm, parcel, dest, tag)).wait()
+        return
+    shelves = comm._shelves if dest in comm._shelf_of else None
+    card, part_tag, shelved = letter_of(parcel, shelves)
+    if not shelved:
+        comm._shadow.Send((card, MPI.BYTE), dest, tag)
+    else:
+        _send_shelved(shelves, shelved, comm._shadow.Send, (card, MPI.BYTE), dest, tag)
+    if part_tag >= 0:
+        for piece in parts_after(card, parcel):
+            comm._parts.Send((piece, MPI.BYTE), dest, part_tag)
+
+
+def isend(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> Stages:
+    """The same in the background."""
+    moving: list[Moving] = []
+    if type(parcel) is Laden:
+        parcel, moving = device_payload.load(comm, parcel, [dest])
+    shelves = comm._shelves if dest in comm._shelf_of else None
+    card, part_tag, shelved = letter_of(parcel, shelves)
+    first = _send_shelved(shelves, shelved, comm._shadow.Isend, (card, MPI.BYTE), dest, tag)
+    parts = [] if part_tag < 0 else parts_after(card, parcel)
+    yield [first, *(comm._parts.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts), *moving]
+
+
+def _send_shelved(
+    shelves: Shelves | None, shelved: list[tuple[int, Any]], begin: Callable[..., Any], *card: Any
+) -> Any:
+    """Begin to send a card, and fill the slots that it names: after that, where its receiver can wait."""
+    late = shelves is not None and shelves.fills_late
+    sent = begin(*card) if late else None
+    for slot, block in shelved:
+        assert shelves is not None
+        shelves.fill(slot, block)
+    return sent if late else begin(*card)
+
+
+_desks: list[memoryview] = []  # where messages are laid that come; more than one where threads receive
+
+
+def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, MPI.Status]:
+    """Receive a parcel, None from hpcomm.PROC_NULL, and who sent it."""
+    if rounds_under_way:  # one of which may have asked for it before
+        coming = Request("recv", ireceive(comm, source, tag))
+        coming.in_rounds()
+        got: tuple[Parcel | None, MPI.Status] = coming.wait()
+        return got
+    try:
+        desk = _desks.pop()
+    except IndexError:
+        desk = memoryview(bytearray(LETTER))
+    status = MPI.Status()
+    comm._shadow.Recv((desk, MPI.BYTE), source, tag, status)  # quicker than to ask for its length first
+    if source == MPI.PROC_NULL:
+        return None, status
+    card = bytearray(desk[: status.count])
+    _desks.append(desk)
+    if (alone := only_block(memoryview(card))) is not None:
+        return Parcel.of([alone]), status
+    source = status.source
+    opened = _opened(comm, card, source)
+    pieces = opened.pieces()
+    if len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
+        comm._parts.Recv((pieces[0], MPI.BYTE), source, opened.tag)
+    elif opened.tag >= 0:
+        run(_fetch(comm, opened, source))
+    parcel = opened.parcel()
+    if comm._onboard is not None:
+        parcel = run(_unloaded(comm, parcel, source))
+    return parcel, status
+
+
+def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
+    """The same in the background."""
+    arrival = Arrival(comm._shadow, source, tag)
+    yield [arrival]
+    if source == MPI.PROC_NULL:
+        return None, arrival.status
+    card = bytearray(arrival.status.count)
+    arrival.message.Recv((card, MPI.BYTE))
+    source = arrival.status.source
+    opened = _opened(comm, card, source)
+    yield from _fetch(comm, opened, source)
+    return (yield from _unloaded(comm, opened.parcel(), source)), arrival.status
+
+
+def _unloaded(comm: Communicator, parcel: Parcel, source: int) -> Stages:
+    """A parcel that has come, with what follows it for devices."""
+    if comm._onboard is not None and device_payload.is_laden(parcel):
+        coming = Moving(device_payload.unload(comm, parcel, source))
+        yield [coming]
+        parcel = coming.result
+    return parcel
+
+
+def _opened(comm: Communicator, card: bytearray, source: int) -> Opened:
+    return Opened(card, comm._shelves, comm._shelf_of.get(source, -1))
+
+
+def _fetch(comm: Communicator, opened: Opened, source: int) -> Stages:
+    """Receive the parts that follow a card from source."""
+    lengths = opened.lengths_to_come()
+    if lengths is not None:
+        yield [comm._parts.Irecv([lengths, MPI.BYTE], source, opened.tag)]
+        opened.take_lengths(lengths)
+    pieces = opened.pieces()
+    if pieces:
+        yield [comm._parts.Irecv([piece, MPI.BYTE], source, opened.tag) for piece in pieces]
+
+
+# Between two groups (an inter-communicator) cards go from all ranks of one to those of the other; a root is
+# given as a rank there, MPI.ROOT at itself, and MPI.PROC_NULL at those beside it, who have nothing to do.
+
+
+def _partners(comm: Communicator) -> Sequence[int]:
+    """The ranks whose parcels come from elsewhere."""
+    if comm.is_inter:
+        return range(comm.remote_size)
+    return [r for r in range(comm.size) if r != comm.rank]
+
+
+def _room(comm: Communicator) -> int:
+    """Bytes of a card where each rank gives or gets one of all ranks."""
+    return room(max(comm.size, comm.remote_size))
+
+
+def _cards(comm: Communicator, nbytes: int) -> bytearray:
+    """Room for a card of each rank, those of the other group if there are two."""
+    return bytearray(nbytes * (comm.remote_size if comm.is_inter else comm.size))
+
+
+def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bool) -> Stages:
+    """Give every rank root's parcel; None beside the root of another group."""
+    mpi = comm._shadow
+    [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
+    if going is not None:
+        card, tag = card_of(going)
+    else:
+        card, tag = bytearray(CARD), -1
+    yield from _collective(mpi, "Bcast", blocking, [card, MPI.BYTE], root)
+    if root == MPI.PROC_NULL:
+        return None
+    blocking = blocking and not comm.is_inter  # those beside the root do not know how many pieces there are
+    if parcel is None:
+        opened = Opened(card)
+        if blocking:
+            lengths = opened.lengths_to_come()
+            if lengths is not None:
+                mpi.Bcast([lengths, MPI.BYTE], root)
+                opened.take_lengths(lengths)
+            for piece in opened.pieces():
+                mpi.Bcast([piece, MPI.BYTE], root)
+        else:
+            yield from _fetch(comm, opened, root)
+        return (yield from _unloaded(comm, opened.parcel(), root))
+    if tag >= 0:
+        assert going is not None
+        pieces = parts_after(card, going)
+        if blocking:
+            for piece in pieces:
+                mpi.Bcast([piece, MPI.BYTE], root)
+        else:
+            yield [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
+    if moving:
+        yield moving
+    return parcel
+
+
+def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Stages:
+    """Collect all parcels on root: a list there, None elsewhere."""
+    mpi = comm._shadow
+    is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
+    gives = root >= 0  # not the root of another group, nor those beside it
+    [going], moving = _loaded(comm, [parcel], [[root] if gives and not is_root else []])
+    assert going is not None
+    nbytes = _room(comm)
+    card, tag = card_of(going, nbytes)
+    cards = _cards(comm, nbytes) if is_root else None
+    yield from _collective(
+        mpi,
+        "Gather",
+        blocking,
+        [card, MPI.BYTE] if gives else None,
+        [cards, nbytes, MPI.BYTE] if is_root else None,
+        root,
+    )
+    if not is_root:
+        if tag >= 0 and gives:
+            yield [comm._parts.Isend([piece, MPI.BYTE], root, tag) for piece in parts_after(card, going)]
+        if moving:
+            yield moving
+        return None
+    assert cards is not None
+    return (yield from _open_all(comm, cards, nbytes, parcel, [], []))
+
+
+def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
+    """Collect all parcels everywhere."""
+    mpi, nbytes = comm._shadow, _room(comm)
+    [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
+    assert going is not None
+    card, tag = card_of(going, nbytes)
+    is_few = comm.is_inter or comm.size <= FEW
+    if not is_few:
+        name_tag(card)
+    cards = _cards(comm, nbytes)
+    yield from _collective(mpi, "Allgather", blocking, [card, MPI.BYTE], [cards, nbytes, MPI.BYTE])
+    if not is_few:
+        arrive = partial(_spread, comm, memoryview(cards), card, going)
+        return (yield from _open_all(comm, cards, nbytes, parcel, [], moving, arrive))
+    sends = []
+    if tag >= 0:
+        pieces = parts_after(card, going)
+        sends = [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
+    return (yield from _open_all(comm, cards, nbytes, parcel, sends, moving))
+
+
+def _spread(comm: Communicator, cards: memoryview, card: bytearray, parcel: Parcel) -> Stages:
+    """Receive what follows the cards of all ranks; returns what gives the parcel of a rank.
+
+    card, parcel: this rank's own.
+    """
+    ranks, nbytes = range(comm.size), len(card)
+    tag = lambda r: tag_of(cards, r * nbytes)  # noqa: E731
+    same: dict[Any, Any] = {}  # mostly all ranks' are
+    after = [same.setdefault(each := lengths_after(cards, r * nbytes), each) for r in ranks]
+    if any(unsaid for unsaid, _ in after):  # some lengths are not on the card
+        told = [(8 * unsaid,) if unsaid else () for unsaid, _ in after]
+        said = yield from spread(comm._parts, comm.rank, lengths_of(card, parcel), told, tag)
+        mine = tuple(block.nbytes for block in parcel.blocks)
+        after = [
+            each if not told[r] else (0, mine if r == comm.rank else tuple(next(said(r)).cast("q")))
+            for r, each in enumerate(after)
+        ]
+    lengths = [known for _, known in after]
+    arrived = yield from spread(comm._parts, comm.rank, blocks_after(card, parcel), lengths, tag)
+
+    def parcel_of(r: int) -> Parcel:
+        blocks = arrived(r)
+        if comes_alone(cards, r * nbytes):  # as most do
+            return Parcel.of([next(blocks)])
+        opened = Opened(cards[r * nbytes : (r + 1) * nbytes], memory=lambda _: next(blocks))
+        return opened.parcel() if opened.blocks else Parcel.of([*blocks])
+
+    return parcel_of
+
+
+def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blocking: bool) -> Stages:
+    """Give each rank its own of root's parcels; None beside, and at, the root of another group."""
+    mpi = comm._shadow
+    nbytes = _room(comm)
+    card = bytearray(nbytes)
+    cards = None
+    made: list[tuple[bytearray, int]] = []
+    going, moving = _loaded(comm, parcels or [], _each_partner(comm))
+    if parcels is not None:
+        made = [card_of(parcel, nbytes) for parcel in going if parcel is not None]
+        cards = b"".join(bytes(c) for c, _ in made)
+    yield from _collective(
+        mpi,
+        "Scatter",
+        blocking,
+        None if cards is None else [cards, nbytes, MPI.BYTE],
+        [card, MPI.BYTE] if root >= 0 else None,
+        root,
+    )
+    if root == MPI.PROC_NULL:
+        return None
+    if parcels is None:
+        opened = Opened(card)
+        yield from _fetch(comm, opened, root)
+        return (yield from _unloaded(comm, opened.parcel(), root))
+    yield [*_send_parts(comm, going, made), *moving]
+    return None if comm.is_inter else parcels[root]
+
+
+def all_to_all(comm: Communicator, parcels: Sequence[Parcel], blocking: bool) -> Stages:
+    """Send parcel j to rank j, receive one from every rank."""
+    mpi, nbytes = comm._shadow, _room(comm)
+    going, moving = _loaded(comm, parcels, _each_partner(comm))
+    made = [card_of(parcel, nbytes) for parcel in going if parcel is not None]
+    cards = _cards(comm, nbytes)
+    joined = b"".join(bytes(c) for c, _ in made)
+    yield from _collective(mpi, "Alltoall", blocking, [joined, nbytes, MPI.BYTE], [cards, nbytes, MPI.BYTE])
+    own = None if comm.is_inter else parcels[mpi.rank]
+    return (yield from _open_all(comm, cards, nbytes, own, _send_parts(comm, going, made), moving))
+
+
+def _each_partner(comm: Communicator) -> list[list[int]]:
+    """For each rank whom what it is given goes to: itself, but for this one."""
+    return [
+        [r] if comm.is_inter or r != comm.rank else []
+        for r in range(comm.remote_size if comm.is_inter else comm.size)
+    ]
+
+
+def _loaded(
+    comm: Communicator, parcels: Sequence[Parcel | None], ranks: Sequence[Sequence[int]]
+) -> tuple[list[Parcel | None], list[Moving]]:
+    """Parcels as they travel, each to its ranks, and what follows them from devices."""
+    going, moving = list(parcels), []
+    for i, parcel in enumerate(parcels):
+        if type(parcel) is Laden:
+            going[i], more = device_payload.load(comm, parcel, ranks[i]) if ranks[i] else (Parcel(b""), [])
+            moving += more
+    return going, moving
+
+
+def _send_parts(
+    comm: Communicator, parcels: Sequence[Parcel | None], made: list[tuple[bytearray, int]]
+) -> list[MPI.Request]:
+    return [
+        comm._parts.Isend([piece, MPI.BYTE], rank, tag)
+        for rank, (parcel, (card, tag)) in enumerate(zip(parcels, made, strict=True))
+        if parcel is not None and tag >= 0 and (comm.is_inter or rank != comm.rank)
+        for piece in parts_after(card, parcel)
+    ]
+
+
+def _open_all(
+    comm: Communicator,
+    cards: bytearray,
+    nbytes: int,
+    own: Parcel | None,
+    sends: list[MPI.Request],
+    moving: list[Moving],
+    arrive: Callable[[], Stages] | None = None,
+) -> Stages:
+    """Open the cards of all ranks and receive what follows them: the parcels, one after the other.
+
+    Args:
+        own: this rank's, in one group.
+        arrive: what receives the parts, and gives the parcels, where they do not come from their ranks.
+    """
+    view = memoryview(cards)
+    if not sends and not moving and type(own) is not Laden and are_whole(cards, nbytes):  # as most often
+        return (Parcel.of([only_block(view, at)]) for at in range(0, len(cards), nbytes))
+    of = yield from (arrive() if arrive is not None else _fetch_all(comm, view, nbytes, sends))
+    ranks, me = range(len(cards) // nbytes), -1 if own is None or comm.is_inter else comm.rank
+    if comm._onboard is None:
+        return (own if r == me else of(r) for r in ranks)
+    got = {r: of(r) for r in ranks if r != me}
+    laden = {r: parcel for r, parcel in got.items() if device_payload.is_laden(parcel)}
+    coming = {r: Moving(device_payload.unload(comm, parcel, r)) for r, parcel in laden.items()}
+    if moving or coming:
+        yield [*moving, *coming.values()]
+    got |= {r: each.result for r, each in coming.items()}
+    return [got.get(r, own) for r in ranks]
+
+
+def _fetch_all(comm: Communicator, cards: memoryview, nbytes: int, sends: list[MPI.Request]) -> Stages:
+    """The same from each of them."""
+    mpi = comm._parts
+    opened = {r: Opened(cards[r * nbytes : (r + 1) * nbytes]) for r in _partners(comm)}
+    lengths = {r: data for r, o in opened.items() if (data := o.lengths_to_come()) is not None}
+    if lengths:
+        yield [mpi.Irecv([data, MPI.BYTE], r, opened[r].tag) for r, data in lengths.items()]
+        for r, data in lengths.items():
+            opened[r].take_lengths(data)
+    waits = [mpi.Irecv([piece, MPI.BYTE], r, o.tag) for r, o in opened.items() for piece in o.pieces()]
+    if sends or waits:
+        yield [*sends, *waits]
+    return lambda r: opened[r].parcel()
+
+
+def _collective(mpi: MPI.Comm, name: str, blocking: bool, *arguments: Any) -> Stages:
+    """Stage one of a collective: the blocking function where nobody waits in the background, it is faster."""
+    if blocking:
+        getattr(mpi, name)(*arguments)
+    else:
+        yield [getattr(mpi, f"I{name.lower()}")(*arguments)]
+    return None

@@ -1,0 +1,440 @@
+"""Plans: a call prepared once and started many times, over MPI's persistent requests."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ..core.operation import Call
+from ..core.request import abandon, deadline
+from ..core.signature import MAKERS, REDUCTIONS, VERBS, head
+from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
+from ..transport import guarded_receive, matching
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..core import buffer
+    from ..core.request import Stages
+    from ..transport import mpi as transport
+    from ..transport import prepare
+    from ..transport.scheduled import schedule_transport
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+    buffer = LazyModule("hpcomm.core.buffer")
+    prepare = LazyModule("hpcomm.transport.prepare")
+    schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["Plan", "plan"]
+
+
+class Plan:
+    """A prepared call on fixed arrays.
+
+    start() begins it, wait() ends it and returns the result, calling the plan does both. Between start
+    and wait the arrays belong to the call. Whatever x holds at start() is what travels. Collective
+    plans are made by all ranks, in the same order; close() gives MPI's requests back. A plan with algorithm
+    keeps the messages of every round of that schedule prepared; they go on while a rank waits or polls.
+
+    Where an array cannot be handed to MPI as it lies (strided, half types, bool), memory of the plan's
+    own travels instead, filled at each start or emptied at each wait; explain() says so.
+    """
+
+    _onboard: list[Any] | None = None
+    _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
+    _needs: tuple[Communicator, int | None, int] | None = None  # see Request
+
+    def __init__(self, comm: Communicator, call: Call, prepared: list[Any]) -> None:
+        self._comm = comm
+        self._call = call
+        self._needs = (comm, call.peer, 0) if call.verb in ("send", "recv") else (comm, None, -1)
+        self._state = _State(call, self._needs)
+        if call.after is not None:  # on devices nothing is prepared but the call itself
+            requests: list[Any] = []  # the one under way
+            self._onboard = requests
+            self._prepared: list[Any] = [call]
+            self._begin: Any = lambda: requests.append(transport.start(call))
+            self._fill, self._complete = None, 0
+            return
+        self._prepared = prepared
+        comm._unfinished.plans.add(self)
+        self._begin = self._prepared[0].Start if len(self._prepared) == 1 else self._start_all
+        self._fill = call.fill
+        self._receives = call.verb == "recv"
+        self._complete = 0  # requests of this start that a wait with timeout has seen the end of
+        self._status = MPI.Status()
+
+    def start(self) -> None:
+        """Begin the call with what the arrays hold now.
+
+        Raises:
+            UsageError: the last start was not waited for, or the plan is closed.
+        """
+        if self.is_under_way or not self._prepared:
+            what, hint = (
+                ("has been started and not waited for", "wait() after each start()")
+                if self.is_under_way
+                else ("is closed", "make a new one with comm.plan(), or close() this one later")
+            )
+            raise UsageError(f"the plan of {self._call} {what}", hint=hint).located("plan", self._comm)
+        if self._leave is not None:
+            self._leave()
+        self._state.is_under_way = True
+        if self._fill is not None:
+            self._fill()
+        self._begin()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end; returns out.
+
+        Raises:
+            UsageError: the plan was not started, or timeout is no number of seconds.
+            WaitTimeoutError: timeout seconds are over; the call is still under way.
+        """
+        if not self.is_under_way:
+            raise UsageError(
+                f"the plan of {self._call} was not started", hint="plan.start(), or plan()"
+            ).located("plan", self._comm)
+        if self._onboard is not None:
+            result = self._onboard[0].wait(timeout)
+            self._onboard.clear()
+            self._state.is_under_way = False
+            return result
+        status = self._status if self._receives else None
+        timeout = self._comm._timeout_s if timeout is None else timeout
+        try:
+            if timeout is not None:
+                self._poll(timeout, status)
+            for i in range(self._complete, len(self._prepared)):
+                self._prepared[i].Wait(status)
+        except MPI.Exception as error:
+            self._state.is_under_way, self._complete = False, 0
+            raise transport.failure(error, self._call.verb, self._comm) from None
+        self._state.is_under_way, self._complete = False, 0
+        if self._leave is not None:
+            self._agree()
+        return self._call.finish(status)
+
+    def _agree(self) -> None:
+        """Look a last time whether all made this plan. A plan is made without waiting for anybody."""
+        leave, self._leave = self._leave, None
+        leave()
+
+    def __call__(self, timeout: float | None = None) -> Any:
+        self.start()
+        return self.wait(timeout)
+
+    def close(self) -> None:
+        """Give MPI's persistent requests back; waits for a call under way. A second close does nothing."""
+        if self.is_under_way:
+            self.wait()
+        for request in self._prepared if self._onboard is None else ():
+            request.Free()
+        self._prepared = []
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self.close()
+
+    def slow_down(self) -> None:
+        """Look at all there is from now on, such as a deadline."""
+
+    def forget_mpi(self) -> None:
+        """Be as after close(): MPI is finalized."""
+        self._prepared, self._state.is_under_way = [], False
+        self.slow_down()
+
+    def explain(self) -> str:
+        """Which way the bytes take."""
+        if not self._prepared:
+            return f"{self._call}: closed"
+        if self._call.prepare is not None:
+            name = self._prepared[0].name
+            return f"{self._call}: own schedule {name}, rounds of persistent MPI, from memory of its own"
+        if self._onboard is not None:
+            return f"{self._call}: {self._comm._onboard.explain(self._call)}"
+        return f"{self._call}: persistent MPI ({len(self._prepared)} request), {self._way()}"
+
+    def _way(self) -> str:
+        look = self._call.look
+        if self._call.moves:
+            return "and a function of yours, which folds here in rank order"
+        if self._call.fill is None:
+            return "straight from x"
+        if not look.array.flags.c_contiguous:
+            why = "x is not contiguous"
+        elif look.dtype.kind in "bh":
+            why = f"{look.dtype} travels converted"
+        else:
+            why = "MPI is told the same on all ranks, in place or not"
+        return f"from memory that each start fills from x, because {why}"
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it was started and not waited for."""
+        return self._state.is_under_way
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.explain()}>"
+
+    def __del__(self) -> None:
+        if self._onboard is not None or not self.is_under_way or sys.is_finalizing():
+            return
+        abandon(self._prepared, self._call)
+        self._comm._unfinished.begin(_never_over())
+        warnings.warn(
+            f"the plan of {self._call} was dropped while it was under way; keep the plan and wait()",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _start_all(self) -> None:
+        for request in self._prepared:
+            request.Start()
+
+    def _poll(self, timeout: float, status: MPI.Status | None) -> None:
+        end = deadline(timeout)
+        while self._complete < len(self._prepared):
+            if self._prepared[self._complete].Test(status):
+                self._complete += 1
+            elif time.monotonic() >= end:
+                raise WaitTimeoutError(
+                    f"the plan of {self._call} was not complete after {float(timeout):g} s",
+                    where(self._call.verb, self._comm),
+                    "wait again, or look for the rank that did not start its plan",
+                )
+            else:
+                time.sleep(2e-5)
+
+
+class _DirectPlan(Plan):
+    """A plan of which each round is two calls of MPI's and nothing else.
+
+    Its start(), wait() and call are functions made for it, in slots, which look at nothing that it does not
+    need: what a call adds to MPI's two is less than half of what methods add.
+    """
+
+    __slots__ = ("__call__", "start", "wait")
+
+    def __init__(self, comm: Communicator, call: Call, prepared: list[Any], result: Any) -> None:
+        super().__init__(comm, call, prepared)
+        begin, end = prepared[0].Start, prepared[0].Wait
+        mpi_error, state = MPI.Exception, self._state
+        carefully_start, carefully_wait, carefully_call = self._careful()
+
+        def start() -> None:
+            if state.is_under_way:
+                carefully_start()
+            state.is_under_way = True
+            begin()
+
+        def wait(timeout: float | None = None) -> Any:
+            if timeout is not None or not state.is_under_way:
+                return carefully_wait(timeout)
+            state.is_under_way = False
+            try:
+                end()
+            except mpi_error as error:
+                raise transport.failure(error, call.verb, comm) from None
+            return result
+
+        def plan(timeout: float | None = None) -> Any:
+            if timeout is not None or state.is_under_way:
+                return carefully_call(timeout)
+            try:
+                begin()
+                end()
+            except mpi_error as error:
+                raise transport.failure(error, call.verb, comm) from None
+            return result
+
+        self._quick = start, wait, plan
+        is_quick = call.verb in ("send", "recv") and comm._timeout_s is None
+        self._be(*(self._quick if is_quick else self._careful()))
+
+    def _agree(self) -> None:
+        super()._agree()
+        if self._comm._timeout_s is None:
+            self._be(*self._quick)
+
+    def slow_down(self) -> None:
+        self._be(*self._careful())
+
+    def close(self) -> None:
+        super().close()
+        self._be(*self._careful())
+
+    @property
+    def __signature__(self) -> Any:
+        """For inspect.signature(), which looks at a class otherwise."""
+        import inspect
+
+        return inspect.signature(super().__call__)
+
+    def _careful(self) -> tuple[Any, Any, Any]:
+        """What a plan does that looks at everything."""
+        return super().start, super().wait, super().__call__
+
+    def _be(self, start: Any, wait: Any, plan: Any) -> None:
+        for name, function in {"start": start, "wait": wait, "__call__": plan}.items():
+            setattr(self, name, function)
+
+
+class _State:
+    """Whether a plan is under way: apart from the plan, where it takes longer to note it."""
+
+    __slots__ = ("_call", "_needs", "is_under_way")
+
+    def __init__(self, call: Call, needs: tuple[Communicator, int | None, int]) -> None:
+        self.is_under_way = False
+        self._call, self._needs = call, needs  # for who looks at the functions of a plan: see observe.stack
+
+
+def _never_over() -> Stages:
+    """Stands for what was dropped under way."""
+    yield []
+
+
+def plan(
+    comm: Communicator,
+    verb: str,
+    x: Any = None,
+    *,
+    out: Any = None,
+    op: Any = "sum",
+    root: int = 0,
+    dest: int | None = None,
+    source: int | None = None,
+    tag: int | None = None,
+    algorithm: str | None = None,
+) -> Plan:
+    """Prepare a call once to start it many times. Same as MPI_Allreduce_init and its kin.
+
+    Args:
+        verb: name of a collective verb, "send" or "recv".
+        x, out, op, root: as the verb takes them. Without out each wait() returns an array of the plan's
+            own, which the next start may fill again.
+        dest, source, tag: for "send" and "recv".
+        algorithm: an own schedule for a collective: "ring", ... (docs/algorithms.md).
+
+    Raises:
+        As the verb does, now and not at start; UsageError: verb cannot be planned, or not with this
+        algorithm ("tuned" and those of the MPI library, "mpi:...", choose at each call).
+
+    Example (4 ranks):
+        >>> step = comm.plan("all_reduce", x, out=x)
+        >>> for _ in range(1000):
+        ...     step()
+    """
+    try:
+        comm._check_open("plan")
+        if any(getattr(x, bit, bool)() for bit in ("is_conj", "is_neg")):
+            raise LayoutError(
+                "x is a tensor with a conjugate or negative bit, whose elements are computed when read",
+                hint="x.resolve_conj().resolve_neg(), filled before each start",
+            )
+        if isinstance(algorithm, str) and (algorithm == "tuned" or algorithm.startswith("mpi:")):
+            raise UsageError(
+                f"algorithm={algorithm!r} cannot be planned", hint="an own schedule by name, or leave it away"
+            )
+        if verb in ("send", "recv"):
+            if algorithm is not None:
+                raise UsageError(f"{verb} has no algorithm", hint="leave algorithm= away")
+            return _message(comm, verb, x, out, dest if verb == "send" else source, tag)
+        if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")) or verb in MAKERS:
+            raise UsageError(f"{verb!r} cannot be planned", hint="a collective verb, 'send' or 'recv'")
+        return _collective(comm, verb, x, out, op, root, algorithm)
+    except HpcommError as error:
+        raise error.located(f"plan of {verb}", comm) from None
+
+
+def _make(comm: Communicator, call: Call) -> Plan:
+    if call.after is not None:
+        return Plan(comm, call, [])
+    prepared = transport.prepare(call)
+    give = call.give if call.verb != "barrier" else lambda: None
+    if len(prepared) == 1 and call.fill is None and give is not None:
+        result = give()
+        if result is None or hasattr(result, "__dlpack__"):  # not a number, which is a new one each time
+            return _DirectPlan(comm, call, prepared, result)
+    return Plan(comm, call, prepared)
+
+
+def _collective(
+    comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, algorithm: str | None
+) -> Plan:
+    if verb == "barrier":
+        call = Call(comm, "barrier", code=head("barrier"))
+    else:
+        own = algorithm is not None
+        by = algorithm if own and schedule_transport.takes_devices(algorithm) else None
+        call = prepare.compose(comm, verb, x, out, op, root, False, own, by)
+    if algorithm is not None and call.after is None:
+        call = schedule_transport.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
+    leave = comm._agreement.late(call.code - head(verb) + head("plan"), call.agreed)
+    made = _make(comm, call)
+    if call.settle is not None:
+        call.settle()
+    leave()
+    if made._onboard is None:
+        made._leave = leave
+    return made
+
+
+def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: Any) -> Plan:
+    sending = verb == "send"
+    target = x if sending else (out if out is not None else x)
+    if target is None:
+        raise UsageError(
+            f"a plan of {verb} needs its array",
+            hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)",
+        )
+    look = buffer.as_buffer(target)
+    onboard = comm._onboard is not None and comm._onboard.takes_message(look)
+    if (not onboard and not look.array.flags.c_contiguous) or (not sending and look.frozen):
+        raise UsageError(
+            "a plan of send or recv needs a contiguous array that can be written",
+            hint="numpy.ascontiguousarray(x)",
+        )
+    number = matching.tag_number(comm, 0 if tag is None and sending else tag, sending=sending)
+    rank = matching.peer_rank(comm, peer, "dest") if sending else matching.source_rank(comm, peer)
+    call = Call(comm, verb, peer=rank, tag=number)
+    call.look = look
+    if onboard:
+        seen = MPI.Status()
+        call.finish = lambda _: None if sending else look.give()
+        made = comm._onboard.send(call, look) if sending else comm._onboard.recv(call, look, seen)
+        return _make(comm, made)
+    part = transport.spec(look.array, look.array.size, look.dtype)
+    if sending:
+        call.send = part
+    else:
+        call.recv = guarded_receive.guarded(part, guarded_receive.most(comm, False))
+
+    def finish(status: Any) -> Any:
+        if sending:
+            return None
+        if rank != MPI.PROC_NULL:
+            if comm._kinds is not None:
+                comm._kinds.sure(look.dtype).match("recv", look, status.source, status.tag)
+            transport.check_length(comm, "recv", status, look.nbytes)
+        return look.give()
+
+    call.finish = finish
+    if comm._handover is not None:
+        if sending:
+            comm._handover.leave(rank)
+        else:
+            comm._handover.expects()
+    if comm._kinds is not None and sending:
+        comm._kinds.noted(look.dtype).note("send", look, rank, number)
+    return _make(comm, call)

@@ -1,0 +1,237 @@
+"""Objects as parcels: pickled, but the memory of the arrays inside is left out, to travel by itself.
+
+Objects are unpickled by the receiver, so talk only to ranks you trust: those of your own job.
+Two tensors that share storage arrive as two separate tensors.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+import sys
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from ..errors import HpcommError, UsageError
+from .payload import Laden, OnDevice, Parcel, check_came
+
+if TYPE_CHECKING:
+    from ..core import buffer
+    from . import device_payload
+else:
+    from .._lazy import LazyModule
+
+    buffer = LazyModule("hpcomm.core.buffer")
+    device_payload = LazyModule("hpcomm.communicator.device_payload")
+
+__all__ = ["decode", "encode"]
+
+_OUT_OF_BAND = 2048  # bytes from which an array is not copied into the pickle
+_REUSED = 64 << 10  # bytes of a pickle up to which it is copied out of its file
+
+_PICKLED = 0x80  # how every pickle begins,
+_PLAIN = b"\0"  # and how that of an object ends whose arrays nobody looks at to unpickle it
+_ON_DEVICES = (("cupy", "ndarray"), ("hpcomm.device.model", "DeviceArray"))
+
+
+def encode(obj: Any) -> Parcel:
+    """Pickle obj, leaving the memory of its larger arrays out.
+
+    Raises:
+        UsageError: obj cannot be pickled.
+    """
+    try:
+        mine = _spare.pop()
+    except IndexError:
+        mine = _Wrapping()
+    try:
+        made = mine.wrap(obj)
+    except Exception as error:  # whatever the object's own way of being pickled raises: others wait for it
+        why = error.what if isinstance(error, HpcommError) else error
+        raise UsageError(
+            f"a {type(obj).__name__} cannot be pickled: {why}",
+            hint="send data instead of functions, files or locks; name functions at the top of a module",
+        ) from error
+    _spare.append(mine)
+    return made
+
+
+class _Ways(dict[type, Any]):
+    """How types are pickled: arrays in our own way, all else as copyreg says.
+
+    plain: whether nothing else was asked for, so that whoever unpickles puts arrays together and looks at
+    none: pickle knows lists, numbers and the like by itself.
+    """
+
+    plain = True
+
+    def __missing__(self, kind: type) -> Any:
+        if kind is getattr(sys.modules.get("numpy"), "ndarray", None):
+            self[kind] = _take_array_apart
+        elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
+            self[kind] = _take_tensor_apart
+        elif any(kind is getattr(sys.modules.get(name), array, None) for name, array in _ON_DEVICES):
+            self[kind] = _take_device_array_apart
+        else:
+            self.plain = False
+            return copyreg.dispatch_table[kind]
+        return self[kind]
+
+
+class _Wrapping:
+    """A pickler for many objects, one after the other: making one costs more than pickling a little thing."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Any] = []
+        self._is_laden = False
+        self._renew()
+
+    def _renew(self) -> None:
+        self._file = BytesIO()
+        self._pickler = pickle.Pickler(self._file, 5, buffer_callback=self._keeps_in)
+        self._pickler.dispatch_table = self._ways = _Ways()
+
+    def _keeps_in(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _OUT_OF_BAND:
+            if type(raw.obj) is not OnDevice:
+                return True
+            self._blocks.append(raw.obj)
+            self._is_laden = True
+            return False
+        if raw.readonly:  # a tensor of it is made as a copy
+            self._ways.plain = False
+        self._blocks.append(raw)
+        return False
+
+    def wrap(self, obj: Any) -> Parcel:
+        file, blocks = self._file, self._blocks
+        self._ways.plain = True
+        self._is_laden = False
+        self._pickler.dump(obj)
+        if blocks and self._ways.plain:
+            file.write(_PLAIN)
+        kind = Laden if self._is_laden else Parcel
+        if file.tell() > _REUSED:
+            made = kind.of([file.getbuffer(), *blocks])
+            self._renew()
+        else:
+            made = kind.of([memoryview(file.getvalue()), *blocks])
+            self._pickler.clear_memo()  # or the next one would point at what this one holds
+            file.seek(0)
+            file.truncate()
+        blocks.clear()
+        return made
+
+
+_spare: list[_Wrapping] = []  # more than one where threads, or objects that send while they are pickled
+
+
+def decode(got: Parcel, rank: int | None = None) -> Any:
+    """The object in a parcel, of that rank; its arrays live in the memory that was received into.
+
+    Raises:
+        PeerFailedError: its rank refused to send it.
+        UsageError: it is an array of send_ragged, or cannot be unpickled here.
+    """
+    first = got.blocks[0]
+    if first[0] != _PICKLED:
+        check_came(first, rank)
+        whose = "" if rank is None else f" from rank {rank}"
+        what = f"an array of send_ragged arrived{whose} where an object was expected"
+        raise UsageError(what, hint="recv_ragged for what send_ragged sends")
+    if first[-1] != _PLAIN[0]:
+        got.settle()
+    try:
+        return pickle.loads(first, buffers=got.blocks[1:])
+    except (HpcommError, MemoryError):
+        raise
+    except Exception as error:
+        whose = "that came" if rank is None else f"of rank {rank}"
+        raise UsageError(
+            f"the object {whose} cannot be unpickled here: {type(error).__name__}: {error}",
+            hint="define its class in a module that both ranks import, not in one rank's program",
+        ) from error
+    finally:
+        got.settle()
+
+
+class _Names(dict[Any, "str | None"]):
+    """How plain dtypes are called, None of others: numpy makes the name anew whenever it is asked."""
+
+    def __missing__(self, dtype: Any) -> str | None:
+        if dtype.kind not in "biufc" or dtype.isbuiltin == 2:  # float8_e5m2 says that it is a float
+            return None
+        self[dtype] = dtype.str
+        return self[dtype]
+
+
+_names = _Names()
+
+
+def _take_array_apart(array: Any) -> tuple[Any, ...]:
+    """How a plain array is pickled; numpy's own way takes three times as long."""
+    dtype = array.dtype
+    name = _names[dtype]
+    if name is None or not array.flags.c_contiguous or dtype.metadata:
+        reduced: tuple[Any, ...] = array.__reduce_ex__(5)
+        return reduced
+    return _put_array_together, (pickle.PickleBuffer(array), name, array.shape)
+
+
+def _put_array_together(block: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    import numpy as np
+
+    return np.frombuffer(block, dtype).reshape(shape) if len(block) else np.empty(shape, dtype)
+
+
+def _take_tensor_apart(tensor: Any) -> tuple[Any, ...]:
+    """How a plain CPU tensor is pickled: its elements as a block, not its storage as a file."""
+    torch = sys.modules["torch"]
+    plain = (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided and not tensor.is_quantized
+    if not plain or tensor.grad_fn is not None or tensor.__dict__:
+        reduced: tuple[Any, ...] = tensor.__reduce_ex__(5)
+        return reduced
+    if tensor.is_cuda:
+        return _take_device_array_apart(tensor)
+    flat = tensor.detach() if tensor.requires_grad else tensor
+    if flat.is_conj() or flat.is_neg() or not flat.is_contiguous():
+        flat = flat.resolve_conj().resolve_neg().contiguous()
+    memory: Any = buffer.tensor_memory(flat, "u1", (flat.nbytes,)) if flat.numel() else b""
+    block = pickle.PickleBuffer(memory) if flat.numel() else b""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return _put_tensor_together, (block, name, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _take_device_array_apart(array: Any) -> tuple[Any, ...]:
+    """How an array on a device is pickled: what stands for its elements as a block; see device_payload.py."""
+    try:
+        look = buffer.as_buffer(array)
+        assert isinstance(look, buffer.DeviceBuffer)
+        block = device_payload.block_of(look)
+    except HpcommError:  # nothing that hpcomm can move, or is to: its library knows how to pickle it
+        reduced: tuple[Any, ...] = array.__reduce_ex__(5)
+        return reduced
+    return _put_device_array_together, (pickle.PickleBuffer(block), getattr(array, "requires_grad", False))
+
+
+def _put_device_array_together(array: Any, requires_grad: bool) -> Any:
+    return array.requires_grad_() if requires_grad and hasattr(array, "requires_grad_") else array
+
+
+# Short names for what is in every pickle of an array: to look for it in its module takes half a microsecond.
+copyreg.add_extension(__name__, "_put_array_together", 0x68706361)
+copyreg.add_extension(__name__, "_put_tensor_together", 0x68706374)
+
+
+def _put_tensor_together(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch  # the sender had one
+
+    kind = getattr(torch, dtype)
+    if len(block) == 0:
+        tensor = torch.empty(shape, dtype=kind)
+    else:
+        memory = block if not memoryview(block).readonly else bytearray(block)
+        tensor = torch.frombuffer(memory, dtype=kind)
+        tensor = tensor if len(shape) == 1 else tensor.view(shape)
+    return tensor.requires_grad_() if requires_grad else tensor

@@ -1,0 +1,280 @@
+"""Arrays whose shape and dtype the receivers do not know ("dynamic shapes"; MPI's v-variants).
+
+Each rank may bring another shape, dtype and array library; arrays arrive as what was sent: tensors
+as tensors (as numpy arrays where torch is not installed), arrays on devices on the current device of their
+library where there is one, everything else as numpy arrays. Small arrays travel in one round.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core.request import Request, Stages
+from ..errors import DtypeError, HpcommError, UsageError
+from ..transport.matching import Status, peer_rank, tag_number
+from . import payload_transport
+from .payload import ARRAY, Laden, OnDevice, Parcel, check_came
+from .payload_agreement import (
+    at_once,
+    check_root,
+    collective,
+    each_of,
+    given,
+    ireceive,
+    isend,
+    own_place,
+    receive,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core import buffer, dtypes
+    from ..core.buffer import DeviceBuffer, Shape
+    from . import device_payload
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    buffer = LazyModule("hpcomm.core.buffer")
+    device_payload = LazyModule("hpcomm.communicator.device_payload")
+    dtypes = LazyModule("hpcomm.core.dtypes")
+
+__all__ = [
+    "all_gather_ragged",
+    "all_to_all_ragged",
+    "broadcast_ragged",
+    "gather_ragged",
+    "recv_ragged",
+    "scatter_ragged",
+    "send_ragged",
+]
+
+_ON_DEVICE = "device"  # in place of a library: the block is an array
+
+
+def send_ragged(
+    comm: Communicator, x: Any, dest: int, tag: int = 0, *, async_op: bool = False
+) -> Request | None:
+    """Send x with its shape and dtype; recv_ragged takes it.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
+    try:
+        comm._check_open("send_ragged")
+        peer, number = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True)
+        made = encode(x)
+    except HpcommError as error:
+        raise error.located("send_ragged", comm) from None
+    to_self = peer == comm.rank and not comm.is_inter  # would wait for itself
+    if not (async_op or to_self):
+        at_once(comm, "send_ragged", peer, number, payload_transport.send, comm, made, peer, number)
+        return None
+    request = isend(comm, f"send_ragged(dest={dest}, tag={tag})", made, peer, number)
+    if async_op:
+        return request
+    comm._keep(request)
+    return None
+
+
+def recv_ragged(
+    comm: Communicator,
+    source: int | None = None,
+    tag: int | None = None,
+    *,
+    status: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """Receive an array without knowing its shape and dtype.
+
+    Args:
+        source, tag: None for any.
+        status: a Status that is filled.
+        async_op: begin, and return a Request to wait for.
+    """
+    if async_op:
+        return ireceive(comm, "recv_ragged", source, tag, Status() if status is None else status, decode)
+    return receive(comm, "recv_ragged", source, tag, status, decode)
+
+
+def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_op: bool = False) -> Any:
+    """Give every rank root's array, whatever its shape and dtype; x is ignored elsewhere.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
+    is_root = check_root(comm, "broadcast_ragged", root)
+
+    def stages() -> Stages:
+        made, failed = given(encode, [x] if is_root else [])
+        got = yield from payload_transport.broadcast(comm, made[0] if made else None, root, not async_op)
+        if failed:
+            raise failed
+        if comm.is_inter and root < 0:
+            return None
+        return decode(_copied(got) if is_root else got, None if comm.is_inter else root)
+
+    return collective(comm, "broadcast_ragged", root, stages(), async_op)
+
+
+def gather_ragged(comm: Communicator, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
+    """Collect arrays of any shapes and dtypes in a list on root; None elsewhere.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
+    is_root = check_root(comm, "gather_ragged", root)
+
+    def stages() -> Stages:
+        made, failed = given(encode, [x]) if root >= 0 else ([Parcel(b"")], None)  # else another group gives
+        got = yield from payload_transport.gather(comm, made[0], root, not async_op)
+        if failed:
+            raise failed
+        return _decode_all(got, own_place(comm)) if is_root else None
+
+    return collective(comm, "gather_ragged", root, stages(), async_op)
+
+
+def all_gather_ragged(comm: Communicator, x: Any, *, async_op: bool = False) -> Any:
+    """Collect arrays of any shapes and dtypes in a list on every rank.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+
+    Example (3 ranks):
+        >>> [a.shape for a in comm.all_gather_ragged(np.ones(comm.rank))]
+        [(0,), (1,), (2,)]
+    """
+
+    def stages() -> Stages:
+        made, failed = given(encode, [x])
+        got = yield from payload_transport.all_gather(comm, made[0], not async_op)
+        if failed:
+            raise failed
+        return _decode_all(got, own_place(comm))
+
+    return collective(comm, "all_gather_ragged", 0, stages(), async_op)
+
+
+def scatter_ragged(
+    comm: Communicator, xs: Sequence[Any] | None = None, root: int = 0, *, async_op: bool = False
+) -> Any:
+    """Give each rank its own of root's arrays, a list as long as there are ranks; None elsewhere.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
+    is_root = check_root(comm, "scatter_ragged", root)
+    items, refused = each_of(comm, "scatter_ragged", xs) if is_root else ([], None)
+
+    def stages() -> Stages:
+        made, failed = given(encode, items, refused)
+        got = yield from payload_transport.scatter(comm, made or None, root, not async_op)
+        if failed:
+            raise failed
+        if got is None:  # at the root of another group, or beside it
+            return None
+        return decode(_copied(got) if is_root else got, None if comm.is_inter else root)
+
+    return collective(comm, "scatter_ragged", root, stages(), async_op)
+
+
+def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool = False) -> Any:
+    """Send array j of the list to rank j; receive a list with one from every rank.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
+    items, refused = each_of(comm, "all_to_all_ragged", xs)
+
+    def stages() -> Stages:
+        made, failed = given(encode, items, refused)
+        got = yield from payload_transport.all_to_all(comm, made, not async_op)
+        if failed:
+            raise failed
+        return _decode_all(got, own_place(comm))
+
+    return collective(comm, "all_to_all_ragged", 0, stages(), async_op)
+
+
+def encode(x: Any) -> Parcel:
+    """An array with its shape, dtype and library."""
+    look = buffer.as_buffer(x)
+    if isinstance(look, buffer.DeviceBuffer):
+        return _from_device(look)
+    name = _described(look.array.dtype) if look.dtype.kind == "o" else look.dtype.name
+    torch = sys.modules.get("torch")
+    library = "torch" if torch is not None and isinstance(x, torch.Tensor) else "numpy"
+    return _parcel(look.array, library, name)
+
+
+def _described(dtype: np.dtype[Any]) -> str:
+    """A dtype that has no name of ours, in words that make it again."""
+    descr = np.lib.format.dtype_to_descr(dtype)
+    if np.lib.format.descr_to_dtype(descr) != dtype:
+        raise DtypeError(f"numpy has no words for dtype {dtype}", hint="the verb's _object form")
+    return repr(descr)
+
+
+def _parcel(array: Any, library: str, name: str) -> Parcel:
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return Parcel(_description(array.shape, library, name), [flat])
+
+
+def _description(shape: Shape, library: str, name: str) -> bytes:
+    return ARRAY + struct.pack(f"<q{len(shape)}q", len(shape), *shape) + f"{library};{name}".encode()
+
+
+def _from_device(look: DeviceBuffer) -> Parcel:
+    """It arrives on a device where the same library has one, else on the host."""
+    text = _description(look.shape, _ON_DEVICE, look.dtype.name)
+    return Laden.of([memoryview(text), device_payload.block_of(look)])
+
+
+def decode(got: Parcel, rank: int | None = None) -> Any:
+    """The array in a parcel, of that rank, living in the memory that was received into."""
+    got.settle()
+    text = bytes(got.description)
+    if not text.startswith(ARRAY):
+        check_came(text, rank)
+        whose = "" if rank is None else f" from rank {rank}"
+        raise UsageError(
+            f"an object arrived{whose} where an array was expected",
+            hint="recv_object for what send_object sends",
+        )
+    at = len(ARRAY)
+    (ndim,) = struct.unpack_from("<q", text, at)
+    shape = struct.unpack_from(f"<{ndim}q", text, at + 8)
+    library, name = text[at + 8 + 8 * ndim :].decode().split(";", 1)
+    if library == _ON_DEVICE:
+        return got.contents[0]
+    flat = np.frombuffer(got.contents[0], np.uint8) if got.contents[0].nbytes else np.empty(0, np.uint8)
+    if name not in dtypes.BY_NAME:
+        import ast
+
+        return flat.view(np.lib.format.descr_to_dtype(ast.literal_eval(name))).reshape(shape)
+    record = dtypes.BY_NAME[name]
+    if library == "torch" and "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        if not flat.size:
+            return torch.empty(shape, dtype=dtypes.torch_dtype(record))
+        return torch.from_numpy(flat).view(dtypes.torch_dtype(record)).reshape(shape)
+    return flat.view(dtypes.numpy_dtype(record)).reshape(shape)
+
+
+def _copied(own: Parcel) -> Parcel:
+    """This rank's own array: what comes back must not be the memory that went out."""
+    blocks = (
+        device_payload.copied(b) if isinstance(b, OnDevice) else memoryview(bytearray(b))
+        for b in own.contents
+    )
+    return Parcel.of([own.description, *blocks])
+
+
+def _decode_all(got: Iterable[Parcel], rank: int) -> list[Any]:
+    return [decode(_copied(p) if r == rank else p, r) for r, p in enumerate(got)]

@@ -1,0 +1,216 @@
+"""Communicators with a deadline: `comm.timeout = 30`.
+
+A blocking call of MPI cannot be called back. So on such a communicator a blocking verb is the same call in
+the background, which is waited for and given up after that time. The deed differs, so all ranks set it, or
+none does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from ..core.request import Request, abandon
+from ..errors import UsageError, WaitTimeoutError, where
+from ..transport.matching import Status
+from .payload_agreement import ireceive
+from .pickling import decode
+
+if TYPE_CHECKING:
+    from ..core import buffer
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    buffer = LazyModule("hpcomm.core.buffer")
+
+__all__ = ["Timeout", "take_lanes"]
+
+
+class Timeout:
+    """Seconds that a blocking verb, or a wait without a timeout of its own, may take; None: for ever.
+
+    Then it raises WaitTimeoutError. A receive is taken back; what else was begun stays under way, so other
+    ranks may still come to it. Communicators made of this one take it over. Set it on all ranks alike: with
+    check="light" or "full" ranks that differ raise MismatchError.
+    """
+
+    def __get__(self, comm: Communicator | None, owner: type) -> float | None:
+        return None if comm is None else comm._timeout_s
+
+    def __set__(self, comm: Communicator, seconds: float | None) -> None:
+        comm._check_open("timeout")
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, Real) or seconds <= 0
+        ):
+            raise UsageError(
+                f"timeout must be a number of seconds above 0, not {seconds!r}",
+                where("timeout", comm),
+                "None: for ever",
+            )
+        comm._timeout_s = seconds
+        made = vars(comm)
+        if seconds is None:
+            for name in (*_verbs(type(comm)), *_BY_HAND):
+                made.pop(name, None)
+            take_lanes(comm)
+            return
+        comm._leave_lanes()
+        for plan in tuple(comm._unfinished.plans):
+            plan.slow_down()
+        for name, (function, at) in _verbs(type(comm)).items():
+            made[name] = partial(_call, comm, function, at)
+        for name, begin in _BY_HAND.items():
+            made[name] = partial(begin, comm)
+
+
+def take_lanes(comm: Communicator) -> None:
+    """Let there be lanes again, if nothing speaks against it."""
+    if not (comm._observers or comm._closed or comm._disagreed or comm._timeout_s):
+        comm._lanes = {}
+
+
+def _verbs(kind: type) -> dict[str, tuple[Callable[..., Any], int]]:
+    """The verbs that go in the background, too, and where among their arguments that is said; -1: by name."""
+    found = {}
+    for name in dir(kind):
+        function = getattr(kind, name)
+        code = getattr(function, "__code__", None)
+        if code is None or name.startswith("_"):
+            continue
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if "async_op" in names:
+            at = names.index("async_op")
+            found[name] = function, at - 1 if at < code.co_argcount else -1
+    return found
+
+
+def _call(comm: Communicator, function: Callable[..., Any], at: int, *given: Any, **named: Any) -> Any:
+    """The verb that function is: in the background, and waited for."""
+    is_positional = 0 <= at < len(given)
+    if given[at] if is_positional else named.get("async_op"):
+        return function(comm, *given, **named)
+    name = function.__name__
+    if name.startswith("send") and comm.rank in (*given[1:2], named.get("dest"), named.get("dst")):
+        return function(comm, *given, **named)  # to itself: it does not wait
+    if is_positional:
+        given = (*given[:at], True, *given[at + 1 :])
+    else:
+        named["async_op"] = True
+    return _waited(comm, function(comm, *given, **named))
+
+
+def _waited(comm: Communicator, request: Any) -> Any:
+    if not isinstance(request, Request):
+        return request
+    try:
+        return request.wait(comm._timeout_s)
+    except WaitTimeoutError as error:
+        if _take_back(request):
+            return request.wait()
+        abandon(request)
+        error.where = where(request.call.partition("(")[0], comm)
+        error.hint = "look for the rank that did not make the matching call; comm.timeout sets the time"
+        raise
+
+
+def _take_back(request: Request) -> bool:
+    """Give up a receive that has not begun to come; whether its message has come all the same.
+
+    Whatever else it is, it stays under way.
+    """
+    if request.status is None or request._needs is None or not request._pending:
+        return False
+    comm, each = request._needs[0], request._pending[0]
+    with request._moving:
+        if hasattr(each, "withdraw"):
+            each.withdraw()
+            is_plain = each.mpi is comm._mpi
+        elif getattr(request._call, "verb", "") == "recv" and hasattr(each, "Cancel"):
+            is_plain, seen = True, request._status_of(0)
+            each.Cancel()
+            each.Wait(seen)
+            if not seen.Is_cancelled():
+                request._pending.clear()
+                request._next_stage()
+                return True
+        else:
+            return False
+        if is_plain and comm._handover is not None:
+            comm._handover.came(-1)
+        request._stages, request._pending = None, []
+    return False
+
+
+def _sendrecv(
+    comm: Communicator,
+    x: Any,
+    dest: int,
+    source: int | None = None,
+    sendtag: int = 0,
+    recvtag: int | None = None,
+    *,
+    out: Any = None,
+    status: Any = None,
+) -> Any:
+    look = buffer.as_buffer(x)
+    sent = look.array.copy() if out is x else x
+    target = look.make(look.shape).give() if out is None else out
+    coming = type(comm).recv(comm, target, source, recvtag, status=status, async_op=True)
+    going = type(comm).send(comm, sent, dest, sendtag, async_op=True)
+    result = _waited(comm, coming)
+    _waited(comm, going)
+    return result
+
+
+def _send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
+    if dest == comm.rank:
+        type(comm).send_object(comm, obj, dest, tag)
+    else:
+        _waited(comm, comm.isend_object(obj, dest, tag))
+
+
+def _recv_object(
+    comm: Communicator, source: int | None = None, tag: int | None = None, *, status: Any = None
+) -> Any:
+    status = Status() if status is None else status
+    return _waited(comm, ireceive(comm, "recv_object", source, tag, status, decode))
+
+
+def _sendrecv_object(
+    comm: Communicator,
+    obj: Any,
+    dest: int,
+    source: int | None = None,
+    sendtag: int = 0,
+    recvtag: int | None = None,
+    *,
+    status: Any = None,
+) -> Any:
+    going = comm.isend_object(obj, dest, sendtag)
+    result = _recv_object(comm, source, recvtag, status=status)
+    _waited(comm, going)
+    return result
+
+
+def _probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Any:
+    begin, delay = time.monotonic(), 0.0
+    while (seen := comm.iprobe(source, tag)) is None:
+        if time.monotonic() - begin >= (comm._timeout_s or 0):
+            raise WaitTimeoutError(
+                f"no message came in {comm._timeout_s:g} s",
+                where("probe", comm),
+                "look for the rank that did not send; comm.timeout sets the time",
+            )
+        time.sleep(delay)
+        delay = min(delay + 2e-6, 5e-4)
+    return seen
+
+
+_BY_HAND = {
+    "sendrecv": _sendrecv, "send_object": _send_object, "recv_object": _recv_object,
+    "sendrecv_object": _sendrecv_object, "probe": _probe,
+}  # fmt: skip

@@ -1,0 +1,293 @@
+"""Ranks on grids and in graphs: who is whose neighbour, and who sits where. Their verbs:
+neighbour_collectives.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core.partition import integers
+from ..errors import HpcommError, LayoutError, RankError, UsageError, where
+from ..transport.exchange_comm import channel
+from .groups import agreed, mapped
+from .neighbour_collectives import Topology
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["Cart", "Graph", "Topology", "cart", "fitting_shapes", "graph", "node_order"]
+
+
+class Cart(Topology):
+    """Ranks on a grid, row by row.
+
+    Attributes:
+        shape: ranks along each axis.
+        periodic: whether each axis closes to a ring.
+        coords: where this rank sits.
+    """
+
+    shape: tuple[int, ...]
+    periodic: tuple[bool, ...]
+    coords: tuple[int, ...]
+
+    def coords_of(self, rank: int) -> tuple[int, ...]:
+        """Where rank sits."""
+        (rank,) = integers([rank], "the rank")
+        if not 0 <= rank < self.size:
+            raise RankError(f"rank {rank} is not on the grid", hint=f"0 to {self.size - 1}")
+        return tuple(int(i) for i in np.unravel_index(rank, self.shape))
+
+    def rank_at(self, coords: Sequence[int]) -> int:
+        """The rank at coords; periodic axes wrap; hpcomm.PROC_NULL beyond the end of another."""
+        coords = integers(coords, "coords")
+        if len(coords) != len(self.shape):
+            raise RankError(f"coords {coords} do not fit the grid {self.shape}", hint="one for each axis")
+        wrapped = [c % n if ring else c for c, n, ring in zip(coords, self.shape, self.periodic, strict=True)]
+        if any(not 0 <= c < n for c, n in zip(wrapped, self.shape, strict=True)):
+            return MPI.PROC_NULL
+        rank = 0
+        for c, n in zip(wrapped, self.shape, strict=True):
+            rank = rank * n + c
+        return rank
+
+    def shift(self, axis: int, step: int = 1) -> tuple[int, int]:
+        """(source, dest) for sending step ranks along axis. Same as MPI_Cart_shift."""
+        (axis,), (step,) = self._axes([axis], "shift"), integers([step], "the step")
+        below, above = list(self.coords), list(self.coords)
+        below[axis] -= step
+        above[axis] += step
+        return self.rank_at(below), self.rank_at(above)
+
+    def sub(self, axes: Sequence[int] | Sequence[bool], name: str | None = None) -> Cart:
+        """The grid over some axes that this rank is on. Collective. As MPI_Cart_sub.
+
+        Args:
+            axes: their numbers; or a bool for each axis, as MPI's remain_dims (where [1, 0] means the first).
+        """
+        self._check_open("sub")
+        flags = list(axes) if hasattr(axes, "__iter__") else []
+        if len(flags) == len(self.shape) and all(isinstance(flag, (bool, np.bool_)) for flag in flags):
+            axes = [axis for axis, keep in enumerate(flags) if keep]
+        kept = self._axes(axes, "sub")
+        keep = [axis in kept for axis in range(len(self.shape))]
+        with agreed(self, "sub", keep):
+            made = mapped(self, "sub", self._mpi.Sub, keep)  # type: ignore[attr-defined]
+            return _as_cart(self, made, name or f"{self.name}{list(axes)}")
+
+    def _axes(self, axes: Sequence[int], verb: str) -> tuple[int, ...]:
+        hint = f"numbers of axes: 0 to {len(self.shape) - 1}"
+        named = integers(axes, "the list of axes")
+        if any(isinstance(axis, bool) for axis in (axes if hasattr(axes, "__iter__") else [axes])) or not all(
+            0 <= axis < len(self.shape) for axis in named
+        ):
+            raise UsageError(f"the grid {self.shape} has no axes {axes!r}", where(verb, self), hint)
+        return named
+
+    def _outward(self) -> Sequence[int]:
+        return [i ^ 1 for i in range(len(self.destinations))]  # what goes up comes from below
+
+    def _begun(self, name: str, ends: Any) -> list[Any]:
+        """On rings of one or two ranks both neighbours are one, and Open MPI 5.0 mixes up their blocks."""
+        if not any(ring and n < 3 for ring, n in zip(self.periodic, self.shape, strict=True)):
+            return super()._begun(name, ends)
+        (out, count, kind), (landing, _, _) = ends
+        mpi, number, _ = channel(self)
+        places = range(len(self.sources))
+        ours = out.reshape(len(places), -1) if name.endswith("alltoall") else [out] * len(places)
+        theirs = landing.reshape(len(places), -1)
+        # what goes out at place i comes in at the place of the other direction, in the order of places
+        return [
+            *(mpi.Irecv([theirs[i], count, kind], self.sources[i], number) for i in places),
+            *(mpi.Isend([ours[i ^ 1], count, kind], self.destinations[i ^ 1], number) for i in places),
+        ]
+
+
+class Graph(Topology):
+    """Ranks joined by directed edges; sources and destinations are in the order they were given."""
+
+
+def cart(
+    comm: Communicator,
+    shape: Sequence[int],
+    periodic: bool | Sequence[bool] = False,
+    *,
+    reorder: bool = False,
+    name: str | None = None,
+) -> Cart:
+    """The ranks on a grid. Collective. Same as MPI_Cart_create.
+
+    Args:
+        shape: ranks along each axis; -1: as many as there are left, evenly.
+        periodic: whether the axes close to rings: one answer, or one per axis.
+        reorder: ranks may be numbered anew, so that those of a node form a compact tile.
+
+    Raises:
+        LayoutError: the shape does not hold all ranks; the message has shapes that would.
+    """
+    try:
+        comm._check_open("cart")
+        sizes = fill_in(comm.size, shape)
+        given: Any = periodic
+        answers = list(given) if hasattr(given, "__iter__") else [given] * len(sizes)
+        plain = [each.item() if isinstance(each, np.generic) else each for each in answers]
+        rings = tuple(map(bool, integers(plain, "periodic")))
+        if len(rings) != len(sizes):
+            raise LayoutError(
+                f"periodic {rings} does not fit the {len(sizes)} axes of {sizes}",
+                hint="True, False, or one of them for each axis",
+            )
+    except HpcommError as error:
+        raise error.located("cart", comm) from None
+    with agreed(comm, "cart", (sizes, rings, bool(reorder))):
+        base = comm._mpi
+        if reorder:
+            order = node_order(nodes_of(comm), sizes, tiles=True)
+            base = mapped(comm, "cart", comm._mpi.Split, 0, order.index(comm.rank))
+        create = base.Create_cart  # type: ignore[attr-defined]
+        made = mapped(comm, "cart", create, list(sizes), list(rings), False)
+        if reorder:
+            base.Free()
+        return _as_cart(comm, made, name or f"{comm.name}.cart")
+
+
+def graph(
+    comm: Communicator,
+    destinations: Sequence[int],
+    sources: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+) -> Graph:
+    """The ranks as nodes of a directed graph. Collective. Same as MPI_Dist_graph_create_adjacent.
+
+    Args:
+        destinations: the ranks that this one speaks to; one may stand there several times.
+        sources: the ranks that this one hears from; None: found by asking everybody, then ascending.
+
+    Raises:
+        RankError: a rank that does not exist.
+    """
+    try:
+        comm._check_open("graph")
+        destinations = integers(destinations, "the list of destinations")
+        sources = None if sources is None else integers(sources, "the list of sources")
+        for rank in (*destinations, *(sources or ())):
+            if not 0 <= rank < comm.size:
+                raise RankError(f"rank {rank} does not exist", hint=f"a rank from 0 to {comm.size - 1}")
+    except HpcommError as error:
+        raise error.located("graph", comm) from None
+    with agreed(comm, "graph", sources is None):
+        if sources is None:
+            times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)
+            heard = np.empty(comm.size, np.int32)
+            comm._mpi.Alltoall(times, heard)
+            sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
+        create = comm._mpi.Create_dist_graph_adjacent  # type: ignore[attr-defined]
+        mpi = mapped(comm, "graph", create, list(sources), list(destinations))
+        made = object.__new__(Graph)
+        made._take(mpi, name or f"{comm.name}.graph", comm._level)
+        made.timeout = comm.timeout
+        made.sources, made.destinations = sources, destinations
+        return made
+
+
+def _as_cart(comm: Communicator, mpi: MPI.Comm, name: str) -> Cart:
+    shape, periodic, coords = mpi.Get_topo()  # type: ignore[attr-defined]
+    made = object.__new__(Cart)
+    made._take(mpi, name, comm._level)
+    made.timeout = comm.timeout
+    made.shape, made.coords = tuple(shape), tuple(coords)
+    made.periodic = tuple(bool(ring) for ring in periodic)
+    made.sources = made.destinations = tuple(r for a in range(len(shape)) for r in made.shift(a))
+    return made
+
+
+def fill_in(size: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """shape with its -1 replaced so that it holds size ranks.
+
+    Raises:
+        LayoutError: impossible.
+    """
+    from mpi4py import MPI
+
+    shape = integers(shape, "the shape")
+    known = math.prod(n for n in shape if n != -1)
+    valid = all(n == -1 or n > 0 for n in shape)
+    if valid and -1 in shape and size % known == 0:
+        found: list[int] = MPI.Compute_dims(size, [0 if n == -1 else n for n in shape])
+        return tuple(found)
+    if not valid or known != size or -1 in shape:
+        would = " ".join(str(s) for s in fitting_shapes(size, shape))
+        raise LayoutError(
+            f"the shape {shape} does not hold {size} ranks" + ("" if -1 in shape else f" but {known}"),
+            hint=f"{would}; -1 stands for as many as are left" if shape else f"an axis: ({size},)",
+        )
+    return shape
+
+
+def fitting_shapes(size: int, shape: Sequence[int], most: int = 6) -> list[tuple[int, ...]]:
+    """Shapes of as many axes that hold size ranks, those next to shape first."""
+
+    def factors(n: int, axes: int) -> list[tuple[int, ...]]:
+        if axes <= 1:
+            return [(n,) * axes] if axes or n == 1 else []
+        return [(d, *rest) for d in range(1, n + 1) if n % d == 0 for rest in factors(n // d, axes - 1)]
+
+    def distance(candidate: tuple[int, ...]) -> float:
+        pairs = zip(candidate, shape, strict=True)
+        return sum(abs(math.log(c / n)) if n > 0 else 0.0 for c, n in pairs)
+
+    return sorted(factors(size, len(shape)), key=distance)[:most]
+
+
+def nodes_of(comm: Communicator) -> list[str]:
+    """The name of every rank's node."""
+    return comm._mpi.allgather(MPI.Get_processor_name())
+
+
+def node_order(nodes: Sequence[str], shape: Sequence[int], tiles: bool = False) -> list[int]:
+    """Which rank sits at each place of a grid, row by row, so that those of a node sit together.
+
+    Args:
+        nodes: the node of every rank.
+        tiles: nodes take compact tiles, which have the least surface, if all have as many ranks and a
+            tile fits; otherwise, and without tiles, they follow each other along the last axes.
+    """
+    first = {node: i for i, node in reversed(list(enumerate(nodes)))}
+    by_node = sorted(range(len(nodes)), key=lambda r: (first[nodes[r]], r))
+    counts = {nodes.count(node) for node in first}
+    if not tiles or len(first) < 2 or len(counts) > 1:
+        return by_node
+    tile = _tile(counts.pop(), shape)
+    if tile is None:
+        return by_node
+    places = np.arange(len(nodes)).reshape([k for n, t in zip(shape, tile, strict=True) for k in (n // t, t)])
+    outer, inner = range(0, 2 * len(tile), 2), range(1, 2 * len(tile), 2)
+    order = [0] * len(nodes)
+    for place, rank in zip(places.transpose(*outer, *inner).reshape(-1), by_node, strict=True):
+        order[int(place)] = rank
+    return order
+
+
+def _tile(n: int, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The tile of n places that divides shape and has the least surface."""
+    fit = [
+        tile
+        for tile in fitting_shapes(n, [1] * len(shape), most=n**3)
+        if all(s % t == 0 for s, t in zip(shape, tile, strict=True))
+    ]
+    # an axis that the tile spans whole has no surface to another node
+    return min(
+        fit,
+        key=lambda t: (sum(n / a for a, s in zip(t, shape, strict=True) if a != s), max(t)),
+        default=None,
+    )

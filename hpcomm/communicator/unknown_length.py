@@ -1,0 +1,115 @@
+"""Receives that look at a message before they take it: it may have any length, or be another receive's.
+
+MPI matches what it was asked to receive in the order in which it was asked. Of receives that know no length
+it knows nothing, so these wait as Arrivals (matching.py), and so does every receive begun after one that
+could take the same message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..core.operation import Call
+from ..core.request import Request, Stages
+from ..errors import MismatchError, where
+from ..transport.matching import Arrival, fill
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+
+    from ..core import buffer, dtypes
+    from ..core.buffer import Buffer
+    from ..transport import mpi as transport
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+    buffer = LazyModule("hpcomm.core.buffer")
+    dtypes = LazyModule("hpcomm.core.dtypes")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["in_order", "recv_behind", "recv_unsized"]
+
+
+def in_order(comm: Communicator, stages: Stages, source: int, tag: int, status: Any, async_op: bool) -> Any:
+    """Receive by an Arrival."""
+    stages = transport.in_our_words(comm, "recv", stages)
+    request = Request(f"recv(source={source}, tag={tag})", comm._unfinished.begin(stages), status)
+    request.needs(comm, source)
+    request.in_rounds()
+    return request if async_op else request.wait()
+
+
+def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status: Any) -> Stages:
+    """Receive into an array, when receives that were begun before have theirs."""
+    arrival = Arrival(comm._mpi, source, tag)
+    if comm._handover is not None:
+        comm._handover.expects()
+    yield [arrival]
+    nbytes = arrival.status.Get_elements(MPI.BYTE)
+    if nbytes != look.nbytes:
+        arrival.message.Recv(bytearray(nbytes))
+        transport.check_length(comm, "recv", arrival.status, look.nbytes)
+    landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
+    arrival.message.Recv(transport.message(landing, look.array.size, look.dtype))
+    _match(comm, look, arrival)
+    if landing is not look.array:
+        look.array[...] = landing
+    fill(status, arrival.status)
+    if comm._handover is not None:
+        comm._handover.came(arrival.status.source)
+    return look.give()
+
+
+def recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: Any) -> Stages:
+    """Wait for the message, make an array of its length, take it."""
+    record, torch = dtypes.parse(dtype)
+    arrival = Arrival(comm._mpi, source, tag)
+    if comm._handover is not None:
+        comm._handover.expects()
+    raw = None if comm._onboard is None else comm._onboard.messages.take(source, tag, arrival.status)
+    if raw is None:
+        yield [arrival]
+    else:
+        arrival.withdraw()
+    nbytes = arrival.status.Get_elements(MPI.BYTE)
+    if comm._onboard is not None:  # it may be a card, which announces a large message
+        if raw is None:
+            raw = bytearray(nbytes)
+            arrival.message.Recv([raw, MPI.BYTE])
+            arrival.message = None
+        announced = comm._onboard.length(raw)
+        nbytes = nbytes if announced is None else announced
+    if nbytes % record.itemsize:
+        if arrival.message is not None:
+            arrival.message.Recv(bytearray(nbytes))
+        raise MismatchError(
+            f"a message of {nbytes} bytes holds no whole number of {record}",
+            where("recv", comm),
+            "give the dtype that was sent",
+        )
+    look = buffer.empty((nbytes // record.itemsize,), record, torch)
+    if comm._onboard is None:
+        arrival.message.Recv(transport.message(look.array, look.array.size, record))
+        _match(comm, look, arrival)
+    elif announced is None:
+        assert raw is not None
+        look.array[...] = np.frombuffer(raw, look.array.dtype)
+    else:
+        call = Call(comm, "recv", peer=source, tag=tag)
+        call.look = look
+        yield from comm._onboard.announced(call, look, raw, arrival.status, None)
+        nbytes = announced
+        arrival.status.Set_elements(MPI.BYTE, nbytes)
+    fill(status, arrival.status)
+    if comm._handover is not None:
+        comm._handover.came(arrival.status.source)
+    return look.give()
+
+
+def _match(comm: Communicator, look: Buffer, arrival: Arrival) -> None:
+    if comm._kinds is not None:
+        comm._kinds.sure(look.dtype).match("recv", look, arrival.status.source, arrival.status.tag)

@@ -1,0 +1,421 @@
+"""The door: every array is looked at once, here, and is a numpy view of its own memory from then on.
+
+`as_buffer(x)` knows numpy, torch, the buffer protocol, DLPack, `__cuda_array_interface__` and plain numbers;
+nothing behind it knows an array library. A Buffer also knows how to make another array of the same kind, so
+results come back as what went in. Memory on a device has no numpy view: its Buffer says where it lies.
+"""
+
+from __future__ import annotations
+
+import array as stdlib_array
+import math
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DtypeError, LayoutError, UsageError
+from . import dtypes
+from .dtypes import Dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..device import arrays
+    from ..device.arrays import Place
+else:
+    from .._lazy import LazyModule
+
+    arrays = LazyModule("hpcomm.device.arrays")
+    np = LazyModule("numpy")
+
+__all__ = ["Buffer", "DeviceBuffer", "as_buffer", "empty", "overlap", "same_memory", "tensor_memory"]
+
+Shape = tuple[int, ...]
+_WORK = 10_000  # effort that an exact test for overlap may cost
+
+
+class Buffer:
+    """One look at one array.
+
+    array: numpy view of the very memory, in the storage type of dtype, with the array's shape and strides
+    dtype: what the elements are
+    make: shape -> Buffer of the same kind and dtype, freshly allocated, C order
+    give: () -> what the user gets back once the memory is filled
+    frozen: why nothing may be received here, or None
+    device: "cpu", "cuda:0", ...
+    """
+
+    __slots__ = ("array", "device", "dtype", "frozen", "give", "make")
+
+    def __init__(
+        self,
+        array: NDArray[Any],
+        dtype: Dtype,
+        make: Callable[[Shape], Buffer],
+        give: Callable[[], Any],
+        frozen: str | None = None,
+    ) -> None:
+        self.array, self.dtype, self.make, self.give, self.frozen = array, dtype, make, give, frozen
+        self.device = "cpu"
+
+    @property
+    def shape(self) -> Shape:
+        return self.array.shape
+
+    @property
+    def size(self) -> int:
+        return self.array.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    @property
+    def place(self) -> Place | None:
+        """Where on a device the array lies; None for the host's memory."""
+        return None
+
+    @property
+    def stream(self) -> int | None:
+        """The current stream of the array's library, if the array lies on a device."""
+        return None
+
+    def wrap(self, array: NDArray[Any]) -> Any:
+        """A storage array as an array of this buffer's kind: what a user's own operator is given."""
+        other = self.make(array.shape)
+        other.array[...] = array
+        return other.give()
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+
+class DeviceBuffer(Buffer):
+    """One look at one array on a device. Its elements are out of the host's reach: .array raises."""
+
+    def __init__(self, x: Any, seen: Place) -> None:
+        self._place = seen
+        self.dtype = seen.dtype
+        self.device = seen.name
+        self.frozen = "is read-only" if seen.readonly else None
+        if seen.strides is not None and self.frozen is None:
+            self.frozen = "does not lie in C order on its device"
+        self.give = lambda: x
+
+        def make(shape: Shape) -> Buffer:
+            if seen.make is None:
+                raise LayoutError(
+                    f"hpcomm does not know how to make another {type(x).__name__}", hint="give out="
+                )
+            return as_buffer(seen.make(shape))
+
+        self.make = make
+
+    @property
+    def array(self) -> NDArray[Any]:  # type: ignore[override]
+        raise LayoutError(
+            f"x lies on {self.device}, and this moves host memory only",
+            hint="x.cpu() for torch, cupy.asnumpy(x); docs/gpu.md says which verbs take device arrays",
+        )
+
+    @property
+    def shape(self) -> Shape:
+        return self._place.shape
+
+    @property
+    def size(self) -> int:
+        return math.prod(self._place.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def place(self) -> Place:
+        return self._place
+
+    @property
+    def stream(self) -> int:
+        return self._place.stream()
+
+    def packed(self) -> Place:
+        """The elements in C order: as they lie, or copied so by a kernel of the array's library.
+
+        Raises:
+            LayoutError: the library has none that is known here.
+        """
+        if self._place.strides is None:
+            return self._place
+        if self._place.pack is None:
+            raise LayoutError(
+                f"x does not lie in C order on {self.device}, and no kernel of {type(self.give()).__name__} "
+                "is known to pack it",
+                hint="give a contiguous array",
+            )
+        made = arrays.place(self._place.pack())
+        assert made is not None
+        return made
+
+
+def as_buffer(x: Any) -> Buffer:
+    """Look at x.
+
+    Args:
+        x: numpy array (any strides), torch tensor, object of `__cuda_array_interface__`, the buffer
+            protocol, DLPack or `__array_interface__`, Python or numpy number.
+
+    Raises:
+        DtypeError: elements that cannot be sent rightly (Python objects, foreign byte order).
+        LayoutError: masked, sparse or released, or on a device that is not CUDA's.
+        ConfigError: on a device, and CUDA's driver does not come up.
+        UsageError: not an array.
+    """
+    if type(x) is np.ndarray:
+        return _numpy(x)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _torch(x, torch)
+    if isinstance(x, np.generic):  # of which numpy.float64 is a float as well
+        return _generic(x)
+    if isinstance(x, (bool, int, float, complex)):
+        return _number(x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise LayoutError(
+            "x is a masked array, whose mask would be lost", hint="x.filled(value), or send x.mask too"
+        )
+    if isinstance(x, np.ndarray):  # of a class of its own, whose results are plain arrays
+        look = _numpy(x.view(np.ndarray))
+        look.give = lambda: x
+        return look
+    if isinstance(x, Buffer):
+        return x
+    if (seen := arrays.place(x)) is not None:
+        return DeviceBuffer(x, seen)
+    if hasattr(x, "__dlpack__") and not isinstance(x, memoryview):
+        return _dlpack(x)
+    return _buffer_protocol(x)
+
+
+def empty(shape: Shape, dtype: Dtype, torch: bool = False) -> Buffer:
+    """A new array of dtype: a torch tensor, or else numpy's."""
+    if torch:
+        module = sys.modules["torch"]
+        return _torch(module.empty(shape, dtype=dtypes.torch_dtype(dtype)), module)
+    return _numpy(np.empty(shape, dtypes.numpy_dtype(dtype)))
+
+
+def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether a and b share an element; when that is too hard to tell, whether their ranges meet."""
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return np.shares_memory(a, b, max_work=_WORK)  # type: ignore[arg-type]  # the stubs know two values, numpy takes any
+    except Exception as error:
+        if type(error).__name__ != "TooHardError":  # its home differs between versions of numpy
+            raise
+        return True
+
+
+def same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether a and b are the same elements in the same order."""
+    if a is b:
+        return True
+    if a.shape != b.shape or a.strides != b.strides or a.dtype != b.dtype or not np.may_share_memory(a, b):
+        return False
+    return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
+
+
+def _on_device(device: str) -> LayoutError:
+    return LayoutError(
+        f"x lies on {device}; hpcomm moves memory of hosts and of CUDA devices", hint="x.cpu() for torch"
+    )
+
+
+def _frozen(array: NDArray[Any]) -> str | None:
+    if not array.flags.writeable:
+        return "is read-only"
+    if not array.flags.forc and array.size and _overlaps_itself(array):
+        return "overlaps itself: several of its elements share a place in memory"
+    return None
+
+
+def _overlaps_itself(array: NDArray[Any]) -> bool:
+    """Whether two elements share memory; when that is too hard to tell, whether they might."""
+    axes = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
+    reach = array.itemsize
+    for stride, n in axes:
+        if stride < reach:
+            break
+        reach += stride * (n - 1)
+    else:
+        return False
+    if array.size > _WORK:
+        return True
+    places = np.zeros(1, np.int64)
+    for stride, n in axes:
+        places = np.add.outer(places, stride * np.arange(n)).reshape(-1)
+    return bool((np.diff(np.sort(places)) < array.itemsize).any())
+
+
+def _stored(array: NDArray[Any], dtype: Dtype) -> NDArray[Any]:
+    """The same memory in the type that dtype is stored in."""
+    return array.view(dtype.storage) if dtype.kind in "hq" else array
+
+
+def _numpy(x: NDArray[Any]) -> Buffer:
+    dtype = dtypes.from_numpy(x.dtype)
+    own = x.dtype
+    return Buffer(_stored(x, dtype), dtype, lambda shape: _numpy(np.empty(shape, own)), lambda: x, _frozen(x))
+
+
+def _torch(x: Any, torch: Any) -> Buffer:
+    if not x.is_cpu:
+        if (seen := arrays.place(x)) is not None:
+            return DeviceBuffer(x, seen)
+        raise _on_device(str(x.device))
+    if x.layout is not torch.strided:
+        raise LayoutError(f"x is a {x.layout} tensor", hint="x.to_dense()")
+    if x.is_quantized:
+        raise DtypeError("x is a quantized tensor, whose scale would be lost", hint="x.dequantize()")
+    if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise LayoutError(
+            f"x is a {type(x).__name__}, which owns no memory of its own",
+            hint="x.to_local(), or a plain tensor",
+        )
+    dtype = dtypes.from_torch(x.dtype)
+    lazy = x.is_conj() or x.is_neg()  # memory holds the conjugate or the negative of what the user sees
+    plain = x.detach().resolve_conj().resolve_neg() if lazy else x
+    strides = tuple(step * dtype.itemsize for step in plain.stride())
+    array = tensor_memory(plain, dtype.storage, tuple(plain.shape), strides)
+    frozen = "is a lazy conjugate or negative" if lazy else _frozen(array)
+    own = x.dtype
+    return Buffer(array, dtype, lambda shape: _torch(torch.empty(shape, dtype=own), torch), lambda: x, frozen)
+
+
+class _Memory:
+    """What numpy asks for an array; it holds the tensor whose memory that is."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: Any, interface: dict[str, Any]) -> None:
+        self.tensor, self.__array_interface__ = tensor, interface
+
+
+def tensor_memory(x: Any, storage: str, shape: Shape, strides: Shape | None = None) -> NDArray[Any]:
+    """The memory of a torch tensor of the host, which the array keeps.
+
+    x.numpy() would leave a mark on it: its storage could never be resized again, as FSDP does.
+    """
+    try:
+        address = x.data_ptr()
+    except RuntimeError:
+        raise LayoutError(
+            "x stands for a tensor inside torch.func or torch.compile, and owns no memory",
+            hint="call the verb outside of vmap, grad and jvp; for gradients see hpcomm.differentiable",
+        ) from None
+    if not address and x.numel():
+        raise LayoutError("x has no memory: its storage was freed, or never made", hint="x.clone() before")
+    interface = {
+        "version": 3, "data": (address, False), "typestr": storage, "shape": shape, "strides": strides,
+    }  # fmt: skip
+    return np.asarray(_Memory(x, interface))
+
+
+def _number(x: complex) -> Buffer:
+    array = np.asarray(x)
+    if array.dtype.hasobject or (type(x) is int and array.dtype.kind == "u"):
+        raise DtypeError(f"{x} does not fit into 64 bits", hint="the verb's _object form")
+    return _scalar(array, lambda filled: filled.item() if filled.ndim == 0 else filled)
+
+
+def _generic(x: np.generic) -> Buffer:
+    return _scalar(np.asarray(x), lambda filled: filled[()])
+
+
+def _scalar(array: NDArray[Any], give: Callable[[NDArray[Any]], Any]) -> Buffer:
+    """A number: 0-d on the way out; what comes back is a number again, or an array if there are several."""
+    look = _numpy(array)
+
+    def make(shape: Shape) -> Buffer:
+        made = _scalar(np.empty(shape, array.dtype), give)
+        made.frozen = None
+        return made
+
+    return Buffer(look.array, look.dtype, make, lambda: give(array), "is a number, not a place to receive in")
+
+
+def _buffer_protocol(x: Any) -> Buffer:
+    try:
+        view = memoryview(x)
+    except TypeError:
+        if hasattr(x, "__array_interface__"):
+            return _array_interface(x)
+        raise UsageError(f"{type(x).__name__} is not an array", hint=_instead(x)) from None
+    except ValueError as error:
+        raise LayoutError(f"x has no memory: {error}", hint="give it before it is released") from None
+    try:
+        array = np.asarray(view)
+    except (ValueError, TypeError):
+        raise DtypeError(f"elements of format {view.format!r} have no numpy dtype") from None
+    dtype = dtypes.from_numpy(array.dtype)
+    frozen = "is read-only" if view.readonly else _frozen(array)
+    return Buffer(_stored(array, dtype), dtype, _making(array.dtype, dtype, _handing(x)), lambda: x, frozen)
+
+
+def _making(
+    own: np.dtype[Any], dtype: Dtype, hand: Callable[[NDArray[Any]], Any]
+) -> Callable[[Shape], Buffer]:
+    """What makes new arrays, of which the user gets hand(array). It holds no array, itself neither."""
+
+    def make(shape: Shape) -> Buffer:
+        filled = np.empty(shape, own)
+        return Buffer(_stored(filled, dtype), dtype, _making(own, dtype, hand), lambda: hand(filled))
+
+    return make
+
+
+def _handing(x: Any) -> Callable[[NDArray[Any]], Any]:
+    """bytes, bytearray and array.array have one axis: blocks come back one after the other."""
+    kind = type(x)
+    if isinstance(x, (bytes, bytearray)):
+        return lambda filled: kind(filled.tobytes())
+    if isinstance(x, stdlib_array.array):
+        code = x.typecode
+        return lambda filled: stdlib_array.array(code, filled.tobytes())
+    return (lambda filled: filled.data) if isinstance(x, memoryview) else (lambda filled: filled)
+
+
+def _array_interface(x: Any) -> Buffer:
+    look = _numpy(np.asarray(x))
+    look.give = lambda: x
+    return look
+
+
+def _instead(x: Any) -> str:
+    if isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
+        return "numpy.asarray(x) for numbers, the verb's _object form for anything else"
+    return "the verb's _object form, which takes any Python object"
+
+
+def _is_narrow(dtype: Any) -> bool:
+    """Whether it is a dtype that numpy has from ml_dtypes, as jax's bfloat16, which DLPack brings nobody."""
+    return isinstance(dtype, np.dtype) and dtypes.from_numpy(dtype).kind in "hq"
+
+
+def _dlpack(x: Any) -> Buffer:
+    if x.__dlpack_device__()[0] != 1:  # kDLCPU
+        raise _on_device(f"DLPack device {tuple(x.__dlpack_device__())}")
+    wrap = "from_dlpack"
+    try:
+        array = np.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError) as error:
+        if not _is_narrow(getattr(x, "dtype", None)):
+            raise DtypeError(
+                f"{type(x).__name__} does not hand over its memory: {error}", hint="numpy.asarray(x)"
+            ) from None
+        array, wrap = np.asarray(x), "asarray"
+    dtype = dtypes.from_numpy(array.dtype)
+    namespace: Any = getattr(x, "__array_namespace__", lambda: None)()
+    hand = getattr(namespace, wrap, lambda filled: filled)
+    return Buffer(_stored(array, dtype), dtype, _making(array.dtype, dtype, hand), lambda: x, _frozen(array))

@@ -1,0 +1,190 @@
+"""Element types: one record for each, whatever array library spells it.
+
+A Dtype says how elements lie in memory (`storage`, always a numpy dtype that numpy itself has),
+what MPI calls them, and which reductions make sense. bfloat16 and the 8-bit floats are stored as
+unsigned integers here, because numpy has no such types of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+from ..errors import DtypeError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["Dtype", "from_numpy", "from_torch", "narrow", "parse", "torch_dtype", "widen"]
+
+
+class Dtype(NamedTuple):
+    """name: the field's usual one; code: the same small number on every rank; kind: see below;
+    storage: numpy dtype string of the bytes; mpi: name of the MPI datatype (None: goes as bytes).
+    Of opaque ones there are more than codes: checksum tells them apart, and given is what numpy has."""
+
+    name: str
+    code: int
+    kind: str  # b bool, i int, u unsigned, f float, h half, c complex, q of 8 bits or fewer, o opaque bytes
+    storage: str
+    mpi: str | None
+    checksum: int = 0
+    given: np.dtype[Any] | None = None
+
+    @property
+    def itemsize(self) -> int:
+        return int(np.dtype(self.storage).itemsize)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_ROWS = [
+    ("bool", "b", "?", "C_BOOL"),
+    ("int8", "i", "i1", "INT8_T"),
+    ("int16", "i", "i2", "INT16_T"),
+    ("int32", "i", "i4", "INT32_T"),
+    ("int64", "i", "i8", "INT64_T"),
+    ("uint8", "u", "u1", "UINT8_T"),
+    ("uint16", "u", "u2", "UINT16_T"),
+    ("uint32", "u", "u4", "UINT32_T"),
+    ("uint64", "u", "u8", "UINT64_T"),
+    ("float16", "h", "u2", None),
+    ("bfloat16", "h", "u2", None),
+    ("float32", "f", "f4", "FLOAT"),
+    ("float64", "f", "f8", "DOUBLE"),
+    ("longdouble", "f", "g", "LONG_DOUBLE"),
+    ("complex64", "c", "c8", "C_FLOAT_COMPLEX"),
+    ("complex128", "c", "c16", "C_DOUBLE_COMPLEX"),
+    ("clongdouble", "c", "G", "C_LONG_DOUBLE_COMPLEX"),
+    ("float8_e4m3fn", "q", "u1", None),
+    ("float8_e5m2", "q", "u1", None),
+    ("float8_e4m3fnuz", "q", "u1", None),
+    ("float8_e5m2fnuz", "q", "u1", None),
+    ("float8_e8m0fnu", "q", "u1", None),
+    ("float8_e3m4", "q", "u1", None),
+    ("float8_e4m3", "q", "u1", None),
+    ("float8_e4m3b11fnuz", "q", "u1", None),
+    ("float6_e2m3fn", "q", "u1", None),
+    ("float6_e3m2fn", "q", "u1", None),
+    ("float4_e2m1fn", "q", "u1", None),
+    ("int4", "q", "u1", None),
+    ("int2", "q", "u1", None),
+    ("uint4", "q", "u1", None),
+    ("uint2", "q", "u1", None),
+]
+BY_NAME = {name: Dtype(name, i + 1, kind, storage, mpi) for i, (name, kind, storage, mpi) in enumerate(_ROWS)}
+_SHELLS = ("int4", "int2", "uint4", "uint2")  # torch has these names, and no elements of them
+_OPAQUE_CODE = 128  # of all opaque types
+
+
+@lru_cache(maxsize=256)
+def from_numpy(dtype: np.dtype[Any]) -> Dtype:
+    """The record for a numpy dtype.
+
+    Raises:
+        DtypeError: the byte order is not this machine's, or the elements are Python objects.
+    """
+    if not dtype.isnative:
+        raise DtypeError(
+            f"the byte order of dtype {dtype.str!r} is not this machine's",
+            hint="x.astype(x.dtype.newbyteorder('='))",
+        )
+    if dtype.hasobject:
+        raise DtypeError(
+            f"dtype {dtype} holds Python objects, whose addresses mean nothing on another rank",
+            hint="the verb's _object form, which pickles",
+        )
+    if dtype.kind in "biufc" or dtype.name in BY_NAME:
+        name = {"fg": "longdouble", "cG": "clongdouble"}.get(dtype.kind + dtype.char, dtype.name)
+        if name in BY_NAME:
+            return BY_NAME[name]
+    storage = dtype.str if dtype.kind in "SUmM" else f"V{dtype.itemsize}"
+    return Dtype(str(dtype), _OPAQUE_CODE, "o", storage, None, crc32(str(dtype).encode()), dtype)
+
+
+def from_torch(dtype: Any) -> Dtype:
+    """The record for a torch.dtype."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in BY_NAME or name in _SHELLS:
+        other = "complex64" if name.startswith("complex") else "float32"
+        raise DtypeError(f"torch dtype {name} cannot be sent", hint=f"x.to(torch.{other})")
+    return BY_NAME[name]
+
+
+def torch_dtype(dtype: Dtype) -> Any:
+    """torch's spelling of dtype, for a tensor that is to be made."""
+    found = getattr(sys.modules["torch"], dtype.name, None)
+    if found is None or dtype.name in _SHELLS:
+        raise DtypeError(f"torch has no dtype {dtype.name}", hint="receive into a numpy array")
+    return found
+
+
+def parse(dtype: Any) -> tuple[Dtype, bool]:
+    """A dtype as a user gives it (string, numpy dtype or type, torch.dtype) and whether it was torch's."""
+    if type(dtype).__module__ == "torch":
+        return from_torch(dtype), True
+    if isinstance(dtype, str) and dtype in BY_NAME:
+        return BY_NAME[dtype], False
+    try:
+        meant = np.dtype(dtype)
+    except TypeError:
+        raise DtypeError(f"{dtype!r} is no dtype", hint="such as 'float32'") from None
+    if not meant.itemsize:
+        raise DtypeError(f"{dtype!r} does not say how long an element is", hint="such as 'S8'")
+    return from_numpy(meant), False
+
+
+def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
+    """The numpy dtype that a user wants to see: bfloat16 needs ml_dtypes, float16 is numpy's own."""
+    if dtype.kind in "hq" and dtype.name != "float16":
+        if "ml_dtypes" not in sys.modules:
+            try:
+                import ml_dtypes  # noqa: F401
+            except ImportError:
+                raise DtypeError(
+                    f"numpy has no {dtype.name} of its own", hint="pip install ml_dtypes, or use torch"
+                ) from None
+        return np.dtype(str(dtype.name))  # ml_dtypes has registered it
+    return np.dtype(dtype.name) if dtype.given is None else dtype.given
+
+
+def widen(halves: NDArray[Any], dtype: Dtype) -> NDArray[np.float32]:
+    """float32 copies of half values given as their uint16 bits (any shape, contiguous result)."""
+    shape = halves.shape
+    halves = (
+        np.ascontiguousarray(halves).reshape(-1).reshape(shape)
+    )  # with strides of its own, also where n = 1
+    torch = sys.modules.get("torch")
+    if torch is not None:  # its conversion is vectorised for both half types, numpy's is not
+        if not halves.flags.writeable:
+            halves = halves.copy()
+        wide: Any = torch.from_numpy(halves).view(getattr(torch, dtype.name)).float().numpy()
+    elif dtype.name == "float16":
+        with np.errstate(all="ignore"):  # a signalling NaN
+            wide = halves.view(np.float16).astype(np.float32)
+    else:
+        wide = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.asarray(wide)
+
+
+def narrow(singles: NDArray[np.float32], dtype: Dtype) -> NDArray[np.uint16]:
+    """uint16 bits of float32 values rounded to nearest even, as the hardware does; NaN stays NaN."""
+    singles = np.asarray(singles)  # arithmetic on 0-d arrays makes numbers of them
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        tensor = torch.from_numpy(singles).to(getattr(torch, dtype.name))
+        return np.asarray(tensor.view(torch.uint16).numpy())
+    if dtype.name == "float16":
+        with np.errstate(all="ignore"):  # past 65504 is infinity, as float16 has it
+            return np.asarray(singles.astype(np.float16).view(np.uint16))
+    bits = singles.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    return np.asarray(np.where(np.isnan(singles), np.uint32(0x7FC0), rounded).astype(np.uint16))

@@ -1,0 +1,95 @@
+"""A call is an object: one communication in words.
+
+Verbs make it, the agreement compares its signature, observers look at it, a transport carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..communicator.communicator import Communicator
+
+__all__ = ["Call"]
+
+
+def _nothing(status: MPI.Status | None) -> Any:
+    return None
+
+
+class Call:
+    """One communication in words; str(call) serves messages.
+
+    Attributes:
+        comm, verb, root: as the user gave them.
+        peer, tag: dest or source of a message, and its tag.
+        send, recv: (contiguous array, elements per rank, MPI type), MPI.IN_PLACE or None.
+        op: MPI's operator.
+        moves: the verb whose MPI function carries the bytes, where it is not the call's own.
+        fill: copies x into the memory that travels, where that is not x itself; done once already.
+        carry: done instead of one MPI call, where a verb needs several (blocking calls only).
+        stages: done instead of one MPI call in the background: makes the generator that a Request drives.
+        prepare: done instead of asking MPI for persistent requests, where a plan is carried out otherwise.
+        finish: what is left to do when the bytes have arrived; returns the result.
+        chosen: the path that the ranks have chosen for it on devices (transport.choice.Choice), if they have.
+        settle: lets them choose, all together, without carrying the call out; None: nothing is to be chosen.
+        after: what the call leaves on a device, if it has to do with one (transport.staging.After).
+        give: all that finish does, where nothing has to be done to the bytes; else None.
+        code, count: head of the signature and number of elements (see signature.py); code 0: a message,
+            of which only two ranks know.
+        look: the Buffer that str(call) speaks of.
+    """
+
+    __slots__ = (
+        "after", "carry", "chosen", "code", "comm", "count", "fill", "finish", "give", "look", "moves",
+        "op", "peer", "prepare", "recv", "root", "send", "settle", "stages", "tag", "verb",
+    )  # fmt: skip
+
+    def __init__(
+        self, comm: Communicator, verb: str, *, root: int = 0, peer: int = 0, tag: int = 0, code: int = 0
+    ) -> None:
+        self.comm = comm
+        self.verb = verb
+        self.root = root
+        self.peer = peer
+        self.tag = tag
+        self.code = code
+        self.count = 0
+        self.send: Any = None
+        self.recv: Any = None
+        self.op: Any = None
+        self.moves = ""
+        self.fill: Callable[[], None] | None = None
+        self.carry: Callable[[], None] | None = None
+        self.stages: Callable[[], Any] | None = None
+        self.prepare: Callable[[], Any] | None = None
+        self.finish: Callable[[MPI.Status | None], Any] = _nothing
+        self.give: Callable[[], Any] | None = None
+        self.after: Any = None
+        self.chosen: Any = None
+        self.settle: Callable[[], Any] | None = None
+        self.look: Any = ""
+
+    def let_go(self) -> None:
+        """Forget how it was carried out, once it was: that holds the call, and so its arrays, in a circle."""
+        self.carry = self.stages = self.prepare = self.settle = None
+        self.finish = _nothing
+
+    @property
+    def agreed(self) -> int:
+        """What ranks agree about besides code: the number of elements, and which dtype if that is opaque.
+
+        The number is that of all elements where two groups cut into unequal blocks.
+        """
+        blocks = self.comm.size if self.verb == "reduce_scatter" and self.comm.is_inter else 1
+        dtype = getattr(self.look, "dtype", None)
+        return self.count * blocks + (0 if dtype is None else dtype.checksum)
+
+    def __str__(self) -> str:
+        if self.verb in ("send", "recv"):
+            end = "dest" if self.verb == "send" else "source"
+            return f"{self.verb}({self.look}, {end}={self.peer}, tag={self.tag})"
+        return f"{self.verb}({self.look})"

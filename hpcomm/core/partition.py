@@ -1,0 +1,418 @@
+"""Who owns which part of an index space: boxes over a mesh, or arbitrary points. Thought only.
+
+    Partition((6, 8), {"p": 3}, ("p", None))        Partition((6, 8), {"y": 2, "x": 2}, ("y", "x"))
+
+    +--------+                                      +----+----+
+    |   0    |                                      | 0  | 1  |
+    +--------+                                      |    |    |
+    |   1    |                                      +----+----+
+    +--------+                                      | 2  | 3  |
+    |   2    |                                      |    |    |
+    +--------+                                      +----+----+
+
+A Partition cuts an n-dimensional index space into boxes over the axes of a mesh. Mesh axes that cut no
+array axis hold copies ("replicated"), or summands ("partial"): the value is the sum over those ranks.
+Points own arbitrary global indices of the first array axis, as unstructured grids do.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LayoutError, RankError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["Box", "Partition", "Points", "cuts", "integers"]
+
+Shape = tuple[int, ...]
+Split = str | Sequence[str] | None
+Widths = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Box:
+    """The indices from start up to but without stop, along every axis."""
+
+    start: Shape
+    stop: Shape
+
+    @property
+    def shape(self) -> Shape:
+        """How many indices along every axis."""
+        return tuple(max(0, b - a) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        """How many indices."""
+        return math.prod(self.shape)
+
+    def __and__(self, other: Box) -> Box:
+        """The indices in both."""
+        start = tuple(map(max, self.start, other.start))
+        return Box(start, tuple(map(max, start, map(min, self.stop, other.stop))))
+
+    def __contains__(self, index: Sequence[int]) -> bool:
+        return all(a <= i < b for a, i, b in zip(self.start, index, self.stop, strict=True))
+
+    def slices(self, origin: Sequence[int] | None = None) -> tuple[slice, ...]:
+        """To take the box out of an array whose element [0, 0, ...] has the global index origin."""
+        base = origin or (0,) * len(self.start)
+        return tuple(slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, base, strict=True))
+
+    def moved(self, by: Sequence[int]) -> Box:
+        """The box further along each axis by so many indices."""
+        return Box(
+            tuple(a + d for a, d in zip(self.start, by, strict=True)),
+            tuple(b + d for b, d in zip(self.stop, by, strict=True)),
+        )
+
+    def grown(self, widths: Widths) -> Box:
+        """The box with a rim of (before, after) indices along each axis."""
+        return Box(
+            tuple(a - w for a, (w, _) in zip(self.start, widths, strict=True)),
+            tuple(b + w for b, (_, w) in zip(self.stop, widths, strict=True)),
+        )
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
+
+
+def integers(values: Any, what: str) -> Shape:
+    """One integer, or several, as a tuple of them.
+
+    Raises:
+        LayoutError: anything else; a float is not cut to one.
+    """
+    try:
+        is_one = hasattr(values, "__index__") and not getattr(values, "ndim", 0)
+        return tuple(int(operator.index(n)) for n in ((values,) if is_one else values))
+    except TypeError:
+        raise LayoutError(f"{what} is {values!r}", hint="integers") from None
+
+
+def _whole(shape: Any) -> Shape:
+    sizes = integers(shape, "the shape of the whole")
+    if min(sizes, default=0) < 0:
+        raise LayoutError(f"the shape of the whole is {sizes}", hint="no size below 0")
+    return sizes
+
+
+def cuts(n: int, parts: int) -> Shape:
+    """Where to cut n indices into parts of almost equal length, the longer ones first: (0, ..., n).
+
+    Same as numpy.array_split and PETSc's DMDA.
+    """
+    short, longer = divmod(n, parts)
+    return tuple(i * short + min(i, longer) for i in range(parts + 1))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Boxes of an index space over a mesh whose ranks count row by row, the last axis fastest.
+
+    Args:
+        shape: of the whole.
+        mesh: sizes of the mesh axes by name; {} is one rank.
+        split: for each array axis the mesh axis that cuts it, several of them (the first varies slowest),
+            or None. Default: the mesh axes in order, one each, as far as there are.
+        bounds: {array axis: (0, ..., n)} where the cuts are not `cuts(n, parts)`.
+        partial: mesh axes over which the value is the sum of what the ranks hold.
+
+    Raises:
+        LayoutError: an axis that the mesh does not have, that cuts twice, or bounds that do not fit.
+    """
+
+    shape: Shape
+    mesh: Mapping[str, int]
+    split: Sequence[Split] | None = None
+    bounds: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    partial: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        shape = _whole(self.shape)
+        object.__setattr__(self, "shape", shape)
+        if not isinstance(self.mesh, Mapping):
+            raise LayoutError(f"mesh is of type {type(self.mesh).__name__}", hint="{name: size}: mesh.shape")
+        sizes = integers(self.mesh.values(), f"the mesh {dict(self.mesh)}")
+        if min(sizes, default=1) < 1:
+            raise LayoutError(f"the mesh is {dict(self.mesh)}", hint="sizes of 1 and more")
+        object.__setattr__(self, "mesh", dict(zip(map(str, self.mesh), sizes, strict=True)))
+        for name in ("split", "partial"):
+            if isinstance(given := getattr(self, name), str):
+                object.__setattr__(self, name, (given,))
+            elif (given is not None or name == "partial") and not (
+                isinstance(given, Sequence)
+                and all(each is None or hasattr(each, "__iter__") for each in given)
+            ):
+                raise LayoutError(f"{name} is {given!r}", hint="a list of names of mesh axes")
+        if not isinstance(self.bounds, Mapping):
+            raise LayoutError(f"bounds is {self.bounds!r}", hint="{axis: cuts}")
+        strange = [axis for axis in self.bounds if axis not in range(len(shape))]
+        if strange:
+            raise LayoutError(
+                f"bounds cut axes {strange}, the shape {shape} has {len(shape)}", hint="{axis: cuts}"
+            )
+        names = list(self.mesh)
+        chosen: Sequence[Split]
+        if self.split is None:
+            free = [name for name in names if name not in self.partial]
+            chosen = (*free[: len(shape)], *([None] * (len(shape) - len(free))))
+        else:
+            chosen = tuple(self.split)
+        object.__setattr__(self, "split", chosen)
+        object.__setattr__(self, "partial", tuple(self.partial))
+        if len(chosen) != len(shape):
+            raise LayoutError(
+                f"split {tuple(chosen)} has {len(chosen)} entries, the shape {shape} {len(shape)} axes",
+                hint="one entry per array axis: a mesh axis, several, or None",
+            )
+        used = [name for axes in self.axes for name in axes] + list(self.partial)
+        wrong = sorted({name for name in used if name not in self.mesh or used.count(name) > 1})
+        if wrong:
+            raise LayoutError(
+                f"mesh axes {wrong} do not exist or are used twice; the mesh has {dict(self.mesh)}",
+                hint="each mesh axis cuts one array axis at most, or is partial",
+            )
+        for axis, (n, parts) in enumerate(zip(shape, self.grid, strict=True)):
+            given = integers(self.bounds.get(axis, cuts(n, parts)), f"bounds of axis {axis}")
+            if len(given) != parts + 1 or given[0] != 0 or given[-1] != n or list(given) != sorted(given):
+                raise LayoutError(
+                    f"bounds {given} do not cut the {n} indices of axis {axis} into {parts} parts",
+                    hint=f"{parts + 1} ascending numbers from 0 to {n}, such as {cuts(n, parts)}",
+                )
+        object.__setattr__(self, "bounds", {int(a): tuple(b) for a, b in self.bounds.items()})
+
+    # -- shape of the thing -------------------------------------------------------------------------
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def ndim(self) -> int:
+        """The number of array axes."""
+        return len(self.shape)
+
+    @cached_property
+    def axes(self) -> tuple[tuple[str, ...], ...]:
+        """For each array axis the mesh axes that cut it."""
+        return tuple(() if s is None else (s,) if isinstance(s, str) else tuple(s) for s in self.split or ())
+
+    @cached_property
+    def grid(self) -> Shape:
+        """The number of parts along each array axis."""
+        return tuple(math.prod(self.mesh[name] for name in axes) for axes in self.axes)
+
+    @cached_property
+    def replicated(self) -> tuple[str, ...]:
+        """Mesh axes along which the ranks hold the same."""
+        used = {name for axes in self.axes for name in axes} | set(self.partial)
+        return tuple(name for name in self.mesh if name not in used)
+
+    @cached_property
+    def edges(self) -> tuple[Shape, ...]:
+        """The cuts along each array axis."""
+        return tuple(
+            tuple(self.bounds.get(a, cuts(n, p)))
+            for a, (n, p) in enumerate(zip(self.shape, self.grid, strict=True))
+        )
+
+    @cached_property
+    def _strides(self) -> dict[str, int]:
+        strides, step = {}, 1
+        for name, size in reversed(list(self.mesh.items())):
+            strides[name] = step
+            step *= size
+        return strides
+
+    # -- who owns what ------------------------------------------------------------------------------
+    def coords(self, rank: int) -> dict[str, int]:
+        """Where rank sits on the mesh."""
+        self._check(rank)
+        return {name: rank // self._strides[name] % size for name, size in self.mesh.items()}
+
+    def cell(self, rank: int) -> Shape:
+        """Which part rank holds along each array axis."""
+        at = self.coords(rank)
+        found = []
+        for axes in self.axes:
+            i = 0
+            for name in axes:
+                i = i * self.mesh[name] + at[name]
+            found.append(i)
+        return tuple(found)
+
+    def box(self, rank: int) -> Box:
+        """The indices that rank holds."""
+        return self.cell_box(self.cell(rank))
+
+    def cell_box(self, cell: Shape) -> Box:
+        """The indices of one part along each axis."""
+        return Box(
+            tuple(e[i] for e, i in zip(self.edges, cell, strict=True)),
+            tuple(e[i + 1] for e, i in zip(self.edges, cell, strict=True)),
+        )
+
+    def summand(self, rank: int) -> int:
+        """Which of the summands rank holds: 0 if nothing is partial."""
+        at = self.coords(rank)
+        i = 0
+        for name in self.partial:
+            i = i * self.mesh[name] + at[name]
+        return i
+
+    @property
+    def summands(self) -> int:
+        """Of how many summands a value is made: 1 if nothing is partial."""
+        return math.prod(self.mesh[name] for name in self.partial)
+
+    def holders(self, cell: Shape, summand: int = 0) -> list[int]:
+        """The ranks that hold a copy of cell (of one summand of it), ascending."""
+        base = self._offset(self.partial, summand) + sum(
+            self._offset(axes, i) for axes, i in zip(self.axes, cell, strict=True)
+        )
+        copies = range(math.prod(self.mesh[name] for name in self.replicated))
+        return [base + self._offset(self.replicated, i) for i in copies]
+
+    def owner(self, index: Sequence[int]) -> int:
+        """The first rank that holds index."""
+        index = integers(index, "an index")
+        if len(index) != self.ndim or not all(0 <= i < n for i, n in zip(index, self.shape, strict=True)):
+            raise LayoutError(
+                f"index {index} is not in the shape {self.shape}", hint="one number for each axis"
+            )
+        return self.holders(tuple(bisect_right(e, i) - 1 for e, i in zip(self.edges, index, strict=True)))[0]
+
+    def is_first(self, rank: int) -> bool:
+        """Whether rank is the first holder of its box: each element has exactly one."""
+        return self.holders(self.cell(rank))[0] == rank
+
+    def meeting(self, box: Box) -> Iterator[tuple[Shape, Box]]:
+        """The cells that share indices with box, in ascending order, and what they share."""
+        ranges = []
+        for e, a, b in zip(self.edges, box.start, box.stop, strict=True):
+            if a >= b:
+                return
+            ranges.append(range(bisect_right(e, a) - 1, bisect_right(e, b - 1)))
+        for cell in product(*ranges):
+            common = self.cell_box(cell) & box
+            if common.size:
+                yield cell, common
+
+    def _offset(self, axes: Sequence[str], i: int) -> int:
+        """What the i-th combination of coordinates on these mesh axes adds to a rank."""
+        offset = 0
+        for name in reversed(axes):
+            i, at = divmod(i, self.mesh[name])
+            offset += at * self._strides[name]
+        return offset
+
+    def _check(self, rank: int) -> None:
+        (rank,) = integers([rank], "the rank")
+        if not 0 <= rank < self.size:
+            raise RankError(f"rank {rank} is not on the mesh {dict(self.mesh)}", hint=f"0 to {self.size - 1}")
+
+    def __str__(self) -> str:
+        how = ", ".join("+".join(a) if a else "-" for a in self.axes)
+        more = f", partial over {', '.join(self.partial)}" if self.partial else ""
+        return f"{self.shape} over {dict(self.mesh)} as ({how}){more}"
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Arbitrary global indices of the first array axis, each owned by one rank.
+
+    Args:
+        shape: of the whole: (number of points, *shape at each point).
+        owned: for every rank its global indices, in the order in which it keeps them.
+        ghosts: for every rank the indices of others whose values it wants, kept behind its own.
+
+    Every rank holds all of these lists: 8 bytes for each point of the whole.
+
+    Raises:
+        LayoutError: an index that does not exist, or is owned twice or by nobody.
+    """
+
+    shape: Shape
+    owned: Sequence[Any]
+    ghosts: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        shape = _whole(self.shape)
+        object.__setattr__(self, "shape", shape)
+        for given in (self.owned, () if self.ghosts is None else self.ghosts):
+            if not hasattr(given, "__iter__"):
+                raise LayoutError(f"indices are {given!r}", hint="for every rank a list of global indices")
+        owned = tuple(map(_numbers, self.owned))
+        ghosts = self.ghosts if self.ghosts is not None else [np.empty(0, np.int64)] * len(owned)
+        object.__setattr__(self, "owned", owned)
+        object.__setattr__(self, "ghosts", tuple(map(_numbers, ghosts)))
+        if len(ghosts) != len(owned):
+            raise LayoutError(
+                f"owned is given for {len(owned)} ranks, ghosts for {len(ghosts)}",
+                hint="a list of ghosts for every rank, which may be empty",
+            )
+        times = np.zeros(shape[0], np.int64)
+        for indices in (*owned, *(self.ghosts or ())):
+            if indices.size and (indices.min() < 0 or indices.max() >= shape[0]):
+                raise LayoutError(
+                    f"indices from {indices.min()} to {indices.max()} do not fit {shape[0]} points",
+                    hint=f"global indices from 0 to {shape[0] - 1}",
+                )
+        for indices in owned:
+            np.add.at(times, indices, 1)
+        wrong = np.flatnonzero(times != 1)
+        if wrong.size:
+            raise LayoutError(
+                f"{wrong.size} points are not owned exactly once, the first is {wrong[0]} "
+                f"({times[wrong[0]]} times)",
+                hint="every global index on one rank; what a rank wants of others belongs into ghosts",
+            )
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.owned)
+
+    @cached_property
+    def _owner(self) -> NDArray[np.int32]:
+        owner = np.empty(self.shape[0], np.int32)
+        for rank, indices in enumerate(self.owned):
+            owner[indices] = rank
+        return owner
+
+    def owner(self, index: int) -> int:
+        """The rank that owns a global index."""
+        (at,) = integers([index], "an index")
+        if not 0 <= at < self.shape[0]:
+            raise LayoutError(f"index {at} is none of {self.shape[0]} points")
+        return int(self._owner[at])
+
+    def owners(self, indices: NDArray[Any]) -> NDArray[np.int32]:
+        """The rank that owns each of the global indices."""
+        found: NDArray[np.int32] = self._owner[indices]
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.shape}, points over {self.size} ranks"
+
+
+def _numbers(indices: Any) -> NDArray[np.int64]:
+    given = np.asarray(indices).reshape(-1)
+    if given.size and given.dtype.kind not in "iu":
+        raise LayoutError(f"global indices of dtype {given.dtype}", hint="integers")
+    return given.astype(np.int64, copy=False)

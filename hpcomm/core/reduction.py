@@ -1,0 +1,389 @@
+"""Reduction operators: which sums make sense on which elements, and how they are done rightly.
+
+An operator on a dtype becomes a Reduction: what is sent instead of x (`up`), which MPI operator
+folds it, and what the folded values become (`down`). Halves travel as float32 and are rounded once;
+truth values as 0 and 1; an operator that MPI does not know is folded here, in rank order, over the
+gathered contributions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from numbers import Number
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import DtypeError, UsageError
+from . import dtypes
+from .dtypes import Dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["NAMES", "Op", "Reduction", "check_whole", "counted", "folder", "premul_sum", "resolve"]
+
+NAMES = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
+_MPI = {"sum": "SUM", "avg": "SUM", "premul_sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX",
+        "band": "BAND", "bor": "BOR", "bxor": "BXOR", "land": "LAND", "lor": "LOR"}  # fmt: skip
+_ON_BOOL = {"sum": "BOR", "max": "BOR", "lor": "BOR", "bor": "BOR", "prod": "BAND", "min": "BAND",
+            "land": "BAND", "band": "BAND", "bxor": "BXOR"}  # fmt: skip
+_OTHER_WORDS = {"mean": "avg", "average": "avg", "add": "sum", "mul": "prod", "product": "prod",
+                "minimum": "min", "maximum": "max", "and": "land", "all": "land", "or": "lor", "any": "lor",
+                "xor": "bxor"}  # fmt: skip
+# Functions that fold one array, of which f(a, b) means something else, or nothing: by module, and meant
+_FOLDERS = {
+    "builtins": {"sum": "sum", "min": "min", "max": "max", "any": "lor", "all": "land"},
+    "math": {"prod": "prod", "fsum": "sum"},
+    "statistics": {"mean": "avg", "fmean": "avg"},
+    "numpy": {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "amin": "min", "amax": "max",
+              "any": "lor", "all": "land", "mean": "avg", "average": "avg"},
+    "torch": {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "amin": "min", "amax": "max",
+              "any": "lor", "all": "land", "mean": "avg"},
+}  # fmt: skip
+_MOST = 2**63 - 1  # of an int
+_FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE")
+_NARROW = ("INT8_T", "UINT8_T", "INT16_T", "UINT16_T")
+FOLD_CODE = 31  # code of every operator that MPI does not know by name
+
+
+class Op(NamedTuple):
+    """An operator before it meets a dtype: a name, with a factor for premul_sum, or a function."""
+
+    name: str
+    factor: Any = None
+    function: Callable[[Any, Any], Any] | None = None
+    mpi: Any = None
+
+    def __str__(self) -> str:
+        return self.name if self.factor is None else f"{self.name}({self.factor})"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Reduction(NamedTuple):
+    """An operator on a dtype.
+
+    code: the same small number on all ranks that mean the same
+    mpi_op, mpi_type: names of MPI's operator and of the element type that travels; mpi_op None: fold here
+    up: storage array -> contiguous array that travels, or None: x itself can
+    down: (travelled array, number of ranks) -> storage array; None: nothing to do
+    finish: (storage array, number of ranks), changes it in place; None: nothing to do
+    """
+
+    op: Op
+    code: int
+    mpi_op: Any
+    mpi_type: str
+    up: Callable[[Array], Array] | None = None
+    down: Callable[[Array, int], Array] | None = None
+    finish: Callable[[Array, int], None] | None = None
+
+    @property
+    def fold(self) -> Callable[[Any, Any], Any] | None:
+        return self.op.function
+
+    def mpi(self) -> Any:
+        """The operator for MPI to fold with, on the host."""
+        if self.mpi_op in ("MIN", "MAX") and self.mpi_type in _FLOATS:
+            return _keeping_nan(self.mpi_op)
+        if self.mpi_op == "SUM" and self.mpi_type in _NARROW and MPI.get_vendor()[0] == "Open MPI":
+            return _wrapping_sum()
+        return getattr(MPI, self.mpi_op) if isinstance(self.mpi_op, str) else self.mpi_op
+
+
+def premul_sum(factor: Any) -> Op:
+    """The operator that multiplies this rank's x by factor, a number, and sums (NCCL's premul_sum).
+
+    Raises:
+        UsageError: factor is no number.
+    """
+    if hasattr(factor, "item") and getattr(factor, "ndim", 1) == 0:
+        factor = factor.item()
+    if not isinstance(factor, Number):
+        raise UsageError(f"premul_sum by {factor!r}, which is no number", hint="hpcomm.premul_sum(0.5)")
+    return Op("premul_sum", factor=factor)
+
+
+def resolve(op: Any, dtype: Dtype) -> Reduction:
+    """The Reduction for op on dtype.
+
+    Args:
+        op: a name of NAMES, premul_sum(factor), torch ReduceOp, MPI.Op, a function f(a, b) -> c, or one such
+            as Python's sum, max and any, which means the operator by which it folds.
+
+    Raises:
+        UsageError: op is none of these.
+        DtypeError: op has no right result on dtype.
+    """
+    return _on(named(op), dtype)
+
+
+def check_whole(x: int, op: Op, ranks: int) -> None:
+    """Refuse an int of Python's, which knows no bounds, where the result might not fit into 64 bits.
+
+    Raises:
+        DtypeError: that many such numbers could be too many.
+    """
+    if op.name not in ("sum", "prod", "premul_sum"):
+        return
+    own = abs(x * (1 if op.factor is None else int(op.factor)))
+    if own > (_MOST ** (1 / ranks) if op.name == "prod" else _MOST // ranks):
+        raise DtypeError(
+            f"{op} of ints such as {x} on {ranks} ranks might not fit into 64 bits",
+            hint=f"all_reduce_object({'factor * ' if own != abs(x) else ''}x, "
+            f"{op.name.removeprefix('premul_')!r}), which is exact, or float(x)",
+        )
+
+
+def named(op: Any) -> Op:
+    """op in our words, whichever library spelt it."""
+    if isinstance(op, str):
+        if op not in NAMES:
+            word = op.lower()
+            meant = _OTHER_WORDS.get(word, word)
+            hint = f"op={meant!r}" if meant in NAMES else f"one of {', '.join(NAMES)}, or a function f(a, b)"
+            raise UsageError(f"there is no operator {op!r}", hint=hint)
+        if op == "premul_sum":
+            raise UsageError("premul_sum needs its factor", hint="op=hpcomm.premul_sum(0.5)")
+        return Op(op)
+    if isinstance(op, Op):
+        return op
+    module = type(op).__module__
+    if module.startswith("mpi4py"):
+        return _from_mpi(op)
+    if module.startswith("torch"):
+        return _from_torch(op)
+    if callable(op):
+        known = folder(op)
+        return Op(known) if known else Op(getattr(op, "__name__", "function"), function=op)
+    raise UsageError(f"op is a {type(op).__name__}", hint="a name such as 'sum', or a function f(a, b)")
+
+
+def folder(op: Any) -> str | None:
+    """The name of the operator that a function such as Python's sum folds by; None: it may take a and b."""
+    for module, names in _FOLDERS.items():
+        word = names.get(getattr(op, "__name__", ""))
+        if word is not None and op is getattr(sys.modules.get(module), op.__name__, None):
+            return word
+    return None
+
+
+def counted(x: Any, op: Any) -> Any:
+    """x, or a bool of Python's as the number that it is, where Python's own + and * count."""
+    return int(x) if type(x) is bool and named(op).name in ("sum", "prod", "premul_sum") else x
+
+
+def _from_mpi(op: MPI.Op) -> Op:
+    for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "land", "lor"):
+        if op == getattr(MPI, _MPI[name]):
+            return Op(name)
+    if op == MPI.OP_NULL or op.is_predefined:
+        raise UsageError(
+            "this MPI operator has no meaning on arrays of one element type",
+            hint='all_reduce_object((x, place), "maxloc") or "minloc", or comm.mpi, which has all of MPI',
+        )
+    return Op("MPI.Op", mpi=op)
+
+
+def _from_torch(op: Any) -> Op:
+    kind = getattr(op, "op", op)  # ReduceOp holds a RedOpType, ReduceOp.SUM is one
+    name = {"PRODUCT": "prod"}.get(kind.name, kind.name.lower())
+    if name == "premul_sum":
+        factor = op.factor
+        return premul_sum(factor.item() if hasattr(factor, "item") else factor)
+    return Op(name)
+
+
+def _on(op: Op, dtype: Dtype) -> Reduction:
+    if op.function is not None:
+        return Reduction(op, FOLD_CODE, None, "")
+    if op.mpi is not None:
+        if dtype.mpi is None:
+            raise DtypeError(
+                f"MPI has no type for {dtype}, so an MPI.Op cannot fold it", hint="a function f(a, b) as op"
+            )
+        return Reduction(op, FOLD_CODE, op.mpi, dtype.mpi)
+    if op.factor is not None:
+        return _premultiplied(op, dtype)
+    return _known(op.name, dtype)
+
+
+@lru_cache(maxsize=512)
+def _known(name: str, dtype: Dtype) -> Reduction:
+    op = Op(name)
+    code = NAMES.index(name)
+    kind = dtype.kind
+    if kind in "qo":
+        raise DtypeError(
+            f"{dtype} can be moved but not reduced",
+            hint="x.view('int64') for times, else convert first, for example to float32",
+        )
+    if name in ("band", "bor", "bxor") and kind not in "biu":
+        raise DtypeError(
+            f"{name} works on bits, {dtype} is no integer", hint="'land' or 'lor' for truth values"
+        )
+    if name == "avg" and kind in "biu":
+        raise DtypeError(
+            f"the average of {dtype} is no {dtype}", hint="convert to float64 first, or op='sum' and divide"
+        )
+    if name in ("min", "max") and kind == "c":
+        raise DtypeError(f"complex numbers have no {name}", hint="reduce abs(x), or x.real and x.imag apart")
+    if kind == "b":
+        return Reduction(op, code, _ON_BOOL[name], "UINT8_T", _bytes_of, _bools_of)
+    if name in ("land", "lor"):
+        back = _truth_to(dtype)
+        return Reduction(op, code, _ON_BOOL[name], "UINT8_T", _truth_of(dtype), back)
+    if kind == "h":
+        return Reduction(op, code, _MPI[name], "FLOAT", _widen(dtype), _narrow(dtype, name == "avg"))
+    assert dtype.mpi is not None
+    return Reduction(op, code, _MPI[name], dtype.mpi, finish=_divide if name == "avg" else None)
+
+
+@lru_cache(maxsize=2)
+def _keeping_nan(name: str) -> MPI.Op:
+    """MIN or MAX of floats as numpy and torch have them: what is not a number stays so.
+
+    MPI's own compare, so that the last rank's value counts, or the first's, and each rank may get another.
+    """
+    fold = {"MIN": np.minimum, "MAX": np.maximum}[name]
+    dtypes_by_size = {np.dtype(char).itemsize: np.dtype(char) for char in "gdf"}
+
+    def call(given: Any, folded: Any, kind: MPI.Datatype) -> None:
+        dtype = dtypes_by_size[kind.size]
+        out = np.frombuffer(folded, dtype)
+        fold(np.frombuffer(given, dtype), out, out=out)
+
+    return MPI.Op.Create(call, commute=True)
+
+
+@lru_cache(maxsize=1)
+def _wrapping_sum() -> MPI.Op:
+    """SUM of integers of 8 and 16 bits, which wrap around as they do in numpy, torch and C.
+
+    Open MPI 5.0 on processors with AVX stops most elements of long enough arrays at the dtype's ends.
+    """
+    # signed ones have the same bits
+    dtypes_by_size: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("u2")}
+
+    def call(given: Any, folded: Any, kind: MPI.Datatype) -> None:
+        dtype = dtypes_by_size[kind.size]
+        out = np.frombuffer(folded, dtype)
+        np.add(np.frombuffer(given, dtype), out, out=out)
+
+    return MPI.Op.Create(call, commute=True)
+
+
+def _premultiplied(op: Op, dtype: Dtype) -> Reduction:
+    plain = _known("sum", dtype)
+    if dtype.kind in "biu" and not isinstance(op.factor, (int, np.integer)):
+        raise DtypeError(
+            f"premul_sum by {op.factor!r} of {dtype} would not stay {dtype}", hint="convert x to float first"
+        )
+    if dtype.kind == "b":
+        raise DtypeError("premul_sum has no meaning on bool", hint="convert x first")
+    if isinstance(op.factor, complex) and dtype.kind != "c":
+        raise DtypeError(
+            f"premul_sum by a complex factor of {dtype} would not stay {dtype}", hint="convert x to complex"
+        )
+    if not _holds(np.dtype(np.float32 if dtype.kind == "h" else dtype.storage), op.factor):
+        raise DtypeError(
+            f"the factor {op.factor} of premul_sum is no {dtype}", hint="convert x to a wider dtype"
+        )
+    up = plain.up
+
+    def scaled(x: Array) -> Array:
+        wide = np.ascontiguousarray(x) if up is None else up(x)
+        with np.errstate(all="ignore"):
+            return np.asarray(wide * wide.dtype.type(op.factor))
+
+    return Reduction(
+        op, NAMES.index("premul_sum"), plain.mpi_op, plain.mpi_type, scaled, plain.down, plain.finish
+    )
+
+
+def _holds(dtype: np.dtype[Any], factor: Any) -> bool:
+    """Whether factor stays a number, and another one than 0, as an element of dtype."""
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            held = dtype.type(factor)
+        finite = factor - factor == 0
+    except (ArithmeticError, TypeError):
+        return False
+    return bool(np.isfinite(held) or not finite) and bool(held) == bool(factor)
+
+
+def _bytes_of(x: Array) -> Array:
+    return np.ascontiguousarray(x).view(np.uint8)
+
+
+def _bools_of(folded: Array, ranks: int) -> Array:
+    return folded.view(np.bool_)
+
+
+def _truth_of(dtype: Dtype) -> Callable[[Array], Array]:
+    if dtype.kind != "h":
+        return lambda x: np.ascontiguousarray(x != 0).view(np.uint8)
+    return lambda x: np.ascontiguousarray((x & np.uint16(0x7FFF)) != 0).view(np.uint8)  # -0.0 is false too
+
+
+def _truth_to(dtype: Dtype) -> Callable[[Array, int], Array]:
+    one = 1 if dtype.kind != "h" else {"float16": 0x3C00, "bfloat16": 0x3F80}[dtype.name]
+    return lambda folded, ranks: folded.astype(dtype.storage) * np.dtype(dtype.storage).type(one)
+
+
+def _widen(dtype: Dtype) -> Callable[[Array], Array]:
+    return lambda x: dtypes.widen(x, dtype)
+
+
+def _narrow(dtype: Dtype, average: bool) -> Callable[[Array, int], Array]:
+    def averaged(folded: Array, ranks: int) -> Array:
+        with np.errstate(all="ignore"):
+            return dtypes.narrow(folded / np.float32(ranks), dtype)
+
+    return averaged if average else lambda folded, ranks: dtypes.narrow(folded, dtype)
+
+
+def _divide(folded: Array, ranks: int) -> None:
+    with np.errstate(all="ignore"):  # who raised here would leave the others waiting
+        if folded.dtype.kind == "c":  # dividing by a complex number rounds more often
+            folded.real /= ranks
+            folded.imag /= ranks
+        else:
+            np.divide(folded, ranks, out=folded)
+
+
+def identity(op: Op, dtype: Dtype) -> Any:
+    """What exscan leaves on rank 0, as a storage value: the value that op does not notice.
+
+    Raises:
+        UsageError: a user's own operator has none that is known here.
+    """
+    if op.function is not None or op.mpi is not None:
+        return None
+    truth = {"land": 1, "lor": 0}
+    name = op.name
+    if name in truth or dtype.kind == "b":
+        value: Any = truth.get(name, 1 if name in ("prod", "min", "band") else 0)
+    elif name in ("min", "max"):
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype.storage)
+            value = limits.max if name == "min" else limits.min
+        else:
+            value = np.inf if name == "min" else -np.inf
+    else:
+        value = {"prod": 1, "band": -1}.get(name, 0)
+    if dtype.kind == "h":
+        return dtypes.narrow(np.full(1, value, np.float32), dtype)[0]
+    storage = np.dtype(dtype.storage)
+    return ~np.zeros((), storage) if value == -1 else storage.type(value)

@@ -1,0 +1,476 @@
+"""A call under way.
+
+A Request owns the arrays of its call until the call is complete, and gives at the end exactly what
+the blocking form would have returned. Calls of several stages (sizes first, then data) are generators
+that yield the MPI requests of one stage at a time; the Request drives them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterable, Sequence
+from numbers import Real
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from ..errors import HpcommError, PeerFailedError, UsageError, WaitTimeoutError, calling_frame, place
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+    from mpi4py import MPI
+
+    from ..communicator.communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = [
+    "Polled",
+    "Request",
+    "Stages",
+    "abandon",
+    "birth",
+    "deadline",
+    "has_rounds",
+    "move_rounds",
+    "on_rounds",
+    "polled",
+    "rounds_under_way",
+    "wait_all",
+    "wait_any",
+]
+
+Stages = Generator["list[Any]", "list[MPI.Status]", Any]  # of MPI requests, or what waits like one
+
+_abandoned: list[Any] = []  # requests dropped unfinished: MPI still writes into their memory
+# Requests that are moved on by whoever waits for any request, and in other blocking calls by a thread.
+rounds_under_way: dict[int, weakref.ref[Request]] = {}
+on_rounds: list[Callable[[], None]] = []  # to call when there are some: see transport.progress
+_next_sweep = 0.0  # s, by time.monotonic(): not before that they are asked again
+
+
+class Request:
+    """A call that has begun. Keep it and wait for it; dropping it unfinished is warned about.
+
+    Several threads and tasks may wait for one request; each gets its result.
+
+    Attributes:
+        result: what wait() returned; None before that.
+        status: of a receive: a Status, filled once the message is there.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_born",
+        "_call",
+        "_error",
+        "_moving",
+        "_needs",
+        "_pending",
+        "_stages",
+        "_statuses",
+        "result",
+        "status",
+    )
+
+    _memory: Any = None  # what MPI reads or writes, if stages do not keep it
+
+    def __init__(self, call: object, stages: Stages, status: Any = None) -> None:
+        self._call = call
+        self.result: Any = None
+        self.status: Any = status
+        self._error: BaseException | None = None
+        self._needs: tuple[Communicator, int | None, int] | None = None
+        self._stages: Stages | None = None  # until the first stage has begun there is nothing to own
+        self._statuses: list[MPI.Status] = []
+        self._born = birth(sys._getframe(1))
+        self._pending: list[Any] = []
+        self._moving = Lock()  # one thread at a time: MPI does not let two wait for one of its requests
+        try:
+            self._pending = next(stages)
+            self._stages = stages
+        except StopIteration as end:  # nothing to wait for
+            self.result = end.value
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end and return what the blocking call would have returned. May be repeated.
+
+        Args:
+            timeout: seconds; None waits for ever, or as long as its communicator says (comm.timeout).
+
+        Raises:
+            WaitTimeoutError: the time is over. The request is still under way: wait again, or end the job.
+            PeerFailedError: the rank that it needs has ended; told where there is a timeout, for otherwise
+                the job ends.
+            UsageError: timeout is no number of seconds.
+        """
+        if timeout is None and self._needs is not None:
+            timeout = self._needs[0]._timeout_s
+        end = None if timeout is None else deadline(timeout)
+        if self._stages is None:
+            return self._outcome()
+        if timeout is None or end is None:
+            if rounds_under_way:
+                self._wait_beside_others()
+            with self._moving:
+                self._wait_for_ever()
+        elif not self._poll(end):
+            raise WaitTimeoutError(
+                f"{self.call} was not complete after {float(timeout):g} s",
+                f"started at {self.birth}",
+                "wait again, or look for the rank that did not make the matching call",
+            )
+        return self._outcome()
+
+    def done(self) -> bool:
+        """Whether the call is complete. Never blocks; moves the call on."""
+        if self._stages is None:
+            return True
+        if rounds_under_way:
+            move_rounds(self)
+        return self._ask()
+
+    def _ask(self) -> bool:
+        """done(), without an eye on other requests."""
+        if not self._moving.acquire(blocking=False):  # another thread moves it on
+            return False
+        try:
+            return self._move_on()
+        finally:
+            self._moving.release()
+
+    def _move_on(self) -> bool:
+        while self._stages is not None:
+            for i in range(len(self._pending) - 1, -1, -1):
+                status = self._status_of(i)
+                try:
+                    if not self._pending[i].Test(status):
+                        return False
+                except BaseException as error:
+                    self._throw(error)
+                    return True
+                self._pending.pop()
+            self._next_stage()
+        return True
+
+    def synchronize(self) -> None:
+        """Block the host until the call is complete. On host memory this is wait()."""
+        self.wait()
+
+    def needs(self, comm: Communicator, source: int | None) -> None:
+        """Note that the message must come from source, for the sentinel (see observe.sentinel)."""
+        self._needs = (comm, source, 0)
+
+    def needs_all(self, comm: Communicator) -> None:
+        """Note that all ranks of comm must make this call, its last one so far."""
+        if comm._watched is not None:
+            self._needs = (comm, None, comm._last_call())
+        else:
+            self._needs = (comm, None, -1)
+
+    def in_rounds(self) -> None:
+        """Note that it moves on only while it is asked: who waits for another request must ask it, too."""
+        if self._stages is not None:
+            key, forget = id(self), rounds_under_way.pop
+            rounds_under_way[key] = weakref.ref(self, lambda _: forget(key, None))
+            for begin in on_rounds:
+                begin()
+
+    @property
+    def call(self) -> str:
+        """What was called, for messages."""
+        return str(self._call)
+
+    @property
+    def birth(self) -> str:
+        """`train.py:41`: the line that started the call."""
+        return "?" if self._born is None else place(self._born[0], self._line())
+
+    def _line(self) -> int | None:
+        if self._born is None:
+            return None
+        code, at = self._born
+        return next((line for low, end, line in code.co_lines() if low <= at < end), None)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio
+
+        polled, delay = Polled([self]), 0.0
+        while not self.done():
+            polled.turn()
+            yield from asyncio.sleep(delay).__await__()
+            delay = min(delay + 2e-5, 1e-3)  # short messages are there at once, long ones need no haste
+        return self._outcome()
+
+    def __repr__(self) -> str:
+        state = "complete" if self._stages is None else "under way"
+        return f"<Request {self.call}, {state}, started at {self.birth}>"
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_stages", None) is None or is_finalizing():  # an argument: globals may have gone
+            return
+        for each in self._pending:
+            if hasattr(each, "withdraw"):  # an Arrival, which would take a message for nobody
+                each.withdraw()
+        abandon(self._pending, self._stages, self._memory)
+        warnings.warn_explicit(  # a ResourceWarning would not be shown
+            f"{self.call}, started at {self.birth}, was dropped before it was complete; "
+            "keep the request and wait()",
+            RuntimeWarning,
+            "?" if self._born is None else self._born[0].co_filename,
+            self._line() or 0,
+        )
+
+    def _outcome(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self.result
+
+    def _wait_beside_others(self) -> None:
+        """Wait for as long as there are others to be moved on: their ranks may be what this one waits for."""
+        delay = 0.0
+        while self._stages is not None and move_rounds(self) and not self._ask():
+            time.sleep(delay)
+            delay = min(delay + 2e-6, 5e-4)
+
+    def _wait_for_ever(self) -> None:
+        while self._stages is not None:
+            try:
+                for i in range(len(self._pending) - 1, -1, -1):
+                    self._pending[i].Wait(self._status_of(i))
+                    self._pending.pop()
+            except BaseException as error:
+                self._throw(error)
+                return
+            self._next_stage()
+
+    def _poll(self, end: float) -> bool:
+        polled, delay = Polled([self]), 0.0
+        while not self.done():
+            if time.monotonic() >= end:
+                return False
+            polled.turn()
+            time.sleep(delay)
+            delay = min(delay + 2e-6, 5e-4)
+        return True
+
+    def _status_of(self, i: int) -> MPI.Status:
+        while len(self._statuses) <= i:
+            self._statuses.append(MPI.Status())
+        return self._statuses[i]
+
+    def _next_stage(self) -> None:
+        assert self._stages is not None
+        statuses, self._statuses = self._statuses, []
+        try:
+            self._pending = self._stages.send(statuses)
+        except StopIteration as end:
+            self.result, self._stages = end.value, None
+        except Exception as error:  # ours, or one of the user's own operator
+            self._error, self._stages = self._located(error), None
+
+    def _throw(self, error: BaseException) -> None:
+        """Hand a failure of MPI to the generator, which knows how to say it."""
+        assert self._stages is not None
+        try:
+            self._stages.throw(error)
+        except BaseException as said:
+            self._error, self._stages, self._pending = self._located(said), None, []
+            if not isinstance(said, Exception):
+                raise
+
+    def _located(self, error: BaseException) -> BaseException:
+        """An error with the line that began the call, if no line of the program is waiting for it."""
+        if isinstance(error, HpcommError) and error.where and calling_frame() is None:
+            error.where += f", started at {self.birth}"
+        return error
+
+
+def birth(frame: FrameType | None) -> tuple[CodeType, int] | None:
+    """The user's code that is running, and at which of its bytes: to ask for the line takes longer."""
+    user = calling_frame(frame)
+    return (user.f_code, user.f_lasti) if user else None
+
+
+def abandon(*memory: Any) -> None:
+    """Keep for ever what MPI may still write into, though nobody else looks at it any more."""
+    _abandoned.append(memory)
+
+
+def has_rounds() -> bool:
+    """Whether any requests that go in rounds are not complete; forgets those that are."""
+    for key, reference in list(rounds_under_way.items()):
+        request = reference()
+        if request is None or request._stages is None:
+            rounds_under_way.pop(key, None)
+    return bool(rounds_under_way)
+
+
+def move_rounds(but: Request | None = None) -> bool:
+    """Ask all requests that go in rounds, but for one; whether there are any.
+
+    It takes half of the time at most: who asks each of many requests in turn comes by once for each.
+    """
+    global _next_sweep
+    begin, is_any = time.monotonic(), False
+    if begin < _next_sweep:
+        return True
+    for key, reference in list(rounds_under_way.items()):
+        request = reference()
+        if request is None or request._stages is None:
+            rounds_under_way.pop(key, None)
+        elif request is not but:
+            is_any = True
+            request._ask()
+    end = time.monotonic()
+    _next_sweep = end + (end - begin)
+    return is_any
+
+
+class Polled:
+    """Requests that somebody asks again and again, for the sentinel to see (observe.sentinel).
+
+    Attributes:
+        is_any: whether it is enough if one of them can complete.
+        turns: how often all have been asked.
+        failure: why that is in vain, once the sentinel knows; turn() raises it.
+        judged: turns when the sentinel looked last; looks: how many looks in a row found it in vain.
+    """
+
+    __slots__ = ("__weakref__", "failure", "is_any", "judged", "looks", "requests", "turns")
+
+    def __init__(self, requests: Sequence[Request], is_any: bool = False) -> None:
+        self.requests, self.is_any = requests, is_any
+        self.turns = self.judged = self.looks = 0
+        self.failure: PeerFailedError | None = None
+
+    def turn(self) -> None:
+        """Note that all have been asked and are not complete.
+
+        Raises:
+            PeerFailedError: they cannot be any more.
+        """
+        self.turns += 1
+        if self.turns == _MANY:
+            key, forget = id(self), _polled.pop
+            _polled[key] = weakref.ref(self, lambda _: forget(key, None))
+        if self.failure is not None:
+            raise self.failure
+
+
+_MANY = 50  # turns after which it is no short wait
+_polled: dict[int, weakref.ref[Polled]] = {}
+
+
+def polled() -> list[Polled]:
+    """What is being polled for a while already."""
+    return [each for reference in list(_polled.values()) if (each := reference()) is not None]
+
+
+def deadline(timeout: float) -> float:
+    """When timeout seconds from now are over, by time.monotonic().
+
+    Raises:
+        UsageError: it is no number of seconds.
+    """
+    if isinstance(timeout, Real) and timeout >= 0:
+        return time.monotonic() + float(timeout)
+    raise UsageError(f"timeout={timeout!r} is no number of seconds", hint="leave it away to wait for ever")
+
+
+def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[Any]:
+    """Wait for all requests and return their results in order.
+
+    Raises:
+        WaitTimeoutError: after timeout seconds for all of them together; those that are complete stay so.
+        PeerFailedError: a rank that an object or ragged array must come from, or with a timeout anything,
+            has ended.
+        UsageError: timeout is no number of seconds, or something is no request.
+    """
+    pending = _requests("wait_all", requests)
+    end = None if timeout is None else deadline(timeout)
+    if len(pending) > 1 and any(getattr(request._call, "stages", pending) is not None for request in pending):
+        _move_on([request for request in pending if hasattr(request, "done")], end)  # not plans
+    if end is None:
+        return [request.wait() for request in pending]
+    done: list[Any] = []
+    try:
+        for request in pending:
+            done.append(request.wait(max(0.0, end - time.monotonic())))  # noqa: PERF401  it counts them
+    except WaitTimeoutError as error:
+        late = f"{pending[len(done)]._call}, of {len(pending)} requests,"
+        what = f"{late} was not complete after {float(timeout or 0):g} s"
+        raise WaitTimeoutError(what, error.where, error.hint) from None
+    return done
+
+
+def _move_on(requests: list[Request], end: float | None) -> None:
+    """Ask all of them in turn, until they are complete or it is time: some move on only if they are asked."""
+    polled, delay = Polled(requests), 0.0
+    while True:
+        polled.requests = [request for request in polled.requests if not _has_ended(request)]
+        if not polled.requests or (end is not None and time.monotonic() >= end):
+            return
+        polled.turn()
+        time.sleep(delay)
+        delay = min(delay + 2e-6, 5e-4)
+
+
+def _has_ended(request: Request) -> bool:
+    if not request.done():
+        return False
+    request.wait()  # raises what went wrong
+    return True
+
+
+def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple[int, Any]:
+    """Wait until one of the requests is complete; return its place in requests and its result.
+
+    Raises:
+        WaitTimeoutError: none was complete after timeout seconds.
+        PeerFailedError: none can be complete any more, since the ranks that they need have ended.
+        UsageError: requests is empty, or something in it is no request; timeout is no number of seconds.
+    """
+    pending = _requests("wait_any", requests)
+    if not pending:
+        raise UsageError(
+            "wait_any was given no request", "wait_any", "at least one; wait_all takes none, too"
+        )
+    end = None if timeout is None else deadline(timeout)
+    polled, delay = Polled(pending, is_any=True), 0.0
+    while True:
+        for i, request in enumerate(pending):
+            if request.done():
+                return i, request.wait()
+        if timeout is not None and end is not None and time.monotonic() >= end:
+            raise WaitTimeoutError(
+                f"none of {len(pending)} requests was complete after {float(timeout):g} s",
+                f"the first, {pending[0].call}, was started at {pending[0].birth}",
+                "wait again, or look for the ranks that did not make the matching calls",
+            )
+        polled.turn()
+        time.sleep(delay)
+        delay = min(delay + 2e-6, 5e-4)
+
+
+def _requests(name: str, given: Iterable[Request]) -> list[Request]:
+    """What was given to wait for, as a list.
+
+    Raises:
+        UsageError: something in it is no request.
+    """
+    found = list(given) if isinstance(given, Iterable) else [given]
+    needed = ("wait", "done") if name == "wait_any" else ("wait", "_call")  # plans can be waited for
+    for each in found:
+        if not all(hasattr(each, what) for what in needed):
+            raise UsageError(
+                f"{name} was given {each!r}, which is no request",
+                name,
+                "what isend, irecv and calls with async_op=True return, in a list",
+            )
+    return found

@@ -1,0 +1,289 @@
+"""Communication that torch.autograd sees through: gradients travel the way back.
+
+What is differentiated is the sum of all ranks' losses, each rank calling backward() on its own. Then the
+way back of a copy is a sum, that of a sum a copy:
+
+    forward          backward                 forward          backward
+    all_reduce       all_reduce (sum)         send             recv of the gradient
+    all_gather       reduce_scatter (sum)     recv             send of the gradient
+    reduce_scatter   all_gather               update_halo      halos added to their owners
+    all_to_all       all_to_all               redistribute     redistribution from target to source
+    broadcast        reduce to root
+
+Backward passes communicate, so every rank that took part in the forward must come to the backward too,
+and several of them in the same order on all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..communicator.communicator import Communicator
+from ..errors import DtypeError, LayoutError, UsageError, demand, where
+from ..transport.endpoints import set_zero
+from .exchange import Exchange
+from .halo import Halo, HasHalo, reverse
+from .redistribution import Redistribution
+
+if TYPE_CHECKING:
+    from .field import Field
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "gradcheck",
+    "recv",
+    "redistribute",
+    "reduce_scatter",
+    "send",
+    "update_halo",
+]
+
+
+def all_reduce(comm: Communicator, x: Any, op: str = "sum") -> Any:
+    """comm.all_reduce(x, op) for op "sum" or "avg"."""
+    _over(comm, "all_reduce")
+    if op not in ("sum", "avg"):
+        raise UsageError(
+            f"all_reduce with {op!r} has no gradient here", where("all_reduce", comm), "'sum' or 'avg'"
+        )
+    return _through(comm, x, lambda t: comm.all_reduce(t, op), lambda g: comm.all_reduce(g, op))
+
+
+def all_gather(comm: Communicator, x: Any) -> Any:
+    """comm.all_gather(x): shape (p, *x.shape)."""
+    _over(comm, "all_gather")
+    return _through(comm, x, comm.all_gather, comm.reduce_scatter)
+
+
+def reduce_scatter(comm: Communicator, x: Any) -> Any:
+    """comm.reduce_scatter(x): block r of the sum on rank r; x has shape (p, *block)."""
+    _over(comm, "reduce_scatter")
+    return _through(comm, x, comm.reduce_scatter, comm.all_gather)
+
+
+def all_to_all(comm: Communicator, x: Any) -> Any:
+    """comm.all_to_all(x); x has shape (p, *block)."""
+    _over(comm, "all_to_all")
+    return _through(comm, x, comm.all_to_all, comm.all_to_all)
+
+
+def broadcast(comm: Communicator, x: Any, root: int = 0) -> Any:
+    """comm.broadcast(x, root); on the others x is a template, whose gradient is zero."""
+
+    _over(comm, "broadcast")
+
+    def back(g: Any) -> Any:
+        summed = comm.reduce(g, "sum", root)
+        return _torch().zeros_like(g) if summed is None else summed
+
+    return _through(comm, x, lambda t: comm.broadcast(t, root), back)
+
+
+def send(comm: Communicator, x: Any, dest: int, tag: int = 0) -> Any:
+    """Send x; returns a zero that must become part of this rank's loss, so that backward comes by here."""
+
+    _over(comm, "send")
+
+    def forward(t: Any) -> Any:
+        comm.send(t, dest, tag)
+        return t.new_zeros(())
+
+    def back(g: Any) -> Any:
+        return comm.recv(_torch().empty_like(shape), dest, tag)
+
+    shape = _tensor(comm, x).detach().contiguous()
+    return _through(comm, x, forward, back)
+
+
+def recv(comm: Communicator, like: Any, source: int, tag: int = 0) -> Any:
+    """Receive a tensor of like's shape and dtype; its gradient is sent back to source."""
+
+    _over(comm, "recv")
+
+    def forward(t: Any) -> Any:
+        return comm.recv(_torch().empty_like(t), source, tag)
+
+    def back(g: Any) -> Any:
+        comm.send(g, source, tag)
+        return _torch().zeros_like(g)
+
+    template = _tensor(comm, like).detach().clone().requires_grad_()  # so that autograd keeps this node
+    return _through(comm, template, forward, back)
+
+
+def update_halo(field: Field, x: Any) -> Any:
+    """x, shaped as field.array, with its halo filled as field.update_halo() does; field stays as it is."""
+    demand(field, HasHalo, "what has the halo", "update_halo", "update_halo(field, x)")
+    comm = field.comm
+    _tensor(comm, x)
+    if tuple(x.shape) != tuple(field.array.shape) or x.dtype != field.dtype:
+        raise LayoutError(
+            f"x is {x.dtype} {tuple(x.shape)}, the field's array {field.dtype} {tuple(field.array.shape)}",
+            where("update_halo", comm),
+        )
+
+    def forward(t: Any) -> Any:
+        made = t.clone(memory_format=_torch().contiguous_format)
+        _once(Halo(_like(field, made)))
+        return made
+
+    def back(g: Any) -> Any:
+        """A halo element is a copy: its gradient goes to the owner, and x's own halo was overwritten."""
+        made = g.clone(memory_format=_torch().contiguous_format)
+        shadow = _like(field, made)
+        _once(reverse(shadow))
+        for _, place in shadow.faces().receives:
+            set_zero(place)
+        return made
+
+    return _through(comm, x, forward, back)
+
+
+def redistribute(move: Redistribution, x: Any) -> Any:
+    """move(x), for ranks that are in both source and target; gradients of copies are added up.
+
+    Not for partitions that hold copies or summands in the source: which of the copies counts is not defined.
+    """
+    demand(move, Redistribution, "what moves", "redistribute", "redistribute(Redistribution(...), x)")
+    comm = move.comm
+    if move.source_shape is None or move.target_shape is None:
+        raise LayoutError(
+            "this rank is not in both partitions", where("redistribute", comm), "partitions over all ranks"
+        )
+    if getattr(move.source, "replicated", ()) and move.source.size > len(_owners(move.source)):
+        raise LayoutError("the source holds copies", where("redistribute", comm), "a source without copies")
+    back = move.reversed()
+    return _through(comm, x, move, back)
+
+
+def gradcheck(
+    comm: Communicator, f: Callable[[Any], Any], x: Any, eps: float = 1e-6, tolerance: float = 1e-6
+) -> bool:
+    """Compare the gradients of the sum of all ranks' f(x) with finite differences. Collective.
+
+    f communicates; every rank brings its own x (float64). One element of one rank after the other is
+    moved by eps while all ranks evaluate.
+
+    Returns:
+        True, as torch.autograd.gradcheck.
+
+    Raises:
+        AssertionError: on every rank, naming the element that differs most.
+    """
+    torch = _torch()
+    demand(f, Callable, "what is differentiated", "gradcheck", "a function of a tensor")  # type: ignore[arg-type]
+    _tensor(comm, x)
+    if x.dtype not in (torch.float64,):
+        raise DtypeError(
+            f"x is {x.dtype}", where("gradcheck", comm), "float64, or differences drown in rounding"
+        )
+    weights: Any = None
+
+    def loss(t: Any) -> Any:
+        nonlocal weights
+        y = f(t)
+        if weights is None:  # any linear form will do; a plain sum would hide mixed-up elements
+            weights = torch.cos(torch.arange(1, y.numel() + 1, dtype=x.dtype) * (1.7 + comm.rank)).reshape(
+                y.shape
+            )
+        return (y * weights).sum()
+
+    moving = x.detach().clone().requires_grad_()
+    loss(moving).backward()
+    got = moving.grad
+    worst = (0.0, "")
+    sizes = comm.all_gather_object(x.numel())
+    for rank, size in enumerate(sizes):
+        for i in range(size):
+            ends = []
+            for step in (eps, -eps):
+                moved = x.detach().clone()
+                if rank == comm.rank:
+                    moved.view(-1)[i] += step
+                with torch.no_grad():
+                    ends.append(comm.all_reduce(float(loss(moved))))
+            expected = (ends[0] - ends[1]) / (2 * eps)
+            if rank == comm.rank:
+                found = 0.0 if got is None else float(got.view(-1)[i])
+                gap = abs(found - expected)
+                gap = math.inf if math.isnan(gap) else gap
+                worst = max(
+                    worst, (gap, f"element {i} of rank {rank}: {found:g}, differences say {expected:g}")
+                )
+    gap, text = max(comm.all_gather_object(worst))
+    if gap > tolerance:
+        raise AssertionError(f"the gradient of {text}")
+    return True
+
+
+# -- how ----------------------------------------------------------------------------------------------------
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _through(comm: Communicator, x: Any, forward: Callable[[Any], Any], back: Callable[[Any], Any]) -> Any:
+    """forward(x), whose gradient is back(gradient of the result)."""
+    return _node().apply(_tensor(comm, x), forward, back)
+
+
+def _over(comm: Any, verb: str) -> None:
+    demand(comm, Communicator, "what it goes over", verb, f"{verb}(comm, x)")
+
+
+def _tensor(comm: Communicator, x: Any) -> Any:
+    """x, if it is a tensor."""
+    if not isinstance(x, _torch().Tensor):
+        raise UsageError(
+            f"x is a {type(x).__name__}, not a tensor", where("differentiable", comm), "torch.from_numpy(x)"
+        )
+    return x
+
+
+def _node() -> Any:
+    """The one autograd function, made when torch is there."""
+    module = sys.modules[__name__]
+    if not hasattr(module, "_Node"):
+        torch = _torch()
+
+        class _Node(torch.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any, forward: Any, back: Any) -> Any:
+                ctx.back = back
+                return forward(x.detach())
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                with torch.no_grad():
+                    return ctx.back(g.detach().contiguous()), None, None
+
+        module._Node = _Node  # type: ignore[attr-defined]
+    return module._Node
+
+
+def _once(exchange: Exchange) -> None:
+    exchange()
+    exchange.close()
+
+
+def _like(field: Field, array: Any) -> Any:
+    """A field over array, laid out as field is."""
+    return type(field)(
+        field.comm,
+        field.partition,
+        halo=field.halo,
+        periodic=field.periodic,
+        corners=field.corners,
+        array=array,
+    )
+
+
+def _owners(partition: Any) -> set[Any]:
+    return {partition.cell(r) for r in range(partition.size)}

@@ -1,0 +1,428 @@
+"""Messages from memory to memory, planned once: one persistent message for each pair of ranks.
+
+Halos, redistribution and their reverses are all this: places in memory that are sent and places that are
+filled. Several to the same rank, of one array or of many, travel as one message.
+
+Arrays on devices travel as messages of a Communicator, one for each view. Kernels of the array's own
+library gather what is strided into memory of the exchange there, and scatter what has arrived. So they are
+in order on the streams that are current at start() and at wait().
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, partial
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
+
+from ..agree import runtime
+from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
+from ..node.slots import Box, awaiting
+from ..transport.datatypes import divided, gathered, gathers, spec
+from ..transport.endpoints import Rows, block, copying, count, in_one_piece, on_device, sites
+from ..transport.exchange_comm import Channel, channel
+from .negotiation import Terms, agreed
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from mpi4py import MPI
+
+    from ..communicator.communicator import Communicator
+    from ..communicator.persistent import Plan
+    from ..core import buffer
+    from ..transport import mpi as transport
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+    buffer = LazyModule("hpcomm.core.buffer")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["Exchange"]
+
+_ONE_BY_ONE = 8  # requests up to which mpi4py is quicker in starting each than all from a list
+_IN_TURN = 64  # acts that are worth a function of their own
+
+Act = Callable[[], Any]
+
+
+class Exchange:
+    """A planned exchange between fixed places in memory.
+
+    start() begins it with what is in memory now; between start and wait what goes out must not change
+    and what comes in must not be read. wait() ends it; calling the exchange does both.
+
+    Args:
+        comm: its ranks are the peers; every rank makes its exchanges in the same order.
+        sends, receives: (peer, view of memory or Rows), for each pair of ranks in one order at both ends.
+        add: numbers of the receives that are added to what is there.
+        tag: number of the channel, if the caller has taken one for itself.
+        aboard: between which (source, dest) one end or both lie on a device, if that is known from an
+            earlier exchange of this route.
+        verb: for messages.
+
+    Raises:
+        LayoutError: on a device, with no kernel to gather it, or where nobody expected it.
+    """
+
+    __slots__ = ("__call__", "__dict__", "__weakref__")
+
+    # exchange(timeout=None): start() and wait(). A slot, in which a function stands: a method that looks at
+    # its exchange first costs 0.1 us, a fifteenth of a small exchange.
+    __call__: Callable[..., None]
+
+    def __init__(
+        self,
+        comm: Communicator,
+        sends: Sequence[tuple[int, Any]],
+        receives: Sequence[tuple[int, Any]],
+        add: Sequence[int] = (),
+        tag: int | None = None,
+        aboard: Collection[tuple[int, int]] | None = None,
+        verb: str = "exchange",
+    ) -> None:
+        comm._check_open(verb)
+        self._comm = comm
+        self._verb = verb
+        lines = channel(comm, peek=tag is not None)
+        number = lines.number if tag is None else tag
+        me = comm.rank
+        self._keep: list[Any] | None = [view for _, view in (*sends, *receives)]
+        self._types: list[MPI.Datatype] = []
+        self._requests: list[MPI.Prequest] = []
+        self._plans: list[Plan] = []
+        # what start() does in turn before the plans begin, and wait() after they have ended; of calls that
+        # go through the first and the second of the places in shared memory
+        self._starts: tuple[list[Act], list[Act]] = ([], [])
+        self._ends: tuple[list[Act], list[Act]] = ([], [])
+        self._boxes: list[tuple[Box, Box]] = []
+        self._due: tuple[list[Callable[[], bool]], list[Callable[[], bool]]] = ([], [])  # of wait(timeout)
+        self._next = cycle((0, 1)).__next__
+        self._turn = 0  # which of the two it is
+        self._packed = 0  # bytes
+        incoming: dict[int, list[tuple[Any, bool]]] = {}
+        outgoing: dict[int, list[Any]] = {}
+        for i, (peer, view) in enumerate(receives):
+            if peer != me and count(view):
+                incoming.setdefault(peer, []).append((view, i in add))
+        for peer, view in sends:
+            if peer != me and count(view):
+                outgoing.setdefault(peer, []).append(view)
+        try:
+            terms = Terms(aboard=aboard or ())
+            if tag is None or (lines.carrier is not None and aboard is None):
+                arriving = {peer: [view for view, _ in each] for peer, each in incoming.items()}
+                terms = agreed(comm, lines.mpi, number, outgoing, arriving, boxes=tag is None)
+            if tag is not None:  # the other end may plan another time, and without asking
+                terms = Terms(aboard=terms.aboard)
+            self.aboard = terms.aboard
+            self._sites = sites(self._keep)
+            self._plan(lines, number, sorted(outgoing.items()), sorted(incoming.items()), terms)
+        except MPI.Exception as error:
+            raise transport.failure(error, verb, comm) from None
+        except HpcommError as error:
+            raise error.located(verb, comm) from None
+        out = [view for peer, view in sends if peer == me]
+        own = [(i, view) for i, (peer, view) in enumerate(receives) if peer == me]
+        self._own = len(own)
+        self._first([copying(to, view, i in add) for (i, to), view in zip(own, out, strict=True)])
+        self._under_way = False
+        self._going: list[Plan] = []
+        self._round: Callable[..., None] | None = None  # all that a call does, once it has been called
+        acts = len(self._starts[0]) + len(self._ends[0])
+        self._is_plain = not self._plans and not self._sites and acts <= _IN_TURN
+        runtime.living.add(self)
+        self._careful = partial(_call, ref(self))  # no circle of references: arrays go when their users do
+        self.__call__ = self._careful
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            UsageError: the last start was not waited for, or the exchange is closed.
+        """
+        if self._under_way or self._keep is None:
+            what = "has been started and not waited for" if self._under_way else "is closed"
+            raise UsageError(
+                f"the {self._verb} {what}", where(self._verb, self._comm), "wait() after each start()"
+            )
+        self._under_way = True
+        self.__call__ = self._careful
+        self._follow()
+        self._turn = self._next()
+        try:
+            for act in self._starts[self._turn]:
+                act()
+        except MPI.Exception as error:
+            raise transport.failure(error, self._verb, self._comm) from None
+        for plan in self._plans:
+            plan.start()
+            self._going.append(plan)
+        self._mark()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the end.
+
+        Raises:
+            UsageError: not started.
+            WaitTimeoutError: timeout seconds are over; the exchange is still under way.
+            PeerFailedError: a rank of this node that it needs has ended.
+        """
+        if not self._under_way:
+            raise UsageError(
+                f"the {self._verb} was not started", where(self._verb, self._comm), "start() before wait()"
+            )
+        timeout = self._comm._timeout_s if timeout is None else timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            if timeout is not None:
+                self._poll(timeout)
+            while self._going:
+                self._going[0].wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                del self._going[0]
+            self._follow()
+            for act in self._ends[self._turn]:
+                act()
+        except MPI.Exception as error:
+            self._under_way = False
+            raise transport.failure(error, self._verb, self._comm) from None
+        self._under_way = False
+        self._mark()
+
+    def close(self) -> None:
+        """Give MPI's requests and types back; waits for an exchange under way."""
+        if self._under_way:
+            self.wait()
+        for request in self._requests:
+            request.Free()
+        for kind in self._types:
+            kind.Free()
+        for plan in self._plans:
+            plan.close()
+        for site in self._sites:
+            site.device.destroy_event(site.event)
+        self._requests, self._types, self._plans, self._sites, self._boxes = [], [], [], [], []
+        self._starts = self._ends = self._due = [], []
+        self._round = self._keep = None
+        self.__call__ = self._careful
+
+    def forget_mpi(self) -> None:
+        """Be as after close(): MPI is finalized."""
+        self._under_way, self._round, self._keep = False, None, None
+        self._requests, self._types, self._plans = [], [], []
+        self.__call__ = self._careful
+
+    @property
+    def messages(self) -> int:
+        """How many messages this rank sends and receives."""
+        return len(self._requests) + len(self._plans) + len(self._boxes)
+
+    def explain(self) -> str:
+        """Which way the bytes take."""
+        told = (
+            f"{self._verb}: {len(self._boxes)} messages through memory of this node, {len(self._requests)} "
+            f"persistent ones of MPI, {len(self._types)} of them by derived datatype, "
+            f"{self._packed} bytes gathered before or scattered after, "
+            f"{self._own} copies within this rank"
+        )
+        return "\n".join([told, *(f"  {plan.explain()}" for plan in self._plans)])
+
+    # -- how ------------------------------------------------------------------------------------------
+    def _plan(self, lines: Channel, number: int, outgoing: Any, incoming: Any, terms: Terms) -> None:
+        """Make the messages, and say in which order they and the copies before and after them are made."""
+        me = self._comm.rank
+        coming: list[_Message] = []
+        going: list[_Message] = []
+        for peer, arriving in incoming:
+            if peer in terms.inboxes:
+                self._take_out(peer, arriving, terms.inboxes[peer])
+                continue
+            if self._goes_aboard((peer, me), [view for view, _ in arriving]):
+                self._plans += [self._carried(lines, peer, number, *each) for each in arriving]
+                continue
+            for part in [[v] for v in arriving] if (peer, me) in terms.apart else [arriving]:
+                there, copies = self._incoming(part)
+                coming.append(_Message(lines.mpi.Recv_init(there, peer, number), copies))
+        for peer, leaving in outgoing:
+            if peer in terms.outboxes:
+                self._lay(peer, leaving, terms.outboxes[peer], peer not in terms.inboxes)
+                continue
+            if self._goes_aboard((me, peer), leaving):
+                self._plans += [self._carried(lines, peer, number, each) for each in leaving]
+                continue
+            for parts in [[v] for v in leaving] if (me, peer) in terms.apart else [leaving]:
+                there, copies = self._outgoing(parts)
+                going.append(_Message(lines.mpi.Send_init(there, peer, number), copies))
+        self._requests = [request for request, _ in (*coming, *going)]
+        self._first([copy for _, copies in going for copy in copies])
+        if len(self._requests) <= _ONE_BY_ONE:
+            self._first([request.Start for request in self._requests])
+            self._then([request.Wait for request in self._requests])
+        elif self._requests:
+            self._first([partial(MPI.Prequest.Startall, self._requests)])
+            self._then([partial(MPI.Request.Waitall, self._requests)])
+        self._then([copy for _, copies in coming for copy in copies])
+
+    def _first(self, acts: list[Act]) -> None:
+        for starts in self._starts:
+            starts += acts
+
+    def _then(self, acts: list[Act]) -> None:
+        for ends in self._ends:
+            ends += acts
+
+    def _lay(self, peer: int, views: list[Any], boxes: tuple[Box, Box], ahead: bool) -> None:
+        """Send views through shared memory.
+
+        ahead: nothing comes back that way which would tell that the peer has emptied a place, so that is
+        waited for: in good time, before the next start().
+        """
+        self._boxes.append(boxes)
+        for turn, box in enumerate(boxes):
+            parts = divided(box.data, views)
+            self._starts[turn].extend(copying(*each) for each in zip(parts, views, strict=True))
+            self._starts[turn].append(partial(box.word.__setitem__, 0, 1))
+            if ahead:
+                self._await(1 - turn, box, False, peer)
+
+    def _take_out(self, peer: int, views: list[tuple[Any, bool]], boxes: tuple[Box, Box]) -> None:
+        """Receive views through shared memory."""
+        self._boxes.append(boxes)
+        for turn, box in enumerate(boxes):
+            self._await(turn, box, True, peer)
+            parts = divided(box.data, [view for view, _ in views])
+            copies = [copying(view, part, adds) for (view, adds), part in zip(views, parts, strict=True)]
+            self._ends[turn].extend([*copies, partial(box.word.__setitem__, 0, 0)])
+
+    def _await(self, turn: int, box: Box, full: bool, peer: int) -> None:
+        self._ends[turn].append(awaiting(box, full, self._comm, peer, self._verb))
+        self._due[turn].append(lambda: box.word[0] == full)
+
+    def _outgoing(self, views: list[Any]) -> tuple[Any, list[Callable[[], Any]]]:
+        """What MPI sends, and the copies before."""
+        if not gathers(views, sending=True):
+            return self._described(views), []
+        whole, parts = self._gathered(views)
+        return self._described([whole]), [copying(*each) for each in zip(parts, views, strict=True)]
+
+    def _incoming(self, views: list[tuple[Any, bool]]) -> tuple[Any, list[Callable[[], Any]]]:
+        """Where MPI receives, and the copies afterwards."""
+        plain = [view for view, _ in views]
+        if not (gathers(plain, sending=False) or any(adds for _, adds in views)):
+            return self._described(plain), []
+        whole, parts = self._gathered(plain)
+        copies = [copying(view, part, adds) for (view, adds), part in zip(views, parts, strict=True)]
+        return self._described([whole]), copies
+
+    def _described(self, views: list[Any]) -> Any:
+        described, made = spec(views)
+        self._types += made
+        return described
+
+    def _gathered(self, views: list[Any]) -> Any:
+        whole, parts = gathered(views)
+        self._packed += whole.nbytes
+        return whole, parts
+
+    def _poll(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not MPI.Request.Testall(self._requests) or not all(due() for due in self._due[self._turn]):
+            if time.monotonic() >= deadline:
+                raise WaitTimeoutError(
+                    f"the {self._verb} was not complete after {timeout:g} s",
+                    where(self._verb, self._comm),
+                    "wait again, or look for the rank that did not start its exchange",
+                )
+            time.sleep(2e-5)
+
+    # -- on devices -----------------------------------------------------------------------------------
+    def _goes_aboard(self, pair: tuple[int, int], views: Sequence[Any]) -> bool:
+        if pair not in self.aboard and any(map(on_device, views)):
+            raise LayoutError(
+                "an array lies on a device, which the other rank does not expect",
+                hint="arrays on devices from the first call on",
+            )
+        return pair in self.aboard
+
+    def _carried(self, lines: Channel, peer: int, tag: int, view: Any, adds: bool | None = None) -> Plan:
+        """A message of one view by the carrier; adds: for what comes in, whether it is added."""
+        if lines.carrier is None:
+            raise LayoutError(
+                "an array lies on a device, and this communicator was made when no rank had one",
+                hint="Communicator(...) after the driver is there",
+            )
+        look = None if isinstance(view, Rows) else buffer.as_buffer(view)
+        direct = look is not None and not adds and in_one_piece(look)
+        piece = view if direct else block(view, look)
+        self._packed += 0 if direct else count(view) * view.dtype.itemsize
+        if adds is None:
+            self._first([] if direct else [copying(piece, view)])
+            return lines.carrier.plan("send", piece, dest=peer, tag=tag)
+        self._then([] if direct else [copying(view, piece, adds)])
+        return lines.carrier.plan("recv", out=piece, source=peer, tag=tag)
+
+    def _follow(self) -> None:
+        """Let the current streams come after the last copies, in whichever streams these were."""
+        for site in self._sites:
+            site.device.wait(site.place.stream(), site.event)
+
+    def _mark(self) -> None:
+        for site in self._sites:
+            site.device.record(site.event, site.place.stream())
+
+
+class _Message(NamedTuple):
+    """copies: before it is sent, or after it has arrived."""
+
+    request: MPI.Prequest
+    copies: list[Callable[[], Any]]
+
+
+def _call(exchange: ref[Exchange], timeout: float | None = None) -> None:
+    """Start it and wait for it, and see to it that the next call is quick."""
+    own = exchange()
+    assert own is not None
+    own.start()
+    own.wait(timeout)
+    if own._is_plain and own._comm._timeout_s is None:  # and called: it will be called again
+        if own._round is None:
+            own._round = _in_turn(own)
+        own.__call__ = own._round
+
+
+def _in_turn(exchange: Exchange) -> Callable[..., None]:
+    """One function that does all acts of an exchange: a loop costs 12 ns more for each of them."""
+    turns = [[*exchange._starts[i], *exchange._ends[i]] for i in ((1, 0) if exchange._boxes else (0,))]
+    scope: dict[str, Any] = {
+        "careful": exchange._careful,
+        "next": exchange._next,
+        "Failure": MPI.Exception,
+        "told": partial(transport.failure, verb=exchange._verb, comm=exchange._comm),
+    }
+    scope |= {f"act{t}_{i}": act for t, acts in enumerate(turns) for i, act in enumerate(acts)}
+    exec(_text(tuple(map(len, turns))), scope)
+    made: Callable[..., None] = scope.pop("acts")  # left there, function and arrays would keep each other
+    return made
+
+
+@cache
+def _text(lengths: tuple[int, ...]) -> CodeType:
+    """acts(), of so many acts each in turns of 1 and 0, or in any turn."""
+    blocks = [[f"act{t}_{i}()" for i in range(n)] or ["pass"] for t, n in enumerate(lengths)]
+    lines = [
+        "def acts(timeout=None):",
+        "    if timeout is not None:",
+        "        return careful(timeout)",
+        "    try:",
+        *(["        if next():"] if len(blocks) > 1 else []),
+        *(f"            {line}" if len(blocks) > 1 else f"        {line}" for line in blocks[0]),
+        *(["        else:"] if len(blocks) > 1 else []),
+        *(f"            {line}" for block in blocks[1:] for line in block),
+        "        return None",
+        "    except Failure as error:",
+        "        raise told(error) from None",
+    ]
+    return compile("\n".join(lines), f"{__file__}:acts", "exec")

@@ -1,0 +1,500 @@
+"""A Field: one named array spread over ranks, with its partition, its halo and its unit.
+
+T = Field(comm.mesh(y=2, x=2), (512, 512), halo=1, name="T", unit="K")
+T.inner[...] = 300.0
+T.update_halo()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..communicator.mesh import Mesh, axes_of, ranks_of
+from ..core.partition import Box, Partition, Points, Split
+from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
+from ..transport.endpoints import Rows, memory, set_zero
+from .halo import Faces, Halo
+from .numpy_protocol import NumpyLike
+from .redistribution import Redistribution
+from .routing import Region, Width, halo_width, rings
+from .routing import halo as halo_route
+from .slices import meeting, parse
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..communicator.communicator import Communicator
+    from ..core import buffer, dtypes
+    from ..transport.device import host_copy
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    buffer = LazyModule("hpcomm.core.buffer")
+    dtypes = LazyModule("hpcomm.core.dtypes")
+    host_copy = LazyModule("hpcomm.transport.device.host_copy")
+
+__all__ = ["Field"]
+
+
+class Field(NumpyLike):
+    """One array spread over ranks.
+
+    Args:
+        ranks: a Mesh, a Cart (its axes are axis0, axis1, ...), or another Communicator.
+        whole: shape of the whole, cut over the mesh or grid (over other ranks: by rows); or a Partition
+            or Points.
+        split: which mesh axis cuts which array axis (see Partition).
+        dtype: of the elements ("float64"); a torch dtype makes a tensor.
+        halo: how many elements of the neighbours each rank sees around its own: a number, one for each
+            axis, or (before, after) for each axis. The rim is there at the ends of the whole too, for
+            boundary values; only periodic axes fill it.
+        periodic: array axes that close to rings, or True for all; default: those that periodic mesh axes cut.
+        corners: whether the halo has corners.
+        name, unit: for people and files.
+        array: this rank's array with its halo, instead of a new one (which holds zeros).
+        like: an array; the new one is of its library, dtype and device.
+
+    Arrays may lie on devices (docs/gpu.md), on some ranks or on all. Halos, redistribution, gather and
+    scatter move them there; numbers, slices and files go through host memory. Points have host arrays only.
+
+    Attributes:
+        array: this rank's array, halo included, as numpy array, tensor or CuPy array.
+        inner: the view of it without the halo: what this rank owns.
+        box: the global indices of inner (None for Points).
+        partition, comm, halo, name, unit: as given.
+
+    Raises:
+        LayoutError: partition, ranks and array do not fit each other.
+    """
+
+    def __init__(
+        self,
+        ranks: Mesh | Communicator,
+        whole: Sequence[int] | Partition | Points,
+        *,
+        split: Sequence[Split] | None = None,
+        dtype: Any = None,
+        halo: Width = 0,
+        periodic: bool | Iterable[int] | None = None,
+        corners: bool = True,
+        name: str = "",
+        unit: str = "",
+        array: Any = None,
+        like: Any = None,
+    ) -> None:
+        comm = self.comm = ranks_of(ranks, "field")
+        for what, text in (("name", name), ("unit", unit)):
+            demand(text, str, f"the {what} of the field", "field", f"text: Field({what}='T')")
+        self.name, self.unit = name, unit
+        self.corners = corners
+        try:
+            self.partition = _partition(ranks, whole, split)
+            if self.partition.size != comm.size:
+                raise LayoutError(
+                    f"the partition is over {self.partition.size} ranks, the communicator has {comm.size}",
+                    hint="a communicator of as many ranks",
+                )
+            self._set_up(halo, periodic, ranks)
+            shape = self._shape_here()
+            if sum(given is not None for given in (dtype, array, like)) > 1:
+                raise UsageError("a field has its dtype from dtype, array or like", hint="one of them")
+            if array is None:
+                self.look = _zeros(shape, dtype or "float64", like)
+            else:
+                self.look = buffer.as_buffer(array)
+                place = self.look.place
+                frozen = self.look.frozen if place is None else place.readonly and self.look.frozen
+                if self.look.shape != shape or frozen:
+                    wrong = frozen or f"has shape {self.look.shape}, due is {shape}"
+                    hint = (
+                        "this rank's box, with its halo, to be written; Partition(bounds=...) cuts elsewhere"
+                    )
+                    raise LayoutError(f"array {wrong}", hint=hint)
+            if self.look.place is not None and isinstance(self.partition, Points):
+                raise LayoutError("fields of points cannot lie on a device yet", hint="a host array")
+        except HpcommError as error:
+            raise error.located(f"field {name!r}", comm) from None
+        self.array: Any = self.look.give()
+        self._halo: Halo | None = None
+
+    def _set_up(self, halo: Width, periodic: bool | Iterable[int] | None, ranks: Mesh | Communicator) -> None:
+        """Where the rim lies."""
+        self.box: Box | None = None
+        if isinstance(self.partition, Points):
+            self.halo: Any = 0
+            self.periodic: tuple[int, ...] = ()
+            return
+        self.halo = halo_width(halo, self.partition.ndim)
+        self.box = self.partition.box(self.comm.rank)
+        self._origin = self.box.grown(self.halo).start
+        if periodic is None:
+            closed = {*axes_of(ranks)[1]}
+            self.periodic = tuple(a for a, names in enumerate(self.partition.axes) if {*names} & closed)
+        else:
+            self.periodic = rings(periodic, self.partition.ndim)
+
+    def _shape_here(self) -> tuple[int, ...]:
+        if isinstance(self.partition, Points):
+            own, ghosts = self.partition.owned, self.partition.ghosts
+            assert ghosts is not None
+            return (len(own[self.comm.rank]) + len(ghosts[self.comm.rank]), *self.partition.shape[1:])
+        assert self.box is not None
+        return self.box.grown(self.halo).shape
+
+    # -- looking at it ----------------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        return self.partition.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Of the elements, as the array's library has it."""
+        return self.array.dtype
+
+    @property
+    def inner(self) -> Any:
+        """The view of what this rank owns."""
+        return self.array[self._own()]
+
+    @property
+    def indices(self) -> tuple[Any, ...]:
+        """Global indices of inner, one array for each axis, which broadcast against each other."""
+        if isinstance(self.partition, Points):
+            return (self.partition.owned[self.comm.rank],)
+        assert self.box is not None
+        return tuple(np.ogrid[self.box.slices()]) if self.box.start else ()
+
+    def place(self, region: Region) -> Any:
+        """Where a region of this rank's grown box lies in memory."""
+        if isinstance(region, Box):
+            return memory(self.look)[region.slices(self._origin)]
+        points = self.partition
+        assert isinstance(points, Points)
+        assert points.ghosts is not None
+        here = np.concatenate([points.owned[self.comm.rank], points.ghosts[self.comm.rank]])
+        order = np.argsort(here, kind="stable")
+        return Rows(self.look.array, order[np.searchsorted(here[order], region)])
+
+    def faces(self) -> Faces:
+        """What an exchange of the halo takes from this rank's array and fills in it."""
+        route = halo_route(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
+        return Faces(*([(piece.peer, self.place(piece.here)) for piece in side] for side in route))
+
+    def _own(self) -> Any:
+        if isinstance(self.partition, Points):
+            return slice(0, len(self.partition.owned[self.comm.rank]))
+        assert self.box is not None
+        return self.box.slices(self._origin) or ...  # without axes () would be the number, not its place
+
+    @property
+    def owned_shape(self) -> tuple[int, ...]:
+        """Of inner."""
+        if isinstance(self.partition, Points):
+            return (len(self.partition.owned[self.comm.rank]), *self.shape[1:])
+        assert self.box is not None
+        return self.box.shape
+
+    def on_host(self) -> Any:
+        """What this rank owns, in host memory, in the numpy dtype that the elements are stored in.
+
+        A view; of an array on a device a copy.
+        """
+        own = self._owned()
+        return own if self.look.place is None else host_copy.to_host(buffer.as_buffer(own))  # type: ignore[arg-type]
+
+    def from_host(self, data: Any) -> None:
+        """Fill inner with an array as on_host gives them."""
+        if self.look.place is None:
+            self.look.array[self._own()] = data
+        else:
+            host_copy.from_host(data, buffer.as_buffer(self._owned()))
+
+    def _owned(self) -> Any:
+        """inner, as an exchange takes it."""
+        return memory(self.look)[self._own()]
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether what this rank holds counts: copies count once."""
+        return isinstance(self.partition, Points) or self.partition.is_first(self.comm.rank)
+
+    def is_like(self, other: Field) -> bool:
+        """Whether every rank holds the same part of both."""
+        a, b = self.partition, other.partition
+        if isinstance(a, Points) or isinstance(b, Points):
+            both = isinstance(a, Points) and isinstance(b, Points) and a.shape == b.shape and a.size == b.size
+            return a is b or (both and all(map(np.array_equal, a.owned, b.owned)))  # type: ignore[union-attr]
+        return a == b or [a.box(r) for r in range(a.size)] == [b.box(r) for r in range(b.size)]
+
+    def check_whole(self, verb: str) -> None:
+        """Refuse a partial field, whose values are not there yet.
+
+        Raises:
+            LayoutError: it is one.
+        """
+        if isinstance(self.partition, Partition) and self.partition.summands > 1:
+            raise LayoutError(
+                f"{self!r} is partial: its values are sums yet to be made",
+                where(verb, self.comm),
+                "redistribute it to a partition without partial",
+            )
+
+    def __repr__(self) -> str:
+        unit = f" [{self.unit}]" if self.unit else ""
+        return f"<Field {self.name or '?'}{unit} {self.look.dtype} {self.partition}>"
+
+    # -- neighbours -----------------------------------------------------------------------------------
+    def update_halo(self) -> None:
+        """Fill the halo with what the neighbours own there. Collective; planned at the first use.
+
+        Several fields in one exchange, or with work in between: hpcomm.Halo.
+        """
+        if self._halo is None:
+            self._halo = Halo(self)
+        self._halo()
+
+    # -- the whole ------------------------------------------------------------------------------------
+    def gather(self, root: int = 0) -> Any:
+        """The whole on root, None elsewhere. Collective."""
+        return self._to(Partition(self.shape, {}), [root])
+
+    def all_gather(self) -> Any:
+        """The whole on every rank. Collective."""
+        if isinstance(self.partition, Points):
+            whole = self.look.make(self.shape)
+            own = self.look.array[self._own()]
+            for indices, part in zip(self.partition.owned, self.comm.all_gather_ragged(own), strict=True):
+                whole.array[indices] = part
+            return whole.give()
+        copies = Partition(self.shape, {"copy": self.comm.size}, (None,) * len(self.shape))
+        return self._to(copies, list(range(self.comm.size)))
+
+    def scatter(self, x: Any = None, root: int = 0) -> Field:
+        """Fill the field from the whole x on root; x is ignored elsewhere. Collective. Returns the field.
+
+        Raises:
+            LayoutError, DtypeError: x does not have the field's shape or dtype; on every rank.
+        """
+        look: Any = None
+        wrong = None
+        if self.comm.rank == root:
+            try:
+                look = buffer.as_buffer(x)
+                if look.shape != self.shape or look.dtype != self.look.dtype:
+                    kind = LayoutError if look.shape != self.shape else DtypeError
+                    raise kind(f"x is {look}, the field {self.look.dtype} {self.shape}")
+            except HpcommError as error:
+                wrong = type(error), error.what
+        wrong = self.comm.broadcast_object(wrong, root)
+        if wrong:
+            kind, what = wrong
+            raise kind(what, where("scatter", self.comm), "an array of the whole's shape and dtype")
+        if look is not None and (look.place is None) != (self.look.place is None):  # to where the field is
+            there = self.look.make(self.shape)
+            if look.place is None:
+                host_copy.from_host(look.array, there)
+            else:
+                there.array[...] = host_copy.to_host(look)
+            look = there
+        move = Redistribution(self.comm, Partition(self.shape, {}), self.partition, [root])
+        move(None if look is None else memory(look), out=self._owned())
+        move.close()
+        return self
+
+    def redistribute(
+        self, target: Field | Partition | Points, comm: Communicator | None = None, halo: Width = 0
+    ) -> Field:
+        """The same values in another partition over the same ranks. Collective.
+
+        For other ranks, or to do it often: hpcomm.Redistribution.
+
+        Args:
+            target: partition, or a field that is filled.
+            halo: of the new field.
+        """
+        if isinstance(target, Field):
+            made = target
+        else:
+            made = Field(
+                comm or self.comm, target, like=self.array, halo=halo, name=self.name, unit=self.unit
+            )
+        move = Redistribution(self.comm, self.partition, made.partition)
+        move(self._owned(), out=made._owned())
+        move.close()
+        return made
+
+    def __getitem__(self, key: Any) -> Any:
+        """The elements at global indices (numbers and slices of positive step) on every rank. Collective.
+
+        Raises:
+            LayoutError: other indices, or some outside; a partial field.
+        """
+        self.check_whole("slicing")
+        steps, drop = self._parsed(key)
+        whole = self.look.make(tuple(len(range(*s)) for s in steps))
+        there = whole.array if whole.place is None else np.empty(whole.shape, whole.dtype.storage)
+        own = self.on_host()
+        here = meeting(self.partition, steps, self.comm.rank)[0]
+        mine = own[here] if self._is_first else np.empty(0, own.dtype)
+        for rank, part in enumerate(self.comm.all_gather_ragged(np.asarray(mine, order="C"))):
+            if isinstance(self.partition, Points) or self.partition.is_first(rank):
+                there[meeting(self.partition, steps, rank)[1]] = part
+        if whole.place is not None:
+            host_copy.from_host(there, whole)
+        result = whole.give()
+        return result[tuple(0 if a in drop else slice(None) for a in range(len(steps)))]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set elements at global indices; every rank sets those it owns. Not collective.
+
+        value: a number, or an array that broadcasts to the shape of the slice.
+
+        Raises:
+            LayoutError: other indices, some outside, or a value that does not broadcast.
+            DtypeError: a value that the field's elements do not hold, as a complex number for float64.
+        """
+        steps, drop = self._parsed(key)
+        mine, there = meeting(self.partition, steps, self.comm.rank)
+        lengths = [len(range(*s)) for s in steps]
+        try:
+            full = self._fitting(value, tuple(n for a, n in enumerate(lengths) if a not in drop))
+        except HpcommError as error:
+            raise error.located("setting a slice", self.comm) from None
+        piece = full.reshape(lengths)[there]
+        if self.look.place is not None:
+            own = self.on_host()
+            own[mine] = piece
+            self.from_host(own)
+        elif isinstance(self.array, np.ndarray):
+            self.look.array[self._own()][mine] = piece
+        else:
+            if isinstance(piece, np.ndarray):
+                made = self.look.make(piece.shape)
+                made.array[...] = piece
+                piece = made.give()
+            self.inner[mine] = piece
+
+    def _fitting(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """value broadcast to shape: a tensor for a field of host tensors, so that gradients know of it; else
+        an array in host memory of the dtype that the field's elements are stored in.
+        """
+        look = buffer.as_buffer(np.asarray(value) if isinstance(value, (list, tuple)) else value)
+        dtype = self.look.dtype
+        if look.dtype.kind == "c" and dtype.kind != "c":
+            raise DtypeError(f"the field holds {dtype}, the value is {look.dtype}", hint="value.real")
+        if ("q" in (dtype.kind, look.dtype.kind) and look.dtype != dtype) or look.dtype.kind == "o":
+            what = f"the field holds {dtype}, the value is {look.dtype}"
+            raise DtypeError(what, hint=f"a value of {dtype}")
+        made: Any = look.array if look.place is None else host_copy.to_host(look)  # type: ignore[arg-type]
+        if self.look.place is None and type(value) is type(self.array) and hasattr(value, "expand"):
+            made = value.to(self.dtype)  # by positions torch itself does not convert
+        elif look.dtype != dtype:
+            made = dtypes.widen(made, look.dtype) if look.dtype.kind == "h" else made
+            half = dtype.kind == "h"
+            made = dtypes.narrow(made.astype(np.float32), dtype) if half else made.astype(dtype.storage)
+        try:
+            return made.expand(shape) if hasattr(made, "expand") else np.broadcast_to(made, shape)
+        except (RuntimeError, ValueError):
+            raise LayoutError(
+                f"a value of shape {look.shape} does not broadcast to {shape}",
+                hint=f"a number, or an array of shape {shape}",
+            ) from None
+
+    def _parsed(self, key: Any) -> Any:
+        try:
+            return parse(key, self.shape)
+        except HpcommError as error:
+            raise error.located("slicing", self.comm) from None
+
+    # -- numbers --------------------------------------------------------------------------------------
+    def sum(self) -> Any:
+        """The sum over the whole: floats are added in float64. Collective."""
+        return self.comm.all_reduce(self._local(lambda a: a.sum(), 0))
+
+    def mean(self) -> Any:
+        """The mean over the whole. Collective."""
+        return self.sum() / math.prod(self.shape)
+
+    def min(self) -> Any:
+        """The least element. Collective."""
+        return self._extreme("min")
+
+    def max(self) -> Any:
+        """The greatest element. Collective."""
+        return self._extreme("max")
+
+    def norm(self) -> float:
+        """The square root of the sum of squared magnitudes. Collective."""
+        return math.sqrt(self.comm.all_reduce(float(self._local(lambda a: (abs(a) ** 2).sum(), 0))))
+
+    def dot(self, other: Field) -> Any:
+        """The sum of conj(self) * other over the whole; both in the same partition. Collective.
+
+        Raises:
+            LayoutError: they are not.
+        """
+        demand(other, Field, "what dot multiplies by", "dot", "another Field")
+        if not self.is_like(other):
+            raise LayoutError(
+                f"{self!r} and {other!r} are not in the same partition",
+                where("dot", self.comm),
+                "redistribute one to the other's",
+            )
+        theirs = other._wide()
+        return self.comm.all_reduce(self._local(lambda a: (a.conj() * theirs).sum(), 0))
+
+    def _extreme(self, op: str) -> Any:
+        nothing = _bound(self._wide().dtype, high=op == "min")
+        return self.comm.all_reduce(self._local(lambda a: getattr(a, op)(), nothing), op)
+
+    def _wide(self) -> Any:
+        """inner as numpy array in the widest type of its family."""
+        own = self.on_host()
+        if self.look.dtype.kind == "h":
+            return dtypes.widen(own, self.look.dtype).astype(np.float64)
+        wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
+        return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
+
+    def _local(self, fold: Any, nothing: Any) -> Any:
+        self.check_whole("reduction")
+        wide = self._wide()
+        return fold(wide) if self._is_first and wide.size else wide.dtype.type(nothing)
+
+    # -- how ------------------------------------------------------------------------------------------
+    def _to(self, target: Partition, ranks: list[int]) -> Any:
+        move = Redistribution(self.comm, self.partition, target, None, ranks)
+        made = self.look.make(self.shape) if self.comm.rank in ranks else None
+        move(self._owned(), out=None if made is None else memory(made))
+        move.close()
+        return None if made is None else made.give()
+
+
+def _partition(ranks: Mesh | Communicator, whole: Any, split: Sequence[Split] | None) -> Partition | Points:
+    if isinstance(whole, (Partition, Points)):
+        return whole
+    return Partition(whole, axes_of(ranks)[0], split)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    """A look at a new array, of the library, dtype and device of like, or of dtype."""
+    if like is not None:
+        made = buffer.as_buffer(like).make(shape)
+    else:
+        kind, torch = dtypes.parse(dtype)
+        if not torch:  # pages of zeros cost nothing before they are used
+            return buffer.as_buffer(np.zeros(shape, dtypes.numpy_dtype(kind)))
+        made = buffer.empty(shape, kind, torch)
+    set_zero(memory(made))
+    return made
+
+
+def _bound(dtype: Any, high: bool) -> Any:
+    """What min (high) and max leave alone."""
+    if dtype.kind == "f":
+        return math.inf if high else -math.inf
+    info = np.iinfo(dtype)
+    return info.max if high else info.min

@@ -1,0 +1,279 @@
+"""Fields in HDF5 files, written and read by all ranks together. Needs h5py: pip install 'hpcomm[hdf5]'.
+
+A dataset in one piece is made by rank 0 and then written by all ranks through MPI-IO at its place in the
+file, whatever HDF5 was built like. A dataset in chunks is written by the owners of the chunks: together if
+h5py was built with parallel HDF5, else one rank after the other. `explain()` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...communicator.mesh import Mesh, ranks_of
+from ...errors import HpcommError, MissingError, demand
+from ..field import Field
+from . import file_folder, npy
+from .chunks import Chunks, boxes, chunk_shape, share, values
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...communicator.communicator import Communicator
+    from ...core.partition import Box, Partition, Points
+else:
+    from ..._lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["explain", "load", "read_into", "save"]
+
+
+def save(
+    fields: Field | Sequence[Field],
+    path: file_folder.PathLike,
+    *,
+    chunks: Chunks | None = None,
+    compression: Any = None,
+    sync: bool = False,
+) -> None:
+    """Write fields to a file, each as the dataset of its name, the unit as attribute. Collective.
+
+    The file is written beside its name and renamed when it is complete; if anything fails, what was there
+    before stays. bfloat16 is stored as the 16-bit integers of its bits.
+
+    Args:
+        fields: over one communicator, with different names.
+        chunks: their shape, or True for the pieces of the ranks; None: datasets in one piece.
+        compression: of the chunks, as h5py's create_dataset has it ("gzip", "lzf", ...).
+        sync: wait until the bytes are on the disk.
+
+    Raises:
+        MissingError: h5py is not installed.
+        UsageError: names that are missing or equal.
+        LayoutError: chunks that do not fit, or a partial field.
+        TransportError: on every rank, if any of them could not write.
+    """
+    h5py = _library()
+    comm, fields = file_folder.named(fields, "save")
+    if compression is not None and chunks in (None, False):
+        chunks = True
+    path = file_folder.place(path, "save", comm)
+    try:
+        shapes = [_chunks(field, chunks) for field in fields]
+    except HpcommError as error:
+        raise error.located("save", comm) from None
+    together = h5py.get_config().mpi and any(shapes)
+    with file_folder.beside(comm, path) as part:
+        if together:
+            failed = file_folder.attempt(lambda: _write_together(comm, part, fields, shapes, compression))
+            file_folder.agree(comm, failed, "save", path)
+        else:
+            places = file_folder.from_root(
+                comm, "save", path, lambda: _create(part, fields, shapes, compression)
+            )
+            _write_pieces(comm, part, [(f, place) for f, place in zip(fields, places, strict=True) if place])
+            shares = [(f.name, share(f, c)) for f, c in zip(fields, shapes, strict=True) if c]
+            if shares:
+                file_folder.agree(comm, _write_in_turn(comm, part, shares), "save", path)
+        file_folder.publish(comm, part, path, sync=sync)
+
+
+def load(
+    path: file_folder.PathLike,
+    ranks: Mesh | Communicator,
+    name: str | None = None,
+    whole: Partition | Points | None = None,
+    *,
+    split: Sequence[Any] | None = None,
+    **options: Any,
+) -> Field:
+    """Read a dataset of any HDF5 file into a new field over ranks. Collective.
+
+    Args:
+        name: of the dataset ("group/name" below the top); may be left out if there is only one.
+        whole, split: how to cut it, as Field takes them; default: over the mesh, or by rows.
+        options: halo, periodic, ... as Field takes them.
+
+    Raises:
+        MissingError: h5py is not installed.
+        TransportError: on every rank, if the file cannot be read or has no such dataset of numbers.
+        LayoutError: the partition is of another shape.
+    """
+    comm = ranks_of(ranks, "load")
+    return _stored(comm, path, name).load(ranks, whole, split, options)
+
+
+def read_into(field: Field, path: file_folder.PathLike, name: str | None = None) -> None:
+    """Fill a field from the dataset of its name; if that fails it stays as it was. Collective.
+
+    Args:
+        name: of the dataset, if it is another one.
+
+    Raises:
+        LayoutError, DtypeError: the dataset has another shape or dtype.
+        TransportError: on every rank, if it cannot be read.
+    """
+    demand(field, Field, "what read_into was given", "read_into", "hdf5.read_into(field, path)")
+    _stored(field.comm, path, name or field.name or None).into(field)
+
+
+def explain() -> str:
+    """Who writes what, with the h5py that is installed."""
+    h5py = _library()
+    chunks = "all ranks together" if h5py.get_config().mpi else "its owners, one rank after the other"
+    build = "with" if h5py.get_config().mpi else "without"
+    return (
+        f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version} {build} MPI: datasets in one piece are "
+        f"written through MPI-IO by all ranks together, chunks by {chunks}"
+    )
+
+
+# -- writing ------------------------------------------------------------------------------------------------
+def _library() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingError(
+            f"h5py cannot be loaded: {error}", "hpcomm.hdf5", "pip install 'hpcomm[hdf5]'"
+        ) from error
+    return h5py
+
+
+def _chunks(field: Field, wanted: Chunks | None) -> tuple[int, ...] | None:
+    """The shape of a field's chunks; None: in one piece, as what has no axes or no elements always is."""
+    if wanted is None or wanted is False or not field.shape or 0 in field.shape:
+        return None
+    return chunk_shape(boxes(field), field.look.dtype.itemsize, wanted)
+
+
+def _create(part: Path, fields: Sequence[Field], shapes: Sequence[Any], compression: Any) -> list[int | None]:
+    """Make the file with its datasets; where the data of each begin in it (None: in chunks, or nowhere)."""
+    import h5py
+
+    with h5py.File(part, "w") as file:
+        datasets = [_dataset(file, f, c, compression) for f, c in zip(fields, shapes, strict=True)]
+        return [d.id.get_offset() if d.chunks is None else None for d in datasets]
+
+
+def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: Any) -> Any:
+    import h5py
+
+    if chunks is None:
+        early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that its place in the file is known now
+        early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        kind = h5py.h5t.py_create(file_folder.storage_of(field), logical=True)
+        space = h5py.h5s.create_simple(field.shape) if field.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+        made = h5py.Dataset(h5py.h5d.create(file.id, field.name.encode(), kind, space, early))
+    else:
+        made = file.create_dataset(
+            field.name,
+            field.shape,
+            file_folder.storage_of(field),
+            chunks=chunks,
+            compression=compression,
+            fillvalue=None,
+        )
+    made.attrs["unit"] = field.unit
+    return made
+
+
+def _write_pieces(comm: Communicator, part: Path, places: Sequence[tuple[Field, int]]) -> None:
+    if places:
+        with npy.opened(comm, part, "save", writing=True) as file:
+            for field, offset in places:
+                npy.move(field, file, offset, collective=True, writing=True)
+
+
+def _write_in_turn(comm: Communicator, part: Path, shares: Sequence[tuple[str, Any]]) -> str:
+    """Each rank opens the file when those before it have closed it; what went wrong here, or ""."""
+    import h5py
+
+    mine = [(name, *own) for name, own in shares if own is not None]
+
+    def write() -> None:
+        with h5py.File(part, "r+") as file:
+            for name, box, data in mine:
+                file[name][box.slices()] = data
+
+    failed = ""
+    for rank in range(comm.size):
+        if rank == comm.rank and mine:
+            failed = file_folder.attempt(write)
+        comm._mpi.Barrier()
+    return failed
+
+
+def _write_together(
+    comm: Communicator, part: Path, fields: Sequence[Field], shapes: Sequence[Any], compression: Any
+) -> None:
+    """All ranks in one parallel file."""
+    import h5py
+
+    with h5py.File(part, "w", driver="mpio", comm=comm._mpi) as file:
+        for field, chunks in zip(fields, shapes, strict=True):
+            dataset = _dataset(file, field, chunks, compression)
+            own = share(field, chunks or chunk_shape(boxes(field), 1))
+            if chunks is None:  # one number or none at all
+                if own is not None:
+                    dataset[own[0].slices()] = own[1]
+            else:
+                _write_collectively(dataset, own)
+
+
+def _write_collectively(dataset: Any, own: tuple[Box, Any] | None) -> None:
+    """As filters demand: who has nothing writes nothing, which h5py's own words leave out."""
+    import h5py
+
+    data = own[1] if own else np.empty((1,) * len(dataset.shape), dataset.dtype)
+    memory, place = h5py.h5s.create_simple(data.shape), dataset.id.get_space()
+    if own is None:
+        memory.select_none()
+        place.select_none()
+    else:
+        place.select_hyperslab(own[0].start, own[0].shape)
+    how = h5py.h5p.create(h5py.h5p.DATASET_XFER)
+    how.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
+    dataset.id.write(memory, place, data, dxpl=how)
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) -> file_folder.Stored:
+    _library()
+    path = file_folder.place(path, "load", comm)
+    name, shape, dtype, unit, offset = file_folder.from_root(comm, "load", path, lambda: _look(path, name))
+
+    def read(field: Field, out: Any) -> Any:
+        if offset is not None:
+            return npy.values(field, path, offset, out=out)
+        return values(field, lambda box: _read_box(path, name, box), path)
+
+    return file_folder.Stored(path, shape, dtype, read, name.rpartition("/")[2], unit)
+
+
+def _look(path: Path, name: str | None) -> tuple[str, tuple[int, ...], Any, str, int | None]:
+    """Name, shape, dtype and unit of the dataset, and where its data begin, if that is all there is to it."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        names: list[str] = []
+        file.visititems(lambda each, what: names.append(each) if isinstance(what, h5py.Dataset) else None)
+        wanted = file_folder.meant(name, names, "dataset")
+        dataset = file[wanted]
+        if dataset.dtype.kind not in "biufc":
+            raise ValueError(f"it holds {dataset.dtype}, which no field does")
+        plist = dataset.id.get_create_plist()
+        contiguous = plist.get_layout() == h5py.h5d.CONTIGUOUS and not plist.get_external_count()
+        offset = dataset.id.get_offset() if contiguous and dataset.dtype.isnative else None
+        unit = dataset.attrs.get("unit", "")
+        dtype = np.dtype(dataset.dtype.str).newbyteorder("=")
+        return wanted, tuple(dataset.shape), dtype, unit if isinstance(unit, str) else "", offset
+
+
+def _read_box(path: file_folder.PathLike, name: str, box: Box) -> Any:
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        return file[name][box.slices()]

@@ -1,0 +1,322 @@
+"""Fields in files, through MPI-IO: one `.npy` file that plain numpy reads, or raw numbers at an offset.
+
+The file holds the whole in C order, whoever owns what, so any number of ranks and any partition reads
+it back. A file appears under its name only when all of it is there.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...communicator.mesh import Mesh, ranks_of
+from ...core.partition import Partition, Points
+from ...errors import HpcommError, UsageError, demand, where
+from ...transport.datatypes import strided
+from ..field import Field
+from . import file_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+
+    from ...communicator.communicator import Communicator
+else:
+    from ..._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["found", "load", "move", "opened", "read_into", "read_raw", "save", "values", "write_raw"]
+
+_PIECE = 1 << 30  # bytes of the largest single read or write: counts are C ints
+
+
+def save(field: Field, path: file_folder.PathLike, *, collective: bool = True, sync: bool = False) -> None:
+    """Write the whole field to one .npy file. Collective.
+
+    The file is written beside its name and renamed when it is complete; if anything fails, what was
+    there before stays.
+
+    Args:
+        collective: ranks write together (MPI_File_write_all), which gathers small pieces into large ones;
+            False: each for itself.
+        sync: wait until the bytes are on the disk, not only with the operating system.
+
+    Raises:
+        TransportError: on every rank, if any of them could not write (a full disk, no permission).
+    """
+    _check(field, "save")
+    comm = field.comm
+    field.check_whole("save")
+    path = file_folder.place(path, "save", comm)
+    head = _header(field)
+    with file_folder.beside(comm, path) as part:
+        with opened(comm, part, "save", True, path) as file:
+            file_folder.agree(comm, file_folder.attempt(lambda: _write_head(comm, file, head)), "save", path)
+            move(field, file, len(head), collective, writing=True)
+        file_folder.publish(comm, part, path, len(head) + _nbytes(field), sync)
+
+
+def load(
+    path: file_folder.PathLike,
+    ranks: Mesh | Communicator,
+    whole: Partition | Points | None = None,
+    *,
+    split: Sequence[Any] | None = None,
+    collective: bool = True,
+    **options: Any,
+) -> Field:
+    """Read a .npy file into a new field over ranks. Collective.
+
+    Args:
+        whole, split: how to cut it, as Field takes them; default: over the mesh, or by rows.
+        options: halo, periodic, name, unit, ... as Field takes them.
+
+    Raises:
+        TransportError: on every rank, if the file cannot be read, is no .npy file or is too short.
+        LayoutError: the partition is of another shape.
+    """
+    comm = ranks_of(ranks, "load")
+    return found(comm, path, collective).load(ranks, whole, split, options)
+
+
+def read_into(field: Field, path: file_folder.PathLike, *, collective: bool = True) -> None:
+    """Fill a field from a .npy file of its shape and dtype; if that fails it stays as it was. Collective."""
+    _check(field, "read_into")
+    found(field.comm, path, collective).into(field)
+
+
+def write_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, collective: bool = True) -> None:
+    """Write the whole, C order, no header, at offset (bytes) of a file, which is made if need be. Collective.
+
+    The rest of the file stays; so there is nothing atomic about it.
+    """
+    _check(field, "write_raw")
+    field.check_whole("write_raw")
+    _check_offset(field, offset)
+    with opened(
+        field.comm, file_folder.place(path, "write_raw", field.comm), "write_raw", writing=True
+    ) as file:
+        move(field, file, offset, collective, writing=True)
+
+
+def read_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, collective: bool = True) -> None:
+    """Fill a field from the numbers at offset (bytes) of a file, C order. Collective.
+
+    Raises:
+        TransportError: on every rank, and the field stays as it was, if the file ends too early.
+    """
+    _check(field, "read_raw")
+    _check_offset(field, offset)
+    field.from_host(values(field, path, offset, collective))
+
+
+def _check(field: Field, verb: str) -> None:
+    hint = f"io.{verb}(field, path); an array x becomes a field by Field(comm, shape, array=x)"
+    demand(field, Field, f"what {verb} was given", verb, hint)
+
+
+def _check_offset(field: Field, offset: int) -> None:
+    if not isinstance(offset, int) or offset < 0:
+        raise UsageError(f"the offset is {offset!r}", where("raw", field.comm), "bytes, 0 or more")
+
+
+# -- header and file -------------------------------------------------------------------------------------
+def _header(field: Field) -> bytes:
+    buffer = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(file_folder.storage_of(field))
+    np.lib.format.write_array_header_2_0(
+        buffer, {"descr": descr, "fortran_order": False, "shape": field.shape}
+    )
+    return buffer.getvalue()
+
+
+def _nbytes(field: Field) -> int:
+    return int(math.prod(field.shape) * field.look.dtype.itemsize)
+
+
+def _write_head(comm: Communicator, file: MPI.File, head: bytes) -> None:
+    if comm.rank == 0:
+        file.Write_at(0, head)
+
+
+def _read_header(path: Path) -> tuple[tuple[int, ...], Any, int, bool]:
+    """Shape, dtype, where the numbers begin, and whether the first axis runs fastest."""
+    first, later = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
+    with path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        shape, fortran, dtype = (first if version == (1, 0) else later)(file)
+        if dtype.names:
+            raise ValueError("its elements are records, a field has numbers")
+        return tuple(shape), dtype, file.tell(), fortran and len(shape) > 1
+
+
+@contextmanager
+def opened(
+    comm: Communicator, path: Path, verb: str, writing: bool, meant: Path | None = None
+) -> Iterator[MPI.File]:
+    """The file on all ranks; errors are everybody's. meant: the name that it will have."""
+    mode = MPI.MODE_WRONLY | MPI.MODE_CREATE if writing else MPI.MODE_RDONLY
+    file: list[MPI.File] = []
+    intra: Any = comm._mpi
+    failed = file_folder.attempt(lambda: file.append(MPI.File.Open(intra, str(path), mode)))
+    try:
+        file_folder.agree(comm, failed, verb, meant or path)
+        yield file[0]
+    except HpcommError:  # everybody's; at any other the ranks would wait for each other in Close
+        for handle in file:
+            file_folder.attempt(handle.Close)
+        raise
+    file_folder.agree(comm, file_folder.attempt(file[0].Close), verb, meant or path)
+
+
+# -- data -------------------------------------------------------------------------------------------------
+def found(comm: Communicator, path: file_folder.PathLike, collective: bool = True) -> file_folder.Stored:
+    """What a .npy file holds. Collective."""
+    path = file_folder.place(path, "load", comm)
+    shape, dtype, offset, fortran = file_folder.from_root(comm, "load", path, lambda: _read_header(path))
+    native = dtype.newbyteorder("=")
+
+    def read(field: Field, out: Any) -> Any:
+        data = values(field, path, offset, collective, out, fortran)
+        return data if dtype == native else data.byteswap(inplace=True)
+
+    return file_folder.Stored(path, shape, native, read)
+
+
+def values(
+    field: Field,
+    path: file_folder.PathLike,
+    offset: int,
+    collective: bool = True,
+    out: Any = None,
+    fortran: bool = False,
+) -> Any:
+    """What this rank owns of the whole that begins at offset, read into out if that is given. Collective.
+
+    Args:
+        fortran: whether the first axis of the whole runs fastest.
+
+    Raises:
+        TransportError: on every rank, if the file ends too early for any.
+    """
+    path = file_folder.place(path, "load", field.comm)
+    need = offset + _nbytes(field)
+
+    def check_length() -> None:
+        there = path.stat().st_size
+        if there < need:
+            raise OSError(f"it has {there} bytes, {need} are needed: it was cut off")
+
+    file_folder.agree(field.comm, file_folder.on_root(field.comm, check_length), "load", path)
+    with opened(field.comm, path, "load", writing=False) as file:
+        if not fortran:
+            return move(field, file, offset, collective, writing=False, out=out)
+        data = move(field, file, offset, collective, writing=False, fortran=True)
+    if out is None:
+        return data
+    out[...] = data
+    return out
+
+
+def move(
+    field: Field,
+    file: MPI.File,
+    offset: int,
+    collective: bool,
+    writing: bool,
+    out: Any = None,
+    fortran: bool = False,
+) -> Any:
+    """Write what this rank owns to its place in the file, or read it, into out if that is given.
+
+    Args:
+        fortran: whether the first axis runs fastest in the file; such are read only, and into no out.
+    """
+    order, displacement, kind = _view(field, offset, fortran)
+    if writing and field._is_first:
+        own = field.on_host()
+        data = np.ascontiguousarray(own if order is None else own[order])
+    elif writing:  # copies are written once
+        data = np.empty(0, field.look.dtype.storage)
+    else:
+        shape = field.owned_shape[:: -1 if fortran else 1]
+        data = np.empty(shape, field.look.dtype.storage) if out is None else out
+    flat = data.reshape(-1).view(np.uint8)
+    verb = "save" if writing else "load"
+    failed = file_folder.attempt(lambda: file.Set_view(displacement, MPI.BYTE, kind, "native"))
+    file_folder.agree(field.comm, failed, verb, "the file")
+    pieces = field.comm._mpi.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)
+    name = ("Write" if writing else "Read") + ("_all" if collective else "")
+    failed = ""
+    for i in range(pieces):
+        piece = flat[i * _PIECE : (i + 1) * _PIECE]
+        if collective:  # the others need this rank's call, whatever went wrong here
+            failed = _moved(file, name, piece) or failed
+        elif piece.nbytes and not failed:
+            failed = _moved(file, name, piece)
+    kind.Free()
+    file_folder.agree(field.comm, failed, verb, "the file")
+    data = data.T if fortran else data
+    if not writing and order is not None:
+        sorted_rows = data.copy()
+        data[order] = sorted_rows
+    return data
+
+
+def _moved(file: MPI.File, name: str, piece: Any) -> str:
+    status = MPI.Status()
+    failed = file_folder.attempt(lambda: getattr(file, name)([piece, MPI.BYTE], status))
+    count = status.Get_count(MPI.BYTE)
+    if not failed and count != piece.nbytes:
+        failed = f"{count} of {piece.nbytes} bytes went through"
+    return failed
+
+
+def _view(field: Field, offset: int, fortran: bool) -> tuple[Any, int, MPI.Datatype]:
+    """(order of own rows in the file, where this rank begins, its type in the file).
+
+    A file in Fortran order is one in C order of the axes turned round.
+    """
+    itemsize, turn = field.look.dtype.itemsize, -1 if fortran else 1
+    shape = field.shape[::turn]
+    strides = [itemsize] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    if isinstance(field.partition, Points):
+        return _view_of_points(field.partition.owned[field.comm.rank], field.shape, itemsize, offset, fortran)
+    assert field.box is not None
+    if not field.box.size:
+        return None, offset, MPI.BYTE.Create_contiguous(1).Commit()
+    begin = sum(a * s for a, s in zip(field.box.start[::turn], strides, strict=True))
+    return None, offset + begin, strided(field.box.shape[::turn], strides, itemsize).Commit()
+
+
+def _view_of_points(
+    held: Any, shape: tuple[int, ...], itemsize: int, offset: int, fortran: bool
+) -> tuple[Any, int, MPI.Datatype]:
+    """The same for rows of an array, of which some are held."""
+    order = np.argsort(held, kind="stable")
+    others = math.prod(shape[1:])
+    row = itemsize if fortran else others * itemsize
+    unit = MPI.BYTE.Create_contiguous(row)
+    rows = unit.Create_hindexed_block(1, [int(i) * row for i in held[order]])
+    unit.Free()
+    if not fortran:
+        kind = rows.Commit()
+    else:  # all rows' first elements, then all second ones, ...
+        one = rows.Create_resized(0, shape[0] * itemsize)
+        kind = one.Create_contiguous(others).Commit()
+        rows.Free()
+        one.Free()
+    return order, offset, kind if held.size and others else _nothing(kind)
+
+
+def _nothing(kind: MPI.Datatype) -> MPI.Datatype:
+    kind.Free()
+    return MPI.BYTE.Create_contiguous(1).Commit()

@@ -1,0 +1,177 @@
+"""Fields in zarr stores, each chunk written by its owner. Needs zarr 3: pip install 'hpcomm[zarr]'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...communicator.mesh import Mesh, ranks_of
+from ...errors import HpcommError, MissingError, demand
+from ..field import Field
+from . import file_folder
+from .chunks import Chunks, boxes, chunk_shape, share, values
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...communicator.communicator import Communicator
+    from ...core.partition import Partition, Points
+else:
+    from ..._lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["load", "read_into", "save"]
+
+_COMPLETE = "all_chunks_written"  # attribute of an array
+
+
+def save(
+    fields: Field | Sequence[Field], path: file_folder.PathLike, *, chunks: Chunks = True, **options: Any
+) -> None:
+    """Write fields to a zarr group, each as the array of its name, the unit as attribute. Collective.
+
+    The group is a folder. It is written beside its name and renamed when it is complete; if anything
+    fails, what was there before stays; if the job is killed in the moment of renaming, only load finds it.
+    bfloat16 is stored as the 16-bit integers of its bits.
+
+    Args:
+        fields: over one communicator, with different names.
+        chunks: their shape; True: the pieces of the ranks, so that nothing travels.
+        options: as zarr's create_array has them: compressors, shards, fill_value, ...
+
+    Raises:
+        MissingError: zarr is not installed, or is older than 3.
+        UsageError: names that are missing or equal.
+        LayoutError: chunks that do not fit, or a partial field.
+        TransportError: on every rank, if any of them could not write, or if path is something else.
+    """
+    zarr = _library()
+    comm, fields = file_folder.named(fields, "save")
+    path = file_folder.place(path, "save", comm)
+    try:
+        shapes = [chunk_shape(boxes(field), field.look.dtype.itemsize, chunks) for field in fields]
+    except HpcommError as error:
+        raise error.located("save", comm) from None
+
+    # zarr reads a chunk that is not there as empty; so all are written, and a lost one can be told
+    all_of_them = bool(dict(options.get("config") or {}).get("write_empty_chunks", True))
+
+    def create() -> None:
+        if path.exists() and not (path / "zarr.json").exists():
+            raise OSError("something else is there")
+        group = zarr.open_group(part, mode="w-")
+        for field, shape in zip(fields, shapes, strict=True):
+            made = group.create_array(
+                field.name, shape=field.shape, chunks=shape, dtype=file_folder.storage_of(field), **options
+            )
+            made.attrs.update({"unit": field.unit, _COMPLETE: all_of_them})
+
+    def write() -> None:
+        group = zarr.open_group(part, mode="r+")
+        with zarr.config.set({"array.write_empty_chunks": all_of_them}):
+            for field, own in zip(fields, shares, strict=True):
+                if own is not None:
+                    group[field.name][own[0].slices()] = own[1]
+
+    with file_folder.beside(comm, path) as part:
+        file_folder.agree(comm, file_folder.on_root(comm, create), "save", path)
+        # with shards, files are these and not the chunks within them
+        borders = [options.get("shards") or shape for shape in shapes]
+        shares = [share(field, border) for field, border in zip(fields, borders, strict=True)]
+        file_folder.agree(comm, file_folder.attempt(write), "save", path)
+        file_folder.publish(comm, part, path)
+
+
+def load(
+    path: file_folder.PathLike,
+    ranks: Mesh | Communicator,
+    name: str | None = None,
+    whole: Partition | Points | None = None,
+    *,
+    split: Sequence[Any] | None = None,
+    **options: Any,
+) -> Field:
+    """Read an array of a zarr store (format 2 or 3) into a new field over ranks. Collective.
+
+    Args:
+        path: of a group or of one array.
+        name: of the array in the group; may be left out if there is only one.
+        whole, split: how to cut it, as Field takes them; default: over the mesh, or by rows.
+        options: halo, periodic, ... as Field takes them.
+
+    Raises:
+        MissingError: zarr is not installed, or is older than 3.
+        TransportError: on every rank, if the store cannot be read or has no such array of numbers.
+        LayoutError: the partition is of another shape.
+    """
+    comm = ranks_of(ranks, "load")
+    return _stored(comm, path, name).load(ranks, whole, split, options)
+
+
+def read_into(field: Field, path: file_folder.PathLike, name: str | None = None) -> None:
+    """Fill a field from the array of its name; if that fails it stays as it was. Collective.
+
+    Args:
+        name: of the array, if it is another one.
+
+    Raises:
+        LayoutError, DtypeError: the array has another shape or dtype.
+        TransportError: on every rank, if it cannot be read.
+    """
+    demand(field, Field, "what read_into was given", "read_into", "zarr.read_into(field, path)")
+    _stored(field.comm, path, name or field.name or None).into(field)
+
+
+# -- how ----------------------------------------------------------------------------------------------------
+def _library() -> Any:
+    hint = "pip install 'hpcomm[zarr]', which needs Python 3.11"
+    try:
+        import zarr
+    except ImportError as error:
+        raise MissingError(f"zarr cannot be loaded: {error}", "hpcomm.zarr", hint) from error
+    if int(zarr.__version__.split(".")[0]) < 3:
+        raise MissingError(f"zarr is version {zarr.__version__}, 3 is needed", "hpcomm.zarr", hint)
+    return zarr
+
+
+def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) -> file_folder.Stored:
+    _library()
+    path = file_folder.place(path, "load", comm)
+    place, name, shape, dtype, unit = file_folder.from_root(
+        comm, "load", path, lambda: _look(file_folder.standing(path), name)
+    )
+
+    def read(field: Field, out: Any) -> Any:
+        return values(field, lambda box: np.asarray(_array(place, name)[box.slices()]), path)
+
+    return file_folder.Stored(path, shape, dtype, read, name, unit)
+
+
+def _look(path: Path, name: str | None) -> tuple[Path, str, tuple[int, ...], Any, str]:
+    """Path, name (empty for path itself), shape, native dtype and unit of the array."""
+    import zarr
+
+    if not path.is_dir():  # zarr would speak of a node
+        raise FileNotFoundError(f"No such folder: {path}")
+    store: Any = zarr.open(path, mode="r")
+    wanted = ""
+    if isinstance(store, zarr.Group):
+        wanted = file_folder.meant(name, sorted(each for each, _ in store.arrays()), "array")
+        store = store[wanted]
+    dtype = np.dtype(store.dtype)
+    if dtype.kind not in "biufc":
+        raise ValueError(f"it holds {dtype}, which no field does")
+    lost = store.nchunks - store.nchunks_initialized if store.attrs.get(_COMPLETE) else 0
+    if lost:
+        raise ValueError(f"{lost} of its {store.nchunks} chunks are lost")
+    unit = str(store.attrs.get("unit", ""))
+    return path, wanted, tuple(store.shape), np.dtype(dtype.newbyteorder("=").str), unit
+
+
+def _array(path: Path, name: str) -> Any:
+    import zarr
+
+    found: Any = zarr.open(path, mode="r")
+    return found[name] if name else found

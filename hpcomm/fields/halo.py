@@ -1,0 +1,73 @@
+"""Halo exchange: the rim of every rank's array gets what its neighbours own there.
+
+halo = Halo(temperature, pressure)          # planned once, one message to each neighbour
+halo.start(); inside(); halo.wait(); rim()  # overlapped
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from ..errors import UsageError, demand, where
+from .exchange import Exchange
+
+if TYPE_CHECKING:
+    from ..communicator.communicator import Communicator
+
+__all__ = ["Faces", "Halo", "HasHalo", "reverse"]
+
+
+class Faces(NamedTuple):
+    """(peer, place in memory) of what goes out and of what comes in."""
+
+    sends: list[tuple[int, Any]]
+    receives: list[tuple[int, Any]]
+
+
+@runtime_checkable
+class HasHalo(Protocol):
+    """What a Field is here."""
+
+    comm: Communicator
+
+    def faces(self) -> Faces: ...
+    def check_whole(self, verb: str) -> None: ...
+
+
+class Halo(Exchange):
+    """The halos of some fields over the same ranks, exchanged together. Collective to make.
+
+    start() sends what the fields hold now; until wait() the insides may be read and the halos are in
+    motion; an inside that is to be written must be one that no neighbour's halo needs. Calling it does both.
+
+    Raises:
+        UsageError: no field, something else, or fields over different communicators.
+        LayoutError: a field is partial.
+    """
+
+    def __init__(self, *fields: HasHalo) -> None:
+        if not fields:
+            raise UsageError("Halo needs a field", "Halo", "Halo(field)")
+        for field in fields:
+            hint = "Halo(field, ...); an array x becomes one by Field(mesh, shape, halo=..., array=x)"
+            demand(field, HasHalo, "what Halo was given", "Halo", hint)
+        comm = fields[0].comm
+        if any(field.comm is not comm for field in fields):
+            raise UsageError(
+                "the fields live on different communicators",
+                where("halo", comm),
+                "one Halo for those of each communicator",
+            )
+        for field in fields:
+            field.check_whole("halo")
+        faces = [field.faces() for field in fields]
+        sends = [each for one in faces for each in one.sends]
+        receives = [each for one in faces for each in one.receives]
+        super().__init__(comm, sends, receives, verb="halo exchange")
+
+
+def reverse(field: HasHalo) -> Exchange:
+    """The exchange in which the halo goes back to its owners and is added to what they have."""
+    field.check_whole("halo")
+    sends, receives = field.faces()
+    return Exchange(field.comm, receives, sends, range(len(sends)), verb="halo, in reverse")

@@ -1,0 +1,151 @@
+"""What numpy sees of a field: what its rank owns, the whole by sums and means, or an error that says so.
+
+numpy.asarray(field)          this rank's own part
+numpy.sqrt(field), ...        a field in the same partition, element by element; not collective
+numpy.sum(field), ...         over the whole, as field.sum(): collective
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..errors import DtypeError, LayoutError, UsageError, where
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core import dtypes
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    dtypes = LazyModule("hpcomm.core.dtypes")
+
+__all__ = ["NumpyLike"]
+
+_OVER_THE_WHOLE = {  # numpy's function: method of the field
+    "sum": "sum", "mean": "mean", "min": "min", "amin": "min", "max": "max", "amax": "max",
+    "norm": "norm", "vdot": "dot",
+}  # fmt: skip
+_OF_THE_WHOLE = ("shape", "ndim", "size")
+
+
+class NumpyLike:
+    """numpy's protocols, of a field."""
+
+    @property
+    def ndim(self: Any) -> int:
+        """Axes of the whole."""
+        return len(self.shape)
+
+    @property
+    def size(self: Any) -> int:
+        """Elements of the whole."""
+        return math.prod(self.shape)
+
+    def __array__(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+        """What this rank owns, as numpy array: a view where it can be one. Not collective.
+
+        bfloat16 and smaller kinds, which numpy does not have, come as float32.
+
+        Raises:
+            LayoutError: a partial field.
+            ValueError: copy=False, and it cannot be a view.
+        """
+        self.check_whole("numpy.asarray")
+        own, kind = self.on_host(), self.look.dtype
+        if kind.name == "float16":
+            own = own.view(np.float16)
+        elif kind.kind == "h":
+            own = dtypes.widen(own, kind)
+        elif kind.kind == "q":
+            what = f"numpy has no {kind}, which {self!r} holds"
+            raise DtypeError(what, where("numpy.asarray", self.comm), "field.inner.float()")
+        made = own if dtype is None else own.astype(dtype, copy=False)
+        shares = self.look.place is None and np.may_share_memory(made, self.look.array)
+        if copy is False and not shares:
+            raise ValueError("what this rank owns cannot be seen as such an array without a copy")
+        return made.copy() if copy and shares else made
+
+    def __iter__(self: Any) -> NoReturn:
+        raise UsageError(
+            f"{self!r} is not iterated: its rows lie on {self.comm.size} ranks",
+            where("iteration", self.comm),
+            "for row in field.inner (this rank's), or in field.all_gather() (all; collective)",
+        )
+
+    def __array_function__(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        name = func.__name__
+        if len(args) == 1 and args[0] is self and not kwargs:
+            if name in _OF_THE_WHOLE:
+                return getattr(self, name)
+            if name in _OVER_THE_WHOLE:
+                return getattr(self, _OVER_THE_WHOLE[name])()
+        if name == "vdot" and len(args) == 2 and all(isinstance(each, type(self)) for each in args):
+            return args[0].dot(args[1])
+        known = ", ".join(sorted(_OVER_THE_WHOLE))
+        raise UsageError(
+            f"numpy.{name} does not work on {self!r}, of which each rank holds a part",
+            where(f"numpy.{name}", self.comm),
+            f"field.inner (this rank's part), field.all_gather() (the whole); of the field alone: {known}",
+        )
+
+    def __array_ufunc__(
+        self: Any, ufunc: Any, method: str, *inputs: Any, out: Any = (), **options: Any
+    ) -> Any:
+        verb = f"numpy.{ufunc.__name__}"
+        if method != "__call__" or options or ufunc.signature is not None:
+            raise UsageError(
+                f"{verb}.{method} does not work on {self!r}, of which each rank holds a part",
+                where(verb, self.comm),
+                "element by element, without where= and dtype=; or on field.inner",
+            )
+        given = [self._operand(verb, each) for each in inputs]
+        targets = [self._target(verb, each) for each in out]
+        made = ufunc(*given)
+        found = [
+            self._as_field(verb, part, target)
+            for part, target in zip(
+                made if isinstance(made, tuple) else (made,), targets or [None] * ufunc.nout, strict=True
+            )
+        ]
+        return found[0] if ufunc.nout == 1 else tuple(found)
+
+    def _operand(self: Any, verb: str, given: Any) -> Any:
+        """This rank's part of what a ufunc was given."""
+        if isinstance(given, type(self)):
+            self._target(verb, given)
+            return np.asarray(given)
+        if np.ndim(given) == 0:
+            return given
+        raise LayoutError(
+            f"{verb} of {self!r} and an array of shape {np.shape(given)}: which part of it is this rank's?",
+            where(verb, self.comm),
+            "field.inner with this rank's part; or a Field in the same partition",
+        )
+
+    def _target(self: Any, verb: str, given: Any) -> Any:
+        """given, if it is a field like this one."""
+        if not isinstance(given, type(self)) or not self.is_like(given):
+            raise LayoutError(
+                f"{verb} of {self!r} and {given!r:.80}: they are not in the same partition",
+                where(verb, self.comm),
+                "redistribute one to the other's",
+            )
+        if type(given.array) is not np.ndarray:
+            raise UsageError(
+                f"{verb} does not work on {given!r}, whose array is a {type(given.array).__name__}",
+                where(verb, self.comm),
+                f"its own library on field.inner, as torch.{verb.partition('.')[2]}(field.inner)",
+            )
+        return given
+
+    def _as_field(self: Any, verb: str, part: Any, target: Any) -> Any:
+        if target is None:
+            target = type(self)(self.comm, self.partition, dtype=part.dtype, name=self.name, unit="")
+        elif not np.can_cast(part.dtype, target.dtype, "same_kind"):
+            what = f"{verb} gives {part.dtype}, and out is {target!r}"
+            raise DtypeError(what, where(verb, self.comm), f"out of {part.dtype}")
+        target.inner[...] = part
+        return target

@@ -1,0 +1,262 @@
+"""Arrays from one partition into another: rows to columns, other meshes, other ranks.
+
+Every element goes straight from a rank that holds it to those that are to; nothing meets on a root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..communicator.communicator import Communicator
+from ..core.partition import Box, Partition, Points, integers
+from ..errors import DtypeError, HpcommError, LayoutError, RankError, demand
+from ..transport.endpoints import Rows, meet, memory, set_zero
+from ..transport.exchange_comm import channel
+from . import routing
+from .exchange import Exchange
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core import buffer, dtypes
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    buffer = LazyModule("hpcomm.core.buffer")
+    dtypes = LazyModule("hpcomm.core.dtypes")
+
+__all__ = ["Redistribution"]
+
+
+class Redistribution:
+    """Who sends what from source to target, worked out once and carried out many times.
+
+    Collective over comm, also for ranks that are in neither. What is strided and copied into one piece for
+    its way (see datatypes.py) takes its size in memory once more, until close().
+
+    Args:
+        source, target: partitions of the same whole.
+        source_ranks, target_ranks: the ranks of comm that are the ranks of the partitions; default 0, 1, ...
+
+    Raises:
+        LayoutError: the shapes differ.
+        RankError: a partition has more ranks than comm.
+
+    Example (a transposition of distribution, 4 ranks):
+        >>> rows, columns = Partition((8, 8), {"p": 4}, ("p", None)), Partition((8, 8), {"p": 4}, (None, "p"))
+        >>> turn = Redistribution(comm, rows, columns)
+        >>> turn(np.ones((2, 8))).shape
+        (8, 2)
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        source: Partition | Points,
+        target: Partition | Points,
+        source_ranks: Sequence[int] | None = None,
+        target_ranks: Sequence[int] | None = None,
+    ) -> None:
+        given = "Redistribution(comm, source, target), between two partitions"
+        demand(comm, Communicator, "what carries it", "redistribution", given)
+        for partition in (source, target):
+            demand(partition, (Partition, Points), "a partition", "redistribution", given)
+        self.comm, self.source, self.target = comm, source, target
+        try:
+            comm._check_open("redistribution")
+            self.source_ranks = list(
+                integers(range(source.size) if source_ranks is None else source_ranks, "ranks")
+            )
+            self.target_ranks = list(
+                integers(range(target.size) if target_ranks is None else target_ranks, "ranks")
+            )
+            used = (*self.source_ranks, *self.target_ranks)
+            if not 0 <= min(used) <= max(used) < comm.size:
+                raise RankError(
+                    f"the partitions use ranks {min(used)} to {max(used)}, the communicator has {comm.size}",
+                    hint="a communicator that holds the ranks of both",
+                )
+            self._route = routing.redistribute(
+                source, target, comm.rank, self.source_ranks, self.target_ranks
+            )
+        except HpcommError as error:
+            raise error.located("redistribution", comm) from None
+        self._tag = channel(comm).number
+        self._aboard: Any = None  # known from the first call on
+        self._last: tuple[Any, Any, Exchange] | None = None  # looks at x and out
+        self._repeated: tuple[Any, Any, Exchange] | None = None  # the user's own x and out of the last call
+
+    @property
+    def source_shape(self) -> tuple[int, ...] | None:
+        """The shape of x on this rank; None if it is no rank of the source."""
+        return _held(self.source, self.source_ranks, self.comm.rank)
+
+    @property
+    def target_shape(self) -> tuple[int, ...] | None:
+        """The shape of the result on this rank; None if it is no rank of the target."""
+        return _held(self.target, self.target_ranks, self.comm.rank)
+
+    def __call__(self, x: Any = None, *, out: Any = None, dtype: Any = None) -> Any:
+        """Carry it out: give what this rank holds of the source, get what it holds of the target.
+
+        Calls with the same arrays again are quick: their messages are planned already.
+
+        Args:
+            x: array of source_shape; None on ranks that are not in the source.
+            out: array of target_shape; made if absent.
+            dtype: of what arrives, on ranks that have neither x nor out.
+
+        Returns:
+            out, None on ranks that are not in the target.
+
+        Raises:
+            LayoutError, DtypeError: an array does not have the shape and dtype that are due.
+        """
+        if self._repeated is not None and x is self._repeated[0] and out is self._repeated[1]:
+            self._repeated[2]()
+            return out
+        try:
+            look = self._look(x, self.source_shape, "x")
+            made = self._made(look, out, dtype)
+            if look is not None and made is not None:
+                if look.dtype != made.dtype:
+                    raise DtypeError(f"x holds {look.dtype}, out {made.dtype}", hint="the same for both")
+                if (look.place is None) != (made.place is None):
+                    raise LayoutError(
+                        f"x lies on {look.device}, out on {made.device}", hint="both in one place"
+                    )
+                if meet(look, made):
+                    raise LayoutError("x and out overlap in memory", hint="an out of its own")
+            if made is not None and self._sums and made.dtype.kind in "hqo":
+                raise DtypeError(
+                    f"summands of {made.dtype} cannot be added without loss", hint="float32, and round after"
+                )
+        except HpcommError as error:
+            raise error.located("redistribution", self.comm) from None
+        if made is not None and (self._sums or self._is_padding):
+            set_zero(memory(made))
+        exchange = self._planned(look, made)
+        exchange()
+        if x is not None and out is not None and not self._sums and not self._is_padding:
+            self._repeated = (x, out, exchange)
+        return None if made is None else made.give()
+
+    def reversed(self) -> Redistribution:
+        """The way back, from target to source; copies in the target are added up: the adjoint. Collective."""
+        target = self.target
+        if isinstance(target, Partition) and target.replicated:
+            target = Partition(target.shape, target.mesh, target.split, target.bounds, target.replicated)
+        return Redistribution(self.comm, target, self.source, self.target_ranks, self.source_ranks)
+
+    def close(self) -> None:
+        """Give back what the last call has planned."""
+        self._repeated = None
+        if self._last is not None:
+            self._last[2].close()
+            self._last = None
+
+    @property
+    def elements_sent(self) -> int:
+        """Elements that leave this rank for another one."""
+        inner = int(np.prod(self.source.shape[1:])) if isinstance(self.source, Points) else 1
+        return sum(
+            (p.here.size if isinstance(p.here, Box) else len(p.here) * inner)
+            for p in self._route.sends
+            if p.peer != self.comm.rank
+        )
+
+    # -- how ------------------------------------------------------------------------------------------
+    @property
+    def _sums(self) -> bool:
+        return isinstance(self.source, Partition) and self.source.summands > 1
+
+    @property
+    def _is_padding(self) -> bool:
+        """Whether this rank holds a summand that is zero."""
+        if not isinstance(self.target, Partition) or self.comm.rank not in self.target_ranks:
+            return False
+        return self.target.summand(self.target_ranks.index(self.comm.rank)) > 0
+
+    def _look(self, x: Any, shape: tuple[int, ...] | None, name: str) -> Any:
+        if shape is None:
+            return None
+        if x is None:
+            raise LayoutError(f"this rank holds {shape} of the whole, and gave no {name}")
+        look = buffer.as_buffer(x)
+        if look.shape != shape:
+            raise LayoutError(
+                f"{name} has shape {look.shape}, this rank holds {shape}", hint="without the halo"
+            )
+        return look
+
+    def _made(self, look: Any, out: Any, dtype: Any) -> Any:
+        shape = self.target_shape
+        if shape is None:
+            return None
+        if out is not None:
+            made = self._look(out, shape, "out")
+            if made.frozen if made.place is None else made.place.readonly:
+                raise LayoutError(f"out {made.frozen}", hint="give an array that can be written")
+            return made
+        if look is not None:
+            return look.make(shape)
+        if dtype is None:
+            raise DtypeError("this rank brings no array that tells the dtype", hint="dtype=, or out=")
+        return buffer.empty(shape, *dtypes.parse(dtype))
+
+    def _planned(self, look: Any, made: Any) -> Exchange:
+        if self._last is not None:
+            if _same(self._last[0], look) and _same(self._last[1], made):
+                return self._last[2]
+            self.close()
+        sends = [
+            (p.peer, _place(self.source, self.source_ranks.index(self.comm.rank), look, p.here))
+            for p in self._route.sends
+        ]
+        receives = [
+            (p.peer, _place(self.target, self.target_ranks.index(self.comm.rank), made, p.here))
+            for p in self._route.receives
+        ]
+        add = [i for i, p in enumerate(self._route.receives) if p.sum]
+        exchange = Exchange(self.comm, sends, receives, add, self._tag, self._aboard, "redistribution")
+        self._aboard = exchange.aboard
+        self._last = (look, made, exchange)
+        return exchange
+
+
+def _held(partition: Partition | Points, ranks: list[int], rank: int) -> tuple[int, ...] | None:
+    if rank not in ranks:
+        return None
+    if isinstance(partition, Points):
+        return (len(partition.owned[ranks.index(rank)]), *partition.shape[1:])
+    return partition.box(ranks.index(rank)).shape
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two looks, or Nones, are at the same elements in the same order."""
+    if a is None or b is None or a.place is None or b.place is None:
+        return a is b or (None not in (a, b) and a.place is b.place and buffer.same_memory(a.array, b.array))
+    here, there = a.place, b.place
+    return (here.address, here.shape, here.strides, here.dtype) == (
+        there.address, there.shape, there.strides, there.dtype
+    )  # fmt: skip
+
+
+def _place(partition: Partition | Points, rank: int, look: Any, region: routing.Region) -> Any:
+    """Where region lies in what rank holds."""
+    array = memory(look)
+    if look.place is not None and not isinstance(region, Box):
+        raise LayoutError(
+            "points cannot be gathered on a device yet", hint="host arrays, or partitions of boxes"
+        )
+    if isinstance(partition, Partition):
+        box = partition.box(rank)
+        if isinstance(region, Box):
+            return array[region.slices(box.start) or ...]  # without axes () would be the number
+        return Rows(array, region - box.start[0])
+    assert not isinstance(region, Box)
+    held = partition.owned[rank]
+    order = np.argsort(held, kind="stable")
+    return Rows(array, order[np.searchsorted(held[order], region)])

@@ -1,0 +1,481 @@
+"""From one grid to another: sparse weights, each rank holding the rows of its own points.
+
+mapping         order  conserves  reads from
+nearest         1      no         anything
+idw             1      no         anything: k nearest, weighted by 1/d²
+bilinear        2      no         latlon, gaussian, plane
+conservative    1      yes        cells: overlap areas (Jones 1999)
+conservative2   2      yes        cells: with gradients of the source (Kritsikis et al. 2017)
+
+SciPy's trees and sparse matrices do the heavy work; grid.py has the grids, gradients.py the gradients.
+
+Points that are not given (masked, land) do not count: a target cell takes the mean over the part of it that
+is covered, `Weights.fraction` says how large that is, and `Weights.uncovered` which points nothing reaches.
+Cells that are given lie beside each other, not over each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ConfigError, DtypeError, LayoutError
+from .geometry import across, between, beyond_poles, meetings, moments, rectangle_moments, repeated
+from .gradients import around_cells, around_rectangles, gradients
+from .grid import Cells, Gaussian, Grid, LatLon, Plane, Points, Rectangles, areas_against, from_spec, size_of
+from .methods import MAPPINGS, misfit
+from .triangulation import Parts, overlaps
+from .weights import Weights, sparse_matrices
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+    Indices = NDArray[np.int64]
+
+__all__ = [
+    "MAPPINGS",
+    "Cells",
+    "Gaussian",
+    "LatLon",
+    "Plane",
+    "Points",
+    "Weights",
+    "areas_against",
+    "from_spec",
+    "weights",
+    "weights_between",
+]
+
+_FAR = 8.0  # farther than anything on the unit sphere is from anything else
+_ROUNDING = 1e-14  # of lengths beside coordinates of 1
+_OVER = 1.05  # times that cells may be covered: great circles are no parallels, so 1.002 is usual
+_ONE_PLACE = 1e-6  # of the size of a cell: another one whose middle is nearer lies over it
+_DIGITS = 12  # to which distances count as equal; then the lower index wins, whatever the partition
+
+
+def weights(
+    source: Grid, target: Grid, mapping: str, *, neighbours: int = 4, given: Any = None, points: Any = None
+) -> Weights:
+    """Weights between two grids in one process.
+
+    Args:
+        given: indices of the source points that there are; None: all.
+        points: indices of the target points; None: all.
+
+    Raises:
+        ConfigError: mapping is none, or does not go between these grids.
+        DtypeError, LayoutError: given or points are no indices of points there, or cells lie over each other.
+    """
+    _check(source, target, mapping)
+    here = np.unique(_indices("given", given, source))
+    there = _indices("points", points, target)
+    if mapping == "idw" and not (isinstance(neighbours, int) and 1 <= neighbours <= max(1, len(here))):
+        raise ConfigError(
+            f"{neighbours} neighbours of {len(here)} points that are given", "regrid.weights", "neighbours=4"
+        )
+    if not len(here):
+        return _nothing(len(there))
+    shapes = _shapes(source, np.arange(size_of(source)), mapping)[here]
+    if isinstance(target, (Points, Cells)) and points is not None:
+        target = target.part(there)
+    mapper = _Mapper(source, target, there, mapping, neighbours, _scale(source, shapes[:, 0]))
+    made = mapper.weights(here, shapes)
+    if mapper.overlap:
+        raise _lie_over(mapper.overlap, "regrid.weights")
+    return made
+
+
+def _scale(grid: Any, *ends: Any) -> float:
+    """A power of two above all coordinates."""
+    if grid.sphere:
+        return 1.0
+    finite = [np.abs(end[np.isfinite(end)]).max(initial=0.0) for end in ends]
+    return float(2.0 ** np.ceil(np.log2(max(*finite, 1e-300))))
+
+
+def _lie_over(what: str, where: str) -> LayoutError:
+    return LayoutError(
+        what,
+        where,
+        "each place once: leave copies (halo columns, the fold of a tripolar grid) out of the points given",
+    )
+
+
+def _check(source: Any, target: Any, mapping: str) -> None:
+    if mapping not in MAPPINGS:
+        close = get_close_matches(str(mapping), MAPPINGS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(MAPPINGS)}"
+        raise ConfigError(f"there is no mapping {mapping!r}", "regrid.weights", hint)
+    for each in (source, target):
+        if not isinstance(each, Grid):
+            raise ConfigError(
+                f"{each!r:.60} is no grid", "regrid.weights", "hpcomm.regrid.LatLon(nlat, nlon)"
+            )
+    wrong = misfit(mapping, (source.kind, source.sphere), (target.kind, target.sphere))
+    if wrong is not None:
+        raise ConfigError(wrong[1], "regrid.weights", wrong[2])
+    if "cells" in (source.kind, target.kind) and mapping.startswith("cons"):
+        _check_widths(_is_halved(source) or _is_halved(target), "regrid.weights")
+
+
+def _is_halved(grid: Any) -> bool:
+    """Whether edges of its cells go half round the sphere: no great circle does between two points."""
+    return isinstance(grid, Rectangles) and grid.sphere and grid.nu < 3
+
+
+def _check_widths(wrong: bool, where: str) -> None:
+    if wrong:
+        what = "a grid of one or two columns around the sphere has no areas in common with cells"
+        raise ConfigError(what, where, "three columns or more")
+
+
+def _indices(name: str, chosen: Any, grid: Any) -> Indices:
+    """What was chosen of the points of a grid, None: all."""
+    size = size_of(grid)
+    if chosen is None:
+        return np.arange(size)
+    found = np.asarray(chosen)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        hint = "np.flatnonzero(mask)" if found.dtype == bool else f"{name}=np.arange(first, last)"
+        raise DtypeError(f"{name} is no list of indices, but {found.dtype}", "regrid.weights", hint)
+    if found.size and not (found.min() >= 0 and found.max() < size):
+        raise LayoutError(
+            f"{name} has indices from {found.min()} to {found.max()}, and the grid has {size} points",
+            "regrid.weights",
+            "global indices from 0",
+        )
+    return found.astype(np.int64)
+
+
+def _nothing(points: int) -> Weights:
+    """Where no source is."""
+    return Weights(sparse_matrices().csr_matrix((points, 0)), np.empty(0, np.int64), np.zeros(points))
+
+
+def weights_between(
+    comm: MPI.Intracomm, grid: Any, points: Indices, is_giver: bool, mapping: str, neighbours: int
+) -> Weights | None:
+    """Weights between the grids of two programs. Collective over both; None on the giver's ranks.
+
+    Givers send each taker only the points near its own: what lies within a box around them.
+
+    Raises:
+        LayoutError, ConfigError: cells that are given lie over each other, or are too wide; on every rank.
+    """
+    cards = comm.allgather(_Card.of(grid, points, is_giver, mapping))
+    source = next(card.grid for card in cards if card.is_giver)
+    boxes = [card.box for card in cards if not card.is_giver]
+    if mapping.startswith("cons") and any(card.is_cells for card in cards):
+        _check_widths(any(card.is_halved for card in cards), "connect")
+    margin = max(card.reach for card in cards) if mapping != "nearest" else max(c.reach for c in cards) / 2
+    scale = _scale(grid, *(end for card in cards if card.is_giver for end in card.box))
+    shapes = _shapes(grid, points, mapping) if is_giver else np.empty((0, 1, 3))
+    found = None
+    while True:
+        got = _nearby(comm, cards, boxes, points, shapes, margin)
+        if not is_giver:
+            mapper = _Mapper(source, grid, points, mapping, neighbours, scale)
+            found = mapper.weights(*got) if len(got[0]) else None
+        reached = is_giver or (found is not None and mapper.needed <= margin) or margin >= _FAR * mapper.scale
+        if comm.allreduce(not reached) == 0:
+            break
+        margin *= 2
+    overlaps = [told for told in comm.allgather("" if is_giver else mapper.overlap) if told]
+    if overlaps:
+        raise _lie_over(overlaps[0], "connect")
+    if is_giver:
+        return None
+    return found or _nothing(len(points))
+
+
+@dataclass
+class _Card:
+    """What a rank says of its part: the box around its points, and how far mappings reach from them."""
+
+    is_giver: bool
+    grid: Any
+    box: tuple[Array, Array]
+    reach: float
+    is_cells: bool
+    is_halved: bool
+
+    @classmethod
+    def of(cls, grid: Any, points: Indices, is_giver: bool, mapping: str) -> _Card:
+        kept = grid if is_giver and isinstance(grid, Rectangles) else None
+        kind = grid.kind == "cells", _is_halved(grid)
+        if not len(points):
+            wide = 3 if grid.sphere else 2
+            return cls(is_giver, kept, (np.full(wide, np.inf), np.full(wide, -np.inf)), 0.0, *kind)
+        x = grid.centres(points)
+        reach = 4.0 * _radius(grid, points)
+        return cls(is_giver, kept, (x.min(axis=0), x.max(axis=0)), reach, *kind)
+
+
+def _radius(grid: Any, points: Indices) -> float:
+    """The largest distance of a corner from its centre; of bare points, about half that to the next one."""
+    x = grid.centres(points)
+    if isinstance(grid, Points):
+        extent = float(np.prod(np.maximum(x.max(axis=0) - x.min(axis=0), 1e-3))) ** (1 / x.shape[1])
+        return float(extent / max(1.0, len(points)) ** 0.5)
+    return float(np.linalg.norm(grid.corners(points) - x[:, None], axis=2).max())
+
+
+def _shapes(grid: Any, points: Indices, mapping: str) -> Array:
+    """What a giver says of each point: its centre, and for areas its corners behind it."""
+    x = grid.centres(points)[:, None]
+    return np.concatenate([x, grid.corners(points)], axis=1) if mapping.startswith("cons") else x
+
+
+def _nearby(
+    comm: MPI.Intracomm,
+    cards: list[_Card],
+    boxes: list[tuple[Array, Array]],
+    points: Indices,
+    shapes: Array,
+    margin: float,
+) -> tuple[Indices, Array]:
+    """The givers' points that lie within the margin of this taker's box, ascending."""
+    parcels: list[Any] = [None] * comm.size
+    mine = cards[comm.rank]
+    for rank, card in enumerate(cards):
+        if mine.is_giver and not card.is_giver:
+            low, high = card.box
+            x = shapes[:, 0]
+            near = ((x >= low - margin) & (x <= high + margin)).all(axis=1)
+            parcels[rank] = (points[near], shapes[near])
+    got = [part for part in comm.alltoall(parcels) if part is not None and len(part[0])]
+    if not got:
+        return np.empty(0, np.int64), shapes[:0]
+    wide = max(form.shape[1] for _, form in got)  # some ranks' cells have more vertices than others'
+    got = [(part, np.pad(form, ((0, 0), (0, wide - form.shape[1]), (0, 0)), "edge")) for part, form in got]
+    found, forms = np.concatenate([p for p, _ in got]), np.concatenate([s for _, s in got])
+    order = np.argsort(found, kind="stable")
+    return found[order], forms[order]
+
+
+class _Mapper:
+    """Makes weights for some target points.
+
+    source: the grid that they come from, if it is Rectangles. source_scale: its largest coordinate.
+    needed: how far the farthest source was that counted. overlap: what is known of sources that lie over each
+    other, in words.
+    """
+
+    def __init__(
+        self, source: Any, target: Any, points: Indices, mapping: str, neighbours: int, source_scale: float
+    ) -> None:
+        self.source, self.target, self.points = source, target, points
+        self.mapping, self.neighbours, self.source_scale = mapping, neighbours, source_scale
+        self.needed = 0.0
+        self.overlap = ""
+        self.scale = 1.0 if target.sphere else float(np.abs(target.centres(points)).max(initial=1.0))
+
+    def weights(self, given: Indices, shapes: Array) -> Weights:
+        """Rows for the target points, from source points given (ascending) with these shapes."""
+        made = getattr(self, f"_{self.mapping}")(given, shapes)
+        row, column, value, fraction = made
+        sparse = sparse_matrices()
+        matrix = sparse.csr_matrix((value, (row, column)), shape=(len(self.points), len(given)))
+        matrix.sum_duplicates()
+        used = np.unique(matrix.indices)
+        matrix = sparse.csr_matrix(matrix[:, used])
+        matrix.sort_indices()  # sums run in the order of global indices, on any number of ranks
+        return Weights(matrix, given[used], fraction)
+
+    # -- by distance -----------------------------------------------------------------------------------
+    def _closest(self, x: Array, k: int) -> tuple[Array, Indices]:
+        """(distances, sources), k of each target point: of equally near ones the lower indices."""
+        from scipy.spatial import cKDTree
+
+        count = min(k + 6, len(x))
+        distance, which = cKDTree(x).query(self.target.centres(self.points), k=count)
+        distance, which = distance.reshape(-1, count), which.reshape(-1, count)
+        order = np.lexsort((which, np.round(distance / self.source_scale, _DIGITS)), axis=1)[:, :k]
+        distance, which = (np.take_along_axis(a, order, axis=1) for a in (distance, which))
+        self.needed = float(distance.max(initial=0.0)) if count > k or count == len(x) else _FAR
+        return distance, which
+
+    def _nearest(self, given: Indices, shapes: Array) -> Any:
+        _, which = self._closest(shapes[:, 0], 1)
+        n = len(self.points)
+        return np.arange(n), which[:, 0], np.ones(n), np.ones(n)
+
+    def _idw(self, given: Indices, shapes: Array) -> Any:
+        distance, which = self._closest(shapes[:, 0], self.neighbours)
+        distance = distance / self.source_scale
+        share = 1.0 / np.maximum(distance, 1e-14) ** 2
+        share = np.where(distance[:, :1] < 1e-13, np.arange(share.shape[1]) == 0, share)
+        share = share / share.sum(axis=1, keepdims=True)
+        row = np.repeat(np.arange(len(self.points)), which.shape[1])
+        return row, which.ravel(), share.ravel(), np.ones(len(self.points))
+
+    # -- between four ------------------------------------------------------------------------------------
+    def _bilinear(self, given: Indices, shapes: Array) -> Any:
+        s = self.source
+        x = self.target.centres(self.points)
+        u, v = (
+            (np.arctan2(x[:, 1], x[:, 0]) % (2 * np.pi), np.arcsin(np.clip(x[:, 2], -1, 1)))
+            if s.sphere
+            else x.T
+        )
+        i, a = between(s.u_centres, u, 2 * np.pi if s.sphere else None)
+        j, b = between(beyond_poles(s.v_centres) if s.sphere else s.v_centres, v, None)
+        j = j - 1 if s.sphere else j
+        n = len(self.points)
+        inside = np.ones(n, bool) if s.sphere else _within(s.u_edges, u) & _within(s.v_edges, v)
+        rows, columns, values = [], [], []
+        for dj, wb in ((0, 1 - b), (1, b)):
+            for di, wa in ((0, 1 - a), (1, a)):
+                columns.append(across(s, i + di, j + dj))
+                rows.append(np.arange(n))
+                values.append(wa * wb)
+        row, column, value = (np.concatenate(part) for part in (rows, columns, values))
+        at = np.searchsorted(given, column)
+        at[at == len(given)] = 0
+        there = (given[at] == column) & (value != 0) & inside[row]
+        total = np.bincount(row[there], weights=value[there], minlength=n)
+        kept = there & (total[row] > 1e-12)
+        return row[kept], at[kept], value[kept] / total[row[kept]], (total > 1e-12).astype(float)
+
+    # -- by area -----------------------------------------------------------------------------------------
+    def _conservative(self, given: Indices, shapes: Array) -> Any:
+        row, column, area, _ = self._overlaps(given, shapes)
+        covered, fraction = self._covered(given, shapes, row, column, area)
+        return row, column, area / covered[row], fraction
+
+    def _conservative2(self, given: Indices, shapes: Array) -> Any:
+        """First order, and the gradient of each source cell times the way from its centre to the overlap."""
+        row, column, area, moment = self._overlaps(given, shapes)
+        covered, fraction = self._covered(given, shapes, row, column, area)
+        whole, moments_ = self._source_moments(given, shapes)
+        centre = moments_ / whole[:, None]
+        way = moment / area[:, None] - centre[column]
+        owner, neighbour, gradient = self._gradients(given, shapes, centre)
+        first = np.searchsorted(owner, np.arange(len(given) + 1))
+        k, nth = repeated(np.diff(first)[column])
+        e = first[column][k] + nth
+        more = (way[k] * gradient[e]).sum(axis=1) * (area / covered[row])[k]
+        return (
+            np.concatenate([row, row[k]]),
+            np.concatenate([column, neighbour[e]]),
+            np.concatenate([area / covered[row], more]),
+            fraction,
+        )
+
+    def _covered(
+        self, given: Indices, shapes: Array, row: Indices, column: Indices, area: Array
+    ) -> tuple[Array, Array]:
+        """(area, fraction) of each target cell that is covered; notes where sources lie over each other."""
+        covered: Array = np.bincount(row, area, len(self.points)).astype(float)
+        fraction = np.asarray(covered / self._target_areas())
+        if not isinstance(self.source, Rectangles):
+            self.overlap = _in_one_place(given, shapes) or self._too_much(given, row, column, fraction)
+        return covered, fraction
+
+    def _too_much(self, given: Indices, row: Indices, column: Indices, fraction: Array) -> str:
+        """What there is to say of a point that is covered more than once; "" if none is."""
+        worst = int(fraction.argmax()) if len(fraction) else 0
+        if not len(fraction) or fraction[worst] <= _OVER:
+            return ""
+        which = _listed(given[column[row == worst]])
+        times = f"point {self.points[worst]} is covered {fraction[worst]:.3g} times"
+        return f"cells {which} that are given lie over each other: {times}"
+
+    def _gradients(self, given: Indices, shapes: Array, centre: Array) -> tuple[Indices, Indices, Array]:
+        """Of the source cells: (cell, neighbour, vector), positions in given."""
+        if isinstance(self.source, Rectangles):
+            around = around_rectangles(self.source, given)
+        else:
+            around = around_cells(shapes[:, 1:], self.source_scale)
+        ways = shapes[:, 1:] - centre[:, None]
+        return gradients(shapes[:, 0], *around, ways, bool(self.target.sphere))
+
+    def _target_areas(self) -> Array:
+        """With the edges that overlaps are computed with."""
+        t = self.target
+        return np.asarray(
+            t.areas(self.points) if self._both_rectangles else moments(t.corners(self.points))[0]
+        )
+
+    @property
+    def _both_rectangles(self) -> bool:
+        return isinstance(self.source, Rectangles) and isinstance(self.target, Rectangles)
+
+    def _overlaps(self, given: Indices, shapes: Array) -> tuple[Indices, Indices, Array, Array]:
+        """(target, source, area, moment) of each overlap; moment: the integral of the position over it."""
+        if self._both_rectangles:
+            return self._rectangle_overlaps(given)
+        return self._polygon_overlaps(shapes)
+
+    def _source_moments(self, given: Indices, shapes: Array) -> tuple[Array, Array]:
+        if not self._both_rectangles:
+            return moments(shapes[:, 1:])
+        s = self.source
+        j, i = s.at(given)
+        return rectangle_moments(s.sphere, s.u_edges[i], s.u_edges[i + 1], s.heights[j], s.heights[j + 1])
+
+    def _rectangle_overlaps(self, given: Indices) -> tuple[Indices, Indices, Array, Array]:
+        s, t = self.source, self.target
+        j, i = t.at(self.points)
+        u_first, u_source, u_low, u_high = meetings(t.u_edges, s.u_edges)
+        v_first, v_source, v_low, v_high = meetings(t.heights, s.heights)
+        nu, nv = np.diff(u_first)[i], np.diff(v_first)[j]
+        row, nth = repeated(nu * nv)
+        a, b = u_first[i][row] + nth % nu[row], v_first[j][row] + nth // nu[row]
+        index = v_source[b] * s.nu + u_source[a]
+        at = np.searchsorted(given, index)
+        at[at == len(given)] = 0
+        kept = given[at] == index
+        row, at, a, b = row[kept], at[kept], a[kept], b[kept]
+        return row, at, *rectangle_moments(t.sphere, u_low[a], u_high[a], v_low[b], v_high[b])
+
+    def _polygon_overlaps(self, shapes: Array) -> tuple[Indices, Indices, Array, Array]:
+        from scipy.spatial import cKDTree
+
+        x, corners = shapes[:, 0], shapes[:, 1:]
+        mine, centre = self.target.corners(self.points), self.target.centres(self.points)
+        reach = np.linalg.norm(mine - centre[:, None], axis=2).max(axis=1)
+        widest = float(np.linalg.norm(corners - x[:, None], axis=2).max())
+        lists = cKDTree(x).query_ball_point(centre, reach + widest + 1e-12, return_sorted=True)
+        row = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
+        column = np.concatenate([np.asarray(each, np.int64) for each in lists]) if len(row) else row
+        parts = np.array_split(np.arange(len(row)), max(1, len(row) // 50_000))
+        both = Parts(mine), Parts(corners)
+        pieces = [overlaps(*both, row[part], column[part]) for part in parts]
+        area, moment = (np.concatenate(part) for part in zip(*pieces, strict=True))
+        digits = _ROUNDING * (np.linalg.norm(centre, axis=1) + reach)  # where cells only touch
+        kept = area > (digits * reach)[row]
+        return row[kept], column[kept], area[kept], moment[kept]
+
+
+def _within(edges: Array, x: Array) -> Any:
+    """Whether x lies between the first and the last edge, but for rounding."""
+    little = _ROUNDING * np.abs(edges).max()
+    return (x >= edges[0] - little) & (x <= edges[-1] + little)
+
+
+def _in_one_place(given: Indices, shapes: Array) -> str:
+    """What there is to say of cells that have their middle where another one has; "" if none does."""
+    from scipy.spatial import cKDTree
+
+    x = shapes[:, 0]
+    if len(x) < 2:
+        return ""
+    distance, which = cKDTree(x).query(x, k=2)
+    size = np.linalg.norm(shapes[:, 1:] - x[:, None], axis=2).max(axis=1)
+    same = np.flatnonzero(distance[:, 1] < _ONE_PLACE * size)
+    if not len(same):
+        return ""
+    return (
+        f"cells {_listed(given[which[same[0]]])} that are given lie over each other, the first of {len(same)}"
+    )
+
+
+def _listed(numbers: Indices) -> str:
+    found = [str(number) for number in np.sort(numbers)[:4]]
+    return " and ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]

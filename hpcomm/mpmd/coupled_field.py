@@ -1,0 +1,221 @@
+"""A field that a program gives or takes: its values on this rank, and which points they are."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..communicator.device_payload import library_of
+from ..core.buffer import as_buffer
+from ..errors import DtypeError, HpcommError, LayoutError, UsageError
+from ..transport.device.host_copy import from_host, to_host
+from .route import coupled_route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from ..communicator.communicator import Communicator
+
+__all__ = ["Field", "chooses", "copied", "gather", "host", "index", "scatter", "width_of"]
+
+
+class Field:
+    """What Program.gives and Program.takes return.
+
+    Attributes:
+        name: the field's.
+        values: this rank's values, shape (points, ...), in memory of the program's own; may be set anew.
+        points: their global indices, shape (points,).
+        kind: what the elements are.
+        dtype: the numpy dtype that they travel as: of half types their bits.
+        grid: the grid that the points are of, for mappings; None: indices mean the same on both sides.
+    """
+
+    def __init__(self, comm: Communicator, name: str, values: Any, points: Any, grid: Any, verb: str) -> None:
+        self.name = name
+        self.values = values
+        self.grid = grid
+        shape = tuple(getattr(values, "shape", ()))
+        if not shape:
+            found = type(values).__name__
+            raise LayoutError(
+                f"the values of field {name!r} have no axis of points: they are a {found}",
+                verb,
+                "an array of shape (points, ...), as numpy.asarray(values) makes one of a list",
+            )
+        self.points = (
+            coupled_route.concatenated(comm, shape[0]) if points is None else _indices(name, points, verb)
+        )
+        if len(self.points) != shape[0]:
+            raise LayoutError(
+                f"field {name!r} has {len(self.points)} points here, but values of shape {shape}",
+                verb,
+                "one row of values for each point",
+            )
+        self.check_grid(verb)
+        look = _looked_at(name, values, verb)
+        self.kind = look.dtype
+        self.dtype = np.dtype(look.dtype.storage) if look.place is not None else look.array.dtype
+        self.shape = shape[1:]
+        self._verb, self._plain = verb, getattr(values, "dtype", None)
+
+    def check(self, values: Any) -> None:
+        """Refuse values of another shape or kind than those that were declared, where they are set anew.
+
+        Raises:
+            LayoutError: there is not one row for each point.
+            DtypeError: what they hold, or are to hold, would be lost.
+        """
+        shape = tuple(getattr(values, "shape", ()))
+        if shape != (len(self.points), *self.shape):
+            raise LayoutError(
+                f"the values of field {self.name!r} now have the shape {shape}",
+                "put or get",
+                f"shape {(len(self.points), *self.shape)}, as when it was declared",
+            )
+        if getattr(values, "dtype", None) != self._plain:
+            self._check_kind(_looked_at(self.name, values, self._verb).dtype)
+
+    def _check_kind(self, kind: Any) -> None:
+        source, target = (kind, self.kind) if self._verb == "gives" else (self.kind, kind)
+        halves = "q" in (kind.kind, self.kind.kind) or "h" in (kind.kind, self.kind.kind)
+        fits = kind == self.kind or (not halves and np.can_cast(source.storage, target.storage, "same_kind"))
+        if not fits:
+            raise DtypeError(
+                f"the values of field {self.name!r} are now {kind}, and it was declared as {self.kind}",
+                "put or get",
+                f"values of {self.kind}",
+            )
+
+    def check_grid(self, verb: str) -> None:
+        """That the grid has these points: of points and cells it is this rank's own part.
+
+        Raises:
+            UsageError, LayoutError: it is none, or has not.
+        """
+        if self.grid is None:
+            return
+        from ..grids.grid import Grid, Rectangles, size_of
+
+        if not isinstance(self.grid, Grid):
+            hint = "me.grid(NAME), or hpcomm.regrid.LatLon(...)"
+            raise UsageError(f"the grid of field {self.name!r} is {self.grid!r:.60}", verb, hint)
+        size = size_of(self.grid)
+        if isinstance(self.grid, Rectangles):
+            highest = int(self.points.max(initial=-1))
+            if highest >= size:
+                raise LayoutError(
+                    f"field {self.name!r} has a point {highest}, but its grid has {size} points",
+                    verb,
+                    "indices from 0, row by row: j * nlon + i",
+                )
+        elif size != len(self.points):
+            raise LayoutError(
+                f"field {self.name!r} has {len(self.points)} points here, but its grid has {size}",
+                verb,
+                "coordinates of this rank's own points, in their order",
+            )
+
+    def __repr__(self) -> str:
+        return f"<Field '{self.name}', {len(self.points)} points here, {self.dtype}>"
+
+
+def _looked_at(name: str, values: Any, verb: str) -> Any:
+    """as_buffer(values), whose errors name the field; what is to be filled must not be read-only."""
+    try:
+        look = as_buffer(values)
+    except HpcommError as error:
+        error.what, error.where = f"field {name!r}: {error.what}", verb
+        raise
+    if verb == "takes" and look.frozen:
+        raise LayoutError(
+            f"field {name!r} cannot be filled: its memory {look.frozen}", verb, "an array that can be written"
+        )
+    return look
+
+
+def _indices(name: str, points: Any, verb: str) -> NDArray[np.int64]:
+    try:
+        found = np.asarray(points)
+    except ValueError:  # lists of different lengths
+        found = np.empty((0, 0))
+    if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or found.min() < 0)):
+        raise DtypeError(
+            f"the points of field {name!r} are no list of indices from 0",
+            verb,
+            "points=np.arange(first, last)",
+        )
+    return np.ascontiguousarray(found, np.int64)
+
+
+def width_of(field: Field) -> int:
+    """Numbers per point."""
+    return int(np.prod(field.shape, dtype=np.int64))
+
+
+def host(values: Any) -> NDArray[Any]:
+    """values in host memory, half types as their bits: a view, or a copy of what lies on a device."""
+    look = as_buffer(values)
+    return look.array if look.place is None else to_host(look)  # type: ignore[arg-type]  # a DeviceBuffer
+
+
+def gather(values: Any, where: coupled_route.Selection, out: NDArray[Any]) -> None:
+    """Put the chosen rows of values, which may live on a device, into out, shape (rows, ...)."""
+    if isinstance(where, slice) or chooses(values):
+        out[...] = host(values[index(values, where)])
+    else:
+        np.take(host(values), where, axis=0, out=out, mode="clip")
+
+
+def scatter(values: Any, where: coupled_route.Selection, rows: NDArray[Any]) -> None:
+    """Put rows at the chosen places of values, which may live on a device."""
+    look = as_buffer(values)
+    if look.place is None:
+        look.array[where] = rows
+    elif isinstance(where, slice):
+        from_host(rows, as_buffer(values[where]))
+    elif chooses(values):
+        there = look.make(rows.shape)
+        from_host(rows, there)
+        values[index(values, where)] = there.give()
+    else:  # a library whose way to choose rows is not known here
+        whole = host(values)
+        whole[where] = rows
+        from_host(whole, look)
+
+
+def chooses(values: Any) -> bool:
+    """Whether values lie on a device, in a library that is known to choose rows there."""
+    return as_buffer(values).place is not None and library_of(values) in _INDEX
+
+
+def index(values: Any, where: coupled_route.Selection) -> Any:
+    """Rows as an array takes them in brackets: a range, or indices where the array lies."""
+    return where if isinstance(where, slice) else _INDEX[library_of(values)](values, where)
+
+
+def copied(values: Any) -> Any:
+    """The same elements in memory of their own on their device, of a library that chooses rows."""
+    there = as_buffer(values).place
+    assert there is not None
+    assert there.pack is not None  # of every such library
+    return there.pack()
+
+
+# library -> (an array, indices of the host) -> the indices as it takes them
+_INDEX: dict[str, Callable[[Any, NDArray[np.int64]], Any]] = {
+    "torch": lambda values, where: sys.modules["torch"].from_numpy(where).to(values.device),
+    "cupy": lambda values, where: _settled(sys.modules["cupy"], where),
+    "hpcomm.device.model": lambda values, where: where,
+}
+
+
+def _settled(cupy: Any, where: NDArray[np.int64]) -> Any:
+    """Indices for calls in any streams: CuPy only begins to bring them, in the current one."""
+    made = cupy.asarray(where)
+    cupy.cuda.get_current_stream().synchronize()
+    return made

@@ -1,0 +1,1 @@
+"""Fields that programs send each other, and when. Begin with coupler.py."""

@@ -1,0 +1,332 @@
+"""What goes over a link: each field that one program gives and the other takes, in model time."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import ConfigError, UsageError
+from ..coupled_field import Field, chooses, copied, host, scatter
+from .coupling_channel import TIMEOUT_S, Channel, Part, Turns, goes_aboard, memory_of
+from .coupling_clock import Schedule
+from .device_operations import Mapped, Picked, There
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..record import Recorder
+    from ..route.coupled_route import Selection
+    from .wire import Wire
+
+__all__ = ["Giving", "Taking"]
+
+
+class Giving:
+    """One field on its way out.
+
+    wire: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
+    for the first of them. aboard: see Part.
+    """
+
+    def __init__(
+        self,
+        wire: Wire | None,
+        field: Field,
+        rows: list[tuple[int, Selection]],
+        schedule: Schedule,
+        tag: int,
+        timeout_s: float = TIMEOUT_S,
+        ahead: int = 1,
+        aboard: frozenset[int] = frozenset(),
+    ) -> None:
+        self.field = field
+        self.schedule = schedule
+        self.timeout_s = timeout_s
+        self.mapping = "none"
+        self.peer_kind: str | None = None  # of the grid at the other side
+        self.part = Part(field, rows, field.dtype, aboard)
+        self._timed = schedule.every_s is not None
+        self._sent = Field.__new__(Field)
+        self._sent.__dict__.update(field.__dict__)
+        self._turns: Turns | None = None
+        if wire is not None:
+            part, stamped = Part(self._sent, rows, field.dtype, aboard), self._timed
+            self._turns = Turns(
+                lambda: Channel(wire, [part], tag, sends=True, stamped=stamped, timeout_s=timeout_s), ahead
+            )
+        folds = schedule.time in ("mean", "sum") and _stays(wire, self.part)
+        self._there = There(field.values) if folds else None
+        self._sum: Any = None
+        self._count = 0
+        self.version = -1
+
+    @property
+    def last(self) -> Any:
+        """What was sent last: of a mean, the mean."""
+        return self._sent.values
+
+    def check(self, t: float | None) -> None:
+        """Refuse a put without the time that it needs."""
+        if self._timed and t is None:
+            raise _no_time("put", self.field.name)
+
+    def put(self, t: float | None) -> bool:
+        """Add the field's values as those of time t; whether they, or what they completed, were sent."""
+        if not self._timed:
+            self._send(self.field.values)
+            return True
+        self.check(t)
+        assert t is not None  # by check
+        version = self.schedule.is_due(t)
+        if self.version < 0 and version is None:
+            raise UsageError(
+                f"the first put of {self.field.name!r} is at {t:g} s, which is no coupling time",
+                "put",
+                f"put the first values at the start: a multiple of {self.schedule.every_s:g} s",
+            )
+        with self._there or nullcontext():
+            values = self._added() if self.schedule.time in ("mean", "sum") else self.field.values
+            if version is None:
+                return False
+            if version <= self.version:
+                raise UsageError(
+                    f"{self.field.name!r} is put at {t:g} s a second time, or backwards",
+                    "put",
+                    "times run forwards",
+                )
+            if self.schedule.time == "mean":
+                values = values / self._count
+            if self._there is not None:
+                self._there.drop(self._sum)
+            self._sum, self._count, self.version = None, 0, version
+            self._send(values, (float(version), t))
+        return True
+
+    def settle(self) -> None:
+        """At the end of this program: wait until all that was put has been taken, or its takers have ended.
+
+        Raises:
+            WaitTimeoutError: it is not taken in time.
+        """
+        if self._turns is not None:
+            self._turns.settle()
+
+    def _added(self) -> Any:
+        """What was put since the last coupling time, summed up where it lies, or on the host."""
+        values, there = self.field.values, self._there
+        self.field.check(values)  # before others of another shape are stretched to it
+        if there is not None and there.holds(values) and not isinstance(self._sum, np.ndarray):
+            if self._sum is None:
+                self._sum = copied(values)
+            else:
+                self._sum += there.plain(values)
+        else:
+            mine = memory_of(self.field)
+            self._sum = mine.copy() if self._sum is None else host(self._sum) + mine
+        self._count += 1
+        return self._sum
+
+    def _send(self, values: Any, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
+        self._sent.values = values
+        if self._turns is not None:
+            self._turns.start(stamp)
+
+
+class Taking:
+    """One field on its way in.
+
+    wire: None if it is read from a file. weights: from what arrives to the field's points; None: as it is.
+    """
+
+    def __init__(
+        self,
+        wire: Wire | None,
+        field: Field,
+        rows: list[tuple[int, Selection]],
+        schedule: Schedule,
+        tag: int,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        dtype: np.dtype[Any],
+        weights: Any = None,
+        conversion: tuple[float, float] = (1.0, 0.0),
+        recorder: Recorder | None = None,
+        start_s: float = 0.0,
+        aboard: frozenset[int] = frozenset(),
+        uncovered: str | float = "keep",
+    ) -> None:
+        self.field = field
+        self.schedule = schedule
+        self.timeout_s = timeout_s
+        self.mapping = "none"
+        self.peer_kind: str | None = None  # of the grid at the other side
+        self.weights = weights
+        self.uncovered = uncovered
+        self._filling = None if weights is None else _filling(field, weights.uncovered, uncovered)
+        self.conversion = conversion
+        self.part = Part(field, rows, dtype, aboard)
+        self._recorder = recorder
+        self._timed = schedule.every_s is not None
+        # Values that are right as they come go straight to their places; others to an inbox first.
+        self._as_it_comes = weights is None and conversion == (1.0, 0.0) and not self._timed
+        count = len(field.points) if weights is None else weights.columns
+        self._inbox = field
+        if not self._as_it_comes:
+            self._inbox = Field.__new__(Field)
+            self._inbox.__dict__.update(field.__dict__)
+            self._inbox.values = np.zeros((count, *field.shape), dtype)
+            self._inbox._plain = dtype
+            self._inbox.points = field.points if weights is None else weights.sources
+        self._covered = _covered(rows, count) if weights is None else None
+        self._there: There | None = None
+        if not self._as_it_comes and _stays(wire, self.part) and (weights is None or Mapped.suits(weights)):
+            self._there = There(field.values)
+            self._inbox.values = self._there.empty((count, *field.shape), dtype)
+            self._came = (
+                Picked(self._there, slice(0, count) if self._covered is None else self._covered)
+                if weights is None
+                else Mapped(self._there, weights, 1 + len(field.shape))
+            )
+        if wire is not None:
+            self._channel = Channel(
+                wire,
+                [Part(self._inbox, rows, dtype, aboard)],
+                tag,
+                sends=False,
+                stamped=self._timed,
+                direct=True,
+                timeout_s=timeout_s,
+            )
+        self.version = -1  # of newer
+        self._first = schedule.first(start_s) if self._timed else 0
+        self._seen: Any = None  # values that have been checked
+        self._older: Any = None
+        self._newer: Any = None
+
+    def check(self, t: float | None) -> None:
+        """Refuse a get without the time that it needs."""
+        if self._timed and t is None:
+            raise _no_time("get", self.field.name)
+
+    def get(self, t: float | None) -> Any:
+        """Fill the field with what holds at time t; returns its values."""
+        if self.field.values is not self._seen:
+            self.field.check(self.field.values)
+            self._seen = self.field.values
+        if self._recorder is not None and self._recorder.replays:
+            self._set(self._recorder.next(self.field.name))
+            return self.field.values
+        with self._there or nullcontext():
+            if self._as_it_comes:
+                self._receive()
+            elif not self._timed:
+                self._set(self._mapped(self._receive()))
+            else:
+                self.check(t)
+                assert t is not None  # by check
+                self._at(t)
+        if self._recorder is not None:
+            self._recorder.keep(self.field.name, memory_of(self.field))
+        return self.field.values
+
+    def _at(self, t: float) -> None:
+        version, share = self.schedule.wanted(t)
+        if version < self._first:
+            return  # nothing was put so early: the values stay what they were
+        while self.version < version + (share > 0):
+            got = self._mapped(self._receive())
+            if self._there is not None:
+                self._there.drop(self._older)
+            self._older, self._newer = self._newer, got
+            # Who gets no points hears of no version either, and must not wait for one.
+            self.version = round(self._channel.stamp[0]) if self.part.rows else self.version + 1
+        if self._newer is None or self.version - (share > 0) > version:
+            raise UsageError(
+                f"{self.field.name!r} is taken for {t:g} s, which is over: version {version}, and here is"
+                f" {self.version}",
+                "get",
+                "times run forwards; a giver begins at the same time as its takers",
+            )
+        older = self._older if self._older is not None else self._newer
+        self._set(self._newer if not share else (1.0 - share) * older + share * self._newer)
+
+    def _receive(self) -> Any:
+        self._channel.start()
+        self._channel.finish()
+        return self._inbox.values
+
+    def _mapped(self, got: Any) -> Any:
+        """What came, as it goes into the field: on a device the rows that something reaches."""
+        if self._there is not None:
+            made = self._came.apply(got)
+        else:
+            made = got.copy() if self.weights is None else self.weights.apply(got)
+        factor, offset = self.conversion
+        return made if (factor, offset) == (1.0, 0.0) else made * factor + offset
+
+    def _set(self, values: Any) -> None:
+        if self._filling is not None:
+            scatter(self.field.values, self.weights.uncovered, self._filling)
+        if self._there is not None and self._there.holds(values):
+            self._came.fill(self.field.values, values)
+        elif self.weights is not None:
+            rows: Selection = self.weights.rows
+            scatter(self.field.values, rows, _as(values[rows], self.field.dtype))
+        elif self._covered is None:
+            scatter(self.field.values, slice(0, len(values)), _as(values, self.field.dtype))
+        else:
+            scatter(self.field.values, self._covered, _as(values[self._covered], self.field.dtype))
+
+
+def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> NDArray[Any] | None:
+    """What goes to points that nothing reaches; None: nothing does.
+
+    Raises:
+        ConfigError: the field cannot hold it.
+    """
+    if isinstance(uncovered, str) or not len(rows):
+        return None
+    made, fits = None, np.can_cast(np.min_scalar_type(uncovered), field.dtype, "same_kind")
+    with suppress(OverflowError):
+        made = np.full((len(rows), *field.shape), uncovered, field.dtype) if fits else None
+    if made is None:
+        raise ConfigError(
+            f"field {field.name!r} of {field.dtype} cannot hold {uncovered!r} where nothing reaches it",
+            "connect",
+            'uncovered="keep", or a value of its kind',
+        )
+    return made
+
+
+def _stays(wire: Wire | None, part: Part) -> bool:
+    """Whether what is done with a field is done on its device: where large shares of it come, or go, there.
+
+    Of small ones the host is quicker, and whole numbers and half types travel as bits of other ones.
+    """
+    if wire is None or wire.carrier is None or not chooses(part.field.values):
+        return False
+    if not {part.dtype.str[1:], part.field.dtype.str[1:]} <= {"f4", "f8"}:
+        return False
+    return any(goes_aboard(wire, part, rank, rows) for rank, rows in part.rows)
+
+
+def _as(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return values.astype(dtype, copy=False)
+
+
+def _covered(rows: list[tuple[int, Selection]], count: int) -> NDArray[np.int64] | None:
+    """The points that somebody gives; None: all of them."""
+    given = np.zeros(count, bool)
+    for _, where in rows:
+        given[where] = True
+    return None if given.all() else np.flatnonzero(given)
+
+
+def _no_time(verb: str, name: str) -> UsageError:
+    return UsageError(
+        f"{verb} of {name!r} needs the time, because the spec gives it a period",
+        verb,
+        f"link.{verb}(field, time)",
+    )

@@ -1,0 +1,198 @@
+"""Values of fields that are mapped, summed up or interpolated on their device, by kernels of their library.
+
+Numbers are those of the host: every value is made in the same steps of the same precision.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...communicator.device_payload import library_of
+from ...core import dtypes
+from ...core.buffer import as_buffer
+from ...transport.device.staging import station
+from ..coupled_field import copied, host, index, scatter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from ...grids.weights import Weights
+    from ..route.coupled_route import Selection
+
+__all__ = ["Mapped", "Picked", "There"]
+
+
+class There:
+    """The device and library of an array, for others like it. `with` it, calls are in order on any streams.
+
+    Memory that is kept between calls was made, and is used, in the streams that are current in these: so each
+    call begins after the last one, and what is dropped is held until all who use it are through.
+    """
+
+    def __init__(self, values: Any) -> None:
+        self._library = library_of(values)
+        self._ways = _WAYS[self._library]
+        self._like = self.empty((1,), np.dtype(float), values)
+        place = as_buffer(self._like).place
+        assert place is not None
+        self._place, self._event = place, place.device.event()
+        self._last: int | None = None  # the stream of the last call
+        self._moves = False  # whether there were calls in several
+
+    def __enter__(self) -> There:
+        now = self._place.stream()
+        if self._last is not None:
+            self._place.device.wait(now, self._event)
+            self._moves |= now != self._last
+        self._last = now
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._place.device.record(self._event, self._place.stream())
+
+    def holds(self, values: Any) -> bool:
+        """Whether other values are of this library and lie on this device."""
+        if isinstance(values, np.ndarray):
+            return False
+        place = as_buffer(values).place
+        return (
+            place is not None
+            and library_of(values) == self._library
+            and place.device.index == self._place.device.index
+        )
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None) -> Any:
+        return self._ways.empty(self._like if like is None else like, shape, dtype)
+
+    def up(self, array: NDArray[Any]) -> Any:
+        """A copy of a host array."""
+        return self._ways.up(self._like, array)
+
+    def index(self, rows: Selection) -> Any:
+        return index(self._like, rows)
+
+    def cast(self, values: Any, dtype: np.dtype[Any]) -> Any:
+        return values if as_buffer(values).dtype.name == dtype.name else self._ways.cast(values, dtype)
+
+    def plain(self, values: Any) -> Any:
+        """The same memory, of which nobody takes derivatives."""
+        return self._ways.plain(values)
+
+    def drop(self, values: Any) -> None:
+        """Let go of an array that was kept: its library knows only of the stream that it was made on."""
+        if self._moves and values is not None and self.holds(values):
+            station(self._place.device).hold(self._place.stream(), values)
+
+
+class Picked:
+    """What comes for some rows of a field, as it is.
+
+    Attributes:
+        rows: which these are.
+    """
+
+    def __init__(self, there: There, rows: Selection) -> None:
+        self.rows, self._there, self._at = rows, there, there.index(rows)
+
+    def apply(self, got: Any) -> Any:
+        """The values of the rows, in memory of their own."""
+        return copied(got[self._at]) if isinstance(self.rows, slice) else got[self._at]
+
+    def fill(self, target: Any, values: Any) -> None:
+        """Put values of the rows where they belong, wherever that lies now."""
+        look = as_buffer(target)
+        if self._there.holds(target):
+            self._there.plain(target)[self._at] = self._there.cast(values, np.dtype(look.dtype.storage))
+        else:
+            scatter(target, self.rows, host(values).astype(look.dtype.storage, copy=False))
+
+
+class Mapped(Picked):
+    """What weights make of what comes, for the rows that something reaches.
+
+    Jagged diagonals (Saad, SIAM J. Sci. Stat. Comput. 10, 1989): the first weights of all rows, the second
+    ones of those that have so many, ...; rows in the order of their numbers of weights, so each diagonal is
+    one gather, one product and one sum, and every row is summed up in the order in which it is on the host.
+
+    Args:
+        axes: of the values, with that of the points.
+    """
+
+    MOST = 64  # weights of a row; with more kernels the host should be the quicker one (a guess: docs/gpu.md)
+
+    def __init__(self, there: There, weights: Weights, axes: int) -> None:
+        matrix = weights.matrix
+        each = np.diff(matrix.indptr)
+        order = np.argsort(-each, kind="stable")
+        super().__init__(there, order[: np.count_nonzero(each)])
+        self._diagonals = []
+        for i in range(each.max(initial=0)):
+            at = matrix.indptr[order[: np.count_nonzero(each > i)]] + i
+            factors = matrix.data[at].reshape(-1, *[1] * (axes - 1))
+            self._diagonals.append((there.index(matrix.indices[at].astype(np.int64)), there.up(factors)))
+
+    @classmethod
+    def suits(cls, weights: Weights) -> bool:
+        """Whether it is worth while."""
+        return bool(0 < np.diff(weights.matrix.indptr).max(initial=0) <= cls.MOST)
+
+    def apply(self, got: Any) -> Any:
+        made = None
+        for at, factors in self._diagonals:
+            part = got[at] * factors  # of float64, as they are
+            if made is None:
+                made = part
+            else:
+                head = made[: len(part)]
+                head += part
+        return made
+
+
+class _Ways(NamedTuple):
+    """How a library makes arrays on the device of another one, and works on them."""
+
+    empty: Callable[[Any, tuple[int, ...], np.dtype[Any]], Any]
+    up: Callable[[Any, NDArray[Any]], Any]
+    cast: Callable[[Any, np.dtype[Any]], Any]
+    plain: Callable[[Any], Any]
+
+
+def _module(name: str) -> Any:
+    return sys.modules[name]
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> Any:
+    return dtypes.torch_dtype(dtypes.parse(dtype)[0])
+
+
+_MODEL = "hpcomm.device.model"
+_WAYS = {
+    "torch": _Ways(
+        lambda like, shape, dtype: _module("torch").empty(
+            shape, dtype=_torch_dtype(dtype), device=like.device
+        ),
+        lambda like, array: _module("torch").from_numpy(array).to(like.device),
+        lambda values, dtype: values.to(_torch_dtype(dtype)),
+        lambda values: values.detach(),
+    ),
+    "cupy": _Ways(
+        lambda like, shape, dtype: _module("cupy").empty(shape, dtype),
+        lambda like, array: _module("cupy").asarray(array),
+        lambda values, dtype: values.astype(dtype),
+        lambda values: values,
+    ),
+    _MODEL: _Ways(
+        lambda like, shape, dtype: _module(_MODEL).empty(shape, dtype),
+        lambda like, array: _module(_MODEL).asarray(array),
+        lambda values, dtype: values.astype(dtype),
+        lambda values: values,
+    ),
+}

@@ -1,0 +1,221 @@
+"""Implicit coupling: both programs repeat a time window until the values between them stand still.
+
+One program, the leader, accelerates: it gives x, gets back the other one's answer, and its own answer to
+that is H(x). Wanted is x = H(x).
+
+constant   x + w r                                                  r = H(x) - x
+aitken     x + w_k r, with w_k from the last two residuals (Küttler & Wall 2008)
+iqn-ils    quasi-Newton with the inverse Jacobian from a least-squares problem over the differences of
+           earlier iterations, those of earlier windows included (Degroote, Bathe & Vierendeels 2009)
+
+The vectors are spread over the leader's ranks; each iteration costs one small all-reduce or all-gather.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import ConfigError, HpcommError
+from .coupling_clock import is_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from ...communicator.communicator import Communicator
+    from ..coupled_field import Field
+    from ..link import Link
+
+    Vector = NDArray[np.float64]
+
+__all__ = ["SCHEMES", "Accelerator", "NotConvergedError", "windows"]
+
+SCHEMES = ("constant", "aitken", "iqn-ils")
+_SINGULAR = 1e-10  # columns that others span up to this are left out
+
+
+class NotConvergedError(HpcommError):
+    """A window of an implicit coupling did not converge."""
+
+
+class Accelerator:
+    """The next x from x and H(x).
+
+    Args:
+        comm: the ranks that x is spread over.
+        scheme: "constant", "aitken" or "iqn-ils".
+        relaxation: w of the first iteration; of all, if constant.
+        reuse: how many earlier windows iqn-ils keeps the differences of.
+    """
+
+    def __init__(
+        self, comm: Communicator, scheme: str = "iqn-ils", *, relaxation: float = 0.5, reuse: int = 3
+    ) -> None:
+        if scheme not in SCHEMES:
+            raise ConfigError(f"there is no scheme {scheme!r}", "implicit", f"one of {', '.join(SCHEMES)}")
+        if not is_number(relaxation, above=0):
+            raise ConfigError(f"relaxation must be above 0, not {relaxation!r}", "implicit", "relaxation=0.5")
+        if not isinstance(reuse, int) or reuse < 0:
+            raise ConfigError(f"reuse must be a whole number from 0, not {reuse!r}", "implicit", "reuse=3")
+        self.comm = comm
+        self.scheme = scheme
+        self.relaxation = relaxation
+        self.reuse = reuse
+        self.residuals: list[float] = []  # of this window, relative
+        self._factor = relaxation
+        self._last: tuple[Vector, Vector] | None = None  # r, H(x)
+        self._columns: list[list[tuple[Vector, Vector]]] = [[]]  # (difference of r, of H) by window
+
+    def begin_window(self) -> None:
+        """Forget what holds for one window only."""
+        self._last = None
+        self.residuals = []
+        self._factor = self.relaxation if abs(self._factor) < 1e-3 else self._factor
+        self._columns = [[], *self._columns][: self.reuse + 1]
+
+    def step(self, x: Vector, answer: Vector) -> Vector:
+        """The next x. Notes the relative residual |H(x) - x| / |H(x)|. Collective over comm."""
+        r = answer - x
+        norms = self._dots((r, r), (answer, answer))
+        self.residuals.append(float(np.sqrt(norms[0] / norms[1])) if norms[1] else float(np.sqrt(norms[0])))
+        made = getattr(self, f"_{self.scheme.replace('-', '_')}")(x, r, answer)
+        self._last = (r.copy(), answer.copy())
+        return np.asarray(made)
+
+    def _constant(self, x: Vector, r: Vector, answer: Vector) -> Vector:
+        return x + self.relaxation * r
+
+    def _aitken(self, x: Vector, r: Vector, answer: Vector) -> Vector:
+        if self._last is not None:
+            change = r - self._last[0]
+            along, square = self._dots((self._last[0], change), (change, change))
+            self._factor = -self._factor * along / square if square else self._factor
+        else:
+            self._factor = float(np.copysign(min(abs(self._factor), self.relaxation), self._factor))
+        return x + self._factor * r
+
+    def _iqn_ils(self, x: Vector, r: Vector, answer: Vector) -> Vector:
+        if self._last is not None:
+            self._columns[0].insert(0, (r - self._last[0], answer - self._last[1]))
+        columns = [pair for window in self._columns for pair in window]
+        if not columns:
+            return x + self.relaxation * r
+        kept, weights = self._least_squares([v for v, _ in columns], -r)
+        return answer + sum(
+            (weights[i] * columns[k][1] for i, k in enumerate(kept)), start=np.zeros_like(answer)
+        )
+
+    def _least_squares(self, columns: list[Vector], right: Vector) -> tuple[list[int], Vector]:
+        """min |V c - right| over all ranks by a QR decomposition of local ones; newer columns win."""
+        local = np.linalg.qr(np.column_stack([*columns, right]), mode="r")
+        size = len(columns) + 1
+        padded = np.zeros((size, size))
+        padded[: len(local)] = local
+        stacked = self.comm.all_gather(padded).reshape(-1, size)
+        whole = np.asarray(np.linalg.qr(stacked, mode="r"))
+        diagonal = np.abs(np.diag(whole))[:-1]
+        norms = np.linalg.norm(whole[:, :-1], axis=0)
+        kept = [k for k in range(size - 1) if diagonal[k] > _SINGULAR * norms[k] > 0]
+        if not kept:
+            return [], np.empty(0)
+        found = np.linalg.lstsq(whole[:, kept], whole[:, -1], rcond=None)[0]
+        return kept, np.asarray(found)
+
+    def _dots(self, *pairs: tuple[Vector, Vector]) -> Vector:
+        mine = np.array([float(np.vdot(a, b)) for a, b in pairs])
+        return np.asarray(self.comm.all_reduce(mine))
+
+
+def windows(
+    link: Link,
+    field: Field | None = None,
+    accelerator: Accelerator | None = None,
+    *,
+    tolerance: float = 1e-6,
+    most: int = 50,
+    save: Callable[[], Any] = lambda: None,
+    restore: Callable[[Any], None] = lambda state: None,
+) -> Iterator[int]:
+    """The iterations of one time window, until it has converged: 1, 2, 3, ...
+
+    The leader names the field x that it gives, and an accelerator, and in each iteration gets, solves and
+    puts its answer H(x) into field.values (without putting the field: that is done here). The other
+    program gets x, solves, and puts.
+
+    Args:
+        tolerance: of |H(x) - x| / |H(x)|; the leader's counts.
+        most: iterations before NotConvergedError, on both sides; the leader's counts.
+        save: called once, before the first iteration; returns the state of the solver.
+        restore: called with that state before every further iteration.
+
+    Example:
+        >>> for k in windows(link, temperature, accelerator, save=solver.save, restore=solver.restore):
+        ...     link.get(flux)
+        ...     temperature.values[:] = solver.step(flux.values)
+    """
+    if (field is None) != (accelerator is None):
+        raise ConfigError(
+            "the leader of an implicit coupling has a field and an accelerator, the other program neither",
+            "windows",
+            "windows(link, field, Accelerator(me.comm))",
+        )
+    if not is_number(tolerance, above=0) or not isinstance(most, int) or most < 1:
+        what = f"tolerance must be above 0, and most from 1, not {tolerance!r} and {most!r}"
+        raise ConfigError(what, "windows", "tolerance=1e-6, most=50")
+    state = save()
+    if field is None or accelerator is None:
+        yield from _followed(link, state, restore)
+        return
+    accelerator.begin_window()
+    link.put(field)
+    for k in range(1, most + 1):
+        x = np.array(field.values, float)
+        yield k
+        following = accelerator.step(x, np.array(field.values, float))
+        verdict = 1 if accelerator.residuals[-1] < tolerance else 0 if k < most else 2
+        _tell(link, verdict)
+        if verdict:
+            break
+        field.values[...] = following
+        link.put(field)
+        restore(state)
+    if verdict == 2:
+        raise _not_converged(
+            link, f"after {most} iterations |H(x) - x| / |H(x)| is {accelerator.residuals[-1]:.1e}"
+        )
+
+
+def _followed(link: Link, state: Any, restore: Callable[[Any], None]) -> Iterator[int]:
+    k = 0
+    while True:
+        k += 1
+        yield k
+        verdict = _hear(link)
+        if verdict == 2:
+            raise _not_converged(link, f"'{link.peer}' gave up after {k} iterations")
+        if verdict == 1:
+            return
+        restore(state)
+
+
+def _tell(link: Link, verdict: int) -> None:
+    import hpcomm
+
+    root = hpcomm.ROOT if link.local.rank == 0 else hpcomm.PROC_NULL
+    link.comm.broadcast(np.array([verdict]), root=root, async_op=True).wait(timeout=link.timeout_s)
+
+
+def _hear(link: Link) -> int:
+    got = link.comm.broadcast(np.zeros(1, int), root=0, async_op=True).wait(timeout=link.timeout_s)
+    return int(got[0])
+
+
+def _not_converged(link: Link, what: str) -> NotConvergedError:
+    return NotConvergedError(
+        f"the coupling of '{link.name}' and '{link.peer}' did not converge: {what}",
+        "implicit coupling",
+        "a smaller time window, a smaller relaxation, or scheme='iqn-ils'",
+    )

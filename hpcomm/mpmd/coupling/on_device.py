@@ -1,0 +1,85 @@
+"""Shares of fields that lie on a device at either end: messages of arrays, which take the paths of such."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.buffer import as_buffer
+from ..coupled_field import Field, chooses, copied, gather, index, scatter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...communicator.communicator import Communicator
+    from ...core.request import Request
+    from ..route.coupled_route import Selection
+
+__all__ = ["Share"]
+
+
+class Share:
+    """Rows of a field on their way to a rank of the other program, or from there.
+
+    Args:
+        carrier: of the ranks of both programs.
+        peer: the other rank there.
+        dtype: what travels, of half types the bits.
+        own: whether they may be sent from their own memory.
+
+    Attributes:
+        lends: whether they are, and must not change meanwhile.
+    """
+
+    def __init__(
+        self, carrier: Communicator, peer: int, tag: int, field: Field, rows: Selection,
+        dtype: np.dtype[Any], *, sends: bool, own: bool,
+    ) -> None:  # fmt: skip
+        self._carrier, self._peer, self._tag, self._sends = carrier, peer, tag, sends
+        self._request: Request | None = None
+        self._land: Callable[[], None] = lambda: None
+        self.lends = False
+        values, is_range = field.values, isinstance(rows, slice)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        shape = count, *field.shape
+        if not chooses(values) or np.dtype(as_buffer(values).dtype.storage) != dtype:
+            self._landing: Any = np.empty(shape, dtype)
+            self._given: Callable[[], Any] = partial(_gathered, values, rows, self._landing)
+            self._land = partial(scatter, values, rows, self._landing)
+            return
+        at = index(values, rows)
+        lies = is_range and as_buffer(values[at]).place.strides is None  # type: ignore[union-attr]
+        self.lends = sends and own and lies
+        if lies and (self.lends or not sends):
+            self._landing = values[at]
+            self._given = lambda: self._landing
+        elif sends:
+            self._given = (lambda: copied(values[at])) if is_range else partial(values.__getitem__, at)
+        else:
+            self._landing = as_buffer(values).make(shape).give()
+            self._land = partial(values.__setitem__, at, self._landing)
+
+    def start(self) -> None:
+        if self._sends:
+            self._request = self._carrier.isend(self._given(), self._peer, self._tag)
+        else:
+            self._request = self._carrier.irecv(self._landing, self._peer, self._tag)
+
+    def done(self) -> bool:
+        """Whether the message has been taken, or has come, on the device, too."""
+        return self._request is None or self._request.done()
+
+    def finish(self) -> None:
+        """Put what has come to its place; let the current streams be in order with it."""
+        if self._request is not None:
+            self._request.wait()
+            self._request = None
+            if not self._sends:
+                self._land()
+
+
+def _gathered(values: Any, rows: Selection, out: Any) -> Any:
+    gather(values, rows, out)
+    return out

@@ -1,0 +1,109 @@
+"""What a mapping does to a smooth function: how far off it is, and how much of the integral it keeps.
+
+The fields of a link may be of different times on its two sides (lag, mean, linear), and their true values
+between the points are not known. So a known function is sent through the same messages and weights.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...grids import remap
+from ..coupled_field import Field
+from .coupling_channel import Channel, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ...communicator.communicator import Communicator
+    from .coupler import Giving, Taking
+    from .wire import Wire
+
+__all__ = ["areas", "comparable", "extent", "judged", "measure"]
+
+_FIRST_TAG = 1 << 14  # beyond those of fields
+_SAME = 1e-9  # areas of both sides that differ by more are of different regions
+
+
+def extent(grid: Any, points: NDArray[np.int64], local: Communicator) -> list[list[float]]:
+    """The lowest and the highest coordinates of all ranks' points. Collective over local."""
+    x = grid.centres(points)
+    low, high = x.min(axis=0, initial=np.inf), x.max(axis=0, initial=-np.inf)
+    return [local.all_reduce(low, "min").tolist(), local.all_reduce(high, "max").tolist()]
+
+
+def measure(
+    wire: Wire, side: Giving | Taking, number: int, within: Sequence[Sequence[float]], local: Communicator
+) -> dict[str, float | None]:
+    """Send the function, or receive it: {"area", "integral", "worst", "mean"}, of this side, over all ranks.
+
+    worst and mean are of the error, as shares of how much the function changes; at the giver 0.
+    Collective over both programs. within: the giver's extent; number: of the field, alike on both sides.
+    """
+    field, weights = side.field, getattr(side, "weights", None)
+    exact = _smooth(field.grid.centres(field.points), within)
+    made = exact if weights is None else np.zeros(weights.columns)
+    carrier = Field.__new__(Field)
+    points = field.points if weights is None else weights.sources
+    carrier.__dict__.update(field.__dict__, values=made, shape=(), points=points, _plain=made.dtype)
+    part = Part(carrier, side.part.rows, made.dtype)
+    channel = Channel(
+        wire, [part], _FIRST_TAG + number, sends=weights is None, direct=True, timeout_s=side.timeout_s
+    )
+    channel.start()
+    channel.finish()
+    channel.free()
+    off = np.zeros(len(exact))
+    if weights is not None:
+        made = weights.apply(made)
+        off[weights.rows] = np.abs(made - exact)[weights.rows]
+    worst = float(local.all_reduce(np.array(off.max(initial=0.0)), "max"))
+    found = areas(side)
+    area = np.ones(len(exact)) if found is None else found
+    whole, integral, missed = local.all_reduce(
+        np.array([area.sum(), (area * made).sum(), (area * off).sum()])
+    ).tolist()
+    return {
+        "area": whole if found is not None else None,
+        "integral": integral,
+        "worst": worst,
+        "mean": missed / whole if whole else 0.0,
+    }
+
+
+def judged(given: dict[str, Any], taken: dict[str, Any]) -> str:
+    """Both sides' measure in words."""
+    words = f"a smooth function is off by {taken['mean']:.1e} on average, {taken['worst']:.1e} at most"
+    if given["area"] is None or taken["area"] is None:
+        return words
+    if comparable(given, taken):
+        lost = abs(given["integral"] - taken["integral"]) / abs(given["integral"])
+        return f"{words}, its integral by {lost:.1e}"
+    return f"{words}, and {taken['area'] / given['area']:.1%} of the area given is taken"
+
+
+def comparable(given: dict[str, Any], taken: dict[str, Any]) -> bool:
+    """Whether both integrals are over the same area: not with land on one side."""
+    a, b = given["area"], taken["area"]
+    return a is not None and b is not None and abs(a - b) < _SAME * a
+
+
+def _smooth(x: NDArray[np.float64], within: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """From 1.5 to 2.5 and once round, over the extent."""
+    low, high = np.array(within)
+    u = (x - low) / np.where(high > low, high - low, 1.0)
+    return np.asarray(2.0 + 0.5 * np.sin(np.pi * u[:, 0]) * np.cos(np.pi * u[:, -1]))
+
+
+def areas(side: Giving | Taking) -> Any:
+    """Areas of the cells, as far as they are covered; of a conservative mapping, with its overlaps' edges."""
+    grid, points, weights = side.field.grid, side.field.points, getattr(side, "weights", None)
+    if not hasattr(grid, "areas"):
+        return None
+    is_conservative = side.mapping.startswith("cons")
+    found = remap.areas_against(grid, points, side.peer_kind) if is_conservative else grid.areas(points)
+    return found if weights is None else found * weights.fraction

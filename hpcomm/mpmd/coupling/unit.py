@@ -1,0 +1,73 @@
+"""Units of fields, by pint: checked before the start, and a factor and an offset afterwards."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from ...errors import ConfigError
+
+__all__ = ["check", "conversion"]
+
+_SPELLING = "as pint writes it: 'W/m^2', 'degC', 'K'"
+
+
+@lru_cache(maxsize=1)
+def _registry() -> Any:
+    try:
+        import pint
+    except ImportError:
+        raise ConfigError(
+            "units need pint", hint="pip install 'hpcomm[mpmd]', or leave the units out"
+        ) from None
+    return pint.UnitRegistry()
+
+
+def check(name: str) -> None:
+    """That name is a unit.
+
+    Raises:
+        ConfigError: it is not; with the unit that may be meant.
+    """
+    registry = _registry()
+    import pint
+
+    try:
+        registry.parse_units(name)
+    except pint.errors.UndefinedUnitError as error:
+        missing = error.unit_names if isinstance(error.unit_names, str) else error.unit_names[0]
+        close = get_close_matches(missing, list(registry), 1)
+        hint = f"did you mean {close[0]!r}?" if close else _SPELLING
+        raise ConfigError(f"there is no unit {missing!r}", hint=hint) from None
+    except Exception as error:  # pint's parser raises whatever it meets
+        reason = f": {error}" if str(error) else ""
+        raise ConfigError(f"{name!r} is no unit{reason}", hint=_SPELLING) from None
+
+
+def conversion(source: str, target: str) -> tuple[float, float]:
+    """(factor, offset) such that factor * x + offset is in target what x is in source.
+
+    Raises:
+        ConfigError: a unit does not exist, or the two measure different things.
+
+    Example:
+        >>> conversion("degC", "K")
+        (1.0, 273.15)
+    """
+    if source == target:
+        return 1.0, 0.0
+    check(source)
+    check(target)
+    registry = _registry()
+    import pint
+
+    try:
+        at = [registry.Quantity(x, source).to(target).magnitude for x in (0.0, 1.0)]
+    except pint.errors.DimensionalityError:
+        raise ConfigError(
+            f"{source!r} does not convert to {target!r}", hint="units of the same kind on both sides"
+        ) from None
+    except Exception as error:  # as of units with an offset in a product
+        raise ConfigError(f"{source!r} to {target!r}: {error}", hint=_SPELLING) from None
+    return float(at[1] - at[0]) if at[0] else float(at[1]), float(at[0])

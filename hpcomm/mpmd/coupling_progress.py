@@ -1,0 +1,56 @@
+"""How far a program is: its ranks say so to their supervisors, at most once a second."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from ..agree import runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["AT", "DONE", "JOINED", "PIPE", "Progress", "progress"]
+
+PIPE = "HPCOMM_PROGRESS"  # the file descriptor to say it to
+JOINED = "joined"
+AT = "at"  # so many exchanges, at this time of the model
+DONE = "done"  # with this status: nothing is left but to finalize MPI
+_PERIOD_S = 1.0
+
+
+class Progress:
+    """Counts exchanges, and keeps the model's time of the last one."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._count = 0
+        self._time: float | None = None
+        self._due = 0.0
+        self._say(JOINED)
+        atexit.register(self._say_count)
+        runtime.farewells.append(lambda: self._say(f"{DONE} {runtime.status}"))
+
+    def note(self, now: float, time: float | None) -> None:
+        """A put, get or exchange for this time of the model is done; now: of perf_counter."""
+        self._count += 1
+        if time is not None:
+            self._time = time
+        if now >= self._due:
+            self._due = now + _PERIOD_S
+            self._say_count()
+
+    def _say_count(self) -> None:
+        if self._count:
+            self._say(f"{AT} {self._count}" + (f" {self._time!r}" if self._time is not None else ""))
+
+    def _say(self, words: str) -> None:
+        with contextlib.suppress(OSError):  # the supervisor is gone, and so will we be
+            os.write(self._fd, f"{words}\n".encode())
+
+
+def progress(environ: Mapping[str, str]) -> Progress | None:
+    """What notes the progress of this rank, if somebody wants to hear of it."""
+    return Progress(int(environ[PIPE])) if environ.get(PIPE) else None

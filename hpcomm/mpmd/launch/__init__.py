@@ -1,0 +1,1 @@
+"""Starting the programs of a spec. Begin with start.py; rank_supervisor.py stands beside each rank."""

@@ -1,0 +1,201 @@
+"""The supervisor of one rank: sets its program up, starts it, marks what it prints, and says how it ended.
+
+    python -m hpcomm.mpmd.launch.rank_supervisor [--head] [--colour] [--files FOLDER]
+                               [--record FOLDER | --replay FOLDER] SPEC PROGRAM
+
+Stands between the launcher and the program, as a shell would: the program inherits the launcher's
+variables and file descriptors, so MPI does not notice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NoReturn
+
+from ..coupling_progress import DONE, JOINED, PIPE
+from ..handshake import PROGRAMS
+from ..monitor.job_monitor import MARK, told
+from ..record_reader import read
+from ..spec import spec_file as specs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["environment", "main"]
+
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_COLOURS = (36, 33, 35, 32, 34, 31)  # of programs, in turn
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one rank; its exit status."""
+    options, (path, name) = _read(argv)
+    spec = read(Path(path), here=False)
+    if "--replay" in options:
+        spec = specs.JobSpec(spec.path, spec.name, {name: spec.programs[name]}, spec.grids, spec.fields)
+    ranks = spec.world_ranks()[name]
+    rank = world_rank() - ranks[0]
+    environ = environment(spec, name, rank)
+    for option, variable in (("--record", "HPCOMM_RECORD"), ("--replay", "HPCOMM_REPLAY")):
+        environ |= {variable: options[option]} if option in options else {}
+    return _run(spec, name, rank, environ, options)
+
+
+def _read(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    options, words = {}, list(argv)
+    while words[0].startswith("--"):
+        option = words.pop(0)
+        options[option] = "" if option in ("--head", "--colour") else words.pop(0)
+    return options, words
+
+
+def world_rank() -> int:
+    """This process's rank in the world, as its launcher says."""
+    return next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
+
+
+def environment(spec: specs.JobSpec, name: str, rank: int) -> dict[str, str]:
+    """What the program of this rank finds in its environment."""
+    program = spec.programs[name]
+    joined = [
+        f"{each}={ranks[0]}-{ranks[-1]}"
+        for each, ranks in spec.world_ranks().items()
+        if spec.programs[each].joins
+    ]
+    environ = dict(os.environ)
+    environ |= {"HPCOMM_PROGRAM": name, PROGRAMS: " ".join(joined), "HPCOMM_SPEC": str(spec.path.resolve())}
+    environ |= {"HPCOMM_DEVICE": program.device, "HPCOMM_ON_FAILURE": program.on_failure}
+    if not program.joins:
+        del environ[PROGRAMS]
+    if program.threads:
+        environ["OMP_NUM_THREADS"] = str(program.threads)
+    if program.gpus:
+        environ["CUDA_VISIBLE_DEVICES"] = str(program.gpus[rank % len(program.gpus)])
+    elif program.device == "cpu":
+        environ["CUDA_VISIBLE_DEVICES"] = ""
+    return {**environ, **program.env}
+
+
+def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], options: dict[str, str]) -> int:
+    program = spec.programs[name]
+    has_head = "--head" in options
+    pipe = (-1, -1)
+    if has_head:
+        _tell(f"began {name} {rank}")
+        pipe = os.pipe()
+        os.set_inheritable(pipe[1], True)
+        environ = {**environ, PIPE: str(pipe[1])}
+    try:
+        child = subprocess.Popen(
+            program.command,
+            cwd=program.workdir,
+            env=environ,
+            close_fds=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=_die_with_parent,
+        )
+    except OSError as error:
+        sys.stderr.write(f"hpcomm: program '{name}' cannot be started: {error}\n")
+        return 127
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, lambda n, _: child.send_signal(n))
+    prefix = prefix_of(spec, name, rank, "--colour" in options)
+    copies = [
+        _copy(stream, fd, prefix, options.get("--files"), f"{name}.{rank}.{end}")
+        for stream, fd, end in ((child.stdout, 1, "out"), (child.stderr, 2, "err"))
+    ]
+    said: list[str] = []
+    if has_head:
+        os.close(pipe[1])
+        copies.append(_pass_on(pipe[0], f"{name} {rank}", said))
+    status, when = child.wait(), time.time()
+    for copy in copies:
+        copy.join(2.0)
+    _say_end(program, rank, status, when if has_head else None)
+    if program.on_failure == "continue" and (JOINED in said or not program.joins):
+        if status and has_head and DONE not in said:
+            _stay()
+        return 0
+    return status if status >= 0 else 128 - status
+
+
+def _say_end(program: specs.ProgramSpec, rank: int, status: int, when: float | None) -> None:
+    """when: by this host's clock, if there is a head to judge who was the first."""
+    if when is not None:
+        _tell(f"ended {program.name} {rank} {status} {when:.6f}")
+    elif status:
+        sys.stderr.write(
+            f"hpcomm: program '{program.name}' (rank {rank} of {program.ranks}) {told(status)}\n"
+        )
+
+
+def _stay() -> NoReturn:
+    """Be there until the launcher ends us: it would end the job if we left now, as MPI was not finalized."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    while True:
+        signal.pause()
+
+
+def _tell(words: str) -> None:
+    os.write(1, f"{MARK}{words}\n".encode())
+
+
+def _die_with_parent() -> None:
+    """A supervisor that is killed takes its program along (Linux)."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(1, signal.SIGKILL)
+
+
+def prefix_of(spec: specs.JobSpec, name: str, rank: int, coloured: bool) -> bytes:
+    """`[ocean 0] `, in a colour of the program's own if a terminal shows it."""
+    text = f"[{name} {rank}] " if spec.programs[name].ranks > 1 else f"[{name}] "
+    colour = _COLOURS[list(spec.programs).index(name) % len(_COLOURS)]
+    return f"\033[{colour}m{text}\033[0m".encode() if coloured else text.encode()
+
+
+def _copy(
+    stream: IO[bytes] | None, fd: int, prefix: bytes, folder: str | None, name: str
+) -> threading.Thread:
+    """Copy stream line by line, marked, to our own output or to a file."""
+    assert stream is not None
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        fd, prefix = os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), b""
+
+    def copy() -> None:
+        for line in stream:
+            os.write(fd, prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
+
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    return thread
+
+
+def _pass_on(fd: int, name: str, said: list[str]) -> threading.Thread:
+    """Tell our head what the program says of its progress; said: the first word of each line."""
+
+    def read() -> None:
+        with os.fdopen(fd) as stream:
+            for line in stream:
+                what, *rest = line.split()
+                said.append(what)
+                _tell(" ".join([what, name, *rest]))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""Says who was who in a job that ends in no word of hpcomm's: a launcher may tell but a rank that was killed.
+
+A rank that is killed says nothing, and its launcher kills the others at once. So the first rank of the job
+leaves a process behind, which outlives it: its standard input ends when the rank does. Needs the standard
+library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+from ...agree import runtime
+from ...job.launcher import PRRTE, SLURM, call, is_supervised, launcher_of, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["leave", "main"]
+
+
+def leave(came: str) -> None:
+    """Have came said, who is in this job, if this rank is killed. `hpcomm run` says more, and so needs none.
+
+    MPICH's launcher would take the process for a rank's that still runs, and give another status.
+    """
+    launcher = launcher_of(os.getpid())
+    if is_supervised(launcher) or name_of(launcher) not in (*PRRTE, SLURM):
+        return
+    with _voice(launcher) as its:
+        process = subprocess.Popen(
+            call("mpmd.monitor.post_mortem", came),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=its,
+            start_new_session=True,
+        )
+    runtime.farewells.append(process.kill)
+    runtime.at_abort.append(process.kill)
+
+
+@contextlib.contextmanager
+def _voice(launcher: int) -> Iterator[int | None]:
+    """The launcher's own stderr, if it is on this host: it may end before it passes on what comes by ours."""
+    its = None
+    if name_of(launcher) not in ("prted", SLURM):
+        with contextlib.suppress(OSError):
+            its = os.open(f"/proc/{launcher}/fd/2", os.O_WRONLY | os.O_APPEND)
+    yield its
+    if its is not None:
+        os.close(its)
+
+
+def main(words: Sequence[str]) -> None:
+    """`CAME`: say it when standard input ends."""
+    os.read(0, 1)
+    what = "the job has been ended from outside, or a rank was killed; in it were"
+    os.write(2, f"\nhpcomm: {what}\n{words[0]}\n".encode())

@@ -1,0 +1,32 @@
+"""A link to a program that speaks MPI only. It knows nothing of objects: one would wait for it in vain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..communicator.communicator import Communicator
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PlainCommunicator"]
+
+
+class PlainCommunicator(Communicator):
+    """Refuses the verbs of objects and ragged arrays, whose messages only hpcomm knows."""
+
+
+def _refusal(verb: str) -> Callable[..., NoReturn]:
+    def refuse(comm: Communicator, *args: Any, **options: Any) -> NoReturn:
+        raise UsageError(
+            f"the program at the other end of '{comm.name}' speaks plain MPI, and {verb} hpcomm's own way",
+            hint="send arrays: send, recv, all_reduce and their kin are MPI's own calls",
+        ).located(verb, comm)
+
+    return refuse
+
+
+for _name in dir(Communicator):
+    if _name.endswith(("_object", "_ragged")):
+        setattr(PlainCommunicator, _name, _refusal(_name))

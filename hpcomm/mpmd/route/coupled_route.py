@@ -1,0 +1,218 @@
+"""Who sends which points to whom, between any two distributions of the same global indices.
+
+    givers' points ─┐                      ┌─> giver r: "send these of yours to s"
+                    ├─> directory: rank h ─┤
+    takers' points ─┘   knows only indices └─> taker s: "receive these of yours from r"
+                        h·chunk .. (h+1)·chunk
+
+A distributed directory (as in Zoltan and Trilinos): each index has a home, by its number alone, where the
+runs of consecutive indices that givers have and takers want are intersected. No rank holds a full index.
+With R runs on p ranks: O(R/p log R/p) work and 7 words per matched run to send. Where most runs would be
+of a few points each, they are asked for one by one instead (`scattered`): O(points/p), 3 words a point.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...grids.geometry import repeated
+from . import scattered_points
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+
+    Indices = NDArray[np.int64]
+    Selection = slice | Indices
+
+_SHORT = 8  # mean length of runs up to which points are quicker one by one
+_PIECE = 1 << 16
+
+__all__ = ["Lack", "Route", "block", "concatenated", "plan", "positions", "runs_of", "split"]
+
+
+class Route(NamedTuple):
+    """What this rank sends and receives: (rank, positions in its own array), ascending by rank.
+
+    Positions are a slice where they are consecutive. The k-th position of a sender belongs to the k-th of
+    its receiver.
+    """
+
+    gives: list[tuple[int, Selection]]
+    takes: list[tuple[int, Selection]]
+    lack: Lack
+
+
+class Lack(NamedTuple):
+    """What does not fit, over all ranks: how many indices, and the first of them (-1: none)."""
+
+    missing: int  # wanted and given by nobody
+    first_missing: int
+    doubled: int  # given by two
+    first_doubled: int
+
+
+def runs_of(points: Indices) -> tuple[Indices, Indices, Indices]:
+    """First index, length and position of each run of consecutive indices in points."""
+    if not points.size:
+        none = np.empty(0, np.int64)
+        return none, none, none
+    at = np.concatenate([[0], *_begins(points)])
+    return points[at], np.diff(np.append(at, points.size)), at
+
+
+def _begins(points: Indices) -> Iterator[Indices]:
+    """Where runs begin after the first, found in pieces that stay in the cache."""
+    for a in range(0, len(points) - 1, _PIECE):
+        yield np.flatnonzero(np.diff(points[a : a + _PIECE + 1]) != 1) + (a + 1)
+
+
+def _runs(points: Indices) -> int:
+    return min(1, len(points)) + sum(len(begins) for begins in _begins(points))
+
+
+def split(start: Indices, length: Indices, at: Indices, chunk: int) -> tuple[Indices, ...]:
+    """Cut runs where homes meet: (home, start, length, position) of each piece."""
+    first = start // chunk
+    pieces = (start + length - 1) // chunk - first + 1
+    k, nth = repeated(pieces)
+    home = first[k] + nth
+    low = np.maximum(start[k], home * chunk)
+    high = np.minimum(start[k] + length[k], (home + 1) * chunk)
+    return home, low, high - low, at[k] + low - start[k]
+
+
+def plan(comm: MPI.Intracomm, gives: Indices | None, takes: Indices | None) -> Route:
+    """Match what is given with what is taken. Collective over comm.
+
+    Args:
+        gives, takes: global indices (any order) of this rank's points; None or empty: none.
+    """
+    from mpi4py import MPI
+
+    mine = [np.ascontiguousarray(x if x is not None else (), np.int64) for x in (gives, takes)]
+    top = np.array([max((int(x.max()) for x in mine if x.size), default=-1)], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, top, MPI.MAX)
+    chunk = max(1, -(-(int(top[0]) + 1) // comm.size))
+    held = np.array([sum(len(x) for x in mine), sum(map(_runs, mine))], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, held, MPI.SUM)
+    if held[0] < _SHORT * held[1]:
+        gives_to, takes_from, local = scattered_points.plan(comm, mine[0], mine[1], chunk)
+        return Route(gives_to, takes_from, _total(comm, Lack(*local)))
+    given, taken = (_to_homes(comm, points, chunk) for points in mine)
+    pieces, lack = _intersect(given, taken)
+    to_giver, to_taker = pieces[:, (0, 2, 1, 4)], pieces[:, (2, 0, 3, 4)]
+    return Route(_partners(comm, to_giver), _partners(comm, to_taker), _total(comm, lack))
+
+
+def _to_homes(comm: MPI.Intracomm, points: Indices, chunk: int) -> Indices:
+    """Runs at their homes: rows of (rank, start, length, position), sorted by start."""
+    home, start, length, at = split(*runs_of(points), chunk)
+    rows, counts = _shuffle(comm, home, np.stack([start, length, at], axis=1))
+    rank = np.repeat(np.arange(comm.size), counts)
+    order = np.argsort(rows[:, 0], kind="stable")
+    return np.column_stack([rank, rows])[order]
+
+
+def _shuffle(comm: MPI.Intracomm, dest: Indices, rows: Indices) -> tuple[Indices, Indices]:
+    """Send each row to its rank: (rows that arrived, in the order of their senders, how many from each)."""
+    order = np.argsort(_small(dest, comm.size), kind="stable")
+    counts = np.bincount(dest, minlength=comm.size)
+    arriving = np.empty_like(counts)
+    comm.Alltoall(counts, arriving)
+    wide = rows.shape[1]
+    got = np.empty((int(arriving.sum()), wide), np.int64)
+    comm.Alltoallv([rows[order], counts * wide], [got, arriving * wide])
+    return got, arriving
+
+
+def _small(ranks: Indices, size: int) -> Any:
+    """The same numbers in 16 bits where they fit: numpy then sorts by radix, ten times as fast."""
+    return ranks.astype(np.uint16) if size <= 1 << 16 else ranks
+
+
+def _intersect(given: Indices, taken: Indices) -> tuple[Indices, Lack]:
+    """Rows (giver, its position, taker, its position, length) in ascending order of indices."""
+    begin, end = given[:, 1], given[:, 1] + given[:, 2]
+    overlap = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - begin[1:]
+    doubled = np.flatnonzero(overlap > 0)
+    first_doubled = int(begin[doubled[0] + 1]) if doubled.size else -1
+    low, high = taken[:, 1], taken[:, 1] + taken[:, 2]
+    from_, to = np.searchsorted(end, low, "right"), np.searchsorted(begin, high, "left")
+    k, nth = repeated(np.maximum(to - from_, 0))
+    i = from_[k] + nth
+    first, last = np.maximum(begin[i], low[k]), np.minimum(end[i], high[k])
+    length = last - first
+    found = np.bincount(k, weights=length, minlength=len(taken)).astype(np.int64)
+    lost = np.flatnonzero(found < taken[:, 2])
+    first_missing = (
+        int(_first_lost(taken[lost[0]], first[k == lost[0]], last[k == lost[0]])) if lost.size else -1
+    )
+    pieces = np.column_stack(
+        [given[i, 0], given[i, 3] + first - begin[i], taken[k, 0], taken[k, 3] + first - low[k], length]
+    )
+    missing = int((taken[:, 2] - found).sum()) if not doubled.size else 0
+    return pieces, Lack(missing, first_missing if missing else -1, int(overlap[doubled].sum()), first_doubled)
+
+
+def _first_lost(taken: Indices, first: Indices, last: Indices) -> int:
+    """The first index of a run that no piece covers."""
+    at = int(taken[1])
+    for a, b in zip(first, last, strict=True):
+        if a > at:
+            break
+        at = int(b)
+    return at
+
+
+def _partners(comm: MPI.Intracomm, rows: Indices) -> list[tuple[int, Selection]]:
+    """From rows (this end's rank, other end's rank, position, length) at the homes to this end's lists.
+
+    Homes are asked in ascending order and each answers in the order of its indices, which both ends get
+    alike; so a stable sort by partner brings both into the same order.
+    """
+    got, _ = _shuffle(comm, rows[:, 0], rows[:, 1:])
+    got = got[np.argsort(_small(got[:, 0], comm.size), kind="stable")]
+    ranks, begins = np.unique(got[:, 0], return_index=True)
+    ends = [*begins[1:], len(got)][: len(begins)]
+    return [
+        (int(rank), positions(got[a:b, 1], got[a:b, 2]))
+        for rank, a, b in zip(ranks, begins, ends, strict=True)
+    ]
+
+
+def positions(start: Indices, length: Indices) -> Selection:
+    """The positions in runs, one behind the other; a slice where they are consecutive."""
+    if np.array_equal(start[1:], start[:-1] + length[:-1]):
+        return slice(int(start[0]), int(start[-1] + length[-1]))
+    before = np.cumsum(length) - length
+    where = np.repeat(start - before, length)
+    where += np.arange(len(where))
+    return where
+
+
+def _total(comm: MPI.Intracomm, lack: Lack) -> Lack:
+    from mpi4py import MPI
+
+    far = np.iinfo(np.int64).max
+    sums = np.array([lack.missing, lack.doubled], np.int64)
+    firsts = np.array([far if x < 0 else x for x in (lack.first_missing, lack.first_doubled)], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+    comm.Allreduce(MPI.IN_PLACE, firsts, MPI.MIN)
+    first = [-1 if x == far else int(x) for x in firsts]
+    return Lack(int(sums[0]), first[0], int(sums[1]), first[1])
+
+
+def block(total: int, size: int, rank: int) -> Indices:
+    """The points of a rank where total points are dealt out in blocks as even as possible."""
+    return np.arange(total * rank // size, total * (rank + 1) // size, dtype=np.int64)
+
+
+def concatenated(comm: Any, count: int) -> Indices:
+    """The points of this rank where all ranks' points are numbered one behind the other."""
+    first = int(comm.exscan(count))  # on rank 0: nothing
+    return np.arange(first, first + count, dtype=np.int64)

@@ -1,0 +1,126 @@
+"""The directory of `route`, for points that lie in hardly any runs: one number per point, nothing sorted.
+
+    giver ──number in the chunk──> home ──"my k-th that came to you goes to s"──> giver
+    taker ──number in the chunk──> home ──"your k-th question: r has it"────────> taker
+
+Both ends remember in which order they asked which home, so no answer repeats an index or a position. What
+goes from r to s is in the order of homes, and for each home in the order in which s asked: both know it.
+Homes look numbers up in a table of their own chunk, or where that had many holes, in a sorted list.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+
+    Indices = NDArray[np.int64]
+    Counts = NDArray[np.int64]
+    Selection = slice | Indices
+
+__all__ = ["by_rank", "plan"]
+
+_HOLES = 4  # numbers of a chunk for each one that is given, up to which a table is made
+
+
+def plan(
+    comm: MPI.Intracomm, gives: Indices, takes: Indices, chunk: int
+) -> tuple[list[tuple[int, Selection]], list[tuple[int, Selection]], tuple[int, int, int, int]]:
+    """(what this rank gives, what it takes, what its part of the directory lacks), as
+    `fields.routing.Route` has them.
+
+    Index i is at home at rank i // chunk. Collective over comm.
+    """
+    given, given_counts, gave, gave_counts = _ask(comm, gives, chunk)
+    taken, taken_counts, took, took_counts = _ask(comm, takes, chunk)
+    entry, doubled, first_doubled = _found(given, taken, chunk)
+    missing, first_missing = 0, -1
+    if entry.size and not doubled and int(entry.min()) < 0:
+        lost = taken[entry < 0]
+        missing, first_missing = len(lost), int(lost.min())
+    first = comm.rank * chunk
+    lack = (
+        missing,
+        first + first_missing if missing else -1,
+        doubled,
+        first + first_doubled if doubled else -1,
+    )
+    rank = _ranks(comm.size + 1)  # that number: nobody
+    giver = np.append(np.repeat(np.arange(comm.size, dtype=rank), given_counts), rank.type(comm.size))[entry]
+    answers = _exchange(comm, giver, taken_counts, took_counts)
+    order, counts = by_rank(giver, comm.size)
+    begins = np.cumsum(given_counts) - given_counts
+    nth = (entry[order] - np.repeat(begins, counts)).astype(given.dtype)
+    taker = np.repeat(np.arange(comm.size, dtype=rank), taken_counts)[order]
+    arriving = _told(comm, counts)
+    nth, taker = (_exchange(comm, x, counts, arriving) for x in (nth, taker))
+    sent = gave[nth + np.repeat(np.cumsum(gave_counts) - gave_counts, arriving)]
+    return _lists(sent, taker, comm.size), _lists(took, answers, comm.size), lack
+
+
+def by_rank(ranks: NDArray[Any], size: int) -> tuple[Indices, Counts]:
+    """The order that sorts ranks below size, stably, without the others; how many there are of each."""
+    small = ranks.astype(_ranks(size + 1), copy=False)  # of so few bits, numpy sorts by radix
+    counts = np.bincount(small, minlength=size)[:size]
+    return np.argsort(small, kind="stable")[: int(counts.sum())], counts
+
+
+def _ranks(count: int) -> np.dtype[Any]:
+    return np.min_scalar_type(count - 1)
+
+
+def _ask(comm: MPI.Intracomm, points: Indices, chunk: int) -> tuple[NDArray[Any], Counts, Indices, Counts]:
+    """Send points to their homes, as numbers in the chunk: (what came, from whom how many, order, counts)."""
+    home = points // chunk
+    inside = (points - home * chunk).astype(np.uint32 if chunk <= 1 << 32 else np.int64)
+    order, counts = by_rank(home, comm.size)
+    arriving = _told(comm, counts)
+    return _exchange(comm, inside[order], counts, arriving), arriving, order, counts
+
+
+def _told(comm: MPI.Intracomm, counts: Counts) -> Counts:
+    arriving = np.empty_like(counts)
+    comm.Alltoall(counts, arriving)
+    return arriving
+
+
+def _exchange(comm: MPI.Intracomm, x: NDArray[Any], counts: Counts, arriving: Counts) -> NDArray[Any]:
+    got = np.empty(int(arriving.sum()), x.dtype)
+    comm.Alltoallv([x, counts], [got, arriving])
+    return got
+
+
+def _found(given: NDArray[Any], taken: NDArray[Any], chunk: int) -> tuple[Indices, int, int]:
+    """Where each of taken stands in given (-1: nowhere); how many are given twice, and the first of them."""
+    entries = np.arange(len(given), dtype=np.int32 if len(given) < 1 << 31 else np.int64)
+    if chunk <= _HOLES * len(given):
+        table = np.full(chunk, -1, entries.dtype)
+        table[given] = entries
+        twice = given[table[given] != entries]
+        return table[taken], len(twice), int(twice.min(initial=chunk))
+    order = np.argsort(given, kind="stable")
+    ascending = np.append(given[order], given.dtype.type(chunk - 1))
+    twice = ascending[1:-1][ascending[1:-1] == ascending[:-2]]
+    at = np.searchsorted(ascending[:-1], taken)
+    return (
+        np.where(ascending[at] == taken, np.append(entries[order], -1)[at], -1),
+        len(twice),
+        int(twice.min(initial=chunk)),
+    )
+
+
+def _lists(positions: Indices, partner: NDArray[Any], size: int) -> list[tuple[int, Selection]]:
+    order, counts = by_rank(partner, size)
+    ordered = positions[order]
+    ends = np.cumsum(counts)
+    return [(r, _selection(ordered[ends[r] - counts[r] : ends[r]])) for r in np.flatnonzero(counts).tolist()]
+
+
+def _selection(positions: Indices) -> Selection:
+    first, last = int(positions[0]), int(positions[-1])
+    is_run = last - first == len(positions) - 1 and bool((np.diff(positions) == 1).all())
+    return slice(first, last + 1) if is_run else positions

@@ -1,0 +1,94 @@
+"""The command of a program in a spec: read as words, and looked at before anything starts."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigError
+from ...job.installation import which
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["check", "words_of"]
+
+_EXAMPLE = 'command = "python ocean.py"'
+_FOR_SHELLS = ("|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1")
+_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun", "aprun")
+
+
+def words_of(given: Any) -> list[str]:
+    """The words of a command, a text or a list of texts; `python` becomes this Python.
+
+    Raises:
+        ConfigError: it is neither, or empty.
+    """
+    if isinstance(given, str):
+        try:
+            words = shlex.split(given)
+        except ValueError as error:
+            raise ConfigError(f"command {given!r} cannot be read: {error}", hint="close the quotes") from None
+        bare = given.split()  # there a quoted one has its quotes
+        found = next((word for word in words if word in _FOR_SHELLS and word in bare), None)
+        if found is not None:
+            raise ConfigError(
+                f"command has a {found!r}, but no shell reads it",
+                hint='--files FOLDER keeps output in files; else command = ["sh", "-c", "exec ..."]',
+            )
+    elif isinstance(given, list) and all(isinstance(word, str) for word in given):
+        words = list(given)
+    else:
+        raise ConfigError(f"command must be a text or a list of texts, not {given!r}", hint=_EXAMPLE)
+    if not words or not words[0]:
+        raise ConfigError("command is empty", hint=_EXAMPLE)
+    return [sys.executable, *words[1:]] if words[0] in ("python", "python3") else words
+
+
+def check(words: list[str], workdir: Path, env: Mapping[str, str]) -> None:
+    """That what words name can be started in workdir.
+
+    Raises:
+        ConfigError: there is no such program, script or module, or it would start ranks of its own.
+    """
+    if Path(words[0]).name in _LAUNCHERS:
+        raise ConfigError(f"{words[0]} starts ranks of its own", hint="the bare command, and ranks = 2")
+    path = workdir / words[0] if "/" in words[0] else Path(words[0])
+    if which(str(path)) is None:
+        raise ConfigError(*_not_found(words[0], path))
+    if Path(words[0]).name.startswith("python"):
+        _check_python(words, workdir, env)
+
+
+def _not_found(word: str, path: Path) -> tuple[str, str, str]:
+    """(what, where, hint)"""
+    name, is_variable, value = word.partition("=")
+    if is_variable and name.isidentifier():
+        return f"command begins with a variable: {word}", "", f'env = {{ {name} = "{value}" }}'
+    if word.startswith(("~", "$")):
+        return f"command not found: {word}", "", "no shell reads it: write the full path"
+    if "/" in word and path.is_dir():
+        return f"command {word} is a folder", "", "the path of a program in it"
+    if "/" in word and path.is_file():
+        return f"command {word} may not be executed", "", f"chmod +x {word}, or python {word}"
+    return f"command not found: {word}", "", "check its spelling, or give its full path"
+
+
+def _check_python(words: list[str], workdir: Path, env: Mapping[str, str]) -> None:
+    rest = words[1:]
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
+        rest = rest[2 if rest[0] in ("-W", "-X") else 1 :]
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        name = rest[1].partition(".")[0]
+        here = (workdir / name).is_dir() or (workdir / f"{name}.py").is_file()
+        if words[0] == sys.executable and not here and "PYTHONPATH" not in env and find_spec(name) is None:
+            raise ConfigError(f"there is no module {name}", hint=f"modules are looked for in {workdir} too")
+    elif rest and rest[0].endswith(".py") and not (workdir / rest[0]).is_file():
+        folder = (workdir / rest[0]).parent
+        near = get_close_matches(Path(rest[0]).name, [path.name for path in folder.glob("*.py")], 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"paths count from {workdir}"
+        raise ConfigError(f"there is no script {rest[0]}", hint=hint)

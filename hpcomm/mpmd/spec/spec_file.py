@@ -1,0 +1,112 @@
+"""What a spec says: programs, grids, fields and the job of them; record_reader.py makes it from a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...grids import methods
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["MAPPINGS", "TIMES", "FieldSpec", "GridSpec", "JobSpec", "ProgramSpec", "is_uncovered"]
+
+MAPPINGS = ("none", *methods.MAPPINGS)
+TIMES = ("instant", "mean", "sum", "linear")
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """One program. hosts: (host, ranks there); step_s: its own time step; line: of the file."""
+
+    name: str
+    command: tuple[str, ...]
+    ranks: int
+    device: str = "cpu"
+    gpus: tuple[int, ...] = ()
+    threads: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: Path = Path()
+    hosts: tuple[tuple[str, int], ...] = ()
+    on_failure: str = "end"
+    joins: bool = True
+    step_s: float | None = None
+    line: int = 1
+
+
+@dataclass(frozen=True)
+class GridSpec:
+    """A grid that fields live on. shape: what its kind needs, in the order of GRID_KEYS."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    bounds: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)  # of a plane: x0, x1, y0, y1
+    sphere: bool = True
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """A field that goes from one program to another. Times in seconds of the model."""
+
+    name: str
+    source: str
+    target: str
+    mapping: str = "none"
+    source_grid: str | None = None
+    target_grid: str | None = None
+    every_s: float | None = None
+    lag_s: float = 0.0
+    time: str = "instant"
+    source_unit: str | None = None
+    target_unit: str | None = None
+    neighbours: int = 4
+    implicit: bool = False
+    timeout_s: float = 300.0
+    weights: Path | None = None  # of the mapping, kept in a file; None: to be computed
+    uncovered: str | float = (
+        "error"  # what becomes of points that a mapping does not reach: or "keep", or a value
+    )
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.source} -> {self.target})"
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """All of it. path: the file that it was read from."""
+
+    path: Path
+    name: str
+    programs: dict[str, ProgramSpec]
+    grids: dict[str, GridSpec]
+    fields: tuple[FieldSpec, ...]
+    timeout_s: float | None = None
+    until_s: float | None = None  # of the model, for progress
+
+    def world_ranks(self) -> dict[str, range]:
+        """The ranks of the world that each program gets: one after the other, as the file has them."""
+        found, first = {}, 0
+        for name, program in self.programs.items():
+            found[name] = range(first, first + program.ranks)
+            first += program.ranks
+        return found
+
+
+def is_uncovered(given: Any) -> bool:
+    """Whether this says what becomes of points that a mapping does not reach."""
+    return (
+        given in ("error", "keep")
+        if isinstance(given, str)
+        else isinstance(given, Real) and not isinstance(given, bool)
+    )

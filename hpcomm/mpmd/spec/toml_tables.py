@@ -1,0 +1,193 @@
+"""A TOML file whose values are asked for one by one: whatever is wrong is an error that names its line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ...errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["LONGEST_S", "Tables", "at", "lines_of", "parse"]
+
+LONGEST_S = 1e9  # of a wait: 30 years, which every clock can add to now
+_LATEST_S = 1e15  # of a model: 30 million years
+_PART = r"\"[^\"]*\"|'[^']*'|[A-Za-z0-9_\-]+"  # of a key with dots
+
+
+def parse(path: Path, text: str) -> dict[str, Any]:
+    """The tables of text, which is that of path.
+
+    Raises:
+        ConfigError: it is no valid TOML.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ImportError:
+            raise ConfigError(
+                "reading a spec needs tomli on Python 3.10", "hpcomm run", "pip install 'hpcomm[mpmd]'"
+            ) from None
+    try:
+        tables: dict[str, Any] = tomllib.loads(text)
+    except RecursionError:
+        what = f"{path.name} is nested too deeply"
+        raise ConfigError(what, at(path, _deepest(text)), "tables in tables, a few levels") from None
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"(.*) \(at line (\d+), column (\d+)\)", str(error))
+        what, line = (found[1], int(found[2])) if found else (str(error), text.count("\n") + 1)
+        shown = (text.split("\n")[line - 1 : line] or [""])[0].strip()
+        twice = "twice" in what or "overwrite" in what
+        hint = "each table and key once" if twice else "texts need quotes"
+        raise ConfigError(
+            f"{path.name} is no valid TOML: {what}", at(path, line), f"look at `{shown}`; {hint}"
+        ) from None
+    return tables
+
+
+def _deepest(text: str) -> int:
+    """The line with the most brackets."""
+    lines = text.split("\n")
+    return 1 + max(range(len(lines)), key=lambda i: lines[i].count("[") + lines[i].count("{"))
+
+
+def at(path: Path, line: int) -> str:
+    """Where a mistake is, as errors say it."""
+    return f"{path.name}, line {line}"
+
+
+def lines_of(text: str) -> dict[tuple[str, ...], int]:
+    """The line of every table and key: ("program", "ocean", "ranks"), ("field", "0", "name")."""
+    found: dict[tuple[str, ...], int] = {}
+    seen: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    text = re.sub(r'("""|\'\'\').*?\1', lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+    path = rf"((?:{_PART})(?:\s*\.\s*(?:{_PART}))*)"
+    for number, line in enumerate(text.split("\n"), start=1):
+        head = re.match(rf"\s*\[(\[?)\s*{path}\s*\]", line)
+        key = re.match(rf"\s*{path}\s*=", line)
+        if head:
+            table = _parts(head[2])
+            if head[1]:
+                seen[table] = seen.get(table, -1) + 1
+                table = (*table, str(seen[table]))
+            found.setdefault(table, number)
+            found.setdefault(table[:1], number)
+        elif key:
+            found.setdefault((*table, *_parts(key[1])), number)
+    return found
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in re.findall(_PART, path))
+
+
+class Tables:
+    """Looks at values. where: the table being read, for messages."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.lines = lines_of(text)
+        self.where: tuple[str, ...] = ()
+
+    def line_of(self, key: str | None = None) -> int:
+        """Of the table being read, or of a key in it."""
+        place = (*self.where, key) if key else self.where
+        while place and place not in self.lines:
+            place = place[:-1]
+        return self.lines.get(place, 1)
+
+    def fail(self, what: str, hint: str, key: str | None = None) -> NoReturn:
+        raise ConfigError(what, at(self.path, self.line_of(key)), hint)
+
+    def known(self, table: Any, keys: tuple[str, ...], what: str) -> None:
+        if not isinstance(table, dict):
+            head = "[[field]]" if self.where[:1] == ("field",) else f"[{'.'.join(self.where)}]"
+            self.fail(f"{what} must be a table, not {table!r}", head)
+        for key in table:
+            if key not in keys:
+                close = get_close_matches(key, keys, 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(keys)}"
+                self.fail(f"{what} has no key {key!r}", hint, key)
+
+    def text(self, table: dict[str, Any], key: str, default: str | None = None) -> Any:
+        value = table.get(key, default)
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            self.fail(f"{key} must be a text, not {value!r}", f'{key} = "..."', key)
+        return value
+
+    def file_name(self, table: dict[str, Any], key: str, default: str) -> str:
+        """A name that files are called by."""
+        value: str = self.text(table, key, default)
+        if "/" in value or not value.isprintable() or value != value.strip(" ") or not value.strip("."):
+            hint = "printable characters, no / and no blanks around them"
+            self.fail(f"{key} {value!r} cannot be part of a file's name", hint, key)
+        return value
+
+    def whole(
+        self,
+        table: dict[str, Any],
+        key: str,
+        least: int,
+        default: int | None = None,
+        *,
+        most: int | None = None,
+    ) -> Any:
+        value = table.get(key, default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self.fail(
+                f"{key} must be a whole number from {least}, not {value!r}", f"{key} = {max(least, 2)}", key
+            )
+        if most is not None and value > most:
+            self.fail(f"{key} must be at most {most:,}, not {value:,}", f"{key} = {max(least, 2)}", key)
+        return value
+
+    def yes(self, table: dict[str, Any], key: str, default: bool) -> bool:
+        value = table.get(key, default)
+        if not isinstance(value, bool):
+            self.fail(f"{key} must be true or false, not {value!r}", f"{key} = {str(default).lower()}", key)
+        return value
+
+    def time_limit(self, table: dict[str, Any], key: str, default: float | None = None) -> Any:
+        """Seconds that we can wait."""
+        return self._seconds(table, key, default, LONGEST_S, zero=False)
+
+    def model_time(
+        self, table: dict[str, Any], key: str, default: float | None = None, *, zero: bool = False
+    ) -> Any:
+        """Seconds in a model, of whatever scale."""
+        return self._seconds(table, key, default, _LATEST_S, zero=zero)
+
+    def _seconds(
+        self, table: dict[str, Any], key: str, default: float | None, most: float, *, zero: bool
+    ) -> Any:
+        value = table.get(key, default)
+        if value is None:
+            return None
+        wrong = isinstance(value, bool) or not isinstance(value, (int, float))
+        if wrong or not value >= 0 or (value == 0 and not zero):
+            least = "0 or more" if zero else "above 0"
+            self.fail(f"{key} must be a number of seconds, {least}, not {value!r}", f"{key} = 60.0", key)
+        if value > most:
+            self.fail(f"{key} must be at most {most:g} s, not {value!r}", f"{key} = 60.0", key)
+        return float(value)
+
+    def choice(self, table: dict[str, Any], key: str, choices: tuple[str, ...], default: str) -> str:
+        value = table.get(key, default)
+        if value not in choices:
+            close = get_close_matches(str(value), choices, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(choices)}"
+            self.fail(f"there is no {key} {value!r}", hint, key)
+        return str(value)
+
+    def needed(self, table: dict[str, Any], key: str, what: str, example: str) -> None:
+        if key not in table:
+            self.fail(f"{what} has no {key}", example)

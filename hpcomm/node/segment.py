@@ -1,0 +1,470 @@
+"""The board: shared memory of one node on which every rank posts what it is doing.
+
+Each rank owns one region: whether it has ended, a text it was asked for, and for each of its
+communicators a ring of the signatures of its last calls. Others only read, except that they may ask
+for the text. The file behind it is unlinked as soon as all have it open, so nothing is left behind.
+
+A living rank holds a lock on the first byte of its region. The kernel takes it away when the process ends,
+in whatever manner, and tells all who have the file: also those in other containers, where process ids differ.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import sys
+from collections import deque
+from contextlib import suppress
+from itertools import chain, count
+from typing import TYPE_CHECKING
+
+from .blocks import Shelves, shelf_bytes, slot_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from mpi4py import MPI
+
+__all__ = [
+    "GONE", "LAPS", "PLACE", "Board", "Lookers", "Region", "cores", "exchanged", "last_call", "open_board",
+    "post", "posted", "share",
+]  # fmt: skip
+
+LAPS = 128  # entries of a ring
+_LINE = 32  # of which so many are wiped at a time, one line ahead
+RINGS = 255  # communicators of one rank that are watched at a time
+_TEXT = 4096
+_NOTE = 512  # bytes behind it, for what concerns the whole node
+_PAIRS = {16: 128, sys.maxsize: 40}  # communicators of a rank, of up to so many, with places for small arrays
+PLACE = 6208  # (node_collectives.py) at a time: two places of so many bytes, whole cache lines
+_NOTES, _KINDS = 7, 128  # words behind a ring
+_RING_WORDS = LAPS + 1 + _NOTES + _KINDS  # signatures, the number of the call that began the line, and those
+_START = 63  # the signature of call 0, which nobody makes
+GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
+_LEFT = 8 + (_TEXT + _NOTE) // 8  # where it is counted how often each ring was left
+_HEAD_WORDS = _LEFT + -(-RINGS // 8) * 8
+_PLACES = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # where those begin
+_CORES = 2048  # of a node; where there are more, some count as one
+_ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _NOTED = range(6)
+
+
+def post(ring: memoryview) -> Callable[[], int]:
+    """How to write to one's own ring: step() -> where the next call's signature belongs.
+
+    So most calls write one word: no number beside it, since an entry that is not wiped is of the call
+    it seems to be, give or take LAPS.
+    """
+    blank = memoryview(bytes(8 * _LINE)).cast("q")
+
+    def lines() -> Iterator[range]:
+        yield range(1, _LINE)  # call 0 stands there already
+        for number in count(_LINE, _LINE):
+            ahead = (number + _LINE) % LAPS
+            ring[ahead : ahead + _LINE] = blank
+            ring[LAPS] = number
+            yield range(number % LAPS, number % LAPS + _LINE)
+
+    return chain.from_iterable(lines()).__next__
+
+
+def posted(ring: memoryview, call: int) -> int | None:
+    """The signature of a call, or None if its rank has not come to it or is so far on that it is gone.
+
+    The owner goes on writing: what is read before the number counts only if the number allows it.
+    """
+    if last_call(ring) < call:
+        return None
+    signature: int = ring[call % LAPS]
+    wiped = ring[LAPS] // _LINE - call // _LINE > LAPS // _LINE - 2
+    return None if wiped or signature == GONE else signature or None
+
+
+def last_call(ring: memoryview) -> int:
+    """The number of the last call that a rank has come to, also after its end; 0 before the first."""
+    number: int = ring[LAPS]
+    for call in range(number, number + _LINE):
+        if ring[call % LAPS] in (0, GONE):
+            return call - 1
+    return number + _LINE - 1
+
+
+class Region:
+    """One rank's part of the board, as 64-bit words. file, at: where it lies."""
+
+    def __init__(self, memory: memoryview, file: int = -1, at: int = 0) -> None:
+        self._bytes = memory
+        self._words = memory.cast("q")
+        self._file, self._at = file, at
+        self._process = False  # whether we have seen that its owner holds the lock
+
+    def hold(self) -> None:
+        """Take the lock of one's own region, for life."""
+        with suppress(OSError):  # no locks here: then only ends that are said are seen
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._at)
+
+    def look(self) -> None:
+        """See whether the owner holds its lock: then its end can be seen. Not for one's own region."""
+        self._process = self._is_held()
+
+    def _is_held(self) -> bool:
+        """Whether a process has the lock; who looks takes it for a moment, beside others who look."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, self._at)
+        except OSError as error:
+            return error.errno in (errno.EACCES, errno.EAGAIN)
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._at)
+        return False
+
+    def ring(self, slot: int) -> memoryview:
+        """LAPS signatures and, behind them, the call that began the line; see posted() and last_call()."""
+        start = _HEAD_WORDS + slot * _RING_WORDS
+        return self._words[start : start + LAPS + 1]
+
+    def notes(self, slot: int) -> memoryview:
+        """Seven words behind a ring: see node_messages.py."""
+        start = _HEAD_WORDS + slot * _RING_WORDS + LAPS + 1
+        return self._words[start : start + _NOTES]
+
+    def kinds(self, slot: int) -> memoryview:
+        """The words behind those: see message_kinds.py."""
+        end = _HEAD_WORDS + (slot + 1) * _RING_WORDS
+        return self._words[end - _KINDS : end]
+
+    def left(self, slot: int) -> int:
+        """How many communicators the owner has left whose calls it posted in this ring."""
+        return self._words[_LEFT + slot]
+
+    def leave(self, slot: int) -> None:
+        self._words[_LEFT + slot] += 1
+
+    def places(self, number: int) -> list[memoryview]:
+        """Two places for small arrays: see node_collectives.py."""
+        starts = (_PLACES + (2 * number + i) * PLACE for i in (0, 1))
+        return [self._bytes[at : at + PLACE] for at in starts]
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._words[_ENDED])
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank is about to end by failure; the others may still say so before the job ends."""
+        return bool(self._words[_FAILED])
+
+    def fail(self) -> None:
+        self._words[_FAILED] = 1
+
+    @property
+    def gone(self) -> bool:
+        """Whether the owner has ended in whatever manner, also without saying so."""
+        return self.ended or (self._process and not self._is_held())
+
+    def end(self, slots: Iterable[int]) -> None:
+        """Say that this rank will make no more calls. slots: of the rings that it ever had."""
+        for slot in slots:
+            ring = self.ring(slot)
+            last = last_call(ring)
+            for call in range(last + 1, last + 1 + LAPS // 2):
+                ring[call % LAPS] = GONE
+        self._words[_ENDED] = 1
+
+    def ask(self) -> int:
+        """Ask the owner to post what it is doing; returns the number of the question."""
+        self._words[_ASKED] += 1
+        return self._words[_ASKED]
+
+    @property
+    def question(self) -> int | None:
+        """The number of a question not yet answered."""
+        asked = self._words[_ASKED]
+        return asked if asked != self._words[_ANSWERED] else None
+
+    def answer(self, question: int, text: str) -> None:
+        data = text.encode()[:_TEXT]
+        self._bytes[64 : 64 + len(data)] = data
+        self._words[_LENGTH] = len(data)
+        self._words[_ANSWERED] = question
+
+    @property
+    def note(self) -> str:
+        """What the owner has to say to all ranks of the node."""
+        at = 64 + _TEXT
+        return bytes(self._bytes[at : at + self._words[_NOTED]]).decode(errors="replace")
+
+    @note.setter
+    def note(self, text: str) -> None:
+        data = text.encode()[:_NOTE]
+        self._bytes[64 + _TEXT : 64 + _TEXT + len(data)] = data
+        self._words[_NOTED] = len(data)
+
+    def answer_to(self, question: int) -> str | None:
+        """The text, once the owner has answered this question or a later one."""
+        if self._words[_ANSWERED] < question:
+            return None
+        return bytes(self._bytes[64 : 64 + self._words[_LENGTH]]).decode(errors="replace")
+
+
+Lookers = list[tuple[Region, int, int]]  # of other ranks: their ring, and how often it had been left before
+
+
+class Board:
+    """All regions of this node; regions[here] is this rank's own; node: a number common to the node.
+
+    group: whose regions they are, in their order.
+    shelves: memory of the same ranks to hand data over in; None where there is too little.
+    cores: how many cores these ranks may use, all together; file: what the regions lie in, kept open.
+    """
+
+    def __init__(
+        self,
+        regions: list[Region],
+        here: int,
+        node: int,
+        shelves: Shelves | None = None,
+        cores: int = 1,
+        file: int = -1,
+        group: MPI.Group | None = None,
+    ) -> None:
+        self._group = group
+        self._file = file
+        self.regions = regions
+        self.here = here
+        self.node = node
+        self.shelves = shelves
+        self.is_crowded = len(regions) > cores
+        # What is free, and who may still look at it: ranks in their last call of an earlier communicator.
+        self._free: deque[tuple[int, Lookers]] = deque((slot, []) for slot in range(RINGS))
+        self._free_places: deque[tuple[int, Lookers]] = deque(
+            (number, []) for number in range(_pairs(len(regions)))
+        )
+        self._had: set[int] = set()  # rings; the others have no memory yet
+
+    @property
+    def mine(self) -> Region:
+        return self.regions[self.here]
+
+    def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
+        """Those of mpi's ranks that are on this node: (rank, whose region), by rank. Asks nobody."""
+        from mpi4py import MPI
+
+        if self._group is None:
+            return []
+        group = mpi.Get_group()
+        ranks = self._group.Translate_ranks(None, group)
+        group.Free()
+        return sorted((rank, i) for i, rank in enumerate(ranks) if rank != MPI.UNDEFINED)
+
+    def take_ring(self) -> int:
+        """A ring for a new communicator, wiped; -1: none is left, or no memory."""
+        slot = _first_left(self._free)
+        if slot < 0:
+            return -1
+        if not self._has(8 * (_HEAD_WORDS + slot * _RING_WORDS), 8 * _RING_WORDS):
+            self._free.appendleft((slot, []))
+            return -1
+        self._had.add(slot)
+        ring = self.mine.ring(slot)
+        for words in (ring, self.mine.notes(slot), self.mine.kinds(slot)):
+            words[:] = memoryview(bytes(words.nbytes)).cast("q")
+        ring[0] = _START
+        return slot
+
+    def give_back(self, slot: int, lookers: Lookers, number: int = -1) -> None:
+        """Leave a communicator: its ring may serve another one when the others have left it, too.
+
+        Args:
+            lookers: its other ranks on this node.
+            number: of its places, if it had some.
+        """
+        self.mine.leave(slot)
+        self._free.append((slot, lookers))
+        if number >= 0:
+            self._free_places.append((number, lookers))
+
+    def end(self) -> None:
+        """Say that this rank will make no more calls."""
+        self.mine.end(self._had)
+
+    def take_places(self) -> int:
+        """Two places for small arrays of a new communicator, without flags; -1 as above."""
+        number = _first_left(self._free_places)
+        if number < 0:
+            return -1
+        if not self._has(_PLACES + 2 * number * PLACE, 2 * PLACE):
+            self._free_places.appendleft((number, []))
+            return -1
+        for place in self.mine.places(number):
+            place[:8] = bytes(8)
+        return number
+
+    def _has(self, start: int, nbytes: int) -> bool:
+        """Whether there is memory for a part of one's own region: else to touch it were a bus error."""
+        try:
+            os.posix_fallocate(self._file, self.here * _region_bytes(len(self.regions)) + start, nbytes)
+        except OSError:
+            return False
+        return True
+
+
+current: Board | None = None  # of this node, once MPI is up; None where ranks share no memory
+
+
+def open_board(world: MPI.Intracomm) -> Board | None:
+    """Set up the board of this node (collective over world); None where ranks share no memory."""
+    from mpi4py import MPI
+
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        card = bytearray(16)  # the number of the node, bytes of a slot of its shelves
+        if node.rank == 0:
+            # Drawn at random: ranks of another job may come to compare theirs with it (mpmd.jobs).
+            number = int.from_bytes(os.urandom(7), "little")
+            struct.pack_into("2q", card, 0, number, slot_bytes(node.size, _free()))
+        node.Bcast([card, MPI.BYTE], 0)
+        number, slot = struct.unpack("2q", card)
+        own = _region_bytes(node.size)
+        shared = share(node, own, reserve=8 * _HEAD_WORDS)
+        if shared is None:
+            return None
+        memory, file = shared
+        view = memoryview(memory)
+        regions = [Region(view[i * own : (i + 1) * own], file, i * own) for i in range(node.size)]
+        regions[node.rank].hold()
+        shared = share(node, shelf_bytes(slot)) if slot else None  # all have come to this before it ends
+        shelves = None
+        if shared is None:
+            node.Barrier()
+        else:
+            shelves = Shelves(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
+        for i in range(1, node.size):
+            regions[(node.rank + i) % node.size].look()
+        return Board(regions, node.rank, number, shelves, _cores(node), file, node.Get_group())
+    finally:
+        node.Free()
+
+
+def exchanged(mpi: MPI.Comm, ranks: Sequence[int], card: bytes) -> dict[int, bytes]:
+    """The cards of some ranks of mpi, who all call: this rank's own first, then those that come behind it.
+
+    Cost: log2 of their number messages (Bruck), whatever the number of ranks of mpi.
+    """
+    from mpi4py import MPI
+
+    nbytes, n, here = len(card), len(ranks), ranks.index(mpi.Get_rank())
+    cards = memoryview(bytearray(nbytes * n))
+    cards[:nbytes] = card
+    have = 1
+    while have < n:
+        some = min(have, n - have)
+        going, coming = cards[: some * nbytes], cards[have * nbytes : (have + some) * nbytes]
+        dest, source = ranks[here - have], ranks[(here + have) % n]
+        mpi.Sendrecv([going, MPI.BYTE], dest, 0, [coming, MPI.BYTE], source, 0)
+        have += some
+    order = [*ranks[here:], *ranks[:here]]
+    return {rank: bytes(cards[i * nbytes : (i + 1) * nbytes]) for i, rank in enumerate(order)}
+
+
+def _first_left(free: deque[tuple[int, Lookers]]) -> int:
+    """Take the first that nobody looks at any more; -1: there is none."""
+    for _ in range(len(free)):
+        slot, lookers = free.popleft()
+        if all(region.left(ring) != before or region.gone for region, ring, before in lookers):
+            return slot
+        free.append((slot, lookers))
+    return -1
+
+
+def _pairs(ranks: int) -> int:
+    """Communicators of one of so many ranks that may have places at a time: not all memory of many ranks."""
+    return next(pairs for most, pairs in _PAIRS.items() if ranks <= most)
+
+
+def _region_bytes(ranks: int) -> int:
+    return -(-(_PLACES + _pairs(ranks) * 2 * PLACE) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _cores(node: MPI.Comm) -> int:
+    """How many cores the ranks of node may use: each alone may be bound to one."""
+    from mpi4py import MPI
+
+    mine = cores()
+    node.Allreduce(MPI.IN_PLACE, [mine, MPI.BYTE], MPI.BOR)
+    return int.from_bytes(mine, "little").bit_count()
+
+
+def cores() -> bytearray:
+    """A bit for each core that this process may use."""
+    mine = bytearray(_CORES // 8)
+    for core in os.sched_getaffinity(0):
+        mine[core // 8 % len(mine)] |= 1 << core % 8
+    return mine
+
+
+def _free() -> int:
+    try:
+        about = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return about.f_bavail * about.f_frsize
+
+
+def share(node: MPI.Comm, own: int, reserve: int = 0) -> tuple[mmap.mmap, int] | None:
+    """Memory that the ranks of node share, own bytes of each, in the order of their ranks; collective.
+
+    Args:
+        reserve: make sure now that there is memory for so many of them, the first; for the others it is taken
+            as they are touched.
+
+    Returns:
+        The memory and the open file behind it, whose name is gone; None on all ranks where one of them
+        cannot map it.
+    """
+    from mpi4py import MPI
+
+    path = bytearray(64)
+    if node.rank == 0:
+        path[:] = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode().ljust(64)
+    node.Bcast([path, MPI.BYTE], 0)
+    name = path.decode().strip()
+    size = node.size * own
+    kept = range(node.rank * own, node.rank * own + reserve)
+    shared = _open(name, size, os.O_CREAT | os.O_EXCL, kept) if node.rank == 0 else None
+    node.Barrier()
+    if node.rank != 0:
+        shared = _open(name, size, 0, kept)
+    worst = bytearray(struct.pack("q", shared is not None))
+    node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
+    if node.rank == 0:
+        with suppress(OSError):  # never made, or where nothing can be
+            os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
+    if shared is not None and not struct.unpack("q", worst)[0]:
+        os.close(shared[1])
+        return None
+    return shared
+
+
+def _make_room(file: int, size: int) -> None:
+    """Let the file be so long, if there is that much: to touch memory that cannot be had is a bus error."""
+    there = os.fstatvfs(file)
+    if there.f_blocks and there.f_bavail * there.f_frsize < size:  # no blocks: a tmpfs without a limit
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.ftruncate(file, size)
+
+
+def _open(name: str, size: int, flags: int, kept: range) -> tuple[mmap.mmap, int] | None:
+    """Map the file; None where that is not possible: a comfort, and doctor shows its absence."""
+    file = -1
+    try:
+        file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+        if flags:
+            _make_room(file, size)
+        if kept:
+            os.posix_fallocate(file, kept.start, len(kept))
+        return mmap.mmap(file, size), file
+    except (OSError, ValueError):  # ValueError: rank 0 found no room, and left the file empty
+        if file >= 0:
+            os.close(file)
+        return None

@@ -1,1 +1,0 @@
-"""What only looks: agreement between ranks, the board, stacks. Nothing here moves a user's data."""

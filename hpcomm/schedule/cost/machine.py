@@ -1,0 +1,148 @@
+"""Machines as data: what LogGP with ports and shared links has to know of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["Machine", "lower_bound", "machine", "machines"]
+
+PRESETS = Path(__file__).parent / "machines"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as data. Times in seconds, per byte where the name says so.
+
+    node: ranks per node; pod: nodes per pod, 0: no pods. latency, per_byte: by level, node, pod, system.
+    nic_per_byte, uplink_per_byte: of what the ranks of a node, the nodes of a pod share; 0: not shared.
+    base: once per collective. curve: (bytes, seconds) of messages as measured, in place of per_byte; between
+    them straight lines. copy_per_byte: of the memory that a schedule works on, to fill and to empty it.
+    cores: where there are more ranks, they take turns; 0: they never do.
+    families: other values for single algorithms, by name. nodewise: algorithms
+    that treat nodes apart (their parameter node). sources: where each value comes from.
+    """
+
+    name: str
+    about: str = ""
+    node: int = 1
+    pod: int = 0
+    overhead: float = 0.0
+    latency: tuple[float, ...] = (0.0, 0.0, 0.0)
+    per_byte: tuple[float, ...] = (0.0, 0.0, 0.0)
+    nic_per_byte: float = 0.0
+    uplink_per_byte: float = 0.0
+    fold_per_byte: float = 0.0
+    base: float = 0.0
+    curve: tuple[tuple[float, float], ...] = ()
+    copy_per_byte: float = 0.0
+    cores: int = 0
+    families: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nodewise: tuple[str, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        alone = ("overhead", "nic_per_byte", "uplink_per_byte", "fold_per_byte", "base", "copy_per_byte")
+        least = {"node": 1, "pod": 0, "cores": 0, **dict.fromkeys(alone, 0.0)}
+        wrong = [name for name, low in least.items() if not _number(getattr(self, name), low)]
+        for name in ("latency", "per_byte"):
+            value = getattr(self, name)
+            if (
+                not isinstance(value, (tuple, list))
+                or len(value) != 3
+                or not all(_number(x, 0.0) for x in value)
+            ):
+                wrong.append(name)
+        if wrong:
+            raise ConfigError(
+                f"machine {self.name!r}: {wrong[0]} is {getattr(self, wrong[0])!r}",
+                hint="numbers from 0 on, node from 1; latency and per_byte one for node, pod and system each",
+            )
+
+    def running(self, algorithm: str) -> Machine:
+        """This machine as it is for one algorithm."""
+        return replace(self, **self.families.get(algorithm.partition(":")[0], {}), families={})
+
+    def port(self, nbytes: Array, level: Array) -> Array:
+        """How long a port is busy with messages."""
+        if not self.curve:
+            return np.asarray(self.overhead + nbytes * np.asarray(self.per_byte)[level])
+        size, seconds = np.array(self.curve).T
+        beyond = np.maximum(nbytes - size[-1], 0) * self.per_byte[0]
+        return np.asarray(self.overhead + np.interp(nbytes, size, seconds) + beyond)
+
+    @property
+    def group(self) -> int:
+        """Ranks so far apart have nothing in common."""
+        return self.node * max(1, self.pod)
+
+    def links(self) -> list[tuple[str, int, float]]:
+        """What ranks share: (name, by how many each, seconds per byte); by level, from 1."""
+        nic = [("nic", self.node, self.nic_per_byte)]
+        return nic + [("uplink", self.group, self.uplink_per_byte)] * bool(self.pod)
+
+
+def machines() -> list[str]:
+    """Names of the machines that come along."""
+    return sorted(path.stem for path in PRESETS.glob("*.json"))
+
+
+def machine(name: str) -> Machine:
+    """A machine by name, or from a JSON file.
+
+    Raises:
+        ConfigError: there is none, or the file says something that a machine does not have.
+    """
+    path = PRESETS / f"{name}.json"
+    if not path.exists():
+        path = Path(name)
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no machine {name!r}", hint=f"one of {', '.join(machines())}, or a JSON file"
+        )
+    try:
+        given: dict[str, Any] = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is no machine: {error}", hint="a JSON object, as hpcomm/schedule/cost/machines have it"
+        ) from None
+    unknown = set(given) - {f.name for f in fields(Machine)}
+    if unknown:
+        raise ConfigError(
+            f"{path}: a machine has no {', '.join(sorted(unknown))}", hint="see Machine in hpcomm/machine.py"
+        )
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    return Machine(**{"name": path.stem} | values)
+
+
+def _number(value: Any, least: float) -> bool:
+    """Whether it is one, not below least; whole, if that is."""
+    kind = int if isinstance(least, int) else (int, float)
+    return isinstance(value, kind) and not isinstance(value, bool) and value >= least
+
+
+def lower_bound(verb: str, ranks: int, nbytes: float, on: Machine) -> float:
+    """Seconds that no algorithm can beat: the larger of latency and volume over the best link."""
+    level = 0 if ranks <= on.node else 1
+    rounds = (ranks - 1).bit_length()
+    volume = {
+        "all_reduce": 2 * (ranks - 1) / ranks,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "scan": 1.0,
+        "barrier": 0.0,
+    }
+    least = volume.get(verb, ranks - 1.0) if ranks > 1 else 0.0
+    hop = 2 * on.overhead + min(on.latency[: level + 1])
+    return on.base + max(rounds * hop, least * nbytes * min(on.per_byte[: level + 1]))

@@ -1,0 +1,176 @@
+"""Powers of the maps of iterations in closed form, so that long schedules are not computed map by map.
+
+Each function takes streams that are a phase of their own, and says whether it moved the clock over all of it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import gcd
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..stream import Stream
+from .max_plus_time import Clock
+from .ring_cost import chain, everywhere, is_single, passing, ring, shifted, single, uniform
+
+if TYPE_CHECKING:
+    from .machine import Array
+
+__all__ = ["short_ways", "ways"]
+
+
+def _circles(clock: Clock, streams: list[Stream]) -> bool:
+    """All that take part stand in circles of one size, and each gives to the next every time.
+
+    After n times a rank's clock is the largest, over all h up to n, of the one h places back, with h hops
+    and n - h times the largest `own` on the way. There are few values of `own`; for each one it is a
+    largest value over a range, with a slope.
+    """
+    (s, *others) = streams
+    if others or s.march or s.hop or s.every > 1 or s.active < 3:
+        return False
+    way = clock.shift(s)
+    if way is not None and gcd(way[0], clock.size) == 1:
+        own, hop = (everywhere(clock, x) for x in uniform(clock, s, way[0]))
+        circles: Array | None = (np.arange(clock.size) * way[0] % clock.size)[None, :]
+    else:
+        step = clock.map([(s, 0)])
+        gives = np.zeros(clock.size, bool)
+        gives[step.source] = True
+        if not step.source.size == step.receivers.size == gives[step.receivers].sum():
+            return False
+        own, hop = step.own, np.zeros(clock.size)
+        hop[step.dest] = step.hop
+        circles = _circles_of(step.source, step.dest, clock.size)
+    values = np.unique(own)
+    if values.size > 8 or circles is None or circles.shape[1] < 2:
+        return False
+    time, own, hop = clock.time[circles], own[circles], hop[circles]
+    left, most = s.active, circles.shape[1] - 1
+    while left:
+        time = _power(time, hop, own, values, min(left, most))
+        left -= min(left, most)
+    clock.time[circles] = time
+    return True
+
+
+def _shifts(clock: Clock, streams: list[Stream]) -> bool:
+    """All give to the one d further on, and d moves by one each time.
+
+    As long as that is farther than nodes and pods reach, hop and own are the same for all, hop the
+    larger. The best way back over n iterations hops every time; or all but once, which reaches any rank
+    that some d leads to; or all but twice, which reaches all of them.
+    """
+    (s, *others) = streams
+    way = None if others else clock.shift(s)
+    if way is None or s.every > 1 or abs(way[1]) != 1:
+        return False
+    p, group = clock.size, clock.on.group
+    d = (way[0] + np.arange(s.active) * way[1]) % p
+    far = (d >= group) & (d <= p - group)
+    edges = [0, *(np.flatnonzero(far[1:] != far[:-1]) + 1).tolist(), s.active]
+    for low, high in pairwise(edges):
+        step = shifted(clock, s, int(d[low]), p)
+        if far[low] and 2 * (high - low) > p + 2 and np.ptp(step.hop) == 0 == np.ptp(step.own):
+            hop, spare = step.hop[0] * (high - low), step.hop[0] - step.own[0]
+            moved = np.roll(clock.time, int(d[low:high].sum() % p))
+            once = _largest_ahead(moved, int(d[low:high].min()), high - low) - spare
+            clock.time = hop + np.maximum(np.maximum(moved, once), clock.time.max() - 2 * spare)
+            continue
+        for k in range(low, high):
+            clock.step(shifted(clock, s, int(d[k]), p), s.begin + k, 1)
+    return True
+
+
+def _walk(clock: Clock, streams: list[Stream]) -> bool:
+    """One message per iteration, in plain numbers."""
+    (s, *others) = streams
+    if others or not is_single(s) or s.active < 3:
+        return False
+    k = np.arange(s.active)
+    a, b = ((np.atleast_1d(x) + k * y) % clock.size for x, y in ((s.source, s.march), (s.dest, s.hop)))
+    apart = a != b
+    a, b = a[apart], b[apart]
+    time = clock.time.tolist()
+    columns = (a, b, *single(clock, s, a, b))
+    for source, dest, hop, take, gone in zip(*(c.tolist() for c in columns), strict=True):
+        begin = time[source]
+        time[source] = begin + gone
+        time[dest] = max(time[dest] + take, begin + hop)
+    clock.time = np.array(time)
+    return True
+
+
+def _circles_of(source: Array, dest: Array, size: int) -> Array | None:
+    """Ranks in the order in which each gives to the next, a row for each circle; None: of unlike sizes."""
+    following = np.full(size, -1)
+    following[source] = dest
+    after, found = following.tolist(), []
+    for start in source.tolist():
+        circle = []
+        while after[start] >= 0:
+            circle.append(start)
+            after[start], start = -1, after[start]
+        if circle:
+            found.append(circle)
+    return np.array(found) if len({len(circle) for circle in found}) == 1 else None
+
+
+def _power(time: Array, hop: Array, own: Array, values: Array, n: int) -> Array:
+    """The clocks of circles (rows) after n times, fewer than they are long; values: those of own."""
+    along = np.cumsum(hop, 1)
+    behind = np.roll(along, n, 1)
+    behind[:, :n] -= along[:, -1:]
+    new: Array = np.roll(time, n, 1) + (along - behind)
+    # That is n hops. Staying somewhere for `value` is worth it only if that rank begins so much later than
+    # the one before.
+    most = (hop + np.roll(time, 1, 1) - time).min()
+    if not (values > most).any():
+        return new
+    q = time.shape[1]
+    place = np.arange(2 * q)
+    twice, owns = (np.concatenate([x, x], 1) for x in (time, own))
+    along = np.concatenate([along, along + along[:, -1:]], 1)
+    for value in values[values > most]:
+        last = np.maximum.accumulate(np.where(owns >= value, place, -1), 1)[:, q:]  # one with so much
+        first = place[q:] - n
+        best = _largest_between(twice - along + place * value, first, last)
+        new = np.maximum(new, np.where(last >= first, best + along[:, q:] - first * value, -np.inf))
+    return new
+
+
+def _largest_between(x: Array, first: Array, last: Array) -> Array:
+    """The largest of x[:, first..last] for each column of first and last; nonsense where last < first."""
+    length = np.maximum(last - first + 1, 1)
+    power = np.frexp(length)[1] - 1  # 2**power fits in once, and twice covers it
+    best = np.empty(last.shape)
+    rows, first = np.arange(x.shape[0])[:, None], np.minimum(first, x.shape[1] - 1)
+    for i in np.flatnonzero(np.bincount(power.ravel())).tolist():
+        window, here = _largest_of(x, 1 << i), power == i
+        both = np.maximum(window[rows, first], window[rows, np.maximum(last - (1 << i) + 1, 0)])
+        best = np.where(here, both, best)
+    return best
+
+
+def _largest_of(x: Array, n: int) -> Array:
+    """The largest of x[:, i .. i + n - 1], where there are so many (van Herk 1992: 3 comparisons each)."""
+    q = x.shape[1]
+    blocks = np.full((x.shape[0], -(-q // n) + 1, n), -np.inf)
+    blocks.reshape(x.shape[0], -1)[:, :q] = x
+    until = np.maximum.accumulate(blocks, 2).reshape(x.shape[0], -1)
+    since = np.maximum.accumulate(blocks[:, :, ::-1], 2)[:, :, ::-1].reshape(x.shape[0], -1)
+    return np.maximum(since[:, :q], until[:, n - 1 : n - 1 + q])
+
+
+def _largest_ahead(x: Array, low: int, many: int) -> Array:
+    """The largest of x[i + low .. i + low + many - 1], around the circle."""
+    p = x.size
+    place = np.arange(p) + low
+    found = _largest_between(np.tile(x, 3)[None, :], place, (place + many - 1)[None, :])
+    return np.asarray(found[0])
+
+
+ways = (ring, _circles, _shifts, chain, _walk)
+short_ways = (ring, passing, chain)  # those that can do with few ranks

@@ -1,0 +1,233 @@
+"""Rings and chains in closed form, and of any length: it is enough to follow a few ranks at both ends.
+
+Groups of ranks that have nothing in common (see Machine.group) are alike. So the clock of a rank with a
+certain place in its group is a function of the number of its group. What happens to such functions is that
+constants are added, that the larger of several is taken, and that the largest value over a stretch of groups
+is taken with a slope: they are convex, and stay so. What is convex is largest at an end: of all groups (the
+result), or of a stretch, which ends near the rank looked at, or at the end of all groups. So no rank in the
+middle counts for those at the ends.
+
+Ranks that are followed but stand near those left out get clocks that are too early. Each stream spoils two
+groups more there, and makes two groups more at either end unlike the rest: `few` follows so many that some
+are left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..stream import COPY, Run, Schedule, Stream
+from .max_plus_time import Clock, Map, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .machine import Array, Machine
+
+__all__ = ["chain", "everywhere", "few", "is_single", "passing", "ring", "shifted", "single", "uniform"]
+
+
+def few(schedule: Schedule, on: Machine) -> int:
+    """How many ranks to follow at either end, if all streams are rings or chains; 0 where it must be all."""
+    ends = (4 * len(schedule.streams) + 3) * on.group
+    alike = all(isinstance(s.source, Run) or is_single(s) for s in schedule.streams)
+    return ends if alike and 4 * ends < schedule.size else 0
+
+
+def ring(clock: Clock, streams: list[Stream]) -> bool:
+    """All give to a neighbour, always on the same side, until what they gave has been everywhere."""
+    (s, *others) = streams
+    way = None if others or s.march or s.hop or s.every > 1 else clock.shift(s)
+    if way is None or way[0] not in (1, clock.size - 1) or s.active != clock.size - 1 or s.active < 3:
+        return False
+    own, hop = uniform(clock, s, way[0])
+    if np.unique(own).size > 8:
+        return False
+    along = slice(None, None, 1 if way[0] == 1 else -1)
+    over, place = everywhere(clock, hop)[along], None
+    if clock.missing:
+        gap = clock.gap if way[0] == 1 else clock.time.size - clock.gap
+        group = clock.on.group
+        over[gap] += hop[group : 2 * group].sum() * (clock.missing // group)
+        place = (clock.place if way[0] == 1 else clock.size - 1 - clock.place)[along]
+    owns = lambda: everywhere(clock, own)[along]  # noqa: E731 - many, and seldom asked for
+    clock.time[along] = _once_around(clock.time[along], over, own, owns, place)
+    return True
+
+
+def _once_around(
+    time: Array, hop: Array, own: Array, owns: Callable[[], Array], place: Array | None = None
+) -> Array:
+    """The clocks of a circle of p after p-1 times.
+
+    p-1 hops begin at the one that stands ahead. With stays of `value` at some rank on the way, the way begins
+    anywhere: up to the last rank behind that has so much, or ahead, in the turn before.
+
+    own: the values that owns() has. place: where the ranks stand in the circle, if it is not all of them.
+    """
+    total = float(hop.sum())
+    rest = hop - time
+    new = np.empty(time.size)
+    np.subtract(total, rest[1:], out=new[:-1])
+    new[-1] = total - rest[0]
+    rest[1:] += time[:-1]
+    rest[0] += time[-1]
+    values = np.unique(own)
+    if place is None:
+        values = values[values > rest.min()]  # else staying is never worth it
+    if not values.size:
+        return new
+    p = time.size if place is None else int(place[-1]) + 1
+    along = owns()
+    begin = int(along.argmax())  # the circle is cut there, so that there is one behind everybody
+    time, hop, along, new = (np.roll(x, -begin) for x in (time, hop, along, new))
+    order = np.arange(time.size)
+    far, place = np.cumsum(hop), (order if place is None else np.roll(place - place[begin], -begin) % p)
+    place = place.astype(float)
+    for value in values.tolist():
+        begun = time - far
+        begun += place * value
+        last = np.maximum.accumulate(np.where(along >= value, order, 0))
+        best = np.maximum.accumulate(begun)[last]
+        ahead = np.maximum.accumulate(begun[:0:-1])[::-1]
+        ahead += total - p * value
+        np.maximum(best[:-1], ahead, out=best[:-1])
+        best += far
+        best += (p - 1 - place) * value
+        np.maximum(new, best, out=new)
+    return np.roll(new, begin)
+
+
+def passing(clock: Clock, streams: list[Stream]) -> bool:
+    """All but the last give to the next, once; only where few ranks are followed."""
+    (s, *others) = streams
+    on, p = clock.on, clock.size
+    if others or not clock.missing or not s.is_pass(p):
+        return False
+    few = 3 * on.group + p % on.group
+    r = np.arange(few - 1)
+    nbytes = np.full(few - 1, float(s.width * s.times * clock.chunk))
+    step = Map(Rows(r, r + 1, nbytes, nbytes * (s.fold != COPY), r), on, few)
+    own, hop = (everywhere(clock, x) for x in (step.own, np.append(0.0, step.hop)))
+    before, clock.time = clock.time, clock.time + own
+    hop[clock.gap] = -np.inf  # whoever gives to this one is left out
+    np.maximum(clock.time[1:], before[:-1] + hop[1:], out=clock.time[1:])
+    return True
+
+
+def chain(clock: Clock, streams: list[Stream]) -> bool:
+    """Chunks that follow each other from rank to rank, one iteration apart.
+
+    When a rank has chunk c: own after it had chunk c-1, or hop after its neighbour had chunk c.
+    """
+    streams = sorted(streams, key=lambda s: s.begin)
+    s = streams[0]
+    plain = is_single(s) and abs(s.march) == 1 and s.march == s.hop and s.every == 1 and s.active < clock.size
+    like = [
+        is_single(o) and o.begin == s.begin + i and all(
+            np.all(x == y) for x, y in
+            zip(_kind(o), _kind(s), strict=True)
+        )
+        for i, o in enumerate(streams)
+    ]  # fmt: skip
+    if not (plain and all(like)):
+        return False
+    a, b = s.ends(0, clock.size)
+    if (b - a - s.march) % clock.size:
+        return False
+    if clock.missing:
+        return _followed_chain(clock, streams, int(a[0]))
+    line = (a + np.arange(s.active + 1) * s.march) % clock.size
+    hop, take, gone = single(clock, s, line[:-1], line[1:])
+    clock.time[line] = _passed(clock.time[line], len(streams), hop, take, gone)
+    return True
+
+
+def _kind(s: Stream) -> tuple[Any, ...]:
+    """What makes chunks of a chain alike."""
+    return s.source, s.dest, s.march, s.hop, s.width, s.times, s.fold, s.every, s.active
+
+
+def _passed(time: Array, chunks: int, hop: Array, take: Array, gone: Array) -> Array:
+    """The clocks of a line of ranks after so many chunks.
+
+    hop and take are those of all ranks but the first, gone of all but the last.
+    """
+    hop, take, gone = np.append(0.0, hop), np.append(0.0, take), np.append(gone, 0.0)
+    far = np.cumsum(hop)
+    had: Array = time + take
+    for i in range(chunks):
+        had = far + np.maximum.accumulate(had - far)
+        had += np.maximum(take, gone) if i + 1 < chunks else gone
+    return had
+
+
+def _followed_chain(clock: Clock, streams: list[Stream], first: int) -> bool:
+    """A chain through all groups, of which only those at the ends are followed."""
+    s, p, group = streams[0], clock.size, clock.on.group
+    last = first + s.active * s.march
+    low, high = min(first, last), max(first, last)
+    if low > group or high < p - 1 - group or low < 0 or high >= p:
+        return False
+    at = np.flatnonzero((clock.place >= low) & (clock.place <= high))[:: s.march]
+    line = clock.place[at]
+    hop, take, _ = single(clock, s, line[1:] - s.march, line[1:])
+    _, _, gone = single(clock, s, line[:-1], line[:-1] + s.march)
+    jump = int(np.flatnonzero(abs(np.diff(line)) > 1)[0])
+    some = np.arange(2 * group, 3 * group)
+    hop[jump] += single(clock, s, some - s.march, some)[0].sum() * (clock.missing // group)
+    clock.time[at] = _passed(clock.time[at], len(streams), hop, take, gone)
+    return True
+
+
+def uniform(clock: Clock, s: Stream, d: int) -> tuple[Array, Array]:
+    """(own, hop) of few ranks, enough for everywhere(); all give equally much to the one d further on.
+
+    If that is near, all groups (see Machine.group) are alike but the first and the last two.
+    """
+    p, group = clock.size, clock.on.group
+    few = 3 * group + p % group
+    if few >= p or min(d, p - d) > group:
+        few = p
+    step = shifted(clock, s, d if d <= p // 2 else d + few - p, few)
+    hop = np.empty(few)
+    hop[step.dest] = step.hop
+    return step.own, hop
+
+
+def everywhere(clock: Clock, x: Array) -> Array:
+    """What uniform() found of few ranks, for all that the clock follows."""
+    p, group, few = clock.size - clock.missing, clock.on.group, x.size
+    if few == p:
+        return x
+    found = np.empty(p)
+    found[:group], found[p - few + 2 * group :] = x[:group], x[2 * group :]
+    found[group : p - few + 2 * group].reshape(-1, group)[:] = x[group : 2 * group]
+    return found
+
+
+def shifted(clock: Clock, s: Stream, d: int, size: int) -> Map:
+    """All of a circle of so many give to the one d further on."""
+    r = np.arange(size)
+    nbytes = np.full(size, float(s.width * s.times * clock.chunk))
+    return Map(Rows(np.roll(r, d), r, nbytes, nbytes * (s.fold != COPY), r), clock.on, size)
+
+
+def single(clock: Clock, s: Stream, source: Array, dest: Array) -> tuple[Array, Array, Array]:
+    """(hop, what the receiver does, what the sender does) of messages that share no link."""
+    on, level, nbytes = clock.on, np.zeros(source.size, np.int64), float(s.width * s.times * clock.chunk)
+    wide = np.zeros(source.size)
+    for _, unit, rate in on.links():
+        far = source // unit != dest // unit
+        level += far
+        wide = np.maximum(wide, far * nbytes * rate)
+    busy = on.port(np.asarray(nbytes), level)
+    take = busy + nbytes * on.fold_per_byte * (s.fold != COPY)
+    hop = on.overhead + np.asarray(on.latency)[level] + np.maximum(take, wide + on.overhead)
+    return hop, take, np.maximum(busy, on.overhead + wide)
+
+
+def is_single(s: Stream) -> bool:
+    return s.rows == 1 and not (np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold))

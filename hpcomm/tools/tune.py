@@ -1,0 +1,358 @@
+"""`hpcomm tune`: measure which algorithm is fastest on this machine, and keep it for `algorithm="tuned"`.
+
+python -m hpcomm tune --ranks 4                      a table on screen and in the user's cache
+python -m hpcomm tune --ranks 4 --plot tuned.svg     and measured against modelled (needs matplotlib)
+
+Measured are the library's default, its own algorithms chosen at run time, and our schedules, in rounds that
+alternate between them. The default stays unless the fastest wins by 5 % twice: when all are compared, and
+again alone against the default, in three of four rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, TransportError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["confirmed", "fastest", "main", "measure"]
+
+VERBS = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_to_all",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "scan",
+    "exscan",
+)  # fmt: skip; a barrier has no size to choose by
+MARGIN = 1.05  # the default stays unless it takes this many times as long
+HOPELESS = 4.0  # times the default in a first try: not measured further
+ROUND_S = 2e-3  # how long one algorithm is repeated in one round, about
+MOST = 1000  # times
+AGAIN, SAFE = 2, 1.15  # other jobs in which a choice must win too, and by how much: jobs differ by a tenth
+LIMIT_S = 3600
+
+
+def main(words: Sequence[str]) -> int:
+    """Carry out the command; returns the exit status."""
+    options = _parser().parse_args(list(words))
+    from ..schedule.registry import load
+    from .sim import numbers
+
+    verbs = VERBS if options.verb == "all" else tuple(options.verb.split(","))
+    unknown = [verb for verb in verbs if verb not in VERBS]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} cannot be tuned", hint=f"one of {', '.join(VERBS)}")
+    if options.ranks < 1 or options.rounds < 1:
+        raise UsageError(f"{options.ranks} ranks, {options.rounds} rounds", hint="1 or more of both")
+    if options.plot:
+        from .draw import pyplot, writable
+
+        pyplot()
+        writable(Path(options.plot))
+    sizes = numbers(options.bytes)
+    if options.load:
+        load(options.load)
+    found = _job(options.ranks, verbs, sizes, options.rounds, options.load)
+    records = found["records"]
+    for _ in range(AGAIN):  # where arrays lie, which differs from job to job, makes some look better
+        chosen = [(r["verb"], r["bytes"], r["algorithm"]) for r in records if r["chosen"] and r["algorithm"]]
+        if chosen:
+            again = _job(options.ranks, (), (), options.rounds, options.load, chosen)
+            _withdraw(records, [row for row in chosen if list(row) not in again["records"]])
+    if not options.no_model:
+        _model(records)
+    path = Path(options.output) if options.output else Path(found["path"])
+    _keep(path, found, options.ranks)
+    print(json.dumps(records, indent=1) if options.json else table(records))
+    print(f"\nkept in {path}", file=sys.stderr)
+    if options.plot:
+        _plot(records, Path(options.plot))
+    return 0
+
+
+def measure(
+    path: str,
+    verbs: Sequence[str],
+    sizes: Sequence[int],
+    rounds: int,
+    own: str | None = None,
+    chosen: Sequence[tuple[str, int, str]] = (),
+) -> None:
+    """On all ranks of a job: every candidate for every verb and size; rank 0 writes what it found to path.
+
+    Args:
+        own: a Python file that registers more of them.
+        chosen: (verb, bytes, algorithm) that another job chose; those that win here too are found.
+    """
+    import hpcomm
+
+    from ..schedule.registry import load
+    from ..transport import mpi_control_variables
+    from ..transport.scheduled import tuned
+
+    if own:
+        load(own)
+
+    comm = hpcomm.world
+    records: list[Any] = []
+    for verb in verbs:
+        for nbytes in sizes:
+            records += _compare(comm, verb, nbytes, rounds)
+    for verb, nbytes, name in chosen:
+        arrays = _arrays(comm, verb, nbytes)
+        calls = {each: _call(comm, verb, each, *arrays) for each in ("", name)}
+        if confirmed(_in_turns(comm, calls, ["", name], 3 * rounds), name, SAFE):
+            records.append((verb, nbytes, name))
+    if comm.rank == 0:
+        known = {"mpi": mpi_control_variables.vendor(), "path": str(tuned.table_path()), "records": records}
+        Path(path).write_text(json.dumps(known))
+
+
+def _withdraw(records: list[dict[str, Any]], lost: list[tuple[str, int, str]]) -> None:
+    """Let the default serve where a choice did not win again."""
+    where = [(verb, nbytes) for verb, nbytes, _ in lost]
+    for record in records:
+        if (record["verb"], record["bytes"]) in where:
+            record["chosen"] = not record["algorithm"]
+
+
+def fastest(seconds: dict[str, float]) -> str:
+    """The fastest of the candidates; "" (the default) unless it takes MARGIN times as long as that."""
+    best = min(seconds, key=lambda name: seconds[name])
+    return best if seconds[best] * MARGIN <= seconds[""] else ""
+
+
+def confirmed(times: dict[str, list[float]], chosen: str, margin: float = MARGIN) -> str:
+    """chosen, if it wins by margin in three of four rounds, each beside the default's; else "" (the default).
+
+    Noise that lasts for some rounds slows both of them, and cannot make one look better for long.
+    """
+    wins = sum(one * margin <= other for one, other in zip(times[chosen], times[""], strict=True))
+    return chosen if 4 * wins >= 3 * len(times[""]) else ""
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Per verb and size the default, the fastest of the library's own and of ours, and what is chosen."""
+    head = f"{'verb':12s}{'bytes':>10s}{'default us':>12s}  "
+    head += f"{'the library, chosen':34s}{'our schedule':34s}choice"
+    lines = [head]
+    for verb, nbytes in dict.fromkeys((r["verb"], r["bytes"]) for r in records):
+        rows = [r for r in records if (r["verb"], r["bytes"]) == (verb, nbytes)]
+        default = next(r for r in rows if not r["algorithm"])
+        cells = [_best([r for r in rows if r["algorithm"].startswith("mpi:")])]
+        cells.append(_best([r for r in rows if r["algorithm"] and not r["algorithm"].startswith("mpi:")]))
+        chosen = next(r["algorithm"] for r in rows if r["chosen"]) or "default"
+        lines.append(
+            f"{verb:12s}{nbytes:10d}{default['seconds'] * 1e6:12.1f}  {cells[0]:34s}{cells[1]:34s}{chosen}"
+        )
+    return "\n".join(lines)
+
+
+def _best(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "-"
+    best = min(rows, key=lambda row: float(row["seconds"]))
+    return f"{best['algorithm'].removeprefix('mpi:')} {best['seconds'] * 1e6:.1f}"
+
+
+def _compare(comm: Any, verb: str, nbytes: int, rounds: int) -> list[dict[str, Any]]:
+    """Records of one verb and size; all ranks find the same, since every time is the slowest rank's."""
+    from ..schedule.registry import algorithms
+    from ..transport import mpi_control_variables
+
+    calls, arrays = {}, _arrays(comm, verb, nbytes)
+    for name in ["", *(f"mpi:{name}" for name in mpi_control_variables.choices(verb)), *algorithms(verb)]:
+        try:
+            calls[name] = _call(comm, verb, name, *arrays)
+        except TransportError:  # noqa: PERF203  some of the library's serve two ranks only, and say so
+            if not name.startswith("mpi:"):
+                raise
+    names = list(calls)
+    first = {name: _once(comm, calls[name], 3) for name in names}
+    hopeful = [name for name in names if first[name] <= HOPELESS * first[""]]
+    seconds = first | _alternated(comm, calls, hopeful, rounds)
+    chosen = fastest({name: seconds[name] for name in hopeful})
+    if chosen:
+        chosen = confirmed(_in_turns(comm, calls, ["", chosen], 3 * rounds), chosen)
+    return [
+        {"verb": verb, "bytes": nbytes, "ranks": comm.size, "algorithm": name, "seconds": seconds[name],
+         "chosen": name == chosen, "hopeless": name not in hopeful}
+        for name in names
+    ]  # fmt: skip
+
+
+def _arrays(comm: Any, verb: str, nbytes: int) -> tuple[Any, Any]:
+    """What a verb takes and fills, of nbytes on one rank or of one block.
+
+    All candidates use the same: where arrays happen to lie in memory makes some a tenth slower.
+    """
+    import numpy as np
+
+    count, p, r = max(1, nbytes // 4), comm.size, comm.rank
+    blocks, one = (p, count), (count,)
+    x = np.full(blocks if verb in ("all_to_all", "scatter", "reduce_scatter") else one, r + 1, np.float32)
+    if verb == "broadcast":
+        return x, x
+    if verb in ("reduce", "gather") and r:
+        return x, None
+    return x, np.zeros(blocks if verb in ("all_gather", "gather", "all_to_all") else one, np.float32)
+
+
+def _call(comm: Any, verb: str, name: str, x: Any, out: Any) -> Callable[[], Any]:
+    """One call, made once already, and right."""
+    import numpy as np
+
+    p, r = comm.size, comm.rank
+    options: dict[str, Any] = {"algorithm": name} if name else {}
+    if out is not None:
+        options["out"] = out
+    every, totals = np.arange(1, p + 1)[:, None], np.arange(1, p + 1).cumsum()
+    expected = {"broadcast": 1, "scatter": 1, "scan": totals[r], "exscan": totals[r] - r - 1,
+                "all_gather": every, "gather": every, "all_to_all": every}.get(verb, totals[-1])  # fmt: skip
+    verb_of = getattr(comm, verb)
+
+    def call() -> Any:
+        return verb_of(x, **options)
+
+    found = call()
+    wrong = found is not None and not (found == expected).all()
+    if comm._mpi.allreduce(int(wrong)):
+        raise ConfigError(f"{verb} by {name or 'default'}: a wrong result", hint="python -m hpcomm doctor")
+    return call
+
+
+def _once(comm: Any, call: Callable[[], Any], repeats: int) -> float:
+    """Seconds of one call, the slowest rank's."""
+    from mpi4py import MPI
+
+    comm._mpi.Barrier()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return float(comm._mpi.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
+
+
+def _alternated(
+    comm: Any, calls: dict[str, Callable[[], Any]], names: list[str], rounds: int
+) -> dict[str, float]:
+    """Median seconds of each, in rounds that go through all of them, in another order each time."""
+    times = _in_turns(comm, calls, names, rounds)
+    return {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+
+
+def _in_turns(
+    comm: Any, calls: dict[str, Callable[[], Any]], names: list[str], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of each, round by round."""
+    once = ROUND_S
+    for part in (30, 10):  # a few calls after others are slower than many
+        once = _once(comm, calls[""], max(3, min(MOST, int(ROUND_S / part / max(once, 1e-7)))))
+    repeats = max(1, min(MOST, int(ROUND_S / max(once, 1e-7))))
+    times: dict[str, list[float]] = {name: [] for name in names}
+    order, same = list(names), random.Random(0)  # on all ranks
+    for _ in range(rounds):
+        same.shuffle(order)
+        for name in order:
+            times[name].append(_once(comm, calls[name], repeats))
+    return times
+
+
+def _job(
+    ranks: int,
+    verbs: Sequence[str],
+    sizes: Sequence[int],
+    rounds: int,
+    own: str | None = None,
+    chosen: Sequence[tuple[str, int, str]] = (),
+) -> Any:
+    """Run measure() on ranks; what its rank 0 found."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        words = f"{str(out)!r}, {list(verbs)}, {list(sizes)}, {rounds}, {own!r}, {list(chosen)}"
+        code = f"from hpcomm.tools import tune; tune.measure({words})"
+        command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", str(LIMIT_S)]
+        done = subprocess.run([*command, "python", "-c", code], capture_output=True, text=True, check=False)
+        if done.returncode or not out.exists():
+            raise ConfigError(f"the job of {ranks} ranks failed: {done.stderr[-800:]}", hint="hpcomm doctor")
+        return json.loads(out.read_text())
+
+
+def _model(records: list[dict[str, Any]]) -> None:
+    """Add to our schedules what the model, fitted to a ping-pong of 2 ranks here, says that they take."""
+    from ..schedule.cost.machine import machine
+    from ..schedule.cost.simulate import predict
+    from . import fit
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "here.json"
+        path.write_text(json.dumps(fit.fitted(fit._job(2, "pingpong"))))
+        on = machine(str(path))
+    for row in records:
+        if row["algorithm"] and not row["algorithm"].startswith("mpi:"):
+            row["modelled"] = predict(row["verb"], row["algorithm"], row["ranks"], row["bytes"], on).seconds
+
+
+def _keep(path: Path, found: Any, ranks: int) -> None:
+    """Put the choices into the table at path, beside those for other verbs and numbers of ranks."""
+    kept: Any = {}
+    if path.exists():
+        kept = json.loads(path.read_text())
+    if kept.get("mpi") != found["mpi"]:
+        kept = {"mpi": found["mpi"], "ranks": {}, "records": []}
+    chosen: dict[str, list[tuple[int, str | None]]] = {}
+    for row in found["records"]:
+        if row["chosen"]:
+            chosen.setdefault(row["verb"], []).append((row["bytes"], row["algorithm"] or None))
+    kept["ranks"].setdefault(str(ranks), {}).update(chosen)
+    old = [r for r in kept["records"] if (r["ranks"], r["verb"]) not in {(ranks, verb) for verb in chosen}]
+    kept["records"] = old + found["records"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def _plot(records: list[dict[str, Any]], path: Path) -> None:
+    """Measured against modelled, a dot for every schedule and size."""
+    from .draw import _save, pyplot
+
+    figure, axes = pyplot().subplots(figsize=(6, 5))
+    rows = [row for row in records if "modelled" in row]
+    for verb in dict.fromkeys(row["verb"] for row in rows):
+        some = [row for row in rows if row["verb"] == verb]
+        axes.loglog([r["modelled"] * 1e6 for r in some], [r["seconds"] * 1e6 for r in some], "o", label=verb)
+    if rows:
+        every = [row[key] * 1e6 for row in rows for key in ("modelled", "seconds")]
+        ends = [10 ** math.floor(math.log10(min(every))), 10 ** math.ceil(math.log10(max(every)))]
+        axes.plot(ends, ends, color="grey", linewidth=1)
+        axes.legend()
+    axes.set(xlabel="modelled, µs", ylabel="measured, µs")
+    _save(figure, path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hpcomm tune", description="which algorithm is fastest here")
+    parser.add_argument("--ranks", type=int, default=2, help="of the job that measures, and of the table")
+    parser.add_argument("--verb", default="all", help=f"with commas between: {','.join(VERBS)}")
+    parser.add_argument("--bytes", default="8,512,8k,64k,512k,4M", help="of x on one rank, or of one block")
+    parser.add_argument("--rounds", type=int, default=9, help="of which the median counts")
+    parser.add_argument("-o", "--output", help="the table (default: HPCOMM_TUNED, or the user's cache)")
+    parser.add_argument("--plot", metavar="FILE", help="a chart of measured against modelled")
+    parser.add_argument("--no-model", action="store_true", help="do not fit the model, and do not compare")
+    parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
+    parser.add_argument("--json", action="store_true", help="every measurement instead of a table")
+    return parser

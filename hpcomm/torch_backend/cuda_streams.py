@@ -1,0 +1,152 @@
+"""Tensors that do not lie in host memory.
+
+CUDA's are handed to the Communicator, which has ways of its own for them (docs/gpu.md), in order with torch's
+streams. Those of other devices, and calls that a Communicator carries through host memory anyway, travel by
+copies: out by the caller before the call begins, on the device's current stream, so that work enqueued before
+is in it; back before the call is complete.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..device.driver import possible
+from ..errors import HpcommError
+from .torch_errors import as_torch
+
+__all__ = ["Aside", "is_onboard", "staged"]
+
+streams: Any = torch.cuda  # who has Stream, stream and current_stream
+_NAMES = {  # of torch's calls, where they are not the functions' own
+    "all_gather_into": "all_gather_into_tensor",
+    "all_to_all_uneven": "all_to_all_single",
+    "reduce_scatter_into": "reduce_scatter_tensor",
+}
+_sides: dict[Any, Any] = {}  # the stream of background calls, by device
+
+
+def is_onboard(x: Any) -> bool:
+    """Whether x lies where a Communicator's own paths reach."""
+    return bool(x.is_cuda) and possible()
+
+
+def staged(output: str, *, onboard: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For a function that looks at tensors and returns what is to run: hand it host copies instead.
+
+    Args:
+        output: the parameter whose tensors are filled.
+        onboard: what is to run is made of verbs that take tensors where they lie.
+    """
+
+    def decorate(look: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(look).parameters)
+        place = names.index(output)
+
+        @functools.wraps(look)
+        def looked(*arguments: Any) -> Any:
+            by = arguments[0]
+            try:
+                return staging(*arguments)
+            except HpcommError as error:  # raised before any rank has been met
+                raise as_torch(error, _NAMES.get(look.__name__, look.__name__), by.gate.where) from None
+
+        def staging(*arguments: Any) -> Any:
+            by, *rest = arguments
+            if all(map(_is_here, rest)):
+                return look(*arguments)
+            if onboard and all(map(_is_there, rest)):
+                there = arguments[place]
+                whole = there.contiguous() if hasattr(there, "contiguous") else there
+                rest[place - 1] = whole
+                made = look(getattr(by, "comm", by), *rest)
+                if whole is not there and not there.is_contiguous():
+                    made = _then(made, lambda run: _after(run, lambda: there.copy_(whole)))
+                return _then(made, lambda run: _after(by.arrive, run)) if hasattr(by, "arrive") else made
+            hosts = [_host(argument) for argument in arguments]
+            return _then(
+                look(*hosts), lambda run: _after(run, lambda: _copy_back(arguments[place], hosts[place]))
+            )
+
+        return looked
+
+    return decorate
+
+
+def _then(made: Any, change: Callable[[Any], Any]) -> Any:
+    return (change(made[0]), *made[1:]) if isinstance(made, tuple) else change(made)
+
+
+def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        first()
+        then()
+
+    return run
+
+
+def _is_here(argument: Any) -> bool:
+    return all(map(_is_here, argument)) if isinstance(argument, list) else getattr(argument, "is_cpu", True)
+
+
+def _is_there(argument: Any) -> bool:
+    if isinstance(argument, list):
+        return all(map(_is_there, argument))
+    return not hasattr(argument, "is_cuda") or (argument.layout is torch.strided and is_onboard(argument))
+
+
+def _host(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return argument.detach().cpu()
+    if isinstance(argument, list):
+        return [_host(each) for each in argument]
+    return argument
+
+
+def _copy_back(target: Any, source: Any) -> None:
+    if isinstance(target, torch.Tensor):
+        target.detach().copy_(source)
+        torch.accelerator.synchronize(target.device)
+    elif target is not None:
+        for each, host in zip(target, source, strict=True):
+            _copy_back(each, host)
+
+
+class Aside:
+    """A background call's stream: after what was enqueued before the call, before whoever waits for it."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._device = tensors[0].device
+        self._stream = _sides.get(self._device) or _sides.setdefault(
+            self._device, streams.Stream(self._device)
+        )
+        self._ready = streams.current_stream(self._device).record_event()
+        self._over: Any = None
+        for x in tensors:
+            x.record_stream(self._stream)  # its memory is not given away before
+
+    def run(self, deed: Callable[[], None]) -> None:
+        with streams.stream(self._stream):
+            self._stream.wait_event(self._ready)
+            deed()
+            self._over = self._stream.record_event()
+
+    def fill(self, give: Callable[[], None]) -> None:
+        """Fill a future, whose callbacks then come after the call."""
+        with streams.stream(self._stream):
+            give()
+
+    def future(self) -> Any:
+        return torch.futures.Future(devices=[self._device])
+
+    def join(self) -> None:
+        """Let the current stream wait for the call, once it has run."""
+        if self._over is not None:
+            streams.current_stream(self._device).wait_event(self._over)
+
+    def done(self) -> bool:
+        return self._over is None or bool(self._over.query())

@@ -1,0 +1,113 @@
+"""Makes a process group when torch asks for one: MPI up, its ranks found, and a Communicator for them."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..communicator.communicator import Communicator
+from ..errors import ConfigError, HpcommError
+from . import rendezvous
+from .names import c10d, dist, label
+from .network_collectives import Far
+from .process_group import ProcessGroupMPI
+from .torch_errors import is_unknown, moved
+
+__all__ = ["create", "make"]
+
+_making: list[dict[str, Any]] = []  # what the group that torch is just making is to be; innermost last
+
+
+def make(before: Callable[..., Any], call: inspect.BoundArguments, asked: dict[str, Any]) -> Any:
+    """Let torch make a group by its own function `before`, with MPI up and its questions answered.
+
+    Args:
+        call: of before; told of in words of torch 2.6.
+        asked: the arguments of init_process_group, if that makes the group.
+    """
+    given = call.arguments
+    ranks, size, rank = given["global_ranks_in_group"], given["group_size"], given["group_rank"]
+    if ranks:
+        comm = rendezvous.world()
+    else:
+        comm = _everybody(size, rank, given["store"], asked)
+        if size == -1:  # init_process_group("mpi"): torch leaves all three to MPI
+            given["store"] = dist.PrefixStore("default_pg", rendezvous.store(comm))
+        given["group_size"], given["group_rank"] = comm.size, comm.rank
+    _making.append({**given, "ranks": ranks})
+    given["backend_options"] = None
+    try:
+        return before(*call.args, **call.kwargs)
+    except (AttributeError, TypeError, RuntimeError) as error:
+        if isinstance(error, HpcommError) or not is_unknown():
+            raise
+        raise moved(f"says {error}") from error
+    finally:
+        _making.pop()
+
+
+def _everybody(size: int, rank: int, store: Any, asked: dict[str, Any]) -> Communicator:
+    """All ranks, held against what torch was told of them."""
+    if size != -1:
+        return rendezvous.world(rendezvous.told(rank, size), lambda: store)
+    url, given = asked.get("init_method"), asked.get("store")
+    said = rendezvous.told(asked.get("rank", -1), asked.get("world_size", -1), url)
+    rendezvous.refuse_unsaid(said, url)
+
+    timeout = asked.get("timeout") or c10d.default_pg_timeout
+
+    def meeting() -> Any:
+        if given is not None:
+            return given
+        numbers = () if "?" in (url or "") else (said.rank, said.size)
+        return next(dist.rendezvous(url or "env://", *numbers, timeout=timeout))[0]
+
+    return rendezvous.world(said, meeting, timeout.total_seconds())
+
+
+def create() -> ProcessGroupMPI:
+    """The group that torch is just making; called by its members."""
+    told = _making[-1]
+    world = rendezvous.world()
+    ranks = [int(r) for r in told["ranks"]]
+    name = label(str(told["group_name"]))
+    with _watched(ranks, name):
+        return ProcessGroupMPI(_communicator(world, ranks, name), told)
+
+
+@contextmanager
+def _watched(ranks: list[int], name: str) -> Iterator[None]:
+    """While a group of these ranks of the default group is made: see watch."""
+    group = c10d.GroupMember.WORLD
+    carrier = Far(group.comm, group.gate) if isinstance(group, ProcessGroupMPI) else None
+    if carrier is not None:
+        carrier.call, carrier.needs = (0, group.seconds, lambda: f"making group '{name}'"), ranks
+        carrier.inside = time.monotonic()
+    try:
+        yield
+    finally:
+        if carrier is not None:
+            carrier.done()
+
+
+def _communicator(world: Communicator, ranks: list[int], name: str) -> Communicator:
+    if ranks:
+        # not by its name: torch counts each rank's own groups in the names of those that members make
+        return world.group(_as_mpi(ranks, world), name=name, tag=zlib.crc32(repr(ranks).encode()) & 0x7FFF)
+    return world.group(range(world.size), name=name)
+
+
+def _as_mpi(ranks: list[int], world: Communicator) -> list[int]:
+    """torch's global ranks as ranks of the job: the same numbers, because make() and env:// see to that."""
+    wrong = [rank for rank in ranks if not 0 <= rank < world.size]
+    if wrong or c10d._get_default_group().rank() != world.rank:
+        raise ConfigError(
+            f"torch's rank {c10d._get_default_group().rank()} is rank {world.rank} of the MPI job",
+            "new_group",
+            "give torch the ranks that MPI has: init_process_group(rank=..., world_size=...)",
+        )
+    return ranks

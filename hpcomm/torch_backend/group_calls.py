@@ -1,0 +1,322 @@
+"""torch's calls in the verbs of a Communicator: each function looks at tensors and returns what is to run.
+
+What carries the verbs out is a far.Far. Lists of tensors become one stacked array and back, without a copy
+where they already lie so. cuda_streams.py sees to tensors that lie elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import DtypeError, LayoutError
+from .cuda_streams import is_onboard, staged
+from .network_collectives import exchange
+from .tensor_memory import flat_of, give_back
+
+if TYPE_CHECKING:
+    from ..communicator.communicator import Communicator
+    from ..core.request import Request
+    from .network_collectives import Far
+
+__all__ = [
+    "all_gather",
+    "all_gather_into",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "all_to_all_uneven",
+    "broadcast",
+    "gather",
+    "message",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_into",
+    "scatter",
+]
+
+Run = Callable[[], None]
+Tensor = torch.Tensor
+_TOGETHER = 64 * 1024  # bytes up to which tensors of a list are copied into one
+
+
+@staged("x", onboard=True)
+def all_reduce(comm: Far, x: Tensor, op: Any) -> Run:
+    if x.is_sparse:
+        return _all_reduce_sparse(comm, x, op)
+
+    return lambda: comm.all_reduce(x, op, out=x)
+
+
+def _all_reduce_sparse(comm: Far, x: Tensor, op: Any) -> Run:
+    """The sum of sparse tensors: each rank's entries go round, and equal places add up."""
+    if op not in ("sum", "avg"):
+        raise DtypeError(f"{op} of sparse tensors has no meaning", hint="op=ReduceOp.SUM, or x.to_dense()")
+
+    def run() -> None:
+        own = x.coalesce()
+        places = comm.all_gather_ragged(own.indices())
+        values = comm.all_gather_ragged(own.values())
+        total = torch.sparse_coo_tensor(
+            torch.cat(places, 1), torch.cat(values), x.shape, check_invariants=True
+        ).coalesce()
+        x.copy_(total / comm.size if op == "avg" else total)
+
+    return run
+
+
+@staged("tensors", onboard=True)
+def all_reduce_coalesced(comm: Far, tensors: list[Tensor], op: Any) -> Run:
+    """Small tensors travel as one."""
+    if len(tensors) == 1 or sum(x.nbytes for x in tensors) > _TOGETHER or len({x.dtype for x in tensors}) > 1:
+        runs = [all_reduce(comm, x, op) for x in tensors]
+
+        def each() -> None:
+            for run in runs:
+                run()
+
+        return each
+
+    def run() -> None:
+        whole = torch.cat([x.reshape(-1) for x in tensors])
+        comm.all_reduce(whole, op, out=whole)
+        for x, part in zip(tensors, whole.split([x.numel() for x in tensors]), strict=True):
+            x.data.copy_(part.view(x.shape))
+
+    return run
+
+
+@staged("x", onboard=True)
+def broadcast(comm: Far, x: Tensor, root: int) -> Run:
+    return lambda: comm.broadcast(x, root, out=x)
+
+
+@staged("x", onboard=True)
+def reduce(comm: Far, x: Tensor, op: Any, root: int) -> Run:
+    def run() -> None:
+        comm.reduce(x, op, root, out=x if comm.rank == root else None)
+
+    return run
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor | None:
+    """The memory of equal tensors that lie one after the other, as one of shape (n, *shape)."""
+    first, n = tensors[0], len(tensors)
+    if not all(x.shape == first.shape and x.is_contiguous() for x in tensors) or first.is_sparse:
+        return None
+    step, begin = first.nbytes, first.data_ptr()
+    same = all(
+        x.data_ptr() == begin + i * step
+        and x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        for i, x in enumerate(tensors)
+    )
+    if not same or not step:
+        return None
+    return first.detach().as_strided((n, *first.shape), (first.numel(), *first.stride()))
+
+
+def _unstack(stack: Tensor, tensors: list[Tensor]) -> None:
+    for x, part in zip(tensors, stack, strict=True):
+        x.data.copy_(part)
+
+
+@staged("outputs", onboard=True)
+def all_gather(comm: Far, outputs: list[Tensor], x: Tensor) -> tuple[Run, int]:
+    """What is to run, and the number of elements to be compared: 0 where ranks bring different shapes."""
+    if any(out.shape != outputs[0].shape for out in outputs):
+        return _all_gather_uneven(comm, outputs, x), 0
+    _check_same("all_gather", outputs[0], x)
+    there = _stacked(outputs)
+
+    def run() -> None:
+        stack = there if there is not None else x.new_empty((comm.size, *x.shape))
+        comm.all_gather(x.view(outputs[0].shape) if x.is_contiguous() else x, out=stack)
+        if there is None:
+            _unstack(stack, outputs)
+
+    return run, x.numel()
+
+
+def _all_gather_uneven(comm: Far, outputs: list[Tensor], x: Tensor) -> Run:
+    _check_same("all_gather", outputs[comm.rank], x)
+
+    def run() -> None:
+        for out, part in zip(outputs, comm.all_gather_ragged(x.detach()), strict=True):
+            if part.numel() != out.numel():
+                raise LayoutError(
+                    f"a tensor of shape {tuple(part.shape)} came for a place of shape {tuple(out.shape)}",
+                    "all_gather",
+                    "give every rank the shapes that the others send",
+                )
+            out.data.copy_(part.view(out.shape))
+
+    return run
+
+
+def _check_same(verb: str, out: Tensor, x: Tensor) -> None:
+    if out.numel() != x.numel() or out.dtype != x.dtype:
+        raise LayoutError(
+            f"this rank gives {tuple(x.shape)} {x.dtype}, its place has {tuple(out.shape)} {out.dtype}",
+            verb,
+            "the same shape and dtype",
+        )
+
+
+@staged("output", onboard=True)
+def all_gather_into(comm: Far, output: Tensor, x: Tensor) -> Run:
+    if output.numel() != x.numel() * comm.size:
+        raise ValueError(
+            f"output tensor size must be equal to world_size times input tensor size: {output.numel()} "
+            f"elements for {comm.size} x {x.numel()}"
+        )
+
+    def run() -> None:
+        comm.all_gather(x.detach().reshape(-1), out=_rows(output, comm.size))
+
+    return _unpacking(run, output)
+
+
+def _rows(x: Tensor, n: int) -> Tensor:
+    """x as n rows: its own memory; see _unpacking where that is not possible."""
+    return x.detach().view(n, -1) if x.numel() else x.detach().new_empty((n, 0))
+
+
+def _unpacking(run: Run, output: Tensor) -> Run:
+    if not output.is_contiguous():
+        raise LayoutError(
+            f"the output tensor must be contiguous: shape {tuple(output.shape)}, strides {output.stride()}",
+            hint="torch.empty_like(output, memory_format=torch.contiguous_format)",
+        )
+    return run
+
+
+@staged("outputs", onboard=True)
+def gather(comm: Far, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run:
+    there = _stacked(outputs) if outputs else None
+
+    def run() -> None:
+        stack = comm.gather(x.detach(), root, out=there)
+        if outputs is not None and there is None:
+            _unstack(stack, outputs)
+
+    return run
+
+
+@staged("output", onboard=True)
+def scatter(comm: Far, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
+    stack = None
+    if inputs is not None:
+        stack = _stacked(inputs)
+        stack = torch.stack([x.detach() for x in inputs]) if stack is None else stack
+
+    def run() -> None:
+        comm.scatter(stack, root, out=output)
+
+    return run
+
+
+@staged("output", onboard=True)
+def reduce_scatter(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
+    if any(x.shape != inputs[0].shape for x in inputs):
+        return _reduce_scatter_uneven(comm, output, inputs, op)
+
+    def run() -> None:
+        stack = _stacked(inputs)
+        stack = torch.stack([x.detach() for x in inputs]) if stack is None else stack
+        _fold_rows(comm, output, stack, op)
+
+    return run
+
+
+def _fold_rows(comm: Far, output: Tensor, x: Tensor, op: Any) -> None:
+    """Row r of x, of shape (size, ...), folded, into output of rank r."""
+    rows = _rows(x.contiguous(), comm.size)
+    is_apart = x.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()  # FSDP folds in place
+    if is_apart and output.is_contiguous():
+        comm.reduce_scatter(rows, op, out=output.detach().view(-1))
+    else:
+        output.data.copy_(comm.reduce_scatter(rows, op).view(output.shape))
+
+
+def _reduce_scatter_uneven(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
+    def run() -> None:
+        for root, x in enumerate(inputs):
+            received = comm.reduce(x.detach(), op, root)
+            if received is not None:
+                output.data.copy_(received.view(output.shape))
+
+    return run
+
+
+@staged("output", onboard=True)
+def reduce_scatter_into(comm: Far, output: Tensor, x: Tensor, op: Any) -> Run:
+    if x.numel() != output.numel() * comm.size:
+        raise ValueError(
+            f"input tensor must be the same size as output size times world size: {x.numel()} elements for "
+            f"{comm.size} x {output.numel()}"
+        )
+
+    return _unpacking(lambda: _fold_rows(comm, output, x, op), output)
+
+
+@staged("output", onboard=True)
+def all_to_all_single(comm: Far, output: Tensor, x: Tensor) -> Run:
+    if x.numel() != output.numel() or (x.dim() and x.shape[0] % comm.size):
+        raise ValueError(
+            f"Tensor's dim 0 does not divide equally across group size: {tuple(x.shape)} to "
+            f"{tuple(output.shape)} over {comm.size} ranks"
+        )
+
+    def run() -> None:
+        comm.all_to_all(_rows(x.contiguous(), comm.size), out=_rows(output, comm.size))
+
+    return _unpacking(run, output)
+
+
+@staged("output")
+def all_to_all_uneven(
+    comm: Far, output: Tensor, x: Tensor, output_sizes: list[int], input_sizes: list[int]
+) -> Run:
+    def cut(whole: Tensor, sizes: list[int]) -> list[int]:
+        rows = whole.shape[0] if whole.dim() else 1
+        sizes = list(sizes) or [rows // comm.size] * comm.size
+        if len(sizes) != comm.size or sum(sizes) != rows:
+            raise ValueError(f"Split sizes doesn't match total dim 0 size: {sizes} of {rows}")
+        width = whole.numel() // rows if rows else 0
+        return [n * width for n in sizes]
+
+    there, here = cut(output, output_sizes), cut(x, input_sizes)
+
+    def run() -> None:
+        exchange(comm, output.detach().view(-1), there, x.detach().contiguous().view(-1), here)
+
+    return _unpacking(run, output)
+
+
+@staged("outputs")
+def all_to_all(comm: Far, outputs: list[Tensor], inputs: list[Tensor]) -> Run:
+    def run() -> None:
+        there = [out.numel() for out in outputs]
+        landing = outputs[0].new_empty(sum(there))
+        whole = torch.cat([x.detach().reshape(-1) for x in inputs])
+        exchange(comm, landing, there, whole, [x.numel() for x in inputs])
+        for out, part in zip(outputs, landing.split(there), strict=True):
+            out.data.copy_(part.view(out.shape))
+
+    return run
+
+
+def message(
+    comm: Communicator, verb: str, x: Tensor, peer: int | None, tag: int
+) -> tuple[Request, Callable[[], Any] | None]:
+    """A message begun, and what is left to do once it is complete."""
+    if verb == "send":
+        return comm.isend(x.detach() if x.is_cpu or is_onboard(x) else x.detach().cpu(), peer, tag), None
+    if is_onboard(x):
+        return comm.irecv(x.detach(), peer, tag), None
+    flat = flat_of(x) if x.is_cpu else x.detach().cpu().view(-1)  # what is not filled stays as it is
+    apart = flat.data_ptr() != x.data_ptr()
+    return comm.irecv(flat, peer, tag), (lambda: give_back(flat, x)) if apart else None

@@ -1,0 +1,203 @@
+"""A Communicator's collective calls as torch means them: halves, averages, and tensors past the caches."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Container
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..core import dtypes
+from .calls import WHOLE
+from .network_watchdog import watch
+
+if TYPE_CHECKING:
+    from ..communicator.communicator import Communicator
+    from .monitored_gate import Gate
+
+__all__ = ["FLOATS", "HALVES", "NO_CALL", "Far", "as_bits", "exchange", "folded"]
+
+Tensor = torch.Tensor
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float64)
+_LARGE = 8 * 1024 * 1024  # bytes past which MPI would touch a fresh temporary of that size on every call,
+_PIECE = 4 * 1024 * 1024  # which costs more than cutting
+_BY_BLOCKS = 16 * 1024  # bytes from which halves travel as halves
+_PASSAGE = 2 * 1024 * 1024  # bytes that go through the blocks' algorithm at a time, and stay in cache
+_FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, stacked, in float32
+    "sum": lambda parts: parts.sum(0),
+    "avg": lambda parts: parts.sum(0) / len(parts),
+    "prod": lambda parts: parts.prod(0),
+    "min": lambda parts: parts.amin(0),
+    "max": lambda parts: parts.amax(0),
+}
+NO_CALL: tuple[Any, ...] = (0, math.inf, lambda: "a call that has just ended")
+_LENT = ("_mpi", "all_gather_ragged", "all_to_all_ragged", "gather", "scatter")  # the communicator's own
+_LARGEST = 2**31 - 1  # a count or displacement in one MPI call
+
+
+class Far:
+    """The verbs of comm that need more than MPI has; all else is comm's own.
+
+    A call is made between expect() and done(): the ranks meet at the gate before they enter MPI.
+
+    Attributes:
+        call: what the gate was told of the call under way.
+        inside: since when this rank may stand inside MPI for it; None where it does not.
+        needs: the ranks without which it cannot end.
+    """
+
+    def __init__(self, comm: Communicator, gate: Gate) -> None:
+        self.comm, self.gate = comm, gate
+        self.rank, self.size = comm.rank, comm.size
+        self.call = NO_CALL
+        self.inside: float | None = None
+        self.needs: Container[int] = range(comm.size)
+        watch(self)
+
+    def expect(self, *call: Any) -> None:
+        """Meet the other ranks for call, at once or during it."""
+        self.call = call
+        self.gate.meet(*call)
+        self.inside = time.monotonic()
+
+    def arrive(self) -> None:
+        """Before this rank enters MPI: meet the others, if that has not happened yet."""
+
+    def done(self) -> None:
+        """After the call, however it ended: meet the others, if that has not happened yet."""
+        self.inside = None
+        self.call = NO_CALL  # whose tensors are not held
+
+    def __getattr__(self, name: str) -> Any:
+        # the sentinel asks whatever it finds in a frame for names of its own: that is not to meet anybody
+        if name not in _LENT:
+            raise AttributeError(f"{type(self).__name__} has no {name}", name=name, obj=self)
+        self.arrive()
+        return getattr(self.comm, name)
+
+    def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
+        """In place: out is x."""
+        if x.dtype in HALVES and op in _FOLDS:
+            self._fold_halves(x, op)
+        elif op == "avg" and x.dtype in FLOATS:
+            self.all_reduce(x, "sum", out=x)
+            x.data.div_(self.size)
+        elif op == "avg" and x.dtype in WHOLE:
+            wide = x.data.long()
+            self.all_reduce(wide, "sum", out=wide)
+            x.data.copy_(self._shared_out(wide))
+        elif x.nbytes > _LARGE and x.is_contiguous() and not x.is_conj() and not x.is_neg():
+            for piece in x.detach().view(-1).split(_PIECE // x.element_size()):
+                self.comm.all_reduce(piece, op, out=piece)
+        else:
+            self.comm.all_reduce(x, op, out=x)
+
+    def _shared_out(self, total: Tensor) -> Tensor:
+        return total.div_(self.size, rounding_mode="trunc")
+
+    def _fold_halves(self, x: Tensor, op: str) -> None:
+        """Halves are folded in float32 and rounded once; large ones travel as halves, a block per rank.
+
+        Reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p sent.
+        """
+        x, p = x.data, self.size
+        if x.nbytes < _BY_BLOCKS or p == 1:
+            wide = x.float()
+            self.comm.all_reduce(wide, "sum" if op == "avg" else op, out=wide)
+            x.copy_(wide.div_(p) if op == "avg" else wide)
+            return
+        flat = x.contiguous().view(-1)
+        step = _PASSAGE // x.element_size()
+        parts = flat.new_empty(p * -(-min(step, flat.numel()) // p))
+        for piece in flat.split(step):
+            n = piece.numel()
+            counts = [n // p + (r < n % p) for r in range(p)]
+            mine = counts[self.rank]
+            here = parts[: p * mine]
+            exchange(self.comm, here, [mine] * p, piece, counts)
+            _collect(self.comm, piece, counts, folded(here.view(p, mine), op))
+        if flat.data_ptr() != x.data_ptr():
+            x.copy_(flat.view(x.shape))
+
+    def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
+        self.arrive()
+        if op != "avg" or x.dtype not in WHOLE:
+            found: Tensor | None = self.comm.reduce(x, op, root, out=out)
+            return found
+        total = self.comm.reduce(x.data.long(), "sum", root)
+        if total is None:
+            return None
+        total = self._shared_out(total).to(x.dtype)
+        return total if out is None else out.data.copy_(total)
+
+    def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor | None = None) -> Tensor:
+        """Block r of x, of shape (size, ...), folded, to rank r."""
+        out = torch.empty_like(x[0]) if out is None else out
+        if x.dtype in HALVES and op in _FOLDS and x.numel():
+            parts = torch.empty_like(x)
+            self.comm.all_to_all(as_bits(x), out=as_bits(parts))
+            out.data.copy_(folded(parts, op).view(out.shape))
+        elif op == "avg" and x.dtype in FLOATS:
+            self.comm.reduce_scatter(x, "sum", out=out)
+            out.data.div_(self.size)
+        elif op == "avg" and x.dtype in WHOLE:
+            total = self.comm.reduce_scatter(x.data.long(), "sum")
+            out.data.copy_(self._shared_out(total).view(out.shape))
+        else:
+            self.comm.reduce_scatter(x, op, out=out)
+        return out
+
+    def broadcast(self, x: Tensor, root: int, *, out: Tensor) -> None:
+        x = as_bits(x)
+        self.comm.broadcast(x, root, out=x)
+
+    def all_gather(self, x: Tensor, *, out: Tensor) -> None:
+        self.comm.all_gather(as_bits(x), out=as_bits(out))
+
+    def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
+        self.comm.all_to_all(as_bits(x), out=as_bits(out))
+
+
+def as_bits(x: Tensor) -> Tensor:
+    """Halves as integers, which MPI has a type for; what is only moved is not looked at."""
+    return x.view(torch.int16) if x.dtype in HALVES and x.is_contiguous() else x
+
+
+def folded(parts: Tensor, op: str) -> Tensor:
+    """The halves of all ranks, of shape (p, ...), folded in float32 and rounded once."""
+    return _FOLDS[op](parts.float()).to(parts.dtype)
+
+
+def exchange(comm: Any, out: Tensor, there: list[int], x: Tensor, here: list[int]) -> None:
+    """Part j of x to rank j, part i of out from rank i; counts in elements, both in one piece."""
+    from mpi4py import MPI
+
+    if max(out.numel(), x.numel()) > _LARGEST:
+        parts = list(x.split(here))
+        for part, came in zip(out.split(there), comm.all_to_all_ragged(parts), strict=True):
+            part.copy_(came)
+        return
+    record = dtypes.from_torch(x.dtype)
+    kind = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}.get(record.itemsize)
+    kind = kind or MPI.C_DOUBLE_COMPLEX
+    comm._mpi.Alltoallv(_spec(x, here, kind), _spec(out, there, kind))
+
+
+def _collect(comm: Communicator, whole: Tensor, counts: list[int], mine: Tensor) -> None:
+    """Blocks of halves from all ranks into whole."""
+    from mpi4py import MPI
+
+    comm._mpi.Allgatherv(
+        [MPI.buffer.fromaddress(mine.data_ptr(), mine.nbytes), MPI.UINT16_T],
+        _spec(whole, counts, MPI.UINT16_T),
+    )
+
+
+def _spec(x: Tensor, counts: list[int], kind: Any) -> Any:
+    from mpi4py import MPI
+
+    return MPI.buffer.fromaddress(x.data_ptr(), x.nbytes), counts, [0, *accumulate(counts[:-1])], kind

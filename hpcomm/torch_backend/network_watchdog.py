@@ -1,0 +1,51 @@
+"""The watch: a thread that ends the job if a call stands inside MPI with no prospect of an end.
+
+A rank inside MPI cannot be called back by an exception. So where a rank that it needs has ended, or the
+group's time is over, all that is left is to say so and to end the job, before a launcher that lets the
+others live, or a rank that is stopped, keeps them there for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from ..agree import runtime
+
+if TYPE_CHECKING:
+    from .network_collectives import Far
+
+__all__ = ["watch"]
+
+_TICK_S = 0.25  # between looks
+_PATIENCE_S = 2.0  # for a call that a rank which has ended may have left in good order
+_watched: weakref.WeakSet[Far] = weakref.WeakSet()
+
+
+def watch(carrier: Far) -> None:
+    """Look after the calls of carrier from now on."""
+    if not _watched:
+        threading.Thread(target=_look, name="hpcomm-watch", daemon=True).start()
+    _watched.add(carrier)
+
+
+def _look() -> None:
+    hopeless: dict[float, float] = {}  # when a call, told by its begin, was first seen to lack a rank
+    while True:
+        time.sleep(_TICK_S)
+        for carrier in list(_watched):
+            now, begin = time.monotonic(), carrier.inside
+            if begin is None:
+                continue
+            if lost := carrier.gate.lost(carrier.needs):
+                is_over = now - hopeless.setdefault(begin, now) > _PATIENCE_S
+            else:
+                is_over = now - begin > carrier.call[1] + _PATIENCE_S
+            if is_over:
+                error = carrier.gate.stuck(lost, *carrier.call[1:])
+                if carrier.inside == begin:  # it has not ended meanwhile
+                    runtime.abort(f"{type(error).__name__}: {error}")
+        now = time.monotonic()
+        hopeless = {begin: since for begin, since in hopeless.items() if now - since < 2 * _PATIENCE_S}

@@ -1,0 +1,338 @@
+"""The process group: torch.distributed's calls, each carried out by a verb of a Communicator."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ..errors import HpcommError
+from . import group_calls, monitored_barrier
+from .calls import (
+    array,
+    check_length,
+    in_turn,
+    later,
+    made_options,
+    operator,
+    rooted,
+    spelling,
+    total,
+    unlike,
+)
+from .names import options
+from .process_group_base import Frame, nothing
+from .profile import recorded, recording
+from .torch_errors import as_torch
+from .work import MessageWork, Work
+
+__all__ = ["ProcessGroupMPI"]
+
+_AllreduceOptions = options.AllreduceOptions
+_AllgatherOptions = options.AllgatherOptions
+_ReduceScatterOptions = options.ReduceScatterOptions
+
+
+class ProcessGroupMPI(Frame):
+    """A process group of torch.distributed over a Communicator of its own.
+
+    Calls return a Work; blocking ones that have gone the short way None, as torch allows."""
+
+    # -- collective calls ----------------------------------------------------------------------------
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work | None:
+        if type(opts) is _AllreduceOptions and len(tensors) == 1:
+            x = tensors[0]
+            if self._short.make("all_reduce", opts, 0, x, x, True):
+                return None
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
+        opts = made_options(opts, options.AllreduceOptions)
+        x = tensors[0]
+        if self._foreign(x):
+            return self._inner.allreduce(tensors, opts)
+        op = operator(opts.reduceOp)
+        run = in_turn([group_calls.all_reduce(self._by, each, op) for each in tensors])
+        count = total(tensors) if len(tensors) > 1 or x.is_sparse else None
+        return self._call(
+            "all_reduce", run, tensors, x, op=op, count=count, background=later(opts), inputs=tensors
+        )
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        opts = made_options(opts, options.AllreduceCoalescedOptions)
+        if self._foreign(tensors[0]):
+            return self._inner.allreduce_coalesced(tensors, opts)
+        op = operator(opts.reduceOp)
+        run = group_calls.all_reduce_coalesced(self._by, tensors, op)
+        return self._call(
+            "all_reduce",
+            run,
+            tensors,
+            tensors[0],
+            op=op,
+            count=total(tensors),
+            background=later(opts),
+            inputs=tensors,
+        )
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work | None:
+        if isinstance(tensors, torch.Tensor):
+            tensors, opts = [tensors], rooted(options.BroadcastOptions, opts)
+        opts = made_options(opts, options.BroadcastOptions)
+        root, x = opts.rootRank, tensors[0]
+        if len(tensors) == 1 and self._short.make("broadcast", opts, root, x, x):
+            return None
+        if self._foreign(x):
+            return self._inner.broadcast(tensors, opts)
+        run = in_turn([group_calls.broadcast(self._by, x, root) for x in tensors])
+        return self._call(
+            "broadcast", run, tensors, tensors[0], root=root, count=total(tensors), background=later(opts)
+        )
+
+    def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> Work:
+        if isinstance(tensors, torch.Tensor):
+            tensors, opts = [tensors], rooted(options.ReduceOptions, opts)
+            if more:
+                opts.reduceOp = more[0]
+        opts = made_options(opts, options.ReduceOptions)
+        if self._foreign(tensors[0]):
+            return self._inner.reduce(tensors, opts)
+        root, op = opts.rootRank, operator(opts.reduceOp)
+        run = group_calls.reduce(self._by, tensors[0], op, root)
+        return self._call("reduce", run, tensors, tensors[0], op=op, root=root, background=later(opts))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = made_options(opts, options.AllgatherOptions)
+        if self._foreign(inputs[0]):
+            return self._inner.allgather(outputs, inputs, opts)
+        check_length("all_gather", "tensor_list", outputs[0], self)
+        run, count = group_calls.all_gather(self._by, outputs[0], inputs[0])
+        return self._call("all_gather", run, outputs, inputs[0], count=count, background=later(opts))
+
+    def all_gather_single(
+        self, output: torch.Tensor, x: torch.Tensor, opts: Any = None, *more: Any
+    ) -> Work | None:
+        if type(opts) is _AllgatherOptions and self._short.make("all_gather", opts, 0, x, output):
+            return None
+        opts = made_options(opts, options.AllgatherOptions)
+        if self._foreign(x):
+            return getattr(self._inner, spelling("all_gather_single", "_allgather_base"))(output, x, opts)
+        run = group_calls.all_gather_into(self._by, output, x)
+        return self._call("all_gather", run, [output], x, background=later(opts))
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        if self._foreign(inputs[0]):
+            return getattr(
+                self._inner, spelling("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
+            )(outputs, inputs)
+        run = in_turn(
+            [group_calls.all_gather_into(self._by, o, x) for o, x in zip(outputs, inputs, strict=True)]
+        )
+        return self._call(
+            "all_gather",
+            run,
+            outputs,
+            inputs[0],
+            count=total(inputs),
+            background=later(opts),
+            inputs=inputs,
+        )
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        """outputs[rank][i] receives inputs[i] of rank."""
+        parts = [
+            group_calls.all_gather(self._by, [outputs[r][i] for r in range(self._size)], x)[0]
+            for i, x in enumerate(inputs)
+        ]
+        return self._call(
+            "all_gather",
+            in_turn(parts),
+            outputs,
+            inputs[0],
+            count=total(inputs),
+            background=later(opts),
+            inputs=inputs,
+        )
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs, opts = (
+                [outputs] if outputs else [],
+                [inputs],
+                rooted(options.GatherOptions, opts),
+            )
+        opts = made_options(opts, options.GatherOptions)
+        if self._foreign(inputs[0]):
+            return self._inner.gather(outputs, inputs, opts)
+        root = opts.rootRank
+        here = outputs[0] if outputs and self._rank == root else None
+        if self._rank == root:
+            check_length("gather", "gather_list", here or [], self)
+        run = group_calls.gather(self._by, here, inputs[0], root)
+        like = unlike(inputs[0], here or [])
+        return self._call("gather", run, outputs, like, root=root, background=later(opts), inputs=inputs)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs, opts = (
+                [outputs],
+                [inputs] if inputs else [],
+                rooted(options.ScatterOptions, opts),
+            )
+        opts = made_options(opts, options.ScatterOptions)
+        if self._foreign(outputs[0]):
+            return self._inner.scatter(outputs, inputs, opts)
+        root = opts.rootRank
+        here = inputs[0] if inputs and self._rank == root else None
+        if self._rank == root:
+            check_length("scatter", "scatter_list", here or [], self)
+        run = group_calls.scatter(self._by, outputs[0], here, root)
+        like = unlike(outputs[0], here or [])
+        return self._call("scatter", run, outputs, like, root=root, background=later(opts), others=here or ())
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = made_options(opts, options.ReduceScatterOptions)
+        if self._foreign(outputs[0]):
+            return self._inner.reduce_scatter(outputs, inputs, opts)
+        op = operator(opts.reduceOp)
+        check_length("reduce_scatter", "input_list", inputs[0], self)
+        run = group_calls.reduce_scatter(self._by, outputs[0], inputs[0], op)
+        count = total(inputs[0])
+        return self._call(
+            "reduce_scatter",
+            run,
+            outputs,
+            outputs[0],
+            op=op,
+            count=count,
+            background=later(opts),
+            inputs=inputs[0],
+        )
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, x: torch.Tensor, opts: Any = None, *more: Any
+    ) -> Work | None:
+        if type(opts) is _ReduceScatterOptions and self._short.make(
+            "reduce_scatter", opts, 0, x, output, True
+        ):
+            return None
+        opts = made_options(opts, options.ReduceScatterOptions)
+        if self._foreign(x):
+            return getattr(self._inner, spelling("reduce_scatter_single", "_reduce_scatter_base"))(
+                output, x, opts
+            )
+        op = operator(opts.reduceOp)
+        run = group_calls.reduce_scatter_into(self._by, output, x, op)
+        return self._call("reduce_scatter", run, [output], x, op=op, background=later(opts))
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        opts = made_options(opts, options.ReduceScatterOptions)
+        op = operator(opts.reduceOp)
+        run = in_turn(
+            [
+                group_calls.reduce_scatter_into(self._by, o, x, op)
+                for o, x in zip(outputs, inputs, strict=True)
+            ]
+        )
+        return self._call(
+            "reduce_scatter",
+            run,
+            outputs,
+            inputs[0],
+            op=op,
+            count=total(inputs),
+            background=later(opts),
+            others=inputs,
+        )
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        x: torch.Tensor,
+        output_sizes: Any = None,
+        input_sizes: Any = None,
+        opts: Any = None,
+        *more: Any,
+    ) -> Work | None:
+        opts = made_options(opts, options.AllToAllOptions)
+        is_even = not output_sizes and not input_sizes
+        if is_even and x.dim() == 1 and self._short.make("all_to_all", opts, 0, x, output):
+            return None
+        if self._foreign(x):
+            return getattr(self._inner, spelling("all_to_all_single", "alltoall_base"))(
+                output, x, output_sizes, input_sizes, opts
+            )
+        if is_even:
+            run, count = group_calls.all_to_all_single(self._by, output, x), x.numel()
+        else:
+            run, count = group_calls.all_to_all_uneven(self._by, output, x, output_sizes, input_sizes), 0
+        return self._call("all_to_all", run, [output], x, count=count, background=later(opts))
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
+        opts = made_options(opts, options.AllToAllOptions)
+        if self._foreign(inputs[0]):
+            return self._inner.alltoall(outputs, inputs, opts)
+        check_length("all_to_all", "output_tensor_list", outputs, self)
+        check_length("all_to_all", "input_tensor_list", inputs, self)
+        run = group_calls.all_to_all(self._by, outputs, inputs)
+        return self._call(
+            "all_to_all", run, outputs, inputs[0], count=0, background=later(opts), inputs=inputs
+        )
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+        opts = made_options(opts, options.BarrierOptions)
+        given = getattr(opts, "timeout", None)
+        seconds = given.total_seconds() if given is not None and given > timedelta(0) else 0.0
+        self._poller.finish(0.0)
+        return self._call("barrier", nothing, (), background=later(opts), seconds=seconds)
+
+    def monitored_barrier(
+        self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Meet; rank 0 names those that do not come in time, and all raise. See torch's own."""
+        self._drain(self.seconds)
+        monitored_barrier.meet(self, timeout, wait_all_ranks)
+
+    # -- messages --------------------------------------------------------------------------------------
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work:
+        x = tensors[0]
+        if self._foreign(x):
+            return self._inner.send(tensors, dst, tag)
+        return self._message("send", x, dst, tag)
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work:
+        x = tensors[0]
+        if self._foreign(x):
+            return self._inner.recv(tensors, src, tag)
+        return self._message("recv", x, src, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
+        return self._message("recv", tensors[0], None, tag)
+
+    def _message(self, verb: str, x: torch.Tensor, peer: int | None, tag: int) -> Work:
+        words = (
+            f"{verb}({array(x)}, {'to' if verb == 'send' else 'from'} {'anybody' if peer is None else peer})"
+        )
+        try:
+            request, give = group_calls.message(self.comm, verb, x, peer, tag)
+        except HpcommError as error:
+            raise as_torch(error, words, self.where) from None
+        end = recorded(verb if peer is not None else "recvAnySource", [x]) if recording() else None
+        work = MessageWork(self, request, [x], peer, words, give, end)
+        if not work.poll():
+            self._poller.add(work)
+        return self._keep(work)

@@ -1,0 +1,323 @@
+"""A process group as torch sees it, and how its calls are carried out; process_group.py has the calls
+themselves.
+
+A blocking call is carried out by its caller while nothing is queued; a background call, and all that
+comes after it, by the group's worker, in order. Before each collective call the ranks meet at the gate.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..communicator.communicator import Communicator
+from ..core.signature import BACKGROUND, head, signature
+from ..errors import HpcommError
+from .cached_calls import Short
+from .calls import SAYS_LATER, head_of, words
+from .cuda_streams import Aside, is_onboard
+from .monitored_gate import Gate
+from .names import c10d, dist, label
+from .profile import recorded, recording
+from .torch_errors import as_torch
+from .work import JointWork, QueuedWork, Work, flat
+from .worker import Poller, Worker
+from .zero_copy import carrier
+
+__all__ = ["Frame", "nothing"]
+
+_DRAIN_S = 5.0  # that the end of a group waits for what is still queued, and for the other ranks
+
+
+class Frame(dist.ProcessGroup):  # type: ignore[misc]
+    """What a process group over a Communicator of its own is, without its calls.
+
+    Attributes:
+        comm: the Communicator.
+        seconds: how long a call waits for the other ranks.
+        label, where: for messages.
+    """
+
+    def __init__(self, comm: Communicator, told: dict[str, Any]) -> None:
+        super().__init__(comm.rank, comm.size)
+        self.comm = comm
+        self._rank, self._size = comm.rank, comm.size
+        self._set_group_name(str(told["group_name"]))
+        self._set_group_desc(str(told.get("group_desc") or "undefined"))
+        self._told = told
+        self._key = comm.broadcast_object(self._group_name)  # in the store; names may differ between ranks
+        timeout = told.get("timeout") or c10d.default_pg_timeout
+        self.seconds = timeout.total_seconds()
+        self.gate = Gate(comm, self.label, self.get_group_store)
+        self._by = carrier(comm, self.gate)
+        self._turn = threading.Lock()  # held by whoever makes collective calls
+        self.worker = Worker(f"hpcomm-{self._group_name}")
+        self._poller = Poller(f"hpcomm-{self._group_name}-messages")
+        self._calls = 0
+        self.barriers = 0  # monitored ones
+        self._together: list[Work] | None = None  # of a coalescing manager
+        self._recent: deque[Work] = deque(maxlen=256)
+        self._detail = dist.get_debug_level() == dist.DebugLevel.DETAIL
+        self._inner: Any = None  # torch's own group for devices of other backends
+        self._devices = self._register_others()
+        self._plain = SAYS_LATER and self._inner is None and not self._detail
+        self._short = Short(self._by, self.worker, self._turn, self.seconds, self._plain)
+
+    # -- what torch asks of a group ----------------------------------------------------------------
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    getRank, getSize = rank, size  # noqa: N815  what C++ asks for
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "mpi"
+
+    name = _get_backend_name = getBackendName
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+        self.label = label(name)
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._group_name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._group_desc = desc
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._group_desc
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
+    group_name = pg_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    @property
+    def where(self) -> str:
+        return f"process group '{self.label}' (rank {self._rank} of {self._size})"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self._devices]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """What serves device: this group itself, or torch's own backend for it."""
+        kind = torch.device(device).type
+        if kind in self._devices and self._devices[kind] is None:
+            return self
+        if self._inner is None:
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+        return self._inner._get_backend(device)
+
+    def _set_default_backend(self, backend: Any) -> None:
+        pass
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        self._drain(self.seconds)
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls + self._short.calls
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.seconds = self._short.seconds = timeout.total_seconds()
+
+    set_timeout = _set_default_timeout
+
+    def get_group_store(self) -> Any:
+        return dist.PrefixStore(f"{self._key}/", self._told["store"])
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    supports_coalescing = supports_time_estimate = supports_splitting
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} '{self.label}', rank {self._rank} of {self._size}>"
+
+    def _register_others(self) -> dict[str, str | None]:
+        """Device types and the backend for each, None for this group; makes torch's backends for others."""
+        config = c10d.BackendConfig(c10d.Backend(str(self._told["backend"]))).get_device_backend_map()
+        devices = {kind: None if backend == "mpi" else str(backend) for kind, backend in config.items()}
+        others = ",".join(f"{kind}:{backend}" for kind, backend in devices.items() if backend is not None)
+        if others:
+            from .other_devices import inner_group
+
+            self._inner = inner_group(others, self._told, self._rank, self._size)
+        return devices
+
+    # -- how a call is carried out -----------------------------------------------------------------
+    def _call(
+        self,
+        verb: str,
+        run: Callable[[], None],
+        outputs: Any,
+        like: torch.Tensor | None = None,
+        *,
+        op: Any = None,
+        root: int = 0,
+        count: int | None = None,
+        background: bool = True,
+        seconds: float = 0.0,
+        inputs: Any = None,
+        others: Any = (),
+    ) -> Work:
+        """Meet the other ranks for this call and run it: now, or behind what is queued.
+
+        Args:
+            inputs: tensors whose shapes a profile shows; default: like.
+            others: tensors that take part beside like, inputs and outputs.
+            like: tensor that tells dtype, and number of elements where count does not.
+        """
+        try:
+            mine = 0 if like is None else head_of(verb, op, like.dtype, root)
+            if like is None:
+                mine = head(verb, root=root)
+            elif self._detail and count in (None, like.numel()):
+                count = zlib.crc32(repr(tuple(like.shape)).encode())
+            mine = signature(mine, (like.numel() if like is not None else 0) if count is None else count)
+            there = like is not None and is_onboard(like)
+            mine |= BACKGROUND * there  # which these groups do not compare: all ranks' tensors lie alike
+        except HpcommError as error:
+            raise as_torch(error, words(verb, like, op, root), self.where) from None
+        self._calls += 1
+        told = verb, like, op, root
+        if any(x.is_inference() for x in (*flat(outputs), *([] if like is None else [like]))):
+            run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
+        deed: Callable[[], None] = partial(
+            self._meet_and_run, run, mine, seconds or self.seconds, words, told
+        )
+        if recording():
+            deed = _ending(
+                deed, recorded(verb, inputs if inputs is not None else [] if like is None else [like])
+            )
+        touched = [like, *flat(outputs), *(inputs or ()), *others] if there else []
+        return self._now_or_later(deed, outputs, partial(words, *told), background, touched)
+
+    def _meet_and_run(self, run: Callable[[], None], *call: Any) -> None:
+        with self._turn:
+            self._by.expect(*call)
+            try:
+                run()
+            finally:
+                self._by.done()
+
+    def _now_or_later(
+        self,
+        deed: Callable[[], None],
+        outputs: Any,
+        words: Callable[[], str],
+        background: bool,
+        touched: Sequence[Any] = (),
+    ) -> Work:
+        worker = self.worker
+        if (not background and not worker.waiting) or worker.is_me():
+            try:
+                deed()
+            except HpcommError as error:
+                raise as_torch(error, words(), self.where) from None
+            return self._keep(Work(outputs))
+        work = QueuedWork(self, deed, outputs, words, Aside(touched) if touched else None)
+        worker.submit(work)
+        return self._keep(work)
+
+    def _keep(self, work: Work) -> Work:
+        if self._together is not None:
+            self._together.append(work)
+        if not SAYS_LATER:  # C++ of torch 2.6 forgets the Python half of a Work that Python does not hold
+            self._recent.append(work)
+        return work
+
+    # -- several calls as one --------------------------------------------------------------------------
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._together, self._short.plain = [], False
+
+    def _end_coalescing(self, device: Any = None) -> Work:
+        works, self._together, self._short.plain = self._together or [], None, self._plain
+        return JointWork(works)
+
+    # -- more groups, and the end ----------------------------------------------------------------------
+    def split(
+        self,
+        split_ranks: list[list[int]] | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        backend: Any = None,
+    ) -> Any:
+        """torch.distributed.split_group: lists of ranks of this group, each rank in one of them at most."""
+        if not split_ranks:
+            raise ValueError("split_ranks cannot be None or empty")
+        to_global = {mine: outer for outer, mine in c10d._world.pg_group_ranks[self].items()}
+        mine = None
+        for part in split_ranks:
+            made = (
+                dist.new_group(
+                    [to_global[rank] for rank in sorted(part)],
+                    timeout=timeout or timedelta(seconds=self.seconds),
+                    backend=backend or "mpi",
+                    group_desc=group_desc or f"{self._group_desc}:split",
+                    use_local_synchronization=True,
+                )
+                if self._rank in part
+                else None
+            )
+            mine = made if made is not None else mine
+        return mine
+
+    def shutdown(self) -> None:
+        """Finish what is queued and give the communicator back, if the other ranks do so too."""
+        if self.comm._closed:
+            return
+        if not self.worker.stop(self.seconds if self.gate.failed is None else 0.0):
+            return  # a rank that never came holds it up for ever
+        self._poller.finish(_DRAIN_S)
+        try:
+            with self._turn:
+                self.gate.meet(head("barrier") | 1 << 40, _DRAIN_S, lambda: "destroy_process_group()")
+        except HpcommError:
+            return  # freeing is collective; not all have come
+        self.gate.close()
+        self.comm.close()
+        if self._inner is not None:
+            self._inner.shutdown()
+
+    def abort(self) -> None:
+        """Leave without waiting for anybody."""
+
+    def _drain(self, seconds: float) -> None:
+        if self.worker.waiting:
+            self._now_or_later(nothing, (), lambda: "barrier()", True).wait(timedelta(seconds=seconds))
+
+    def _foreign(self, x: torch.Tensor) -> bool:
+        """Whether x lies on a device that another backend serves."""
+        return self._inner is not None and self._devices.get(x.device.type) is not None
+
+
+def _ending(deed: Callable[[], None], end: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            deed()
+        finally:
+            end()
+
+    return run
+
+
+def nothing() -> None:
+    pass

@@ -1,0 +1,64 @@
+"""How a program ends whose error was caught: another rank did not come, and MPI_Finalize would wait for it.
+
+While that rank lives and runs, this one waits for its end, as MPI_Finalize does. If it was killed, or is
+stopped and stays so, nobody can end well any more: then this rank says so and ends the job.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ..agree import runtime
+
+if TYPE_CHECKING:
+    from ..node.segment import Region
+
+__all__ = ["remember", "state"]
+
+_LOOK_S = 0.02
+_LOOKS = (
+    50  # that find it stopped or dead, one after the other; not time: this rank may have been stopped, too
+)
+_HOPELESS = {"T": "is stopped", "Z": "was killed", "X": "was killed"}
+_missed: dict[int, tuple[str, Region, int]] = {}
+
+
+def remember(label: str, region: Region, pid: int) -> None:
+    """A rank has not come in time; label: its name. pid: 0 if its process cannot be seen from here."""
+    if not _missed:
+        runtime.farewells.append(_wait)
+    _missed[id(region)] = label, region, pid
+
+
+def _wait() -> None:
+    """Wait for the end of the ranks that were missed; end the job if there will be none."""
+    found: Counter[str] = Counter()
+    while runtime.ending is None and any(pid and not region.ended for _, region, pid in _missed.values()):
+        for label, region, pid in _missed.values():
+            how = _HOPELESS.get(state(pid))
+            if how is None or region.ended:
+                found[label] = 0
+                continue
+            found[label] += 1
+            if found[label] > _LOOKS:
+                runtime.abort(
+                    f"has come to its end, and {label}, which it missed, {how}: so the job ends, "
+                    "with status 1"
+                )
+        time.sleep(_LOOK_S)
+
+
+def state(pid: int) -> str:
+    """A process of this host, in a letter of proc(5): "X" if there is none, "" if it cannot be seen."""
+    if not pid:  # of another PID namespace
+        return ""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123  in a loop that waits
+            return stat.read().rpartition(b") ")[2][:1].decode()
+    except FileNotFoundError:
+        return "X" if os.path.isdir("/proc/self") else ""  # noqa: PTH112
+    except OSError:
+        return ""

@@ -1,0 +1,243 @@
+"""Device memory handed to the MPI library itself, where a trial has shown that it reads and writes it.
+
+MPI libraries differ in this from operation to operation, and those that cannot die of it. So the library is
+asked first what it says of itself, by calls that are safe; then each operation is tried with random data in a
+job of its own, which may crash; what came out is kept in a file for that library and driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from .staging import Reached
+
+if TYPE_CHECKING:
+    from ...core.dtypes import Dtype
+    from ...core.reduction import Reduction
+    from ...core.request import Stages
+    from ...device.arrays import Place
+    from .workspace import Arena
+
+__all__ = ["Direct", "decide", "evidence", "known", "loaded_library", "passes", "rumour", "says", "trial"]
+
+OPERATIONS = (
+    "send", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter", "all_to_all",
+    "reduce_scatter", "scan", "exscan",
+)  # fmt: skip
+LIMIT_S = 60.0  # of a trial
+_LINE = "hpcomm-direct "
+_FOREIGN = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_LOCAL", "MPIR_")  # a child job is none of ours
+_found: dict[str, str] = {}  # operation -> why it does not work, or ""; empty: not known here yet
+
+Report = Mapping[str, str]
+
+
+def says(vendor: str, description: str) -> bool | None:
+    """Whether this MPI says that it reads CUDA memory; None: it does not say. Never by giving it any.
+
+    MPICH's own query ends the process unless MPI is up and built for it: its configuration is read instead.
+    """
+    if vendor == "Open MPI":
+        query = getattr(ctypes.CDLL(loaded_library()), "MPIX_Query_cuda_support", None)
+        return bool(query()) if query else None
+    if "--with-cuda" in description:
+        return True
+    return False if "--without-cuda" in description else None
+
+
+def loaded_library() -> str | None:
+    """The MPI library of this process."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:  # macOS
+        return None
+    found = re.search(r"/\S*/libmpi[^/\s]*\.so[^/\s]*", maps)
+    return found[0] if found else None
+
+
+def decide(said: bool | None, tried: Callable[[], Report]) -> dict[str, str]:
+    """For each operation, why it is not to be given device memory, or "". tried is called if it may work."""
+    if said is not True:
+        why = "says that it does not read CUDA memory" if said is False else "does not say that it reads it"
+        return dict.fromkeys(OPERATIONS, f"this MPI {why}")
+    report = tried()
+    return {name: report.get(name, "was not tried") for name in OPERATIONS}
+
+
+def rumour(name: str) -> str:
+    """Why this MPI is not even to be tried with an operation, or "". Takes no time, unlike evidence()."""
+    if not _found:
+        said = says(MPI.get_vendor()[0], MPI.Get_library_version())
+        return decide(said, lambda: dict.fromkeys(OPERATIONS, ""))[name]
+    return _found[name]
+
+
+def known() -> dict[str, str]:
+    """What this process knows already."""
+    return _found
+
+
+def evidence() -> dict[str, str]:
+    """What is so here: asked, tried, or read from what an earlier job has found. Takes a minute at worst."""
+    if not _found:
+        _found.update(decide(says(MPI.get_vendor()[0], MPI.Get_library_version()), _kept_or_tried))
+    return _found
+
+
+def _kept_or_tried() -> Report:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcomm"
+    driver = Path("/proc/driver/nvidia/version")
+    about = (loaded_library() or "", MPI.Get_library_version(), driver.read_text() if driver.exists() else "")
+    kept = base / f"direct-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
+    if kept.exists():
+        return dict(json.loads(kept.read_text()))
+    report = try_all(_child)
+    base.mkdir(parents=True, exist_ok=True)
+    fresh = kept.with_suffix(f".{os.getpid()}")  # other jobs may read and write it now
+    fresh.write_text(json.dumps(report, indent=2))
+    fresh.replace(kept)
+    return report
+
+
+def try_all(run: Callable[[list[str]], tuple[Report, str]]) -> dict[str, str]:
+    """Try the operations; run: names -> (what each told that came to its end, how the job ended)."""
+    report: dict[str, str] = {}
+    while left := [name for name in OPERATIONS if name not in report]:
+        told, end = run(left)
+        report.update(told)
+        if (first := next((name for name in left if name not in told), None)) is not None:
+            report[first] = f"the trial ended: {end}"
+    return report
+
+
+def _child(names: list[str]) -> tuple[Report, str]:
+    """A job of two ranks that tries these operations in turn."""
+    code = f"from hpcomm.transport.device.cuda_aware import trial; trial({names!r})"
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "--timeout", f"{LIMIT_S:g}",
+               sys.executable, "-c", code]  # fmt: skip
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environ, timeout=2 * LIMIT_S, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_LINE)]
+    told = [json.loads(line.removeprefix(_LINE)) for line in lines]
+    return dict(told), f"exit status {done.returncode}"
+
+
+def trial(names: list[str]) -> None:
+    """Try operations in this job; rank 0 prints a line for each that came to its end."""
+    import numpy as np
+
+    from ...device.driver import driver
+    from .staging import station
+
+    world, n = MPI.COMM_WORLD, 1 << 16
+    device = driver().device(0)
+    stream, p, rank = station(device).side, world.size, world.rank
+    there, host = device.allocate(8 * p * n), device.pinned(8 * p * n)
+    at, values = int(host.__array_interface__["data"][0]), host.view(np.float32)
+
+    def copy(to: int, source: int) -> None:
+        device.copy(to, source, 8 * p * n, stream)
+        event = device.event()
+        device.record(event, stream)
+        device.synchronize(event)
+        device.destroy_event(event)
+
+    for name in names:
+        given = np.random.default_rng(7).integers(-99, 99, (p, 2 * p * n)).astype(np.float32)
+        values[:] = given[rank]
+        here = given[rank].copy()
+        copy(there, at)
+        host[:] = 0xCB
+        memory = device.memory(there, 8 * p * n)
+        for part in (memory, here):  # on the device, and the same on the host
+            for request in begin(world, name, lambda low, count, part=part: _part(part, low, count), n, 4,
+                                 MPI.FLOAT, MPI.SUM, 0):  # fmt: skip
+                request.Wait()
+        copy(at, there)
+        right = world.allreduce(bool((values == here).all()), MPI.LAND)
+        if rank == 0:
+            print(_LINE + json.dumps([name, "" if right else "data came out wrong"]), flush=True)
+
+
+def _part(memory: Any, low: int, nbytes: int) -> Any:
+    """Bytes of memory, an array of the host's or what a device hands to MPI."""
+    import numpy as np
+
+    whole = memory.view(np.uint8) if isinstance(memory, np.ndarray) else memory
+    return whole[low : low + nbytes]
+
+
+def begin(mpi: Any, verb: str, part: Any, count: int, size: int, kind: Any, op: Any, root: int) -> list[Any]:
+    """The requests of a verb, in place on slots of count elements of size bytes.
+
+    part: (first byte, bytes) -> that part of the memory; slots as in schedule.stream.Schedule, but
+    reduce_scatter leaves its result in the first one.
+    """
+    p, rank, block = mpi.Get_size(), mpi.Get_rank(), count * size
+    whole, own, one = (
+        [part(0, p * block), block, MPI.BYTE], [part(rank * block, block), block, MPI.BYTE],
+        [part(0, block), count, kind],
+    )  # fmt: skip
+    here = MPI.IN_PLACE
+    if verb == "send":  # around the ring
+        back = [part(p * block, block), block, MPI.BYTE]
+        return [mpi.Irecv(back, (rank - 1) % p, 0), mpi.Isend(own, (rank + 1) % p, 0)]
+    if verb == "broadcast":
+        return [mpi.Ibcast([part(0, block), block, MPI.BYTE], root)]
+    if verb == "all_gather":
+        return [mpi.Iallgather(here, whole)]
+    if verb == "gather":
+        return [mpi.Igather(here if rank == root else own, whole if rank == root else None, root)]
+    if verb == "scatter":
+        return [mpi.Iscatter(whole if rank == root else None, here if rank == root else own, root)]
+    if verb == "all_to_all":
+        return [mpi.Ialltoall(whole, [part(p * block, p * block), block, MPI.BYTE])]
+    if verb == "reduce":
+        return [mpi.Ireduce(here if rank == root else one, one if rank == root else None, op, root)]
+    if verb == "reduce_scatter":
+        return [mpi.Ireduce_scatter_block(here, [part(0, p * block), count, kind], op)]
+    return [getattr(mpi, f"I{verb.replace('_', '')}")(here, one, op)]
+
+
+def passes(begin: Callable[[list[Any]], Any], place: Place, nbytes: int, moment: int) -> Stages:
+    """A message by the MPI library from or to the array at place; begin: Isend or Irecv of its memory."""
+    yield [Reached(place.device, moment)]  # MPI knows no streams
+    yield [begin([place.device.memory(place.address, nbytes), MPI.BYTE])]
+
+
+class Direct:
+    """How a collective goes on in an arena by the MPI library on device memory."""
+
+    def __init__(self, arena: Arena, channel: Any, verb: str, slots: int, fold: Reduction | None,
+                 dtype: Dtype, root: int) -> None:  # fmt: skip
+        self.arena, self.channel, self.verb, self.root = arena, channel, verb, root
+        self.fold, self.dtype = fold, dtype
+        self.capacity = max(1, arena.nbytes // (slots * dtype.itemsize))
+
+    def move(self, count: int) -> Stages:
+        arena, size = self.arena, self.dtype.itemsize
+        yield [Reached(arena.device, event := arena.station.mark(arena.stream))]  # MPI knows no streams
+        arena.station.spare(event)
+        fold = self.fold  # by name, or a user's: those that fold on the host must not see a device's memory
+        kind = getattr(MPI, fold.mpi_type) if fold else None
+        op = getattr(MPI, fold.mpi_op) if fold else None
+
+        def part(low: int, nbytes: int) -> Any:
+            return arena.device.memory(arena.work + low, nbytes)
+
+        yield begin(self.channel, self.verb, part, count, size, kind, op, self.root)
+        if self.verb == "reduce_scatter" and arena.rank:
+            arena.device.copy(arena.work + arena.rank * count * size, arena.work, count * size, arena.stream)

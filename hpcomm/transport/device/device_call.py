@@ -1,0 +1,107 @@
+"""What a rank brings to a collective of which some arrays may lie on devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.buffer import Buffer, DeviceBuffer
+from ...device.kernels import kernels
+from ...errors import LayoutError
+from . import device_columns
+from .staging import station
+
+if TYPE_CHECKING:
+    from ...core.operation import Call
+    from ...core.reduction import Reduction
+    from ...device.arrays import Place
+    from .staging import Sink, Source
+
+__all__ = ["CUTS", "STACKS", "Job", "copy_of", "on_device", "piece_of", "refuse_overlap"]
+
+CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
+STACKS = ("gather", "all_gather", "all_to_all")  # the result has
+
+
+class Job:
+    """A collective with what this rank brings to it."""
+
+    def __init__(self, call: Call, send: Buffer | None, recv: Buffer | None, op: Any,
+                 fold: Reduction | None, blocking: bool) -> None:  # fmt: skip
+        self.call, self.send, self.recv = call, send, recv
+        self.op, self.fold, self.blocking = op, fold, blocking
+        self.packed = send
+        comm, verb = call.comm, call.verb
+        p = comm.remote_size if comm.is_inter else comm.size
+        self.blocks_in = (comm.size if verb == "reduce_scatter" else p) if verb in CUTS else 1
+        self.blocks_out = p if verb in STACKS else 1
+        places = [x.place for x in (send, recv) if x is not None]
+        place = next((each for each in places if each is not None), None)
+        self.device = None if place is None or None in places else place.device
+        found = kernels(place) if place is not None and fold is not None else None
+        self.lacks = device_columns.lacks(fold, call.look.dtype, found)
+        self.kernels = None if isinstance(found, str) else found
+        self.moments: dict[str, tuple[Place, int]] = {}
+        self.algorithm: str | None = None  # that the user names
+        self.here: Call | None = None  # where all arrays lie in host memory: what it does on them by that
+
+    def begin(self) -> None:
+        """Take note of what the current streams hold now, which the call comes after."""
+        self.end()
+        self.packed = self.send
+        if isinstance(self.send, DeviceBuffer) and self.send.place.strides is not None:
+            self.packed = DeviceBuffer(self.send.give(), self.send.packed())
+        for name, x in (("send", self.packed), ("recv", self.recv)):
+            if x is not None and x.place is not None:
+                self.moments[name] = x.place, station(x.place.device).moment(x.place)
+
+    def places(self) -> tuple[Place | None, Place | None]:
+        send, recv = self.packed, self.recv
+        return None if send is None else send.place, None if recv is None else recv.place
+
+    def moment(self, name: str) -> int | None:
+        return self.moments[name][1] if name in self.moments else None
+
+    def end(self) -> None:
+        """All that had to come after the moments has been told so."""
+        for place, event in self.moments.values():
+            station(place.device).spare(event)
+        self.moments.clear()
+
+
+def piece_of(end: Source | Sink, low: int, high: int, call: Call, stacked: bool) -> Buffer:
+    """A piece of columns as an array of a call of its own."""
+    array = end.columns(low, high)
+    made = Buffer(array if stacked else array[0], call.look.dtype, _no_more, lambda: made)
+    return made
+
+
+def copy_of(look: Buffer) -> Buffer:
+    """The array itself if it lies in host memory, else memory there for a copy."""
+    if look.place is None:
+        return look
+    made = Buffer(np.empty(look.shape, look.dtype.storage), look.dtype, _no_more, lambda: made)
+    return made
+
+
+def _no_more(shape: Any) -> Buffer:
+    raise AssertionError("a piece makes no arrays")
+
+
+def on_device(*looks: Buffer | None) -> bool:
+    return any(look is not None and look.place is not None for look in looks)
+
+
+def refuse_overlap(call: Call, send: Buffer, recv: Buffer) -> None:
+    if send is recv or send.place is None or recv.place is None or not send.nbytes:
+        return
+    a, b = send.place.address, recv.place.address
+    if a >= b + recv.nbytes or b >= a + send.nbytes or (a == b and send.nbytes == recv.nbytes):
+        return
+    mine = call.comm.rank * call.count * call.look.dtype.itemsize
+    if (call.verb in ("gather", "all_gather") and a == b + mine) or (
+        call.verb == "scatter" and b == a + mine
+    ):
+        return
+    raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")

@@ -1,0 +1,157 @@
+"""A collective on device arrays, in columns through an arena: bring what travels, move it, take the result.
+
+What travels is what op needs (reduction.py): halves as float32, truth values as bytes; kernels of an array
+library convert. How it moves is another file: rounds.py by own schedules, nccl.py, cuda_aware.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ...core import dtypes, reduction
+from ...core.dtypes import BY_NAME
+
+if TYPE_CHECKING:
+    from ...core.dtypes import Dtype
+    from ...core.operation import Call
+    from ...core.reduction import Reduction
+    from ...core.request import Stages
+    from ...device.arrays import Place
+    from ...device.kernels import Kernels
+    from .workspace import Arena
+
+__all__ = ["Mover", "carry", "lacks", "travels"]
+
+
+class Mover(Protocol):
+    """Moves what lies in an arena: slots of count elements, as schedule.stream.Schedule has them."""
+
+    capacity: int  # elements of a slot at most
+
+    def move(self, count: int) -> Stages: ...
+
+
+def travels(fold: Reduction | None, dtype: Dtype) -> Dtype:
+    """The dtype in which elements of dtype travel under a reduction."""
+    if fold is None or fold.up is None:
+        return dtype
+    if fold.mpi_type == "UINT8_T" and (dtype.kind == "b" or fold.op.name in ("land", "lor")):
+        return BY_NAME["uint8"]
+    return BY_NAME["float32"] if dtype.kind == "h" else dtype
+
+
+def lacks(fold: Reduction | None, dtype: Dtype, kernels: Kernels | str | None) -> tuple[str, str]:
+    """Why kernels lack that fold as op does, and that bring x into the form in which it folds; "" if not."""
+    if fold is None:
+        return "", ""
+    if not isinstance(fold.mpi_op, str):
+        why = f"op {fold.op} is no operator that kernels know"
+        return why, why
+    plain = travels(fold, dtype) is dtype or dtype.kind == "b"
+    plain = plain and fold.op.name not in ("avg", "premul_sum")
+    if kernels is None or isinstance(kernels, str):
+        why = kernels or "x lies on the host"
+        return why, "" if plain else why
+    fold_lacks = kernels.refuses(fold.mpi_op, travels(fold, dtype)) or ""
+    return fold_lacks, "" if plain else kernels.refuses(None, dtype) or ""
+
+
+def carry(
+    call: Call, send: Place | None, recv: Place | None, fold: Reduction | None, kernels: Kernels | None,
+    arena: Arena, mover: Mover, count: int,
+) -> Stages:  # fmt: skip
+    """The stages of a collective whose blocks have count elements, in the arena's stream.
+
+    send, recv: in C order; None where this rank gives or gets nothing.
+    """
+    p, rank, verb = arena.size, arena.rank, call.verb
+    where = _layout(verb, p, rank)
+    way = _Way(arena, fold, kernels, call.look.dtype)
+    step = min(mover.capacity, max(count, 1))
+    for low in range(0, count, step):
+        n = min(step, count - low)
+        if send is not None:
+            slot, blocks = where[0]
+            for b in range(blocks):
+                way.bring(send.address, b * count + low, (slot + b) * n, n)
+        yield from mover.move(n)
+        if recv is not None:
+            slot, blocks = where[1]
+            for b in range(blocks):
+                if verb == "exscan" and rank == 0:
+                    way.fill(recv.address, low, n)
+                else:
+                    way.take(recv.address, b * count + low, (slot + b) * n, n)
+
+
+def _layout(verb: str, p: int, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(first slot, slots) of what a rank gives, and of what it gets."""
+    if verb in ("all_gather", "gather"):
+        return (rank, 1), (0, p)
+    if verb in ("scatter", "reduce_scatter"):
+        return (0, p), (rank, 1)
+    if verb == "all_to_all":
+        return (0, p), (p, p)
+    return (0, 1), (0, 1)
+
+
+class _Way:
+    """Between a user's array and the arena, with what an operator asks for on the way."""
+
+    def __init__(self, arena: Arena, fold: Reduction | None, kernels: Kernels | None, dtype: Dtype) -> None:
+        self.arena, self.fold, self.kernels, self.dtype = arena, fold, kernels, dtype
+        self.wide = travels(fold, dtype)
+        self.truth = fold is not None and fold.op.name in ("land", "lor") and dtype.kind != "b"
+        self.alike = fold is None or fold.mpi_type == "" or dtype.kind == "b" or self.wide is dtype
+
+    def bring(self, address: int, at: int, slot: int, n: int) -> None:
+        there, here = address + at * self.dtype.itemsize, self.arena.work + slot * self.wide.itemsize
+        factor = self.fold.op.factor if self.fold is not None else None
+        if self.alike and not self.truth:
+            self.arena.device.copy(here, there, n * self.dtype.itemsize, self.arena.stream)
+        if (self.alike and not self.truth and factor is None) or self.kernels is None:
+            return
+        with self.kernels.on(self.arena.stream):
+            wide = self.kernels.view(here, n, self.wide)
+            if self.truth:
+                self.kernels.truth(self.kernels.view(there, n, self.dtype), wide)
+            elif not self.alike:
+                self.kernels.convert(self.kernels.view(there, n, self.dtype), wide)
+            if factor is not None:
+                self.kernels.scale(wide, np.dtype(self.wide.storage).type(factor))
+
+    def take(self, address: int, at: int, slot: int, n: int) -> None:
+        there, here = address + at * self.dtype.itemsize, self.arena.work + slot * self.wide.itemsize
+        average = self.fold is not None and self.fold.op.name == "avg"
+        if self.kernels is not None and (average or self.truth or not self.alike):
+            with self.kernels.on(self.arena.stream):
+                if average:
+                    parts, kind = _real(self.wide)
+                    self.kernels.divide(self.kernels.view(here, n * parts, kind), self.arena.size)
+                if self.truth or not self.alike:
+                    wide = self.kernels.view(here, n, self.wide)
+                    self.kernels.convert(wide, self.kernels.view(there, n, self.dtype))
+        if self.alike and not self.truth:
+            self.arena.device.copy(there, here, n * self.dtype.itemsize, self.arena.stream)
+
+    def fill(self, address: int, at: int, n: int) -> None:
+        """What the first rank gets of an exscan."""
+        assert self.fold is not None
+        assert self.kernels is not None
+        value = reduction.identity(self.fold.op, self.dtype)
+        if self.dtype.kind == "h":
+            value = float(dtypes.widen(value.reshape(1), self.dtype)[0])
+        with self.kernels.on(self.arena.stream):
+            self.kernels.fill(
+                self.kernels.view(address + at * self.dtype.itemsize, n, self.dtype),
+                value.item() if hasattr(value, "item") else value,
+            )
+
+
+def _real(dtype: Dtype) -> tuple[int, Dtype]:
+    """Complex numbers as pairs: dividing by a complex number rounds more often."""
+    if dtype.kind != "c":
+        return 1, dtype
+    return 2, BY_NAME["float32" if dtype.itemsize == 8 else "float64"]

@@ -1,0 +1,499 @@
+"""Messages of which an end may lie on a device: whole through pinned memory, or card, answer and pieces.
+
+Both ranks of a large message take part in choosing its path: the sender's card says what it can and offers
+memory that could be opened, the receiver tries, chooses, and answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from ...core.buffer import Buffer, DeviceBuffer, as_buffer
+from ...errors import ConfigError, LayoutError, MismatchError, where
+from .. import mpi as transport
+from ..guarded_receive import guarded, most
+from ..progress import Together, drive, in_thread
+from ..scheduled import rounds
+from . import cuda_aware, ipc, nccl_transport
+from .path_choice import Choice, choose_message
+from .pipeline import cut, receive_pieces, send_pieces
+from .staging import After, DeviceSink, DeviceSource, Sink, Source, sink_of, source_of, station
+
+if TYPE_CHECKING:
+    from ...core.operation import Call
+    from ...core.request import Stages
+    from ...device.arrays import Place
+    from ...device.driver import Device
+
+__all__ = ["Messages", "carried"]
+
+_CARD = 1536  # bytes of what announces a large message
+_WHY = 120  # characters of a reason
+_MAGIC = b"\x93hpcomm device message\0"
+_opened = ipc.Opened()
+
+
+class _Card(NamedTuple):
+    """What announces a large message.
+
+    tag: of its data, and the next one of what the receiver says; ipc: an Offer, of a rank to itself a Lent,
+    or why there is none;
+    direct: why MPI is not to be given the array, or ""; device: the identity of where it lies, if on a device
+    """
+
+    nbytes: int
+    tag: int
+    ipc: Any
+    direct: str
+    device: bytes
+
+
+class _Answer(NamedTuple):
+    """What its receiver says to that.
+
+    piece: elements, in a pipeline; itself: the array was opened itself; device: where it goes to, for nccl;
+    number, unique: see nccl.Pair.carry
+    """
+
+    fits: bool
+    choice: Choice = Choice("", {})
+    piece: int = 0
+    itself: bool = False
+    device: bytes = b""
+    number: int = 0
+    unique: bytes = b""
+
+
+def carried(call: Call, stages: Callable[[], Stages], seen: MPI.Status | None = None) -> Call:
+    """Let call be carried out by stages, now or in the background."""
+    after = call.after
+
+    def carry() -> None:
+        after.renew()
+        drive(stages())
+        after.order()
+
+    def background() -> Stages:
+        after.renew()
+        yield from stages()
+        return call.finish(seen)
+
+    call.carry, call.stages = carry, background
+    return call
+
+
+class _Held(NamedTuple):
+    """A message that was received to look at it, and is still to be received by the user."""
+
+    source: int
+    tag: int
+    raw: bytearray
+
+
+class Messages:
+    """What a communicator has for messages.
+
+    own: this rank, as messages to itself have it; between groups there are none
+    held: what probe had to receive, in the order of arrival
+    paths: ("to" or "from", rank) -> the path of the last large message, and why no better one
+    """
+
+    def __init__(
+        self, plain: Any, apart: Any, channel: Any, own: int, forced: str, whole: Callable[[int], bool]
+    ) -> None:
+        self.plain, self._apart, self.channel, self._own = plain, apart, channel, own
+        self.forced, self._goes_whole = forced, whole
+        self._serial = itertools.count()
+        self.opened = _opened
+        self.held: list[_Held] = []
+        self.paths: dict[tuple[str, int], str] = {}
+        self._pairs: dict[tuple[str, int, bytes, bytes], nccl_transport.Pair] = {}
+
+    def copy(self, look: Buffer) -> Buffer:
+        """The same elements in memory of their own, made in the current stream."""
+        if look.place is None:
+            made = look.make(look.shape)
+            made.array[...] = look.array
+            return made
+        if look.place.pack is None:
+            raise LayoutError(
+                "this message needs a copy of x, and no kernel is known to make one", hint="isend and recv"
+            )
+        return as_buffer(look.place.pack())
+
+    def send(self, call: Call, look: Buffer, copy: bool = False) -> Call:
+        """Let a message be sent from an array anywhere; copy: the array may be changed at once."""
+        if copy:
+            look = self.copy(look)
+        whole = self._goes_whole(look.nbytes) or call.peer == MPI.PROC_NULL
+        call.after = After()
+        return carried(call, lambda: self._send_whole(call, look) if whole else self._send_large(call, look))
+
+    def recv(self, call: Call, look: Buffer, seen: MPI.Status) -> Call:
+        """Let a message be received into an array that may lie on a device; seen: filled."""
+        if look.place is not None and look.frozen:
+            raise LayoutError(f"out {look.frozen}", hint="give a contiguous array that can be written")
+        whole = self._goes_whole(look.nbytes) or call.peer == MPI.PROC_NULL
+        call.after = After()
+        return carried(
+            call, lambda: (self._recv_whole if whole else self._recv_large)(call, look, seen), seen
+        )
+
+    def _send_whole(self, call: Call, look: Buffer) -> Stages:
+        count = look.size
+        source = source_of(look, 1, count, count)
+        source.begin()
+        source.bring(0, count)
+        for each in source.landed():
+            each.Wait()
+        array = source.columns(0, count)
+        yield [self.plain.Isend(transport.spec(array, count, look.dtype), call.peer, call.tag)]
+        source.end()
+
+    def look(self, source: int, tag: int, seen: MPI.Status) -> bool:
+        """Whether a message has come; seen is filled, of a large one from what its card says.
+
+        MPI tells the length of a message without receiving it, but not what it holds: so one that may be a
+        card is received, and held for who receives it.
+        """
+        found = self._find(source, tag)
+        if found is None:
+            if not self.plain.Iprobe(source, tag, seen):
+                return False
+            if seen.Get_elements(MPI.BYTE) != _CARD:
+                return True
+            message = self.plain.Improbe(seen.Get_source(), seen.Get_tag(), seen)
+            if message is None:  # another thread has it
+                return False
+            found = _Held(seen.Get_source(), seen.Get_tag(), bytearray(_CARD))
+            message.Recv([found.raw, MPI.BYTE])
+            self.held.append(found)
+        self._show(found, seen)
+        return True
+
+    def _find(self, source: int, tag: int) -> _Held | None:
+        fits = (x for x in self.held if source in (MPI.ANY_SOURCE, x.source) and tag in (MPI.ANY_TAG, x.tag))
+        return next(fits, None)
+
+    def _show(self, held: _Held, seen: MPI.Status) -> None:
+        seen.Set_source(held.source)
+        seen.Set_tag(held.tag)
+        announced = self.length(held.raw)
+        seen.Set_elements(MPI.BYTE, len(held.raw) if announced is None else announced)
+
+    def take(self, source: int, tag: int, seen: MPI.Status) -> bytearray | None:
+        """What is held of a message that a receive asks for, if it is."""
+        found = self._find(source, tag)
+        if found is None:
+            return None
+        self.held.remove(found)
+        self._show(found, seen)
+        return found.raw
+
+    def _recv_held(self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status) -> Stages:
+        """Receive a plain message that is held."""
+        if raw.startswith(_MAGIC) or len(raw) != look.nbytes:
+            if raw.startswith(_MAGIC):  # its sender is told, too
+                card: _Card = _unpack(raw)
+                answer = [_pack(_Answer(False)), MPI.BYTE]
+                yield [self.channel.Isend(answer, seen.Get_source(), card.tag + 1)]
+            raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
+        sink = sink_of(look, 1, look.size, look.size)
+        sink.begin()
+        columns = sink.columns(0, look.size)
+        columns[...] = np.frombuffer(raw, columns.dtype).reshape(columns.shape)
+        sink.deliver(0, look.size)
+        sink.end(call.after)
+
+    def _recv_whole(self, call: Call, look: Buffer, seen: MPI.Status) -> Stages:
+        if (raw := self.take(call.peer, call.tag, seen)) is not None:
+            yield from self._recv_held(call, look, raw, seen)
+            return
+        count = look.size
+        sink = sink_of(look, 1, count, count)
+        sink.begin()
+        for each in sink.free():
+            each.Wait()
+        part = guarded(transport.spec(sink.columns(0, count), count, look.dtype), most(call.comm, False))
+        statuses = yield [self.plain.Irecv(part, call.peer, call.tag)]
+        _copy_status(statuses[0], seen)
+        if call.peer != MPI.PROC_NULL:
+            transport.check_length(call.comm, "recv", seen, look.nbytes)
+            sink.deliver(0, count)
+            sink.end(call.after)
+
+    def begin(self, look: Buffer, way: str) -> int:
+        """Let what goes "down" from an array, or "up" to it, come after what the current stream holds now.
+
+        The moment is for pass_on and take_in, which may be carried on by another thread.
+        """
+        if look.place is None:
+            return 0
+        there = station(look.place.device)
+        return self._begin(look.place, there.down if way == "down" else there.up)
+
+    def spare(self, look: Buffer, moment: int) -> None:
+        """Give a moment back, also one of an array that was not sent or received after all."""
+        if look.place is not None:
+            station(look.place.device).spare(moment)
+
+    def pass_on(self, call: Call, look: Buffer, moment: int, apart: Any = None) -> Stages:
+        """Send a large message that its receiver knows of, apart from the user's."""
+        return self._send_large(call, look, apart or self._apart, moment)
+
+    def take_in(self, call: Call, look: Buffer, moment: int, apart: Any = None) -> Stages:
+        """Receive it."""
+        seen = MPI.Status()
+        try:
+            card = bytearray(_CARD)
+            yield [(apart or self._apart).Irecv([card, MPI.BYTE], call.peer, call.tag)]
+            seen.Set_source(call.peer)
+            yield from self.announced(call, look, card, seen, call.after, moment)
+        finally:
+            self.spare(look, moment)
+
+    def _send_large(self, call: Call, look: Buffer, mpi: Any = None, moment: int = 0) -> Stages:
+        """Card, answer, data. The card goes in the order of the user's messages, and holds no data."""
+        place = look.packed() if isinstance(look, DeviceBuffer) else None
+        if place is not None and mpi is None:
+            moment = self._begin(place, station(place.device).down)
+        tags = (transport.largest_tag() - rounds.TAGS) // 2
+        tag = rounds.TAGS + 2 * (next(self._serial) % (tags - 1))
+        kept, lanes, offer = self._offer(look, place, call.peer == self._own, moment)
+        card = _Card(look.nbytes, tag, offer, "x is in host memory", b"")
+        if place is not None:
+            card = card._replace(direct=cuda_aware.rumour("send"), device=place.device.identity())
+        said = bytearray(_CARD)
+        yield [
+            self.channel.Irecv([said, MPI.BYTE], call.peer, tag + 1),
+            (mpi or self.plain).Isend([_pack(card), MPI.BYTE], call.peer, call.tag),
+        ]
+        answer: _Answer = _unpack(said)
+        try:
+            if not answer.fits:
+                raise _misfit(call, look.nbytes)
+            self._note(call, ("to", call.peer), answer)
+            path = answer.choice.path
+            if path == "ipc":
+                assert place is not None
+                if lanes is None:
+                    yield from ipc.lends(self.channel, tag, call.peer, place)
+                else:
+                    parts = self.channel, tag, call.peer, place, look.nbytes, kept, lanes, answer.itself
+                    yield from ipc.sends(*parts)
+                call.after.leave(station(place.device), station(place.device).down, place)
+            elif path == "direct":
+                assert place is not None
+                yield from cuda_aware.passes(
+                    lambda part: self.channel.Isend(part, call.peer, tag), place, look.nbytes, moment
+                )
+            elif path == "nccl":
+                yield from self._by_nccl(call, call.peer, card, place, answer, moment)
+            else:
+                count = look.size
+                source = (
+                    Source(look, 1, None) if place is None else DeviceSource(place, 1, count, answer.piece)
+                )
+                yield from send_pieces(self.channel, call.peer, tag, source, look.dtype, count, answer.piece)
+        finally:
+            if lanes is not None:
+                kept.free += lanes
+            if place is not None:
+                station(place.device).spare(moment)
+
+    def _begin(self, place: Place, stream: int) -> int:
+        """Let stream come after what the user's has been given so far, and return that moment."""
+        there = station(place.device)
+        moment = there.moment(place)
+        there.device.wait(stream, moment)
+        return moment
+
+    def _offer(self, look: Buffer, place: Place | None, to_itself: bool, moment: int) -> tuple[Any, Any, Any]:
+        """The slab for an array, slots of it, and the offer of both; or why there is none.
+
+        To itself a rank offers no slab, but the array as it is at a moment.
+        """
+        if place is None:
+            return None, None, "x is in host memory"
+        if self.forced not in ("auto", "ipc", "schedule"):
+            return None, None, f"{self.forced} is forced"
+        if to_itself:
+            return None, None, ipc.Lent(place.device.index, place.address, moment)
+        kept = ipc.slab(place.device)
+        if not isinstance(kept, ipc.Slab):
+            return None, None, f"the sender cannot export memory: {kept[:_WHY]}"
+        lanes = kept.take()
+        if lanes is None:
+            return None, None, "all slots of the sender's slab are in use"
+        return kept, lanes, kept.offer(lanes, place, look.nbytes)
+
+    def _note(self, call: Call, way: tuple[str, int], answer: _Answer) -> None:
+        """Keep which path it is; both ranks refuse one that is not what the user has forced."""
+        path, refused = answer.choice.path, answer.choice.refused
+        if not path:
+            raise ConfigError(
+                f"{self.forced} is forced, but cannot carry this message: {refused[self.forced]}",
+                where(call.verb, call.comm),
+                "gpu='auto' or HPCOMM_GPU=auto",
+            )
+        how = ", through the slab"
+        if way[1] == self._own:
+            how = ", within this process"
+        elif answer.itself:
+            how = ", opened itself"
+        detail = how if path == "ipc" else ""
+        whys = "".join(f"; {name}: refused, {why}" for name, why in refused.items())
+        self.paths[way] = path + detail + whys
+
+    def _recv_large(self, call: Call, look: Buffer, seen: MPI.Status) -> Stages:
+        moment = 0
+        if look.place is not None:  # now, as in send
+            moment = self._begin(look.place, station(look.place.device).up)
+        try:
+            card = self.take(call.peer, call.tag, seen)
+            if card is None:
+                card = bytearray(_CARD)
+                part = guarded((card, _CARD, MPI.BYTE), 2 * _CARD)  # any message may come here
+                statuses = yield [self.plain.Irecv(part, call.peer, call.tag)]
+                _copy_status(statuses[0], seen)
+            if not card.startswith(_MAGIC):
+                raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
+            yield from self.announced(call, look, card, seen, call.after, moment)
+        finally:
+            self.spare(look, moment)
+
+    def announced(
+        self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, after: After | None, moment: int = 0
+    ) -> Stages:
+        """Receive the large message that a card has announced."""
+        place, source, card = look.place, seen.Get_source(), _unpack(raw)
+        if card.nbytes != look.nbytes:
+            yield [self.channel.Isend([_pack(_Answer(False)), MPI.BYTE], source, card.tag + 1)]
+            raise _misfit(call, card.nbytes, look.nbytes)
+        answer, base, itself = yield from self._answer(card, look, source)
+        yield [self.channel.Isend([_pack(answer), MPI.BYTE], source, card.tag + 1)]
+        self._note(call, ("from", source), answer)
+        path, nbytes = answer.choice.path, card.nbytes
+        if path == "ipc":
+            assert place is not None
+            assert after is not None
+            parts = self.channel, card.tag, source, place, nbytes
+            if isinstance(card.ipc, ipc.Lent):
+                yield from ipc.copies(*parts, card.ipc)
+            else:
+                yield from ipc.receives(*parts, self.opened, card.ipc, base, itself)
+            after.leave(station(place.device), station(place.device).up, place)
+        elif path == "direct":
+            assert place is not None
+            yield from cuda_aware.passes(
+                lambda part: self.channel.Irecv(part, source, card.tag), place, nbytes, moment
+            )
+        elif path == "nccl":
+            yield from self._by_nccl(call, source, card, place, answer, moment)
+        else:
+            count, piece = look.size, answer.piece
+            sink = Sink(look, 1) if place is None else DeviceSink(place, 1, count, piece)
+            yield from receive_pieces(self.channel, source, card.tag, sink, look.dtype, count, piece)
+            sink.end(after or After())
+        seen.Set_elements(MPI.BYTE, nbytes)
+
+    def _answer(self, card: _Card, look: Buffer, source: int) -> Stages:
+        """(what to answer to a card, where the sender's slab is here, and its array, if it was opened)"""
+        place = look.place
+        lacks, base, itself = dict.fromkeys(("ipc", "direct", "nccl"), "out is in host memory"), 0, None
+        if not card.device:
+            lacks = dict.fromkeys(lacks, "x is in host memory")
+        elif place is not None:
+            lacks["ipc"], base, itself = self._open(card.ipc, place.device)
+            if lacks["ipc"] and self.forced in ("auto", "direct"):
+                lacks["direct"] = card.direct or cuda_aware.rumour("send")
+                if not lacks["direct"]:
+                    lacks["direct"] = (yield from in_thread(cuda_aware.evidence))["send"]
+            lacks["nccl"] = (
+                nccl_transport.lack_between(place.device, card.device)
+                if self.forced == "nccl"
+                else nccl_transport.RISK
+            )
+        choice = choose_message(self.forced, **{name: why[:_WHY] for name, why in lacks.items()})
+        both_hosts = place is None and not card.device
+        piece = look.size if both_hosts else cut(look.size, 1, look.dtype.itemsize)
+        answer = _Answer(True, choice, piece, itself is not None)
+        if choice.path == "nccl":
+            assert place is not None
+            mine = place.device.identity()
+            pair = self._pair("from", source, place.device, card.device, mine)
+            unique = place.device.nccl().unique() if pair.given == 0 else b""
+            answer = answer._replace(device=mine, number=pair.number(), unique=unique)
+        return answer, base, itself
+
+    def _open(self, offer: Any, device: Device) -> tuple[str, int, int | None]:
+        """Why the sender's memory is not to be opened, else "", where its slab is, and its array, if so."""
+        if isinstance(offer, ipc.Lent):
+            return "" if offer.device == device.index else "x lies on another device of this rank", 0, None
+        if not isinstance(offer, ipc.Offer):
+            return offer, 0, None
+        base = self.opened.slab(device, offer)
+        if isinstance(base, str):
+            return base, 0, None
+        return "", base, self.opened.direct(device, offer)
+
+    def _pair(
+        self, way: str, peer: int, device: Device, sender: bytes, receiver: bytes
+    ) -> nccl_transport.Pair:
+        key = way, peer, sender, receiver  # devices; a rank may have several
+        if key not in self._pairs:
+            self._pairs[key] = nccl_transport.Pair(device, way == "to")
+        return self._pairs[key]
+
+    def _by_nccl(
+        self, call: Call, peer: int, card: _Card, place: Place | None, answer: _Answer, moment: int
+    ) -> Stages:
+        """Carry a message by NCCL; both ranks raise if that does not come up."""
+        assert place is not None
+        way = "to" if call.verb == "send" else "from"
+        pair = self._pair(way, peer, place.device, card.device, answer.device)
+        parts = self.channel, peer, card.tag, place, card.nbytes, answer.number, answer.unique, moment
+        if why := (yield from pair.carry(*parts)):
+            self._note(call, (way, peer), answer._replace(choice=Choice("", {"nccl": why})))
+        call.after.leave(station(place.device), pair.stream, place)
+
+    def leave(self) -> Stages:
+        """Give back what pairs of ranks hold together, all at once: their order need not be the same here."""
+        yield [Together([pair.leave() for pair in self._pairs.values()])]
+        self._pairs.clear()
+
+    def length(self, card: bytearray) -> int | None:
+        """Bytes of the message that a card announces; None if it is no card, but a message itself."""
+        announces = len(card) == _CARD and card.startswith(_MAGIC)
+        return int(_unpack(card).nbytes) if announces else None
+
+
+def _pack(said: _Card | _Answer) -> bytes:
+    packed = _MAGIC + pickle.dumps(said)
+    assert len(packed) <= _CARD, len(packed)
+    return packed.ljust(_CARD, b"\0")
+
+
+def _unpack(card: bytearray) -> Any:
+    return pickle.loads(card[len(_MAGIC) :])
+
+
+def _copy_status(status: MPI.Status, seen: MPI.Status) -> None:
+    seen.Set_source(status.Get_source())
+    seen.Set_tag(status.Get_tag())
+    seen.Set_elements(MPI.BYTE, status.Get_elements(MPI.BYTE))
+
+
+def _misfit(call: Call, sent: int, room: int | None = None) -> MismatchError:
+    what = "" if room is None else f", the array that receives it {room}"
+    return MismatchError(
+        f"the message has {sent} bytes{what or ', the array that receives it has not'}",
+        where(call.verb, call.comm),
+        "give both ranks the same shape and dtype",
+    )

@@ -1,0 +1,443 @@
+"""Calls whose arrays lie on devices, and large ones of ranks that could have brought such.
+
+A communicator of which some rank has a device has one Onboard. Up to `eager` bytes per rank a call is one
+MPI call on pinned memory, so it meets ranks whose arrays are numpy's. Above that all ranks, wherever their
+arrays lie, go through here, and first tell each other where that is. If all lie on devices the ranks' arenas
+meet, once (workspace.py), and the path is chosen (path_choice.py); else the call becomes one MPI
+call for each piece of columns, through pinned memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ...core.buffer import DeviceBuffer
+from ...core.operation import Call
+from ...core.signature import describe, marked, signature
+from ...device.driver import watching
+from ...errors import ConfigError, LayoutError, MismatchError, UsageError, where
+from .. import mpi as transport
+from .. import prepare
+from ..progress import Thread, drive
+from ..scheduled import schedule_transport
+from ..scheduled.comm_cache import own
+from ..scheduled.rounds import TAGS, Rounds, algorithm, fitting, schedule
+from . import cuda_aware, device_columns, host_copy, nccl_transport
+from .device_call import CUTS, STACKS, Job, copy_of, on_device, piece_of, refuse_overlap
+from .device_messages import Messages, carried
+from .nccl_transport import ByNccl, refuses
+from .path_choice import PATHS, choose
+from .pipeline import cut
+from .staging import After, sink_of, source_of
+from .workspace import Arena
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from ...communicator.communicator import Communicator
+    from ...core.buffer import Buffer
+    from ...core.dtypes import Dtype
+    from ...core.request import Stages
+
+__all__ = ["EAGER", "Onboard"]
+
+EAGER = 1 << 20  # bytes of a rank's block up to which a call is one MPI call
+_SAID = 4096  # bytes of what is said about MPI and device memory
+# What each rank says before a large call; what all say is true of the call:
+_DEVICE, _HOST, _FOLDS, _CONVERTS, _MET = 1, 2, 4, 8, 16
+_TOLD = struct.Struct("=Bqq")  # these, its signature, and the same with all bits turned
+
+
+class Onboard:
+    """What a communicator has for arrays on devices."""
+
+    def __init__(self, comm: Communicator, gpu: str | None = None) -> None:
+        self.eager = EAGER
+        self._between = comm.is_inter  # groups, which cannot meet: collectives of any size are one MPI call
+        self.forced = _forced(comm, gpu)
+        self.plain = watching(comm._mpi)
+        self.channel = watching(comm._mpi.Dup())
+        self._line: list[_Ticket] = []
+        self.arena: Arena | None = None
+        self._nccl: Any = None
+        self._no_nccl = "nobody has met"
+        self._direct = dict.fromkeys(cuda_aware.OPERATIONS, "nobody has met")
+        apart = watching(comm._parts)
+        self._rank = comm.rank
+        own = MPI.UNDEFINED if self._between else comm.rank
+        self.messages = Messages(self.plain, apart, self.channel, own, self.forced, self.is_whole)
+        self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
+        self.announced, self.length = self.messages.announced, self.messages.length
+        self.look = self.messages.look
+
+    def close(self) -> None:
+        drive(self.messages.leave())
+        if self.arena is not None:
+            drive(self.arena.leave(self.channel))
+            self._leave_nccl()
+            self.arena = None
+        self.channel.Free()
+
+    def takes(self, *looks: Buffer | None, block: int) -> bool:
+        """Whether a collective on these arrays, block bytes for each rank, is carried out here."""
+        return on_device(*looks) or not self.is_one_call(block)
+
+    def takes_message(self, *looks: Buffer) -> bool:
+        """Whether a message from or to these arrays is."""
+        return on_device(*looks) or not all(self.is_whole(each.nbytes) for each in looks)
+
+    def follows(self, nbytes: int, ranks: Sequence[int]) -> bool:
+        """Whether an array of a parcel goes to ranks as a message of its own (device_payload.py)."""
+        others = (self._between or self._rank not in ranks) and MPI.PROC_NULL not in ranks
+        return others and not self.is_whole(nbytes)
+
+    def is_one_call(self, nbytes: int) -> bool:
+        """Whether a collective on so many bytes of each rank is one MPI call."""
+        return self.is_whole(nbytes) or self._between
+
+    def is_whole(self, nbytes: int) -> bool:
+        """Whether a message of so many bytes is one of MPI's."""
+        return nbytes <= self.eager
+
+    def probe(self, source: int, tag: int, seen: MPI.Status) -> None:
+        """As look(), and wait."""
+
+        def stages() -> Stages:
+            yield [SimpleNamespace(Test=lambda status: self.look(source, tag, seen))]
+
+        drive(stages())
+
+    # -- explaining ----------------------------------------------------------------------------------
+
+    def explain(self, call: Call) -> str:
+        """Which way the bytes of a call take, and why no better one."""
+        place, nbytes = call.look.place, call.count * call.look.dtype.itemsize
+        here = "x in host memory" if place is None else f"x on {place.name}"
+        message = call.verb in ("send", "recv")
+        if self.is_whole(call.look.nbytes) if message else self.is_one_call(nbytes):
+            always = self._between and not message
+            why = "between groups always" if always else "so that ranks with host arrays can take part"
+            limit = "" if always else f", as up to {self.eager} bytes (a guess: docs/gpu.md)"
+            return f"{here}, staged: through pinned memory in one MPI call{limit}, {why}"
+        if message:
+            key = "to" if call.verb == "send" else "from", call.peer
+            if key not in self.messages.paths:
+                return f"{here}, decided with the other rank at the first message (gpu: {self.forced})"
+            return f"{here}, by {self.messages.paths[key]}"
+        if call.chosen is None:
+            return f"{here}; ranks tell each other at each call where their arrays lie (gpu: {self.forced})"
+        return "\n  ".join([f"{here}, by {call.chosen}", *self._pairs()])
+
+    def _pairs(self) -> list[str]:
+        """How messages of schedules come here from each rank, ranks of the same way together."""
+        ways: dict[str, list[str]] = {}
+        for rank, peer in enumerate(self.arena.peers if self.arena is not None else ()):
+            if self.arena is not None and rank != self.arena.rank:
+                way = f"through pinned memory, for it {peer.why}" if peer.why else "device to device"
+                ways.setdefault(way, []).append(str(rank))
+        return [f"from rank {', '.join(ranks)}: {way}" for way, ranks in ways.items()]
+
+    # -- collectives ---------------------------------------------------------------------------------
+
+    def carry(
+        self,
+        call: Call,
+        send: Buffer | None,
+        recv: Buffer | None,
+        op: Any,
+        fold: Any,
+        blocking: bool,
+        algorithm: str | None = None,
+    ) -> Call:
+        """Let call, on arrays of which some may lie on devices, be carried out here.
+
+        algorithm: an own schedule that the user names, for a large call.
+        """
+        if fold is not None and fold.fold is not None and on_device(send, recv):
+            raise UsageError(
+                "a function as op folds arrays of the host", hint="op by name, such as 'sum'; or x.cpu()"
+            )
+        if send is not None and recv is not None:
+            refuse_overlap(call, send, recv)
+        if recv is not None and recv.place is not None and recv.frozen:
+            raise LayoutError(f"out {recv.frozen}", hint="give a contiguous array that can be written")
+        nbytes = call.count * call.look.dtype.itemsize
+        large = not self.is_one_call(nbytes)
+        call.after = After()
+        job = Job(call, send, recv, op, fold, blocking)
+        if algorithm is not None:
+            job.algorithm = schedule_transport.named(call, algorithm, fold, nbytes)
+            call.code = marked(call.code, algorithm)
+            if not on_device(send, recv):  # what is wrong with these, it is known now
+                job.here = self._composed(job, send, recv)
+            own(call.comm)  # all ranks together, and here all do come
+
+        def stages() -> Stages:
+            job.begin()  # what the current stream holds now is what counts
+            return self._in_turn(self._large(job)) if large else self._pipeline(job, self.plain, call.count)
+
+        call.settle = (lambda: drive(self._in_turn(self._agree(job)))) if large else None
+        call.finish = lambda status: recv.give() if recv is not None else None
+        return carried(call, stages)
+
+    def _large(self, job: Job) -> Stages:
+        """A collective of which the ranks first agree about the way."""
+        call = job.call
+        on_devices = yield from self._agree(job)
+        path = call.chosen.path if on_devices and call.chosen is not None else "pipeline"
+        if job.algorithm is not None and path == "pipeline":
+            yield from self._on_copies(job, job.algorithm)
+            return
+        if not on_devices:
+            yield from self._pipeline(job, self.channel, call.count)
+            return
+        if path == "pipeline":
+            p = max(job.blocks_in, job.blocks_out)
+            yield from self._pipeline(job, self.channel, cut(call.count, p, call.look.dtype.itemsize))
+            return
+        arena = self.arena
+        assert arena is not None
+        for _, event in job.moments.values():
+            arena.device.wait(arena.stream, event)
+        job.end()
+        mover = yield from self._mover(job, path)
+        send, recv = job.places()
+        yield from device_columns.carry(call, send, recv, job.fold, job.kernels, arena, mover, call.count)
+        for place in (send, recv):
+            if place is not None:
+                call.after.leave(arena.station, arena.stream, place)
+
+    def _on_copies(self, job: Job, algorithm: str) -> Stages:
+        """By the schedule that the user names, on copies in host memory of what lies on devices."""
+        send, recv, here = job.packed, job.recv, job.here
+        x = None if send is None else copy_of(send)
+        out = x if recv is job.send else None if recv is None else copy_of(recv)
+        up = None
+        if recv is not None and recv.place is not None:
+            up = host_copy.Landing(recv, job.moment("recv"))
+        if isinstance(send, DeviceBuffer):
+            assert x is not None
+            yield from host_copy.down(send, x.array, job.moment("send"))
+        job.end()
+        if here is None:
+            here = self._composed(job, x, out)
+        elif here.fill is not None:
+            here.fill()
+        yield from schedule_transport.rounds(here, algorithm, job.fold, self.channel, TAGS - 1)
+        here.finish(None)
+        if up is not None:
+            assert out is not None
+            yield from up.up(out.array, job.call.after)
+
+    def _composed(self, job: Job, x: Buffer | None, out: Buffer | None) -> Call:
+        """What the call is where its arrays are these, in host memory."""
+        here = Call(job.call.comm, job.call.verb, root=job.call.root)
+        here.look, here.count = job.call.look, job.call.count
+        return prepare.on_hosts(here, x, out, job.fold, blocking=False)
+
+    def _mover(self, job: Job, path: str) -> Generator[list[Any], Any, device_columns.Mover]:
+        call, fold, arena = job.call, job.fold, self.arena
+        assert arena is not None
+        wide = device_columns.travels(fold, call.look.dtype)
+        name = job.algorithm or algorithm(call.verb, arena.size, call.count * wide.itemsize)
+        op = fold.mpi_op if fold is not None else None
+        most = None
+        if job.algorithm is not None:
+            most = yield from self._most(name, call, wide)
+        if path == "nccl":
+            slots = schedule(call.verb, name, arena.size, call.root).slots
+            return ByNccl(arena, self._nccl, call.verb, slots, op, wide, call.root)
+        if path == "direct":
+            slots = schedule(call.verb, name, arena.size, call.root).slots
+            return cuda_aware.Direct(arena, self.channel, call.verb, slots, fold, wide, call.root)
+        return Rounds(arena, self.channel, job.kernels, call.verb, name, call.root, op, wide, most)
+
+    def _most(self, name: str, call: Call, dtype: Dtype) -> Generator[list[Any], Any, int]:
+        """Elements of a slot at most, so that any schedule's work and its temporary fit into all arenas."""
+        assert self.arena is not None
+        mine = fitting(self.arena, call.verb, name, call.root, dtype.itemsize)
+        least = np.array([mine])
+        yield [self.channel.Iallreduce(MPI.IN_PLACE, least, MPI.MIN)]
+        if not least[0]:
+            raise UsageError(
+                f"the work memory on the device, {self.arena.nbytes} bytes, is too small for {name} on "
+                f"{self.arena.size} ranks",
+                where(call.verb, call.comm),
+                "another algorithm=, or none",
+            )
+        return int(least[0])
+
+    def _agree(self, job: Job) -> Stages:
+        """Choose the path of a call, all ranks together; false: all arrays lie in host memory.
+
+        What each says has its signature in it, so all find out if one makes another call, on any node.
+        """
+        call, device = job.call, job.device
+        met = self.arena is not None and (device is None or self.arena.device is device)
+        kind = _DEVICE if device is not None else 0 if on_device(job.send, job.recv) else _HOST
+        mine = kind | _FOLDS * (not job.lacks[0]) | _CONVERTS * (not job.lacks[1]) | _MET * met
+        signed = signature(call.code, call.agreed)
+        told = bytearray(_TOLD.pack(mine, signed, ~signed))
+        yield [self.channel.Iallreduce(MPI.IN_PLACE, [told, MPI.BYTE], MPI.BAND)]
+        said, both, neither = _TOLD.unpack(told)
+        if both ^ neither != -1:
+            yield from self._disagree(call, signed)
+        if said & _HOST:
+            return False
+        on_devices = bool(said & _DEVICE)
+        if on_devices and self.forced != "pipeline" and not said & _MET:
+            yield from self._meet(device)
+        elsewhere = "another rank has no kernel for it"
+        arena, dtype, fold = self.arena, call.look.dtype, job.fold
+        op = fold.mpi_op if fold is not None else None
+        chosen = choose(
+            self.forced, call.verb, all_on_devices=on_devices, folds=fold is not None,
+            kernels="" if said & _FOLDS else job.lacks[0] or elsewhere,
+            converts="" if said & _CONVERTS else job.lacks[1] or elsewhere,
+            pairs=arena.whys if arena is not None else ["nobody has met"],
+            nccl=self._no_nccl or refuses(call.verb, op, device_columns.travels(fold, dtype)),
+            direct=self._direct[call.verb], named=job.algorithm is not None,
+        )  # fmt: skip
+        if not chosen.path:
+            raise ConfigError(
+                f"{self.forced} is forced, but cannot carry this call: {chosen.refused[self.forced]}",
+                where(call.verb, call.comm),
+                "gpu='auto' or HPCOMM_GPU=auto, or another path; hpcomm doctor",
+            )
+        call.chosen = chosen
+        return True
+
+    def _disagree(self, call: Call, signed: int) -> Stages:
+        """Raise on all ranks, which do not make the same call."""
+        all_signed = np.zeros(self.channel.Get_size(), np.int64)
+        yield [self.channel.Iallgather(np.array([signed]), all_signed)]
+        rows = "".join(f"\n  rank {rank}: {describe(int(each))}" for rank, each in enumerate(all_signed))
+        raise MismatchError(
+            f"ranks disagree about a large call on '{call.comm.name}'.{rows}",
+            where(call.verb, call.comm),
+            "give every rank the same verb, operator, dtype, number of elements and root, in the same order",
+        )
+
+    def _meet(self, device: Any) -> Stages:
+        if self.arena is not None:
+            yield from self.arena.leave(self.channel)
+            self._leave_nccl()
+        facts = {"nccl": nccl_transport.fact(device), "nccl_shares": nccl_transport.shares()}
+        self.arena = Arena(device, self.channel.Get_rank(), self.channel.Get_size(), facts)
+        yield from self.arena.meet(self.channel)
+        self._no_nccl = nccl_transport.lack(self.arena.cards)
+        if not self._no_nccl and self.forced in ("auto", "nccl"):
+            self._nccl, self._no_nccl = yield from nccl_transport.join(self.channel, self.arena)
+
+        self._direct = yield from self._ask_about_direct()
+
+    def _ask_about_direct(self) -> Stages:
+        """What the first rank finds out is so for all: they use one MPI."""
+        if self.forced not in ("auto", "direct"):
+            return dict.fromkeys(cuda_aware.OPERATIONS, f"{self.forced} is forced")
+        asked: dict[str, str] = {}
+        if self.channel.Get_rank() == 0:
+            asking = Thread(cuda_aware.evidence)
+            yield [asking]
+            asked = asking.result or dict.fromkeys(cuda_aware.OPERATIONS, asking.why)
+        said = bytearray(json.dumps(asked).encode()[:_SAID].ljust(_SAID))
+        yield [self.channel.Ibcast([said, MPI.BYTE], 0)]
+        return json.loads(said)
+
+    def _leave_nccl(self) -> None:
+        if self._nccl is not None:
+            self._nccl.close()
+            self._nccl = None
+
+    def _pipeline(self, job: Job, mpi: Any, piece: int) -> Stages:
+        """One MPI call for each piece of columns, through pinned memory where an array lies on a device."""
+        call, count = job.call, job.call.count
+        comm, verb = call.comm, call.verb
+        here = SimpleNamespace(rank=comm.rank, size=comm.size, is_inter=comm.is_inter, name=comm.name,
+                               remote_size=comm.remote_size, _mpi=mpi, _onboard=None)  # fmt: skip
+        in_turn = mpi is self.channel
+        source = None if job.packed is None else source_of(job.packed, job.blocks_in, count, piece, job.recv)
+        in_place = verb == "broadcast" and job.send is not None and job.send is job.recv
+        recv = None if in_place else job.recv
+        sink = None if recv is None else sink_of(recv, job.blocks_out, count, piece)
+        pieces = [(low, min(low + piece, count)) for low in range(0, count, max(piece, 1))] or [(0, 0)]
+        if source is not None:
+            source.begin(job.moment("send"))
+            source.bring(*pieces[0])
+        if sink is not None:
+            sink.begin(job.moment("recv"))
+        job.end()
+        for i, (low, high) in enumerate(pieces):
+            waits = [*(source.landed() if source else ()), *(sink.free() if sink else ())]
+            if in_turn and waits:
+                yield waits
+            else:  # so that MPI's call is begun in the order in which the user makes calls
+                for each in waits:
+                    each.Wait()
+            x = None if source is None else piece_of(source, low, high, call, verb in CUTS)
+            out = x if in_place else None if sink is None else piece_of(sink, low, high, call, verb in STACKS)
+            if source is not None and i + 1 < len(pieces):
+                source.bring(*pieces[i + 1])
+            part = prepare.compose(here, verb, x, out, job.op, call.root, job.blocking)  # type: ignore[arg-type]
+            if job.blocking:
+                transport.run(part)
+            else:
+                yield from transport.background(part)
+            if sink is not None:
+                sink.deliver(low, high)
+        if source is not None:
+            source.end()
+        if sink is not None:
+            sink.end(call.after)
+
+    def _in_turn(self, stages: Stages) -> Stages:
+        """Collectives of several MPI calls: one after the other, in the order in which they were made."""
+        ticket = _Ticket(self._line)
+        try:
+            if self._line[0] is not ticket:
+                yield [ticket]
+            return (yield from stages)
+        finally:
+            self._line.remove(ticket)
+
+
+def _forced(comm: Communicator, asked: str | None) -> str:
+    """The path that the user forces, as gpu= or else by the environment; the same on all ranks.
+
+    Raises:
+        ConfigError: there is no such path. MismatchError: the ranks are told different ones.
+    """
+    said = asked or os.environ.get("HPCOMM_GPU")
+    forced = "auto" if not said or said == "off" else said  # off here, and a device on another rank
+    known = PATHS.index(forced) if forced in PATHS else -1
+    both = comm._least(bytes([known + 1, 255 - (known + 1)]))
+    if known < 0:
+        raise ConfigError(
+            f"there is no path {forced!r} for device arrays (gpu=, HPCOMM_GPU)",
+            hint=f"off, {', '.join(PATHS)}",
+        )
+    if both[0] != 255 - both[1]:
+        raise MismatchError(
+            f"{forced} is forced on rank {comm.rank}, and another path elsewhere (gpu=, HPCOMM_GPU)",
+            where("communicator", comm),
+            "the same for all ranks",
+        )
+    return forced
+
+
+class _Ticket:
+    """A place in the line of collectives; its turn is waited for as an MPI request is."""
+
+    def __init__(self, line: list[_Ticket]) -> None:
+        self._line = line
+        line.append(self)
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802
+        return self._line[0] is self

@@ -1,0 +1,262 @@
+"""Device memory from process to process on one node: CUDA's IPC, with the host passing words only.
+
+A sender has a slab, exported once, through whose slots any array can go, whatever allocator made it. A large
+array whose allocation can be exported is opened itself. Interprocess events order the two devices' streams:
+slot i is written after `done` of its last reader, read after `ready` of its writer.
+
+Whether the receiver can open the sender's memory is tried, with a pattern, when they first meet. A rank that
+sends to itself has nothing to open, which CUDA would refuse: it copies from one array to the other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...errors import TransportError
+from .staging import station
+
+if TYPE_CHECKING:
+    from ...device.arrays import Place
+    from ...device.driver import Device
+    from .staging import Station
+
+__all__ = ["Lane", "Lent", "Offer", "Opened", "Slab", "copies", "lends", "node", "receives", "sends", "slab"]
+
+SLOT = 4 << 20  # bytes of a slot
+SLOTS = 8
+PER_MESSAGE = 2  # slots that a message uses in turn
+DIRECT = 16 << 20  # bytes from which an array is worth opening itself
+_HEAD = 256  # bytes before the slots: the pattern
+_OPENED = 16  # allocations of other processes that stay open
+
+
+@lru_cache(maxsize=1)
+def node() -> str:
+    """The same for processes that may reach each other: the boot of the machine, and the PID namespace."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(
+            Path("/proc/self/ns/pid").readlink()
+        )
+    except OSError as error:
+        return f"{os.uname().nodename}: {error}"
+
+
+@dataclass
+class Lane:
+    """A slot of a slab as its owner has it: where, and its two events with their handles."""
+
+    index: int
+    address: int
+    ready: int
+    done: int
+    handles: tuple[bytes, bytes]
+    used: bool = False
+
+
+@dataclass
+class Offer:
+    """What a sender shows a receiver: enough to open all that it needs."""
+
+    node: str
+    slab: bytes
+    pattern: bytes
+    written: bytes  # handle of the event after which the pattern is there
+    slot: int  # bytes
+    lanes: list[tuple[int, bytes, bytes]]  # index, handles of ready and done
+    direct: tuple[bytes, int, int] | None  # handle of the array's allocation, its serial, offset
+
+
+class Lent(NamedTuple):
+    """What a sender shows a receiver that is itself: its array, as it is after an event."""
+
+    device: int  # its index
+    address: int
+    ready: int
+
+
+class Slab:
+    """The memory that a process has exported from a device; Raises TransportError where none can be."""
+
+    def __init__(self, place: Station) -> None:
+        self.device = device = place.device
+        self.base = device.allocate(_HEAD + SLOTS * SLOT)
+        self.slot = SLOT
+        self.pattern = os.urandom(16)
+        self.handle = device.export(self.base)
+        self.free: list[Lane] = []
+        for i in range(SLOTS):
+            ready, done = device.event(interprocess=True), device.event(interprocess=True)
+            handles = device.export_event(ready), device.export_event(done)
+            self.free.append(Lane(i, self.base + _HEAD + i * SLOT, ready, done, handles))
+        host, written = device.pinned(16), device.event(interprocess=True)
+        host[:] = np.frombuffer(self.pattern, np.uint8)
+        device.copy(self.base, int(host.__array_interface__["data"][0]), 16, place.down)
+        device.record(written, place.down)
+        self.written = device.export_event(written)
+
+    def take(self) -> list[Lane] | None:
+        """Slots for a message; None if all are in use."""
+        if len(self.free) < PER_MESSAGE:
+            return None
+        return [self.free.pop() for _ in range(PER_MESSAGE)]
+
+    def offer(self, lanes: list[Lane], place: Place, nbytes: int) -> Offer:
+        """What the receiver of an array needs to know; the array is as the stream `down` leaves it."""
+        device, direct = self.device, None
+        if nbytes >= DIRECT and device.can_export(place.address):
+            base, _ = device.range(place.address)
+            lane, stream = lanes[0], station(device).down
+            if lane.used:  # its events are about to stand for the array: what they stood for comes first
+                device.wait(stream, lane.done)
+                lane.used = False
+            device.record(lane.ready, stream)
+            direct = device.export(base), device.serial(place.address), place.address - base
+        shown = [(lane.index, *lane.handles) for lane in lanes]
+        return Offer(node(), self.handle, self.pattern, self.written, self.slot, shown, direct)
+
+
+_slabs: dict[int, Slab | str] = {}
+
+
+def slab(device: Device) -> Slab | str:
+    """This process' slab on a device, made when first asked for; or why there is none."""
+    if id(device) not in _slabs:
+        try:
+            _slabs[id(device)] = Slab(station(device))
+        except TransportError as error:
+            _slabs[id(device)] = error.what
+    return _slabs[id(device)]
+
+
+class Opened:
+    """What this process has opened of others' device memory."""
+
+    def __init__(self) -> None:
+        self._slabs: dict[tuple[int, bytes], int | str] = {}
+        self._events: dict[bytes, int] = {}
+        self._direct: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # handle -> serial, where
+
+    def slab(self, device: Device, offer: Offer) -> int | str:
+        """Where the slab of an offer is here, after a trial; or why it cannot be reached. Kept."""
+        key = device.index, offer.slab
+        if key not in self._slabs:
+            self._slabs[key] = self._try(device, offer)
+        return self._slabs[key]
+
+    def _try(self, device: Device, offer: Offer) -> int | str:
+        if offer.node != node():
+            return "the sender is on another node, or in another PID namespace"
+        try:
+            base = device.open(offer.slab)
+            seen, event = device.pinned(16), device.event()
+            stream = station(device).up
+            device.wait(stream, self.event(device, offer.written))
+            device.copy(int(seen.__array_interface__["data"][0]), base, 16, stream)
+            device.record(event, stream)
+            device.synchronize(event)
+        except TransportError as error:
+            return error.what
+        return base if seen.tobytes() == offer.pattern else "what was opened is not what the sender wrote"
+
+    def event(self, device: Device, handle: bytes) -> int:
+        if handle not in self._events:
+            self._events[handle] = device.open_event(handle)
+        return self._events[handle]
+
+    def direct(self, device: Device, offer: Offer) -> int | None:
+        """Where the array of an offer is here; None if it cannot be opened.
+
+        Allocations stay open, for opening takes longer than copying; a serial tells a new one at the same
+        address from the old one, which is closed then.
+        """
+        if offer.direct is None:
+            return None
+        handle, serial, offset = offer.direct
+        known = self._direct.pop(handle, None)
+        try:
+            if known is not None and known[0] != serial:
+                device.close(known[1])
+                known = None
+            if known is None:
+                known = serial, device.open(handle)
+            self._direct[handle] = known
+            if len(self._direct) > _OPENED:
+                device.close(self._direct.popitem(last=False)[1][1])
+        except TransportError:
+            return None
+        return known[1] + offset
+
+
+def sends(
+    channel: Any, tag: int, peer: int, place: Place, nbytes: int, kept: Slab, lanes: list[Lane], direct: bool
+) -> Any:
+    """The sender's stages, behind what its stream `down` has waited for; yields what to wait for."""
+    device, stream = kept.device, station(place.device).down
+    word, answers = bytearray(1), [bytearray(1), bytearray(1)]
+    if direct:
+        yield [channel.Irecv(answers[0], peer, tag + 1)]
+        device.wait(stream, lanes[0].done)
+        return
+    starts = range(0, nbytes, kept.slot)
+    for i, low in enumerate(starts):
+        lane = lanes[i % len(lanes)]
+        if i >= len(lanes):
+            yield [channel.Irecv(answers[0], peer, tag + 1)]
+        if lane.used:
+            device.wait(stream, lane.done)
+        device.copy(lane.address, place.address + low, min(kept.slot, nbytes - low), stream)
+        device.record(lane.ready, stream)
+        lane.used = True
+        yield [channel.Isend(word, peer, tag)]
+    for i in range(min(len(starts), len(lanes))):  # a lane is given back once its reader has recorded done
+        yield [channel.Irecv(answers[i], peer, tag + 1)]
+
+
+def receives(
+    channel: Any, tag: int, peer: int, place: Place, nbytes: int, opened: Opened, offer: Offer,
+    base: int, direct: int | None,
+) -> Any:  # fmt: skip
+    """The receiver's stages, into its stream `up`."""
+    device, stream = place.device, station(place.device).up
+    word, said = bytearray(1), bytearray(1)
+    lanes = [
+        (base + _HEAD + index * offer.slot, opened.event(device, ready), opened.event(device, done))
+        for index, ready, done in offer.lanes
+    ]
+    if direct is not None:
+        _, ready, done = lanes[0]
+        device.wait(stream, ready)
+        device.copy(place.address, direct, nbytes, stream)
+        device.record(done, stream)
+        yield [channel.Isend(said, peer, tag + 1)]
+        return
+    for i, low in enumerate(range(0, nbytes, offer.slot)):
+        address, ready, done = lanes[i % len(lanes)]
+        yield [channel.Irecv(word, peer, tag)]
+        device.wait(stream, ready)
+        device.copy(place.address + low, address, min(offer.slot, nbytes - low), stream)
+        device.record(done, stream)
+        yield [channel.Isend(said, peer, tag + 1)]
+
+
+def lends(channel: Any, tag: int, peer: int, place: Place) -> Any:
+    """The stages of a sender that is the receiver, too, behind what its stream `down` has waited for."""
+    there, done = station(place.device), np.zeros(1, np.int64)
+    yield [channel.Irecv(done, peer, tag + 1)]
+    place.device.wait(there.down, int(done[0]))
+    there.spare(int(done[0]))
+
+
+def copies(channel: Any, tag: int, peer: int, place: Place, nbytes: int, lent: Lent) -> Any:
+    """Those of the receiver, into its stream `up`."""
+    there = station(place.device)
+    place.device.wait(there.up, lent.ready)
+    place.device.copy(place.address, lent.address, nbytes, there.up)
+    yield [channel.Isend(np.array([there.mark(there.up)], np.int64), peer, tag + 1)]

@@ -1,0 +1,212 @@
+"""Collectives and messages by NCCL, where each rank has a GPU of its own.
+
+Messages from one rank to another have a group of two and a stream of their own: NCCL matches them by their
+order alone, and on the stream of another call two ranks could wait for each other in a circle. NVIDIA does
+not promise that two groups move on side by side (nccl #195, #217), so messages go this way on demand only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from ...device.nccl import DTYPES, OPS
+from ...errors import HpcommError
+from ..progress import Thread, in_thread
+from .staging import Reached, station
+
+if TYPE_CHECKING:
+    from ...core.dtypes import Dtype
+    from ...core.request import Stages
+    from ...device.arrays import Place
+    from ...device.driver import Device
+    from .workspace import Arena, Card
+
+__all__ = ["ByNccl", "Pair", "fact", "join", "lack", "lack_between", "refuses", "shares"]
+
+LIMIT_S = 60.0  # for a group to come together
+_WHY = 160  # bytes of what went wrong there
+RISK = "taken if forced only: messages both ways need two groups that move on side by side"
+_SHARING = 23000  # the version from which ranks may share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1
+
+
+def fact(device: Device) -> int | str:
+    """The version of NCCL here, or why there is none."""
+    try:
+        return device.nccl().version  # type: ignore[no-any-return]
+    except HpcommError as error:
+        return error.what[:120]
+
+
+def lack(cards: list[Card]) -> str:
+    """Why these ranks cannot use NCCL together, or "". The same on all ranks."""
+    if len(cards) == 1:
+        return "there is one rank only"
+    versions = [card.facts["nccl"] for card in cards]
+    for rank, version in enumerate(versions):
+        if isinstance(version, str):
+            return f"rank {rank}: {version}"
+        if version != versions[0]:
+            return f"rank 0 has NCCL {versions[0]}, rank {rank} {version}"
+    seen: dict[bytes, int] = {}
+    shares = versions[0] >= _SHARING and all(card.facts["nccl_shares"] for card in cards)
+    for rank, card in enumerate(cards):
+        if card.device in seen and not shares:
+            return f"ranks {seen[card.device]} and {rank} share a GPU"
+        seen[card.device] = rank
+    return ""
+
+
+def lack_between(device: Device, other: bytes) -> str:
+    """Why NCCL cannot carry a message from the device of identity other to this one, or ""."""
+    version = fact(device)
+    if isinstance(version, str):
+        return version
+    shared = other == device.identity() and not (version >= _SHARING and shares())
+    return "both ranks share a GPU" if shared else ""
+
+
+def shares() -> bool:
+    """Whether NCCL was told that ranks may share a GPU."""
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def refuses(verb: str, op: str | None, dtype: Dtype) -> str:
+    """Why NCCL has no such collective, or ""."""
+    if verb in ("scan", "exscan"):
+        return f"NCCL has no {verb}"
+    if op is None or (op == "SUM" and dtype.kind == "c"):
+        return ""
+    if op not in OPS or dtype.name not in DTYPES:
+        return f"NCCL has no {op.lower()} of {dtype}"
+    return ""
+
+
+def join(channel: Any, arena: Arena) -> Stages:
+    """Make a group of NCCL's of all ranks; returns (the group or None, why there is none), alike on all."""
+    library = arena.device.nccl()
+    unique = bytearray(library.unique() if arena.rank == 0 else 128)
+    yield [channel.Ibcast([unique, MPI.BYTE], 0)]
+    joining = Thread(lambda: library.group(bytes(unique), arena.size, arena.rank), LIMIT_S)
+    yield [joining]
+    fine = bytearray([joining.why == ""])
+    yield [channel.Iallreduce(MPI.IN_PLACE, [fine, MPI.BYTE], MPI.BAND)]
+    if fine[0]:
+        return joining.result, ""
+    return None, joining.why or "another rank could not join the group"
+
+
+class ByNccl:
+    """How a collective goes on in an arena by NCCL."""
+
+    def __init__(self, arena: Arena, group: Any, verb: str, slots: int, op: str | None, dtype: Dtype,
+                 root: int) -> None:  # fmt: skip
+        self.arena, self.group, self.verb = arena, group, verb
+        self.op, self.dtype, self.root = op, dtype, root
+        self.capacity = max(1, arena.nbytes // (slots * dtype.itemsize))
+
+    def move(self, count: int) -> Stages:
+        arena, verb = self.arena, self.verb
+
+        def carry() -> None:
+            self.group.carry(verb, arena.work, count, self.dtype, self.op, self.root, arena.stream)
+
+        if verb in self.group.used:
+            carry()
+            return
+        yield from in_thread(carry)  # ranks connect at their first call, and the host waits for the others
+        self.group.used.add(verb)
+
+
+class Pair:
+    """The way of messages from one rank to another, at one of its ends.
+
+    Messages have numbers, which the receiver gives them: both ends put them into their streams in that order.
+    """
+
+    def __init__(self, device: Device, sends: bool) -> None:
+        self.device, self.sends = device, sends
+        self.stream = 0
+        self.why = ""  # it cannot be used
+        self.given = 0  # numbers
+        self._turn = 0
+        self._group: Any = None
+
+    def number(self) -> int:
+        self.given += 1
+        return self.given - 1
+
+    def carry(
+        self,
+        channel: Any,
+        peer: int,
+        tag: int,
+        place: Place,
+        nbytes: int,
+        number: int,
+        unique: bytes,
+        moment: int,
+    ) -> Stages:
+        """Put message number into the stream, behind moment; returns why that could not be, or ""."""
+        if number != self._turn:
+            yield [_Turn(self, number)]
+        try:
+            if number == 0:
+                yield from self._join(channel, peer, tag, unique)
+            if self.why:
+                return self.why
+            self.device.wait(self.stream, moment)
+            put = self._group.send if self.sends else self._group.recv
+            if number == 0:  # the two connect, and the host waits for that
+                yield from in_thread(lambda: put(place.address, nbytes, 0 if self.sends else 1, self.stream))
+            else:
+                put(place.address, nbytes, 0 if self.sends else 1, self.stream)
+            there = bytearray(1)  # so that no stream of the user's waits for what nobody has enqueued yet
+            yield [
+                channel.Irecv([there, MPI.BYTE], peer, tag + self.sends),
+                channel.Isend([b"k", MPI.BYTE], peer, tag + (not self.sends)),
+            ]
+            return ""
+        finally:
+            self._turn += 1
+
+    def _join(self, channel: Any, peer: int, tag: int, unique: bytes) -> Stages:
+        """Make the group, the receiver as its first rank; or find out, at both ends, why there is none."""
+        self.stream = station(self.device).borrow()
+        version = fact(self.device)
+        yield from self._agree(channel, peer, tag, version if isinstance(version, str) else "")
+        if self.why:
+            return
+        library = self.device.nccl()
+        joining = Thread(lambda: library.group(unique, 2, int(self.sends)), LIMIT_S)
+        yield [joining]
+        self._group = joining.result
+        yield from self._agree(channel, peer, tag, joining.why)
+
+    def _agree(self, channel: Any, peer: int, tag: int, why: str) -> Stages:
+        mine, other = bytearray(why.encode()[:_WHY].ljust(_WHY)), bytearray(_WHY)
+        back = [channel.Irecv([other, MPI.BYTE], peer, tag + self.sends)]
+        yield [*back, channel.Isend([mine, MPI.BYTE], peer, tag + (not self.sends))]
+        theirs = other.decode(errors="replace").strip()
+        self.why = why or (f"the other rank: {theirs}" if theirs else "")
+
+    def leave(self) -> Stages:
+        """Give the group back; returns when the other end does, too."""
+        if self._group is not None:
+            there = station(self.device)
+            yield [Reached(self.device, event := there.mark(self.stream))]
+            there.spare(event)
+            yield from in_thread(self._group.close)
+            there.give_back(self.stream)
+
+
+class _Turn:
+    """The turn of a message, waited for as an MPI request is."""
+
+    def __init__(self, pair: Pair, number: int) -> None:
+        self._pair, self._number = pair, number
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802
+        return self._pair._turn == self._number

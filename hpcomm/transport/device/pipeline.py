@@ -1,0 +1,85 @@
+"""A message in pieces, through pinned memory at the end that lies on a device: pipelined, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...core.dtypes import BY_NAME
+from ...device.arrays import Place
+from .. import mpi as transport
+from .staging import DeviceSink, DeviceSource
+
+if TYPE_CHECKING:
+    from ...core.dtypes import Dtype
+    from ...core.request import Stages
+    from ...device.driver import Device
+    from .staging import Sink, Source
+
+__all__ = ["PIECE", "cut", "receive_bytes", "receive_pieces", "send_bytes", "send_pieces"]
+
+PIECE = 1 << 20  # bytes of pinned memory a piece takes
+
+
+def cut(count: int, blocks: int, itemsize: int) -> int:
+    """Elements of a block that one piece takes, the same on all ranks."""
+    return max(1, min(count, PIECE // (blocks * itemsize)))
+
+
+def send_pieces(
+    channel: Any, peer: int, tag: int, source: Source, dtype: Dtype, count: int, piece: int
+) -> Stages:
+    """Send all elements of source; one piece is brought while another one travels."""
+    pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
+    source.bring(*pieces[0])
+    going: list[Any] = []
+    for i, (low, high) in enumerate(pieces):
+        if waits := source.landed():
+            yield waits
+        part = transport.spec(source.columns(low, high), high - low, dtype)
+        before, going = going, [channel.Isend(part, peer, tag)]
+        if before:
+            yield before
+        if i + 1 < len(pieces):
+            source.bring(*pieces[i + 1])
+    yield going
+    source.end()
+
+
+def receive_pieces(
+    channel: Any, peer: int, tag: int, sink: Sink, dtype: Dtype, count: int, piece: int
+) -> Stages:
+    """Receive them into sink; sink.end() is left to the caller."""
+    pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
+    coming: list[Any] = []
+    for i in range(len(pieces) + 1):
+        before = coming
+        if i < len(pieces):
+            if waits := sink.free():
+                yield waits
+            low, high = pieces[i]
+            part = transport.spec(sink.columns(low, high), high - low, dtype)
+            coming = [channel.Irecv(part, peer, tag)]
+        if before:
+            yield before
+            sink.deliver(*pieces[i - 1])
+
+
+def send_bytes(
+    channel: Any, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
+) -> Stages:
+    """Send device memory, as stream leaves it."""
+    source = DeviceSource(_bytes(device, address, nbytes), 1, nbytes, cut(nbytes, 1, 1), stream)
+    return send_pieces(channel, peer, tag, source, BY_NAME["uint8"], nbytes, cut(nbytes, 1, 1))
+
+
+def receive_bytes(
+    channel: Any, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
+) -> Stages:
+    """Receive into device memory, by stream."""
+    sink = DeviceSink(_bytes(device, address, nbytes), 1, nbytes, cut(nbytes, 1, 1), stream)
+    yield from receive_pieces(channel, peer, tag, sink, BY_NAME["uint8"], nbytes, cut(nbytes, 1, 1))
+    sink.give_back()
+
+
+def _bytes(device: Device, address: int, nbytes: int) -> Place:
+    return Place(None, address, (nbytes,), None, BY_NAME["uint8"], device, lambda: 0, None, None)

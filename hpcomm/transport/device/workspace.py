@@ -1,0 +1,172 @@
+"""Device memory in which collectives work, and what the ranks of a communicator found out about each other's.
+
+Each rank exports its arena once; the others of its node try to open it, with a pattern. What they found is
+told to all, so that all choose alike. A pair whose memory can be opened copies from device to device.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ...errors import TransportError
+from .ipc import node
+from .staging import Reached, station
+
+if TYPE_CHECKING:
+    from ...core.request import Stages
+    from ...device.driver import Device
+
+__all__ = ["ARENA", "Arena", "Card", "Peer"]
+
+ARENA = 32 << 20  # bytes
+HEAD = 256  # bytes before the working memory: the pattern
+_CARD, _WHY = 768, 160  # bytes of what ranks tell
+_PAIR = struct.Struct("=?64s")  # whether I can open your arena, and the event after which I have read
+
+
+@dataclass
+class Card:
+    """What a rank tells all others of itself."""
+
+    node: str
+    process: int
+    device: bytes  # no other device has the same
+    handle: bytes | None
+    ready: bytes
+    why: str  # there is no handle
+    pattern: bytes
+    facts: dict[str, Any] = field(default_factory=dict)  # for the choice among transports
+
+
+@dataclass
+class Peer:
+    """Another rank of the node whose arena is open here, or why it is not.
+
+    base: where its arena is here; ready: its event; read: mine, after which I have read from it;
+    has_read: its own, after which it has read from mine, where it can (gives).
+    """
+
+    why: str = ""
+    base: int = 0
+    ready: int = 0
+    read: int = 0
+    has_read: int = 0
+    gives: bool = False
+
+
+class Arena:
+    """The arena of one communicator on this process' device; made by all ranks together, in meet()."""
+
+    def __init__(self, device: Device, rank: int, size: int, facts: dict[str, Any]) -> None:
+        self.device, self.rank, self.size = device, rank, size
+        self.station = station(device)
+        self.stream = self.station.side
+        self.nbytes = ARENA
+        self.base = device.allocate(HEAD + self.nbytes)
+        self.work = self.base + HEAD
+        self.peers = [Peer() for _ in range(size)]
+        self.cards: list[Card] = []
+        self.whys: list[str] = []  # of each rank: the first pair that it cannot copy from
+        pattern = os.urandom(16)
+        handle, told, why = None, b"", ""
+        self.ready = 0
+        try:
+            self.ready = device.event(interprocess=True)
+            handle, told = device.export(self.base), device.export_event(self.ready)
+        except TransportError as error:
+            why = error.what
+        self._card = Card(node(), os.getpid(), device.identity(), handle, told, why[:_WHY], pattern, facts)
+
+    def meet(self, channel: Any) -> Stages:
+        """Let all ranks of channel get to know each other."""
+        self._write_pattern()
+        said = pickle.dumps(self._card)
+        assert len(said) <= _CARD, len(said)
+        everyone = bytearray(_CARD * self.size)
+        yield [channel.Iallgather([said.ljust(_CARD, b"\0"), MPI.BYTE], [everyone, MPI.BYTE])]
+        self.cards = [pickle.loads(everyone[i * _CARD :]) for i in range(self.size)]
+        yield from self._open_all()
+        mine, theirs = bytearray(), bytearray(_PAIR.size * self.size)
+        for peer in self.peers:
+            mine += _PAIR.pack(not peer.why, self.device.export_event(peer.read) if peer.read else b"")
+        yield [channel.Ialltoall([mine, MPI.BYTE], [theirs, MPI.BYTE])]
+        for peer, (reads, event) in zip(self.peers, _PAIR.iter_unpack(theirs), strict=True):
+            try:
+                peer.has_read = self.device.open_event(event) if reads and any(event) else 0
+            except TransportError:
+                peer.has_read = 0
+            peer.gives = bool(peer.has_read)
+        may, granted = bytearray(peer.gives for peer in self.peers), bytearray(self.size)
+        yield [channel.Ialltoall([may, MPI.BYTE], [granted, MPI.BYTE])]
+        for r, peer in enumerate(self.peers):
+            if r != self.rank and not peer.why and not granted[r]:
+                peer.why = "cannot open this rank's event in return"
+        lacks = [f"rank {r}: {peer.why}" for r, peer in enumerate(self.peers) if peer.why]
+        why, whys = (lacks[0] if lacks else "").encode()[:_WHY], bytearray(_WHY * self.size)
+        yield [channel.Iallgather([why.ljust(_WHY, b"\0"), MPI.BYTE], [whys, MPI.BYTE])]
+        parts = (bytes(whys[i * _WHY : (i + 1) * _WHY]).rstrip(b"\0") for i in range(self.size))
+        self.whys = [part.decode(errors="replace") for part in parts]
+
+    def _write_pattern(self) -> None:
+        """And wait for it: so the pinned memory that it came from can be given back."""
+        device, host, event = self.device, self.device.pinned(16), self.device.event()
+        host[:] = np.frombuffer(self._card.pattern, np.uint8)
+        device.copy(self.base, int(host.__array_interface__["data"][0]), 16, self.stream)
+        if self.ready:
+            device.record(self.ready, self.stream)
+        device.record(event, self.stream)
+        device.synchronize(event)
+        device.destroy_event(event)
+        device.unpin(host)
+
+    def _open_all(self) -> Stages:
+        """Open the arenas of this node, and read what was written there."""
+        device, seen = self.device, self.device.pinned(16 * self.size)
+        address, mine = int(seen.__array_interface__["data"][0]), self.cards[self.rank]
+        for r, (peer, card) in enumerate(zip(self.peers, self.cards, strict=True)):
+            if r == self.rank:
+                continue
+            if card.node != mine.node:
+                peer.why = "is on another node, or in another PID namespace"
+            elif card.process == mine.process:
+                peer.why = "is this process"
+            elif card.handle is None:
+                peer.why = f"cannot export memory: {card.why}"
+            else:
+                try:
+                    peer.base, peer.ready = device.open(card.handle), device.open_event(card.ready)
+                    peer.read = device.event(interprocess=True)
+                    device.wait(self.stream, peer.ready)
+                    device.copy(address + 16 * r, peer.base, 16, self.stream)
+                except TransportError as error:
+                    peer.why = f"cannot be opened: {error.what}"
+        event = self.station.mark(self.stream)
+        yield [Reached(device, event)]
+        self.station.spare(event)
+        for r, (peer, card) in enumerate(zip(self.peers, self.cards, strict=True)):
+            if r != self.rank and not peer.why and seen[16 * r : 16 * r + 16].tobytes() != card.pattern:
+                peer.why = "cannot be opened: what was read there is not what it wrote"
+        device.unpin(seen)
+
+    def leave(self, channel: Any) -> Stages:
+        """Give everything back, all ranks together: what is others' first, and one's own after all did so."""
+        device = self.device
+        yield [Reached(device, event := self.station.mark(self.stream))]
+        self.station.spare(event)
+        for peer in self.peers:
+            if peer.base:
+                device.close(peer.base)
+            for each in (peer.ready, peer.read, peer.has_read):
+                if each:
+                    device.destroy_event(each)
+        yield [channel.Ibarrier()]
+        device.free(self.base)
+        if self.ready:
+            device.destroy_event(self.ready)

@@ -1,0 +1,40 @@
+"""Communicators for planned exchanges alone, so that their messages never meet the user's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..communicator.communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["Channel", "channel"]
+
+
+class Channel(NamedTuple):
+    """mpi: for exchanges alone; carrier: for those of arrays on devices, if a rank may have such."""
+
+    mpi: MPI.Comm
+    number: int
+    carrier: Communicator | None
+
+
+def channel(comm: Communicator, peek: bool = False) -> Channel:
+    """Duplicates of comm for exchanges alone, and a number that tells this exchange from the others.
+
+    The first use of a communicator is collective; closing it closes the duplicates. With peek no number is
+    taken.
+    """
+    if comm._channel is None:
+        made = comm._mpi.Dup()
+        made.Set_errhandler(MPI.ERRORS_RETURN)
+        carrier = None if comm._onboard is None else comm.dup(name=f"{comm.name}.exchange", check="off")
+        comm._channel = [made, 0, carrier]
+    if not peek:
+        comm._channel[1] += 1
+    return Channel(comm._channel[0], comm._channel[1] % 32768, comm._channel[2])

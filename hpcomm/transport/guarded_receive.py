@@ -1,0 +1,112 @@
+"""Receives past whose end Open MPI cannot write.
+
+Between ranks of a node Open MPI 5.0 takes a message of more than 4 KiB out of its sender's memory in one
+copy, as long as the message is, and says MPI_ERR_TRUNCATE after it, when what lay behind a shorter array is
+gone. Where the elements of a receive do not lie one after the other, it copies through memory that both
+share, and no further than to their end. So the datatype of a receive has an element more, which lies on its
+first one: a message that fits never comes to it. MPI's text forbids such a datatype; Open MPI takes it, and
+no other library is given one.
+
+At 8 bytes this takes 0.03 us, and from 4 KiB on less time than the one copy where the kernel is slow to reach
+another process (benchmarks/guard.py). Where it is quick, long messages would lose by it: between cores far
+apart copying twice takes 2.6 to 5 times as long as the one copy of an array that was sent before as it is,
+and as long as that of one just written (benchmarks/far.py). So those of 8 KiB and more are looked at before
+they are received, where the call waits for them anyhow; and receives of 64 KiB and more in the background,
+planned ones, and those of a communicator with devices are left, but for check="full".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..communicator.communicator import Communicator
+
+    Part = tuple[Any, int, MPI.Datatype]
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["LOOKED_AT", "guarded", "is_needed", "most", "of_kind", "receive"]
+
+LOOKED_AT = 8 << 10  # bytes from which a message is looked at instead, where the call waits for it;
+_LEFT = 64 << 10  # and is left as it is elsewhere
+_KEPT = 1 << 16  # datatypes of one kind, of 0.9 KB each: all lengths below 64 KiB
+
+_LARGEST = 2**31 - 1  # elements that MPI counts in one block
+
+_known: dict[tuple[int, int], dict[int, MPI.Datatype]] = {}
+_landing = bytearray(64)  # of messages to arrays without elements
+
+
+@lru_cache(maxsize=1)
+def is_needed() -> bool:
+    """Whether it is Open MPI, and moves messages itself: not by UCX, or another library."""
+    if MPI.get_vendor()[0] != "Open MPI":
+        return False
+    try:
+        component = ctypes.CDLL(MPI.__file__)
+        # a struct of C, whose length differs from version to version, and in which its name stands
+        chosen = (ctypes.c_char * 128).in_dll(component, "mca_pml_base_selected_component").raw
+    except (OSError, ValueError):
+        return True  # not told
+    return b"\0ucx\0" not in chosen and b"\0cm\0" not in chosen
+
+
+def most(comm: Communicator, waits: bool) -> int:
+    """Bytes from which receives on comm are not guarded: none where it checks all calls.
+
+    waits: whether the call that begins them waits for the message.
+    """
+    return sys.maxsize if comm._level == "full" else LOOKED_AT if waits else _LEFT
+
+
+def of_kind(kind: MPI.Datatype, most: int) -> dict[int, MPI.Datatype]:
+    """The datatypes that guarded has made of kind, by the number of elements."""
+    return _known.setdefault((kind.py2f(), most), {})
+
+
+def guarded(part: Part, most: int) -> Part:
+    """An array (contiguous, elements, kind) as one to receive into that nothing is written behind.
+
+    most: bytes from which it stays as it is.
+    """
+    array, n, kind = part
+    if not is_needed() or n * kind.Get_size() >= most or n >= _LARGEST:
+        return part
+    if not n:
+        array, n = _landing, 1
+    known = of_kind(kind, most)
+    guard = known.get(n)
+    if guard is None:
+        guard = _one_more(n, kind)
+        if len(known) < _KEPT:
+            known[n] = guard
+    return array, 1, guard
+
+
+def receive(mpi: MPI.Comm, part: Part, source: int, tag: int, status: MPI.Status | None) -> None:
+    """As mpi.Recv, but nothing is written behind part, even if it is too long to be guarded always.
+
+    A message is matched before it is looked at, or the one that is received might be another.
+    """
+    array, n, kind = part
+    nbytes = n * kind.Get_size()
+    if nbytes < LOOKED_AT or not is_needed():
+        mpi.Recv(part, source, tag, status)
+        return
+    seen = MPI.Status()
+    message = mpi.Mprobe(source, tag, seen)
+    if seen.Get_elements(MPI.BYTE) > nbytes:  # Get_count knows no more than 2 GiB
+        part = array, 1, _one_more(n, kind)
+    message.Recv(part, status)
+
+
+def _one_more(n: int, kind: MPI.Datatype) -> MPI.Datatype:
+    return kind.Create_indexed([n, 1], [0, 0]).Commit()

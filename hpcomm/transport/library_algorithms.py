@@ -1,0 +1,69 @@
+"""Collectives by one of the MPI library's own algorithms, chosen at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..core.signature import marked
+from ..errors import UsageError
+from . import mpi_control_variables
+from .mpi import pieces
+from .scheduled.comm_cache import own
+
+if TYPE_CHECKING:
+    from ..communicator.communicator import Communicator
+    from ..core.operation import Call
+
+__all__ = ["by_library", "library_call"]
+
+
+def by_library(comm: Communicator, verb: str, name: str, function: str) -> Callable[..., Any]:
+    """MPI's function, carried out by the library's algorithm name.
+
+    What that takes is made when it is first called, all ranks together: then they agree about the call.
+    """
+    made: Callable[..., Any] | None = None
+
+    def call(*arguments: Any) -> None:
+        nonlocal made
+        if made is None:
+            made = _switched(verb, name, getattr(own(comm).library(verb, name), function))
+        made(*arguments)
+
+    return call
+
+
+def _switched(verb: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """function, with what MPICH has to be told around it."""
+    if mpi_control_variables.vendor() == "openmpi":
+        return function
+    on, off = mpi_control_variables.switch(verb, name)
+
+    def called(*arguments: Any) -> None:
+        on()
+        try:
+            function(*arguments)
+        finally:
+            off()
+
+    return called
+
+
+def library_call(call: Call, name: str) -> Call:
+    """Let call be carried out by one of the MPI library's own algorithms; blocking calls only choose it."""
+    comm, verb = call.comm, call.verb
+    if call.moves or name not in mpi_control_variables.choices(verb):
+        known = (
+            ", ".join(f"mpi:{each}" for each in mpi_control_variables.choices(verb))
+            or "leave algorithm= away"
+        )
+        raise UsageError(f"the MPI library offers no algorithm {name!r} for this {verb}", hint=known)
+    call.code = marked(call.code, f"mpi:{name}")
+
+    def carry() -> None:
+        for function, arguments in pieces(call):
+            by_library(comm, verb, name, function)(*arguments)
+
+    call.carry = carry
+    return call

@@ -1,0 +1,179 @@
+"""The envelope of a message: source, dest and tag as a user may give them and as MPI takes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ..errors import HpcommError, RankError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+
+    from ..communicator.communicator import Communicator
+    from . import mpi as transport
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = [
+    "Arrival",
+    "Status",
+    "fill",
+    "is_awaited",
+    "peer_rank",
+    "source_and_tag",
+    "source_rank",
+    "tag_number",
+]
+
+_ANY_MPI = 32767  # tags up to here are taken by every MPI
+
+
+class Status:
+    """Where a message came from: source (rank), tag, nbytes."""
+
+    def __init__(self, source: int = -1, tag: int = -1, nbytes: int = 0) -> None:
+        self.source = source
+        self.tag = tag
+        self.nbytes = nbytes
+
+    def __repr__(self) -> str:
+        return f"Status(source={self.source}, tag={self.tag}, nbytes={self.nbytes})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Status) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Arrival:
+    """A message that is still to come, waited for as an MPI request is; then .message holds it.
+
+    As with MPI's own receives, a message is for the first of those that wait for one like it.
+    """
+
+    def __init__(self, mpi: MPI.Comm, source: int, tag: int) -> None:
+        self.mpi, self._source, self._tag = mpi, source, tag
+        self.status = MPI.Status()
+        self.message: Any = None
+        key, forget = id(self), _waiting.pop
+        _waiting[key] = weakref.ref(self, lambda _: forget(key, None))
+
+    def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  as MPI.Request has it
+        with _matching:
+            while self.message is None and self.mpi.Iprobe(self._source, self._tag, self.status):
+                source, tag = self.status.source, self.status.tag
+                first = self
+                if source != MPI.PROC_NULL:
+                    first = next((each for each in _in_order() if each._takes(self.mpi, source, tag)), self)
+                if first is not self:
+                    first.Test()
+                else:
+                    self.message = self.mpi.Improbe(source, tag, self.status)
+            return self._is_here()
+
+    def Wait(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
+        if self._is_here():  # another one has seen to it
+            return True
+        if len(_waiting) == 1:
+            self.message = self.mpi.Mprobe(self._source, self._tag, self.status)
+            return self._is_here()
+        delay = 0.0
+        while not self.Test():
+            time.sleep(delay)
+            delay = min(delay + 2e-6, 5e-4)
+        return True
+
+    def withdraw(self) -> None:
+        """Leave what comes to others."""
+        _waiting.pop(id(self), None)
+
+    def _is_here(self) -> bool:
+        if self.message is not None:
+            self.withdraw()
+        return self.message is not None
+
+    def _takes(self, mpi: MPI.Comm, source: int, tag: int) -> bool:
+        return (
+            self.mpi is mpi
+            and self.message is None
+            and self._source in (source, MPI.ANY_SOURCE)
+            and self._tag in (tag, MPI.ANY_TAG)
+        )
+
+
+_waiting: dict[int, weakref.ref[Arrival]] = {}  # in the order in which they were asked for
+_matching = threading.RLock()
+
+
+def is_awaited(mpi: MPI.Comm, source: int | None = None, tag: int | None = None) -> bool:
+    """Whether an Arrival may take a message that a receive from source with tag could take; None: any."""
+    any_source, any_tag = (None, MPI.ANY_SOURCE), (None, MPI.ANY_TAG)
+    return any(
+        each.mpi is mpi
+        and each.message is None
+        and (source in any_source or each._source in (source, MPI.ANY_SOURCE))
+        and (tag in any_tag or each._tag in (tag, MPI.ANY_TAG))
+        for each in (_in_order() if _waiting else ())
+    )
+
+
+def _in_order() -> list[Arrival]:
+    return [each for reference in list(_waiting.values()) if (each := reference()) is not None]
+
+
+def fill(status: Any, seen: MPI.Status) -> Any:
+    """Copy what MPI saw into the user's Status, or into mpi4py's."""
+    if status is None:
+        status = Status()
+    if isinstance(status, MPI.Status):
+        status.Set_source(seen.Get_source())
+        status.Set_tag(seen.Get_tag())
+        status.Set_elements(MPI.BYTE, seen.Get_elements(MPI.BYTE))
+    else:
+        status.source, status.tag = seen.Get_source(), seen.Get_tag()
+        status.nbytes = seen.Get_elements(MPI.BYTE)
+    return status
+
+
+def peer_rank(comm: Communicator, peer: Any, name: str) -> int:
+    size = comm.remote_size if comm.is_inter else comm.size
+    if type(peer) is int and 0 <= peer < size:
+        return peer
+    if isinstance(peer, (int, np.integer)) and not isinstance(peer, bool):
+        if 0 <= peer < size or peer == MPI.PROC_NULL:
+            return int(peer)
+        raise RankError(f"{name} {peer} is no rank of '{comm.name}'", hint=f"a rank from 0 to {size - 1}")
+    raise RankError(f"{name} must be a rank, not {peer!r}", hint=f"a rank from 0 to {size - 1}")
+
+
+def source_and_tag(comm: Communicator, verb: str, source: Any, tag: Any) -> tuple[int, int]:
+    """Source and tag as MPI takes them, or an error that names verb."""
+    try:
+        comm._check_open(verb)
+        return source_rank(comm, source), tag_number(comm, tag)
+    except HpcommError as error:
+        raise error.located(verb, comm) from None
+
+
+def source_rank(comm: Communicator, source: Any) -> int:
+    if source is None or source == MPI.ANY_SOURCE:
+        return MPI.ANY_SOURCE
+    return peer_rank(comm, source, "source")
+
+
+def tag_number(comm: Communicator, tag: Any, sending: bool = False) -> int:
+    if type(tag) is int and 0 <= tag <= _ANY_MPI:
+        return tag
+    if not sending and (tag is None or tag == MPI.ANY_TAG):
+        return MPI.ANY_TAG
+    if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= transport.largest_tag():
+        raise UsageError(f"tag {tag!r} cannot be sent", hint=f"a number from 0 to {transport.largest_tag()}")
+    return int(tag)

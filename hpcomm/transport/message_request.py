@@ -1,0 +1,169 @@
+"""Messages in the background that a lane began: one request of MPI's each, and little else to pay for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from ..core import buffer
+from ..core.request import Request, birth, rounds_under_way
+from ..errors import HpcommError, passing
+from . import mpi as transport
+from .matching import Status, fill
+
+if TYPE_CHECKING:
+    from ..agree.message_kinds import Sure
+    from ..communicator.communicator import Communicator
+
+__all__ = ["Message"]
+
+_PAUSE_S = 1e-5  # of a thread between two looks whether another one has the message
+
+
+class _Words:
+    """In place of a Call, of which only this is asked of messages under way."""
+
+    stages = None
+
+
+class _UnderWay:
+    """In place of stages: there is one only."""
+
+
+_UNDER_WAY: Any = _UnderWay()
+
+
+class Message(Request):
+    """A message of one request, from a lane.
+
+    Args:
+        verb: "send" or "recv"; x, peer, tag: as the lane was given them.
+        going: what MPI began; nbytes, sure: of a receive.
+    """
+
+    __slots__ = ("_going", "_nbytes", "_seen", "_status", "_sure", "_tag", "_verb", "_x")
+    _call = _Words()
+    _needs: tuple[Communicator, int, int]
+
+    def __init__(
+        self, comm: Communicator, verb: str, x: Any, peer: int, tag: int, going: MPI.Request, nbytes: int,
+        sure: Sure | None = None,
+    ) -> None:  # fmt: skip
+        self._verb, self._x, self._tag, self._nbytes, self._sure = verb, x, tag, nbytes, sure
+        self._needs = comm, peer, 0
+        frame = sys._getframe(2)
+        code = frame.f_code
+        self._born = birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
+        self._going = going
+        # The thread that takes it out asks MPI, which does not let two at once. A lock takes longer.
+        self._pending = [going]
+        self.result = self._error = None
+        self._status: Status | None = None
+        self._seen: MPI.Status | None = None
+        self._stages = _UNDER_WAY
+        unfinished = comm._unfinished
+        unfinished.requests.append(going)
+        if len(unfinished.requests) > unfinished.room:
+            unfinished.sweep()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            return super().wait(timeout)
+        if rounds_under_way:
+            self._wait_beside_others()
+        while self._stages is not None:
+            seen = MPI.Status() if self._verb == "recv" else None
+            try:
+                self._pending.pop().Wait(seen)
+                if seen is not None:
+                    self._arrived(seen)
+                self._stages = None
+            except IndexError:  # another thread waits
+                time.sleep(_PAUSE_S)
+            except BaseException as error:
+                self._failed(error, seen)
+        if self._error is not None:
+            raise self._error
+        return self.result
+
+    def _ask(self) -> bool:
+        if self._stages is None:
+            return True
+        seen = MPI.Status() if self._verb == "recv" else None
+        try:
+            going = self._pending.pop()
+            if not going.Test(seen):
+                self._pending.append(going)
+                return False
+            if seen is not None:
+                self._arrived(seen)
+            self._stages = None
+        except IndexError:  # another thread waits
+            return False
+        except BaseException as error:
+            self._failed(error, seen)
+        return True
+
+    def _arrived(self, seen: MPI.Status) -> None:
+        """Give what was received, unless it is of another length."""
+        comm, peer, _ = self._needs
+        hand = comm._handover
+        if hand is not None:  # hand.came(peer)
+            hand.pending -= 1
+            hand.received[peer] += 1
+        if self._sure is not None and peer << 6 | seen.tag & 63 not in self._sure:
+            self._sure.match("recv", self._x, peer, seen.tag)
+        if seen.count != self._nbytes:
+            transport.check_length(comm, "recv", seen, self._nbytes)
+        self._seen, self.result = seen, self._x
+        if self._status is not None:
+            fill(self._status, seen)
+
+    def _failed(self, error: BaseException, seen: MPI.Status | None) -> None:
+        """End by an error of MPI's or ours. Ctrl-C leaves the message as it is, to be waited for again."""
+        if not isinstance(error, Exception):
+            if not self._going:  # it is there
+                try:
+                    if seen is not None:
+                        self._arrived(seen)
+                except HpcommError as wrong:
+                    self._error = wrong
+                self._stages = None
+            elif not self._pending:
+                self._pending.append(self._going)
+            raise error
+        if isinstance(error, MPI.Exception):
+            comm, peer, _ = self._needs
+            if comm._handover is not None and error.Get_error_class() == MPI.ERR_TRUNCATE:  # it has come
+                comm._handover.came(peer)
+            error = transport.failure(error, self._verb, comm)
+        self._error, self._stages = error, None
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._stages is not None:
+            super().__del__(is_finalizing)
+
+    @property
+    def call(self) -> str:
+        end = "dest" if self._verb == "send" else "source"
+        return f"{self._verb}({buffer.as_buffer(self._x)}, {end}={self._needs[1]}, tag={self._tag})"
+
+    @property  # made for those who look
+    def status(self) -> Any:
+        if self._status is None and self._verb == "recv":
+            self._status = Status()
+            if self._seen is not None:
+                fill(self._status, self._seen)
+        return self._status
+
+    @status.setter
+    def status(self, value: Any) -> None:
+        self._status = value
+
+    @property
+    def _memory(self) -> Any:  # where MPI was told its address only, nothing else keeps it
+        return self._x

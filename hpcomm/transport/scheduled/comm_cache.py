@@ -1,0 +1,120 @@
+"""What a communicator keeps for its own schedules: a duplicate, tags, executors by call, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from .. import mpi_control_variables
+from ..mpi import largest_tag
+from . import tuned
+from .schedule_channels import LARGEST, Lasting, release, wait
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...communicator.communicator import Communicator
+    from .executor import Channel, Executor
+
+    Array = NDArray[Any]
+
+__all__ = ["Own", "own"]
+
+_TAGS = 32_000  # for calls; those above are for plans
+_KEPT = 16  # executors with their memory, per communicator
+_ROOM = 64 << 20  # bytes up to which the memory is kept for what arrives to be folded
+
+
+class Own:
+    """What a communicator keeps for its own schedules: a duplicate, a counter of tags, executors by call."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.mpi, made = comm._mpi.Idup()
+        wait(made)
+        self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
+        self._tag = self._plans = 0
+        self._kept: dict[Any, Executor] = {}
+        self._limit, self._near = _limit(self.mpi), comm._near
+        self._table: dict[str, tuned.Choices] | None = None
+        self._library: dict[tuple[str, str], MPI.Comm] = {}
+        self._room = np.empty(0, np.uint8)
+
+    def choices(self, verb: str) -> tuned.Choices:
+        """What `hpcomm tune` found for this many ranks; read at its first use, which is collective."""
+        if self._table is None:
+            self._table = tuned.read(self.mpi)
+        return self._table.get(verb) or tuned.Choices.of([])
+
+    def library(self, verb: str, name: str) -> MPI.Comm:
+        """A communicator on which the library uses its algorithm name (Open MPI: a duplicate keeps it)."""
+        if mpi_control_variables.vendor() != "openmpi":
+            return self.mpi
+        if (verb, name) not in self._library:
+            with mpi_control_variables.forced(verb, name):
+                self._library[verb, name] = self.mpi.Dup()
+            self._library[verb, name].Set_errhandler(MPI.ERRORS_RETURN)
+        return self._library[verb, name]
+
+    def tag(self) -> int:
+        """A number that all ranks come to alike, since they make the same calls in the same order."""
+        self._tag = (self._tag + 1) % _TAGS
+        return self._tag
+
+    def plan_tag(self) -> int:
+        """As tag(), of numbers for plans alone: those stay in use."""
+        self._plans += 1
+        return _TAGS + self._plans % (largest_tag() - _TAGS + 1)
+
+    def most(self, peer: int) -> int:
+        """Bytes that one message to or from a peer may have."""
+        return self._limit if self._limit and peer not in self._near else LARGEST
+
+    def executor(self, key: Any, make: Callable[[Channel], Executor]) -> Executor:
+        """The executor for key, made at its first use; the oldest one gives way.
+
+        The oldest, not the one that was not used for longest: so that ranks of which some come here by a
+        lane and others by the careful way keep the same ones.
+        """
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make(Lasting(self.mpi, self.tag(), self.most))
+            if len(self._kept) > _KEPT:
+                release(self._kept.pop(next(iter(self._kept))))
+        return found
+
+    def room(self, nbytes: int) -> Array | None:
+        """Memory for one long call at a time: fresh pages would cost more than they carry. None: too much."""
+        if nbytes > self._room.nbytes and nbytes <= _ROOM:
+            self._room = np.empty(nbytes, np.uint8)
+        return self._room if nbytes <= self._room.nbytes else None
+
+    def close(self) -> None:
+        for executor in self._kept.values():
+            release(executor)
+        self._kept.clear()
+        for each in self._library.values():
+            each.Free()
+        self.mpi.Free()
+
+
+def _limit(mpi: MPI.Comm) -> int:
+    """Bytes that travel to another node without being announced; 0 where such a limit does not matter.
+
+    Open MPI announces longer messages over TCP and waits for the answer, which waits behind all that the
+    peer sends at that moment. Pieces below that limit do not wait.
+    """
+    if mpi.size == 1 or mpi_control_variables.vendor() != "openmpi":
+        return 0
+    least = np.empty(1, np.int64)
+    wait(mpi.Iallreduce(np.array([mpi_control_variables.unannounced_bytes()], np.int64), least, MPI.MIN))
+    return int(least[0])
+
+
+def own(comm: Communicator) -> Own:
+    """What comm keeps for its schedules; made at the first call with algorithm=, which is collective."""
+    if comm._schedules is None:
+        comm._schedules = Own(comm)
+    return comm._schedules  # type: ignore[no-any-return]

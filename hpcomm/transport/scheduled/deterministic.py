@@ -1,0 +1,82 @@
+"""all_reduce whose result depends on no order: exact sums of blocks, each made by one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from ...core.signature import marked
+from ...errors import UsageError
+from ...schedule import exact
+from ...schedule.rank_program import program
+from .comm_cache import own
+from .executor import Executor
+from .proved import proved
+from .schedule_channels import Passing, Running, background
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...core.operation import Call
+    from .executor import Channel
+
+    Array = NDArray[Any]
+
+__all__ = ["deterministic_call"]
+
+
+def deterministic_call(call: Call, algorithm: str | None, fold: Any, array: Array, count: int) -> Call:
+    """Everyone folds one block of x, which no order can change: all_to_all, fold, all_gather."""
+    comm = call.comm
+    if call.verb != "all_reduce" or fold is None or fold.op.mpi is not None or algorithm is not None:
+        raise UsageError(
+            "deterministic=True folds by operators with a name, in its own way",
+            hint="a named op, without algorithm=",
+        )
+    p, each = comm.size, -(-count // comm.size)
+    call.code = marked(call.code, "deterministic")
+    plans = [proved("all_to_all", "pairwise", p, 0), proved("all_gather", "ring", p, 0)]
+
+    def make(channel: Channel, which: int) -> Executor:
+        return Executor(program(plans[which], comm.rank, each), channel, array.dtype, None)
+
+    def scatter(executor: Executor) -> None:
+        given = call.send[0] if type(call.send) is tuple else call.recv[0]
+        executor.work[: p * each] = 0
+        executor.work[:count] = given.reshape(-1)
+
+    def join(first: Executor, second: Executor) -> None:
+        parts = first.work[p * each :].reshape(p, each)
+        second.work[comm.rank * each : (comm.rank + 1) * each] = exact.fold(parts, fold.mpi_op)
+
+    def deliver(second: Executor) -> None:
+        call.recv[0].reshape(-1)[:] = second.work[:count]
+
+    def carry() -> None:
+        mine = own(comm)
+        two = [
+            mine.executor(("deterministic", i, each, array.dtype.str), lambda c, i=i: make(c, i))  # type: ignore[misc]
+            for i in (0, 1)
+        ]
+        scatter(two[0])
+        two[0].run()
+        join(*two)
+        two[1].run()
+        deliver(two[1])
+
+    def stages() -> Generator[list[Any], Any, Any]:
+        mine = own(comm)
+        two = [make(Passing(mine.mpi, mine.tag(), mine.most), i) for i in (0, 1)]
+        scatter(two[0])
+
+        def both() -> Generator[list[Any], Any, None]:
+            yield from background(two[0])
+            join(*two)
+            yield from background(two[1])
+
+        yield [Running(both())]
+        deliver(two[1])
+        return call.finish(None)
+
+    call.carry, call.stages = carry, stages
+    return call

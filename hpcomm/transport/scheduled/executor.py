@@ -1,0 +1,168 @@
+"""The executor of schedules, over any channel.
+
+A channel is what a schedule needs of a transport below: prepare(sends, recvs) -> exchange, and an exchange
+has start() and wait(). transport.channels has it over MPI, transport.local between threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ...core import dtypes
+from ...schedule.stream import AFTER, COPY
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...schedule.rank_program import Message, Program
+
+    Array = NDArray[Any]
+
+__all__ = ["Channel", "Exchange", "Executor", "Fold"]
+
+Fold = Callable[..., Any]  # fold(a, b, out=c): c = a op b
+Steps = list[Callable[[], Any]]
+
+
+class Exchange(Protocol):
+    """The messages of one round."""
+
+    def start(self) -> None: ...
+    def wait(self) -> None: ...
+
+
+class Channel(Protocol):
+    """Where a schedule's messages go."""
+
+    def prepare(self, sends: list[tuple[int, Array]], recvs: list[tuple[int, Array]]) -> Exchange: ...
+
+
+class Executor:
+    """One rank's part of a schedule on memory of its own, to be run any number of times.
+
+    Attributes:
+        work: slots * count elements; filled by the caller before run(), the result after it.
+        last: what is left to do after all rounds.
+
+    Args:
+        wire: None, "float16" or "bfloat16": float32 travels narrower, and the result is what has travelled.
+        work: memory to take instead of new one.
+        room: bytes to take instead of new ones for what arrives to be folded; part.room elements.
+        given: what to begin with, where work does not hold it yet; is read until all rounds are over.
+    """
+
+    def __init__(self, part: Program, channel: Channel, dtype: Any, fold: Fold | None, wire: Any = None,
+                 work: Array | None = None, room: Array | None = None,
+                 given: Array | None = None) -> None:  # fmt: skip
+        self.part = part
+        n = part.schedule.slots * part.count
+        self.work: Array = np.zeros(n, dtype) if work is None else work
+        self.wire = wire
+        kind = np.dtype(np.uint16 if wire is not None else dtype)
+        self.room: Array = (
+            np.empty(part.room, kind) if room is None else room[: part.room * kind.itemsize].view(kind)
+        )
+        self.fold = fold
+        self.unwritten = _Unwritten(self.work, given)
+        self.rounds = [self._prepare(round_, channel) for round_ in part.rounds]
+        self.last: Steps = []
+        self.unwritten.fill(list(self.unwritten.parts), self.last)
+        if wire is not None and part.schedule.size > 1:
+            self.last.append(self._round)
+
+    def run(self) -> None:
+        """Carry out all rounds."""
+        for before, exchange, after in self.rounds:
+            for step in before:
+                step()
+            exchange.start()
+            exchange.wait()
+            for step in after:
+                step()
+        for step in self.last:
+            step()
+
+    def steps(self) -> tuple[Steps, Callable[..., Any] | None]:
+        """(all of run() in one line, for exchanges that are prepared; what alone makes the result, or None).
+
+        That is a fold over all of work at the end: with another `out` it saves a copy.
+        """
+        steps = [s for before, e, after in self.rounds for s in (*before, *e.starts, *e.waits, *after)]
+        steps += self.last
+        end = steps[-1] if steps else None
+        if not isinstance(end, partial) or end.func is not self.fold:
+            return steps, None
+        whole = end.keywords["out"].size == self.work.size
+        return (steps[:-1], partial(end.func, *end.args)) if whole else (steps, None)
+
+    def _prepare(self, round_: Any, channel: Channel) -> Any:
+        before: Steps = []
+        after: Steps = []
+
+        for start, low, high in round_.packs:
+            theirs, mine = self.room[start : start + high - low], self.unwritten.read(low, high, before)
+            narrow = partial(self._narrow, theirs, mine)
+            before.append(narrow if self.wire is not None else partial(theirs.__setitem__, ..., mine))
+
+        def at(m: Message, work: Callable[..., Array], *steps: Steps) -> tuple[int, Array]:
+            return m.peer, self.room[m.low : m.high] if m.staged else work(m.low, m.high, *steps)
+
+        sends = [at(m, self.unwritten.read, before) for m in round_.sends]
+        recvs = [at(m, self.unwritten.write) for m in round_.recvs]
+        exchange = channel.prepare(sends, recvs)
+        for start, low, high, how in round_.effects:
+            theirs = self.room[start : start + high - low]
+            held = None if how == COPY else self.unwritten.read(low, high, after)
+            what = theirs, self.unwritten.write(low, high), how, held
+            after.append(self._effect(*what) if self.wire is None else partial(self._widen, *what))
+        return before, exchange, after
+
+    def _effect(self, theirs: Array, mine: Array, how: int, held: Array | None = None) -> Callable[[], Any]:
+        """What is to be done when theirs has arrived: fold it with what is held, and put that to mine."""
+        if how == COPY or held is None:
+            return partial(mine.__setitem__, ..., theirs)  # half the price of np.copyto
+        assert self.fold is not None
+        return partial(self.fold, *((held, theirs) if how == AFTER else (theirs, held)), out=mine)
+
+    def _narrow(self, room: Array, data: Array) -> None:
+        room[:] = dtypes.narrow(data, self.wire)
+        data[:] = dtypes.widen(room, self.wire)  # whoever folds it, here or there, folds the same
+
+    def _widen(self, room: Array, mine: Array, how: int, held: Array | None) -> None:
+        self._effect(dtypes.widen(room, self.wire), mine, how, held)()
+
+    def _round(self) -> None:
+        """Round what this rank kept in full as the wire rounded it for the others: all end with the same."""
+        self.work[:] = dtypes.widen(dtypes.narrow(self.work, self.wire), self.wire)
+
+
+class _Unwritten:
+    """The parts of work that were not written yet: what was given stands for them."""
+
+    def __init__(self, work: Array, given: Array | None) -> None:
+        self.work, self.given = work, given
+        self.parts = [] if given is None else [(0, work.size)]
+
+    def read(self, low: int, high: int, steps: Steps) -> Array:
+        """Where elements low to high are; together in work, by further steps, if only some were written."""
+        parts = [(max(a, low), min(b, high)) for a, b in self.parts if a < high and low < b]
+        if self.given is not None and parts == [(low, high)]:
+            return self.given[low:high]
+        self.fill(parts, steps)
+        return self.work[low:high]
+
+    def write(self, low: int, high: int) -> Array:
+        """Where elements low to high go to."""
+        cut = [part for a, b in self.parts for part in ((a, min(b, low)), (max(a, high), b))]
+        self.parts = [(a, b) for a, b in cut if a < b]
+        return self.work[low:high]
+
+    def fill(self, parts: list[tuple[int, int]], steps: Steps) -> None:
+        """Let steps bring these parts to work."""
+        for low, high in parts:
+            assert self.given is not None
+            steps.append(partial(self.write(low, high).__setitem__, ..., self.given[low:high]))

@@ -1,0 +1,38 @@
+"""Schedules for execution: proved before their first use, and the part of each that a rank carries out."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ...schedule.assured import assured
+from ...schedule.prove import keeps_order
+from ...schedule.rank_program import program
+from ...schedule.registry import build
+
+if TYPE_CHECKING:
+    from ...schedule.rank_program import Program
+    from ...schedule.stream import Schedule
+
+__all__ = ["in_order", "part", "proved"]
+
+
+@lru_cache(maxsize=256)
+def proved(verb: str, algorithm: str, p: int, root: int) -> Schedule:
+    return assured(verb, algorithm, p, root)
+
+
+@lru_cache(maxsize=64)
+def part(
+    verb: str, algorithm: str, p: int, root: int, rank: int, count: int, staged: bool = False
+) -> Program:
+    return program(proved(verb, algorithm, p, root), rank, count, staged=staged)
+
+
+@lru_cache(maxsize=256)
+def _in_order_of(key: tuple[str, str, int, int]) -> bool:
+    return keeps_order(build(*key))
+
+
+def in_order(schedule: Schedule) -> bool:
+    return _in_order_of((schedule.verb, schedule.name, schedule.size, schedule.root))

@@ -1,0 +1,140 @@
+"""Collectives on devices by the project's own schedules: messages from arena to arena, folds by kernels.
+
+A message goes from device to device where the receiver has the sender's arena open: it waits for the event
+`ready`, copies, and records `read`, which the sender waits for before it works on. Else it goes through
+pinned memory, in pieces. The host passes words, and waits for no device but for its pinned memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from ...schedule.rank_program import program
+from ...schedule.registry import ROOTED, build
+from ...schedule.stream import AFTER, COPY
+from ..device.pipeline import receive_bytes, send_bytes
+from ..progress import Together
+
+if TYPE_CHECKING:
+    from ...core.dtypes import Dtype
+    from ...core.request import Stages
+    from ...device.kernels import Kernels
+    from ...schedule.rank_program import Message, Program
+    from ...schedule.stream import Schedule
+    from ..device.workspace import Arena
+
+__all__ = ["TAGS", "Rounds", "algorithm"]
+
+TAGS = 3  # tags of the channel that rounds use, from 0
+_WORD, _ANSWER, _DATA = range(TAGS)
+_RING = 64 << 10  # bytes for each rank from which a ring is better than a tree (not measured on GPUs)
+
+
+def algorithm(verb: str, p: int, nbytes: int) -> str:
+    """The schedule for a verb on blocks of nbytes."""
+    large = nbytes >= p * _RING
+    return {
+        "all_reduce": "ring" if large else "rabenseifner",
+        "reduce": "ring_gather" if large else "tree",
+        "broadcast": "scatter_ring" if large else "tree",
+        "all_gather": "ring", "reduce_scatter": "ring",
+        "gather": "pairwise", "scatter": "pairwise", "all_to_all": "pairwise",
+        "scan": "tree", "exscan": "tree",
+    }[verb]  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def schedule(verb: str, name: str, p: int, root: int) -> Schedule:
+    return build(verb, name, p, root if verb in ROOTED else 0)
+
+
+@lru_cache(maxsize=64)
+def _program(verb: str, name: str, p: int, root: int, rank: int, count: int) -> Program:
+    return program(schedule(verb, name, p, root), rank, count)
+
+
+def fitting(arena: Arena, verb: str, name: str, root: int, itemsize: int) -> int:
+    """Elements of a slot so that work memory and this rank's temporary fit into its arena; 0: none do."""
+    slots = schedule(verb, name, arena.size, root).slots
+    count = arena.nbytes // (slots * itemsize)
+    while count:
+        need = (slots * count + _program(verb, name, arena.size, root, arena.rank, count).room) * itemsize
+        if need <= arena.nbytes:
+            break
+        count = min(count - 1, count * arena.nbytes // need)
+    return count
+
+
+class Rounds:
+    """How a collective goes on in an arena: work memory from its beginning, the temporary behind it."""
+
+    def __init__(self, arena: Arena, channel: Any, kernels: Kernels | None, verb: str, name: str,
+                 root: int, op: str | None, dtype: Dtype, most: int | None = None) -> None:  # fmt: skip
+        self.arena, self.channel, self.kernels = arena, channel, kernels
+        self.key, self.op, self.dtype = (verb, name, arena.size, root), op, dtype
+        self.slots = schedule(*self.key).slots
+        half = arena.nbytes // (
+            2 * self.slots * dtype.itemsize
+        )  # what the default ones hold in the temporary
+        self.capacity = most or max(1, half)
+
+    def move(self, count: int) -> Stages:
+        """All rounds, on slots of count elements."""
+        part = _program(*self.key, self.arena.rank, count)
+        device, stream, work = self.arena.device, self.arena.stream, self.arena.work
+        size = self.dtype.itemsize
+        room = work + self.slots * count * size
+        assert (self.slots * count + part.room) * size <= self.arena.nbytes
+
+        def at(message: Message) -> int:
+            return (room if message.staged else work) + message.low * size
+
+        for each in part.rounds:
+            for start, low, high in each.packs:
+                device.copy(room + start * size, work + low * size, (high - low) * size, stream)
+            if any(self.arena.peers[m.peer].gives for m in each.sends):
+                device.record(self.arena.ready, stream)
+            branches = [self._give(m.peer, at(m), (m.high - m.low) * size) for m in each.sends]
+            branches += [self._take(m.peer, at(m), (m.high - m.low) * size) for m in each.recvs]
+            yield [Together(branches)]
+            for start, low, high, how in each.effects:
+                theirs, mine = room + start * size, work + low * size
+                if how == COPY:
+                    device.copy(mine, theirs, (high - low) * size, stream)
+                else:
+                    self._fold(mine, theirs, high - low, how)
+
+    def _fold(self, mine: int, theirs: int, count: int, how: int) -> None:
+        assert self.kernels is not None
+        assert self.op is not None
+        with self.kernels.on(self.arena.stream):
+            a, b = (self.kernels.view(address, count, self.dtype) for address in (mine, theirs))
+            self.kernels.fold(self.op, *((a, b) if how == AFTER else (b, a)), out=a)
+
+    def _give(self, rank: int, address: int, nbytes: int) -> Stages:
+        arena, peer = self.arena, self.arena.peers[rank]
+        if not peer.gives:
+            yield from send_bytes(self.channel, rank, _DATA, arena.device, arena.stream, address, nbytes)
+            return
+        word, answer = struct.pack("=q", address - arena.base), bytearray(1)
+        yield [
+            self.channel.Isend([word, MPI.BYTE], rank, _WORD),
+            self.channel.Irecv([answer, MPI.BYTE], rank, _ANSWER),
+        ]
+        arena.device.wait(arena.stream, peer.has_read)
+
+    def _take(self, rank: int, address: int, nbytes: int) -> Stages:
+        arena, peer = self.arena, self.arena.peers[rank]
+        if peer.why:
+            yield from receive_bytes(self.channel, rank, _DATA, arena.device, arena.stream, address, nbytes)
+            return
+        word = bytearray(8)
+        yield [self.channel.Irecv([word, MPI.BYTE], rank, _WORD)]
+        arena.device.wait(arena.stream, peer.ready)
+        arena.device.copy(address, peer.base + struct.unpack("=q", word)[0], nbytes, arena.stream)
+        arena.device.record(peer.read, arena.stream)
+        yield [self.channel.Isend([b"k", MPI.BYTE], rank, _ANSWER)]

@@ -1,0 +1,189 @@
+"""Rounds of messages over MPI, prepared for many times or made when their turn comes; and those under way.
+
+Whoever waits for one of them here, blocking or not, moves on all that are in the background in this process:
+other ranks may wait for them in another order, or on another communicator. In other calls that block, the
+thread of progress.py does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from .. import progress
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .executor import Executor
+
+    Array = NDArray[Any]
+    Messages = list[tuple[int, Array]]  # (peer, memory)
+
+__all__ = ["LARGEST", "Lasting", "Passing", "Running", "background", "pieces", "release", "wait"]
+
+LARGEST = 1 << 30  # bytes of one MPI message: what counts of 32 bits hold, well aligned
+under_way: list[Running] = []
+
+
+class Lasting:
+    """A channel whose rounds are prepared once and started many times, under one tag.
+
+    Args:
+        most: bytes that one message to or from a peer may have; longer ones travel in pieces.
+    """
+
+    def __init__(self, mpi: MPI.Comm, tag: int, most: Callable[[int], int]) -> None:
+        self.mpi, self.tag, self.most = mpi, tag, most
+
+    def prepare(self, sends: Messages, recvs: Messages) -> _Prepared:
+        mpi, tag = self.mpi, self.tag
+        made = [mpi.Recv_init(data, peer, tag) for peer, data in pieces(recvs, self.most)]
+        return _Prepared(made + [mpi.Send_init(data, peer, tag) for peer, data in pieces(sends, self.most)])
+
+
+class _Prepared:
+    """Starts and waits one by one: Startall and Waitall make lists for MPI first, which costs more."""
+
+    def __init__(self, requests: list[MPI.Prequest]) -> None:
+        self.requests = requests
+        self.starts = [request.Start for request in requests]
+        self.waits = [request.Wait for request in requests]
+
+    def begin(self) -> list[MPI.Prequest]:
+        self.start()
+        return self.requests
+
+    def start(self) -> None:
+        for start in self.starts:
+            start()
+
+    def wait(self) -> None:
+        while under_way and not MPI.Request.Testall(self.requests):
+            advance()
+        for wait in self.waits:
+            wait()
+
+
+class Passing(Lasting):
+    """A channel whose rounds are made when their turn comes: for calls in the background, and long ones."""
+
+    def prepare(self, sends: Messages, recvs: Messages) -> Any:
+        return _Made(self, sends, recvs)
+
+
+class _Made:
+    def __init__(self, channel: Lasting, sends: Messages, recvs: Messages) -> None:
+        self.channel, self.sends, self.recvs = channel, sends, recvs
+        self.pending: list[MPI.Request] = []
+
+    def begin(self) -> list[MPI.Request]:
+        mpi, tag, most = self.channel.mpi, self.channel.tag, self.channel.most
+        made = [mpi.Irecv(data, peer, tag) for peer, data in pieces(self.recvs, most)]
+        return made + [mpi.Isend(data, peer, tag) for peer, data in pieces(self.sends, most)]
+
+    def start(self) -> None:
+        self.pending = self.begin()
+
+    def wait(self) -> None:
+        while under_way and not MPI.Request.Testall(self.pending):
+            advance()
+        MPI.Request.Waitall(self.pending)
+
+
+class Running:
+    """Rounds in the background; waits as an MPI request does."""
+
+    def __init__(self, rounds: Generator[list[Any], Any, None]) -> None:
+        self.rounds, self.busy = rounds, threading.Lock()
+        self.error: Exception | None = None  # of whoever moved it on last
+        self.pending: list[Any] | None = next(rounds, None)
+        under_way.append(self)
+        progress.wake()
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+        advance()
+        if self.error is not None:
+            raise self.error
+        return self.pending is None
+
+    def Wait(self, status: Any = None) -> None:  # noqa: N802
+        while under_way == [self] and self.busy.acquire(blocking=False):
+            try:  # alone, in MPI's own waiting, which is faster
+                for request in self.pending or ():
+                    request.Wait()
+                self._next()
+            finally:
+                self.busy.release()
+        while not self.Test():
+            time.sleep(0)
+
+    def advance(self) -> None:
+        """Begin the next rounds as long as the messages of the last one are there."""
+        if not self.busy.acquire(blocking=False):
+            return  # another thread does
+        try:
+            while self.pending is not None and MPI.Request.Testall(self.pending):
+                self._next()
+        except Exception as error:  # for the one who waits for it
+            self.error, self.pending = error, None
+        finally:
+            if self.pending is None and self in under_way:
+                under_way.remove(self)
+            self.busy.release()
+
+    def _next(self) -> None:
+        self.pending = next(self.rounds, None)
+        if self.pending is None and self in under_way:
+            under_way.remove(self)
+
+
+def advance() -> None:
+    """Move on all that is in the background, without waiting."""
+    for each in tuple(under_way):
+        each.advance()
+
+
+progress.beside(under_way, advance)
+
+
+def wait(request: MPI.Request) -> None:
+    """Wait for one request of MPI."""
+    while not request.Test():
+        advance()
+
+
+def background(executor: Executor) -> Generator[list[Any], Any, None]:
+    """The rounds of an executor one at a time, each as the MPI requests to wait for."""
+    for before, exchange, after in executor.rounds:
+        for step in before:
+            step()
+        requests = exchange.begin()
+        if requests:
+            yield requests
+        for step in after:
+            step()
+    for step in executor.last:
+        step()
+
+
+def pieces(messages: Messages, most: Callable[[int], int]) -> Iterator[tuple[int, list[Any]]]:
+    """(peer, what mpi4py wants to know): each message in pieces of at most so many bytes, in order."""
+    for peer, view in messages:
+        data, step = view.view(np.uint8), most(peer)
+        for low in range(0, data.nbytes, step):
+            piece = data[low : low + step]
+            yield peer, [piece, piece.nbytes, MPI.BYTE]
+
+
+def release(executor: Executor) -> None:
+    """Free the requests that were prepared for an executor; it has no rounds any more."""
+    for _, exchange, _ in executor.rounds:
+        for request in getattr(exchange, "requests", ()):
+            request.Free()
+    executor.rounds = []

@@ -1,0 +1,360 @@
+"""Own schedules as a transport: carries out any algorithm of the registry over a channel's messages.
+
+Blocking calls run over persistent requests and memory that are kept for the next call of the same kind;
+calls in the background over requests of their own, so that any number may be under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ...core import dtypes, reduction
+from ...core.signature import marked
+from ...errors import HpcommError, UsageError
+from ...schedule.registry import ROOTED, algorithms, build, cut
+from ..library_algorithms import library_call
+from .comm_cache import own
+from .deterministic import deterministic_call
+from .executor import Executor
+from .proved import in_order, part, proved
+from .schedule_channels import Lasting, Passing, Running, background, release, under_way
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...communicator.communicator import Communicator
+    from ...core.operation import Call
+    from .executor import Channel, Fold, Steps
+
+    Array = NDArray[Any]
+    # verb, name, root, count, dtype, code of the fold, wire, operator of the user
+    Key = tuple[str, str, int, int, Any, int, Any, int | None]
+
+__all__ = ["by_schedule", "fold_of", "named", "rounds", "schedule_call", "takes_devices", "tuned_for"]
+
+_LONG = 256 << 10  # bytes of x per rank from which all_reduce works in `out`: a copy costs more than requests
+_UFUNCS: dict[str, Any] = {
+    "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
+}  # fmt: skip
+_CALM = {
+    name: np.errstate(all="ignore")(ufunc) for name, ufunc in _UFUNCS.items()
+}  # as MPI is: without warnings
+_FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE", "C_FLOAT_COMPLEX", "C_DOUBLE_COMPLEX", "C_LONG_DOUBLE_COMPLEX")
+IN_PLACE = MPI.IN_PLACE
+_STANDS_FOR = {
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "gather": "tree",
+    "all_to_all": "pairwise",
+}  # to move what functions fold
+
+
+class Planned:
+    """A schedule prepared once on memory of its own; is started and waited for as MPI's persistent requests.
+
+    Attributes:
+        name: of the algorithm, with its parameters.
+    """
+
+    def __init__(
+        self, name: str, executor: Executor, bring: Callable[[], None], take: Callable[[], None]
+    ) -> None:
+        self.name, self.executor, self.bring, self.take = name, executor, bring, take
+        self.running: Running | None = None
+
+    def Start(self) -> None:  # noqa: N802  as MPI.Prequest has it
+        self.running = Running(self._rounds())
+
+    def Test(self, status: Any = None) -> bool:  # noqa: N802
+        return self.running is None or self.running.Test()
+
+    def Wait(self, status: Any = None) -> None:  # noqa: N802
+        if self.running is not None:
+            self.running.Wait()
+
+    def Free(self) -> None:  # noqa: N802
+        release(self.executor)
+
+    def _rounds(self) -> Generator[list[Any], Any, None]:
+        self.bring()
+        yield from background(self.executor)
+        self.take()
+
+
+def schedule_call(call: Call, algorithm: str | None, op: Any = None, deterministic: bool = False) -> Call:
+    """Let call be carried out by an own schedule.
+
+    Args:
+        call: as compose made it, for the background.
+        algorithm: a name, with parameters if any; "wire=bfloat16" or "wire=float16" among them lets
+            float32 travel narrower.
+        op: the operator as the user gave it.
+        deterministic: fold in an order, or so exactly, that the number of ranks does not matter.
+
+    Raises:
+        UsageError: no such algorithm; a wire that does not fit; an operator that need not commute with an
+            algorithm that does not keep the order of ranks.
+    """
+    comm, verb = call.comm, call.moves or call.verb
+    if comm.is_inter:
+        raise UsageError("own schedules need one group of ranks", hint="comm.merge() makes one of two")
+    if algorithm is not None and not isinstance(algorithm, str):
+        raise UsageError(f"algorithm={algorithm!r} is no name", hint=f"one of {', '.join(algorithms(verb))}")
+    fold = reduction.resolve(op, call.look.dtype) if op is not None else None
+    array, count = _look(call)
+    if algorithm is not None and algorithm.startswith("mpi:") and not deterministic:
+        return library_call(call, algorithm.removeprefix("mpi:"))
+    if deterministic and not call.moves:
+        return deterministic_call(call, algorithm, fold, array, count)
+    key, folding = _chosen(call, algorithm, fold)
+    name, wire = key[1], key[6]
+    call.code = marked(call.code, algorithm or name)
+
+    def carry() -> None:
+        if verb == "all_reduce" and wire is None and _is_long(comm, count * array.itemsize):
+            out = call.recv[0]
+            _long(comm, key, folding, call.send[0] if type(call.send) is tuple else out, out)
+            return
+        executor = _lasting(comm, key, folding)
+        _bring(call, executor)
+        executor.run()
+        _take(call, executor)
+
+    def stages() -> Generator[list[Any], Any, Any]:
+        mine = own(comm)
+        executor = _executor(comm, key, folding, Passing(mine.mpi, mine.tag(), mine.most))
+        _bring(call, executor)
+        yield [Running(background(executor))]
+        _take(call, executor)
+        return call.finish(None)
+
+    def prepare() -> Planned:
+        mine = own(comm)
+        executor = _executor(comm, key, folding, Lasting(mine.mpi, mine.plan_tag(), mine.most))
+        return Planned(name, executor, lambda: _bring(call, executor), lambda: _take(call, executor))
+
+    call.carry, call.stages, call.prepare = carry, stages, prepare
+    return call
+
+
+def takes_devices(algorithm: str | None) -> bool:
+    """Whether algorithm names one that can move arrays from device to device: a schedule, not narrowed."""
+    if not isinstance(algorithm, str) or algorithm == "tuned":
+        return False
+    return not algorithm.startswith("mpi:") and "wire=" not in algorithm
+
+
+def named(call: Call, algorithm: str, fold: Any, nbytes: int) -> str:
+    """algorithm with its pieces, for a call on slots of nbytes; raises as schedule_call does."""
+    verb, p, root = call.moves or call.verb, call.comm.size, call.root
+    name = cut(verb, algorithm, nbytes)
+    schedule = proved(verb, name, p, root if verb in ROOTED else 0)
+    if fold is not None and not call.moves and not fold_of(fold)[1] and not in_order(schedule):
+        fitting = [a for a in algorithms(verb) if in_order(build(verb, a, p, schedule.root))]
+        raise UsageError(
+            f"{name} does not keep the order of ranks, and op need not commute",
+            hint=f"algorithm= one of {', '.join(fitting)}",
+        )
+    return name
+
+
+def rounds(call: Call, algorithm: str, fold: Any, mpi: Any, tag: int) -> Generator[list[Any], Any, None]:
+    """What carries a call out in the background, as schedule_call has it, under a tag of another mpi."""
+    key, folding = _chosen(call, algorithm, fold)
+    executor = _executor(call.comm, key, folding, Passing(mpi, tag, own(call.comm).most))
+    _bring(call, executor)
+    yield [Running(background(executor))]
+    _take(call, executor)
+
+
+def _chosen(call: Call, algorithm: str | None, fold: Any) -> tuple[Key, Fold]:
+    """All that the executor of a call goes by, checked."""
+    verb, (array, count) = call.moves or call.verb, _look(call)
+    name, wire = _wire(_STANDS_FOR[verb] if algorithm is None else algorithm, array, fold)
+    if call.moves and name.partition(":")[0] not in algorithms(verb):
+        name = _STANDS_FOR[verb]
+    name = named(call, name, fold, count * array.itemsize)
+    folding = np.bitwise_or if fold is None or call.moves else fold_of(fold)[0]
+    own_op = id(fold.op.mpi) if fold is not None and fold.op.mpi is not None else None
+    root = call.root if verb in ROOTED else 0
+    return (verb, name, root, count, array.dtype, fold.code if fold else 0, wire, own_op), folding
+
+
+def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callable[..., Any] | None:
+    """As MPI.Allreduce on plain arrays of numpy, by an own schedule; None: the careful way must look."""
+    if name.partition(":")[0] not in algorithms("all_reduce") or "wire=" in name:
+        return None
+    folding, commutes = fold_of(fold)
+    if not commutes:
+        return None
+    try:
+        proved("all_reduce", cut("all_reduce", name, 0), comm.size, 0)
+    except HpcommError:
+        return None
+
+    def key_of(n: int) -> Key:
+        return "all_reduce", cut("all_reduce", name, n * dtype.itemsize), 0, n, dtype, fold.code, None, None
+
+    ready: dict[int, tuple[Executor, Steps, Callable[..., Any] | None]] = {}
+
+    def call(send: Any, recv: Any, _: Any) -> None:
+        out, n, _ = recv
+        given, found = out if send is IN_PLACE else send[0], ready.get(n)
+        if found is None or not found[0].rounds:  # none yet, or it has given way to others
+            if _is_long(comm, n * dtype.itemsize):
+                _long(comm, key_of(n), folding, given, out)
+                return
+            executor = _lasting(comm, key_of(n), folding)
+            found = ready[n] = executor, *executor.steps()
+        executor, steps, last = found
+        work = executor.work
+        work[:] = given if given.ndim == 1 else given.reshape(-1)
+        if under_way:
+            executor.run()
+        else:
+            for step in steps:
+                step()
+            if last is not None and out.ndim == 1:
+                last(out=out)
+                return
+            if last is not None:
+                last(out=work)
+        if out.ndim == 1:
+            out[:] = work
+        else:
+            out.reshape(-1)[:] = work
+
+    return call
+
+
+def _executor(comm: Communicator, key: Key, folding: Fold, channel: Channel, **memory: Any) -> Executor:
+    """What carries out this rank's part; memory as Executor takes it."""
+    verb, name, root, count, dtype, _, wire, _ = key
+    mine = part(verb, name, comm.size, root, comm.rank, count, staged=wire is not None)
+    if "work" in memory:
+        memory["room"] = own(comm).room(mine.room * dtype.itemsize)
+    return Executor(mine, channel, dtype, folding, wire, **memory)
+
+
+def _lasting(comm: Communicator, key: Key, folding: Fold) -> Executor:
+    """One that is kept for the next call of this kind."""
+    return own(comm).executor(key, lambda channel: _executor(comm, key, folding, channel))
+
+
+def _long(comm: Communicator, key: Key, folding: Fold, given: Array, out: Array) -> None:
+    """all_reduce in the memory of out, if it lies in one piece; there is none to copy it to meanwhile."""
+    mine = own(comm)
+    channel, (x, into) = Passing(mine.mpi, mine.tag(), mine.most), map(_flat, (given, out))
+    work = np.empty(out.size, out.dtype) if into is None else into
+    if x is None:
+        work[:] = given.reshape(-1)
+    _executor(comm, key, folding, channel, work=work, given=None if given is out else x).run()
+    if into is None:
+        out.reshape(-1)[:] = work
+
+
+def _flat(x: Array) -> Array | None:
+    """x as it lies in memory; None: scattered."""
+    return x.reshape(-1) if x.flags.c_contiguous and x.flags.aligned else None
+
+
+def _is_long(comm: Communicator, nbytes: int) -> bool:
+    """Whether all_reduce works in `out` where it can: alike on all ranks, which choose their tags by it."""
+    return nbytes >= _LONG * comm.size
+
+
+def tuned_for(call: Call, op: Any = None) -> str | None:
+    """What `algorithm="tuned"` stands for in this call; None: the library's default. Collective at first.
+
+    Operators that the measurements were not made with are left to the library.
+    """
+    if call.comm.is_inter or call.moves:
+        return None
+    if op is not None:
+        fold = reduction.resolve(op, call.look.dtype)
+        if not fold_of(fold)[1]:
+            return None
+    array, count = _look(call)
+    return own(call.comm).choices(call.verb).name(count * array.itemsize)
+
+
+def _wire(algorithm: str, array: Array, fold: Any) -> tuple[str, Any]:
+    """An algorithm without its parameter wire, and that half type."""
+    name, _, rest = algorithm.partition(":")
+    words = [word for word in rest.split(",") if word]
+    wires = [word.removeprefix("wire=") for word in words if word.startswith("wire=")]
+    left = ",".join(word for word in words if not word.startswith("wire="))
+    plain = f"{name}:{left}" if left else name
+    if not wires:
+        return plain, None
+    if wires[0] not in ("float16", "bfloat16"):
+        raise UsageError(f"wire={wires[0]!r} is no half type", hint="wire=bfloat16 or wire=float16")
+    if array.dtype != np.float32 or (fold is not None and fold.fold is not None):
+        raise UsageError(f"wire={wires[0]} narrows float32 only", hint="leave wire= away")
+    return plain, dtypes.BY_NAME[wires[0]]
+
+
+def fold_of(fold: Any) -> tuple[Fold, bool]:
+    """(how two arrays are folded, whether the order of ranks does not matter) for a Reduction."""
+    op = fold.mpi_op
+    if isinstance(op, str):
+        quiet = fold.mpi_type not in _FLOATS
+        return (_UFUNCS[op] if quiet else _CALM[op]), True
+
+    def by_mpi(first: Array, second: Array, out: Array) -> None:
+        result = np.array(second)
+        op.Reduce_local(np.ascontiguousarray(first), result)  # result = first op result
+        out[:] = result
+
+    return by_mpi, bool(op.Is_commutative())
+
+
+def _look(call: Call) -> tuple[Array, int]:
+    """An array of the type that travels, and the number of elements in one slot."""
+    if call.verb == "barrier":
+        return np.zeros(1, np.uint8), 1
+    part = call.send if type(call.send) is tuple else call.recv
+    return part[0], part[1]
+
+
+def _bring(call: Call, executor: Executor) -> None:
+    """Put what this rank gives into work memory."""
+    verb, work = call.moves or call.verb, executor.work
+    count, rank = executor.part.count, call.comm.rank
+    if verb == "barrier":
+        return
+    own = slice(rank * count, (rank + 1) * count)
+    if verb == "broadcast":
+        if rank == call.root:
+            work[:] = call.recv[0].reshape(-1)
+        return
+    given = call.send[0].reshape(-1) if type(call.send) is tuple else None
+    if verb in ("all_gather", "gather"):
+        work[own] = call.recv[0].reshape(-1)[own] if given is None else given
+    elif verb == "scatter":
+        if rank == call.root:
+            work[:] = given
+    elif verb == "all_to_all":
+        work[: call.comm.size * count] = given
+    else:
+        work[:] = call.recv[0].reshape(-1) if given is None else given
+
+
+def _take(call: Call, executor: Executor) -> None:
+    """Put the result where the call receives it."""
+    verb, work, count = call.moves or call.verb, executor.work, executor.part.count
+    comm = call.comm
+    if verb == "barrier" or type(call.recv) is not tuple:
+        return
+    if (verb in ("reduce", "gather") and comm.rank != call.root) or (verb == "exscan" and comm.rank == 0):
+        return
+    if verb in ("scatter", "reduce_scatter"):
+        work = work[comm.rank * count : (comm.rank + 1) * count]
+    elif verb == "all_to_all":
+        work = work[comm.size * count :]
+    call.recv[0].reshape(-1)[:] = work
