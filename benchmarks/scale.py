@@ -195,7 +195,7 @@ def communicator(p: int) -> tuple[Communicator, Echo]:
 def making(p: int) -> Any:
     """A communicator, and messages to ranks near and far."""
     comm, mpi = communicator(p)
-    hand = comm._handover
+    hand = comm.node_messages
     assert hand is not None
     for rank in (1, 2, p - 1):
         hand.sends(rank)

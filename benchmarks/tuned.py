@@ -42,7 +42,7 @@ def measure(out: str) -> None:
     calls = {name: tune._call(comm, "all_reduce", name, *arrays) for name in ("", OWN)}
     plain = comm.dup()
     plain._short = None  # so that MPI's own function is called, also under MPICH
-    plain._lanes.clear()
+    plain.fastpaths.clear()
     calls["mpi"] = tune._call(plain, "all_reduce", "", *arrays)
     own = tune._alternated(comm, calls, list(calls), ROUNDS)
     if comm.rank == 0:

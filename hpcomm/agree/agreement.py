@@ -159,7 +159,7 @@ def light(
             if (called := posted(other, number)) not in (None, expected)
         ]
         if others:
-            comm._fall_out()
+            comm.fall_out()
             own = describe(expected, comm.size) if last_call(ring) > number else None
             raise _disagreement(comm, number, board, own, others)
 

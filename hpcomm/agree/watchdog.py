@@ -80,9 +80,9 @@ def _is_troubled() -> bool:
         comm = reference()
         if comm is None:
             continue
-        if comm._partners is not None or comm._patience_s is not None:
+        if comm.partners is not None or comm.patience_s is not None:
             return True  # there is a deadline, and farewells come by message: the call must be known
-        watched = comm._watched
+        watched = comm.watched
         if watched is None:
             continue
         ring, peers = watched
@@ -96,8 +96,8 @@ def _is_troubled() -> bool:
 def _serve() -> None:
     """Answer ranks that ask who of another program has ended."""
     for reference in list(_followed.values()):
-        if (comm := reference()) is not None and comm._partners is not None:
-            comm._partners.serve()
+        if (comm := reference()) is not None and comm.partners is not None:
+            comm.partners.serve()
 
 
 def _watch(
@@ -190,9 +190,9 @@ def _is_inside() -> bool:
 
 def _late(call: Blocked) -> list[tuple[int, Region]]:
     """The ranks of this node that a call waits for."""
-    if call.comm._watched is None:
+    if call.comm.watched is None:
         return []
-    _, peers = call.comm._watched
+    _, peers = call.comm.watched
     if call.number > 0:
         return [(rank, region) for rank, region, other in peers if last_call(other) < call.number]
     return [(rank, region) for rank, region, _ in peers if rank == call.source]
@@ -200,10 +200,10 @@ def _late(call: Blocked) -> list[tuple[int, Region]]:
 
 def _is_first(call: Blocked) -> bool:
     """Whether no lower rank of this node waits in the same collective call, and says so."""
-    if call.number <= 0 or call.comm._watched is None:
+    if call.number <= 0 or call.comm.watched is None:
         return True
     late = [rank for rank, _ in _late(call)]
-    return all(rank > call.comm.rank or rank in late for rank, _, _ in call.comm._watched[1])
+    return all(rank > call.comm.rank or rank in late for rank, _, _ in call.comm.watched[1])
 
 
 def _report(call: Blocked, waited_s: float, silent: str) -> str:
@@ -239,7 +239,7 @@ def _look_at(asked: Polled) -> None:
 
 def _failure(request: Request) -> PeerFailedError | None:
     """Why a request cannot complete, or None."""
-    needs = getattr(request, "_needs", None)
+    needs = getattr(request, "waits_for", None)
     if needs is None or request._stages is None:
         return None
     found = _ended(*needs)
@@ -274,7 +274,7 @@ class Blocked(NamedTuple):
 
 def _overdue(call: Blocked, waited_s: float) -> str | None:
     """The sentence about a wait for another program that has taken too long, or None."""
-    patience_s, names = call.comm._patience_s, call.frame.f_locals
+    patience_s, names = call.comm.patience_s, call.frame.f_locals
     if patience_s is None or waited_s < patience_s or names.get("timeout") is not None:
         return None
     return (
@@ -289,7 +289,7 @@ def _blocked_call() -> Blocked | None:
     if verb is None:
         return None
     names = verb.f_locals
-    needs = getattr(owner(verb), "_needs", None)
+    needs = getattr(owner(verb), "waits_for", None)
     if names.get("timeout") is not None and hasattr(owner(verb), "_stages"):
         return None  # a request that does not wait for ever, and is told: see _look_at
     if needs is not None:  # wait() of a request
@@ -298,14 +298,14 @@ def _blocked_call() -> Blocked | None:
         comm, source, number = _comm(verb), names.get("source", names.get("src")), 0
         if "source" not in names:  # a message that is sent
             source = names.get("dest", source)
-    if getattr(comm, "_partners", None) is not None or getattr(comm, "_patience_s", None) is not None:
+    if getattr(comm, "partners", None) is not None or getattr(comm, "patience_s", None) is not None:
         source = names.get("dest", names.get("dst", source))
         is_message = number == 0 and (needs is not None or "source" in names or "dest" in names)
         return Blocked(verb, verb.f_lasti, comm, source, 0 if is_message else -1)
-    if comm is None or not hasattr(comm, "_watched"):
+    if comm is None or not hasattr(comm, "watched"):
         return None
     if needs is None and "source" not in names and "dest" not in names:
-        number = -1 if comm._watched is None else last_call(comm._watched[0])
+        number = -1 if comm.watched is None else last_call(comm.watched[0])
     return Blocked(verb, verb.f_lasti, comm, source, number)
 
 
@@ -313,7 +313,7 @@ def _is_verb(frame: FrameType) -> bool:
     """Whether a frame of ours is a communicator's verb, or the wait for one, and no work made of several."""
     comm = _comm(frame)
     is_verb = comm is not None and hasattr(type(comm), frame.f_code.co_name)
-    return is_verb or getattr(owner(frame), "_needs", None) is not None
+    return is_verb or getattr(owner(frame), "waits_for", None) is not None
 
 
 def _comm(frame: FrameType) -> Communicator | None:
@@ -327,9 +327,9 @@ def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
     found = _ended(comm, source, call)
     if found is not None:
         return describe_call() + found[0]
-    if comm._watched is None or call <= 0:
+    if comm.watched is None or call <= 0:
         return None
-    ring, peers = comm._watched
+    ring, peers = comm.watched
     mine = posted(ring, call)
     for rank, region, other in peers:
         theirs = posted(other, call)
@@ -345,11 +345,11 @@ def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
 
 def _ended(comm: Communicator, source: int | None, call: int) -> tuple[str, list[int]] | None:
     """That a call waits for ranks which have ended, in words that go on after it, and those ranks."""
-    if comm._partners is not None:
+    if comm.partners is not None:
         return _ended_partners(comm, source, call)
-    if comm._watched is None:  # a link to a program without hpcomm
+    if comm.watched is None:  # a link to a program without hpcomm
         return None
-    _, peers = comm._watched
+    _, peers = comm.watched
     gone = [rank for rank, region, _ in peers if region.ended]
     if not call:
         if source in gone:
@@ -365,13 +365,13 @@ def _ended(comm: Communicator, source: int | None, call: int) -> tuple[str, list
 
 def _ended_partners(comm: Communicator, rank: int | None, call: int) -> tuple[str, list[int]] | None:
     """The same of another program's. call: 0 for a message, -1 for a collective."""
-    assert comm._partners is not None
-    gone = comm._partners.lost()
-    if not gone or comm._partners.has_messages():
+    assert comm.partners is not None
+    gone = comm.partners.lost()
+    if not gone or comm.partners.has_messages():
         return None
     is_known = rank is not None and rank >= 0
     dead = rank in gone if is_known else len(gone) == comm.remote_size
     if not (dead if call == 0 else gone):
         return None
-    who = f"rank {rank if is_known and call == 0 else min(gone)} of program '{comm._partners.name}'"
+    who = f"rank {rank if is_known and call == 0 else min(gone)} of program '{comm.partners.name}'"
     return f" on '{comm.name}' waits for {who}, which has ended", sorted(gone)

@@ -39,22 +39,22 @@ def making(comm: Communicator, tag: int) -> tuple[Any, int]:
     Tags of one communicator stay apart, and so do, by their marks, communicators that share the channel and
     of which several threads make groups.
     """
-    theirs, half = comm._parts, transport.largest_tag() // 2
+    theirs, half = comm.block_channel, transport.largest_tag() // 2
     mpi = theirs.mpi if type(theirs) is Blocks else theirs
-    return mpi, half + 1 + (comm._mark + tag) % half
+    return mpi, half + 1 + (comm.tag_base + tag) % half
 
 
 def channel(mpi: MPI.Comm, parent: Communicator | None, is_apart: bool) -> Any:
     """Where blocks of mpi's ranks travel: with those of its parent, which has them all; else apart."""
     if is_apart or mpi.Is_inter():
         return mpi.Dup()
-    theirs = None if parent is None else parent._parts
+    theirs = None if parent is None else parent.block_channel
     return theirs.of(mpi) if type(theirs) is Blocks else Blocks(mpi.Dup())
 
 
 def rank_there(comm: Communicator, rank: int) -> int:
     """A rank of comm as one of its channel."""
-    theirs = comm._parts
+    theirs = comm.block_channel
     return rank if type(theirs) is not Blocks or theirs.ranks is None else theirs.ranks[rank]
 
 

@@ -79,7 +79,7 @@ def broadcast(
     """
     if not async_op:
         try:
-            known = comm._lanes if algorithm is None else comm._lanes[algorithm]
+            known = comm.fastpaths if algorithm is None else comm.fastpaths[algorithm]
             lane = known["broadcast"][None][type(x)][x.dtype]
         except (KeyError, AttributeError, TypeError):
             lane = fastpath.find(comm, "broadcast", None, x, algorithm)
@@ -171,7 +171,7 @@ def all_reduce(
     """
     if not (async_op or deterministic):
         try:
-            known = comm._lanes if algorithm is None else comm._lanes[algorithm]
+            known = comm.fastpaths if algorithm is None else comm.fastpaths[algorithm]
             lane = known["all_reduce"][op][type(x)][x.dtype]
         except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
             lane = fastpath.find(comm, "all_reduce", op, x, algorithm)
@@ -374,20 +374,20 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
     """
     if not async_op and algorithm is None:
         try:
-            lane = comm._lanes["barrier"]
+            lane = comm.fastpaths["barrier"]
         except KeyError:
             lane = fastpath.find(comm, "barrier", None, None)
         if lane() is not NotImplemented:
             return None
-    comm._check_open("barrier")
+    comm.check_open("barrier")
     call = Call(comm, "barrier", code=head("barrier"))
     own = algorithm is not None and algorithm != "tuned"  # barriers are not tuned
     try:
         call = schedule_transport.schedule_call(call, algorithm) if own else call
     except HpcommError as error:
         raise error.located("barrier", comm) from None
-    if not (own or async_op) and comm._within is not None and comm._within.has_barrier:
-        call.carry = partial(comm._within.barrier, call.code)
+    if not (own or async_op) and comm.node_collectives is not None and comm.node_collectives.has_barrier:
+        call.carry = partial(comm.node_collectives.barrier, call.code)
     return carry_out(call, async_op)
 
 
@@ -404,7 +404,7 @@ def perform(
     """By the lane for this kind of array if there is one, else carefully."""
     if not async_op:
         try:
-            known = comm._lanes if algorithm is None else comm._lanes[algorithm]
+            known = comm.fastpaths if algorithm is None else comm.fastpaths[algorithm]
             lane = known[verb][op][type(x)][x.dtype]
         except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
             lane = fastpath.find(comm, verb, op, x, algorithm)
@@ -429,10 +429,10 @@ def careful(
 ) -> Any:
     """The careful way of every collective but barrier: look, check, agree, carry out."""
     try:
-        comm._check_open(verb)
+        comm.check_open(verb)
         own = algorithm is not None or deterministic
         tuned = algorithm == "tuned" and not deterministic
-        if tuned and comm._onboard is not None:  # that may look at them twice
+        if tuned and comm.devices is not None:  # that may look at them twice
             x, out = _beside(x, out)
         by = algorithm if own and not deterministic and schedule_transport.takes_devices(algorithm) else None
         call = prepare.compose(comm, verb, x, out, op, root, not (async_op or own), own, by)
@@ -457,8 +457,8 @@ def careful(
 def _within_node(call: Call) -> None:
     """Let call go by memory that the ranks share, where calls like it do."""
     comm = call.comm
-    if comm._within is not None and comm._within.takes(call.code, call.count):
-        call.carry = comm._within.carry(call, transport.by_library)
+    if comm.node_collectives is not None and comm.node_collectives.takes(call.code, call.count):
+        call.carry = comm.node_collectives.carry(call, transport.by_library)
 
 
 def _beside(x: Any, out: Any) -> tuple[Any, Any]:
@@ -472,20 +472,20 @@ def _beside(x: Any, out: Any) -> tuple[Any, Any]:
 def carry_out(call: Call, async_op: bool) -> Any:
     """Agree with the other ranks about call, show it to the observers, and hand it to the transport."""
     comm = call.comm
-    for observer in comm._observers:
+    for observer in comm.observers:
         observer.before(call)
     if not call.code:  # a message: only its two ranks know of it
         result = transport.start(call) if async_op else transport.run(call)
-        for observer in comm._observers:
+        for observer in comm.observers:
             observer.after(call)
         return result
     if async_op:
-        leave, finish = comm._agreement.late(call.code | BACKGROUND, call.agreed), call.finish
+        leave, finish = comm.agreement.late(call.code | BACKGROUND, call.agreed), call.finish
 
         def finish_and_leave(status: Any) -> Any:
             leave()
             result = finish(status)
-            for observer in comm._observers:
+            for observer in comm.observers:
                 observer.after(call)
             call.let_go()
             return result
@@ -494,10 +494,10 @@ def carry_out(call: Call, async_op: bool) -> Any:
         request = transport.start(call)
         request.needs_all(comm)
         return request
-    comm._agreement.enter(call.code, call.agreed)
+    comm.agreement.enter(call.code, call.agreed)
     result = transport.run(call)
-    comm._agreement.leave()
-    for observer in comm._observers:
+    comm.agreement.leave()
+    for observer in comm.observers:
         observer.after(call)
     call.let_go()
     return result

@@ -77,9 +77,9 @@ class Communicator:
             raise UsageError(what, where("Communicator", None), hint)
         groups.require_known(check, gpu)
         runtime.start()
-        self._take(mpi.Dup(), name, check, gpu=gpu)
+        self.adopt(mpi.Dup(), name, check, gpu=gpu)
 
-    def _take(
+    def adopt(
         self, mpi: MPI.Comm, name: str | None, check: str | None, plain: bool = False, gpu: str | None = None,
         parent: Communicator | None = None,
     ) -> None:  # fmt: skip
@@ -92,47 +92,51 @@ class Communicator:
 
         level = groups.require_known(check, gpu)
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
-        self._mpi: MPI.Comm = mpi
+        self.mpi_handle: MPI.Comm = mpi
         self.rank: int = mpi.Get_rank()
         self.size: int = mpi.Get_size()
         self.is_inter: bool = mpi.Is_inter()
         self.remote_size: int = mpi.remote_size if self.is_inter else 0  # type: ignore[attr-defined]
         self.name: str = name or "comm"
-        self._mark = 0  # a number by chance, the same on all ranks (blocks.making)
+        self.tag_base = 0  # a number by chance, the same on all ranks (blocks.making)
         may_have_devices = not plain and self._meet_first(level)
-        self._shadow: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
-        self._parts = channel(mpi, parent, may_have_devices)  # and what follows their cards, apart from both
-        self._channel: list[Any] | None = None  # for planned exchanges, once there is one (exchange.py)
-        self._observers: tuple[Any, ...] = ()
+        self.object_comm: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
+        self.block_channel = channel(
+            mpi, parent, may_have_devices
+        )  # and what follows their cards, apart from both
+        self.exchange_channel: list[Any] | None = (
+            None  # for planned exchanges, once there is one (exchange.py)
+        )
+        self.observers: tuple[Any, ...] = ()
         self._kept: list[Request] = []
-        self._unfinished = Unfinished()  # calls in the background, and plans
-        self._disagreed = False  # with other ranks about a call, which may have gone on since
-        self._schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
-        self._ring = self._places = -1
+        self.outstanding = Unfinished()  # calls in the background, and plans
+        self.disagreed = False  # with other ranks about a call, which may have gone on since
+        self.kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
+        self.call_log = self._places = -1
         self._lookers: Lookers = []  # the other ranks on this node, which look at both
-        self._watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
-        self._near: dict[int, Region] = {}  # of the other ranks on this node: their part of the board
-        self._shelves: Shelves | None = None  # memory of this node that objects are handed over in,
-        self._shelf_of: dict[int, int] = {}  # and the ranks that have a part of it
+        self.watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
+        self.node_regions: dict[int, Region] = {}  # of the other ranks on this node: their part of the board
+        self.block_pool: Shelves | None = None  # memory of this node that objects are handed over in,
+        self.block_homes: dict[int, int] = {}  # and the ranks that have a part of it
         self._gpu = gpu
-        self._onboard: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
+        self.devices: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
         if may_have_devices:
             from ..transport.device.dispatch import Onboard
 
-            self._onboard = Onboard(self, gpu)
-        self._within: Within | None = None  # a way of collectives within a node,
-        self._handover: Handover | None = None  # and of longer messages
-        self._kinds: Kinds | None = None  # of elements in messages within the node
-        self._partners: Partners | None = None  # on a link: who of the other program has ended,
-        self._patience_s: float | None = None  # and how long a blocking call may wait for it
-        self._level = level  # what was asked for, and is again of communicators made of this one
-        self._agreement = self._agree(level) if not plain else agreement.off()
-        self.check: str = self._agreement.level
-        self._lanes: Any = {}  # see fastpath.py,
-        self._fused: dict[
+            self.devices = Onboard(self, gpu)
+        self.node_collectives: Within | None = None  # a way of collectives within a node,
+        self.node_messages: Handover | None = None  # and of longer messages
+        self.message_kinds: Kinds | None = None  # of elements in messages within the node
+        self.partners: Partners | None = None  # on a link: who of the other program has ended,
+        self.patience_s: float | None = None  # and how long a blocking call may wait for it
+        self.asked_check = level  # what was asked for, and is again of communicators made of this one
+        self.agreement = self._agree(level) if not plain else agreement.off()
+        self.check: str = self.agreement.level
+        self.fastpaths: Any = {}  # see fastpath.py,
+        self.own_fastpaths: dict[
             str, dict[Any, Any]
         ] = {}  # and fastpath_instance.py: by verb, functions of kinds of arrays
-        self._timeout_s: float | None = None
+        self.timeout_s: float | None = None
         runtime.living.add(self)
 
     def _meet_first(self, level: str) -> bool:
@@ -143,22 +147,22 @@ class Communicator:
         """
         is_full = level == "full"
         mark = os.urandom(_MARK) if self.rank == 0 else b"\xff" * _MARK  # so the least is that of rank 0
-        heard = self._least(bytes([not driver.possible(), not is_full, is_full]) + mark)
+        heard = self.bytewise_min(bytes([not driver.possible(), not is_full, is_full]) + mark)
         nowhere, nobody, everybody = heard[:-_MARK]
-        self._mark = int.from_bytes(heard[-_MARK:], "little")
+        self.tag_base = int.from_bytes(heard[-_MARK:], "little")
         if not (nobody or everybody or self.is_inter):  # between groups: see _agree
             error = MismatchError(
                 f"check={level!r} on rank {self.rank}, and {'another one' if is_full else 'full'} elsewhere",
                 where("communicator", self),
                 "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?",
             )
-            self._mpi.Free()
+            self.mpi_handle.Free()
             raise error
         return not nowhere
 
-    def _any_rank(self, here: bool) -> bool:
+    def any_rank(self, here: bool) -> bool:
         """Whether it is so on any rank, of either group."""
-        return self._least(bytes([not here])) == b"\0"
+        return self.bytewise_min(bytes([not here])) == b"\0"
 
     @property
     def mpi(self) -> MPI.Comm:
@@ -167,11 +171,11 @@ class Communicator:
         Whoever has it may send and receive on it, unseen by hpcomm: so from the first look at it on, messages
         of this rank go by MPI alone, which keeps the order of both.
         """
-        if self._handover is not None:
-            self._handover.stop()
-        if self._kinds is not None:
-            self._kinds.open()
-        return self._mpi
+        if self.node_messages is not None:
+            self.node_messages.stop()
+        if self.message_kinds is not None:
+            self.message_kinds.open()
+        return self.mpi_handle
 
     timeout = Timeout()
     # -- the verbs --------------------------------------------------------------------------------
@@ -261,7 +265,7 @@ class Communicator:
     group = groups.group
     dup = groups.dup
     create_intercomm = groups.create_intercomm
-    _least = groups.least
+    bytewise_min = groups.least
     merge = groups.merge
 
     def mesh(
@@ -276,14 +280,14 @@ class Communicator:
         """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective. See hpcomm.communicator.mesh.mesh."""
         from . import mesh
 
-        self._check_one_group("mesh")
+        self.check_one_group("mesh")
         return mesh.mesh(self, axes, periodic=periodic, order=order, **sizes)
 
     def cart(self, shape: Sequence[int], periodic: bool | Sequence[bool] = False, **options: Any) -> Cart:
         """The ranks on a grid, with neighbour verbs. Collective. See hpcomm.communicator.topology.cart."""
         from . import topology
 
-        self._check_one_group("cart")
+        self.check_one_group("cart")
         return topology.cart(self, shape, periodic, **options)
 
     def graph(
@@ -292,7 +296,7 @@ class Communicator:
         """The ranks as a directed graph, with neighbour verbs. Collective. See communicator/topology.py."""
         from . import topology
 
-        self._check_one_group("graph")
+        self.check_one_group("graph")
         return topology.graph(self, destinations, sources, **options)
 
     def as_process_group(self) -> Any:
@@ -302,16 +306,16 @@ class Communicator:
         """
         from importlib import import_module
 
-        self._check_one_group("as_process_group")
+        self.check_one_group("as_process_group")
         return import_module("hpcomm.torch_backend.bridge").as_process_group(self)
 
-    def _new(
+    def derive(
         self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None
     ) -> Communicator:
         made = object.__new__(Communicator)
-        made._take(mpi, name, check or self._level, gpu=gpu or self._gpu, parent=self)
-        if self._timeout_s is not None:
-            made.timeout = self._timeout_s
+        made.adopt(mpi, name, check or self.asked_check, gpu=gpu or self._gpu, parent=self)
+        if self.timeout_s is not None:
+            made.timeout = self.timeout_s
         return made
 
     # -- the end -------------------------------------------------------------------------------------
@@ -320,35 +324,37 @@ class Communicator:
 
         Calls that are under way on it may still be waited for; its plans can no longer be started.
         """
-        if self._closed:
+        if self.is_closed:
             return
         for request in self._kept:
             request.wait()
         self._kept.clear()
-        self._leave_lanes()
-        if self._within is not None:
-            self._within.close()
-        if self._ring >= 0 and segment.current is not None:
-            segment.current.give_back(self._ring, self._lookers, self._places)
-        self._watched = None
-        if self._channel is not None:
-            self._channel[0].Free()
-            if self._channel[2] is not None:
-                self._channel[2].close()
-        if self._onboard is not None:
-            self._onboard.close()
-        mpi, self._mpi = self._mpi, type(self._mpi)()
-        self._unfinished.close([self._parts, self._shadow, mpi], self._schedules, self._disagreed)
+        self.leave_fastpaths()
+        if self.node_collectives is not None:
+            self.node_collectives.close()
+        if self.call_log >= 0 and segment.current is not None:
+            segment.current.give_back(self.call_log, self._lookers, self._places)
+        self.watched = None
+        if self.exchange_channel is not None:
+            self.exchange_channel[0].Free()
+            if self.exchange_channel[2] is not None:
+                self.exchange_channel[2].close()
+        if self.devices is not None:
+            self.devices.close()
+        mpi, self.mpi_handle = self.mpi_handle, type(self.mpi_handle)()
+        self.outstanding.close(
+            [self.block_channel, self.object_comm, mpi], self.kept_schedules, self.disagreed
+        )
 
     def forget_mpi(self) -> None:
         """Be as after close(): MPI is finalized."""
-        self._mpi = type(self._mpi)()
-        self._leave_lanes()
-        self._unfinished.forget_mpi(self._kept)
+        self.mpi_handle = type(self.mpi_handle)()
+        self.leave_fastpaths()
+        self.outstanding.forget_mpi(self._kept)
 
     @property
-    def _closed(self) -> bool:
-        return not self._mpi
+    def is_closed(self) -> bool:
+        return not self.mpi_handle
 
     def __enter__(self) -> Communicator:
         return self
@@ -372,7 +378,7 @@ class Communicator:
         )
 
     def __repr__(self) -> str:
-        if self._closed:
+        if self.is_closed:
             return f"<Communicator '{self.name}', closed>"
         return f"<Communicator '{self.name}', rank {self.rank} of {self.size}>"
 
@@ -382,52 +388,52 @@ class Communicator:
 
         While anybody looks, calls take the careful way, which costs some microseconds.
         """
-        self._check_open("observe")
+        self.check_open("observe")
         if not all(callable(getattr(observer, name, None)) for name in ("before", "after")):
             raise UsageError(
                 f"{observer!r} is no observer", where("observe", self), "before(call), after(call)"
             )
-        self._observers = (*self._observers, observer)
-        self._leave_lanes()
+        self.observers = (*self.observers, observer)
+        self.leave_fastpaths()
 
         def stop() -> None:
-            self._observers = tuple(o for o in self._observers if o is not observer)
+            self.observers = tuple(o for o in self.observers if o is not observer)
             take_lanes(self)
 
         return stop
 
     # -- for the verbs -------------------------------------------------------------------------------
-    _check_open = groups.check_open
+    check_open = groups.check_open
 
-    def _fall_out(self) -> None:
+    def fall_out(self) -> None:
         """Make no collective call any more: it could meet another one of the other ranks."""
-        self._disagreed = True
-        self._leave_lanes()
+        self.disagreed = True
+        self.leave_fastpaths()
 
-    def _leave_lanes(self) -> None:
+    def leave_fastpaths(self) -> None:
         """Let all calls be careful from now on."""
-        self._lanes = NO_LANES
+        self.fastpaths = NO_LANES
         part(self)
 
-    def _drop_lanes(self) -> None:
+    def drop_fastpaths(self) -> None:
         """Let lanes be made anew."""
-        if self._lanes is not NO_LANES:
-            self._lanes = {}
+        if self.fastpaths is not NO_LANES:
+            self.fastpaths = {}
             part(self)
 
-    def _last_call(self) -> int:
+    def last_call(self) -> int:
         """The number of the last call that this rank has come to, where others see it."""
-        assert self._watched is not None
-        return segment.last_call(self._watched[0])
+        assert self.watched is not None
+        return segment.last_call(self.watched[0])
 
-    def _check_one_group(self, verb: str) -> None:
-        self._check_open(verb)
+    def check_one_group(self, verb: str) -> None:
+        self.check_open(verb)
         if self.is_inter:
             raise UsageError(
                 f"{verb} needs one group of ranks", hint="comm.merge() makes one of two"
             ).located(verb, self)
 
-    def _keep(self, request: Request) -> None:
+    def keep_request(self, request: Request) -> None:
         """Own a request that nobody waits for: a message to this rank itself."""
         self._kept = [kept for kept in self._kept if not kept.done()]
         self._kept.append(request)
@@ -443,16 +449,16 @@ class Communicator:
         board = segment.current
         if board is None:
             return [], False, []
-        regions = dict(board.near(self._mpi))
-        self._ring = board.take_ring()
-        left = board.mine.left(self._ring) if self._ring >= 0 else 0
-        posts = level != "off" and self._ring >= 0
+        regions = dict(board.near(self.mpi_handle))
+        self.call_log = board.take_ring()
+        left = board.mine.left(self.call_log) if self.call_log >= 0 else 0
+        posts = level != "off" and self.call_log >= 0
         goes = level != "full" and (posts or level == "off")
         goes = goes and len(regions) == self.size and Within.pays(self.size)
-        if goes and self._ring >= 0:
+        if goes and self.call_log >= 0:
             self._places = board.take_places()
-        card = _CARD.pack(self._ring, posts, goes, self._places, left)
-        cards = exchanged(self._shadow, [*regions], card)
+        card = _CARD.pack(self.call_log, posts, goes, self._places, left)
+        cards = exchanged(self.object_comm, [*regions], card)
         there = {rank: _CARD.unpack(its) for rank, its in cards.items()}
         goes = all(theirs for _, _, theirs, _, _ in there.values())
         numbers = [(here, there[rank][3]) for rank, here in regions.items() if goes]
@@ -463,9 +469,9 @@ class Communicator:
             for rank, (slot, *_, left) in there.items()
             if slot >= 0
         ]
-        self._shelves = board.shelves
+        self.block_pool = board.shelves
         if board.shelves is not None:
-            self._shelf_of = {rank: regions[rank] for rank in there}
+            self.block_homes = {rank: regions[rank] for rank in there}
         return (
             [(rank, board.regions[regions[rank]], its[0], bool(its[1])) for rank, its in there.items()],
             goes,
@@ -475,34 +481,34 @@ class Communicator:
     def _agree(self, level: str) -> agreement.Agreement:
         """The agreement of this communicator's ranks."""
         if self.is_inter:  # programs may have been started with different levels
-            is_full = not self._any_rank(level != "full")
-            return agreement.between(self, self._shadow) if is_full else agreement.off()
+            is_full = not self.any_rank(level != "full")
+            return agreement.between(self, self.object_comm) if is_full else agreement.off()
         if self.size == 1:
             return agreement.off()
         near, goes, places = self._meet(level)
-        self._near = {rank: region for rank, region, _, _ in near}
+        self.node_regions = {rank: region for rank, region, _, _ in near}
         board, is_full = segment.current, level == "full"
         notes = {r: region.notes(slot) for r, region, slot, _ in near if slot >= 0}
-        if board is not None and self._ring >= 0 and notes and self._onboard is None and not is_full:
-            self._handover = Handover.of(self, board, notes)
+        if board is not None and self.call_log >= 0 and notes and self.devices is None and not is_full:
+            self.node_messages = Handover.of(self, board, notes)
         peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
-        if board is not None and self._ring >= 0 and level != "off" and self._onboard is None:
+        if board is not None and self.call_log >= 0 and level != "off" and self.devices is None:
             theirs = {r: region.kinds(slot) for r, region, slot, posts in near if posts}
-            self._kinds = Kinds(self, board.mine.kinds(self._ring), theirs)
-        goes = goes and self._onboard is None
-        if board is None or level == "off" or self._ring < 0 or not peers:
+            self.message_kinds = Kinds(self, board.mine.kinds(self.call_log), theirs)
+        goes = goes and self.devices is None
+        if board is None or level == "off" or self.call_log < 0 or not peers:
             if is_full:
-                return agreement.full(self, self._shadow)
+                return agreement.full(self, self.object_comm)
             if goes:  # of the same flags on all ranks: if one compares, all tell their calls
                 is_any = bool(peers) or level == "light"
-                self._within = Within(self, (lambda *call: None) if is_any else None, places)
+                self.node_collectives = Within(self, (lambda *call: None) if is_any else None, places)
             return agreement.off()
-        ring = board.mine.ring(self._ring)
-        self._watched = (ring, peers)
+        ring = board.mine.ring(self.call_log)
+        self.watched = (ring, peers)
         watchdog.follow(self)
         if is_full:
-            return agreement.full(self, self._shadow, ring)
+            return agreement.full(self, self.object_comm, ring)
         light = agreement.light(self, board, ring, peers)
         if goes:
-            self._within = Within(self, light.names["suspect"], places)
+            self.node_collectives = Within(self, light.names["suspect"], places)
         return light

@@ -91,7 +91,7 @@ def load(comm: Communicator, parcel: Parcel, ranks: Sequence[int]) -> tuple[Parc
             blocks.append(block)
             continue
         look, tag = block.look, -1
-        if comm._onboard is not None and comm._onboard.follows(look.nbytes, ranks):
+        if comm.devices is not None and comm.devices.follows(look.nbytes, ranks):
             tag = part_tag()
             follows.append((look, tag))
         labels.append(at)
@@ -112,7 +112,7 @@ def _label(block: OnDevice, tag: int) -> bytearray:
 
 def _depart(comm: Communicator, follows: list[tuple[DeviceBuffer, int]], rank: int) -> Moving:
     """Begin to send arrays to a rank, one after the other."""
-    messages = comm._onboard.messages
+    messages = comm.devices.messages
     # Now, in this thread, whose current streams are those of the caller:
     going = [(look, tag, messages.begin(look, "down")) for look, tag in follows]
 
@@ -134,7 +134,7 @@ def unload(comm: Communicator, parcel: Parcel, source: int) -> Stages:
     """The parcel that was loaded, with arrays where labels came; what follows is received from source."""
     parcel.settle()
     manifest, *blocks = parcel.blocks
-    messages = comm._onboard.messages
+    messages = comm.devices.messages
     coming: list[tuple[Buffer, int, int]] = []
     after = staging.After()
     for (at,) in struct.iter_unpack("<q", manifest[len(_LADEN) :]):

@@ -3,7 +3,7 @@
 For the arrays that come a million times (plain, contiguous, of a type MPI knows) a lane is the whole
 call in one function: every check that the careful way makes, on that kind of array, and straight to
 MPI. On any doubt it returns NotImplemented and the careful way takes over, which also says what is
-wrong. A communicator finds its lanes at comm._lanes[verb][operator][type][dtype]; while an observer is
+wrong. A communicator finds its lanes at comm.fastpaths[verb][operator][type][dtype]; while an observer is
 attached, or after close(), it has none.
 
 A lane is composed as text (fastpath_text.py), of the verb's own lines and of fragments that say how to look
@@ -87,25 +87,25 @@ def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None =
 
     algorithm: that of its smallest sizes; larger ones it leaves to chosen().
     """
-    if comm._lanes is NO_LANES:
+    if comm.fastpaths is NO_LANES:
         return detour
     if algorithm is not None:
         return _choose(comm, verb, op, x, algorithm, smallest=True)
     if verb == "barrier":
-        lane = comm._lanes[verb] = detour if comm.is_inter else _barrier(comm)
+        lane = comm.fastpaths[verb] = detour if comm.is_inter else _barrier(comm)
     else:
         make = _maker(comm, verb, op, x)
-        if make is None or (verb in TAKERS and is_awaited(comm._mpi)):
+        if make is None or (verb in TAKERS and is_awaited(comm.mpi_handle)):
             return detour
         lane = detour if comm.is_inter else make(comm, verb, op, x.dtype)
-        comm._lanes.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
+        comm.fastpaths.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
     if lane is not detour:
         fuse(comm, verb, op, x, lane)
     return lane
 
 
 def _barrier(comm: Communicator) -> Lane:
-    within = comm._within
+    within = comm.node_collectives
     if within is None or not within.has_barrier:
         return _compose(comm, "barrier", BODIES["barrier"], {"meet": ""}, {})
     fragments = {"meet": MEET, "post": _watched(comm, "barrier")[0]}
@@ -117,7 +117,7 @@ def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
 
     Who waits for the flags of all others need not look. But two roots of one broadcast would both go on.
     """
-    if comm._agreement.level != "light":
+    if comm.agreement.level != "light":
         return "", ""
     if verb != "broadcast" and verb not in ROOTED:
         return "ring[step()] = mine", ""
@@ -131,7 +131,7 @@ def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
 
 def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane] | None:
     """What makes lanes for arrays like x; None: there are none."""
-    if comm._lanes is NO_LANES or (type(op) is not str if verb in _FOLDS else op is not None):
+    if comm.fastpaths is NO_LANES or (type(op) is not str if verb in _FOLDS else op is not None):
         return None  # and of operators, a new lambda every time must not be kept for ever
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if numpy is not None and type(x) is numpy.ndarray:
@@ -142,7 +142,7 @@ def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane
 def chosen(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> Lane:
     """The lane of algorithm="tuned" or "mpi:..." for arrays like x and of its size, chosen once for all."""
     try:
-        limits, lanes = comm._lanes[algorithm, verb]
+        limits, lanes = comm.fastpaths[algorithm, verb]
         return lanes[bisect_left(limits, x.nbytes)][op][type(x)][x.dtype]  # type: ignore[no-any-return]
     except (KeyError, AttributeError, TypeError):
         return _choose(comm, verb, op, x, algorithm)
@@ -152,7 +152,7 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
     make = _maker(comm, verb, op, x)
     if not isinstance(algorithm, str):
         return detour  # which refuses it
-    if make is None or comm.is_inter or algorithm in VERBS:  # those are keys of their own in comm._lanes
+    if make is None or comm.is_inter or algorithm in VERBS:  # those are keys of their own in comm.fastpaths
         return detour
     from ..transport import library_algorithms, mpi, mpi_control_variables
     from ..transport.scheduled import comm_cache, schedule_transport, tuned
@@ -160,7 +160,7 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
     one = tuned.Choices.of([(0, algorithm)])
     choices = comm_cache.own(comm).choices(verb) if algorithm == "tuned" else one
     blocks = comm.size if verb in CUTS else 1
-    limits, lanes = comm._lanes.setdefault(
+    limits, lanes = comm.fastpaths.setdefault(
         (algorithm, verb), ([n * blocks for n in choices.limits], [{} for _ in choices.names])
     )
     which = 0 if smallest else bisect_left(limits, x.nbytes)
@@ -179,7 +179,7 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
     most = choices.limits[which] if which < len(choices.limits) else sys.maxsize
     known = by is not None or name is None
     lane = make(comm, verb, op, x.dtype, (by, algorithm, most, is_own)) if known else detour
-    home = comm._lanes.setdefault(algorithm, {}).setdefault(verb, {}) if smallest else lanes[which]
+    home = comm.fastpaths.setdefault(algorithm, {}).setdefault(verb, {}) if smallest else lanes[which]
     home.setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
     return lane
 
@@ -249,7 +249,7 @@ def _most(comm: Communicator, itemsize: int) -> int:
     from ..transport import mpi
 
     largest = mpi.largest_count * itemsize
-    return largest if comm._onboard is None else min(largest, comm._onboard.eager)
+    return largest if comm.devices is None else min(largest, comm.devices.eager)
 
 
 # bytes, what mpi4py wants, number of elements as in signatures; the array as numpy sees it, as bytes, its
@@ -376,7 +376,7 @@ def _within(
     import numpy as np
 
     found = dict.fromkeys(("within", "within_apart", "within_given", "small", "small_apart"), "")
-    within, code = comm._within if is_default else None, head(verb, fold, record.code)
+    within, code = comm.node_collectives if is_default else None, head(verb, fold, record.code)
     least, end = within.limits(code) if within is not None else (0, 0)
     if within is None or not end:
         return found
@@ -430,7 +430,7 @@ def _message(
     names.update(Message=Message)
     parts = ("give", "take", "received", "counted", "expected", "sent", "exchange", "note", "match")
     texts = dict.fromkeys(parts, "")
-    kinds = comm._kinds
+    kinds = comm.message_kinds
     names["sure"] = None if kinds is None else kinds.sure(record)
     if kinds is not None:
         texts |= {"note": NOTE, "match": MATCH}
@@ -444,14 +444,14 @@ def _message(
             guards=guarded_receive.of_kind(kind, most),
             guard=lambda x, n: guarded_receive.guarded((x, n, kind), most),
         )
-        names.update(mpi=comm._mpi, receive=guarded_receive.receive, guard_to=most // unit, swap=swap)
+        names.update(mpi=comm.mpi_handle, receive=guarded_receive.receive, guard_to=most // unit, swap=swap)
         names.update(look_from=guarded_receive.LOOKED_AT // unit)
         texts |= {"arrive": ARRIVE, "swap": SWAP, "short": "pass", "long": ""}  # windows are guarded
         if fragments["landing"] == NUMPY["landing"]:
             is_guarded = most > guarded_receive.LOOKED_AT and verb != "irecv"
             texts |= {"short": SHORT, "long": "X_spec = guard(X, n)" if is_guarded else fragments["landing"]}
             texts["landing"] = "" if verb == "recv" else GUARDED
-    hand = comm._handover
+    hand = comm.node_messages
     if hand is not None:
         names.update(hand_from=-(-LEAST // unit), hand_to=hand.most // unit + 1)
         names.update(number=hand.number, received=hand.received, give=hand.give, take=hand.take)
@@ -492,9 +492,9 @@ def _compose(
     from ..transport import mpi
 
     agreed = verb not in MESSAGES  # of those only two ranks know
-    around = comm._agreement.around if agreed else PLAIN_CALL
+    around = comm.agreement.around if agreed else PLAIN_CALL
     names.setdefault("code", head(verb) if agreed else 0)
-    names.update(comm._agreement.names)
+    names.update(comm.agreement.names)
     names.update(
         IN_PLACE=MPI.IN_PLACE,
         MPIError=MPI.Exception,
@@ -503,7 +503,7 @@ def _compose(
         check_length=mpi.check_length,
         comm=comm,
         failure=mpi.failure,
-        function=names.get("function") or getattr(comm._mpi, mpi.NAMES.get(verb) or verb.capitalize()),
+        function=names.get("function") or getattr(comm.mpi_handle, mpi.NAMES.get(verb) or verb.capitalize()),
         last_tag=mpi.largest_tag(),
         p=comm.size,
         rank=comm.rank,

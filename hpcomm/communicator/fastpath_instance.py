@@ -55,20 +55,20 @@ def fuse(comm: Communicator, verb: str, op: Any, x: Any, lane: Any) -> None:
     function = names[verb]
     for name in WRAPPER_ASSIGNMENTS:
         setattr(function, name, getattr(method, name))
-    comm._fused.setdefault(verb, {})[kind] = vars(comm)[verb] = function
+    comm.own_fastpaths.setdefault(verb, {})[kind] = vars(comm)[verb] = function
 
 
 def part(comm: Communicator, verb: str | None = None) -> None:
     """Let a verb, or all, of comm be methods again; a function that was kept calls the method from now on."""
-    for each in tuple(comm._fused) if verb is None else (verb,):
-        for function in comm._fused.pop(each, {}).values():
+    for each in tuple(comm.own_fastpaths) if verb is None else (verb,):
+        for function in comm.own_fastpaths.pop(each, {}).values():
             function.__globals__["its_type"] = None
         vars(comm).pop(each, None)
 
 
 def _turn(comm: Communicator, verb: str, op: Any, x: Any) -> int:
     """Turn to the function for arrays like x, if there is one; say how many others it may see."""
-    known, kind = comm._fused.get(verb), (op, type(x), getattr(x, "dtype", None))
+    known, kind = comm.own_fastpaths.get(verb), (op, type(x), getattr(x, "dtype", None))
     with suppress(TypeError):  # an op that cannot be hashed
         if known and kind in known:
             vars(comm)[verb] = known[kind]

@@ -71,7 +71,7 @@ def split(
     Args:
         color: number from 0; None: this rank is in no part and gets None.
     """
-    comm._check_open("split")
+    comm.check_open("split")
     if color is not None and (not hasattr(color, "__index__") or color < 0):
         raise UsageError(f"color {color!r} is no number from 0", hint="None leaves this rank out").located(
             "split", comm
@@ -81,17 +81,17 @@ def split(
         raise UsageError(what, hint="numbers below 2**31").located("split", comm)
     with agreed(comm, "split"):
         if color is None:
-            mapped(comm, "split", comm._mpi.Split, MPI.UNDEFINED, key)
+            mapped(comm, "split", comm.mpi_handle.Split, MPI.UNDEFINED, key)
             return None
-        return made(comm, "split", name or f"{comm.name}/{color}", comm._mpi.Split, color, key)
+        return made(comm, "split", name or f"{comm.name}/{color}", comm.mpi_handle.Split, color, key)
 
 
 def split_node(comm: Communicator, name: str | None = None) -> Communicator:
     """The ranks that share this node's memory. Collective. Same as MPI_Comm_split_type(SHARED)."""
-    comm._check_open("split_node")
+    comm.check_open("split_node")
     name = name or f"{comm.name}/node"
     with agreed(comm, "split_node"):
-        return made(comm, "split_node", name, comm._mpi.Split_type, MPI.COMM_TYPE_SHARED)
+        return made(comm, "split_node", name, comm.mpi_handle.Split_type, MPI.COMM_TYPE_SHARED)
 
 
 def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
@@ -102,7 +102,7 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
     Raises:
         RankError: a rank does not exist, is named twice, or this rank is not among them.
     """
-    comm._check_one_group("group")
+    comm.check_one_group("group")
     try:
         members = [index(r) for r in ranks]
     except TypeError:
@@ -117,7 +117,7 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
         hint = f"different ranks from 0 to {comm.size - 1}; only members call group"
         raise RankError(what, hint=hint).located("group", comm)
     mpi, number = making(comm, _tag(comm, "group", tag))
-    everybody = comm._mpi.Get_group()
+    everybody = comm.mpi_handle.Get_group()
     some = everybody.Incl(members)
     everybody.Free()
     try:
@@ -144,10 +144,10 @@ def dup(
     Raises:
         ConfigError: there is no such path. MismatchError: the ranks name different ones.
     """
-    comm._check_open("dup")
-    require_known(check or comm._level, gpu)
+    comm.check_open("dup")
+    require_known(check or comm.asked_check, gpu)
     with agreed(comm, "dup"):
-        return made(comm, "dup", name or f"{comm.name}.dup", comm._mpi.Dup, check=check, gpu=gpu)
+        return made(comm, "dup", name or f"{comm.name}.dup", comm.mpi_handle.Dup, check=check, gpu=gpu)
 
 
 def create_intercomm(
@@ -168,8 +168,8 @@ def create_intercomm(
     Raises:
         RankError: there is no such leader. UsageError: peer is no Communicator.
     """
-    comm._check_one_group("create_intercomm")
-    if not isinstance(getattr(peer, "_mpi", None), MPI.Comm):
+    comm.check_one_group("create_intercomm")
+    if not isinstance(getattr(peer, "mpi_handle", None), MPI.Comm):
         what, hint = f"peer is {peer!r}, no Communicator", "hpcomm.world, if both groups are parts of it"
         raise UsageError(what, hint=hint).located("create_intercomm", comm)
     for leader, its in ((local_leader, comm), (remote_leader, peer)):
@@ -179,11 +179,11 @@ def create_intercomm(
                 f"a rank from 0 to {its.size - 1}",
             )
             raise RankError(what, hint=hint).located("create_intercomm", comm)
-    if peer._closed:
-        peer._check_open("create_intercomm")
+    if peer.is_closed:
+        peer.check_open("create_intercomm")
     mpi, number = making(peer, _tag(comm, "create_intercomm", tag))
     there = rank_there(peer, index(remote_leader))
-    create = comm._mpi.Create_intercomm  # type: ignore[attr-defined]
+    create = comm.mpi_handle.Create_intercomm  # type: ignore[attr-defined]
     name = name or f"{comm.name}<->"
     with agreed(comm, "create_intercomm"):
         return made(comm, "create_intercomm", name, create, local_leader, mpi, there, number)
@@ -191,12 +191,12 @@ def create_intercomm(
 
 def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Communicator:
     """Make one group of an inter-communicator's two; the group that gives high=True comes second."""
-    comm._check_open("merge")
+    comm.check_open("merge")
     if not comm.is_inter:
         raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located(
             "merge", comm
         )
-    merge = comm._mpi.Merge  # type: ignore[attr-defined]
+    merge = comm.mpi_handle.Merge  # type: ignore[attr-defined]
     with agreed(comm, "merge"):
         return made(comm, "merge", name or f"{comm.name}+", merge, high)
 
@@ -209,15 +209,15 @@ class agreed:  # noqa: N801  a context, read as a word
     """
 
     def __init__(self, comm: Communicator, verb: str, what: object = None) -> None:
-        self._agreement = comm._agreement
+        self.agreement = comm.agreement
         self._call = head(verb), crc32(repr(what).encode())
 
     def __enter__(self) -> None:
-        self._agreement.enter(*self._call)
+        self.agreement.enter(*self._call)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:
-            self._agreement.leave()
+            self.agreement.leave()
 
 
 def made(
@@ -231,7 +231,7 @@ def made(
 ) -> Communicator:
     """One that MPI makes by make(*arguments)."""
     mpi = mapped(comm, verb, make, *arguments)
-    new: Communicator = mapped(comm, verb, partial(comm._new, check=check, gpu=gpu), mpi, name)
+    new: Communicator = mapped(comm, verb, partial(comm.derive, check=check, gpu=gpu), mpi, name)
     return new
 
 
@@ -252,7 +252,7 @@ def least(comm: Communicator, here: bytes) -> bytes:
     known = [here]
     for _ in range(1 + comm.is_inter):  # between groups: what is so there, then what they heard of here
         heard = bytearray(len(here))
-        comm._mpi.Allreduce([known[-1], MPI.UINT8_T], [heard, MPI.UINT8_T], MPI.MIN)
+        comm.mpi_handle.Allreduce([known[-1], MPI.UINT8_T], [heard, MPI.UINT8_T], MPI.MIN)
         known.append(bytes(heard))
     return bytes(map(min, *known))
 
@@ -305,13 +305,13 @@ def check_open(comm: Communicator, verb: str) -> None:
     Raises:
         UsageError: it is closed, or MPI is finalized. MismatchError: its ranks disagreed before.
     """
-    if comm._closed:
+    if comm.is_closed:
         at = f"{verb} on '{comm.name}'"
         if MPI.Is_finalized():
             raise UsageError("MPI has been finalized", at, "MPI.Finalize() after the last use of hpcomm")
         process_role.check_process(at)
         raise UsageError(f"communicator '{comm.name}' is closed", at, "use it before close()")
-    if comm._disagreed and not verb.startswith(_BETWEEN_TWO):
+    if comm.disagreed and not verb.startswith(_BETWEEN_TWO):
         raise MismatchError(
             f"the ranks of '{comm.name}' are out of step since they disagreed about a call",
             where(verb, comm),

@@ -153,7 +153,7 @@ class Mesh:
                 "mesh.to_torch",
                 "torch.distributed.init_process_group(...) on all ranks first",
             )
-        ranks = self.comm._mpi.allgather(dist.get_rank())
+        ranks = self.comm.mpi_handle.allgather(dist.get_rank())
         grid = torch.tensor(ranks).reshape(tuple(self.shape.values()))  # type: ignore[union-attr]
         return dist.device_mesh.DeviceMesh(device_type, grid, mesh_dim_names=self.names)
 
@@ -246,7 +246,7 @@ def mesh(
     demand(periodic, Iterable, "periodic", "mesh", "names of axes that close to rings: periodic=['x']")
     rings = (periodic,) if isinstance(periodic, str) else tuple(periodic)
     try:
-        comm._check_open("mesh")
+        comm.check_open("mesh")
         if order not in ("rank", "node"):
             raise UsageError(f"there is no order {order!r}", hint="'rank' or 'node'")
         nameless = [name for name in wanted if not isinstance(name, str)]
@@ -261,9 +261,9 @@ def mesh(
     name = "x".join(found) or "mesh"
     with agreed(comm, "mesh", (found, sorted(set(rings)), order)):
         if order == "rank":
-            return Mesh(made(comm, "mesh", name, comm._mpi.Dup), found, rings)
+            return Mesh(made(comm, "mesh", name, comm.mpi_handle.Dup), found, rings)
         place = node_order(nodes_of(comm), tuple(found.values())).index(comm.rank)
-        return Mesh(made(comm, "mesh", name, comm._mpi.Split, 0, place), found, rings)
+        return Mesh(made(comm, "mesh", name, comm.mpi_handle.Split, 0, place), found, rings)
 
 
 def from_torch(comm: Communicator, device_mesh: Any) -> Mesh:

@@ -104,7 +104,7 @@ class Topology(Communicator):
     # -- how ------------------------------------------------------------------------------------------
     def _neighbours(self, verb: str, x: Any, out: Any, async_op: bool, moves: str) -> Any:
         try:
-            self._check_open(verb)
+            self.check_open(verb)
             look = buffer.as_buffer(x)
             block = look.shape
             if moves == "alltoall":
@@ -125,7 +125,7 @@ class Topology(Communicator):
                 raise LayoutError("x and out overlap in memory", hint="an out of its own")
         except HpcommError as error:
             raise error.located(verb, self) from None
-        count, onboard = math.prod(block), self._onboard
+        count, onboard = math.prod(block), self.devices
         aboard = onboard is not None and not onboard.is_one_call(count * look.dtype.itemsize)
         given = look if aboard or look.place is None else _on_host(look)
         stays = aboard if result.place is not None else result.array.flags.c_contiguous
@@ -145,37 +145,37 @@ class Topology(Communicator):
 
         call = Call(self, verb, code=head(verb, dtype=look.dtype.code))
         call.count, call.look = count, look
-        for observer in self._observers:
+        for observer in self.observers:
             observer.before(call)
 
         def seen() -> Any:
             result = finish()
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.after(call)
             return result
 
         if async_op:
-            leave = self._agreement.late(call.code | BACKGROUND, call.agreed)
+            leave = self.agreement.late(call.code | BACKGROUND, call.agreed)
             moving = (
                 self._crossing(call, given, landing, after)
                 if aboard
                 else self._one(moves, call, given, landing)
             )
             stages = self._going(verb, moving, leave, seen)
-            self._unfinished.begin(stages)
+            self.outstanding.begin(stages)
             plain = result.place is None and not aboard
             request = Request(call, stages) if plain else progress.StreamRequest(call, stages, after)
             request.needs_all(self)
             return request
-        self._agreement.enter(call.code, call.agreed)
+        self.agreement.enter(call.code, call.agreed)
         try:
             if aboard:
                 progress.drive(self._crossing(call, given, landing, after))
             else:
-                getattr(self._mpi, f"Neighbor_{moves}")(*_ends(call, given, landing))
+                getattr(self.mpi_handle, f"Neighbor_{moves}")(*_ends(call, given, landing))
         except MPI.Exception as error:
             raise transport.failure(error, verb, self) from None
-        self._agreement.leave()
+        self.agreement.leave()
         arrived = seen()
         after.order()
         return arrived
@@ -197,7 +197,7 @@ class Topology(Communicator):
     def _crossing(self, call: Call, given: Buffer, landing: Buffer, after: staging.After) -> Stages:
         """A message for each neighbour, from where the block lies to where it is to lie."""
         mpi, tag, _ = channel(self)
-        apart, messages = watching(mpi), self._onboard.messages
+        apart, messages = watching(mpi), self.devices.messages
         errors: list[HpcommError] = []
 
         def part(verb: str, look: Buffer, peer: int) -> Stages:
@@ -238,12 +238,12 @@ class Topology(Communicator):
         return range(len(self.destinations))
 
     def _begun(self, name: str, ends: Any) -> list[Any]:
-        return [getattr(self._mpi, name)(*ends)]
+        return [getattr(self.mpi_handle, name)(*ends)]
 
     def _neighbours_ragged(self, verb: str, xs: Any, n: int) -> list[Any]:
         """First everybody says how long its blocks are, then they travel: one message for each pair."""
         try:
-            self._check_open(verb)
+            self.check_open(verb)
             if not isinstance(xs, (list, tuple)) or len(xs) != n:
                 raise UsageError(
                     f"{verb} wants a list of {n} arrays", hint="one for each of comm.destinations"
@@ -252,11 +252,11 @@ class Topology(Communicator):
         except HpcommError as error:
             raise error.located(verb, self) from None
         coming = np.zeros((len(self.sources), 1), np.int64)
-        mpi: Any = self._mpi
+        mpi: Any = self.mpi_handle
         call = Call(self, verb)
-        for observer in self._observers:
+        for observer in self.observers:
             observer.before(call)
-        self._agreement.enter(head(verb), 0)
+        self.agreement.enter(head(verb), 0)
         moving: list[progress.Moving] = []  # arrays on devices that go by themselves
         for i, (made, rank) in enumerate(zip(parcels, self.destinations, strict=True)):
             if type(made) is Laden:
@@ -273,13 +273,13 @@ class Topology(Communicator):
             raise transport.failure(error, verb, self) from None
         got: list[Any] = [_opened(inbox) if inbox.nbytes else None for inbox in inboxes]
         for i, (made, rank) in enumerate(zip(got, self.sources, strict=True)):
-            if made is not None and self._onboard is not None and device_payload.is_laden(made):
+            if made is not None and self.devices is not None and device_payload.is_laden(made):
                 got[i] = progress.Moving(device_payload.unload(self, made, rank))
         arrived = [_arrived(made) for made in got]
         for each in moving:
             each.Wait()
-        self._agreement.leave()
-        for observer in self._observers:
+        self.agreement.leave()
+        for observer in self.observers:
             observer.after(call)
         return arrived
 

@@ -58,7 +58,7 @@ def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
     """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send."""
     peer, number, made = _addressed(comm, "send_object", obj, dest, tag)
     if peer == comm.rank and not comm.is_inter:  # would wait for itself
-        comm._keep(isend(comm, "send_object", made, peer, number))
+        comm.keep_request(isend(comm, "send_object", made, peer, number))
     else:
         at_once(comm, "send_object", peer, number, payload_transport.send, comm, made, peer, number)
 
@@ -273,7 +273,7 @@ def _python_op(op: Any) -> tuple[Callable[[Any, Any], Any], UsageError | None]:
 def _addressed(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any) -> tuple[int, int, Parcel]:
     """Receiver and tag as MPI takes them, and what to send."""
     try:
-        comm._check_open(verb)
+        comm.check_open(verb)
         return peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True), encode(obj)
     except HpcommError as error:
         raise error.located(verb, comm) from error.__cause__

@@ -93,7 +93,7 @@ def send(
         dest = dst
     if not async_op:
         try:
-            lane = comm._lanes["send"][None][type(x)][x.dtype]
+            lane = comm.fastpaths["send"][None][type(x)][x.dtype]
         except (KeyError, AttributeError):
             lane = fastpath.find(comm, "send", None, x)
         if lane(x, dest, tag) is not NotImplemented:
@@ -108,7 +108,7 @@ def isend(
     if dest is None:
         dest = dst
     try:
-        lane = comm._lanes["isend"][None][type(x)][x.dtype]
+        lane = comm.fastpaths["isend"][None][type(x)][x.dtype]
     except (KeyError, AttributeError):
         lane = fastpath.find(comm, "isend", None, x)
     request: Request = lane(x, dest, tag)
@@ -147,7 +147,7 @@ def recv(
         source = src
     if out is not None and status is None and not async_op:
         try:
-            lane = comm._lanes["recv"][None][type(out)][out.dtype]
+            lane = comm.fastpaths["recv"][None][type(out)][out.dtype]
         except (KeyError, AttributeError):
             lane = fastpath.find(comm, "recv", None, out)
         done = lane(out, source, tag)
@@ -172,7 +172,7 @@ def irecv(
     request: Request
     if out is not None:
         try:
-            lane = comm._lanes["irecv"][None][type(out)][out.dtype]
+            lane = comm.fastpaths["irecv"][None][type(out)][out.dtype]
         except (KeyError, AttributeError):
             lane = fastpath.find(comm, "irecv", None, out)
         request = lane(out, source, tag)
@@ -203,18 +203,18 @@ def sendrecv(
     """
     if out is not None and status is None:
         try:
-            lane = comm._lanes["sendrecv"][None][type(x)][x.dtype]
+            lane = comm.fastpaths["sendrecv"][None][type(x)][x.dtype]
         except (KeyError, AttributeError):
             lane = fastpath.find(comm, "sendrecv", None, x)
         done = lane(x, out, dest, source, sendtag, recvtag)
         if done is not NotImplemented:
             return done
     try:
-        comm._check_open("sendrecv")
+        comm.check_open("sendrecv")
         look = buffer.as_buffer(x)
         recv = look if out is x else (buffer.as_buffer(out) if out is not None else look.make(look.shape))
         _check_writable(recv)
-        onboard = comm._onboard
+        onboard = comm.devices
         if onboard is not None and (onboard.takes_message(look, recv) or onboard.messages.held):
             return _sendrecv_onboard(comm, look, recv, dest, source, sendtag, recvtag, status)
         in_place = recv is look or buffer.same_memory(look.array, recv.array)
@@ -231,7 +231,7 @@ def sendrecv(
     packed = np.ascontiguousarray(look.array)
     if buffer.overlap(packed, recv.array):
         packed = packed.copy()
-    if source != MPI.PROC_NULL and is_awaited(comm._mpi, source, recvtag):
+    if source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, recvtag):
         request = _send(comm, packed, dest, sendtag, True)
         result = _recv_into(comm, recv, source, recvtag, status, False)
         request.wait()
@@ -240,31 +240,31 @@ def sendrecv(
     seen = MPI.Status()
     call = Call(comm, "sendrecv")
     call.look = look
-    for observer in comm._observers:
+    for observer in comm.observers:
         observer.before(call)
-    hand = comm._handover
+    hand = comm.node_messages
     if hand is not None:
         hand.sends(dest)
         hand.expects()
-    if comm._kinds is not None:
-        comm._kinds.noted(look.dtype).note("sendrecv", look, dest, sendtag)
+    if comm.message_kinds is not None:
+        comm.message_kinds.noted(look.dtype).note("sendrecv", look, dest, sendtag)
     part = transport.message(packed, look.array.size, look.dtype)
     into = guarded_receive.guarded(
         transport.message(landing, recv.array.size, recv.dtype), guarded_receive.most(comm, True)
     )
     try:
-        transport.swap(comm._mpi, part, dest, sendtag, into, source, recvtag, seen, packed)
+        transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, recvtag, seen, packed)
     except MPI.Exception as error:
         raise transport.failure(error, "sendrecv", comm) from None
     if hand is not None:
         hand.came(seen.source)
-    if comm._kinds is not None:
-        comm._kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
+    if comm.message_kinds is not None:
+        comm.message_kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
     if landing is not recv.array and source != MPI.PROC_NULL:
         recv.array[...] = landing
     fill(status, seen)
-    for observer in comm._observers:
+    for observer in comm.observers:
         observer.after(call)
     return recv.give()
 
@@ -276,7 +276,7 @@ def _sendrecv_onboard(
     """sendrecv where arrays may lie on devices; in place, what is sent is a copy."""
     sent = look.give()
     if recv is look or (look.place is None and recv.place is None and buffer.overlap(look.array, recv.array)):
-        sent = comm._onboard.copy(look).give()
+        sent = comm.devices.copy(look).give()
     elif look.place is not None and recv.place is not None:
         low, there = look.place.address, recv.place.address
         if low < there + recv.nbytes and there < low + look.nbytes:
@@ -291,11 +291,11 @@ def probe(comm: Communicator, source: int | None = None, tag: int | None = None)
     """Wait for a message and say where it comes from, without receiving it. Same as MPI_Probe."""
     seen = MPI.Status()
     wanted = source_and_tag(comm, "probe", source, tag)
-    if comm._onboard is None:
-        comm._mpi.Probe(*wanted, seen)
+    if comm.devices is None:
+        comm.mpi_handle.Probe(*wanted, seen)
     else:
-        comm._onboard.probe(*wanted, seen)
-        comm._leave_lanes()  # what is held must be looked for first
+        comm.devices.probe(*wanted, seen)
+        comm.leave_fastpaths()  # what is held must be looked for first
     filled: Status = fill(Status(), seen)
     return filled
 
@@ -304,10 +304,12 @@ def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None
     """As probe, but None at once if no message is there. Same as MPI_Iprobe."""
     seen = MPI.Status()
     wanted = source_and_tag(comm, "iprobe", source, tag)
-    if not (comm._mpi.Iprobe(*wanted, seen) if comm._onboard is None else comm._onboard.look(*wanted, seen)):
+    if not (
+        comm.mpi_handle.Iprobe(*wanted, seen) if comm.devices is None else comm.devices.look(*wanted, seen)
+    ):
         return None
-    if comm._onboard is not None:
-        comm._leave_lanes()
+    if comm.devices is not None:
+        comm.leave_fastpaths()
     filled: Status = fill(Status(), seen)
     return filled
 
@@ -338,7 +340,7 @@ def batch_isend_irecv(comm: Communicator, ops: Iterable[P2POp]) -> list[Request]
 
 def _check_op(comm: Communicator, op: P2POp) -> str:
     """ "send" or "recv", if op can be carried out."""
-    comm._check_open("batch_isend_irecv")
+    comm.check_open("batch_isend_irecv")
     if not isinstance(op, P2POp):
         raise UsageError(f"a batch of {op!r}", hint='a list of P2POp("send", x, peer)')
     name = op.verb if isinstance(op.verb, str) else getattr(op.verb, "__name__", "")
@@ -359,19 +361,19 @@ def _check_op(comm: Communicator, op: P2POp) -> str:
 
 def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> Any:
     try:
-        comm._check_open("send")
+        comm.check_open("send")
         dest = peer_rank(comm, dest, "dest")
         tag = tag_number(comm, tag, sending=True)
         look = buffer.as_buffer(x)
     except HpcommError as error:
         raise error.located("isend" if async_op else "send", comm) from None
     to_self = dest == comm.rank and not comm.is_inter and not async_op
-    onboard = comm._onboard
+    onboard = comm.devices
     if onboard is not None and onboard.takes_message(look):
         call = Call(comm, "send", peer=dest, tag=tag)
         call.look = look
         if to_self:
-            comm._keep(collectives.carry_out(onboard.send(call, look, copy=True), True))
+            comm.keep_request(collectives.carry_out(onboard.send(call, look, copy=True), True))
             return None
         return _going(collectives.carry_out(onboard.send(call, look), async_op), async_op, comm, dest)
     packed = np.ascontiguousarray(look.array)
@@ -381,12 +383,12 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
     call.send = transport.spec(packed, look.array.size, look.dtype)
     call.look = look
     if to_self:
-        comm._keep(collectives.carry_out(call, True))
+        comm.keep_request(collectives.carry_out(call, True))
         return None
-    if comm._handover is not None:
-        comm._handover.sends(dest)
-    if comm._kinds is not None:
-        comm._kinds.noted(look.dtype).note("isend" if async_op else "send", look, dest, tag)
+    if comm.node_messages is not None:
+        comm.node_messages.sends(dest)
+    if comm.message_kinds is not None:
+        comm.message_kinds.noted(look.dtype).note("isend" if async_op else "send", look, dest, tag)
     return _going(collectives.carry_out(call, async_op), async_op, comm, dest)
 
 
@@ -401,7 +403,7 @@ def _recv(
     comm: Communicator, out: Any, source: Any, tag: Any, dtype: Any, shape: Any, status: Any, async_op: bool
 ) -> Any:
     try:
-        comm._check_open("recv")
+        comm.check_open("recv")
         source, tag = source_rank(comm, source), tag_number(comm, tag)
         if out is not None:
             look = buffer.as_buffer(out)
@@ -418,9 +420,9 @@ def _recv(
             shape = _shape(shape)
             return _recv_into(comm, buffer.empty(shape, record, torch), source, tag, status, async_op)
         status = Status() if status is None else status
-        if async_op and comm._lanes is not fastpath.NO_LANES:  # these ask MPI, which knows of no Arrival
+        if async_op and comm.fastpaths is not fastpath.NO_LANES:  # these ask MPI, which knows of no Arrival
             for verb in fastpath.TAKERS:
-                comm._lanes.pop(verb, None)
+                comm.fastpaths.pop(verb, None)
                 part(comm, verb)
         return in_order(comm, recv_unsized(comm, source, tag, dtype, status), source, tag, status, async_op)
     except HpcommError as error:
@@ -438,7 +440,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: Any, async_op: bool) -> Any:
-    onboard = comm._onboard
+    onboard = comm.devices
     if onboard is not None and (onboard.takes_message(look) or onboard.messages.held):
         status = Status() if status is None else status
         call = Call(comm, "recv", peer=source, tag=tag)
@@ -451,10 +453,10 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
             result.needs(comm, source)
         return result
     status = Status() if status is None else status
-    if onboard is None and source != MPI.PROC_NULL and is_awaited(comm._mpi, source, tag):
+    if onboard is None and source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, tag):
         return in_order(comm, recv_behind(comm, look, source, tag, status), source, tag, status, async_op)
     landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
-    hand = comm._handover
+    hand = comm.node_messages
     if hand is not None:
         hand.expects()
 
@@ -463,8 +465,8 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
         if hand is not None:
             hand.came(seen.source)
         if source != MPI.PROC_NULL:
-            if comm._kinds is not None:
-                comm._kinds.sure(look.dtype).match("recv", look, seen.source, seen.tag)
+            if comm.message_kinds is not None:
+                comm.message_kinds.sure(look.dtype).match("recv", look, seen.source, seen.tag)
             transport.check_length(comm, "recv", seen, look.nbytes)
             if landing is not look.array:
                 look.array[...] = landing

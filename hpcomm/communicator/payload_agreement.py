@@ -70,7 +70,7 @@ def ireceive(
 def in_background(comm: Communicator, verb: str, stages: Stages, peer: int, tag: int) -> Stages:
     """The stages of a message, noted as under way, with observers looking on and errors in our words."""
     watched = shown(comm, verb, stages, peer=peer, tag=tag)
-    return comm._unfinished.begin(transport.in_our_words(comm, verb, watched))
+    return comm.outstanding.begin(transport.in_our_words(comm, verb, watched))
 
 
 def isend(comm: Communicator, call: str, parcel: Parcel, peer: int, tag: int) -> Request:
@@ -88,7 +88,7 @@ def at_once(
 ) -> Any:
     """Carry out a message now, with the observers looking on and errors in hpcomm's words."""
     try:
-        if not comm._observers:
+        if not comm.observers:
             return action(*arguments)
         return payload_transport.run(shown(comm, verb, _one_stage(action, *arguments), peer=peer, tag=tag))
     except MPI.Exception as error:
@@ -105,29 +105,27 @@ def _one_stage(action: Callable[..., Any], *arguments: Any) -> Stages:
 def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_op: bool) -> Any:
     """Agree with the other ranks about verb, then carry out its stages now or in the background."""
     try:
-        comm._check_open(verb)
+        comm.check_open(verb)
     except HpcommError as error:
         raise error.located(verb, comm) from None
     code = head(verb, root=root)
     if async_op:
-        leave = comm._agreement.late(code | BACKGROUND, 0)
+        leave = comm.agreement.late(code | BACKGROUND, 0)
         stages = transport.in_our_words(comm, verb, shown(comm, verb, stages, leave))
-        request = Request(f"{verb}()", comm._unfinished.begin(stages))
+        request = Request(f"{verb}()", comm.outstanding.begin(stages))
         request.needs_all(comm)
         request.in_rounds()
         return request
-    comm._agreement.enter(code, 0)
-    watched = bool(comm._observers)
+    comm.agreement.enter(code, 0)
+    watched = bool(comm.observers)
     try:
-        result = payload_transport.run(
-            shown(comm, verb, stages, comm._agreement.leave) if watched else stages
-        )
+        result = payload_transport.run(shown(comm, verb, stages, comm.agreement.leave) if watched else stages)
     except MPI.Exception as error:
         raise transport.failure(error, verb, comm) from None
     except HpcommError as error:
         raise error.located(verb, comm) from error.__cause__
     if not watched:
-        comm._agreement.leave()
+        comm.agreement.leave()
     return result
 
 
@@ -135,10 +133,10 @@ def shown(
     comm: Communicator, verb: str, stages: Stages, leave: Callable[[], None] | None = None, **fields: Any
 ) -> Stages:
     """The same stages with the observers looking on, and leave() at the end."""
-    if not comm._observers and leave is None:
+    if not comm.observers and leave is None:
         return (yield from stages)
     call = Call(comm, verb, **fields)
-    observers = comm._observers
+    observers = comm.observers
     for observer in observers:
         observer.before(call)
     result = yield from stages

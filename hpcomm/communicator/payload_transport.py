@@ -84,15 +84,15 @@ def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
     if rounds_under_way or type(parcel) is Laden:  # others that dest may need, or stages of its own
         Request("send", isend(comm, parcel, dest, tag)).wait()
         return
-    shelves = comm._shelves if dest in comm._shelf_of else None
+    shelves = comm.block_pool if dest in comm.block_homes else None
     card, part_tag, shelved = letter_of(parcel, shelves)
     if not shelved:
-        comm._shadow.Send((card, MPI.BYTE), dest, tag)
+        comm.object_comm.Send((card, MPI.BYTE), dest, tag)
     else:
-        _send_shelved(shelves, shelved, comm._shadow.Send, (card, MPI.BYTE), dest, tag)
+        _send_shelved(shelves, shelved, comm.object_comm.Send, (card, MPI.BYTE), dest, tag)
     if part_tag >= 0:
         for piece in parts_after(card, parcel):
-            comm._parts.Send((piece, MPI.BYTE), dest, part_tag)
+            comm.block_channel.Send((piece, MPI.BYTE), dest, part_tag)
 
 
 def isend(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> Stages:
@@ -100,11 +100,11 @@ def isend(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> Stages:
     moving: list[Moving] = []
     if type(parcel) is Laden:
         parcel, moving = device_payload.load(comm, parcel, [dest])
-    shelves = comm._shelves if dest in comm._shelf_of else None
+    shelves = comm.block_pool if dest in comm.block_homes else None
     card, part_tag, shelved = letter_of(parcel, shelves)
-    first = _send_shelved(shelves, shelved, comm._shadow.Isend, (card, MPI.BYTE), dest, tag)
+    first = _send_shelved(shelves, shelved, comm.object_comm.Isend, (card, MPI.BYTE), dest, tag)
     parts = [] if part_tag < 0 else parts_after(card, parcel)
-    yield [first, *(comm._parts.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts), *moving]
+    yield [first, *(comm.block_channel.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts), *moving]
 
 
 def _send_shelved(
@@ -134,7 +134,7 @@ def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, M
     except IndexError:
         desk = memoryview(bytearray(LETTER))
     status = MPI.Status()
-    comm._shadow.Recv((desk, MPI.BYTE), source, tag, status)  # quicker than to ask for its length first
+    comm.object_comm.Recv((desk, MPI.BYTE), source, tag, status)  # quicker than to ask for its length first
     if source == MPI.PROC_NULL:
         return None, status
     card = bytearray(desk[: status.count])
@@ -145,18 +145,18 @@ def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, M
     opened = _opened(comm, card, source)
     pieces = opened.pieces()
     if len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
-        comm._parts.Recv((pieces[0], MPI.BYTE), source, opened.tag)
+        comm.block_channel.Recv((pieces[0], MPI.BYTE), source, opened.tag)
     elif opened.tag >= 0:
         run(_fetch(comm, opened, source))
     parcel = opened.parcel()
-    if comm._onboard is not None:
+    if comm.devices is not None:
         parcel = run(_unloaded(comm, parcel, source))
     return parcel, status
 
 
 def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
     """The same in the background."""
-    arrival = Arrival(comm._shadow, source, tag)
+    arrival = Arrival(comm.object_comm, source, tag)
     yield [arrival]
     if source == MPI.PROC_NULL:
         return None, arrival.status
@@ -170,7 +170,7 @@ def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
 
 def _unloaded(comm: Communicator, parcel: Parcel, source: int) -> Stages:
     """A parcel that has come, with what follows it for devices."""
-    if comm._onboard is not None and device_payload.is_laden(parcel):
+    if comm.devices is not None and device_payload.is_laden(parcel):
         coming = Moving(device_payload.unload(comm, parcel, source))
         yield [coming]
         parcel = coming.result
@@ -178,18 +178,18 @@ def _unloaded(comm: Communicator, parcel: Parcel, source: int) -> Stages:
 
 
 def _opened(comm: Communicator, card: bytearray, source: int) -> Opened:
-    return Opened(card, comm._shelves, comm._shelf_of.get(source, -1))
+    return Opened(card, comm.block_pool, comm.block_homes.get(source, -1))
 
 
 def _fetch(comm: Communicator, opened: Opened, source: int) -> Stages:
     """Receive the parts that follow a card from source."""
     lengths = opened.lengths_to_come()
     if lengths is not None:
-        yield [comm._parts.Irecv([lengths, MPI.BYTE], source, opened.tag)]
+        yield [comm.block_channel.Irecv([lengths, MPI.BYTE], source, opened.tag)]
         opened.take_lengths(lengths)
     pieces = opened.pieces()
     if pieces:
-        yield [comm._parts.Irecv([piece, MPI.BYTE], source, opened.tag) for piece in pieces]
+        yield [comm.block_channel.Irecv([piece, MPI.BYTE], source, opened.tag) for piece in pieces]
 
 
 # Between two groups (an inter-communicator) cards go from all ranks of one to those of the other; a root is
@@ -215,7 +215,7 @@ def _cards(comm: Communicator, nbytes: int) -> bytearray:
 
 def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bool) -> Stages:
     """Give every rank root's parcel; None beside the root of another group."""
-    mpi = comm._shadow
+    mpi = comm.object_comm
     [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
     if going is not None:
         card, tag = card_of(going)
@@ -244,7 +244,7 @@ def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bo
             for piece in pieces:
                 mpi.Bcast([piece, MPI.BYTE], root)
         else:
-            yield [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
+            yield [comm.block_channel.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
     if moving:
         yield moving
     return parcel
@@ -252,7 +252,7 @@ def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bo
 
 def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Stages:
     """Collect all parcels on root: a list there, None elsewhere."""
-    mpi = comm._shadow
+    mpi = comm.object_comm
     is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
     gives = root >= 0  # not the root of another group, nor those beside it
     [going], moving = _loaded(comm, [parcel], [[root] if gives and not is_root else []])
@@ -270,7 +270,9 @@ def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Sta
     )
     if not is_root:
         if tag >= 0 and gives:
-            yield [comm._parts.Isend([piece, MPI.BYTE], root, tag) for piece in parts_after(card, going)]
+            yield [
+                comm.block_channel.Isend([piece, MPI.BYTE], root, tag) for piece in parts_after(card, going)
+            ]
         if moving:
             yield moving
         return None
@@ -280,7 +282,7 @@ def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Sta
 
 def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
     """Collect all parcels everywhere."""
-    mpi, nbytes = comm._shadow, _room(comm)
+    mpi, nbytes = comm.object_comm, _room(comm)
     [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
     assert going is not None
     card, tag = card_of(going, nbytes)
@@ -295,7 +297,7 @@ def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
     sends = []
     if tag >= 0:
         pieces = parts_after(card, going)
-        sends = [comm._parts.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
+        sends = [comm.block_channel.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
     return (yield from _open_all(comm, cards, nbytes, parcel, sends, moving))
 
 
@@ -310,14 +312,14 @@ def _spread(comm: Communicator, cards: memoryview, card: bytearray, parcel: Parc
     after = [same.setdefault(each := lengths_after(cards, r * nbytes), each) for r in ranks]
     if any(unsaid for unsaid, _ in after):  # some lengths are not on the card
         told = [(8 * unsaid,) if unsaid else () for unsaid, _ in after]
-        said = yield from spread(comm._parts, comm.rank, lengths_of(card, parcel), told, tag)
+        said = yield from spread(comm.block_channel, comm.rank, lengths_of(card, parcel), told, tag)
         mine = tuple(block.nbytes for block in parcel.blocks)
         after = [
             each if not told[r] else (0, mine if r == comm.rank else tuple(next(said(r)).cast("q")))
             for r, each in enumerate(after)
         ]
     lengths = [known for _, known in after]
-    arrived = yield from spread(comm._parts, comm.rank, blocks_after(card, parcel), lengths, tag)
+    arrived = yield from spread(comm.block_channel, comm.rank, blocks_after(card, parcel), lengths, tag)
 
     def parcel_of(r: int) -> Parcel:
         blocks = arrived(r)
@@ -331,7 +333,7 @@ def _spread(comm: Communicator, cards: memoryview, card: bytearray, parcel: Parc
 
 def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blocking: bool) -> Stages:
     """Give each rank its own of root's parcels; None beside, and at, the root of another group."""
-    mpi = comm._shadow
+    mpi = comm.object_comm
     nbytes = _room(comm)
     card = bytearray(nbytes)
     cards = None
@@ -360,7 +362,7 @@ def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blo
 
 def all_to_all(comm: Communicator, parcels: Sequence[Parcel], blocking: bool) -> Stages:
     """Send parcel j to rank j, receive one from every rank."""
-    mpi, nbytes = comm._shadow, _room(comm)
+    mpi, nbytes = comm.object_comm, _room(comm)
     going, moving = _loaded(comm, parcels, _each_partner(comm))
     made = [card_of(parcel, nbytes) for parcel in going if parcel is not None]
     cards = _cards(comm, nbytes)
@@ -394,7 +396,7 @@ def _send_parts(
     comm: Communicator, parcels: Sequence[Parcel | None], made: list[tuple[bytearray, int]]
 ) -> list[MPI.Request]:
     return [
-        comm._parts.Isend([piece, MPI.BYTE], rank, tag)
+        comm.block_channel.Isend([piece, MPI.BYTE], rank, tag)
         for rank, (parcel, (card, tag)) in enumerate(zip(parcels, made, strict=True))
         if parcel is not None and tag >= 0 and (comm.is_inter or rank != comm.rank)
         for piece in parts_after(card, parcel)
@@ -421,7 +423,7 @@ def _open_all(
         return (Parcel.of([only_block(view, at)]) for at in range(0, len(cards), nbytes))
     of = yield from (arrive() if arrive is not None else _fetch_all(comm, view, nbytes, sends))
     ranks, me = range(len(cards) // nbytes), -1 if own is None or comm.is_inter else comm.rank
-    if comm._onboard is None:
+    if comm.devices is None:
         return (own if r == me else of(r) for r in ranks)
     got = {r: of(r) for r in ranks if r != me}
     laden = {r: parcel for r, parcel in got.items() if device_payload.is_laden(parcel)}
@@ -434,7 +436,7 @@ def _open_all(
 
 def _fetch_all(comm: Communicator, cards: memoryview, nbytes: int, sends: list[MPI.Request]) -> Stages:
     """The same from each of them."""
-    mpi = comm._parts
+    mpi = comm.block_channel
     opened = {r: Opened(cards[r * nbytes : (r + 1) * nbytes]) for r in _partners(comm)}
     lengths = {r: data for r, o in opened.items() if (data := o.lengths_to_come()) is not None}
     if lengths:

@@ -48,13 +48,13 @@ class Plan:
 
     _onboard: list[Any] | None = None
     _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
-    _needs: tuple[Communicator, int | None, int] | None = None  # see Request
+    waits_for: tuple[Communicator, int | None, int] | None = None  # see Request
 
     def __init__(self, comm: Communicator, call: Call, prepared: list[Any]) -> None:
         self._comm = comm
         self._call = call
-        self._needs = (comm, call.peer, 0) if call.verb in ("send", "recv") else (comm, None, -1)
-        self._state = _State(call, self._needs)
+        self.waits_for = (comm, call.peer, 0) if call.verb in ("send", "recv") else (comm, None, -1)
+        self._state = _State(call, self.waits_for)
         if call.after is not None:  # on devices nothing is prepared but the call itself
             requests: list[Any] = []  # the one under way
             self._onboard = requests
@@ -63,7 +63,7 @@ class Plan:
             self._fill, self._complete = None, 0
             return
         self._prepared = prepared
-        comm._unfinished.plans.add(self)
+        comm.outstanding.plans.add(self)
         self._begin = self._prepared[0].Start if len(self._prepared) == 1 else self._start_all
         self._fill = call.fill
         self._receives = call.verb == "recv"
@@ -107,7 +107,7 @@ class Plan:
             self._state.is_under_way = False
             return result
         status = self._status if self._receives else None
-        timeout = self._comm._timeout_s if timeout is None else timeout
+        timeout = self._comm.timeout_s if timeout is None else timeout
         try:
             if timeout is not None:
                 self._poll(timeout, status)
@@ -161,7 +161,7 @@ class Plan:
             name = self._prepared[0].name
             return f"{self._call}: own schedule {name}, rounds of persistent MPI, from memory of its own"
         if self._onboard is not None:
-            return f"{self._call}: {self._comm._onboard.explain(self._call)}"
+            return f"{self._call}: {self._comm.devices.explain(self._call)}"
         return f"{self._call}: persistent MPI ({len(self._prepared)} request), {self._way()}"
 
     def _way(self) -> str:
@@ -190,7 +190,7 @@ class Plan:
         if self._onboard is not None or not self.is_under_way or sys.is_finalizing():
             return
         abandon(self._prepared, self._call)
-        self._comm._unfinished.begin(_never_over())
+        self._comm.outstanding.begin(_never_over())
         warnings.warn(
             f"the plan of {self._call} was dropped while it was under way; keep the plan and wait()",
             RuntimeWarning,
@@ -258,12 +258,12 @@ class _DirectPlan(Plan):
             return result
 
         self._quick = start, wait, plan
-        is_quick = call.verb in ("send", "recv") and comm._timeout_s is None
+        is_quick = call.verb in ("send", "recv") and comm.timeout_s is None
         self._be(*(self._quick if is_quick else self._careful()))
 
     def _agree(self) -> None:
         super()._agree()
-        if self._comm._timeout_s is None:
+        if self._comm.timeout_s is None:
             self._be(*self._quick)
 
     def slow_down(self) -> None:
@@ -292,11 +292,14 @@ class _DirectPlan(Plan):
 class _State:
     """Whether a plan is under way: apart from the plan, where it takes longer to note it."""
 
-    __slots__ = ("_call", "_needs", "is_under_way")
+    __slots__ = ("_call", "is_under_way", "waits_for")
 
     def __init__(self, call: Call, needs: tuple[Communicator, int | None, int]) -> None:
         self.is_under_way = False
-        self._call, self._needs = call, needs  # for who looks at the functions of a plan: see observe.stack
+        self._call, self.waits_for = (
+            call,
+            needs,
+        )  # for who looks at the functions of a plan: see observe.stack
 
 
 def _never_over() -> Stages:
@@ -336,7 +339,7 @@ def plan(
         ...     step()
     """
     try:
-        comm._check_open("plan")
+        comm.check_open("plan")
         if any(getattr(x, bit, bool)() for bit in ("is_conj", "is_neg")):
             raise LayoutError(
                 "x is a tensor with a conjugate or negative bit, whose elements are computed when read",
@@ -380,7 +383,7 @@ def _collective(
         call = prepare.compose(comm, verb, x, out, op, root, False, own, by)
     if algorithm is not None and call.after is None:
         call = schedule_transport.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
-    leave = comm._agreement.late(call.code - head(verb) + head("plan"), call.agreed)
+    leave = comm.agreement.late(call.code - head(verb) + head("plan"), call.agreed)
     made = _make(comm, call)
     if call.settle is not None:
         call.settle()
@@ -399,7 +402,7 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
             hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)",
         )
     look = buffer.as_buffer(target)
-    onboard = comm._onboard is not None and comm._onboard.takes_message(look)
+    onboard = comm.devices is not None and comm.devices.takes_message(look)
     if (not onboard and not look.array.flags.c_contiguous) or (not sending and look.frozen):
         raise UsageError(
             "a plan of send or recv needs a contiguous array that can be written",
@@ -412,7 +415,7 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
     if onboard:
         seen = MPI.Status()
         call.finish = lambda _: None if sending else look.give()
-        made = comm._onboard.send(call, look) if sending else comm._onboard.recv(call, look, seen)
+        made = comm.devices.send(call, look) if sending else comm.devices.recv(call, look, seen)
         return _make(comm, made)
     part = transport.spec(look.array, look.array.size, look.dtype)
     if sending:
@@ -424,17 +427,17 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
         if sending:
             return None
         if rank != MPI.PROC_NULL:
-            if comm._kinds is not None:
-                comm._kinds.sure(look.dtype).match("recv", look, status.source, status.tag)
+            if comm.message_kinds is not None:
+                comm.message_kinds.sure(look.dtype).match("recv", look, status.source, status.tag)
             transport.check_length(comm, "recv", status, look.nbytes)
         return look.give()
 
     call.finish = finish
-    if comm._handover is not None:
+    if comm.node_messages is not None:
         if sending:
-            comm._handover.leave(rank)
+            comm.node_messages.leave(rank)
         else:
-            comm._handover.expects()
-    if comm._kinds is not None and sending:
-        comm._kinds.noted(look.dtype).note("send", look, rank, number)
+            comm.node_messages.expects()
+    if comm.message_kinds is not None and sending:
+        comm.message_kinds.noted(look.dtype).note("send", look, rank, number)
     return _make(comm, call)

@@ -66,7 +66,7 @@ def send_ragged(
         async_op: begin, and return a Request to wait for.
     """
     try:
-        comm._check_open("send_ragged")
+        comm.check_open("send_ragged")
         peer, number = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True)
         made = encode(x)
     except HpcommError as error:
@@ -78,7 +78,7 @@ def send_ragged(
     request = isend(comm, f"send_ragged(dest={dest}, tag={tag})", made, peer, number)
     if async_op:
         return request
-    comm._keep(request)
+    comm.keep_request(request)
     return None
 
 

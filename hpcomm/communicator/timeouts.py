@@ -39,10 +39,10 @@ class Timeout:
     """
 
     def __get__(self, comm: Communicator | None, owner: type) -> float | None:
-        return None if comm is None else comm._timeout_s
+        return None if comm is None else comm.timeout_s
 
     def __set__(self, comm: Communicator, seconds: float | None) -> None:
-        comm._check_open("timeout")
+        comm.check_open("timeout")
         if seconds is not None and (
             isinstance(seconds, bool) or not isinstance(seconds, Real) or seconds <= 0
         ):
@@ -51,15 +51,15 @@ class Timeout:
                 where("timeout", comm),
                 "None: for ever",
             )
-        comm._timeout_s = seconds
+        comm.timeout_s = seconds
         made = vars(comm)
         if seconds is None:
             for name in (*_verbs(type(comm)), *_BY_HAND):
                 made.pop(name, None)
             take_lanes(comm)
             return
-        comm._leave_lanes()
-        for plan in tuple(comm._unfinished.plans):
+        comm.leave_fastpaths()
+        for plan in tuple(comm.outstanding.plans):
             plan.slow_down()
         for name, (function, at) in _verbs(type(comm)).items():
             made[name] = partial(_call, comm, function, at)
@@ -69,8 +69,8 @@ class Timeout:
 
 def take_lanes(comm: Communicator) -> None:
     """Let there be lanes again, if nothing speaks against it."""
-    if not (comm._observers or comm._closed or comm._disagreed or comm._timeout_s):
-        comm._lanes = {}
+    if not (comm.observers or comm.is_closed or comm.disagreed or comm.timeout_s):
+        comm.fastpaths = {}
 
 
 def _verbs(kind: type) -> dict[str, tuple[Callable[..., Any], int]]:
@@ -107,42 +107,14 @@ def _waited(comm: Communicator, request: Any) -> Any:
     if not isinstance(request, Request):
         return request
     try:
-        return request.wait(comm._timeout_s)
+        return request.wait(comm.timeout_s)
     except WaitTimeoutError as error:
-        if _take_back(request):
+        if request.withdraw():
             return request.wait()
         abandon(request)
         error.where = where(request.call.partition("(")[0], comm)
         error.hint = "look for the rank that did not make the matching call; comm.timeout sets the time"
         raise
-
-
-def _take_back(request: Request) -> bool:
-    """Give up a receive that has not begun to come; whether its message has come all the same.
-
-    Whatever else it is, it stays under way.
-    """
-    if request.status is None or request._needs is None or not request._pending:
-        return False
-    comm, each = request._needs[0], request._pending[0]
-    with request._moving:
-        if hasattr(each, "withdraw"):
-            each.withdraw()
-            is_plain = each.mpi is comm._mpi
-        elif getattr(request._call, "verb", "") == "recv" and hasattr(each, "Cancel"):
-            is_plain, seen = True, request._status_of(0)
-            each.Cancel()
-            each.Wait(seen)
-            if not seen.Is_cancelled():
-                request._pending.clear()
-                request._next_stage()
-                return True
-        else:
-            return False
-        if is_plain and comm._handover is not None:
-            comm._handover.came(-1)
-        request._stages, request._pending = None, []
-    return False
 
 
 def _sendrecv(
@@ -199,9 +171,9 @@ def _sendrecv_object(
 def _probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Any:
     begin, delay = time.monotonic(), 0.0
     while (seen := comm.iprobe(source, tag)) is None:
-        if time.monotonic() - begin >= (comm._timeout_s or 0):
+        if time.monotonic() - begin >= (comm.timeout_s or 0):
             raise WaitTimeoutError(
-                f"no message came in {comm._timeout_s:g} s",
+                f"no message came in {comm.timeout_s:g} s",
                 where("probe", comm),
                 "look for the rank that did not send; comm.timeout sets the time",
             )

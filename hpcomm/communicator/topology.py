@@ -74,14 +74,14 @@ class Cart(Topology):
         Args:
             axes: their numbers; or a bool for each axis, as MPI's remain_dims (where [1, 0] means the first).
         """
-        self._check_open("sub")
+        self.check_open("sub")
         flags = list(axes) if hasattr(axes, "__iter__") else []
         if len(flags) == len(self.shape) and all(isinstance(flag, (bool, np.bool_)) for flag in flags):
             axes = [axis for axis, keep in enumerate(flags) if keep]
         kept = self._axes(axes, "sub")
         keep = [axis in kept for axis in range(len(self.shape))]
         with agreed(self, "sub", keep):
-            made = mapped(self, "sub", self._mpi.Sub, keep)  # type: ignore[attr-defined]
+            made = mapped(self, "sub", self.mpi_handle.Sub, keep)  # type: ignore[attr-defined]
             return _as_cart(self, made, name or f"{self.name}{list(axes)}")
 
     def _axes(self, axes: Sequence[int], verb: str) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def cart(
         LayoutError: the shape does not hold all ranks; the message has shapes that would.
     """
     try:
-        comm._check_open("cart")
+        comm.check_open("cart")
         sizes = fill_in(comm.size, shape)
         given: Any = periodic
         answers = list(given) if hasattr(given, "__iter__") else [given] * len(sizes)
@@ -149,10 +149,10 @@ def cart(
     except HpcommError as error:
         raise error.located("cart", comm) from None
     with agreed(comm, "cart", (sizes, rings, bool(reorder))):
-        base = comm._mpi
+        base = comm.mpi_handle
         if reorder:
             order = node_order(nodes_of(comm), sizes, tiles=True)
-            base = mapped(comm, "cart", comm._mpi.Split, 0, order.index(comm.rank))
+            base = mapped(comm, "cart", comm.mpi_handle.Split, 0, order.index(comm.rank))
         create = base.Create_cart  # type: ignore[attr-defined]
         made = mapped(comm, "cart", create, list(sizes), list(rings), False)
         if reorder:
@@ -177,7 +177,7 @@ def graph(
         RankError: a rank that does not exist.
     """
     try:
-        comm._check_open("graph")
+        comm.check_open("graph")
         destinations = integers(destinations, "the list of destinations")
         sources = None if sources is None else integers(sources, "the list of sources")
         for rank in (*destinations, *(sources or ())):
@@ -189,12 +189,12 @@ def graph(
         if sources is None:
             times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)
             heard = np.empty(comm.size, np.int32)
-            comm._mpi.Alltoall(times, heard)
+            comm.mpi_handle.Alltoall(times, heard)
             sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
-        create = comm._mpi.Create_dist_graph_adjacent  # type: ignore[attr-defined]
+        create = comm.mpi_handle.Create_dist_graph_adjacent  # type: ignore[attr-defined]
         mpi = mapped(comm, "graph", create, list(sources), list(destinations))
         made = object.__new__(Graph)
-        made._take(mpi, name or f"{comm.name}.graph", comm._level)
+        made.adopt(mpi, name or f"{comm.name}.graph", comm.asked_check)
         made.timeout = comm.timeout
         made.sources, made.destinations = sources, destinations
         return made
@@ -203,7 +203,7 @@ def graph(
 def _as_cart(comm: Communicator, mpi: MPI.Comm, name: str) -> Cart:
     shape, periodic, coords = mpi.Get_topo()  # type: ignore[attr-defined]
     made = object.__new__(Cart)
-    made._take(mpi, name, comm._level)
+    made.adopt(mpi, name, comm.asked_check)
     made.timeout = comm.timeout
     made.shape, made.coords = tuple(shape), tuple(coords)
     made.periodic = tuple(bool(ring) for ring in periodic)
@@ -251,7 +251,7 @@ def fitting_shapes(size: int, shape: Sequence[int], most: int = 6) -> list[tuple
 
 def nodes_of(comm: Communicator) -> list[str]:
     """The name of every rank's node."""
-    return comm._mpi.allgather(MPI.Get_processor_name())
+    return comm.mpi_handle.allgather(MPI.Get_processor_name())
 
 
 def node_order(nodes: Sequence[str], shape: Sequence[int], tiles: bool = False) -> list[int]:

@@ -37,7 +37,7 @@ __all__ = ["in_order", "recv_behind", "recv_unsized"]
 def in_order(comm: Communicator, stages: Stages, source: int, tag: int, status: Any, async_op: bool) -> Any:
     """Receive by an Arrival."""
     stages = transport.in_our_words(comm, "recv", stages)
-    request = Request(f"recv(source={source}, tag={tag})", comm._unfinished.begin(stages), status)
+    request = Request(f"recv(source={source}, tag={tag})", comm.outstanding.begin(stages), status)
     request.needs(comm, source)
     request.in_rounds()
     return request if async_op else request.wait()
@@ -45,9 +45,9 @@ def in_order(comm: Communicator, stages: Stages, source: int, tag: int, status: 
 
 def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status: Any) -> Stages:
     """Receive into an array, when receives that were begun before have theirs."""
-    arrival = Arrival(comm._mpi, source, tag)
-    if comm._handover is not None:
-        comm._handover.expects()
+    arrival = Arrival(comm.mpi_handle, source, tag)
+    if comm.node_messages is not None:
+        comm.node_messages.expects()
     yield [arrival]
     nbytes = arrival.status.Get_elements(MPI.BYTE)
     if nbytes != look.nbytes:
@@ -59,29 +59,29 @@ def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status:
     if landing is not look.array:
         look.array[...] = landing
     fill(status, arrival.status)
-    if comm._handover is not None:
-        comm._handover.came(arrival.status.source)
+    if comm.node_messages is not None:
+        comm.node_messages.came(arrival.status.source)
     return look.give()
 
 
 def recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: Any) -> Stages:
     """Wait for the message, make an array of its length, take it."""
     record, torch = dtypes.parse(dtype)
-    arrival = Arrival(comm._mpi, source, tag)
-    if comm._handover is not None:
-        comm._handover.expects()
-    raw = None if comm._onboard is None else comm._onboard.messages.take(source, tag, arrival.status)
+    arrival = Arrival(comm.mpi_handle, source, tag)
+    if comm.node_messages is not None:
+        comm.node_messages.expects()
+    raw = None if comm.devices is None else comm.devices.messages.take(source, tag, arrival.status)
     if raw is None:
         yield [arrival]
     else:
         arrival.withdraw()
     nbytes = arrival.status.Get_elements(MPI.BYTE)
-    if comm._onboard is not None:  # it may be a card, which announces a large message
+    if comm.devices is not None:  # it may be a card, which announces a large message
         if raw is None:
             raw = bytearray(nbytes)
             arrival.message.Recv([raw, MPI.BYTE])
             arrival.message = None
-        announced = comm._onboard.length(raw)
+        announced = comm.devices.length(raw)
         nbytes = nbytes if announced is None else announced
     if nbytes % record.itemsize:
         if arrival.message is not None:
@@ -92,7 +92,7 @@ def recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: 
             "give the dtype that was sent",
         )
     look = buffer.empty((nbytes // record.itemsize,), record, torch)
-    if comm._onboard is None:
+    if comm.devices is None:
         arrival.message.Recv(transport.message(look.array, look.array.size, record))
         _match(comm, look, arrival)
     elif announced is None:
@@ -101,15 +101,15 @@ def recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: 
     else:
         call = Call(comm, "recv", peer=source, tag=tag)
         call.look = look
-        yield from comm._onboard.announced(call, look, raw, arrival.status, None)
+        yield from comm.devices.announced(call, look, raw, arrival.status, None)
         nbytes = announced
         arrival.status.Set_elements(MPI.BYTE, nbytes)
     fill(status, arrival.status)
-    if comm._handover is not None:
-        comm._handover.came(arrival.status.source)
+    if comm.node_messages is not None:
+        comm.node_messages.came(arrival.status.source)
     return look.give()
 
 
 def _match(comm: Communicator, look: Buffer, arrival: Arrival) -> None:
-    if comm._kinds is not None:
-        comm._kinds.sure(look.dtype).match("recv", look, arrival.status.source, arrival.status.tag)
+    if comm.message_kinds is not None:
+        comm.message_kinds.sure(look.dtype).match("recv", look, arrival.status.source, arrival.status.tag)

@@ -70,12 +70,12 @@ class Request:
         "_call",
         "_error",
         "_moving",
-        "_needs",
         "_pending",
         "_stages",
         "_statuses",
         "result",
         "status",
+        "waits_for",
     )
 
     _memory: Any = None  # what MPI reads or writes, if stages do not keep it
@@ -85,7 +85,7 @@ class Request:
         self.result: Any = None
         self.status: Any = status
         self._error: BaseException | None = None
-        self._needs: tuple[Communicator, int | None, int] | None = None
+        self.waits_for: tuple[Communicator, int | None, int] | None = None
         self._stages: Stages | None = None  # until the first stage has begun there is nothing to own
         self._statuses: list[MPI.Status] = []
         self._born = birth(sys._getframe(1))
@@ -109,8 +109,8 @@ class Request:
                 the job ends.
             UsageError: timeout is no number of seconds.
         """
-        if timeout is None and self._needs is not None:
-            timeout = self._needs[0]._timeout_s
+        if timeout is None and self.waits_for is not None:
+            timeout = self.waits_for[0].timeout_s
         end = None if timeout is None else deadline(timeout)
         if self._stages is None:
             return self._outcome()
@@ -164,14 +164,14 @@ class Request:
 
     def needs(self, comm: Communicator, source: int | None) -> None:
         """Note that the message must come from source, for the sentinel (see observe.sentinel)."""
-        self._needs = (comm, source, 0)
+        self.waits_for = (comm, source, 0)
 
     def needs_all(self, comm: Communicator) -> None:
         """Note that all ranks of comm must make this call, its last one so far."""
-        if comm._watched is not None:
-            self._needs = (comm, None, comm._last_call())
+        if comm.watched is not None:
+            self.waits_for = (comm, None, comm.last_call())
         else:
-            self._needs = (comm, None, -1)
+            self.waits_for = (comm, None, -1)
 
     def in_rounds(self) -> None:
         """Note that it moves on only while it is asked: who waits for another request must ask it, too."""
@@ -273,6 +273,33 @@ class Request:
             self.result, self._stages = end.value, None
         except Exception as error:  # ours, or one of the user's own operator
             self._error, self._stages = self._located(error), None
+
+    def withdraw(self) -> bool:
+        """Give up a receive that has not begun to come; whether its message has come all the same.
+
+        Whatever else it is, it stays under way.
+        """
+        if self.status is None or self.waits_for is None or not self._pending:
+            return False
+        comm, each = self.waits_for[0], self._pending[0]
+        with self._moving:
+            if hasattr(each, "withdraw"):
+                each.withdraw()
+                is_plain = each.mpi is comm.mpi_handle
+            elif getattr(self._call, "verb", "") == "recv" and hasattr(each, "Cancel"):
+                is_plain, seen = True, self._status_of(0)
+                each.Cancel()
+                each.Wait(seen)
+                if not seen.Is_cancelled():
+                    self._pending.clear()
+                    self._next_stage()
+                    return True
+            else:
+                return False
+            if is_plain and comm.node_messages is not None:
+                comm.node_messages.came(-1)
+            self._stages, self._pending = None, []
+        return False
 
     def _throw(self, error: BaseException) -> None:
         """Hand a failure of MPI to the generator, which knows how to say it."""

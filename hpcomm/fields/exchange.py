@@ -84,7 +84,7 @@ class Exchange:
         aboard: Collection[tuple[int, int]] | None = None,
         verb: str = "exchange",
     ) -> None:
-        comm._check_open(verb)
+        comm.check_open(verb)
         self._comm = comm
         self._verb = verb
         lines = channel(comm, peek=tag is not None)
@@ -175,7 +175,7 @@ class Exchange:
             raise UsageError(
                 f"the {self._verb} was not started", where(self._verb, self._comm), "start() before wait()"
             )
-        timeout = self._comm._timeout_s if timeout is None else timeout
+        timeout = self._comm.timeout_s if timeout is None else timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             if timeout is not None:
@@ -387,7 +387,7 @@ def _call(exchange: ref[Exchange], timeout: float | None = None) -> None:
     assert own is not None
     own.start()
     own.wait(timeout)
-    if own._is_plain and own._comm._timeout_s is None:  # and called: it will be called again
+    if own._is_plain and own._comm.timeout_s is None:  # and called: it will be called again
         if own._round is None:
             own._round = _in_turn(own)
         own.__call__ = own._round

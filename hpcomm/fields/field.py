@@ -218,7 +218,7 @@ class Field(NumpyLike):
         return memory(self.look)[self._own()]
 
     @property
-    def _is_first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether what this rank holds counts: copies count once."""
         return isinstance(self.partition, Points) or self.partition.is_first(self.comm.rank)
 
@@ -339,7 +339,7 @@ class Field(NumpyLike):
         there = whole.array if whole.place is None else np.empty(whole.shape, whole.dtype.storage)
         own = self.on_host()
         here = meeting(self.partition, steps, self.comm.rank)[0]
-        mine = own[here] if self._is_first else np.empty(0, own.dtype)
+        mine = own[here] if self.is_first else np.empty(0, own.dtype)
         for rank, part in enumerate(self.comm.all_gather_ragged(np.asarray(mine, order="C"))):
             if isinstance(self.partition, Points) or self.partition.is_first(rank):
                 there[meeting(self.partition, steps, rank)[1]] = part
@@ -462,7 +462,7 @@ class Field(NumpyLike):
     def _local(self, fold: Any, nothing: Any) -> Any:
         self.check_whole("reduction")
         wide = self._wide()
-        return fold(wide) if self._is_first and wide.size else wide.dtype.type(nothing)
+        return fold(wide) if self.is_first and wide.size else wide.dtype.type(nothing)
 
     # -- how ------------------------------------------------------------------------------------------
     def _to(self, target: Partition, ranks: list[int]) -> Any:

@@ -62,7 +62,7 @@ def agreed(
     wishes = {(me, p): _wish(views, sending=True) for p, views in outgoing.items()}
     wishes |= {(p, me): _wish(views, sending=False) for p, views in incoming.items()}
     for pair, wish in wishes.items():
-        here = boxes and wish != _ABOARD and pair[0] in comm._near and has_memory()
+        here = boxes and wish != _ABOARD and pair[0] in comm.node_regions and has_memory()
         if pair in laid or here:
             wishes[pair] |= _BOXED
     mine = {pair: _WISH.pack(wish) + laid.get(pair, bytes(CARD.size)) for pair, wish in wishes.items()}
@@ -88,7 +88,7 @@ def _outbox(comm: Communicator, outgoing: Mapping[int, Sequence[Any]]) -> Outbox
     sizes = {
         peer: nbytes
         for peer, views in outgoing.items()
-        if peer in comm._near and not any(map(on_device, views)) and not is_scattered(views)
+        if peer in comm.node_regions and not any(map(on_device, views)) and not is_scattered(views)
         if (nbytes := sum(view.nbytes for view in views)) <= MOST
     }
     if sizes and has_memory():

@@ -65,7 +65,7 @@ class Redistribution:
             demand(partition, (Partition, Points), "a partition", "redistribution", given)
         self.comm, self.source, self.target = comm, source, target
         try:
-            comm._check_open("redistribution")
+            comm.check_open("redistribution")
             self.source_ranks = list(
                 integers(range(source.size) if source_ranks is None else source_ranks, "ranks")
             )

@@ -290,14 +290,14 @@ def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> 
     ]
     in_ = [each.name for each in bundled if each.target == link.name]
     out = [each.name for each in bundled if each.source == link.name]
-    link._apart = (
+    link.one_by_one = (
         [giving for name, giving in link.gives.items() if name not in out],
         [taking for name, taking in link.takes.items() if name not in in_],
     )
     timeout_s = max((each.timeout_s for each in bundled), default=0.0)
     mine, its = _TOGETHER if link.is_first else _TOGETHER[::-1]
     come, go = [link.takes[name].part for name in in_], [link.gives[name].part for name in out]
-    link._together = (
+    link.together = (
         Channel(wire, come, its, sends=False, direct=True, timeout_s=timeout_s) if come else None,
         Turns(lambda: Channel(wire, go, mine, sends=True, direct=True, timeout_s=timeout_s), 2)
         if go

@@ -61,7 +61,7 @@ class Field:
         self.kind = look.dtype
         self.dtype = np.dtype(look.dtype.storage) if look.place is not None else look.array.dtype
         self.shape = shape[1:]
-        self._verb, self._plain = verb, getattr(values, "dtype", None)
+        self._verb, self.plain_dtype = verb, getattr(values, "dtype", None)
 
     def check(self, values: Any) -> None:
         """Refuse values of another shape or kind than those that were declared, where they are set anew.
@@ -77,7 +77,7 @@ class Field:
                 "put or get",
                 f"shape {(len(self.points), *self.shape)}, as when it was declared",
             )
-        if getattr(values, "dtype", None) != self._plain:
+        if getattr(values, "dtype", None) != self.plain_dtype:
             self._check_kind(_looked_at(self.name, values, self._verb).dtype)
 
     def _check_kind(self, kind: Any) -> None:

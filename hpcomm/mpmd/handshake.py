@@ -82,7 +82,7 @@ class Roster:
     """Who has come, as far as a rank knows."""
 
     def __init__(self) -> None:
-        self._ranks: dict[str, list[range]] = {}  # by what they say
+        self.counted: dict[str, list[range]] = {}  # by what they say
         self.count = 0
 
     def add(self, text: str) -> None:
@@ -100,21 +100,21 @@ class Roster:
                 )
             first, last, step = map(int, found.groups()[:3])
             ranks = range(first, last + 1, step)
-            self._ranks.setdefault(found[4], []).append(ranks)
+            self.counted.setdefault(found[4], []).append(ranks)
             self.count += len(ranks)
 
     def text(self) -> str:
         """All lines, of ranks in equal steps that say the same one."""
         return "".join(
             f"{run[0]}-{run[-1]}/{run.step}\t{said}\n"
-            for said, runs in self._ranks.items()
+            for said, runs in self.counted.items()
             for run in _progressions(sorted({*chain.from_iterable(runs)}))
         )
 
     def cards(self, members: Sequence[int]) -> list[Card | None]:
         """The cards of members, ascending; None for those who did not come."""
         found: list[Card | None] = [None] * len(members)
-        for said, runs in self._ranks.items():
+        for said, runs in self.counted.items():
             card = Card(*said.split("\t"))
             for rank in chain.from_iterable(runs):
                 at = bisect_left(members, rank)
@@ -147,7 +147,7 @@ def expected(environ: Mapping[str, str], size: int) -> dict[str, range]:
         first, _, last = ranks.partition("-")
         found[name] = range(int(first), int(last) + 1)
     if found and max(ranks.stop for ranks in found.values()) > size:
-        told = ", ".join(f"{name}: {_ranks(ranks)}" for name, ranks in found.items())
+        told = ", ".join(f"{name}: {counted(ranks)}" for name, ranks in found.items())
         raise ConfigError(
             f"{PROGRAMS} announces {told}, but this job has {size} rank{'s' * (size > 1)}.",
             "join",
@@ -298,7 +298,7 @@ def check(
     absent = [rank for rank, card in zip(members, cards, strict=True) if card is None]
     if absent:
         names = [name for name, ranks in announced.items() if set(ranks) & set(absent)]
-        who = f"program {' and '.join(map(repr, names))} ({_ranks(absent)})" if names else _ranks(absent)
+        who = f"program {' and '.join(map(repr, names))} ({counted(absent)})" if names else counted(absent)
         raise _error(
             f"{who} of the world did not join within {timeout_s:g} s.\n{came()}",
             "let every program of the job call hpcomm.join; say joins = false in the spec for one that"
@@ -347,7 +347,7 @@ def _check_announced(
     if announced and list(announced.get(name, ())) != ranks:
         at_ranks = [other for other, theirs in announced.items() if set(theirs) & set(ranks)]
         raise _error(
-            f"{_ranks(ranks)} of the world joined as {name!r}, but the spec says {' and '.join(at_ranks)}"
+            f"{counted(ranks)} of the world joined as {name!r}, but the spec says {' and '.join(at_ranks)}"
             f" there.\n{came()}",
             f"hpcomm.join() takes the name from the spec; or write hpcomm.join({at_ranks[0]!r})",
         )
@@ -368,14 +368,14 @@ def listed(members: Sequence[int], cards: Sequence[Any]) -> str:
     for card, ranks in _said(members, cards).items():
         groups.setdefault((card.name, card.script, card.host), []).extend(ranks)
     rows = [
-        f"{name!r} {_ranks(ranks)} ({script} on {host})" for (name, script, host), ranks in groups.items()
+        f"{name!r} {counted(ranks)} ({script} on {host})" for (name, script, host), ranks in groups.items()
     ]
     if len(rows) > _NAMED:
         rows[_NAMED:] = [f"and {len(rows) - _NAMED} more"]
     return "\n".join(f"  {'came: ' if i == 0 else '      '} {row}" for i, row in enumerate(rows))
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def counted(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0-2`, `ranks 0, 5`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

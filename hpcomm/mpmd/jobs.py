@@ -82,7 +82,7 @@ def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link
             raise found
         runtime.expect_foreigners()
         late = f"'{found.peer}' was at {path}, but MPI has not joined the jobs within {_MPI_S:g} s"
-        join = me.comm._mpi.Accept if is_host else me.comm._mpi.Connect  # type: ignore[attr-defined]
+        join = me.comm.mpi_handle.Accept if is_host else me.comm.mpi_handle.Connect  # type: ignore[attr-defined]
         with within(_MPI_S, f"{verb}: {late}"):
             inter = join(found.port, MPI.INFO_NULL, 0)
     finally:

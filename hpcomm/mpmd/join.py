@@ -158,7 +158,7 @@ def _links(
         if name not in pair:
             continue
         peer = pair[pair[0] == name]
-        inter = comm._mpi.Create_intercomm(  # type: ignore[attr-defined]
+        inter = comm.mpi_handle.Create_intercomm(  # type: ignore[attr-defined]
             0, world, programs[peer][0], _LINK_TAG + number
         )
         plain = "plain" in (kinds[name], kinds[peer])

@@ -58,9 +58,9 @@ class Link:
         self.gives: dict[str, Giving] = {}
         self.takes: dict[str, Taking] = {}
         self.progress: Progress | None = None
-        self._connect: Callable[[], None] = lambda: None  # of the program, until it is done
-        self._together: tuple[Channel | None, Turns | None] = (None, None)  # in and out, of exchange()
-        self._apart: tuple[list[Giving], list[Taking]] = ([], [])  # what exchange() moves one by one
+        self.connect: Callable[[], None] = lambda: None  # of the program, until it is done
+        self.together: tuple[Channel | None, Turns | None] = (None, None)  # in and out, of exchange()
+        self.one_by_one: tuple[list[Giving], list[Taking]] = ([], [])  # what exchange() moves one by one
 
     @classmethod
     def over(
@@ -80,20 +80,20 @@ class Link:
             foreign: whether it is of another job.
         """
         comm = adopt(inter, f"{name}<->{peer}", plain=plain)
-        mates = local._mpi.Dup() if local.size > ended_ranks.FEW else None
+        mates = local.mpi_handle.Dup() if local.size > ended_ranks.FEW else None
         if plain:
-            shadow = cast("MPI.Intercomm", comm._shadow)
-            comm._partners = Partners(shadow, (comm._mpi,), peer, plain=True, mates=mates)
+            shadow = cast("MPI.Intercomm", comm.object_comm)
+            comm.partners = Partners(shadow, (comm.mpi_handle,), peer, plain=True, mates=mates)
         else:
-            carries = (comm._mpi, comm._shadow, comm._parts)
-            comm._partners = Partners(inter.Dup(), carries, peer, foreign, mates=mates)
-            runtime.farewells.append(comm._partners.say_farewell)
+            carries = (comm.mpi_handle, comm.object_comm, comm.block_channel)
+            comm.partners = Partners(inter.Dup(), carries, peer, foreign, mates=mates)
+            runtime.farewells.append(comm.partners.say_farewell)
         watchdog.follow(comm)
         return cls(name, peer, local, comm, is_first=name < peer, plain=plain)
 
     @property
     def deadline_s(self) -> float | None:
-        return self.inter._patience_s
+        return self.inter.patience_s
 
     @deadline_s.setter
     def deadline_s(self, seconds: float | None) -> None:
@@ -101,7 +101,7 @@ class Link:
             raise UsageError(
                 f"deadline_s must be above 0, not {seconds!r}", f"link to '{self.peer}'", "None: for ever"
             )
-        self.inter._patience_s = seconds
+        self.inter.patience_s = seconds
 
     @property
     def size(self) -> int:
@@ -115,7 +115,7 @@ class Link:
 
     def ended(self) -> set[int]:
         """Ranks of the other program that have ended."""
-        return self.inter._partners.gone() if self.inter._partners is not None else set()
+        return self.inter.partners.gone() if self.inter.partners is not None else set()
 
     def put(self, fields: Field | Iterable[Field], time: float | None = None) -> None:
         """Send what the fields hold, each row to whoever takes it.
@@ -135,7 +135,7 @@ class Link:
             PeerFailedError: it was not, and the other program has ended.
         """
         check_time(time, "put")
-        self._connect()
+        self.connect()
         began = perf_counter()
         try:
             for field in _each(fields, "put"):
@@ -152,7 +152,7 @@ class Link:
             PeerFailedError: it has ended.
         """
         check_time(time, "get")
-        self._connect()
+        self.connect()
         values = None
         began = perf_counter()
         try:
@@ -169,11 +169,11 @@ class Link:
         own memory where they lie consecutively and are large. What this program gives may be changed at once.
         """
         check_time(time, "exchange")
-        self._connect()
+        self.connect()
         began = perf_counter()
         try:
-            incoming, outgoing = self._together
-            gives, takes = self._apart
+            incoming, outgoing = self.together
+            gives, takes = self.one_by_one
             for giving in gives:
                 giving.check(time)
             for taking in takes:
@@ -201,7 +201,7 @@ class Link:
         if runtime.status:  # it has failed
             return
         try:
-            for sending in (*self.gives.values(), self._together[1]):
+            for sending in (*self.gives.values(), self.together[1]):
                 if sending is not None:
                     sending.settle()
         except WaitTimeoutError as error:
@@ -234,8 +234,8 @@ class Link:
         A known smooth function goes through each mapping, as far off as it is then, relative to how much
         it changes; so the report can be asked for at any time.
         """
-        self._connect()
-        assert self.wire is not None  # by _connect
+        self.connect()
+        assert self.wire is not None  # by connect
         ends = self.name, self.peer
         return "\n".join(link_lines(ends, self.local, self.wire, self.gives, self.takes, self.swapped))
 
@@ -278,7 +278,7 @@ class Link:
 def adopt(mpi: MPI.Comm, name: str, *, plain: bool = False, made: Communicator | None = None) -> Communicator:
     """A Communicator that owns mpi; plain: it leads to a program without hpcomm. made: the one to be it."""
     made = made or object.__new__(PlainCommunicator if plain else Communicator)
-    made._take(mpi, name, None, plain)
+    made.adopt(mpi, name, None, plain)
     return made
 
 

@@ -67,7 +67,7 @@ class Program:
 
     def admit(self, link: Link) -> None:
         """Count link among those of this program."""
-        link._connect = self.connect
+        link.connect = self.connect
         link.progress = self._progress
         if self._recorder is not None and not self._recorder.replays:
             link.comm = cast("Communicator", Recorded(link.inter, self._recorder))
@@ -215,7 +215,7 @@ class Program:
                     time,
                     self._steps(),
                 )
-            link._connect = _nothing
+            link.connect = _nothing
             runtime.farewells.append(link.settle)
         for link in links:
             _meet(link, timeout or max(link.timeout_s, TIMEOUT_S))
@@ -299,7 +299,7 @@ class Program:
         return "\n".join(lines)
 
     def _who(self) -> str:
-        rows = [f"{name!r} {handshake._ranks(ranks)}" for name, ranks in self.ranks.items()]
+        rows = [f"{name!r} {handshake.counted(ranks)}" for name, ranks in self.ranks.items()]
         return f"  came:  {', '.join(rows)}"
 
     def __repr__(self) -> str:

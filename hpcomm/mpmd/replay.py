@@ -104,7 +104,7 @@ def connect(
             if (name, link.peer, link.name) in listed or not listed:
                 wish = listed.get((name, link.peer, link.name), wish)
                 link.takes[name] = _from_file(field, recorder, wish.uncovered)
-        link._apart = (list(link.gives.values()), list(link.takes.values()))
+        link.one_by_one = (list(link.gives.values()), list(link.takes.values()))
 
 
 def _from_file(field: Field, recorder: Recorder, uncovered: str | float) -> Taking:

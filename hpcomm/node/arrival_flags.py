@@ -129,7 +129,7 @@ class Flags:
             turns += 1
             waited = time.monotonic() - begin
             if waited >= _YIELDING_S or not turns % _MPI_TURNS:
-                transport.move_on(self._comm._mpi)
+                transport.move_on(self._comm.mpi_handle)
             if not turns % _CHECK_TURNS:
                 self._check(line, flag, mine)
             if waited < _YIELDING_S:
@@ -140,7 +140,7 @@ class Flags:
     def _check(self, line: memoryview, flag: int, mine: int) -> None:
         verb, rank = VERBS[mine & VERB], self._owner[id(line)]
         self._suspect(mine, None, rank)
-        if rank in self._comm._near and self._comm._near[rank].ended and line[0] != flag:
+        if rank in self._comm.node_regions and self._comm.node_regions[rank].ended and line[0] != flag:
             raise PeerFailedError(
                 f"{verb} on '{self._comm.name}' needs rank {rank}, which has ended",
                 where(verb, self._comm),

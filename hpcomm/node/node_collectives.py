@@ -169,7 +169,7 @@ class Within:
             blocks = self._comm.size if VERBS[code & VERB] in CUTS + STACKS else 1
             is_long = dtype is not None and blocks * dtype.itemsize << known[1] > autotune.LEAST
             may_change = is_long and _is_exact(code, self._comm.size)
-            self._contests[known] = Contest(self._comm._mpi) if may_change else None
+            self._contests[known] = Contest(self._comm.mpi_handle) if may_change else None
         return self._contests[known]
 
     def carry(self, call: Call, library: Callable[[Call], None]) -> Callable[[], None]:
@@ -235,12 +235,12 @@ class Within:
         comm, room = self._comm, _FIRST if nbytes <= _FIRST else _PIECE
         own = table_bytes(room)
         self.close()
-        comm._drop_lanes()  # which know the old tables
-        shared = None if comm._any_rank(_taken + own > _ALL) else share(comm._mpi, own, reserve=own)
+        comm.drop_fastpaths()  # which know the old tables
+        shared = None if comm.any_rank(_taken + own > _ALL) else share(comm.mpi_handle, own, reserve=own)
         if shared is None:
             self._is_small_only = True
             self._limits.clear()
-            comm._within = self if self.small is not None else None
+            comm.node_collectives = self if self.small is not None else None
             return False
         memory, file = shared
         os.close(file)

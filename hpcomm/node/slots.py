@@ -135,7 +135,7 @@ def awaiting(box: Box, full: bool, comm: Communicator, peer: int, verb: str) -> 
         segment.current is not None and len(segment.current.regions) > (os.cpu_count() or 1),
     )
     looks = range(_FEW if crowded else _LOOKS)
-    region = comm._near[peer]
+    region = comm.node_regions[peer]
 
     def wait() -> None:
         if word[0] == full:
@@ -147,7 +147,7 @@ def awaiting(box: Box, full: bool, comm: Communicator, peer: int, verb: str) -> 
         while word[0] != full:
             turns += 1
             if not turns % _MPI_TURNS:
-                transport.move_on(comm._mpi)  # others may wait for what MPI has to do here
+                transport.move_on(comm.mpi_handle)  # others may wait for what MPI has to do here
             if not turns % _PEER_TURNS and region.gone and word[0] != full:
                 raise PeerFailedError(
                     f"the {verb} needs rank {peer}, which has ended",

@@ -127,7 +127,7 @@ def pingpong(path: str) -> None:
     import hpcomm
 
     comm, rows = hpcomm.world, []
-    mpi = comm._mpi
+    mpi = comm.mpi_handle
     for nbytes in FITTED:
         x = np.zeros(nbytes, np.uint8)
 
@@ -185,13 +185,13 @@ def _median(comm: Any, call: Callable[[], Any], rounds: int = 15) -> float:
     call()
     begin = time.perf_counter()
     call()
-    once = comm._mpi.allreduce(time.perf_counter() - begin, MPI.MAX)
+    once = comm.mpi_handle.allreduce(time.perf_counter() - begin, MPI.MAX)
     repeats = max(1, min(200, int(2e-3 / max(once, 1e-7))))
     times = []
     for _ in range(rounds):
-        comm._mpi.Barrier()
+        comm.mpi_handle.Barrier()
         begin = time.perf_counter()
         for _ in range(repeats):
             call()
-        times.append(comm._mpi.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
+        times.append(comm.mpi_handle.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
     return float(sorted(times)[rounds // 2])

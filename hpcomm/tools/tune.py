@@ -232,7 +232,7 @@ def _call(comm: Any, verb: str, name: str, x: Any, out: Any) -> Callable[[], Any
 
     found = call()
     wrong = found is not None and not (found == expected).all()
-    if comm._mpi.allreduce(int(wrong)):
+    if comm.mpi_handle.allreduce(int(wrong)):
         raise ConfigError(f"{verb} by {name or 'default'}: a wrong result", hint="python -m hpcomm doctor")
     return call
 
@@ -241,11 +241,11 @@ def _once(comm: Any, call: Callable[[], Any], repeats: int) -> float:
     """Seconds of one call, the slowest rank's."""
     from mpi4py import MPI
 
-    comm._mpi.Barrier()
+    comm.mpi_handle.Barrier()
     begin = time.perf_counter()
     for _ in range(repeats):
         call()
-    return float(comm._mpi.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
+    return float(comm.mpi_handle.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
 
 
 def _alternated(

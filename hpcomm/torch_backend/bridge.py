@@ -31,7 +31,7 @@ def from_torch(group: Any = None) -> Communicator:
         )
     found = c10d._get_default_group() if group is None else group
     comm = _comms.get(found)
-    if comm is None or comm._closed:
+    if comm is None or comm.is_closed:
         world = rendezvous.world()
         if c10d._get_default_group().rank() != world.rank:
             raise ConfigError(
@@ -52,10 +52,10 @@ def as_process_group(comm: Communicator) -> ProcessGroupMPI:
     where there is none, as hpcomm.world does.
     """
     group = _groups.get(comm)
-    if group is None or group.comm._closed:
+    if group is None or group.comm.is_closed:
         install.take()
         name = f"hpcomm/{comm.name}/{len(c10d._world.pg_names)}"
-        of_comm, of_world = comm._mpi.Get_group(), rendezvous.world()._mpi.Get_group()
+        of_comm, of_world = comm.mpi_handle.Get_group(), rendezvous.world().mpi_handle.Get_group()
         world_ranks = of_comm.Translate_ranks(None, of_world)
         store = rendezvous.store(comm)
         told = {"group_name": name, "backend": "cpu:mpi", "store": store, "ranks": world_ranks}

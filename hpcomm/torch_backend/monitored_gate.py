@@ -101,8 +101,8 @@ class Gate:
             return {}
         left = board.mine.left(self._slot) if self._slot >= 0 else 0
         mine = _CARD.pack(self._slot, left, os.getpid(), _pid_space()) + cores()
-        here = dict(board.near(self._comm._mpi))
-        cards = exchanged(self._comm._mpi, [*here], mine)
+        here = dict(board.near(self._comm.mpi_handle))
+        cards = exchanged(self._comm.mpi_handle, [*here], mine)
         return {r: (here[r], *_CARD.unpack_from(cards[r]), cards[r][_CARD.size :]) for r in here}
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ class Gate:
         from mpi4py import MPI
 
         told, mine = bytearray(_WORDS * self._comm.size), bytearray(words().encode()[:_WORDS].ljust(_WORDS))
-        telling = self._comm._shadow.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
+        telling = self._comm.object_comm.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
         begin = time.monotonic()
         while not (over := telling.Test()) and (waited := time.monotonic() - begin) < _TELL_S:
             pause(waited)
@@ -312,7 +312,7 @@ class Gate:
             raise self.failed
         self._meetings += 1
         both = bytearray(struct.pack("2q", mine, -mine))
-        meeting = self._comm._shadow.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
+        meeting = self._comm.object_comm.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
         begin = time.monotonic()
         said = False
         while not meeting.Test():

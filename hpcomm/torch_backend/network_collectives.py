@@ -35,7 +35,13 @@ _FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, sta
     "max": lambda parts: parts.amax(0),
 }
 NO_CALL: tuple[Any, ...] = (0, math.inf, lambda: "a call that has just ended")
-_LENT = ("_mpi", "all_gather_ragged", "all_to_all_ragged", "gather", "scatter")  # the communicator's own
+_LENT = (
+    "mpi_handle",
+    "all_gather_ragged",
+    "all_to_all_ragged",
+    "gather",
+    "scatter",
+)  # the communicator's own
 _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 
 
@@ -184,14 +190,14 @@ def exchange(comm: Any, out: Tensor, there: list[int], x: Tensor, here: list[int
     record = dtypes.from_torch(x.dtype)
     kind = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}.get(record.itemsize)
     kind = kind or MPI.C_DOUBLE_COMPLEX
-    comm._mpi.Alltoallv(_spec(x, here, kind), _spec(out, there, kind))
+    comm.mpi_handle.Alltoallv(_spec(x, here, kind), _spec(out, there, kind))
 
 
 def _collect(comm: Communicator, whole: Tensor, counts: list[int], mine: Tensor) -> None:
     """Blocks of halves from all ranks into whole."""
     from mpi4py import MPI
 
-    comm._mpi.Allgatherv(
+    comm.mpi_handle.Allgatherv(
         [MPI.buffer.fromaddress(mine.data_ptr(), mine.nbytes), MPI.UINT16_T],
         _spec(whole, counts, MPI.UINT16_T),
     )

@@ -282,7 +282,7 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Finish what is queued and give the communicator back, if the other ranks do so too."""
-        if self.comm._closed:
+        if self.comm.is_closed:
             return
         if not self.worker.stop(self.seconds if self.gate.failed is None else 0.0):
             return  # a rank that never came holds it up for ever

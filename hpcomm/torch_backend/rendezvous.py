@@ -104,7 +104,7 @@ def world(
         ConfigError: MPI has another rank or size than somebody says, or cannot be loaded.
     """
     global _world
-    if _world is None or _world._closed:
+    if _world is None or _world.is_closed:
         said = said or told()
         joins = not _is_launched() and "mpi4py.MPI" not in sys.modules and (said.size or 1) > 1
         if joins:

@@ -49,7 +49,7 @@ _KEPT = 64  # lengths of blocks whose views are kept
 
 def shelves_of(comm: Communicator) -> mmap.mmap | None:
     """Memory for a shelf of each rank of comm; None where they share none. Collective."""
-    shared = share(comm._mpi, SHELF, reserve=SHELF)
+    shared = share(comm.mpi_handle, SHELF, reserve=SHELF)
     if shared is None:
         return None
     memory, file = shared

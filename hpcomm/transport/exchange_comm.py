@@ -30,11 +30,11 @@ def channel(comm: Communicator, peek: bool = False) -> Channel:
     The first use of a communicator is collective; closing it closes the duplicates. With peek no number is
     taken.
     """
-    if comm._channel is None:
-        made = comm._mpi.Dup()
+    if comm.exchange_channel is None:
+        made = comm.mpi_handle.Dup()
         made.Set_errhandler(MPI.ERRORS_RETURN)
-        carrier = None if comm._onboard is None else comm.dup(name=f"{comm.name}.exchange", check="off")
-        comm._channel = [made, 0, carrier]
+        carrier = None if comm.devices is None else comm.dup(name=f"{comm.name}.exchange", check="off")
+        comm.exchange_channel = [made, 0, carrier]
     if not peek:
-        comm._channel[1] += 1
-    return Channel(comm._channel[0], comm._channel[1] % 32768, comm._channel[2])
+        comm.exchange_channel[1] += 1
+    return Channel(comm.exchange_channel[0], comm.exchange_channel[1] % 32768, comm.exchange_channel[2])

@@ -64,7 +64,7 @@ def most(comm: Communicator, waits: bool) -> int:
 
     waits: whether the call that begins them waits for the message.
     """
-    return sys.maxsize if comm._level == "full" else LOOKED_AT if waits else _LEFT
+    return sys.maxsize if comm.asked_check == "full" else LOOKED_AT if waits else _LEFT
 
 
 def of_kind(kind: MPI.Datatype, most: int) -> dict[int, MPI.Datatype]:

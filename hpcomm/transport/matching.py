@@ -157,7 +157,7 @@ def peer_rank(comm: Communicator, peer: Any, name: str) -> int:
 def source_and_tag(comm: Communicator, verb: str, source: Any, tag: Any) -> tuple[int, int]:
     """Source and tag as MPI takes them, or an error that names verb."""
     try:
-        comm._check_open(verb)
+        comm.check_open(verb)
         return source_rank(comm, source), tag_number(comm, tag)
     except HpcommError as error:
         raise error.located(verb, comm) from None

@@ -47,14 +47,14 @@ class Message(Request):
 
     __slots__ = ("_going", "_nbytes", "_seen", "_status", "_sure", "_tag", "_verb", "_x")
     _call = _Words()
-    _needs: tuple[Communicator, int, int]
+    waits_for: tuple[Communicator, int, int]
 
     def __init__(
         self, comm: Communicator, verb: str, x: Any, peer: int, tag: int, going: MPI.Request, nbytes: int,
         sure: Sure | None = None,
     ) -> None:  # fmt: skip
         self._verb, self._x, self._tag, self._nbytes, self._sure = verb, x, tag, nbytes, sure
-        self._needs = comm, peer, 0
+        self.waits_for = comm, peer, 0
         frame = sys._getframe(2)
         code = frame.f_code
         self._born = birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
@@ -65,7 +65,7 @@ class Message(Request):
         self._status: Status | None = None
         self._seen: MPI.Status | None = None
         self._stages = _UNDER_WAY
-        unfinished = comm._unfinished
+        unfinished = comm.outstanding
         unfinished.requests.append(going)
         if len(unfinished.requests) > unfinished.room:
             unfinished.sweep()
@@ -110,8 +110,8 @@ class Message(Request):
 
     def _arrived(self, seen: MPI.Status) -> None:
         """Give what was received, unless it is of another length."""
-        comm, peer, _ = self._needs
-        hand = comm._handover
+        comm, peer, _ = self.waits_for
+        hand = comm.node_messages
         if hand is not None:  # hand.came(peer)
             hand.pending -= 1
             hand.received[peer] += 1
@@ -137,9 +137,9 @@ class Message(Request):
                 self._pending.append(self._going)
             raise error
         if isinstance(error, MPI.Exception):
-            comm, peer, _ = self._needs
-            if comm._handover is not None and error.Get_error_class() == MPI.ERR_TRUNCATE:  # it has come
-                comm._handover.came(peer)
+            comm, peer, _ = self.waits_for
+            if comm.node_messages is not None and error.Get_error_class() == MPI.ERR_TRUNCATE:  # it has come
+                comm.node_messages.came(peer)
             error = transport.failure(error, self._verb, comm)
         self._error, self._stages = error, None
 
@@ -150,7 +150,7 @@ class Message(Request):
     @property
     def call(self) -> str:
         end = "dest" if self._verb == "send" else "source"
-        return f"{self._verb}({buffer.as_buffer(self._x)}, {end}={self._needs[1]}, tag={self._tag})"
+        return f"{self._verb}({buffer.as_buffer(self._x)}, {end}={self.waits_for[1]}, tag={self._tag})"
 
     @property  # made for those who look
     def status(self) -> Any:

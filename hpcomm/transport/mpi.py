@@ -73,7 +73,7 @@ def run(call: Call) -> Any:
 
 def by_library(call: Call, status: MPI.Status | None = None) -> None:
     """Let the library move what a call says, and do no more."""
-    mpi = call.comm._mpi
+    mpi = call.comm.mpi_handle
     for name, arguments in pieces(call):
         if name == "Recv":
             part, source, tag = arguments
@@ -110,7 +110,7 @@ def swap(
 def start(call: Call) -> Request:
     """Begin call; the request finishes it."""
     stages = call.stages() if call.stages is not None else background(call)
-    call.comm._unfinished.begin(stages)
+    call.comm.outstanding.begin(stages)
     return Request(call, stages) if call.after is None else StreamRequest(call, stages, call.after)
 
 
@@ -120,7 +120,8 @@ def prepare(call: Call) -> list[MPI.Prequest]:
         if call.prepare is not None:
             return [call.prepare()]
         return [
-            getattr(call.comm._mpi, f"{name}_init")(*arguments) for name, arguments in pieces(call, False)
+            getattr(call.comm.mpi_handle, f"{name}_init")(*arguments)
+            for name, arguments in pieces(call, False)
         ]
     except MPI.Exception as error:
         raise failure(error, call.verb, call.comm) from None
@@ -128,7 +129,7 @@ def prepare(call: Call) -> list[MPI.Prequest]:
 
 def background(call: Call) -> Stages:
     """The stages of call: one, over the library's nonblocking function."""
-    mpi = call.comm._mpi
+    mpi = call.comm.mpi_handle
     mpi_error = MPI.Exception  # a local name: when the interpreter ends, globals go first
     try:
         statuses = yield [
@@ -156,7 +157,7 @@ def failure(error: MPI.Exception, verb: str, comm: Communicator) -> HpcommError:
     kind = error.Get_error_class()
     if kind == MPI.ERR_TRUNCATE:
         if verb in NAMES and verb not in ("send", "recv"):
-            comm._fall_out()
+            comm.fall_out()
         return MismatchError(
             "a message was longer than the array that receives it",
             where(verb, comm),

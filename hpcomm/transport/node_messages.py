@@ -112,10 +112,10 @@ class Handover:
     def __init__(
         self, comm: Communicator, board: Board, shelves: Shelves, notes: dict[int, memoryview]
     ) -> None:
-        own = board.mine.notes(comm._ring)
+        own = board.mine.notes(comm.call_log)
         self._comm, self._shelves = comm, shelves
         self._own, self._here = own, comm.rank << _SOURCE | _POSTED
-        self._shelf_of = {**comm._shelf_of, comm.rank: board.here}
+        self._shelf_of = {**comm.block_homes, comm.rank: board.here}
         self._nobody = memoryview(bytes(8 * len(own))).cast("q")
         self._notes = _Near(notes, self._nobody)
         far: Callable[[], int] = repeat(-1).__next__
@@ -259,7 +259,7 @@ class Handover:
             flat, nbytes, spec, x: elements to send, also as MPI wants them, and whose they are.
             into, room, target: to receive.
         """
-        mpi, going, is_begun = self._comm._mpi, None, False
+        mpi, going, is_begun = self._comm.mpi_handle, None, False
 
         def send() -> None:
             nonlocal going, is_begun
@@ -320,7 +320,7 @@ class Handover:
         """Wait until a message is handed over; false: there is one of MPI's, or none for long."""
         words, nothing, begin = self._own, serial << _DONE, 0.0
         while words[_HERE] <= nothing:
-            if self._comm._mpi.Iprobe(source, tag):
+            if self._comm.mpi_handle.Iprobe(source, tag):
                 self._trust[source] = max(self._trust[source] - 1, 0)
                 return not self._withdraw(source, serial)
             for _ in self._looks:
@@ -359,7 +359,7 @@ class Handover:
             time.sleep(_SLEEP_S)
             if now - looked > _CHECK_S:
                 looked = now
-                if self._comm._near[source].gone and words[_HERE] < here:
+                if self._comm.node_regions[source].gone and words[_HERE] < here:
                     raise _stopped(self._comm, source)
 
     def _parts_of(self, owner: int, flat: Any) -> Parts:

@@ -100,7 +100,7 @@ def compose(
     call.count = block
     if not sends and verb in _ROOT_SENDS:
         send = None
-    onboard, nbytes = comm._onboard, block * dtype.itemsize
+    onboard, nbytes = comm.devices, block * dtype.itemsize
     if onboard is None:
         return on_hosts(call, send, recv, fold, blocking)
     if not hosts and onboard.takes(send, recv, block=nbytes):
@@ -481,7 +481,7 @@ def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Cal
 
     def carry() -> None:
         parts = np.empty((p, mine), np.uint16)
-        comm._mpi.Alltoallv(
+        comm.mpi_handle.Alltoallv(
             (packed, counts, starts, MPI.UINT16_T),
             (parts, [mine] * p, [r * mine for r in range(p)], MPI.UINT16_T),
         )
@@ -491,7 +491,7 @@ def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Cal
             if fold.op.name == "avg":
                 folded /= np.float32(p)
         narrow = dtypes.narrow(folded, send.dtype)
-        comm._mpi.Allgatherv((narrow, mine, MPI.UINT16_T), (landing, counts, starts, MPI.UINT16_T))
+        comm.mpi_handle.Allgatherv((narrow, mine, MPI.UINT16_T), (landing, counts, starts, MPI.UINT16_T))
 
     call.carry = carry
     _deliver(call, recv, landing)

@@ -328,7 +328,7 @@ def test_all_ranks_tell_mpi_to_work_in_place_or_none_does(
         return calls
 
     monkeypatch.setattr(transport, "pieces", seen)
-    monkeypatch.setattr(comm, "_within", None)
+    monkeypatch.setattr(comm, "node_collectives", None)
     stop = comm.observe(Watching())  # no lanes
     n, p, r = nbytes // 8, comm.size, comm.rank
     whole = np.zeros((p, n))
@@ -361,7 +361,7 @@ class Watching:
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_lanes_that_go_to_mpi_copy_into_place_and_leave_x_alone(own_comm: Any, kind: str) -> None:
-    own_comm._within = None
+    own_comm.node_collectives = None
     p, r = own_comm.size, own_comm.rank
     x = np.arange(6.0).reshape(2, 3) + r
     given = torch.from_numpy(x.copy()) if kind == "torch" else x.copy()
@@ -373,5 +373,5 @@ def test_lanes_that_go_to_mpi_copy_into_place_and_leave_x_alone(own_comm: Any, k
         assert np.array_equal(parts, [x - r + q for q in range(p)])
     assert (
         "IN_PLACE"
-        in own_comm._lanes["all_gather"][None][type(given)][given.dtype].__globals__["__loader__"].text
+        in own_comm.fastpaths["all_gather"][None][type(given)][given.dtype].__globals__["__loader__"].text
     )

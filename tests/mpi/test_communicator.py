@@ -407,7 +407,7 @@ def test_messages_alone_that_are_under_way_at_close_may_still_be_waited_for(comm
     for n in (3, 200_000, 3):
         part = comm.dup(name="gone")
         coming, going = part.irecv(np.empty(n), left), part.isend(np.full(n, 7.0), right)
-        unfinished = part._unfinished
+        unfinished = part.outstanding
         part.close()
         assert unfinished._is_any()  # so MPI still has it
         assert coming.wait().tolist() == [7.0] * n
@@ -419,7 +419,7 @@ def test_messages_alone_that_are_under_way_at_close_may_still_be_waited_for(comm
 def test_of_many_messages_those_under_way_are_remembered_until_close(comm: Any) -> None:
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     part = comm.dup(name="many")
-    coming, unfinished = part.irecv(np.empty(3), left, 1), part._unfinished
+    coming, unfinished = part.irecv(np.empty(3), left, 1), part.outstanding
     for _ in range(300):
         part.irecv(np.empty(3), left, 2).wait() if part.rank % 2 else part.isend(np.ones(3), right, 2).wait()
         part.isend(np.ones(3), right, 2).wait() if part.rank % 2 else part.irecv(np.empty(3), left, 2).wait()

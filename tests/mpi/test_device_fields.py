@@ -262,7 +262,7 @@ def test_neighbours_of_a_graph_pair_what_goes_twice_in_order(comm: hpcomm.Commun
             0, 1000, 500,
         ]  # fmt: skip
         if comm.size > 1 and all(comm.all_gather_object(aboard)):
-            paths = graph._onboard.messages.paths
+            paths = graph.devices.messages.paths
             assert paths["to", right].startswith("ipc")
             assert paths["from", left].startswith("ipc")
 

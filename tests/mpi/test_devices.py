@@ -590,8 +590,8 @@ def test_arrays_in_objects_go_from_device_to_device(comm: hpcomm.Communicator, n
     np.testing.assert_array_equal(got["more"][0].get(), expected + 1)
     np.testing.assert_array_equal(got["host"], values(n, 5))
     assert got["more"][1] == "text"
-    assert comm._onboard is not None
-    taken = comm._onboard.messages.paths.get(("from", left), "")
+    assert comm.devices is not None
+    taken = comm.devices.messages.paths.get(("from", left), "")
     expects = "pipeline" if path == "pipeline" else "ipc, opened itself" if n == DIRECT else "ipc, through"
     assert taken.startswith(expects if n > SMALL and comm.size > 1 else "")
     assert n > SMALL or not taken
@@ -745,7 +745,7 @@ def test_messages_between_two_groups_go_from_device_to_device(comm: hpcomm.Commu
     ):
         if inter.rank >= inter.remote_size:
             return
-        peer, ways = inter.rank, inter._onboard.messages.paths
+        peer, ways = inter.rank, inter.devices.messages.paths
         due = values(LARGE, 10 * (1 - side))
         going = inter.isend(given(LARGE, 10 * side), peer)
         np.testing.assert_array_equal(inter.recv(model.empty(LARGE, np.float32), peer).get(), due)
@@ -820,15 +820,15 @@ def test_a_message_to_this_rank_itself_is_one_copy_on_the_device(
         np.testing.assert_array_equal(out.get(), values(n, 5))
     finally:
         device.can_open = device.can_export = True
-    assert comm._onboard is not None
-    taken = comm._onboard.messages.paths
+    assert comm.devices is not None
+    taken = comm.devices.messages.paths
     expects = "pipeline" if path == "pipeline" else "ipc, within this process"
     assert [each.partition(";")[0] for each in taken.values()] == ([] if n == SMALL else [expects] * 2)
 
 
 def test_arrays_on_two_devices_of_one_rank_are_not_copied_so(comm: hpcomm.Communicator) -> None:
-    assert comm._onboard is not None
-    why, *_ = comm._onboard.messages._open(ipc.Lent(1, 0, 0), driver.driver().device(0))
+    assert comm.devices is not None
+    why, *_ = comm.devices.messages._open(ipc.Lent(1, 0, 0), driver.driver().device(0))
     assert why == "x lies on another device of this rank"
 
 
@@ -857,8 +857,8 @@ def test_neighbours_that_a_rank_has_in_itself_hear_it_on_the_device(comm: hpcomm
     got = ring.neighbour_all_gather(given(LARGE, comm.rank))
     assert type(got) is model.DeviceArray
     np.testing.assert_array_equal(got.get(), [values(LARGE, rank) for rank in ring.sources])
-    assert ring._onboard is not None
-    assert ring._onboard.messages.paths["from", ring.rank].startswith("ipc, within this process")
+    assert ring.devices is not None
+    assert ring.devices.messages.paths["from", ring.rank].startswith("ipc, within this process")
     ring.close()
 
 
@@ -945,7 +945,7 @@ def test_probe_tells_the_length_of_a_message_of_any_size(comm: hpcomm.Communicat
             got = comm.recv(make(n, 0), source=left, tag=n)
         np.testing.assert_array_equal(got.get() if hasattr(got, "get") else got, values(n, left))
     hpcomm.wait_all(going)
-    assert not comm._onboard.messages.held
+    assert not comm.devices.messages.held
     going = [comm.isend(make(LARGE, comm.rank), dest=right)]
     comm.probe(left)
     with pytest.raises(hpcomm.MismatchError, match=f"message has {4 * LARGE} bytes, .* it {4 * SMALL}"):
@@ -971,7 +971,7 @@ def test_memory_that_cannot_be_opened_goes_by_pieces_and_says_why(
     if comm.size == 1:
         pytest.skip("with one rank there is nobody whose memory could be opened")
     device.can_open = False
-    kept, comm._onboard.messages.opened = comm._onboard.messages.opened, ipc.Opened()
+    kept, comm.devices.messages.opened = comm.devices.messages.opened, ipc.Opened()
     try:
         out = model.empty(LARGE, np.float32)
         exchange(comm, given(LARGE, comm.rank), out)
@@ -981,7 +981,7 @@ def test_memory_that_cannot_be_opened_goes_by_pieces_and_says_why(
             assert "by schedule" in step.explain()
             assert "through pinned memory, for it cannot be opened: operation not supported" in step.explain()
     finally:
-        device.can_open, comm._onboard.messages.opened = True, kept
+        device.can_open, comm.devices.messages.opened = True, kept
 
 
 def all_paths(comms: list[hpcomm.communicator.topology.Cart]) -> None:
@@ -1072,7 +1072,7 @@ def test_every_edge_is_needed_and_the_lack_of_any_is_told(
     all_paths(comms)
     for each in comms:
         name = {"schedule": "ipc"}.get(each.name, each.name)
-        taken = {path.partition(";")[0].partition(",")[0] for path in each._onboard.messages.paths.values()}
+        taken = {path.partition(";")[0].partition(",")[0] for path in each.devices.messages.paths.values()}
         assert taken == {name}, (each.name, taken)
     assert found_races(device) == []
     edges, unnoticed = told_edges(device, lambda edge: "test_devices.py" not in edge)

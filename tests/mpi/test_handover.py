@@ -60,13 +60,13 @@ def patient(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both wait as long as it takes, so nothing depends on who comes first; and no copy is slow."""
     monkeypatch.setattr(node_messages, "_PATIENCE_S", 30.0)
     monkeypatch.setattr(node_messages, "_NEAR", 0.0)
-    comm._handover._waits = range(20_000_000)
+    comm.node_messages._waits = range(20_000_000)
 
 
 @pytest.mark.parametrize("comm", ["light", "off"], indirect=True)
 @pytest.mark.parametrize("form", [np.copy, lambda x: torch.from_numpy(x.copy())], ids=["numpy", "torch"])
 def test_messages_of_all_lengths_arrive(comm: Any, patient: None, seen: Any, form: Any) -> None:
-    most = comm._handover.most
+    most = comm.node_messages.most
     lengths = (
         LEAST - 8,
         LEAST,
@@ -139,7 +139,7 @@ def test_elements_of_all_types_and_shapes(comm: Any, patient: None, seen: Any, d
 def test_a_message_does_not_overtake_those_before_it(comm: Any, patient: None, seen: Any) -> None:
     """One by MPI is under way while its receiver waits for the next: that goes by MPI too."""
     few, many = np.zeros(LEAST // 8), np.ones(LEAST // 8)
-    hand = comm._handover
+    hand = comm.node_messages
     if comm.rank == 0:
         hand._waits = range(100)
         for begin in (comm.isend, comm.send):
@@ -161,7 +161,7 @@ def test_a_message_does_not_overtake_those_before_it(comm: Any, patient: None, s
 
 def test_a_pending_receive_gets_its_message_first(comm: Any, patient: None, seen: Any) -> None:
     if comm.rank == 0:
-        comm._handover._waits = range(100)
+        comm.node_messages._waits = range(100)
         for value in range(4):
             comm.send(np.full(2000, float(value)), 1)
     elif comm.rank == 1:
@@ -169,7 +169,7 @@ def test_a_pending_receive_gets_its_message_first(comm: Any, patient: None, seen
         last = comm.recv(np.empty(2000), 0)
         assert [*(request.wait()[0] for request in pending), last[0]] == [0, 1, 2]
         assert comm.irecv(dtype="float64", source=0).wait()[0] == 3
-        assert comm._handover.pending == 0
+        assert comm.node_messages.pending == 0
     assert seen["give", True] == seen["take", True] == 0
 
 
@@ -188,11 +188,11 @@ def test_after_messages_in_the_background_others_are_handed_over(comm: Any, pati
 def test_what_mpi4py_sends_underneath_is_not_overtaken(comm: Any, patient: None, seen: Any) -> None:
     """The receiver waits, and does not look for MPI's messages as yet."""
     x = np.arange(LEAST / 8)
-    comm._handover._looks = range(500_000)
+    comm.node_messages._looks = range(500_000)
     comm.barrier()
     if comm.rank == 0:
         time.sleep(0.005)
-        comm._handover._waits = range(100)
+        comm.node_messages._waits = range(100)
         request = comm.mpi.Isend(x, 1)
         comm.send(x + 1, 1)
         request.Wait()
@@ -209,7 +209,7 @@ def test_what_mpi4py_waits_for_underneath_gets_its_message(comm: Any, patient: N
     comm.barrier()
     if comm.rank == 0:
         time.sleep(0.005)
-        comm._handover._waits = range(100)
+        comm.node_messages._waits = range(100)
         comm.send(x, 1)
         comm.send(x + 1, 1)
     elif comm.rank == 1:
@@ -236,17 +236,17 @@ def test_probe_and_others_find_what_was_sent(comm: Any) -> None:
         assert (status.tag, status.nbytes) == (3, x.nbytes)
         assert comm.sendrecv(np.empty(0), hpcomm.PROC_NULL, 0, out=np.empty(5000))[0] == 4
         assert comm.recv(np.empty(5000)[::1], 0, tag=5)[0] == 5
-        hand = comm._handover
+        hand = comm.node_messages
         assert (hand.pending, hand.received[0]) == (0, 6)
 
 
 def test_plans_keep_their_order_with_other_messages(comm: Any, patient: None, seen: Any) -> None:
     x, y = np.zeros(3000), np.empty(3000)
-    comm._handover._looks = range(500_000)
+    comm.node_messages._looks = range(500_000)
     comm.barrier()
     if comm.rank == 0:
         time.sleep(0.005)
-        comm._handover._waits = range(100)
+        comm.node_messages._waits = range(100)
         with comm.plan("send", x, dest=1) as plan:
             plan.start()
             comm.send(x + 1, 1)
@@ -260,7 +260,7 @@ def test_plans_keep_their_order_with_other_messages(comm: Any, patient: None, se
         other.barrier()
         if other.rank == 0:
             time.sleep(0.005)
-            other._handover._waits = range(100)
+            other.node_messages._waits = range(100)
             for turn in range(4):
                 other.send(np.full(3000, float(turn)), 1)
         elif other.rank == 1:
@@ -272,7 +272,7 @@ def test_plans_keep_their_order_with_other_messages(comm: Any, patient: None, se
 
 
 def test_a_post_is_for_one_tag(comm: Any, patient: None, seen: Any) -> None:
-    x, hand = np.arange(3000.0), comm._handover
+    x, hand = np.arange(3000.0), comm.node_messages
     if comm.rank == 0:
         assert not hand.give(1, 1, x, x.nbytes, 0)
         assert hand.give(1, 2, x, x.nbytes, hand.number[1]())
@@ -282,7 +282,7 @@ def test_a_post_is_for_one_tag(comm: Any, patient: None, seen: Any) -> None:
 
 def test_a_message_of_another_length_or_tag_is_left_to_mpi(comm: Any, patient: None, seen: Any) -> None:
     if comm.rank == 0:
-        comm._handover._waits = range(100)
+        comm.node_messages._waits = range(100)
         long = comm.isend(np.ones(4000), 1, tag=3)
         comm.send(np.ones(2000), 1, tag=2)
         comm.send(np.ones(1999), 1, tag=1)
@@ -319,7 +319,7 @@ def test_a_sender_that_claims_a_post_which_is_withdrawn_backs_out(
     comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receiver loses patience while the sender stands between its claim and its second look."""
-    hand = comm._handover
+    hand = comm.node_messages
 
     class Slow:
         def __enter__(self) -> None:
@@ -349,7 +349,7 @@ def test_a_claim_stands_though_the_receiver_would_withdraw(
     comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender has looked and takes its time to copy."""
-    hand, world = comm._handover, MPI.COMM_WORLD
+    hand, world = comm.node_messages, MPI.COMM_WORLD
     if comm.rank == 0:
         parts = hand._parts_of
 
@@ -369,7 +369,7 @@ def test_a_claim_stands_though_the_receiver_would_withdraw(
 
 
 def test_a_sender_stopped_while_it_copies_is_an_error_of_both(comm: Any, patient: None) -> None:
-    hand = comm._handover
+    hand = comm.node_messages
     n = 3 * node_messages._PIECE.stop // 8
     if comm.rank == 0:
         bad = [(0, 10, np.empty(10)), (10, n, None)]
@@ -425,7 +425,7 @@ def test_a_receiver_interrupted_while_it_is_handed_a_message_waits_for_the_end(
 ) -> None:
     """The sender still writes to the landing, where the next message would stand."""
     n = 2 * node_messages._PIECE.start // 8
-    hand = comm._handover
+    hand = comm.node_messages
     receiver = comm.all_gather_object(os.getpid())[1]
     if comm.rank == 0:
         half = n // 2
@@ -456,10 +456,10 @@ def test_where_memory_is_short_mpi_carries_the_messages(
     comm: Any, patient: None, seen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if comm.rank == 0:
-        comm._handover._waits = range(100)
+        comm.node_messages._waits = range(100)
         comm.send(np.ones(5000), 1)
     elif comm.rank == 1:
-        monkeypatch.setattr(type(comm._handover._shelves), "prepare", lambda *_: False)
+        monkeypatch.setattr(type(comm.node_messages._shelves), "prepare", lambda *_: False)
         assert comm.recv(np.zeros(5000), 0)[-1] == 1
         assert seen == {("take", False): 1}
 
@@ -468,7 +468,7 @@ def test_the_user_can_leave_messages_to_mpi(monkeypatch: pytest.MonkeyPatch) -> 
     if MPI.COMM_WORLD.rank == 0:  # one rank is enough
         monkeypatch.setenv("HPCOMM_SHARED_MEMORY", "off")
     with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
-        assert (comm._handover is None) == (comm.rank == 0)
+        assert (comm.node_messages is None) == (comm.rank == 0)
         for _ in range(3):
             if comm.rank == 0:
                 comm.send(np.ones(5000), 1)
@@ -497,7 +497,7 @@ def test_an_exchange_goes_on_by_mpi_where_the_other_rank_is_elsewhere(comm: Any,
     """Its partner sends in the background, or takes nothing as yet; and one message is too long."""
     x, y = np.full(3000, float(comm.rank)), np.empty(3000)
     if comm.rank == 0:
-        comm._handover._waits = range(100)
+        comm.node_messages._waits = range(100)
         for _ in range(2):
             assert comm.sendrecv(x, 1, 1, out=y)[0] == 1
         with pytest.raises(hpcomm.MismatchError, match=r"sendrecv on communicator 'near'"):
@@ -532,7 +532,7 @@ def test_two_threads_receive_at_once(comm: Any, patient: None) -> None:
     with comm.dup() as other:
         both = (comm, other)
         if comm.rank == 0:
-            comm._handover._waits = other._handover._waits = range(100)
+            comm.node_messages._waits = other.node_messages._waits = range(100)
             for turn in range(30):
                 for each in both:
                     each.send(np.full(60_000, float(turn)), 1, tag=turn)
@@ -578,7 +578,7 @@ def test_a_sender_waits_in_vain_only_now_and_then(comm: Any, seen: Any) -> None:
                 waited.append(1)
                 return iter(())
 
-        comm._handover._waits = Waits()
+        comm.node_messages._waits = Waits()
     for _ in range(3 * (node_messages._AGAIN + 1)):
         if comm.rank == 0:
             comm.send(np.ones(LEAST), 1)
@@ -635,7 +635,7 @@ def test_cores_are_counted_for_all_ranks_together(comm: Any) -> None:
     assert board is not None
     everyone = set().union(*comm.all_gather_object(own))
     assert board.is_crowded == (comm.size > len(everyone))
-    assert (len(comm._handover._looks) == node_messages._FEW) == board.is_crowded
+    assert (len(comm.node_messages._looks) == node_messages._FEW) == board.is_crowded
     os.sched_setaffinity(0, {sorted(everyone)[comm.rank % len(everyone)]})
     try:
         assert _cores(MPI.COMM_WORLD) == min(comm.size, len(everyone))
@@ -645,7 +645,7 @@ def test_cores_are_counted_for_all_ranks_together(comm: Any) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_a_receive_that_failed_is_counted_and_does_not_end_this_way(own_comm: Any) -> None:
-    if own_comm._handover is None:
+    if own_comm.node_messages is None:
         pytest.skip("these ranks share no memory")
     left, right = (own_comm.rank - 1) % own_comm.size, (own_comm.rank + 1) % own_comm.size
     too_long = own_comm.irecv(np.zeros(9), left)
@@ -659,5 +659,5 @@ def test_a_receive_that_failed_is_counted_and_does_not_end_this_way(own_comm: An
     own_comm.isend(np.ones(3), right).wait()
     with pytest.raises(hpcomm.MismatchError):
         own_comm.recv(np.zeros(9))
-    assert own_comm._handover.pending == 0
-    assert own_comm._handover.received[left] == 3
+    assert own_comm.node_messages.pending == 0
+    assert own_comm.node_messages.received[left] == 3

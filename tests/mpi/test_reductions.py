@@ -525,7 +525,7 @@ def test_exscan_goes_the_quick_way_and_gives_what_the_careful_one_gives(comm: An
             expected = careful(comm, "exscan", x, None, op, 0, False)
             for out in (None, x + 1):
                 np.testing.assert_array_equal(comm.exscan(x, op, out=out), expected)
-            assert comm._lanes["exscan"][op][type(x)][x.dtype] is not detour
+            assert comm.fastpaths["exscan"][op][type(x)][x.dtype] is not detour
 
 
 def test_exscan_with_a_function_gives_the_ranks_before_and_says_what_rank_0_gets(comm: Any) -> None:

@@ -222,7 +222,7 @@ async def awaited(request: Any) -> None:
 @pytest.fixture
 def far_comm(own_comm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A communicator whose objects go by messages, as between nodes."""
-    monkeypatch.setattr(own_comm, "_shelf_of", {})
+    monkeypatch.setattr(own_comm, "block_homes", {})
     return own_comm
 
 

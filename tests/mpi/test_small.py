@@ -50,7 +50,7 @@ def calls(comm: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths that were laid on small places, each once or a few times."""
     if comm.size == 1 or not is_wanted():
         pytest.skip("one rank, or a processor without this way")
-    assert comm._within.small is not None, "others have taken all places, and not given them back"
+    assert comm.node_collectives.small is not None, "others have taken all places, and not given them back"
     seen: list[int] = []
     make, turns = node_collectives.Within._make, node_collectives.Within.turns
 
@@ -196,8 +196,13 @@ def test_ranks_bring_the_same_elements_in_any_form(comm: Any, calls: list[int]) 
 def test_lengths_whose_signature_looks_short_are_none(comm: Any) -> None:
     if comm.size > 1:
         code = head("all_reduce", resolve("sum", BY_NAME["int8"]).code, BY_NAME["int8"].code)
-        assert [comm._within.takes(code, n) for n in (0, 1, 3, (1 << 31) + 3)] == [False, True, True, True]
-        assert comm._within.small_end(code) == MOST + 1
+        assert [comm.node_collectives.takes(code, n) for n in (0, 1, 3, (1 << 31) + 3)] == [
+            False,
+            True,
+            True,
+            True,
+        ]
+        assert comm.node_collectives.small_end(code) == MOST + 1
 
 
 def test_averages_go_it_with_care(comm: Any, calls: list[int]) -> None:
@@ -459,8 +464,8 @@ def test_where_there_is_no_memory_for_places_mpi_carries_the_calls(
         monkeypatch.setattr(os, "posix_fallocate", full)
     free = len(segment.current._free_places) if segment.current else 0
     with hpcomm.Communicator(MPI.COMM_WORLD) as other:
-        assert other._within is not None
-        assert other._within.small is None
+        assert other.node_collectives is not None
+        assert other.node_collectives.small is None
         assert other.all_reduce(np.ones(2)).tolist() == [other.size] * 2
     assert segment.current is not None
     assert len(segment.current._free_places) == free
@@ -475,8 +480,8 @@ def test_who_has_no_places_goes_another_way(calls: list[int]) -> None:
     if spent is not None:
         board._free_places.clear()
     with hpcomm.Communicator(MPI.COMM_WORLD) as other:
-        assert other._within is not None
-        assert other._within.small is None
+        assert other.node_collectives is not None
+        assert other.node_collectives.small is None
         np.testing.assert_array_equal(other.all_reduce(np.ones(2)), [other.size] * 2)
         np.testing.assert_array_equal(other.all_reduce(np.ones(2000)), [other.size] * 2000)
     if spent is not None:
@@ -507,13 +512,13 @@ def test_tuned_goes_it_where_the_default_is_best(
 @BOTH
 def test_who_leaves_does_not_take_from_whom_it_leaves_behind(comm: Any) -> None:
     """Places are used again after close(), but not while another rank is still in its last call there."""
-    if comm.size < 3 or comm._within is None:
+    if comm.size < 3 or comm.node_collectives is None:
         pytest.skip("takes two ranks that go on without the first")
     world, others = MPI.COMM_WORLD, range(1, comm.size)
     x = np.full(4, 2.0**comm.rank)
     with hpcomm.Communicator(world, name="left", check=comm.check) as left:
         if left.rank == 0:
-            flags = left._within.small.flags
+            flags = left.node_collectives.small.flags
             looks = flags.look
 
             def late(line: Any, flag: int, mine: int) -> None:

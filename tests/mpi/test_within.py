@@ -257,7 +257,7 @@ def test_where_memory_is_short_mpi_carries_the_calls(
         assert comm.all_reduce(np.ones(100_000))[-1] == comm.size  # needs more than there is
         assert comm.all_reduce(x)[0] == comm.size
     assert gone == ["all_reduce"]
-    assert comm._within is None
+    assert comm.node_collectives is None
 
 
 def test_where_memory_is_short_small_calls_stay(gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,11 +268,13 @@ def test_where_memory_is_short_small_calls_stay(gone: list[str], monkeypatch: py
             assert comm.all_reduce(np.ones(700))[-1] == comm.size
             x = np.ones(2000) if comm.rank == 0 else np.zeros(2000)
             assert comm.broadcast(x, out=x)[-1] == 1
-        assert comm._within is not None
-        small = comm._within.small
+        assert comm.node_collectives is not None
+        small = comm.node_collectives.small
         assert small is not None
-        assert comm._within.takes(head("broadcast", dtype=BY_NAME["float64"].code), small.room // 8)
-        assert not comm._within.takes(head("broadcast", dtype=BY_NAME["float64"].code), small.room // 8 + 1)
+        assert comm.node_collectives.takes(head("broadcast", dtype=BY_NAME["float64"].code), small.room // 8)
+        assert not comm.node_collectives.takes(
+            head("broadcast", dtype=BY_NAME["float64"].code), small.room // 8 + 1
+        )
 
 
 def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +292,7 @@ def test_the_user_can_leave_it_to_mpi(gone: list[str], monkeypatch: pytest.Monke
         monkeypatch.setenv("HPCOMM_SHARED_MEMORY", "off")
     with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
         assert comm.all_reduce(np.ones(5000))[0] == comm.size
-        assert comm._within is None
+        assert comm.node_collectives is None
     assert gone == []
 
 

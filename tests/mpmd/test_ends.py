@@ -108,7 +108,7 @@ def test_of_many_ranks_two_are_told_of_an_end_and_the_others_ask_them(programs):
     air = f"""{few}
 me = hpcomm.join("air")
 link = me.link("ocean")
-link.inter._partners._regions.clear()
+link.inter.partners._regions.clear()
 link.comm.barrier()
 if me.comm.rank == 2:
     link.comm.recv(np.zeros(1), source=0)

@@ -159,7 +159,7 @@ def test_who_looks_at_a_carrier_from_outside_meets_nobody(monkeypatch: pytest.Mo
     """The sentinel asks what it finds in frames for names of its own, also before a call came to the gate."""
     carrier, met = Near.__new__(Near), []
     monkeypatch.setattr(Near, "arrive", lambda self: met.append(self))
-    assert not any(hasattr(carrier, name) for name in ("_needs", "_stages", "_watched", "_partners"))
+    assert not any(hasattr(carrier, name) for name in ("waits_for", "_stages", "watched", "partners"))
     assert not met
 
 

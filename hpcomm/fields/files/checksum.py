@@ -38,7 +38,7 @@ def checksum(field: Field, owned: Any = None) -> int:
         owned: what this rank owns, if not yet in the field.
     """
     own = field.on_host() if owned is None else owned
-    mine = _sum(field, own) if field._is_first and own.size else 0
+    mine = _sum(field, own) if field.is_first and own.size else 0
     return int(field.comm.all_reduce(np.array([mine], np.uint64))[0])
 
 

@@ -83,10 +83,10 @@ def on_root(comm: Communicator, deed: Callable[[], Any]) -> str:
 
 def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
     """Raise on every rank what failed on any of them ("" if nothing did). Collective."""
-    comm._check_open(verb)
-    rank = comm._mpi.allreduce(comm.rank if failed else comm.size, MPI.MIN)
+    comm.check_open(verb)
+    rank = comm.mpi_handle.allreduce(comm.rank if failed else comm.size, MPI.MIN)
     if rank < comm.size:
-        what = comm._mpi.bcast(failed, rank)
+        what = comm.mpi_handle.bcast(failed, rank)
         kind = MissingFileError if isinstance(what, Missing) and verb == "load" else TransportError
         raise kind(
             f"{verb} of {path} failed on rank {rank}: {what}",

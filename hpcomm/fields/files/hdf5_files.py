@@ -202,7 +202,7 @@ def _write_in_turn(comm: Communicator, part: Path, shares: Sequence[tuple[str, A
     for rank in range(comm.size):
         if rank == comm.rank and mine:
             failed = file_folder.attempt(write)
-        comm._mpi.Barrier()
+        comm.mpi_handle.Barrier()
     return failed
 
 
@@ -212,7 +212,7 @@ def _write_together(
     """All ranks in one parallel file."""
     import h5py
 
-    with h5py.File(part, "w", driver="mpio", comm=comm._mpi) as file:
+    with h5py.File(part, "w", driver="mpio", comm=comm.mpi_handle) as file:
         for field, chunks in zip(fields, shapes, strict=True):
             dataset = _dataset(file, field, chunks, compression)
             own = share(field, chunks or chunk_shape(boxes(field), 1))

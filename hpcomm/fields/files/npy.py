@@ -163,7 +163,7 @@ def opened(
     """The file on all ranks; errors are everybody's. meant: the name that it will have."""
     mode = MPI.MODE_WRONLY | MPI.MODE_CREATE if writing else MPI.MODE_RDONLY
     file: list[MPI.File] = []
-    intra: Any = comm._mpi
+    intra: Any = comm.mpi_handle
     failed = file_folder.attempt(lambda: file.append(MPI.File.Open(intra, str(path), mode)))
     try:
         file_folder.agree(comm, failed, verb, meant or path)
@@ -239,7 +239,7 @@ def move(
         fortran: whether the first axis runs fastest in the file; such are read only, and into no out.
     """
     order, displacement, kind = _view(field, offset, fortran)
-    if writing and field._is_first:
+    if writing and field.is_first:
         own = field.on_host()
         data = np.ascontiguousarray(own if order is None else own[order])
     elif writing:  # copies are written once
@@ -251,7 +251,7 @@ def move(
     verb = "save" if writing else "load"
     failed = file_folder.attempt(lambda: file.Set_view(displacement, MPI.BYTE, kind, "native"))
     file_folder.agree(field.comm, failed, verb, "the file")
-    pieces = field.comm._mpi.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)
+    pieces = field.comm.mpi_handle.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)
     name = ("Write" if writing else "Read") + ("_all" if collective else "")
     failed = ""
     for i in range(pieces):

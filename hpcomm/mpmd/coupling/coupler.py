@@ -177,7 +177,7 @@ class Taking:
             self._inbox = Field.__new__(Field)
             self._inbox.__dict__.update(field.__dict__)
             self._inbox.values = np.zeros((count, *field.shape), dtype)
-            self._inbox._plain = dtype
+            self._inbox.plain_dtype = dtype
             self._inbox.points = field.points if weights is None else weights.sources
         self._covered = _covered(rows, count) if weights is None else None
         self._there: There | None = None

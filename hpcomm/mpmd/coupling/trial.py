@@ -49,7 +49,7 @@ def measure(
     made = exact if weights is None else np.zeros(weights.columns)
     carrier = Field.__new__(Field)
     points = field.points if weights is None else weights.sources
-    carrier.__dict__.update(field.__dict__, values=made, shape=(), points=points, _plain=made.dtype)
+    carrier.__dict__.update(field.__dict__, values=made, shape=(), points=points, plain_dtype=made.dtype)
     part = Part(carrier, side.part.rows, made.dtype)
     channel = Channel(
         wire, [part], _FIRST_TAG + number, sends=weights is None, direct=True, timeout_s=side.timeout_s

@@ -62,14 +62,14 @@ class Onboard:
         self.eager = EAGER
         self._between = comm.is_inter  # groups, which cannot meet: collectives of any size are one MPI call
         self.forced = _forced(comm, gpu)
-        self.plain = watching(comm._mpi)
-        self.channel = watching(comm._mpi.Dup())
+        self.plain = watching(comm.mpi_handle)
+        self.channel = watching(comm.mpi_handle.Dup())
         self._line: list[_Ticket] = []
         self.arena: Arena | None = None
         self._nccl: Any = None
         self._no_nccl = "nobody has met"
         self._direct = dict.fromkeys(cuda_aware.OPERATIONS, "nobody has met")
-        apart = watching(comm._parts)
+        apart = watching(comm.block_channel)
         self._rank = comm.rank
         own = MPI.UNDEFINED if self._between else comm.rank
         self.messages = Messages(self.plain, apart, self.channel, own, self.forced, self.is_whole)
@@ -361,7 +361,7 @@ class Onboard:
         call, count = job.call, job.call.count
         comm, verb = call.comm, call.verb
         here = SimpleNamespace(rank=comm.rank, size=comm.size, is_inter=comm.is_inter, name=comm.name,
-                               remote_size=comm.remote_size, _mpi=mpi, _onboard=None)  # fmt: skip
+                               remote_size=comm.remote_size, mpi_handle=mpi, devices=None)  # fmt: skip
         in_turn = mpi is self.channel
         source = None if job.packed is None else source_of(job.packed, job.blocks_in, count, piece, job.recv)
         in_place = verb == "broadcast" and job.send is not None and job.send is job.recv
@@ -417,7 +417,7 @@ def _forced(comm: Communicator, asked: str | None) -> str:
     said = asked or os.environ.get("HPCOMM_GPU")
     forced = "auto" if not said or said == "off" else said  # off here, and a device on another rank
     known = PATHS.index(forced) if forced in PATHS else -1
-    both = comm._least(bytes([known + 1, 255 - (known + 1)]))
+    both = comm.bytewise_min(bytes([known + 1, 255 - (known + 1)]))
     if known < 0:
         raise ConfigError(
             f"there is no path {forced!r} for device arrays (gpu=, HPCOMM_GPU)",

@@ -32,12 +32,12 @@ class Own:
     """What a communicator keeps for its own schedules: a duplicate, a counter of tags, executors by call."""
 
     def __init__(self, comm: Communicator) -> None:
-        self.mpi, made = comm._mpi.Idup()
+        self.mpi, made = comm.mpi_handle.Idup()
         wait(made)
         self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self._tag = self._plans = 0
         self._kept: dict[Any, Executor] = {}
-        self._limit, self._near = _limit(self.mpi), comm._near
+        self._limit, self._near = _limit(self.mpi), comm.node_regions
         self._table: dict[str, tuned.Choices] | None = None
         self._library: dict[tuple[str, str], MPI.Comm] = {}
         self._room = np.empty(0, np.uint8)
@@ -115,6 +115,6 @@ def _limit(mpi: MPI.Comm) -> int:
 
 def own(comm: Communicator) -> Own:
     """What comm keeps for its schedules; made at the first call with algorithm=, which is collective."""
-    if comm._schedules is None:
-        comm._schedules = Own(comm)
-    return comm._schedules  # type: ignore[no-any-return]
+    if comm.kept_schedules is None:
+        comm.kept_schedules = Own(comm)
+    return comm.kept_schedules  # type: ignore[no-any-return]
