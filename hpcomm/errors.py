@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import sys
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from .communicator.communicator import Communicator
 
 __all__ = [
     "ConfigError",
@@ -45,6 +43,14 @@ _PACKAGE = __file__.rpartition("errors.py")[0]
 _APPS = _PACKAGE + "apps/"
 
 
+class Ranks(Protocol):
+    """What an error says of a communicator."""
+
+    name: str
+    rank: int
+    size: int
+
+
 class HpcommError(Exception):
     """Anything hpcomm reports. what: one line; where: verb, communicator, rank, line; hint: what to try."""
 
@@ -55,7 +61,7 @@ class HpcommError(Exception):
         self.hint = hint
         self._line = "" if where else where_called()  # for who cannot say more
 
-    def located(self, verb: str, comm: Communicator | None) -> HpcommError:
+    def located(self, verb: str, comm: Ranks | None) -> HpcommError:
         """Fill in where, if whoever raised it deep below did not know, and which verb takes any object."""
         if self.where is None:
             self.where = where(verb, comm)
@@ -204,7 +210,7 @@ def where_called() -> str:
     return place(frame.f_code, frame.f_lineno)
 
 
-def where(verb: str, comm: Communicator | None) -> str:
+def where(verb: str, comm: Ranks | None) -> str:
     """`all_reduce on communicator 'tp' (rank 1 of 4) at train.py:41`."""
     text = verb
     if comm is not None:

@@ -1,16 +1,16 @@
-"""Imports run downwards only, as docs/design.md draws the layers.
+"""Imports run downwards only, those for types too, as docs/design.md draws the layers.
 
 The section "Layers" there holds a fenced list; its top line is the lowest layer. A line names folders of
 the package (`transport`), or modules of its root (`errors`); anything behind `#` is a comment. A module may
 import modules of lower lines and of its own line. `hpcomm/__init__.py` is the front door above them all;
-those of the
-folders below import nothing.
+those of the folders below import nothing.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,14 +46,13 @@ def height(module: str, lines: list[list[str]]) -> int:
 
 
 def imports(path: Path, everything: list[str]) -> dict[str, int]:
-    """Modules of hpcomm that the file at path imports when it runs, and where; not under TYPE_CHECKING."""
+    """Modules of hpcomm that the file at path imports, at which line: for types and in functions, too."""
     package = path.relative_to(PACKAGE).parent.parts
     found: dict[str, int] = {}
-    for node in _run(ast.parse(path.read_text())):
-        for name in _names(node, package):
-            module = _module(name, everything)
-            if module:
-                found.setdefault(module, node.lineno)
+    for line, name in _imported(ast.parse(path.read_text()), package):
+        module = _module(name, everything)
+        if module:
+            found.setdefault(module, line)
     return found
 
 
@@ -62,18 +61,17 @@ def _module(name: tuple[str, ...], everything: list[str]) -> str | None:
     return next((each for each in (".".join(name), ".".join(name[:-1])) if each in everything), None)
 
 
-def _run(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
-    """All imports below tree, in functions too, but not those for the type checker."""
-    found: list[ast.Import | ast.ImportFrom] = []
-    for node in ast.iter_child_nodes(tree):
+def _imported(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Line and path inside hpcomm of all that is imported anywhere below tree."""
+    for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found.append(node)
-        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            for other in node.orelse:
-                found += _run(ast.Module([other], []))
-        else:
-            found += _run(node)
-    return found
+            for name in _names(node, package):
+                yield node.lineno, name
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "LazyModule":
+            assert isinstance(node.args[0], ast.Constant)
+            stem, *rest = str(node.args[0].value).split(".")
+            if stem == "hpcomm":
+                yield node.lineno, tuple(rest)
 
 
 def _names(node: ast.Import | ast.ImportFrom, package: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -145,18 +143,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..request import Request
 else:
-    from ..dtypes import parse
+    dtypes = LazyModule("hpcomm.dtypes")
 def late():
     from ..errors import where
     from . import check
     from hpcomm.communicator import Communicator
 """
     everything = ["errors", "buffer", "dtypes", "request", "communicator", "observe.check"]
-    found = {name: line for node in _run(ast.parse(source)) for name, line in _resolved(node, everything)}
-    assert found == {"buffer": 2, "dtypes": 7, "errors": 9, "observe.check": 10, "communicator": 11}
-
-
-def _resolved(node: ast.Import | ast.ImportFrom, everything: list[str]) -> list[tuple[str, int]]:
-    return [
-        (found, node.lineno) for name in _names(node, ("observe",)) if (found := _module(name, everything))
-    ]
+    found = {_module(name, everything): line for line, name in _imported(ast.parse(source), ("observe",))}
+    expected = {"buffer": 2, "request": 5, "dtypes": 7, "errors": 9, "observe.check": 10, "communicator": 11}
+    assert found == expected

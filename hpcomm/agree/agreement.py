@@ -31,7 +31,7 @@ from .call_stack import describe_call
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
 
 __all__ = ["Agreement", "between", "full", "light", "off"]
 
@@ -94,7 +94,7 @@ _BEHIND = """
 
 
 def light(
-    comm: Communicator, board: Board, ring: memoryview, peers: list[tuple[int, Region, memoryview]]
+    comm: Comm, board: Board, ring: memoryview, peers: list[tuple[int, Region, memoryview]]
 ) -> Agreement:
     """Compare with the ranks of this node on either side.
 
@@ -168,7 +168,7 @@ def light(
     return Agreement("light", enter, leave, late, _AROUND_LIGHT.replace("BEHIND", look), names)
 
 
-def full(comm: Communicator, shadow: MPI.Comm, ring: memoryview | None = None) -> Agreement:
+def full(comm: Comm, shadow: MPI.Comm, ring: memoryview | None = None) -> Agreement:
     """Compare all ranks before every call; all of them raise.
 
     ring: this rank's on the board, where the sentinels of the others see to which call it has come.
@@ -200,7 +200,7 @@ def full(comm: Communicator, shadow: MPI.Comm, ring: memoryview | None = None) -
     return Agreement("full", enter, lambda: None, late, around, {"enter": enter})
 
 
-def between(comm: Communicator, shadow: MPI.Comm) -> Agreement:
+def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
     """Compare two groups before every call; all ranks of both raise.
 
     A reduction over an inter-communicator tells each group what the other one said: first the signatures,
@@ -248,7 +248,7 @@ def between(comm: Communicator, shadow: MPI.Comm) -> Agreement:
 
 
 def _disagreement(
-    comm: Communicator,
+    comm: Comm,
     number: int,
     board: Board,
     own: str | None,
@@ -280,7 +280,7 @@ def _disagreement(
     return _mismatch(comm, number, "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows)))
 
 
-def _mismatch(comm: Communicator, number: int, rows: str) -> MismatchError:
+def _mismatch(comm: Comm, number: int, rows: str) -> MismatchError:
     verb = describe_call().split("(")[0]
     hint = "give every rank the same verb, operator, dtype, number of elements and root, in the same order"
     if verb in _UNEQUAL:

@@ -23,7 +23,7 @@ from ..errors import HpcommError, MismatchError, calling_frame, place, where
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
     from ..core.dtypes import Dtype
 
 __all__ = ["Kinds", "Noted", "Sure"]
@@ -40,7 +40,7 @@ class Kinds:
         own: this rank's words, which others read; theirs: those of other ranks that are near.
     """
 
-    def __init__(self, comm: Communicator, own: memoryview, theirs: Mapping[int, memoryview]) -> None:
+    def __init__(self, comm: Comm, own: memoryview, theirs: Mapping[int, memoryview]) -> None:
         self._comm, self._own, self._theirs = comm, own, theirs
         self._noting = threading.Lock()
         self._noted: dict[int, Noted] = {}

@@ -26,7 +26,7 @@ from .heartbeat import SILENT_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
     from .heartbeat import Pulse
 
 __all__ = ["follow", "start"]
@@ -60,10 +60,10 @@ def start(
     threading.Thread(target=_watch, args=told, name="hpcomm-sentinel", daemon=True).start()
 
 
-_followed: dict[int, weakref.ref[Communicator]] = {}
+_followed: dict[int, weakref.ref[Comm]] = {}
 
 
-def follow(comm: Communicator) -> None:
+def follow(comm: Comm) -> None:
     """Have an eye on the calls of comm as long as it lives."""
     key = id(comm)
     _followed[key] = weakref.ref(comm, lambda _: _followed.pop(key, None))
@@ -263,7 +263,7 @@ class Blocked(NamedTuple):
 
     frame: FrameType
     at: int
-    comm: Communicator
+    comm: Comm
     source: int | None
     number: int
 
@@ -316,13 +316,13 @@ def _is_verb(frame: FrameType) -> bool:
     return is_verb or getattr(owner(frame), "waits_for", None) is not None
 
 
-def _comm(frame: FrameType) -> Communicator | None:
+def _comm(frame: FrameType) -> Comm | None:
     """The communicator that a frame of ours is about: its argument, or the one that the function is for."""
-    comm: Communicator | None = frame.f_locals.get("comm", frame.f_globals.get("comm"))
+    comm: Comm | None = frame.f_locals.get("comm", frame.f_globals.get("comm"))
     return comm
 
 
-def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
+def _judge(comm: Comm, source: int | None, call: int) -> str | None:
     """Why the call cannot complete, or None."""
     found = _ended(comm, source, call)
     if found is not None:
@@ -343,7 +343,7 @@ def _judge(comm: Communicator, source: int | None, call: int) -> str | None:
     return None
 
 
-def _ended(comm: Communicator, source: int | None, call: int) -> tuple[str, list[int]] | None:
+def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:
     """That a call waits for ranks which have ended, in words that go on after it, and those ranks."""
     if comm.partners is not None:
         return _ended_partners(comm, source, call)
@@ -363,7 +363,7 @@ def _ended(comm: Communicator, source: int | None, call: int) -> tuple[str, list
     return (f" on '{comm.name}' waits for rank {gone[0]}, which has ended", gone) if gone else None
 
 
-def _ended_partners(comm: Communicator, rank: int | None, call: int) -> tuple[str, list[int]] | None:
+def _ended_partners(comm: Comm, rank: int | None, call: int) -> tuple[str, list[int]] | None:
     """The same of another program's. call: 0 for a message, -1 for a collective."""
     assert comm.partners is not None
     gone = comm.partners.lost()

@@ -130,7 +130,7 @@ class Communicator:
         self.partners: Partners | None = None  # on a link: who of the other program has ended,
         self.patience_s: float | None = None  # and how long a blocking call may wait for it
         self.asked_check = level  # what was asked for, and is again of communicators made of this one
-        self.agreement = self._agree(level) if not plain else agreement.off()
+        self.agreement: agreement.Agreement = self._agree(level) if not plain else agreement.off()
         self.check: str = self.agreement.level
         self.fastpaths: Any = {}  # see fastpath.py,
         self.own_fastpaths: dict[
@@ -414,6 +414,12 @@ class Communicator:
         """Let all calls be careful from now on."""
         self.fastpaths = NO_LANES
         part(self)
+
+    def move_on(self) -> None:
+        """Let MPI work on what is under way."""
+        from ..transport import mpi as transport
+
+        transport.move_on(self.mpi_handle)
 
     def drop_fastpaths(self) -> None:
         """Let lanes be made anew."""

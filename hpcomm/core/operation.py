@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..communicator.communicator import Communicator
+    from .comm import Comm
 
 __all__ = ["Call"]
 
@@ -49,7 +49,7 @@ class Call:
     )  # fmt: skip
 
     def __init__(
-        self, comm: Communicator, verb: str, *, root: int = 0, peer: int = 0, tag: int = 0, code: int = 0
+        self, comm: Comm, verb: str, *, root: int = 0, peer: int = 0, tag: int = 0, code: int = 0
     ) -> None:
         self.comm = comm
         self.verb = verb

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from ..communicator.communicator import Communicator
+    from .comm import Comm
 else:
     from .._lazy import LazyModule
 
@@ -85,7 +85,7 @@ class Request:
         self.result: Any = None
         self.status: Any = status
         self._error: BaseException | None = None
-        self.waits_for: tuple[Communicator, int | None, int] | None = None
+        self.waits_for: tuple[Comm, int | None, int] | None = None
         self._stages: Stages | None = None  # until the first stage has begun there is nothing to own
         self._statuses: list[MPI.Status] = []
         self._born = birth(sys._getframe(1))
@@ -162,11 +162,11 @@ class Request:
         """Block the host until the call is complete. On host memory this is wait()."""
         self.wait()
 
-    def needs(self, comm: Communicator, source: int | None) -> None:
+    def needs(self, comm: Comm, source: int | None) -> None:
         """Note that the message must come from source, for the sentinel (see observe.sentinel)."""
         self.waits_for = (comm, source, 0)
 
-    def needs_all(self, comm: Communicator) -> None:
+    def needs_all(self, comm: Comm) -> None:
         """Note that all ranks of comm must make this call, its last one so far."""
         if comm.watched is not None:
             self.waits_for = (comm, None, comm.last_call())

@@ -360,9 +360,11 @@ class Exchange:
         self._packed += 0 if direct else count(view) * view.dtype.itemsize
         if adds is None:
             self._first([] if direct else [copying(piece, view)])
-            return lines.carrier.plan("send", piece, dest=peer, tag=tag)
+            sending: Plan = lines.carrier.plan("send", piece, dest=peer, tag=tag)
+            return sending
         self._then([] if direct else [copying(view, piece, adds)])
-        return lines.carrier.plan("recv", out=piece, source=peer, tag=tag)
+        receiving: Plan = lines.carrier.plan("recv", out=piece, source=peer, tag=tag)
+        return receiving
 
     def _follow(self) -> None:
         """Let the current streams come after the last copies, in whichever streams these were."""

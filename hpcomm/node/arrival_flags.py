@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..communicator.communicator import Communicator
-    from ..transport import mpi as transport
+    from ..core.comm import Comm
 
     Suspect = Callable[[int, int | None, int], None]
 else:
     from .._lazy import LazyModule
 
     np = LazyModule("numpy")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["MARK", "NUMBERS", "RANKS", "Flags", "functions", "is_wanted", "numbers"]
 
@@ -96,7 +94,7 @@ class Flags:
         suspect: suspect(signature, None, rank) raises if that rank makes another call than this one.
     """
 
-    def __init__(self, comm: Communicator, suspect: Suspect) -> None:
+    def __init__(self, comm: Comm, suspect: Suspect) -> None:
         self._comm, self._suspect = comm, suspect
         self._owner: dict[int, int] = {}
         is_crowded = segment.current is not None and segment.current.is_crowded
@@ -129,7 +127,7 @@ class Flags:
             turns += 1
             waited = time.monotonic() - begin
             if waited >= _YIELDING_S or not turns % _MPI_TURNS:
-                transport.move_on(self._comm.mpi_handle)
+                self._comm.move_on()
             if not turns % _CHECK_TURNS:
                 self._check(line, flag, mine)
             if waited < _YIELDING_S:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
     from .arrival_flags import Suspect
 else:
     from .._lazy import LazyModule
@@ -34,7 +34,7 @@ def table_bytes(room: int) -> int:
     return 2 * (_HEAD + room)
 
 
-def large(comm: Communicator, memory: mmap.mmap, room: int, suspect: Suspect | None) -> Tables:
+def large(comm: Comm, memory: mmap.mmap, room: int, suspect: Suspect | None) -> Tables:
     """Tables with places of so many bytes and second flags. memory: table_bytes(room) of each rank."""
     whole, own = memoryview(memory), _HEAD + room
     places = [[whole[at : at + own] for at in (2 * r * own, (2 * r + 1) * own)] for r in range(comm.size)]
@@ -58,7 +58,7 @@ class Tables:
 
     def __init__(
         self,
-        comm: Communicator,
+        comm: Comm,
         places: Sequence[Sequence[memoryview]],
         suspect: Suspect | None,
         head: int = _SMALL_HEAD,

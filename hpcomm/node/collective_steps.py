@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
     from .cells import Tables
 
     Step = Callable[[Any, Any, int], None]
@@ -36,9 +36,7 @@ class Steps:
     Where x has a block for each rank, or the result has, it has two axes here, and the first one is the rank.
     """
 
-    def __init__(
-        self, tables: Tables, comm: Communicator, code: int, count: int, dtype: np.dtype[Any]
-    ) -> None:
+    def __init__(self, tables: Tables, comm: Comm, code: int, count: int, dtype: np.dtype[Any]) -> None:
         self._tables, self._flags = tables, tables.flags
         self._rank, self._size = comm.rank, comm.size
         self._code, self._root, self._function = code, (code & ROOT) >> 19, function(code)

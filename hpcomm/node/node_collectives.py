@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
     from ..core.dtypes import Dtype
     from ..core.operation import Call
     from .arrival_flags import Suspect
@@ -78,7 +78,7 @@ class Within:
     """
 
     def __init__(
-        self, comm: Communicator, suspect: Suspect | None, places: Sequence[Sequence[memoryview]] | None
+        self, comm: Comm, suspect: Suspect | None, places: Sequence[Sequence[memoryview]] | None
     ) -> None:
         self._comm, self._suspect = comm, suspect
         self.small = Tables(comm, places, suspect) if places else None

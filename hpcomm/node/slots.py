@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..communicator.communicator import Communicator
-    from ..transport import mpi as transport
+    from ..core.comm import Comm
 else:
     from .._lazy import LazyModule
 
     np = LazyModule("numpy")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["CARD", "MOST", "Box", "Outbox", "awaiting", "has_memory", "inbox"]
 
@@ -124,7 +122,7 @@ def _boxes(memory: mmap.mmap, at: int, nbytes: int) -> tuple[Box, Box]:
     return made[0], made[1]
 
 
-def awaiting(box: Box, full: bool, comm: Communicator, peer: int, verb: str) -> Callable[[], None]:
+def awaiting(box: Box, full: bool, comm: Comm, peer: int, verb: str) -> Callable[[], None]:
     """What waits until a place is full, or empty, each time it is called.
 
     It raises:
@@ -147,7 +145,7 @@ def awaiting(box: Box, full: bool, comm: Communicator, peer: int, verb: str) -> 
         while word[0] != full:
             turns += 1
             if not turns % _MPI_TURNS:
-                transport.move_on(comm.mpi_handle)  # others may wait for what MPI has to do here
+                comm.move_on()  # others may wait for what MPI has to do here
             if not turns % _PEER_TURNS and region.gone and word[0] != full:
                 raise PeerFailedError(
                     f"the {verb} needs rank {peer}, which has ended",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
 else:
     from .._lazy import LazyModule
 
@@ -21,10 +21,10 @@ class Channel(NamedTuple):
 
     mpi: MPI.Comm
     number: int
-    carrier: Communicator | None
+    carrier: Comm | None
 
 
-def channel(comm: Communicator, peek: bool = False) -> Channel:
+def channel(comm: Comm, peek: bool = False) -> Channel:
     """Duplicates of comm for exchanges alone, and a number that tells this exchange from the others.
 
     The first use of a communicator is collective; closing it closes the duplicates. With peek no number is

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
 
     Part = tuple[Any, int, MPI.Datatype]
 else:
@@ -59,7 +59,7 @@ def is_needed() -> bool:
     return b"\0ucx\0" not in chosen and b"\0cm\0" not in chosen
 
 
-def most(comm: Communicator, waits: bool) -> int:
+def most(comm: Comm, waits: bool) -> int:
     """Bytes from which receives on comm are not guarded: none where it checks all calls.
 
     waits: whether the call that begins them waits for the message.

@@ -12,13 +12,13 @@ from .mpi import pieces
 from .scheduled.comm_cache import own
 
 if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
     from ..core.operation import Call
 
 __all__ = ["by_library", "library_call"]
 
 
-def by_library(comm: Communicator, verb: str, name: str, function: str) -> Callable[..., Any]:
+def by_library(comm: Comm, verb: str, name: str, function: str) -> Callable[..., Any]:
     """MPI's function, carried out by the library's algorithm name.
 
     What that takes is made when it is first called, all ranks together: then they agree about the call.

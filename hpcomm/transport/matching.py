@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
     from . import mpi as transport
 else:
     from .._lazy import LazyModule
@@ -143,7 +143,7 @@ def fill(status: Any, seen: MPI.Status) -> Any:
     return status
 
 
-def peer_rank(comm: Communicator, peer: Any, name: str) -> int:
+def peer_rank(comm: Comm, peer: Any, name: str) -> int:
     size = comm.remote_size if comm.is_inter else comm.size
     if type(peer) is int and 0 <= peer < size:
         return peer
@@ -154,7 +154,7 @@ def peer_rank(comm: Communicator, peer: Any, name: str) -> int:
     raise RankError(f"{name} must be a rank, not {peer!r}", hint=f"a rank from 0 to {size - 1}")
 
 
-def source_and_tag(comm: Communicator, verb: str, source: Any, tag: Any) -> tuple[int, int]:
+def source_and_tag(comm: Comm, verb: str, source: Any, tag: Any) -> tuple[int, int]:
     """Source and tag as MPI takes them, or an error that names verb."""
     try:
         comm.check_open(verb)
@@ -163,13 +163,13 @@ def source_and_tag(comm: Communicator, verb: str, source: Any, tag: Any) -> tupl
         raise error.located(verb, comm) from None
 
 
-def source_rank(comm: Communicator, source: Any) -> int:
+def source_rank(comm: Comm, source: Any) -> int:
     if source is None or source == MPI.ANY_SOURCE:
         return MPI.ANY_SOURCE
     return peer_rank(comm, source, "source")
 
 
-def tag_number(comm: Communicator, tag: Any, sending: bool = False) -> int:
+def tag_number(comm: Comm, tag: Any, sending: bool = False) -> int:
     if type(tag) is int and 0 <= tag <= _ANY_MPI:
         return tag
     if not sending and (tag is None or tag == MPI.ANY_TAG):

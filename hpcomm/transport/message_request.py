@@ -17,7 +17,7 @@ from .matching import Status, fill
 
 if TYPE_CHECKING:
     from ..agree.message_kinds import Sure
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
 
 __all__ = ["Message"]
 
@@ -47,10 +47,10 @@ class Message(Request):
 
     __slots__ = ("_going", "_nbytes", "_seen", "_status", "_sure", "_tag", "_verb", "_x")
     _call = _Words()
-    waits_for: tuple[Communicator, int, int]
+    waits_for: tuple[Comm, int, int]
 
     def __init__(
-        self, comm: Communicator, verb: str, x: Any, peer: int, tag: int, going: MPI.Request, nbytes: int,
+        self, comm: Comm, verb: str, x: Any, peer: int, tag: int, going: MPI.Request, nbytes: int,
         sure: Sure | None = None,
     ) -> None:  # fmt: skip
         self._verb, self._x, self._tag, self._nbytes, self._sure = verb, x, tag, nbytes, sure

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
     from ..core.dtypes import Dtype
     from ..core.operation import Call
 
@@ -140,7 +140,7 @@ def background(call: Call) -> Stages:
     return call.finish(statuses[0] if statuses else None)
 
 
-def in_our_words(comm: Communicator, verb: str, stages: Stages) -> Stages:
+def in_our_words(comm: Comm, verb: str, stages: Stages) -> Stages:
     """The same stages with MPI's errors as ours, and ours with where they happened."""
     # local names: when the interpreter ends, globals go first
     mpi_error, our_error = MPI.Exception, HpcommError
@@ -152,7 +152,7 @@ def in_our_words(comm: Communicator, verb: str, stages: Stages) -> Stages:
         raise error.located(verb, comm) from error.__cause__
 
 
-def failure(error: MPI.Exception, verb: str, comm: Communicator) -> HpcommError:
+def failure(error: MPI.Exception, verb: str, comm: Comm) -> HpcommError:
     """MPI's error in our words; the one place where its exceptions are mapped."""
     kind = error.Get_error_class()
     if kind == MPI.ERR_TRUNCATE:
@@ -172,7 +172,7 @@ def failure(error: MPI.Exception, verb: str, comm: Communicator) -> HpcommError:
     )
 
 
-def check_length(comm: Communicator, verb: str, status: MPI.Status, expected: int) -> None:
+def check_length(comm: Comm, verb: str, status: MPI.Status, expected: int) -> None:
     """Refuse a message that does not fill its array."""
     if status.Get_source() == MPI.PROC_NULL:
         return

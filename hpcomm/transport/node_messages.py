@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
-    from ..communicator.communicator import Communicator
+    from ..core.comm import Comm
     from ..node.blocks import Shelves
     from ..node.segment import Board
     from . import mpi as transport
@@ -109,9 +109,7 @@ class Handover:
         pending: receives that may take one in the background.
     """
 
-    def __init__(
-        self, comm: Communicator, board: Board, shelves: Shelves, notes: dict[int, memoryview]
-    ) -> None:
+    def __init__(self, comm: Comm, board: Board, shelves: Shelves, notes: dict[int, memoryview]) -> None:
         own = board.mine.notes(comm.call_log)
         self._comm, self._shelves = comm, shelves
         self._own, self._here = own, comm.rank << _SOURCE | _POSTED
@@ -136,7 +134,7 @@ class Handover:
         self._any_tag = MPI.ANY_TAG
 
     @classmethod
-    def of(cls, comm: Communicator, board: Board, notes: dict[int, memoryview]) -> Handover | None:
+    def of(cls, comm: Comm, board: Board, notes: dict[int, memoryview]) -> Handover | None:
         """That of a communicator; None where its ranks have no memory for it, or shall not use it."""
         if board.shelves is None or comm.size > _RANKS or not is_wanted():
             return None
@@ -379,7 +377,7 @@ class Handover:
 _landing = threading.Lock()  # this process has one landing
 
 
-def _stopped(comm: Communicator, source: int) -> PeerFailedError:
+def _stopped(comm: Comm, source: int) -> PeerFailedError:
     return PeerFailedError(
         f"rank {source} was stopped while it copied its message",
         where("recv", comm),

@@ -19,8 +19,8 @@ from . import mpi as transport
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..communicator.communicator import Communicator
     from ..core.buffer import Buffer, Shape
+    from ..core.comm import Comm
     from ..core.reduction import Reduction
     from .device import host_copy
 else:
@@ -44,7 +44,7 @@ _HALVES_BY_BLOCKS = 16 * 1024  # bytes from which half types travel as halves: s
 
 
 def compose(
-    comm: Communicator,
+    comm: Comm,
     verb: str,
     x: Any,
     out: Any,
@@ -131,7 +131,7 @@ def on_hosts(
     return _fold_there(call, send, recv, block, fold)
 
 
-def _roles(comm: Communicator, verb: str, root: int) -> tuple[bool, bool]:
+def _roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:
     """Whether this rank gives an array, and whether it receives one."""
     rooted = verb in _ROOT_SENDS or verb in _ROOT_RECEIVES
     if not rooted:
@@ -146,7 +146,7 @@ def _roles(comm: Communicator, verb: str, root: int) -> tuple[bool, bool]:
     return (is_root, True) if verb in _ROOT_SENDS else (True, is_root)
 
 
-def _inter_roles(comm: Communicator, verb: str, root: int) -> tuple[bool, bool]:
+def _inter_roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:
     if root in (MPI.ROOT, MPI.PROC_NULL):
         here = root == MPI.ROOT
         return (here, False) if verb in _ROOT_SENDS else (False, here)
@@ -156,7 +156,7 @@ def _inter_roles(comm: Communicator, verb: str, root: int) -> tuple[bool, bool]:
     return (False, True) if verb in _ROOT_SENDS else (True, False)
 
 
-def no_remote_root(comm: Communicator, root: Any) -> RankError:
+def no_remote_root(comm: Comm, root: Any) -> RankError:
     """The error for a root that an inter-communicator does not have."""
     return RankError(
         f"root {root!r} is no rank of the other group of '{comm.name}'",
@@ -190,7 +190,7 @@ def _needs_x(verb: str, sends: bool) -> str:
     )
 
 
-def _geometry(comm: Communicator, verb: str, send: Buffer | None, recv: Buffer | None) -> tuple[Shape, int]:
+def _geometry(comm: Comm, verb: str, send: Buffer | None, recv: Buffer | None) -> tuple[Shape, int]:
     """Shape of the result, and elements per rank (the same on all ranks)."""
     p = comm.remote_size if comm.is_inter else comm.size
     if verb in ("gather", "all_gather"):
@@ -435,9 +435,7 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
     return call
 
 
-def _check_fold(
-    comm: Communicator, verb: str, fold: Reduction, made: Any, send: Buffer, shape: Shape
-) -> None:
+def _check_fold(comm: Comm, verb: str, fold: Reduction, made: Any, send: Buffer, shape: Shape) -> None:
     """Refuse what a function made of two arrays if it is not such an array again."""
     try:
         result: Any = buffer.as_buffer(made)
@@ -450,7 +448,7 @@ def _check_fold(
         ).located(verb, comm)
 
 
-def _worth_blocks(comm: Communicator, send: Buffer, fold: Reduction) -> bool:
+def _worth_blocks(comm: Comm, send: Buffer, fold: Reduction) -> bool:
     return (
         send.nbytes >= _HALVES_BY_BLOCKS
         and 1 < comm.size <= 64

@@ -41,8 +41,8 @@ from .workspace import Arena
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from ...communicator.communicator import Communicator
     from ...core.buffer import Buffer
+    from ...core.comm import Comm
     from ...core.dtypes import Dtype
     from ...core.request import Stages
 
@@ -58,7 +58,7 @@ _TOLD = struct.Struct("=Bqq")  # these, its signature, and the same with all bit
 class Onboard:
     """What a communicator has for arrays on devices."""
 
-    def __init__(self, comm: Communicator, gpu: str | None = None) -> None:
+    def __init__(self, comm: Comm, gpu: str | None = None) -> None:
         self.eager = EAGER
         self._between = comm.is_inter  # groups, which cannot meet: collectives of any size are one MPI call
         self.forced = _forced(comm, gpu)
@@ -385,7 +385,7 @@ class Onboard:
             out = x if in_place else None if sink is None else piece_of(sink, low, high, call, verb in STACKS)
             if source is not None and i + 1 < len(pieces):
                 source.bring(*pieces[i + 1])
-            part = prepare.compose(here, verb, x, out, job.op, call.root, job.blocking)  # type: ignore[arg-type]
+            part = prepare.compose(here, verb, x, out, job.op, call.root, job.blocking)
             if job.blocking:
                 transport.run(part)
             else:
@@ -408,7 +408,7 @@ class Onboard:
             self._line.remove(ticket)
 
 
-def _forced(comm: Communicator, asked: str | None) -> str:
+def _forced(comm: Comm, asked: str | None) -> str:
     """The path that the user forces, as gpu= or else by the environment; the same on all ranks.
 
     Raises:

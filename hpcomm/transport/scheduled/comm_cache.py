@@ -16,7 +16,7 @@ from .schedule_channels import LARGEST, Lasting, release, wait
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ...communicator.communicator import Communicator
+    from ...core.comm import Comm
     from .executor import Channel, Executor
 
     Array = NDArray[Any]
@@ -31,7 +31,7 @@ _ROOM = 64 << 20  # bytes up to which the memory is kept for what arrives to be 
 class Own:
     """What a communicator keeps for its own schedules: a duplicate, a counter of tags, executors by call."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Comm) -> None:
         self.mpi, made = comm.mpi_handle.Idup()
         wait(made)
         self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
@@ -113,7 +113,7 @@ def _limit(mpi: MPI.Comm) -> int:
     return int(least[0])
 
 
-def own(comm: Communicator) -> Own:
+def own(comm: Comm) -> Own:
     """What comm keeps for its schedules; made at the first call with algorithm=, which is collective."""
     if comm.kept_schedules is None:
         comm.kept_schedules = Own(comm)

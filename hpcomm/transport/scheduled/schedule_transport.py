@@ -26,7 +26,7 @@ from .schedule_channels import Lasting, Passing, Running, background, release, u
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ...communicator.communicator import Communicator
+    from ...core.comm import Comm
     from ...core.operation import Call
     from .executor import Channel, Fold, Steps
 
@@ -185,7 +185,7 @@ def _chosen(call: Call, algorithm: str | None, fold: Any) -> tuple[Key, Fold]:
     return (verb, name, root, count, array.dtype, fold.code if fold else 0, wire, own_op), folding
 
 
-def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callable[..., Any] | None:
+def by_schedule(comm: Comm, name: str, dtype: Any, fold: Any) -> Callable[..., Any] | None:
     """As MPI.Allreduce on plain arrays of numpy, by an own schedule; None: the careful way must look."""
     if name.partition(":")[0] not in algorithms("all_reduce") or "wire=" in name:
         return None
@@ -232,7 +232,7 @@ def by_schedule(comm: Communicator, name: str, dtype: Any, fold: Any) -> Callabl
     return call
 
 
-def _executor(comm: Communicator, key: Key, folding: Fold, channel: Channel, **memory: Any) -> Executor:
+def _executor(comm: Comm, key: Key, folding: Fold, channel: Channel, **memory: Any) -> Executor:
     """What carries out this rank's part; memory as Executor takes it."""
     verb, name, root, count, dtype, _, wire, _ = key
     mine = part(verb, name, comm.size, root, comm.rank, count, staged=wire is not None)
@@ -241,12 +241,12 @@ def _executor(comm: Communicator, key: Key, folding: Fold, channel: Channel, **m
     return Executor(mine, channel, dtype, folding, wire, **memory)
 
 
-def _lasting(comm: Communicator, key: Key, folding: Fold) -> Executor:
+def _lasting(comm: Comm, key: Key, folding: Fold) -> Executor:
     """One that is kept for the next call of this kind."""
     return own(comm).executor(key, lambda channel: _executor(comm, key, folding, channel))
 
 
-def _long(comm: Communicator, key: Key, folding: Fold, given: Array, out: Array) -> None:
+def _long(comm: Comm, key: Key, folding: Fold, given: Array, out: Array) -> None:
     """all_reduce in the memory of out, if it lies in one piece; there is none to copy it to meanwhile."""
     mine = own(comm)
     channel, (x, into) = Passing(mine.mpi, mine.tag(), mine.most), map(_flat, (given, out))
@@ -263,7 +263,7 @@ def _flat(x: Array) -> Array | None:
     return x.reshape(-1) if x.flags.c_contiguous and x.flags.aligned else None
 
 
-def _is_long(comm: Communicator, nbytes: int) -> bool:
+def _is_long(comm: Comm, nbytes: int) -> bool:
     """Whether all_reduce works in `out` where it can: alike on all ranks, which choose their tags by it."""
     return nbytes >= _LONG * comm.size
 

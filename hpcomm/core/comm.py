@@ -1,0 +1,55 @@
+"""A communicator as the layers below its class see it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Comm"]
+
+
+class Comm(Protocol):
+    """What transports, checks and requests use of a Communicator, whose class stands above them.
+
+    Parts of type Any belong to classes of other layers. communicator.py makes them and says what each is.
+    """
+
+    rank: int
+    size: int
+    name: str
+    is_inter: bool
+    remote_size: int
+    mpi_handle: MPI.Comm
+
+    check: str
+    asked_check: str
+    agreement: Any
+    observers: tuple[Any, ...]
+    partners: Any
+    patience_s: float | None
+    timeout_s: float | None
+    watched: tuple[memoryview, list[tuple[int, Any, memoryview]]] | None
+    call_log: int
+
+    node_regions: dict[int, Any]
+    node_collectives: Any
+    node_messages: Any
+    block_channel: MPI.Comm
+    block_homes: dict[int, int]
+
+    devices: Any
+    exchange_channel: list[Any] | None
+    kept_schedules: Any
+    outstanding: Any
+    plan: Any
+
+    def any_rank(self, here: bool) -> bool: ...
+    def bytewise_min(self, here: bytes) -> bytes: ...
+    def check_open(self, verb: str) -> None: ...
+    def dup(self, name: str | None = None, check: str | None = None) -> Any: ...
+    def drop_fastpaths(self) -> None: ...
+    def fall_out(self) -> None: ...
+    def last_call(self) -> int: ...
+    def move_on(self) -> None: ...
