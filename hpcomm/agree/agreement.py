@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core.signature import ROOT, ROOTS, VERB, describe, head, signature
+from ..core.verbs import RAGGED
 from ..errors import MismatchError, PeerFailedError, where
 from ..node.segment import Board, Region, last_call, post, posted
 from .call_stack import describe_call
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "between", "full", "light", "off"]
 
-_UNEQUAL = ("gather", "all_gather", "scatter", "all_to_all", "broadcast")  # have a ragged form
 _PATIENCE = 1.0  # s that a rank waits for another's description of its call
 
 
@@ -283,7 +283,7 @@ def _disagreement(
 def _mismatch(comm: Comm, number: int, rows: str) -> MismatchError:
     verb = describe_call().split("(")[0]
     hint = "give every rank the same verb, operator, dtype, number of elements and root, in the same order"
-    if verb in _UNEQUAL:
+    if verb in RAGGED:
         hint += f"; {verb}_ragged takes arrays of any shape and dtype"
     return MismatchError(
         f"ranks disagree about call #{number} on '{comm.name}'.\n{rows}", where(verb, comm), hint

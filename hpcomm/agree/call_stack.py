@@ -7,7 +7,8 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..core.signature import REDUCTIONS, operator
+from ..core.signature import operator
+from ..core.verbs import REDUCTIONS
 from ..errors import is_ours, place
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
+from hpcomm.core.verbs import INPUT_BLOCKS
 
 from .. import Communicator
 from ..schedule.cost.machine import Machine, machine
@@ -35,11 +36,10 @@ LEFT_OUT = """\
 Predicted: rounds, bytes and folds by LogGP, fitted to two broadcasts and one all_gather just before, and the
 copies of x and of the result. Left out: packing, the shorter way of all_reduce through Python, more pieces
 for large x, and that ranks which wait may leave their core to others."""
-STACKED = ("scatter", "reduce_scatter", "all_to_all")  # x is one block per rank
 
 
 def given(verb: str, rank: int, p: int, count: int) -> NDArray[np.int64]:
-    shape = (p, count) if verb in STACKED else (count,)
+    shape = (p, count) if verb in INPUT_BLOCKS else (count,)
     return np.random.default_rng(rank).integers(-99, 99, shape)
 
 

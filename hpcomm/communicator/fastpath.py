@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..core.signature import VERBS, head, marked
+from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, REDUCTIONS, ROOTED
 from ..errors import HpcommError
 from ..node.collective_steps import few
 from ..transport import guarded_receive
@@ -37,7 +38,6 @@ from .fastpath_text import (
     BEGUN,
     BODIES,
     COUNTED,
-    CUTS,
     EXCHANGE,
     EXPECTED,
     GIVE,
@@ -50,10 +50,8 @@ from .fastpath_text import (
     NUMPY,
     ON_HOST,
     RECEIVED,
-    ROOTED,
     SENT,
     SHORT,
-    STACKS,
     SWAP,
     TAKE,
     TORCH,
@@ -72,7 +70,6 @@ NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is 
 
 TAKERS = ("recv", "irecv", "sendrecv")  # which must not take what another receive waits for already
 _LANDS_X, _LANDS_OUT = ("recv", "irecv"), ("sendrecv",)  # where messages land
-_FOLDS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 _NOTHING = object()  # which no caller gives
 _KEPT = 256  # lengths of calls within a node
 
@@ -119,7 +116,7 @@ def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
     """
     if comm.agreement.level != "light":
         return "", ""
-    if verb != "broadcast" and verb not in ROOTED:
+    if verb not in ROOTED:
         return "ring[step()] = mine", ""
     look = "(seen := theirs[i]) != mine and seen"
     if comm.size > 2:  # who comes later of two that differ sees it
@@ -131,7 +128,7 @@ def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
 
 def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane] | None:
     """What makes lanes for arrays like x; None: there are none."""
-    if comm.fastpaths is NO_LANES or (type(op) is not str if verb in _FOLDS else op is not None):
+    if comm.fastpaths is NO_LANES or (type(op) is not str if verb in REDUCTIONS else op is not None):
         return None  # and of operators, a new lambda every time must not be kept for ever
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if numpy is not None and type(x) is numpy.ndarray:
@@ -159,7 +156,7 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
 
     one = tuned.Choices.of([(0, algorithm)])
     choices = comm_cache.own(comm).choices(verb) if algorithm == "tuned" else one
-    blocks = comm.size if verb in CUTS else 1
+    blocks = comm.size if verb in INPUT_BLOCKS else 1
     limits, lanes = comm.fastpaths.setdefault(
         (algorithm, verb), ([n * blocks for n in choices.limits], [{} for _ in choices.names])
     )
@@ -213,12 +210,13 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
         return detour
     kind = getattr(MPI, record.mpi)
     most = min(
-        _most(comm, record.itemsize), by[2] * (comm.size if verb in CUTS else 1) if by else sys.maxsize
+        _most(comm, record.itemsize),
+        by[2] * (comm.size if verb in INPUT_BLOCKS else 1) if by else sys.maxsize,
     )
     most_guarded = guarded_receive.most(comm, verb != "irecv")
     x_guarded, out_guarded = (most_guarded * (verb in verbs) for verbs in (_LANDS_X, _LANDS_OUT))
-    windows_x, window_x = _windows(kind, record, comm.size if verb in CUTS else 1, most, x_guarded)
-    out_blocks = comm.size if verb in STACKS or verb == "all_to_all" else 1
+    windows_x, window_x = _windows(kind, record, comm.size if verb in INPUT_BLOCKS else 1, most, x_guarded)
+    out_blocks = comm.size if verb in OUTPUT_BLOCKS else 1
     windows_out, window_out = _windows(kind, record, out_blocks, most, out_guarded)
     names = {
         "dtype": dtype,
@@ -335,10 +333,10 @@ def _make(
             **fragments,
             **_within(comm, verb, fold, record, dtype, fragments, names, function is None),
         }
-    if verb == "broadcast" or verb in ROOTED:
+    if verb in ROOTED:
         names["codes"] = _Codes(lambda root: sign(verb, fold, record.code, root), comm.size)
     if "CUT" in fragments["readable"]:
-        cut = "// p" if verb in CUTS else ""
+        cut = "// p" if verb in INPUT_BLOCKS else ""
         fragments = {**fragments, "readable": fragments["readable"].replace("CUT", cut)}
     if verb in IN_PLACE:
         fragments = {**fragments, "carry": APART if is_own else IN_PLACE[verb]}
@@ -403,7 +401,7 @@ def _within(
 
     names.update(within_from=least << 32, within_to=end << 32, ways=ways, way_of=way_of)
     found["post"], found["look"] = _watched(comm, verb)
-    text = WITHIN.replace("ROOT", "root" if verb == "broadcast" or verb in ROOTED else "0")
+    text = WITHIN.replace("ROOT", "root" if verb in ROOTED else "0")
     found["within_apart"], found["within"] = text, fastpath_node.in_place(text)
     found["within_given"] = found["within"].replace("way(X_flat, X_flat", "way(X_flat, None")
     found["within_given"] = found["within_given"].replace("return X", "return None")

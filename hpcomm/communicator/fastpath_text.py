@@ -7,7 +7,7 @@ array of numpy or torch. How the ranks agree comes from agreement.py.
 
 from __future__ import annotations
 
-from ..node.collective_steps import CUTS
+from ..core.verbs import GATHERING, INPUT_BLOCKS, ROOT_RECEIVES, ROOTED, SCATTERING
 
 __all__ = [
     "ALIKE",
@@ -16,7 +16,6 @@ __all__ = [
     "BEGUN",
     "BODIES",
     "COUNTED",
-    "CUTS",
     "EXCHANGE",
     "EXPECTED",
     "GIVE",
@@ -29,10 +28,8 @@ __all__ = [
     "NUMPY",
     "ON_HOST",
     "RECEIVED",
-    "ROOTED",
     "SENT",
     "SHORT",
-    "STACKS",
     "SWAP",
     "TAKE",
     "TORCH",
@@ -40,8 +37,6 @@ __all__ = [
     "out_of_place",
 ]
 
-STACKS = ("gather", "all_gather")  # the result has a block for each rank; of CUTS, x has
-ROOTED = ("gather", "scatter", "reduce")
 MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 
 _BARRIER = """
@@ -290,14 +285,14 @@ def out_of_place(verb: str, folds: bool, first: bool) -> str:
     last = (", operator" if folds else "") + (", root" if verb in ROOTED else "")
     lines = ["def lane(x, out, root):", *["    @root"] * (verb in ROOTED), "    if x is out:"]
     lines += ["        return NotImplemented", "    shape = x.shape"]
-    if verb in CUTS:
+    if verb in INPUT_BLOCKS:
         lines += ["    if not shape or shape[0] != p:", "        return NotImplemented"]
     lines += ["    @readable x", "    @spec x"]
-    if verb in STACKS:
+    if verb in GATHERING:
         lines += ["    shape = (p, *shape)"]
-    elif verb in ("scatter", "reduce_scatter"):
+    elif verb in SCATTERING:
         lines += ["    shape = shape[1:]"]
-    if verb in ("gather", "reduce"):
+    if verb in ROOT_RECEIVES:
         lines += ["    if rank != root:", "        @sign", "        @within_given x"]
         lines += [f"        @call function(x_spec, None{last})", "        return None"]
     lines += [

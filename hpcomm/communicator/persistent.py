@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.operation import Call
 from ..core.request import abandon, deadline
-from ..core.signature import MAKERS, REDUCTIONS, VERBS, head
+from ..core.signature import MAKERS, VERBS, head
+from ..core.verbs import REDUCTIONS
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from ..transport import guarded_receive, matching
 

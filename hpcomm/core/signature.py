@@ -14,30 +14,28 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from .verbs import RAGGED, REDUCTIONS, ROOTED, TABLE
+
 __all__ = [
-    "BACKGROUND", "MAKERS", "REDUCTIONS", "ROOT", "ROOTS", "SCHEDULED", "VERB", "VERBS", "describe", "head",
+    "BACKGROUND", "MAKERS", "ROOT", "ROOTS", "SCHEDULED", "VERB", "VERBS", "describe", "head",
     "marked", "operator", "signature",
 ]  # fmt: skip
 
-_PLAIN = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "exscan", "gather"]
-_PLAIN += ["reduce", "reduce_scatter", "scan", "scatter", "plan"]
 _NEIGHBOURS = ["all_gather", "all_to_all"]
-_RAGGED = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]
 # Of these the number of elements is a checksum of what has to be equal.
 MAKERS = ["split", "split_node", "dup", "create_intercomm", "merge", "cart", "graph", "mesh", "sub"]
 VERBS = [
     "?",
-    *_PLAIN,
-    *(f"{verb}_object" for verb in _RAGGED),
-    *(f"{verb}_ragged" for verb in _RAGGED),
+    *sorted(TABLE),
+    "plan",
+    *(f"{verb}_object" for verb in sorted(RAGGED)),
+    *(f"{verb}_ragged" for verb in sorted(RAGGED)),
     *(f"neighbour_{verb}" for verb in _NEIGHBOURS),
     *(f"neighbour_{verb}_ragged" for verb in _NEIGHBOURS),
     *MAKERS,
 ]
 _CODES = {verb: i for i, verb in enumerate(VERBS)}
 _OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
-REDUCTIONS = ("all_reduce", "exscan", "reduce", "reduce_scatter", "scan")
-_ROOTED = ("broadcast", "gather", "reduce", "scatter")
 
 
 def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
@@ -81,7 +79,7 @@ def describe(signature: int, size: int = 0) -> str:
     verb = VERBS[signature & 63] if signature & 63 < len(VERBS) else "?"
     dtype, root = signature >> 11 & 255, signature >> 19 & 0xFFF
     scheduled = dtype < 128 and signature & SCHEDULED
-    is_rooted = verb.removesuffix("_object").removesuffix("_ragged") in _ROOTED
+    is_rooted = verb.removesuffix("_object").removesuffix("_ragged") in ROOTED
     if size > 1 << _LOW and is_rooted:
         root |= signature >> _HIGH << _LOW
         signature &= (1 << _HIGH) - 1

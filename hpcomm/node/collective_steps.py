@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..core.signature import ROOT, VERB, VERBS, head
+from ..core.verbs import INPUT_BLOCKS
 from .arrival_flags import functions
 
 if TYPE_CHECKING:
@@ -22,11 +23,8 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["CUTS", "FOLDS", "STACKS", "Steps", "few", "function"]
+__all__ = ["Steps", "few", "function"]
 
-CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
-STACKS = ("gather", "all_gather", "all_to_all")  # the result has
-FOLDS = ("all_reduce", "reduce", "reduce_scatter")
 _FOLD_ALL = 128 << 10  # bytes of all ranks up to which each folds everything
 
 
@@ -41,7 +39,7 @@ class Steps:
         self._rank, self._size = comm.rank, comm.size
         self._code, self._root, self._function = code, (code & ROOT) >> 19, function(code)
         self._verb, self._count, self._dtype = VERBS[code & VERB], count, dtype
-        self._parts = tables.parts(dtype, (self._size, count) if self._verb in CUTS else (count,))
+        self._parts = tables.parts(dtype, (self._size, count) if self._verb in INPUT_BLOCKS else (count,))
         self._others = [rank for rank in range(self._size) if rank != self._rank]
 
     def broadcast(self) -> Step:

@@ -28,11 +28,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..core.signature import ROOT, VERB, VERBS, signature
+from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, PREFIXES, REDUCTIONS, TABLE
 from . import autotune
 from .arrival_flags import RANKS, is_wanted
 from .autotune import Contest
 from .cells import Tables, large, table_bytes
-from .collective_steps import CUTS, FOLDS, STACKS, Steps, function
+from .collective_steps import Steps, function
 from .segment import share
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ _MOVED_PIECE = 256 << 10  # where they are only moved
 _FIRST = 64 << 10  # bytes of a place at first
 _ALL = 64 << 20  # bytes of a rank for all its communicators
 _KEPT = 256  # ways, and limits
-_VERBS = ("broadcast", "gather", "all_gather", "scatter", "all_to_all", *FOLDS)
+_VERBS = tuple(verb for verb in TABLE if verb != "barrier" and verb not in PREFIXES)
 _SMALL = ("all_reduce", "broadcast")  # those that go this way from one element on,
 _SMALL_BY = {  # or more, where MPI is slower
     "MPICH": ("barrier", *(verb for verb in _VERBS if verb != "reduce_scatter")),
@@ -108,10 +109,10 @@ class Within:
 
     def _find_limits(self, code: int) -> tuple[int, int]:
         verb, dtype = VERBS[code & VERB], _dtype(code)
-        if verb not in _VERBS or dtype is None or (verb in FOLDS and function(code) is None):
+        if verb not in _VERBS or dtype is None or (verb in REDUCTIONS and function(code) is None):
             return 0, 0
-        nbytes = dtype.itemsize * (self._comm.size if verb in CUTS else 1)
-        least = _LEAST_OF_BLOCKS if verb in CUTS else _LEAST
+        nbytes = dtype.itemsize * (self._comm.size if verb in INPUT_BLOCKS else 1)
+        least = _LEAST_OF_BLOCKS if verb in INPUT_BLOCKS else _LEAST
         most = _MOST.get(verb, sys.maxsize)
         if self.small is not None and verb in _SMALL_BY.get(vendor(), _SMALL):
             least = 1
@@ -166,7 +167,7 @@ class Within:
         known = code & ~ROOT, count.bit_length()
         if known not in self._contests:
             dtype = _dtype(code)
-            blocks = self._comm.size if VERBS[code & VERB] in CUTS + STACKS else 1
+            blocks = self._comm.size if VERBS[code & VERB] in INPUT_BLOCKS | OUTPUT_BLOCKS else 1
             is_long = dtype is not None and blocks * dtype.itemsize << known[1] > autotune.LEAST
             may_change = is_long and _is_exact(code, self._comm.size)
             self._contests[known] = Contest(self._comm.mpi_handle) if may_change else None
@@ -202,7 +203,7 @@ class Within:
 
     def _make(self, tables: Tables, code: int, count: int, dtype: np.dtype[Any]) -> Step:
         comm, verb = self._comm, VERBS[code & VERB]
-        has_rows, gets_rows = verb in CUTS, verb in STACKS
+        has_rows, gets_rows = verb in INPUT_BLOCKS, verb in OUTPUT_BLOCKS
         bounds = [*range(0, count, _piece(verb, comm.size) // dtype.itemsize), count]
         lengths = {high - low for low, high in pairwise(bounds)}
         steps = {n: getattr(Steps(tables, comm, code, n, dtype), verb)() for n in lengths}
@@ -227,7 +228,7 @@ class Within:
     def _laid(self, code: int, count: int, dtype: np.dtype[Any]) -> int:
         """Bytes of a place that a call takes at most."""
         verb, size = VERBS[code & VERB], self._comm.size
-        return min(count * dtype.itemsize, _piece(verb, size)) * (size if verb in CUTS else 1)
+        return min(count * dtype.itemsize, _piece(verb, size)) * (size if verb in INPUT_BLOCKS else 1)
 
     def _make_room(self, nbytes: int) -> bool:
         """Take memory for places of so many bytes, all ranks together; false: there is none, on any rank."""
@@ -267,14 +268,14 @@ def _is_exact(code: int, size: int) -> bool:
     from ..core.reduction import NAMES
 
     dtype, op = _dtype(code), code >> 6 & 31
-    if VERBS[code & VERB] not in FOLDS or (dtype is not None and dtype.kind in "iu"):
+    if VERBS[code & VERB] not in REDUCTIONS or (dtype is not None and dtype.kind in "iu"):
         return True
     return size == 2 and op in map(NAMES.index, ("sum", "avg", "prod"))
 
 
 def _piece(verb: str, size: int) -> int:
     """Bytes of a rank, or of one block, that are laid at a time."""
-    if verb in CUTS:
+    if verb in INPUT_BLOCKS:
         return _PIECE // size // 64 * 64
     return _PIECE if verb == "all_reduce" else _MOVED_PIECE
 
@@ -286,7 +287,7 @@ def _arrays(call: Call) -> tuple[Any, Any, np.dtype[Any]]:
     if call.verb == "broadcast":
         x = out
     elif call.send is not None and x is None:  # in place
-        x = out if call.verb in FOLDS else out.reshape(call.comm.size, -1)[call.comm.rank]
+        x = out if call.verb in REDUCTIONS else out.reshape(call.comm.size, -1)[call.comm.rank]
     return x, out, dtype
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.verbs import REDUCTIONS
 from .interpret import ScheduleError, checked, interpret, place
 from .stream import AFTER, BEFORE, COPY, Schedule
 
@@ -79,12 +80,9 @@ def prove(schedule: Schedule, exact: bool | None = None) -> Proof:
     )
 
 
-_FOLDING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
-
-
 def keeps_order(schedule: Schedule) -> bool:
     """Whether every fold joins neighbouring intervals of ranks, so that the operator need not commute."""
-    if schedule.verb not in _FOLDING:
+    if schedule.verb not in REDUCTIONS:
         return True
     try:
         interpret(schedule, _Intervals(schedule))

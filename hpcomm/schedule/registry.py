@@ -17,11 +17,10 @@ from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
 from .stream import Run, Schedule, Stream, plus
 
-__all__ = ["ROOTED", "algorithms", "build", "cut", "load", "named", "register"]
+__all__ = ["algorithms", "build", "cut", "load", "named", "register"]
 
 Maker = Callable[..., Schedule]
 _MADE: dict[str, dict[str, Maker]] = {}
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _PIECE = 256 * 1024  # bytes that one piece of a pipeline should have about
 _MOST_PIECES = 64
 _PIPELINES = {"double_tree": ("all_reduce", "broadcast", "reduce"), "ring": ("broadcast", "reduce")}

@@ -72,8 +72,8 @@ def _prove(verb: str, algorithm: str, sizes: list[int]) -> int:
 
 def _tried(verb: str, algorithm: str, p: int) -> Evidence | HpcommError:
     """What is known of an algorithm on p ranks, with all kinds of roots; or why it is not right."""
+    from ..core.verbs import ROOTED
     from ..schedule.assured import evidence
-    from ..schedule.registry import ROOTED
 
     roots = {0, p // 2, p - 1} if verb in ROOTED else {0}
     try:

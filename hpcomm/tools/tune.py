@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, TABLE
 from ..errors import ConfigError, TransportError, UsageError
 
 if TYPE_CHECKING:
@@ -28,18 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["confirmed", "fastest", "main", "measure"]
 
-VERBS = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "all_to_all",
-    "reduce_scatter",
-    "gather",
-    "scatter",
-    "scan",
-    "exscan",
-)  # fmt: skip; a barrier has no size to choose by
+VERBS = tuple(verb for verb in TABLE if verb != "barrier")  # a barrier has no size to choose by
 MARGIN = 1.05  # the default stays unless it takes this many times as long
 HOPELESS = 4.0  # times the default in a first try: not measured further
 ROUND_S = 2e-3  # how long one algorithm is repeated in one round, about
@@ -206,12 +196,12 @@ def _arrays(comm: Any, verb: str, nbytes: int) -> tuple[Any, Any]:
 
     count, p, r = max(1, nbytes // 4), comm.size, comm.rank
     blocks, one = (p, count), (count,)
-    x = np.full(blocks if verb in ("all_to_all", "scatter", "reduce_scatter") else one, r + 1, np.float32)
+    x = np.full(blocks if verb in INPUT_BLOCKS else one, r + 1, np.float32)
     if verb == "broadcast":
         return x, x
-    if verb in ("reduce", "gather") and r:
+    if verb in ROOT_RECEIVES and r:
         return x, None
-    return x, np.zeros(blocks if verb in ("all_gather", "gather", "all_to_all") else one, np.float32)
+    return x, np.zeros(blocks if verb in OUTPUT_BLOCKS else one, np.float32)
 
 
 def _call(comm: Any, verb: str, name: str, x: Any, out: Any) -> Callable[[], Any]:

@@ -10,6 +10,7 @@ import torch
 
 from ..core import dtypes, reduction
 from ..core.signature import head
+from ..core.verbs import ROOTED
 from ..errors import LayoutError
 from .names import dist, options
 from .torch_errors import as_torch
@@ -70,9 +71,7 @@ def head_of(verb: str, op: Any, dtype: Any, root: int) -> int:
 def words(verb: str, like: torch.Tensor | None, op: Any, root: int) -> str:
     """`broadcast(float32 (3, 5), root=1)`."""
     parts = [] if like is None else [array(like)]
-    parts += [f"op='{op}'"] * (op is not None) + [f"root={root}"] * (
-        verb in ("broadcast", "gather", "reduce", "scatter")
-    )
+    parts += [f"op='{op}'"] * (op is not None) + [f"root={root}"] * (verb in ROOTED)
     return f"{verb}({', '.join(parts)})"
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from ..core.request import Request, Stages, abandon
+from ..core.verbs import REDUCTIONS
 from ..errors import HpcommError, MismatchError, TransportError, where
 from . import guarded_receive
 from .progress import StreamRequest
@@ -51,7 +52,6 @@ NAMES = {
     "scatter": "Scatter",
     "send": "Send",
 }
-_REDUCTIONS = ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
 _IN_PLACE = ("all_reduce", "all_gather", "scan", "exscan")  # those where all ranks are, or none
 _SHORT = 64 << 10  # bytes of a call in the background that are copied into place
 
@@ -228,7 +228,7 @@ def pieces(call: Call, waits: bool = True) -> list[tuple[str, tuple[Any, ...]]]:
     counts = [part[1] for part in (call.send, call.recv) if type(part) is tuple]
     if not counts or max(counts) <= largest_count:
         return [(name, _arguments(call, call.send, call.recv))]
-    if verb not in _REDUCTIONS:
+    if verb not in REDUCTIONS:
         return [(name, _arguments(call, _as_one(call.send), _as_one(call.recv)))]
     if verb == "reduce_scatter":
         return _reduce_to_each(call, counts[-1])
@@ -283,7 +283,7 @@ def _arguments(call: Call, send: Any, recv: Any) -> tuple[Any, ...]:
         return recv, call.peer, call.tag
     if verb == "reduce":
         return send, recv, call.op, call.root
-    if verb in _REDUCTIONS:
+    if verb in REDUCTIONS:
         return send, recv, call.op
     if verb in ("gather", "scatter"):
         return send, recv, call.root

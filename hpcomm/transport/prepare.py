@@ -13,6 +13,16 @@ from mpi4py import MPI
 from ..core import buffer, dtypes, reduction
 from ..core.operation import Call
 from ..core.signature import head
+from ..core.verbs import (
+    GATHERING,
+    INPUT_BLOCKS,
+    PREFIXES,
+    REDUCTIONS,
+    ROOT_RECEIVES,
+    ROOT_SENDS,
+    ROOTED,
+    SCATTERING,
+)
 from ..errors import DtypeError, HpcommError, LayoutError, RankError, UsageError
 from . import mpi as transport
 
@@ -30,9 +40,6 @@ else:
 
 __all__ = ["compose", "look", "no_remote_root", "on_hosts"]
 
-_ROOT_SENDS = ("broadcast", "scatter")
-_ROOT_RECEIVES = ("reduce", "gather")
-_REDUCTIONS = ("reduce", "all_reduce", "reduce_scatter", "scan", "exscan")
 _MOVES_FOR_FOLD = {
     "reduce": "gather",
     "all_reduce": "all_gather",
@@ -62,7 +69,7 @@ def compose(
         algorithm: but this one can move large arrays from device to device; the call has `after`, then.
     """
     sends, receives = _roles(comm, verb, root)
-    if verb in _REDUCTIONS:
+    if verb in REDUCTIONS:
         x = reduction.counted(x, op)
     send = look(x, "x") if x is not None and x is not out else None
     recv = look(out, "out") if out is not None and receives else None
@@ -84,21 +91,21 @@ def compose(
     call = Call(comm, verb, root=root)
     call.look = template
     fold: Reduction | None = None
-    if verb in _REDUCTIONS:
+    if verb in REDUCTIONS:
         fold = reduction.resolve(op, dtype)
         if type(x) is int:
             reduction.check_whole(x, fold.op, comm.remote_size if comm.is_inter else comm.size)
-        if verb in ("scan", "exscan") and comm.is_inter:
+        if verb in PREFIXES and comm.is_inter:
             raise UsageError(
                 f"{verb} has no meaning between two groups", hint="comm.merge() makes one group of them"
             )
-        if verb in ("scan", "exscan") and fold.op.name == "avg":
+        if verb in PREFIXES and fold.op.name == "avg":
             raise UsageError(
                 f"{verb} has no average", hint="op='sum', then divide by the number of ranks folded"
             )
     call.code = head(verb, fold.code if fold else 0, dtype.code, root)
     call.count = block
-    if not sends and verb in _ROOT_SENDS:
+    if not sends and verb in ROOT_SENDS:
         send = None
     onboard, nbytes = comm.devices, block * dtype.itemsize
     if onboard is None:
@@ -133,7 +140,7 @@ def on_hosts(
 
 def _roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:
     """Whether this rank gives an array, and whether it receives one."""
-    rooted = verb in _ROOT_SENDS or verb in _ROOT_RECEIVES
+    rooted = verb in ROOTED
     if not rooted:
         return True, True
     if comm.is_inter:
@@ -143,17 +150,17 @@ def _roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:
             f"root {root!r} is no rank of '{comm.name}'", hint=f"a rank from 0 to {comm.size - 1}"
         )
     is_root = comm.rank == root
-    return (is_root, True) if verb in _ROOT_SENDS else (True, is_root)
+    return (is_root, True) if verb in ROOT_SENDS else (True, is_root)
 
 
 def _inter_roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:
     if root in (MPI.ROOT, MPI.PROC_NULL):
         here = root == MPI.ROOT
-        return (here, False) if verb in _ROOT_SENDS else (False, here)
+        return (here, False) if verb in ROOT_SENDS else (False, here)
     whole = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
     if not whole or not 0 <= root < comm.remote_size:
         raise no_remote_root(comm, root)
-    return (False, True) if verb in _ROOT_SENDS else (True, False)
+    return (False, True) if verb in ROOT_SENDS else (True, False)
 
 
 def no_remote_root(comm: Comm, root: Any) -> RankError:
@@ -180,9 +187,9 @@ def look(x: Any, name: str) -> Buffer:
 
 
 def _needs_x(verb: str, sends: bool) -> str:
-    if not sends and verb in _ROOT_RECEIVES:  # the root of another group
+    if not sends and verb in ROOT_RECEIVES:  # the root of another group
         return f"give out=, or x with the shape and dtype that the others give, or use {verb}_object"
-    if sends or verb not in _ROOT_SENDS:
+    if sends or verb not in ROOT_SENDS:
         return "give the array that this rank contributes"
     return (
         f"give out=, or x with the shape and dtype that root has, or use {verb}_ragged, which carries both, "
@@ -193,12 +200,12 @@ def _needs_x(verb: str, sends: bool) -> str:
 def _geometry(comm: Comm, verb: str, send: Buffer | None, recv: Buffer | None) -> tuple[Shape, int]:
     """Shape of the result, and elements per rank (the same on all ranks)."""
     p = comm.remote_size if comm.is_inter else comm.size
-    if verb in ("gather", "all_gather"):
+    if verb in GATHERING:
         if send is None:  # root of an inter-communicator: only out tells
             assert recv is not None
             return recv.shape, recv.size // max(p, 1)
         return (p, *send.shape), send.size
-    if verb in ("scatter", "reduce_scatter", "all_to_all") and send is not None:
+    if verb in INPUT_BLOCKS and send is not None:
         ranks = comm.size if verb == "reduce_scatter" else p
         return _blocks(verb, send, recv, ranks)
     look = send or recv
@@ -236,9 +243,9 @@ def _check_out(verb: str, send: Buffer | None, recv: Buffer, shape: Shape) -> No
 
 def _joined(verb: str, shape: Shape) -> Shape:
     """The shape of stacked blocks when they lie one after the other along the first axis."""
-    if verb in ("gather", "all_gather"):
+    if verb in GATHERING:
         return (math.prod(shape[:2]), *shape[2:])
-    if verb in ("scatter", "reduce_scatter"):
+    if verb in SCATTERING:
         return (1, *shape)
     return shape
 
@@ -293,7 +300,7 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
             call.fill = _filler(copy, send.array)
             call.send = transport.spec(copy, block, send.dtype)
         elif (
-            verb in ("gather", "all_gather")
+            verb in GATHERING
             and not comm.is_inter
             and landing is recv.array
             and _is_block(recv, send, comm.rank, comm.size)

@@ -11,8 +11,9 @@ import torch
 from contract import holds_everyone
 
 import hpcomm
+from hpcomm.core.verbs import ROOTED
 from hpcomm.schedule.interpret import interpret_values
-from hpcomm.schedule.registry import ROOTED, algorithms, build, register, verbs
+from hpcomm.schedule.registry import algorithms, build, register, verbs
 from hpcomm.schedule.stream import AFTER, Schedule, Stream
 from hpcomm.transport.scheduled import comm_cache, schedule_channels, schedule_transport
 

@@ -14,9 +14,10 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
+from hpcomm.core import verbs
 from hpcomm.core.dtypes import BY_NAME
 from hpcomm.core.signature import head
-from hpcomm.node import arrival_flags, cells, collective_steps, node_collectives
+from hpcomm.node import arrival_flags, cells, node_collectives
 from hpcomm.node.arrival_flags import is_wanted
 from hpcomm.node.segment import Board
 
@@ -54,7 +55,7 @@ def gone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def given(comm: Any, verb: str, rank: int, n: int, dtype: Any = np.float32) -> Any:
     """What a rank brings: n elements, or n for each rank."""
-    shape = (comm.size, n) if verb in collective_steps.CUTS else (n,)
+    shape = (comm.size, n) if verb in verbs.INPUT_BLOCKS else (n,)
     return ((np.arange(np.prod(shape)) * 7 + 3 * rank) % 11).astype(dtype).reshape(shape)
 
 
@@ -63,7 +64,7 @@ def due(comm: Any, verb: str, n: int, root: int, dtype: Any = np.float32) -> Any
     brought = [given(comm, verb, rank, n, dtype) for rank in range(comm.size)]
     if verb in ("gather", "reduce") and comm.rank != root:
         return None
-    if verb in collective_steps.FOLDS:
+    if verb in verbs.REDUCTIONS:
         total = sum(brought)
         return total[comm.rank] if verb == "reduce_scatter" else total
     if verb == "broadcast":
@@ -136,7 +137,7 @@ def test_results_land_where_the_user_wants_them(comm: Any, gone: list[str], form
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "complex128", "longdouble"])
 def test_elements_of_all_types(comm: Any, gone: list[str], dtype: str) -> None:
     for verb in VERBS:
-        if verb in collective_steps.FOLDS and dtype in ("bool", "longdouble"):
+        if verb in verbs.REDUCTIONS and dtype in ("bool", "longdouble"):
             continue
         n = 20_001
         for _ in range(2):
@@ -193,7 +194,7 @@ def test_any_verbs_follow_each_other_while_ranks_come_late(comm: Any) -> None:
         found = called(comm, verb, given(comm, verb, comm.rank, n) + base, root)
         expected = due(comm, verb, n, root)
         if expected is not None:
-            expected += base * (comm.size if verb in collective_steps.FOLDS else 1)
+            expected += base * (comm.size if verb in verbs.REDUCTIONS else 1)
         assert same(found, expected), (turn, verb, n)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.buffer import Buffer, DeviceBuffer
+from ...core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS
 from ...device.kernels import kernels
 from ...errors import LayoutError
 from . import device_columns
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
     from ...device.arrays import Place
     from .staging import Sink, Source
 
-__all__ = ["CUTS", "STACKS", "Job", "copy_of", "on_device", "piece_of", "refuse_overlap"]
-
-CUTS = ("scatter", "reduce_scatter", "all_to_all")  # x has a block for each rank,
-STACKS = ("gather", "all_gather", "all_to_all")  # the result has
+__all__ = ["Job", "copy_of", "on_device", "piece_of", "refuse_overlap"]
 
 
 class Job:
@@ -34,8 +32,8 @@ class Job:
         self.packed = send
         comm, verb = call.comm, call.verb
         p = comm.remote_size if comm.is_inter else comm.size
-        self.blocks_in = (comm.size if verb == "reduce_scatter" else p) if verb in CUTS else 1
-        self.blocks_out = p if verb in STACKS else 1
+        self.blocks_in = (comm.size if verb == "reduce_scatter" else p) if verb in INPUT_BLOCKS else 1
+        self.blocks_out = p if verb in OUTPUT_BLOCKS else 1
         places = [x.place for x in (send, recv) if x is not None]
         place = next((each for each in places if each is not None), None)
         self.device = None if place is None or None in places else place.device
@@ -100,8 +98,6 @@ def refuse_overlap(call: Call, send: Buffer, recv: Buffer) -> None:
     if a >= b + recv.nbytes or b >= a + send.nbytes or (a == b and send.nbytes == recv.nbytes):
         return
     mine = call.comm.rank * call.count * call.look.dtype.itemsize
-    if (call.verb in ("gather", "all_gather") and a == b + mine) or (
-        call.verb == "scatter" and b == a + mine
-    ):
+    if (call.verb in GATHERING and a == b + mine) or (call.verb == "scatter" and b == a + mine):
         return
     raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")

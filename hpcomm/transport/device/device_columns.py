@@ -12,6 +12,7 @@ import numpy as np
 
 from ...core import dtypes, reduction
 from ...core.dtypes import BY_NAME
+from ...core.verbs import GATHERING, SCATTERING
 
 if TYPE_CHECKING:
     from ...core.dtypes import Dtype
@@ -88,9 +89,9 @@ def carry(
 
 def _layout(verb: str, p: int, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """(first slot, slots) of what a rank gives, and of what it gets."""
-    if verb in ("all_gather", "gather"):
+    if verb in GATHERING:
         return (rank, 1), (0, p)
-    if verb in ("scatter", "reduce_scatter"):
+    if verb in SCATTERING:
         return (0, p), (rank, 1)
     if verb == "all_to_all":
         return (0, p), (p, p)

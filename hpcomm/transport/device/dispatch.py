@@ -21,6 +21,7 @@ from mpi4py import MPI
 from ...core.buffer import DeviceBuffer
 from ...core.operation import Call
 from ...core.signature import describe, marked, signature
+from ...core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS
 from ...device.driver import watching
 from ...errors import ConfigError, LayoutError, MismatchError, UsageError, where
 from .. import mpi as transport
@@ -30,7 +31,7 @@ from ..scheduled import schedule_transport
 from ..scheduled.comm_cache import own
 from ..scheduled.rounds import TAGS, Rounds, algorithm, fitting, schedule
 from . import cuda_aware, device_columns, host_copy, nccl_transport
-from .device_call import CUTS, STACKS, Job, copy_of, on_device, piece_of, refuse_overlap
+from .device_call import Job, copy_of, on_device, piece_of, refuse_overlap
 from .device_messages import Messages, carried
 from .nccl_transport import ByNccl, refuses
 from .path_choice import PATHS, choose
@@ -381,8 +382,14 @@ class Onboard:
             else:  # so that MPI's call is begun in the order in which the user makes calls
                 for each in waits:
                     each.Wait()
-            x = None if source is None else piece_of(source, low, high, call, verb in CUTS)
-            out = x if in_place else None if sink is None else piece_of(sink, low, high, call, verb in STACKS)
+            x = None if source is None else piece_of(source, low, high, call, verb in INPUT_BLOCKS)
+            out = (
+                x
+                if in_place
+                else None
+                if sink is None
+                else piece_of(sink, low, high, call, verb in OUTPUT_BLOCKS)
+            )
             if source is not None and i + 1 < len(pieces):
                 source.bring(*pieces[i + 1])
             part = prepare.compose(here, verb, x, out, job.op, call.root, job.blocking)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from ...core.verbs import PREFIXES
 from ...device.nccl import DTYPES, OPS
 from ...errors import HpcommError
 from ..progress import Thread, in_thread
@@ -75,7 +76,7 @@ def shares() -> bool:
 
 def refuses(verb: str, op: str | None, dtype: Dtype) -> str:
     """Why NCCL has no such collective, or ""."""
-    if verb in ("scan", "exscan"):
+    if verb in PREFIXES:
         return f"NCCL has no {verb}"
     if op is None or (op == "SUM" and dtype.kind == "c"):
         return ""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from ...core.verbs import ROOTED
 from ...schedule.rank_program import program
-from ...schedule.registry import ROOTED, build
+from ...schedule.registry import build
 from ...schedule.stream import AFTER, COPY
 from ..device.pipeline import receive_bytes, send_bytes
 from ..progress import Together

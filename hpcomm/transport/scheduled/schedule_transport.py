@@ -14,8 +14,9 @@ from mpi4py import MPI
 
 from ...core import dtypes, reduction
 from ...core.signature import marked
+from ...core.verbs import GATHERING, ROOT_RECEIVES, ROOTED, SCATTERING
 from ...errors import HpcommError, UsageError
-from ...schedule.registry import ROOTED, algorithms, build, cut
+from ...schedule.registry import algorithms, build, cut
 from ..library_algorithms import library_call
 from .comm_cache import own
 from .deterministic import deterministic_call
@@ -334,7 +335,7 @@ def _bring(call: Call, executor: Executor) -> None:
             work[:] = call.recv[0].reshape(-1)
         return
     given = call.send[0].reshape(-1) if type(call.send) is tuple else None
-    if verb in ("all_gather", "gather"):
+    if verb in GATHERING:
         work[own] = call.recv[0].reshape(-1)[own] if given is None else given
     elif verb == "scatter":
         if rank == call.root:
@@ -351,9 +352,9 @@ def _take(call: Call, executor: Executor) -> None:
     comm = call.comm
     if verb == "barrier" or type(call.recv) is not tuple:
         return
-    if (verb in ("reduce", "gather") and comm.rank != call.root) or (verb == "exscan" and comm.rank == 0):
+    if (verb in ROOT_RECEIVES and comm.rank != call.root) or (verb == "exscan" and comm.rank == 0):
         return
-    if verb in ("scatter", "reduce_scatter"):
+    if verb in SCATTERING:
         work = work[comm.rank * count : (comm.rank + 1) * count]
     elif verb == "all_to_all":
         work = work[comm.size * count :]

@@ -1,0 +1,64 @@
+"""The collective verbs and what tells them apart: the only table of them.
+
+verb            x of a rank     result of a rank   whose x, whose result   elements are reduced
+broadcast       n               n                  root's, all             no
+scatter         p blocks of n   n                  root's, all             no
+gather          n               p blocks of n      all, root's             no
+reduce          n               n                  all, root's             yes
+all_gather      n               p blocks of n      all, all                no
+all_to_all      p blocks of n   p blocks of n      all, all                no
+all_reduce      n               n                  all, all                yes
+reduce_scatter  p blocks of n   n                  all, all                yes
+scan, exscan    n               n                  lower ranks', each      yes
+barrier         nothing         nothing
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = [
+    "GATHERING", "INPUT_BLOCKS", "OUTPUT_BLOCKS", "PREFIXES", "RAGGED", "REDUCTIONS", "ROOTED",
+    "ROOT_RECEIVES", "ROOT_SENDS", "SCATTERING", "TABLE", "Verb",
+]  # fmt: skip
+
+
+class Verb(NamedTuple):
+    """x_blocks, result_blocks: one for each rank; root: "sends", "receives" or "" for none.
+
+    is_prefix: what a rank gets depends on the ranks below it. is_ragged: there are verbs of the same
+    name for objects, and for arrays whose lengths differ from rank to rank.
+    """
+
+    x_blocks: bool = False
+    result_blocks: bool = False
+    root: str = ""
+    reduces: bool = False
+    is_prefix: bool = False
+    is_ragged: bool = False
+
+
+TABLE = {
+    "broadcast": Verb(root="sends", is_ragged=True),
+    "scatter": Verb(x_blocks=True, root="sends", is_ragged=True),
+    "gather": Verb(result_blocks=True, root="receives", is_ragged=True),
+    "reduce": Verb(root="receives", reduces=True),
+    "all_gather": Verb(result_blocks=True, is_ragged=True),
+    "all_to_all": Verb(x_blocks=True, result_blocks=True, is_ragged=True),
+    "all_reduce": Verb(reduces=True),
+    "reduce_scatter": Verb(x_blocks=True, reduces=True),
+    "scan": Verb(reduces=True, is_prefix=True),
+    "exscan": Verb(reduces=True, is_prefix=True),
+    "barrier": Verb(),
+}
+
+INPUT_BLOCKS = frozenset(name for name, verb in TABLE.items() if verb.x_blocks)
+OUTPUT_BLOCKS = frozenset(name for name, verb in TABLE.items() if verb.result_blocks)
+SCATTERING = INPUT_BLOCKS - OUTPUT_BLOCKS  # x is p times as long as the result,
+GATHERING = OUTPUT_BLOCKS - INPUT_BLOCKS  # or the other way round
+ROOT_SENDS = frozenset(name for name, verb in TABLE.items() if verb.root == "sends")
+ROOT_RECEIVES = frozenset(name for name, verb in TABLE.items() if verb.root == "receives")
+ROOTED = ROOT_SENDS | ROOT_RECEIVES
+REDUCTIONS = frozenset(name for name, verb in TABLE.items() if verb.reduces)
+PREFIXES = frozenset(name for name, verb in TABLE.items() if verb.is_prefix)
+RAGGED = frozenset(name for name, verb in TABLE.items() if verb.is_ragged)
