@@ -24,9 +24,9 @@ from measure import RESULTS, save
 from mpi4py import MPI
 
 import hpcomm
+from hpcomm.core.limits import DEVICE_EAGER
 from hpcomm.device import driver
 from hpcomm.transport.device import ipc
-from hpcomm.transport.device.dispatch import EAGER
 
 WORLD = MPI.COMM_WORLD
 RANK, RANKS, PEER = WORLD.rank, WORLD.size, WORLD.rank ^ 1
@@ -67,11 +67,11 @@ def comm(path: str) -> hpcomm.Communicator:
 
 @contextmanager
 def through_the_slab(always: bool) -> Iterator[None]:
-    kept, ipc.DIRECT = ipc.DIRECT, 1 << 60 if always else ipc.DIRECT
+    kept, ipc.IPC_DIRECT = ipc.IPC_DIRECT, 1 << 60 if always else ipc.IPC_DIRECT
     try:
         yield
     finally:
-        ipc.DIRECT = kept
+        ipc.IPC_DIRECT = kept
 
 
 def messages() -> dict[str, tuple[Move, Move]]:
@@ -197,9 +197,8 @@ def main() -> None:
     options = parser.parse_args()
     sizes = [size for size in SIZES if size <= options.max << 20]
     curves: dict[str, list[float]] = {}
-    lines = [
-        f"{RANKS} ranks, {driver.driver().device(0).name}, float32, us / GB/s; staged up to {EAGER} bytes"
-    ]
+    name = driver.driver().device(0).name
+    lines = [f"{RANKS} ranks, {name}, float32, us / GB/s; staged up to {DEVICE_EAGER} bytes"]
     whys: dict[str, str] = {}
     lines.append(f"{'':28s}" + "".join(f"{size:>18d}" for size in sizes))
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import DESCRIPTION_S
 from ..core.signature import ROOT, ROOTS, VERB, describe, head, signature
 from ..core.verbs import RAGGED
 from ..errors import MismatchError, PeerFailedError, where
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
 
 __all__ = ["Agreement", "between", "full", "light", "off"]
-
-_PATIENCE = 1.0  # s that a rank waits for another's description of its call
 
 
 class Agreement:
@@ -264,7 +263,7 @@ def _disagreement(
     rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}"}
     called = {rank: past for rank, _, past in others if past}
     questions = [(rank, region, region.ask()) for rank, region, _ in others]
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + DESCRIPTION_S
     while questions and time.monotonic() < deadline:
         for entry in list(questions):
             rank, region, asked = entry

@@ -12,14 +12,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ..core.limits import HEARTBEAT_S
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["SILENT_S", "Pulse", "pulse"]
+__all__ = ["Pulse", "pulse"]
 
-SILENT_S = 15.0  # after which a host that does not answer is worth a word
-_PERIOD_S = 2.0
-_LATE_S = 3 * _PERIOD_S  # of silence, until a host is one that does not answer
+_LATE_S = 3 * HEARTBEAT_S  # of silence, until a host is one that does not answer
 _NBYTES = 512  # of a message: a line for each host that does not answer
 _BEAT, _BYE = 1, 2  # tags
 _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
@@ -64,7 +64,7 @@ class Pulse:
                 return
             self._hear()
             if (now := time.monotonic()) >= self._next:
-                self._next = now + _PERIOD_S
+                self._next = now + HEARTBEAT_S
                 for rank in self._names:
                     self._say(rank)
 

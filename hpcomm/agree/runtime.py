@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
 from weakref import WeakSet
 
+from ..core.limits import EXIT_S, GRACE_S
 from ..errors import ConfigError, UsageError
 from ..job import exit_hooks, process_role
 from ..node import segment
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["abort", "count_hasty_exits", "in_one_piece", "start", "started"]
 
-GRACE = 1.0  # s in which the other ranks may end too
-_EXIT_S = 3.0  # in which the threads and the exit handlers of a rank that fails may end
 
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
@@ -289,7 +288,7 @@ def _note_exit(code: Any) -> None:
 def _end_if_late() -> None:
     """End the job if this rank has failed by SystemExit, and its threads or its exit handlers do not end."""
     code, since = _exit or (0, 0.0)
-    if code and not status and time.monotonic() - since > _EXIT_S:
+    if code and not status and time.monotonic() - since > EXIT_S:
         abort(f"ends with status {code}, but its threads, or what is to be done at its end, do not", code)
 
 
@@ -424,7 +423,7 @@ def _leave(code: int) -> None:
         say_end()
         return
     meeting = _farewell.Ibarrier()
-    deadline = time.monotonic() + GRACE
+    deadline = time.monotonic() + GRACE_S
     while not meeting.Test():
         if time.monotonic() > deadline:
             print(f"hpcomm: {_name} ends with status {code}, so the job does", file=sys.stderr, flush=True)

@@ -16,12 +16,12 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..core.limits import REPORT_S, SILENT_S, WATCHDOG_AFTER_S, WATCHDOG_GLANCE_S, WATCHDOG_TICK_S
 from ..core.request import Polled, Request, polled
 from ..core.signature import describe
 from ..errors import PeerFailedError, is_ours
 from ..node.segment import Board, Region, last_call, posted
 from .call_stack import call_frame, describe_call, owner
-from .heartbeat import SILENT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,12 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["follow", "start"]
 
-TICK = 0.2  # s between looks
-REPORT_S = 60.0  # of waiting in one call, until that is said
 _PATIENT = 4  # looks that find the same call before it is judged
-_GLANCE_S = 5.0  # between looks while all seems well; less where the user waits for less
 _BRIEF_S = 0.02
-_AFTER_S = 2.0  # that others wait longer, so that one says it
 _SHOWN = 8  # ranks in a report
 
 
@@ -110,7 +106,7 @@ def _watch(
 ) -> None:
     waiting, reported = Waiting(patience_s), False
     while not sys.is_finalizing():
-        time.sleep(TICK)
+        time.sleep(WATCHDOG_TICK_S)
         look()
         question = None if board is None else board.mine.question
         if board is not None and question is not None:
@@ -133,7 +129,7 @@ def _watch(
         if (
             verdict is None
             and patience_s is not None
-            and waited_s >= patience_s + _AFTER_S * (not _is_first(call))
+            and waited_s >= patience_s + WATCHDOG_AFTER_S * (not _is_first(call))
         ):
             verdict = f"{_report(call, waited_s, silent)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
         if verdict:
@@ -154,7 +150,7 @@ class Waiting:
 
     def __init__(self, patience_s: float | None) -> None:
         self.call: Blocked | None = None
-        self._pause = _GLANCE_S if patience_s is None else min(_GLANCE_S, patience_s / 4)
+        self._pause = WATCHDOG_GLANCE_S if patience_s is None else min(WATCHDOG_GLANCE_S, patience_s / 4)
         self.times, self._since, self._next = 0, 0.0, 0.0
 
     @property
@@ -211,7 +207,7 @@ def _report(call: Blocked, waited_s: float, silent: str) -> str:
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
     late = _late(call)
     asked = [(rank, region, region.ask()) for rank, region in late[:_SHOWN]]
-    time.sleep(2 * TICK if asked else 0)
+    time.sleep(2 * WATCHDOG_TICK_S if asked else 0)
     for rank, region, question in asked:
         lines.append(f"  for rank {rank}: {region.answer_to(question) or 'it gives no answer'}")
     if late[_SHOWN:]:
@@ -335,7 +331,7 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
         theirs = posted(other, call)
         if mine is not None and theirs not in (None, mine):
             question = region.ask()
-            time.sleep(2 * TICK)
+            time.sleep(2 * WATCHDOG_TICK_S)
             text = region.answer_to(question) if last_call(other) == call else None
             text = text or describe(theirs or 0, comm.size)
             rows = f"  rank {comm.rank}: {describe_call()}\n  rank {rank}: {text}"

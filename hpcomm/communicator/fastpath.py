@@ -21,13 +21,13 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import GUARD_PROBED, RENDEZVOUS_LEAST, RENDEZVOUS_MOST_BOTH
 from ..core.signature import VERBS, head, marked
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, REDUCTIONS, ROOTED
 from ..errors import HpcommError
 from ..node.collective_steps import few
 from ..transport import guarded_receive
 from ..transport.matching import is_awaited
-from ..transport.node_messages import LEAST, MOST_BOTH
 from . import fastpath_node
 from .fastpath_compile import PLAIN_CALL, compiled
 from .fastpath_instance import fuse
@@ -443,17 +443,17 @@ def _message(
             guard=lambda x, n: guarded_receive.guarded((x, n, kind), most),
         )
         names.update(mpi=comm.mpi_handle, receive=guarded_receive.receive, guard_to=most // unit, swap=swap)
-        names.update(look_from=guarded_receive.LOOKED_AT // unit)
+        names.update(look_from=GUARD_PROBED // unit)
         texts |= {"arrive": ARRIVE, "swap": SWAP, "short": "pass", "long": ""}  # windows are guarded
         if fragments["landing"] == NUMPY["landing"]:
-            is_guarded = most > guarded_receive.LOOKED_AT and verb != "irecv"
+            is_guarded = most > GUARD_PROBED and verb != "irecv"
             texts |= {"short": SHORT, "long": "X_spec = guard(X, n)" if is_guarded else fragments["landing"]}
             texts["landing"] = "" if verb == "recv" else GUARDED
     hand = comm.node_messages
     if hand is not None:
-        names.update(hand_from=-(-LEAST // unit), hand_to=hand.most // unit + 1)
+        names.update(hand_from=-(-RENDEZVOUS_LEAST // unit), hand_to=hand.most // unit + 1)
         names.update(number=hand.number, received=hand.received, give=hand.give, take=hand.take)
-        names.update(hand=hand, exchange=hand.exchange, swap_to=MOST_BOTH // unit + 1)
+        names.update(hand=hand, exchange=hand.exchange, swap_to=RENDEZVOUS_MOST_BOTH // unit + 1)
         texts |= {"give": GIVE, "take": TAKE, "received": RECEIVED, "counted": COUNTED, "expected": EXPECTED}
         texts |= {"sent": SENT, "exchange": EXCHANGE}
     texts["begun"] = BEGUN

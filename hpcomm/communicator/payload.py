@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import BLOCK_LEAST, EAGER_OBJECT, HEADER
 from ..errors import PeerFailedError
-from ..node.blocks import LEAST
 from .block_channel import part_tag
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ else:
 
 __all__ = [
     "ARRAY",
-    "CARD",
-    "LETTER",
     "Laden",
     "OnDevice",
     "Opened",
@@ -60,8 +58,6 @@ __all__ = [
     "tag_of",
 ]
 
-CARD = 1024  # bytes of a card in collectives
-LETTER = 32 * 1024  # bytes of a card in messages at most: up to there all is copied once on either side
 _LEAST_CARD = 128  # of so many ranks that such cards of all would be more than
 _CARDS = 1 << 20  # bytes, as long as that is possible
 _PIECE = 1 << 30  # bytes of the largest single MPI message
@@ -161,14 +157,16 @@ def letter_of(parcel: Parcel, shelves: Shelves | None) -> tuple[bytearray, int, 
     Beside them the blocks that are still to be copied to the shelf of this rank, each with its place.
     """
     blocks = parcel.blocks
-    if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= LETTER - _ALIGN:  # what most messages are
+    if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= EAGER_OBJECT - _ALIGN:  # what most messages are
         return bytearray(_ONE.pack(1, -1, nbytes)) + blocks[0], -1, []
-    if shelves is not None and len(blocks) == 2 and (nbytes := blocks[1].nbytes) >= LEAST:  # or an array
+    if (
+        shelves is not None and len(blocks) == 2 and (nbytes := blocks[1].nbytes) >= BLOCK_LEAST
+    ):  # or an array
         size = blocks[0].nbytes
-        if size <= LETTER - _ALIGN and (place := shelves.lend(blocks[1])) >= 0:
+        if size <= EAGER_OBJECT - _ALIGN and (place := shelves.lend(blocks[1])) >= 0:
             card = bytearray(_TWO.pack(2, -1, size, -1 - nbytes - _PLACE * (1 + place))) + blocks[0]
             return card, -1, [(place, blocks[1])]
-    return _laid_out(blocks, LETTER, False, shelves)
+    return _laid_out(blocks, EAGER_OBJECT, False, shelves)
 
 
 def only_block(cards: memoryview, at: int = 0) -> Block | None:
@@ -196,10 +194,10 @@ def lengths_after(cards: Any, at: int) -> tuple[int, tuple[int, ...]]:
 
 def room(ranks: int) -> int:
     """Bytes of a card in collectives of so many ranks, each of which may get one of every other."""
-    return CARD if ranks * CARD <= _CARDS else max(_LEAST_CARD, _CARDS // ranks // _ALIGN * _ALIGN)
+    return HEADER if ranks * HEADER <= _CARDS else max(_LEAST_CARD, _CARDS // ranks // _ALIGN * _ALIGN)
 
 
-def card_of(parcel: Parcel, nbytes: int = CARD) -> tuple[bytearray, int]:
+def card_of(parcel: Parcel, nbytes: int = HEADER) -> tuple[bytearray, int]:
     """The card of a collective, of so many bytes, and the tag of the parts that follow it (-1: none)."""
     blocks = parcel.blocks
     if len(blocks) == 1 and (size := blocks[0].nbytes) <= nbytes - _ALIGN:
@@ -248,7 +246,7 @@ def _laid_out(
             here.append((at, block))
             end = at + nbytes
             continue
-        place = shelves.lend(block) if shelves is not None and nbytes >= LEAST else -1
+        place = shelves.lend(block) if shelves is not None and nbytes >= BLOCK_LEAST else -1
         marks.append(-1 - nbytes - _PLACE * (1 + place))
         if place >= 0:
             shelved.append((place, block))

@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import EAGER_OBJECT, HEADER
 from ..core.request import Request, Stages, rounds_under_way
 from ..transport.matching import Arrival
 from ..transport.progress import Moving
 from .dissemination import spread
 from .payload import (  # fmt: skip
-    CARD,
-    LETTER,
     Laden,
     Opened,
     Parcel,
@@ -132,7 +131,7 @@ def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, M
     try:
         desk = _desks.pop()
     except IndexError:
-        desk = memoryview(bytearray(LETTER))
+        desk = memoryview(bytearray(EAGER_OBJECT))
     status = MPI.Status()
     comm.object_comm.Recv((desk, MPI.BYTE), source, tag, status)  # quicker than to ask for its length first
     if source == MPI.PROC_NULL:
@@ -220,7 +219,7 @@ def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bo
     if going is not None:
         card, tag = card_of(going)
     else:
-        card, tag = bytearray(CARD), -1
+        card, tag = bytearray(HEADER), -1
     yield from _collective(mpi, "Bcast", blocking, [card, MPI.BYTE], root)
     if root == MPI.PROC_NULL:
         return None

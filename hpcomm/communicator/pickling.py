@@ -12,6 +12,7 @@ import sys
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import OUT_OF_BAND
 from ..errors import HpcommError, UsageError
 from .payload import Laden, OnDevice, Parcel, check_came
 
@@ -26,7 +27,6 @@ else:
 
 __all__ = ["decode", "encode"]
 
-_OUT_OF_BAND = 2048  # bytes from which an array is not copied into the pickle
 _REUSED = 64 << 10  # bytes of a pickle up to which it is copied out of its file
 
 _PICKLED = 0x80  # how every pickle begins,
@@ -93,7 +93,7 @@ class _Wrapping:
 
     def _keeps_in(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes < _OUT_OF_BAND:
+        if raw.nbytes < OUT_OF_BAND:
             if type(raw.obj) is not OnDevice:
                 return True
             self._blocks.append(raw.obj)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from ..agree import runtime
+from ..core.limits import STARTED_ALONE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from ..node.slots import Box, awaiting
 from ..transport.datatypes import divided, gathered, gathers, spec
@@ -43,7 +44,6 @@ else:
 
 __all__ = ["Exchange"]
 
-_ONE_BY_ONE = 8  # requests up to which mpi4py is quicker in starting each than all from a list
 _IN_TURN = 64  # acts that are worth a function of their own
 
 Act = Callable[[], Any]
@@ -258,7 +258,7 @@ class Exchange:
                 going.append(_Message(lines.mpi.Send_init(there, peer, number), copies))
         self._requests = [request for request, _ in (*coming, *going)]
         self._first([copy for _, copies in going for copy in copies])
-        if len(self._requests) <= _ONE_BY_ONE:
+        if len(self._requests) <= STARTED_ALONE:
             self._first([request.Start for request in self._requests])
             self._then([request.Wait for request in self._requests])
         elif self._requests:

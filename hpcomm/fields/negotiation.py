@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..node.slots import CARD, MOST, Box, Outbox, has_memory, inbox
+from ..core.limits import SLOT_MOST
+from ..node.slots import CARD, Box, Outbox, has_memory, inbox
 from ..transport.datatypes import alone, is_scattered
 from ..transport.endpoints import on_device
 
@@ -89,7 +90,7 @@ def _outbox(comm: Communicator, outgoing: Mapping[int, Sequence[Any]]) -> Outbox
         peer: nbytes
         for peer, views in outgoing.items()
         if peer in comm.node_regions and not any(map(on_device, views)) and not is_scattered(views)
-        if (nbytes := sum(view.nbytes for view in views)) <= MOST
+        if (nbytes := sum(view.nbytes for view in views)) <= SLOT_MOST
     }
     if sizes and has_memory():
         with suppress(OSError):  # MPI has some

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import FLAG_LOOKS, FLAG_SLEEP_S, FLAG_YIELDING_S, FLAG_YIELDS_CROWDED
 from ..core.signature import VERB, VERBS, head
 from ..errors import ConfigError, PeerFailedError, where
 from . import segment
@@ -38,11 +39,7 @@ MARK = 56  # bit of a flag from which the number stands
 NUMBERS = 4  # of flags, even ones for the first of two places; all ranks raise one at every use of a place
 RANKS = 16  # at most: each reads of all
 _ORDERED = ("x86_64", "AMD64")
-_LOOKS = 300  # before a rank lets others have its core; where they are more than cores, it
-_TURNS = 64  # gives it away so often before anything else, since only then the others can come
 _MPI_TURNS, _CHECK_TURNS = 16, 512  # of waiting, between two moves of MPI, and two looks for a reason
-_YIELDING_S = 1e-3  # of waiting with open eyes; then it sleeps, a little longer each time
-_SLEEP_S = 2e-4
 
 
 def is_wanted() -> bool:
@@ -98,8 +95,8 @@ class Flags:
         self._comm, self._suspect = comm, suspect
         self._owner: dict[int, int] = {}
         is_crowded = segment.current is not None and segment.current.is_crowded
-        self._looks = range(0 if is_crowded else _LOOKS)
-        self._turns = range(_TURNS if is_crowded else 0)
+        self._looks = range(0 if is_crowded else FLAG_LOOKS)
+        self._turns = range(FLAG_YIELDS_CROWDED if is_crowded else 0)
         self._context: Any = None
 
     def know(self, rank: int, line: memoryview) -> None:
@@ -126,14 +123,14 @@ class Flags:
         while line[0] != flag:
             turns += 1
             waited = time.monotonic() - begin
-            if waited >= _YIELDING_S or not turns % _MPI_TURNS:
+            if waited >= FLAG_YIELDING_S or not turns % _MPI_TURNS:
                 self._comm.move_on()
             if not turns % _CHECK_TURNS:
                 self._check(line, flag, mine)
-            if waited < _YIELDING_S:
+            if waited < FLAG_YIELDING_S:
                 os.sched_yield()
             else:
-                time.sleep(min(waited / 50, _SLEEP_S))
+                time.sleep(min(waited / 50, FLAG_SLEEP_S))
 
     def _check(self, line: memoryview, flag: int, mine: int) -> None:
         verb, rank = VERBS[mine & VERB], self._owner[id(line)]

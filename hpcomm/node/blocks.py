@@ -24,6 +24,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import (
+    BLOCK_CHECK_S,
+    BLOCK_COPY,
+    BLOCK_LOOKS,
+    BLOCK_MEMORY,
+    BLOCK_SLEEP_S,
+    BLOCK_YIELDING_S,
+)
 from ..errors import PeerFailedError
 
 if TYPE_CHECKING:
@@ -33,30 +41,23 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["LEAST", "Shelves", "landing_bytes", "shelf_bytes", "slot_bytes"]
+__all__ = ["Shelves", "landing_bytes", "shelf_bytes", "slot_bytes"]
 
 SLOTS = 8
 _LINE, _MOVED = 64, 16  # bytes: of a cache line, and of the steps by which a block is moved in its slot,
 _SPARE = mmap.PAGESIZE  # which has so many more for this
 _TELLS = 256 << 10  # bytes of a block whose copy tells how near its receiver is,
 _NEAR = 9.0  # bytes a nanosecond, above which it is near
-LEAST = 32 << 10  # bytes of a block from which it is worth it
 _SLOT = range(1 << 20, 8 << 20)  # bytes that a slot may have
-_NODE = 2 << 30  # bytes of all shelves of a node, if all are full
-_COPY = 512 << 10  # bytes copied at a time: 1 MiB goes past a core's own caches
 _STEP = 1 << 20  # bytes of real memory that a slot grows by
 _LANDING = 2 << 20  # bytes of a landing at most; longer messages MPI copies once only, and as quickly
 _FREE, _LENT, _FULL, _SPOILT = range(4)  # what the word of a slot says
 _ORDERED = ("x86_64", "AMD64")  # stores are seen in order there: who sees that a slot is full sees the block
-_LOOKS = 300  # at a slot that is being filled, before the core is left to others
-_YIELDING_S = 2e-3  # of waiting with open eyes; then it sleeps
-_SLEEP_S = 1e-4
-_CHECK_S = 0.5  # between two looks whether a slot's owner has ended
 
 
 def slot_bytes(ranks: int, free: int) -> int:
     """The size of a slot where so many ranks share so many free bytes, mostly left to MPI; 0: too few."""
-    fair = min(free // 4, _NODE) // (ranks * SLOTS) // _STEP * _STEP
+    fair = min(free // 4, BLOCK_MEMORY) // (ranks * SLOTS) // _STEP * _STEP
     return min(fair, _SLOT.stop) if fair >= _SLOT.start else 0
 
 
@@ -148,8 +149,8 @@ class Shelves:
         try:
             there, here = self._room(self._here, place)[0], np.frombuffer(block, np.uint8)
             begin = time.perf_counter_ns()
-            for at in range(0, here.nbytes, _COPY):
-                part = here[at : at + _COPY]
+            for at in range(0, here.nbytes, BLOCK_COPY):
+                part = here[at : at + BLOCK_COPY]
                 np.copyto(there[at : at + part.nbytes], part)  # other threads run meanwhile
         except BaseException:  # Ctrl-C: the borrower must not wait for ever, nor take it for full
             words[number] = _SPOILT
@@ -178,17 +179,17 @@ class Shelves:
         words, number = self._words[owner], place % SLOTS
         if words[number] == _FULL:
             return
-        for _ in range(_LOOKS):
+        for _ in range(BLOCK_LOOKS):
             if words[number] != _LENT:
                 break
         begin = asked = time.monotonic()
         while words[number] == _LENT:
             now = time.monotonic()
-            if now - begin < _YIELDING_S:
+            if now - begin < BLOCK_YIELDING_S:
                 os.sched_yield()
                 continue
-            time.sleep(_SLEEP_S)
-            if now - asked > _CHECK_S:
+            time.sleep(BLOCK_SLEEP_S)
+            if now - asked > BLOCK_CHECK_S:
                 asked = now
                 if self._gone(owner) and words[number] == _LENT:
                     break

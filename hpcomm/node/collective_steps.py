@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import NODE_REDUCE_WHOLE
 from ..core.signature import ROOT, VERB, VERBS, head
 from ..core.verbs import INPUT_BLOCKS
 from .arrival_flags import functions
@@ -24,8 +25,6 @@ else:
     np = LazyModule("numpy")
 
 __all__ = ["Steps", "few", "function"]
-
-_FOLD_ALL = 128 << 10  # bytes of all ranks up to which each folds everything
 
 
 class Steps:
@@ -169,7 +168,7 @@ class Steps:
         return step
 
     def all_reduce(self) -> Step:
-        if self._count * self._dtype.itemsize * self._size > _FOLD_ALL:
+        if self._count * self._dtype.itemsize * self._size > NODE_REDUCE_WHOLE:
             return self._all_reduce_by_blocks()
         tables, parts, rank = self._tables, self._parts, self._rank
         folds = [self._flags.folding(self._function, each) for each in parts]

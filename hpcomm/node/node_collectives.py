@@ -27,6 +27,14 @@ import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import (
+    NODE_FIRST_CELL,
+    NODE_LEAST,
+    NODE_LEAST_OF_BLOCKS,
+    NODE_MEMORY,
+    NODE_MOVED_PIECE,
+    NODE_PIECE,
+)
 from ..core.signature import ROOT, VERB, VERBS, signature
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, PREFIXES, REDUCTIONS, TABLE
 from . import autotune
@@ -49,14 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Within"]
 
-_LEAST = 4 << 10  # bytes that a rank brings, from which on all these verbs go this way; below, Open MPI is as
-_LEAST_OF_BLOCKS = 16 << 10  # quick, and up to here where the others need a part each
 # Above, MPI lets ranks read from each other's arrays, which saves a copy that no other rank shares.
 _MOST = {"scatter": 2 << 20, "all_to_all": 2 << 20, "all_gather": 8 << 20}
-_PIECE = 512 << 10  # bytes of a place, which a core's cache holds beside what they come from
-_MOVED_PIECE = 256 << 10  # where they are only moved
-_FIRST = 64 << 10  # bytes of a place at first
-_ALL = 64 << 20  # bytes of a rank for all its communicators
 _KEPT = 256  # ways, and limits
 _VERBS = tuple(verb for verb in TABLE if verb != "barrier" and verb not in PREFIXES)
 _SMALL = ("all_reduce", "broadcast")  # those that go this way from one element on,
@@ -64,7 +66,7 @@ _SMALL_BY = {  # or more, where MPI is slower
     "MPICH": ("barrier", *(verb for verb in _VERBS if verb != "reduce_scatter")),
 }
 
-_taken = 0  # of _ALL
+_taken = 0  # of NODE_MEMORY
 
 
 class Within:
@@ -112,7 +114,7 @@ class Within:
         if verb not in _VERBS or dtype is None or (verb in REDUCTIONS and function(code) is None):
             return 0, 0
         nbytes = dtype.itemsize * (self._comm.size if verb in INPUT_BLOCKS else 1)
-        least = _LEAST_OF_BLOCKS if verb in INPUT_BLOCKS else _LEAST
+        least = NODE_LEAST_OF_BLOCKS if verb in INPUT_BLOCKS else NODE_LEAST
         most = _MOST.get(verb, sys.maxsize)
         if self.small is not None and verb in _SMALL_BY.get(vendor(), _SMALL):
             least = 1
@@ -233,11 +235,13 @@ class Within:
     def _make_room(self, nbytes: int) -> bool:
         """Take memory for places of so many bytes, all ranks together; false: there is none, on any rank."""
         global _taken
-        comm, room = self._comm, _FIRST if nbytes <= _FIRST else _PIECE
+        comm, room = self._comm, NODE_FIRST_CELL if nbytes <= NODE_FIRST_CELL else NODE_PIECE
         own = table_bytes(room)
         self.close()
         comm.drop_fastpaths()  # which know the old tables
-        shared = None if comm.any_rank(_taken + own > _ALL) else share(comm.mpi_handle, own, reserve=own)
+        shared = (
+            None if comm.any_rank(_taken + own > NODE_MEMORY) else share(comm.mpi_handle, own, reserve=own)
+        )
         if shared is None:
             self._is_small_only = True
             self._limits.clear()
@@ -276,8 +280,8 @@ def _is_exact(code: int, size: int) -> bool:
 def _piece(verb: str, size: int) -> int:
     """Bytes of a rank, or of one block, that are laid at a time."""
     if verb in INPUT_BLOCKS:
-        return _PIECE // size // 64 * 64
-    return _PIECE if verb == "all_reduce" else _MOVED_PIECE
+        return NODE_PIECE // size // 64 * 64
+    return NODE_PIECE if verb == "all_reduce" else NODE_MOVED_PIECE
 
 
 def _arrays(call: Call) -> tuple[Any, Any, np.dtype[Any]]:

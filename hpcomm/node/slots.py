@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..core.limits import SLOT_LOOKS, SLOT_LOOKS_CROWDED, SLOT_SLEEP_S, SLOT_YIELDING_S
 from ..errors import PeerFailedError, where
 from . import segment
 
@@ -32,16 +33,12 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["CARD", "MOST", "Box", "Outbox", "awaiting", "has_memory", "inbox"]
+__all__ = ["CARD", "Box", "Outbox", "awaiting", "has_memory", "inbox"]
 
-MOST = 1 << 20  # bytes of a message
 CARD = struct.Struct("=64sqq")  # where a message is laid: file, offset of its first place, bytes of it
 _LINE = 64  # bytes of a cache line: the word stands on one of its own
 _ORDERED = ("x86_64", "AMD64")  # stores are seen in order there; nothing in Python could see to it elsewhere
-_LOOKS, _FEW = 300, 10  # before a rank lets others have its core; the latter where they are more than cores
 _MPI_TURNS, _PEER_TURNS = 16, 512  # of waiting, between two moves of MPI, and two looks after the peer
-_YIELDING_S = 1e-2  # of waiting with open eyes; then it sleeps, a little longer each time
-_SLEEP_S = 2e-4
 
 
 class Box(NamedTuple):
@@ -132,7 +129,7 @@ def awaiting(box: Box, full: bool, comm: Comm, peer: int, verb: str) -> Callable
         box.word,
         segment.current is not None and len(segment.current.regions) > (os.cpu_count() or 1),
     )
-    looks = range(_FEW if crowded else _LOOKS)
+    looks = range(SLOT_LOOKS_CROWDED if crowded else SLOT_LOOKS)
     region = comm.node_regions[peer]
 
     def wait() -> None:
@@ -154,9 +151,9 @@ def awaiting(box: Box, full: bool, comm: Comm, peer: int, verb: str) -> Callable
                     [peer],
                 )
             waited = time.monotonic() - begin
-            if waited < _YIELDING_S:
+            if waited < SLOT_YIELDING_S:
                 os.sched_yield()
             else:
-                time.sleep(min(waited / 50, _SLEEP_S))
+                time.sleep(min(waited / 50, SLOT_SLEEP_S))
 
     return wait

@@ -11,6 +11,7 @@ from runpy import run_path
 from traceback import extract_tb
 from typing import Any
 
+from ..core.limits import SCHEDULE_PIECE
 from ..errors import HpcommError, UsageError
 from . import butterfly, ring, tree
 from .combine import later, pipeline, reverse, sequence, turn
@@ -21,7 +22,6 @@ __all__ = ["algorithms", "build", "cut", "load", "named", "register"]
 
 Maker = Callable[..., Schedule]
 _MADE: dict[str, dict[str, Maker]] = {}
-_PIECE = 256 * 1024  # bytes that one piece of a pipeline should have about
 _MOST_PIECES = 64
 _PIPELINES = {"double_tree": ("all_reduce", "broadcast", "reduce"), "ring": ("broadcast", "reduce")}
 
@@ -182,7 +182,7 @@ def cut(verb: str, algorithm: str, nbytes: int) -> str:
     if verb not in _PIPELINES.get(name, ()) or "chunks=" in algorithm:
         return algorithm
     trees = 2 if name == "double_tree" else 1  # each has as many
-    pieces = trees * max(1, min(_MOST_PIECES, nbytes // _PIECE) // trees)
+    pieces = trees * max(1, min(_MOST_PIECES, nbytes // SCHEDULE_PIECE) // trees)
     return f"{algorithm}{',' if ':' in algorithm else ':'}chunks={pieces}"
 
 

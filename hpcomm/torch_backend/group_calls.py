@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..core.limits import TORCH_LIST_COPIED
 from ..errors import DtypeError, LayoutError
 from .cuda_streams import is_onboard, staged
 from .network_collectives import exchange
@@ -40,7 +41,6 @@ __all__ = [
 
 Run = Callable[[], None]
 Tensor = torch.Tensor
-_TOGETHER = 64 * 1024  # bytes up to which tensors of a list are copied into one
 
 
 @staged("x", onboard=True)
@@ -71,7 +71,11 @@ def _all_reduce_sparse(comm: Far, x: Tensor, op: Any) -> Run:
 @staged("tensors", onboard=True)
 def all_reduce_coalesced(comm: Far, tensors: list[Tensor], op: Any) -> Run:
     """Small tensors travel as one."""
-    if len(tensors) == 1 or sum(x.nbytes for x in tensors) > _TOGETHER or len({x.dtype for x in tensors}) > 1:
+    if (
+        len(tensors) == 1
+        or sum(x.nbytes for x in tensors) > TORCH_LIST_COPIED
+        or len({x.dtype for x in tensors}) > 1
+    ):
         runs = [all_reduce(comm, x, op) for x in tensors]
 
         def each() -> None:

@@ -24,6 +24,14 @@ from functools import partial, reduce
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..core.limits import (
+    GATE_LOOKS,
+    GATE_LOOKS_CROWDED,
+    GATE_NEAR_S,
+    GATE_SLEEP_S,
+    GATE_SPIN_S,
+    GATE_YIELDING_S,
+)
 from ..core.signature import describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
 from ..node import segment
@@ -41,13 +49,7 @@ GAVE_UP = -1  # posted instead of a signature by a rank that waits no more,
 DOUBTS = -2  # and by one that is about to
 _SETTLE_S = 1e-3  # until all see what was posted: a core that goes on, or changes its work, writes it out
 _NOT_HERE = (0, GONE, DOUBTS)
-_LOOKS = 200  # at what another rank posts, some 10 us, before anything else is thought of
-_LOOKS_CROWDED = 50  # where that rank may wait for the core that looks, which is therefore given away
-_SPIN_S = 20e-6  # looking without pause
-_YIELD_S = 1e-3  # from then on giving the core to whoever wants it
-_NEAR_S = 2e-4  # ranks that come together come so close; a thread in the background does not sleep yet
 LOOK_S = 0.05  # between looks whether the missing ranks still live
-_MOST_S = 1e-3  # longest pause between two looks
 _ANSWER_S = 1.0  # for other ranks to say what they do
 _TELL_S = 5.0  # for ranks that disagree to tell each other what they called
 _WORDS = 256  # bytes of that
@@ -72,7 +74,7 @@ class Gate:
         near = self._meet(board)
         usable = reduce(operator.or_, (int.from_bytes(card[-1], "little") for card in near.values()), 0)
         self.crowded = len(near) > max(usable.bit_count(), 1)  # what other nodes are is theirs
-        self.looks: Iterable[Any] = _GivingWay() if self.crowded else range(_LOOKS)
+        self.looks: Iterable[Any] = _GivingWay() if self.crowded else range(GATE_LOOKS)
         self._lives: dict[int, tuple[Region, int]] = {}  # of the other ranks on this node: region, pid
         self._lookers: Lookers = []
         rings: list[tuple[int, memoryview]] = []
@@ -373,27 +375,27 @@ class Gate:
 _abandoned: list[Any] = []  # requests that nobody answers: MPI still writes into their memory
 
 
-def pause(waited: float, spin_s: float = _SPIN_S) -> None:
+def pause(waited: float, spin_s: float = GATE_SPIN_S) -> None:
     """Between two looks, the longer the longer one has waited; the first looks follow at once."""
-    if waited > _YIELD_S:
-        time.sleep(min(waited / 16, _MOST_S))
+    if waited > GATE_YIELDING_S:
+        time.sleep(min(waited / 16, GATE_SLEEP_S))
     elif waited > spin_s:
         os.sched_yield()
 
 
-def rest(waited: float, spin_s: float = _SPIN_S) -> None:
+def rest(waited: float, spin_s: float = GATE_SPIN_S) -> None:
     """Between two looks of a thread in the background: soon, the program's own thread wants to go on."""
-    if waited < _NEAR_S:
+    if waited < GATE_NEAR_S:
         pause(waited, spin_s)
     else:
-        time.sleep(min(waited / 16, _MOST_S))
+        time.sleep(min(waited / 16, GATE_SLEEP_S))
 
 
 class _GivingWay:
     """To be gone through as a range, with the core given to whoever wants it after each step."""
 
     def __iter__(self) -> Iterator[None]:
-        for _ in range(_LOOKS_CROWDED):
+        for _ in range(GATE_LOOKS_CROWDED):
             yield
             os.sched_yield()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core import dtypes
+from ..core.limits import TORCH_CUT, TORCH_CUT_PIECE, TORCH_HALVES_BY_BLOCKS, TORCH_PASSAGE
 from .calls import WHOLE
 from .network_watchdog import watch
 
@@ -23,10 +24,6 @@ __all__ = ["FLOATS", "HALVES", "NO_CALL", "Far", "as_bits", "exchange", "folded"
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, torch.float64)
-_LARGE = 8 * 1024 * 1024  # bytes past which MPI would touch a fresh temporary of that size on every call,
-_PIECE = 4 * 1024 * 1024  # which costs more than cutting
-_BY_BLOCKS = 16 * 1024  # bytes from which halves travel as halves
-_PASSAGE = 2 * 1024 * 1024  # bytes that go through the blocks' algorithm at a time, and stay in cache
 _FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, stacked, in float32
     "sum": lambda parts: parts.sum(0),
     "avg": lambda parts: parts.sum(0) / len(parts),
@@ -96,8 +93,8 @@ class Far:
             wide = x.data.long()
             self.all_reduce(wide, "sum", out=wide)
             x.data.copy_(self._shared_out(wide))
-        elif x.nbytes > _LARGE and x.is_contiguous() and not x.is_conj() and not x.is_neg():
-            for piece in x.detach().view(-1).split(_PIECE // x.element_size()):
+        elif x.nbytes > TORCH_CUT and x.is_contiguous() and not x.is_conj() and not x.is_neg():
+            for piece in x.detach().view(-1).split(TORCH_CUT_PIECE // x.element_size()):
                 self.comm.all_reduce(piece, op, out=piece)
         else:
             self.comm.all_reduce(x, op, out=x)
@@ -111,13 +108,13 @@ class Far:
         Reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p sent.
         """
         x, p = x.data, self.size
-        if x.nbytes < _BY_BLOCKS or p == 1:
+        if x.nbytes < TORCH_HALVES_BY_BLOCKS or p == 1:
             wide = x.float()
             self.comm.all_reduce(wide, "sum" if op == "avg" else op, out=wide)
             x.copy_(wide.div_(p) if op == "avg" else wide)
             return
         flat = x.contiguous().view(-1)
-        step = _PASSAGE // x.element_size()
+        step = TORCH_PASSAGE // x.element_size()
         parts = flat.new_empty(p * -(-min(step, flat.numel()) // p))
         for piece in flat.split(step):
             n = piece.numel()

@@ -13,14 +13,13 @@ import weakref
 from typing import TYPE_CHECKING
 
 from ..agree import runtime
+from ..core.limits import NETWORK_PATIENCE_S, NETWORK_TICK_S
 
 if TYPE_CHECKING:
     from .network_collectives import Far
 
 __all__ = ["watch"]
 
-_TICK_S = 0.25  # between looks
-_PATIENCE_S = 2.0  # for a call that a rank which has ended may have left in good order
 _watched: weakref.WeakSet[Far] = weakref.WeakSet()
 
 
@@ -34,18 +33,18 @@ def watch(carrier: Far) -> None:
 def _look() -> None:
     hopeless: dict[float, float] = {}  # when a call, told by its begin, was first seen to lack a rank
     while True:
-        time.sleep(_TICK_S)
+        time.sleep(NETWORK_TICK_S)
         for carrier in list(_watched):
             now, begin = time.monotonic(), carrier.inside
             if begin is None:
                 continue
             if lost := carrier.gate.lost(carrier.needs):
-                is_over = now - hopeless.setdefault(begin, now) > _PATIENCE_S
+                is_over = now - hopeless.setdefault(begin, now) > NETWORK_PATIENCE_S
             else:
-                is_over = now - begin > carrier.call[1] + _PATIENCE_S
+                is_over = now - begin > carrier.call[1] + NETWORK_PATIENCE_S
             if is_over:
                 error = carrier.gate.stuck(lost, *carrier.call[1:])
                 if carrier.inside == begin:  # it has not ended meanwhile
                     runtime.abort(f"{type(error).__name__}: {error}")
         now = time.monotonic()
-        hopeless = {begin: since for begin, since in hopeless.items() if now - since < 2 * _PATIENCE_S}
+        hopeless = {begin: since for begin, since in hopeless.items() if now - since < 2 * NETWORK_PATIENCE_S}

@@ -21,6 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..core.limits import (
+    TORCH_CROWDED,
+    TORCH_MOVED_PIECE,
+    TORCH_PIECE,
+    TORCH_REDUCE_WHOLE,
+    TORCH_REDUCE_WHOLE_HALVES,
+)
 from ..errors import HpcommError
 from ..node.segment import share
 from .monitored_gate import LOOK_S
@@ -34,15 +41,10 @@ if TYPE_CHECKING:
 __all__ = ["MOST", "SHELF", "Near", "shelves_of"]
 
 Tensor = torch.Tensor
-_PIECE = 1 << 20  # bytes of a shelf's place; half of it costs 2 MiB a sixth more, twice it 16 MiB a quarter
-_STRIDE = 1 << 18  # of that, where only bytes are carried
 _PLACES = 3  # a piece is laid while the one before is folded, and the one before that is taken
 _HEAD = 4096  # bytes before them; the number of the last meeting a rank has come to
-SHELF = _HEAD + _PLACES * _PIECE
+SHELF = _HEAD + _PLACES * TORCH_PIECE
 MOST = 16  # ranks; more have many cores, and algorithms of many steps
-_SMALL = 128 * 1024  # bytes of all ranks up to which each folds all, in one stage less
-_SMALL_HALVES = 16 * 1024
-_CROWD = 1 << 20  # bytes from which MPI exchanges blocks in less turns where ranks share cores
 _GAVE_UP = -1  # instead of the number of a meeting
 _KEPT = 64  # lengths of blocks whose views are kept
 
@@ -83,14 +85,14 @@ class Near(Far):
 
     def most(self, verb: str, op: Any, dtype: torch.dtype) -> int:
         """Elements of a call of one piece, for which there may be a shorter way; see cached_calls.py."""
-        p, most = self.size, _PIECE // dtype.itemsize
+        p, most = self.size, TORCH_PIECE // dtype.itemsize
         if dtype not in KINDS or (op is not None and not folds(dtype, op)):
             return 0
         return most // p * p if verb in ("all_reduce", "reduce_scatter", "all_to_all") else most
 
     def folds_blocks(self, nbytes: int, dtype: torch.dtype) -> bool:
         """Whether of an all-reduce each rank folds a block only, in one stage more, or all of it."""
-        return nbytes * self.size > (_SMALL_HALVES if dtype in HALVES else _SMALL)
+        return nbytes * self.size > (TORCH_REDUCE_WHOLE_HALVES if dtype in HALVES else TORCH_REDUCE_WHOLE)
 
     # -- meetings ------------------------------------------------------------------------------------------
     def expect(self, *call: Any) -> None:
@@ -173,7 +175,7 @@ class Near(Far):
         if found is None:
             if len(self._known) > _KEPT:
                 self._known.clear()
-            count = min(_PIECE // (n * like.itemsize), self.size) * n
+            count = min(TORCH_PIECE // (n * like.itemsize), self.size) * n
             with torch.inference_mode(False):  # they are kept, and used elsewhere, too
                 found = self._known[like.dtype, n] = [
                     [list(self._block(like.dtype, count, rank, place).split(n)) for rank in range(self.size)]
@@ -184,11 +186,11 @@ class Near(Far):
     def scratch(self, dtype: torch.dtype) -> Tensor:
         """Memory of this rank alone, as much as a piece has."""
         if self._scratch is None:
-            self._scratch = torch.empty(_PIECE, dtype=torch.uint8)
+            self._scratch = torch.empty(TORCH_PIECE, dtype=torch.uint8)
         return self._scratch.view(dtype)
 
     def _block(self, dtype: torch.dtype, count: int, rank: int, place: int) -> Tensor:
-        at = rank * SHELF + _HEAD + place * _PIECE
+        at = rank * SHELF + _HEAD + place * TORCH_PIECE
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=at)
 
     # -- verbs that fold -----------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ class Near(Far):
 
     def _all_reduce_by_blocks(self, flat: Tensor, op: str) -> None:
         p, me = self.size, self.rank
-        step = _PIECE // flat.itemsize // p * p
+        step = TORCH_PIECE // flat.itemsize // p * p
         pieces = [piece.split(-(-len(piece) // p)) for piece in flat.split(step)]
 
         def lay(i: int, place: int) -> None:
@@ -319,7 +321,7 @@ class Near(Far):
 
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
         """x and out, contiguous, have shape (size, ...)."""
-        if self.gate.crowded and x.nbytes > _CROWD:
+        if self.gate.crowded and x.nbytes > TORCH_CROWDED:
             self.arrive()
             return super().all_to_all(x, out=out)
         me = self.rank
@@ -344,19 +346,19 @@ class Near(Far):
         Args:
             own: where to copy blocks of this rank, and which.
         """
-        most = n if n * blocks <= _PIECE else _STRIDE // blocks
+        most = n if n * blocks <= TORCH_PIECE else TORCH_MOVED_PIECE // blocks
         cuts = [(low, min(low + most, n)) for low in range(0, n, most)] if n else []
         shelves, copy = self._bytes, np.copyto
 
         def give(i: int, place: int) -> None:
             low, high = cuts[i]
-            at, step = self.rank * SHELF + _HEAD + place * _PIECE, high - low
+            at, step = self.rank * SHELF + _HEAD + place * TORCH_PIECE, high - low
             for j, x in gives:
                 copy(shelves[at + j * step : at + j * step + step], x[low:high])
 
         def take(i: int, place: int) -> None:
             low, high = cuts[i]
-            at, step = _HEAD + place * _PIECE, high - low
+            at, step = _HEAD + place * TORCH_PIECE, high - low
             for q, j, x in takes:
                 there = at + q * SHELF + j * step
                 copy(x[low:high], shelves[there : there + step])
@@ -378,7 +380,7 @@ class Near(Far):
             like: flat, as long as each of the blocks.
             take: called for each piece with the shelves and with what cuts it out of a tensor.
         """
-        n, most = like.numel(), _PIECE // like.itemsize // blocks
+        n, most = like.numel(), TORCH_PIECE // like.itemsize // blocks
         cuts = [(low, min(low + most, n) - low) for low in range(0, n, most)]
 
         def lay(i: int, place: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.futures import Future
 
+from ..core.limits import WORK_LOOK_S
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
 from .monitored_gate import pause
 from .names import dist
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["JointWork", "MessageWork", "QueuedWork", "Work", "flat"]
 
-_LOOK_S = 0.05  # between looks whether a peer still lives
 _guard = threading.Lock()  # for the moments in which a call ends, or is first asked for its future
 
 
@@ -235,13 +235,13 @@ class MessageWork(Work):
         if not self.poll():
             seconds = timeout.total_seconds() if timeout else None
             begin = time.monotonic()
-            look = begin + _LOOK_S
+            look = begin + WORK_LOOK_S
             while not self.poll():
                 waited = (now := time.monotonic()) - begin
                 if seconds is not None and waited > seconds:
                     raise self._late(waited, "wait again, or look at what that rank does")
                 if now > look:
-                    look = now + _LOOK_S
+                    look = now + WORK_LOOK_S
                     self._check_peer(waited)
                 pause(waited)
         return super().wait()

@@ -7,12 +7,12 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from ..core.limits import WORKER_POLL_S
+
 if TYPE_CHECKING:
     from .work import MessageWork, QueuedWork
 
 __all__ = ["Poller", "Worker"]
-
-_POLL_S = 2e-4  # between looks at messages that nobody waits for
 
 
 class Worker:
@@ -92,12 +92,12 @@ class Poller:
         """Wait until nothing is under way, at most seconds."""
         deadline = time.monotonic() + seconds
         while self._some.is_set() and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+            time.sleep(WORKER_POLL_S)
 
     def _serve(self) -> None:
         while True:
             self._some.wait()
-            time.sleep(_POLL_S)
+            time.sleep(WORKER_POLL_S)
             complete = {id(work) for work in list(self._under_way) if work.poll()}
             with self._guard:
                 self._under_way = [work for work in self._under_way if id(work) not in complete]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..core.limits import READ_LEAST, READ_LEAST_ALL_REDUCE, READ_PIECE, READ_SCRATCH
 from ..errors import TransportError
 from .calls import in_turn
 from .cross_memory import reach
@@ -34,10 +35,6 @@ __all__ = ["Straight", "carrier"]
 
 Tensor = torch.Tensor
 Run = Callable[[], Any]
-_LONG = 1 << 18  # bytes of a call from which the system's way is the shorter one; shelves stay in caches
-_VERY_LONG = (1 << 20) + 1  # the same for all_reduce, which takes that way twice, and where ranks share cores
-_CHUNK = 1 << 18  # bytes that are fetched at a time to be folded, and are then in the cache
-_SCRATCH = 1 << 20  # bytes of what is fetched from all at a time
 _MOST = 2**31 - 1  # elements; more cannot be told from less by the signature of a call
 _ADDRESS = 8  # which word of a shelf's head says where its rank's tensor lies
 _GOING_S = 1.0  # for a rank that cannot be reached to be seen to have ended
@@ -70,7 +67,7 @@ class Straight(Near):
     def is_long(self, verb: str, nbytes: int) -> bool:
         if verb == "all_gather":
             nbytes *= self.size
-        return nbytes >= (_VERY_LONG if verb == "all_reduce" or self.gate.crowded else _LONG)
+        return nbytes >= (READ_LEAST_ALL_REDUCE if verb == "all_reduce" or self.gate.crowded else READ_LEAST)
 
     # -- memory --------------------------------------------------------------------------------------------
     def lending(self, flat: Tensor) -> tuple[memoryview, memoryview]:
@@ -136,7 +133,7 @@ class Straight(Near):
 
     def _folding(self, op: str, own: Tensor, begin: int, into: Tensor) -> list[Run]:
         """Steps that fold a block, at that byte of what all have lent, into a tensor, own or another one."""
-        chunk = min(_CHUNK, _SCRATCH // len(self._peers)) // own.itemsize
+        chunk = min(READ_PIECE, READ_SCRATCH // len(self._peers)) // own.itemsize
         aside = self.scratch(own.dtype)[: chunk * len(self._peers)].split(chunk)
         steps: list[Run] = []
         for low in range(0, len(own), chunk):

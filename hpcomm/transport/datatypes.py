@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.limits import VIEW_ALONE, VIEWS_ALONE
 from .endpoints import Rows
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
 
 __all__ = ["alone", "divided", "gathered", "gathers", "is_scattered", "spec", "strided"]
-
-_LONG = 32 << 10  # bytes of a view that is worth a message of its own
-_FEW = 4  # messages that cost less than the handshake before a longer one
 
 
 class _Habits(NamedTuple):
@@ -72,9 +70,9 @@ def alone(views: Sequence[Any], sending: bool) -> bool:
         return False
     habits = _habits()
     quick = habits.strided_too or all(view.flags.c_contiguous for view in views)
-    if quick and len(views) <= _FEW and max(view.nbytes for view in views) <= habits.at_once:
+    if quick and len(views) <= VIEWS_ALONE and max(view.nbytes for view in views) <= habits.at_once:
         return bool(sum(view.nbytes for view in views) > habits.at_once)
-    return all(view.nbytes >= _LONG and not gathers([view], sending) for view in views)
+    return all(view.nbytes >= VIEW_ALONE and not gathers([view], sending) for view in views)
 
 
 def gathers(views: Sequence[Any], sending: bool) -> bool:

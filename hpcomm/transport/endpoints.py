@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.limits import COPIED_BY_PYTHON
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -27,9 +29,6 @@ __all__ = [
     "Rows", "Site", "block", "copying", "count", "in_one_piece", "meet", "memory", "on_device", "set_zero",
     "sites",
 ]  # fmt: skip
-
-
-_SHORT = 64 << 10  # bytes; for more it does not matter who copies, and numpy lets other threads run
 
 
 class Rows:
@@ -52,7 +51,12 @@ def copying(to: Any, source: Any, adds: bool = False) -> Callable[[], Any]:
     """What copies source to a place, or adds it there, each time it is called."""
     if adds or not (isinstance(to, np.ndarray) and isinstance(source, np.ndarray)):
         return partial(_land, to, source, adds)
-    if to.nbytes <= _SHORT and to.flags.c_contiguous and source.flags.c_contiguous and to.flags.writeable:
+    if (
+        to.nbytes <= COPIED_BY_PYTHON
+        and to.flags.c_contiguous
+        and source.flags.c_contiguous
+        and to.flags.writeable
+    ):
         return partial(
             _bytes_of(to).__setitem__, slice(None), _bytes_of(source)
         )  # a quarter of what numpy takes

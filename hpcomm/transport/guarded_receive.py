@@ -22,6 +22,8 @@ import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import GUARD_LEFT, GUARD_PROBED
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -33,10 +35,8 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["LOOKED_AT", "guarded", "is_needed", "most", "of_kind", "receive"]
+__all__ = ["guarded", "is_needed", "most", "of_kind", "receive"]
 
-LOOKED_AT = 8 << 10  # bytes from which a message is looked at instead, where the call waits for it;
-_LEFT = 64 << 10  # and is left as it is elsewhere
 _KEPT = 1 << 16  # datatypes of one kind, of 0.9 KB each: all lengths below 64 KiB
 
 _LARGEST = 2**31 - 1  # elements that MPI counts in one block
@@ -64,7 +64,7 @@ def most(comm: Comm, waits: bool) -> int:
 
     waits: whether the call that begins them waits for the message.
     """
-    return sys.maxsize if comm.asked_check == "full" else LOOKED_AT if waits else _LEFT
+    return sys.maxsize if comm.asked_check == "full" else GUARD_PROBED if waits else GUARD_LEFT
 
 
 def of_kind(kind: MPI.Datatype, most: int) -> dict[int, MPI.Datatype]:
@@ -98,7 +98,7 @@ def receive(mpi: MPI.Comm, part: Part, source: int, tag: int, status: MPI.Status
     """
     array, n, kind = part
     nbytes = n * kind.Get_size()
-    if nbytes < LOOKED_AT or not is_needed():
+    if nbytes < GUARD_PROBED or not is_needed():
         mpi.Recv(part, source, tag, status)
         return
     seen = MPI.Status()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from ..core import buffer
+from ..core.limits import REQUEST_PAUSE_S
 from ..core.request import Request, birth, rounds_under_way
 from ..errors import HpcommError, passing
 from . import mpi as transport
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
 
 __all__ = ["Message"]
-
-_PAUSE_S = 1e-5  # of a thread between two looks whether another one has the message
 
 
 class _Words:
@@ -83,7 +82,7 @@ class Message(Request):
                     self._arrived(seen)
                 self._stages = None
             except IndexError:  # another thread waits
-                time.sleep(_PAUSE_S)
+                time.sleep(REQUEST_PAUSE_S)
             except BaseException as error:
                 self._failed(error, seen)
         if self._error is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from ..core.limits import BACKGROUND_COPIED
 from ..core.request import Request, Stages, abandon
 from ..core.verbs import REDUCTIONS
 from ..errors import HpcommError, MismatchError, TransportError, where
@@ -53,7 +54,6 @@ NAMES = {
     "send": "Send",
 }
 _IN_PLACE = ("all_reduce", "all_gather", "scan", "exscan")  # those where all ranks are, or none
-_SHORT = 64 << 10  # bytes of a call in the background that are copied into place
 
 largest_count = 2**31 - 1  # elements in one MPI call; a C int, whatever the library could do beyond
 
@@ -247,7 +247,7 @@ def _be_alike(call: Call, verb: str, waits: bool) -> None:
     """
     (landing, count, kind), own = call.recv, call.comm.rank if verb == "all_gather" else 0
     place = landing.reshape(-1)[own * count : (own + 1) * count]
-    is_short = count * kind.Get_size() <= _SHORT
+    is_short = count * kind.Get_size() <= BACKGROUND_COPIED
     if verb == "all_gather" or (verb == "all_reduce" and (waits or is_short)):
         if call.send is not MPI.IN_PLACE:
             _copy_first(call, place, call.send[0].reshape(-1))

@@ -30,6 +30,16 @@ from contextlib import suppress
 from itertools import count, pairwise, repeat
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import (
+    RENDEZVOUS_AGAIN,
+    RENDEZVOUS_CHECK_S,
+    RENDEZVOUS_LOOKS,
+    RENDEZVOUS_LOOKS_CROWDED,
+    RENDEZVOUS_PATIENCE_S,
+    RENDEZVOUS_SENDER_LOOKS,
+    RENDEZVOUS_SLEEP_S,
+    RENDEZVOUS_TRIES,
+)
 from ..core.request import abandon
 from ..errors import PeerFailedError, where
 from ..node.arrival_flags import is_wanted
@@ -55,21 +65,14 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["LEAST", "MOST_BOTH", "Handover"]
+__all__ = ["Handover"]
 
-LEAST = 8 << 10  # bytes of a message; below, MPI is as quick,
-MOST_BOTH = 512 << 10  # and above, where both send at once: MPI copies them once only
 _PIECE = range(32 << 10, 128 << 10)  # bytes of a quarter; a core's cache holds them beside their source
 _POST, _SERIAL, _TAG, _CLAIM, _HERE = range(5)
 # A post: how many messages the receiver has had, from whom it wants one, and its bytes.
 _COUNT, _SOURCE, _POSTED = 44, 24, 1 << 23  # bits from which, and one that no other word has
 _COUNTS, _RANKS = (1 << 18) - 1, 1 << 20
 _DONE, _SPOILT = 8, 255  # bits of HERE for the number of pieces that have come, and what stands there instead
-_LOOKS = 30  # at the notes, between two looks whether MPI has a message
-_WAITS = 200  # looks of a sender at a post that is not there yet
-_FEW = 4  # of either where ranks are more than cores
-_TRIES = 4  # in vain, until that is left,
-_AGAIN = 31  # but for one message of so many and one
 # From so many bytes a copy tells how near the receiver's core is. Far from it, on a virtual Zen 4 whose two
 # cores were moved about, MPI took 0.2 to 0.4 of the time for an array that was sent again as it was, and 1.0
 # to 1.2 of it for one just written; near it 0.6 to 1.8 and 1.0 to 1.7 (benchmarks/far.py, Open MPI).
@@ -78,9 +81,6 @@ _NEAR = 4.0  # bytes a nanosecond, at least, where copying twice is worth it: be
 _SLOW = 8  # copies in a row below that, until such messages are left to MPI,
 _SELDOM = 127  # but for one of so many and one; each that is slow, too, doubles these,
 _RARELY = 1023  # up to so many and one
-_PATIENCE_S = 1e-3  # of waiting, then MPI waits
-_SLEEP_S = 1e-4
-_CHECK_S = 0.2  # between two looks whether the sender has ended
 _KEPT = 256  # lengths of messages
 _FAR = 1 << 62  # below 0 whatever is added: messages of a rank that is not near
 
@@ -122,15 +122,15 @@ class Handover:
         self.pending = 0
         self.most = landing_bytes(shelves.slot)
         self._serial = 0
-        self._trust = _Near(dict.fromkeys(notes, _TRIES), 0)  # as a receiver,
+        self._trust = _Near(dict.fromkeys(notes, RENDEZVOUS_TRIES), 0)  # as a receiver,
         self._hope = _Near(self._trust, 0)  # and as a sender
         self._slow = _Near(dict.fromkeys(notes, 0), 0)  # how many of the last to each were copied slowly,
         self._seldom = _Near({}, _SELDOM)  # and of how many one is tried, where many were
         self._parts: dict[tuple[int, int, Any], Parts] = {}
         self._fence = threading.Lock()
         self._is_crowded = board.is_crowded
-        self._looks = range(_FEW if board.is_crowded else _LOOKS)
-        self._waits = range(_FEW if board.is_crowded else _WAITS)
+        self._looks = range(RENDEZVOUS_LOOKS_CROWDED if board.is_crowded else RENDEZVOUS_LOOKS)
+        self._waits = range(RENDEZVOUS_LOOKS_CROWDED if board.is_crowded else RENDEZVOUS_SENDER_LOOKS)
         self._any_tag = MPI.ANY_TAG
 
     @classmethod
@@ -152,7 +152,7 @@ class Handover:
         words = self._notes[dest]
         post = (number & _COUNTS) << _COUNT | self._here | nbytes
         if words[_POST] != post:
-            if not self._hope[dest] and number & _AGAIN:
+            if not self._hope[dest] and number & RENDEZVOUS_AGAIN:
                 return False
             for _ in self._waits:
                 if words[_POST] == post:
@@ -181,7 +181,7 @@ class Handover:
         except BaseException:  # Ctrl-C: the receiver must not wait for ever
             words[_HERE] = serial << _DONE | _SPOILT
             raise
-        self._hope[dest] = _TRIES
+        self._hope[dest] = RENDEZVOUS_TRIES
         if tells:
             self._weigh(dest, nbytes < _NEAR * (time.perf_counter_ns() - begin))
         return True
@@ -198,7 +198,7 @@ class Handover:
             PeerFailedError: its sender was stopped, or ended, while it copied.
         """
         number = self.received[source]
-        if self.pending or (not self._trust[source] and (number < 0 or number & _AGAIN)):
+        if self.pending or (not self._trust[source] and (number < 0 or number & RENDEZVOUS_AGAIN)):
             return False
         if not _landing.acquire(False):  # another thread waits
             return False
@@ -230,7 +230,7 @@ class Handover:
                         self._wait(source, (serial << _DONE) + len(parts))
                 raise
             words[_POST] = 0
-            self._trust[source] = _TRIES
+            self._trust[source] = RENDEZVOUS_TRIES
             self.received[source] = number + 1
             return True
         finally:
@@ -326,7 +326,7 @@ class Handover:
                     return True
             now = time.monotonic()
             begin = begin or now
-            if now - begin > _PATIENCE_S:
+            if now - begin > RENDEZVOUS_PATIENCE_S:
                 return not self._withdraw(source, serial)
             if self._is_crowded:
                 os.sched_yield()
@@ -351,11 +351,11 @@ class Handover:
         begin = looked = time.monotonic()
         while words[_HERE] < here and not (backed_out and words[_CLAIM] == backed_out):
             now = time.monotonic()
-            if now - begin < _PATIENCE_S:
+            if now - begin < RENDEZVOUS_PATIENCE_S:
                 os.sched_yield()
                 continue
-            time.sleep(_SLEEP_S)
-            if now - looked > _CHECK_S:
+            time.sleep(RENDEZVOUS_SLEEP_S)
+            if now - looked > RENDEZVOUS_CHECK_S:
                 looked = now
                 if self._comm.node_regions[source].gone and words[_HERE] < here:
                     raise _stopped(self._comm, source)

@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core import buffer, dtypes, reduction
+from ..core.limits import HALVES_BY_BLOCKS
 from ..core.operation import Call
 from ..core.signature import head
 from ..core.verbs import (
@@ -47,7 +48,6 @@ _MOVES_FOR_FOLD = {
     "exscan": "all_gather",
     "reduce_scatter": "all_to_all",
 }
-_HALVES_BY_BLOCKS = 16 * 1024  # bytes from which half types travel as halves: see _fold_blocks
 
 
 def compose(
@@ -457,7 +457,7 @@ def _check_fold(comm: Comm, verb: str, fold: Reduction, made: Any, send: Buffer,
 
 def _worth_blocks(comm: Comm, send: Buffer, fold: Reduction) -> bool:
     return (
-        send.nbytes >= _HALVES_BY_BLOCKS
+        send.nbytes >= HALVES_BY_BLOCKS
         and 1 < comm.size <= 64
         and not comm.is_inter
         and fold.op.factor is None

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import PROGRESS_LOOK_S, PROGRESS_POLLS
 from ..core.request import Request, Stages, deadline, has_rounds, move_rounds, on_rounds
 from ..errors import WaitTimeoutError, is_ours
 
@@ -32,8 +33,6 @@ _under_way: list[StreamRequest | Moving] = []
 _work = threading.Event()
 _thread: list[threading.Thread] = []
 _others: list[tuple[list[Any], Callable[[], None]]] = []  # what else goes in rounds, and how to move it on
-_LOOK_S = 5e-4  # between two looks whether anybody waits
-_PATIENCE = 200  # polls without a pause
 
 
 class StreamRequest(Request):
@@ -224,7 +223,7 @@ def _pauses() -> Callable[[], None]:
     def pause() -> None:
         nonlocal polls
         polls += 1
-        time.sleep(0.0 if polls < _PATIENCE else min(2e-6 * (polls - _PATIENCE), 5e-4))
+        time.sleep(0.0 if polls < PROGRESS_POLLS else min(2e-6 * (polls - PROGRESS_POLLS), 5e-4))
 
     return pause
 
@@ -275,7 +274,7 @@ def _run() -> None:
         if waits or _under_way:
             pause()
         else:
-            time.sleep(_LOOK_S)
+            time.sleep(PROGRESS_LOOK_S)
             pause = _pauses()
 
 

@@ -192,7 +192,7 @@ def test_ranks_that_disagree_about_a_large_call_all_say_so(comm: hpcomm.Communic
 def test_an_arena_too_small_for_a_schedule_is_told_to_all(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workspace, "ARENA", 8)
+    monkeypatch.setattr(workspace, "WORKSPACE", 8)
     if comm.size > 1:
         with pytest.raises(hpcomm.UsageError, match="is too small for"):
             comm.all_to_all(given(LARGE, comm.rank, comm.size), algorithm=LAST["all_to_all"])
@@ -215,7 +215,7 @@ def test_every_edge_of_an_algorithm_is_needed(
     """As on the other paths (test_devices.py): copies down, the schedule, and up again."""
     if comm.size != 3:
         pytest.skip("three ranks have all edges")
-    monkeypatch.setattr(host_copy, "PIECE", 512)
+    monkeypatch.setattr(host_copy, "HOST_COPY_PIECE", 512)
     noted = driver.watching(SimpleNamespace(Send=lambda memory: memory, Recv=lambda memory: memory))
     for end, touches in ((DeviceSource, noted.Send), (DeviceSink, noted.Recv)):  # what numpy copies, too
         columns = end.columns

@@ -40,11 +40,11 @@ def path() -> str:
 @pytest.fixture
 def comm(device: model.Model, monkeypatch: pytest.MonkeyPatch, path: str) -> Iterator[hpcomm.Communicator]:
     """A communicator whose ranks have a device; afterwards nothing that ran may have been a race."""
-    monkeypatch.setattr(dispatch, "EAGER", 1024)
-    monkeypatch.setattr(pipeline, "PIECE", 512)
-    monkeypatch.setattr(workspace, "ARENA", 4096)
-    monkeypatch.setattr(ipc, "SLOT", 512)
-    monkeypatch.setattr(ipc, "DIRECT", 4 * DIRECT)
+    monkeypatch.setattr(dispatch, "DEVICE_EAGER", 1024)
+    monkeypatch.setattr(pipeline, "PIPELINE_PIECE", 512)
+    monkeypatch.setattr(workspace, "WORKSPACE", 4096)
+    monkeypatch.setattr(ipc, "IPC_SLOT", 512)
+    monkeypatch.setattr(ipc, "IPC_DIRECT", 4 * DIRECT)
     monkeypatch.setenv("HPCOMM_GPU", path)
     driver.install(device)
     device.order.forget()
@@ -671,7 +671,7 @@ def test_objects_with_and_without_arrays_on_devices_take_turns(
     """With the sizes of real use: what travels with the object is copied while its receiver opens it."""
     assert type(pickling.encode([given(SMALL, 0)])) is payload.Laden
     assert type(pickling.encode([values(SMALL, 0)])) is payload.Parcel
-    monkeypatch.setattr(dispatch, "EAGER", 1 << 20)
+    monkeypatch.setattr(dispatch, "DEVICE_EAGER", 1 << 20)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     with hpcomm.Communicator(MPI.COMM_WORLD) as usual:
         for n in (200_000, 3, 260_000, 200_000):
@@ -1102,7 +1102,7 @@ def test_a_message_that_is_no_card_is_not_written_behind_one(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Open MPI would write all of it there, into memory of others."""
-    monkeypatch.setattr(dispatch, "EAGER", 1 << 20)
+    monkeypatch.setattr(dispatch, "DEVICE_EAGER", 1 << 20)
     dupe = comm.dup()
     if dupe.rank == 0:
         dupe.isend(np.ones(1 << 16), 1).wait()

@@ -18,11 +18,12 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
+from hpcomm.core.limits import RENDEZVOUS_LEAST, RENDEZVOUS_MOST_BOTH
 from hpcomm.node import segment
 from hpcomm.node.arrival_flags import is_wanted
 from hpcomm.node.segment import _cores
 from hpcomm.transport import node_messages
-from hpcomm.transport.node_messages import LEAST, Handover
+from hpcomm.transport.node_messages import Handover
 
 pytestmark = pytest.mark.skipif(
     MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
@@ -58,7 +59,7 @@ def comm(request: Any) -> Iterator[hpcomm.Communicator]:
 @pytest.fixture
 def patient(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both wait as long as it takes, so nothing depends on who comes first; and no copy is slow."""
-    monkeypatch.setattr(node_messages, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(node_messages, "RENDEZVOUS_PATIENCE_S", 30.0)
     monkeypatch.setattr(node_messages, "_NEAR", 0.0)
     comm.node_messages._waits = range(20_000_000)
 
@@ -68,9 +69,9 @@ def patient(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_messages_of_all_lengths_arrive(comm: Any, patient: None, seen: Any, form: Any) -> None:
     most = comm.node_messages.most
     lengths = (
-        LEAST - 8,
-        LEAST,
-        LEAST + 8,
+        RENDEZVOUS_LEAST - 8,
+        RENDEZVOUS_LEAST,
+        RENDEZVOUS_LEAST + 8,
         100_000,
         node_messages._PIECE.stop,
         node_messages._PIECE.stop + 8,
@@ -138,7 +139,7 @@ def test_elements_of_all_types_and_shapes(comm: Any, patient: None, seen: Any, d
 
 def test_a_message_does_not_overtake_those_before_it(comm: Any, patient: None, seen: Any) -> None:
     """One by MPI is under way while its receiver waits for the next: that goes by MPI too."""
-    few, many = np.zeros(LEAST // 8), np.ones(LEAST // 8)
+    few, many = np.zeros(RENDEZVOUS_LEAST // 8), np.ones(RENDEZVOUS_LEAST // 8)
     hand = comm.node_messages
     if comm.rank == 0:
         hand._waits = range(100)
@@ -153,8 +154,8 @@ def test_a_message_does_not_overtake_those_before_it(comm: Any, patient: None, s
             comm.barrier()
             if comm.rank != 1:
                 continue
-            first = comm.irecv(np.empty(LEAST // 8), 0) if kind == 0 else None
-            y = [comm.recv(np.empty(LEAST // 8), 0) for _ in range(2 - (first is not None))]
+            first = comm.irecv(np.empty(RENDEZVOUS_LEAST // 8), 0) if kind == 0 else None
+            y = [comm.recv(np.empty(RENDEZVOUS_LEAST // 8), 0) for _ in range(2 - (first is not None))]
             y = [first.wait(), *y] if first is not None else y
             assert [each[0] for each in y] == [0.0, 1.0], kind
 
@@ -187,7 +188,7 @@ def test_after_messages_in_the_background_others_are_handed_over(comm: Any, pati
 
 def test_what_mpi4py_sends_underneath_is_not_overtaken(comm: Any, patient: None, seen: Any) -> None:
     """The receiver waits, and does not look for MPI's messages as yet."""
-    x = np.arange(LEAST / 8)
+    x = np.arange(RENDEZVOUS_LEAST / 8)
     comm.node_messages._looks = range(500_000)
     comm.barrier()
     if comm.rank == 0:
@@ -202,7 +203,7 @@ def test_what_mpi4py_sends_underneath_is_not_overtaken(comm: Any, patient: None,
 
 
 def test_what_mpi4py_waits_for_underneath_gets_its_message(comm: Any, patient: None, seen: Any) -> None:
-    x = np.arange(LEAST / 8)
+    x = np.arange(RENDEZVOUS_LEAST / 8)
     if comm.rank == 1:
         first = np.empty_like(x)
         request = comm.mpi.Irecv(first, 0)
@@ -302,7 +303,7 @@ def lose_patience(hand: Handover, monkeypatch: pytest.MonkeyPatch, when: Callabl
     class Looks:
         def __iter__(self) -> Iterator[int]:
             if when():
-                monkeypatch.setattr(node_messages, "_PATIENCE_S", -1.0)
+                monkeypatch.setattr(node_messages, "RENDEZVOUS_PATIENCE_S", -1.0)
             return iter(range(3))
 
     monkeypatch.setattr(hand, "_looks", Looks())
@@ -482,8 +483,8 @@ def test_the_user_can_leave_messages_to_mpi(monkeypatch: pytest.MonkeyPatch) -> 
 def test_ranks_that_exchange_hand_over_both_messages(comm: Any, patient: None, seen: Any, form: Any) -> None:
     if comm.rank > 1:
         return
-    other, most = 1 - comm.rank, node_messages.MOST_BOTH
-    lengths = [LEAST - 8, LEAST, 50_000, most, most + 8]
+    other, most = 1 - comm.rank, RENDEZVOUS_MOST_BOTH
+    lengths = [RENDEZVOUS_LEAST - 8, RENDEZVOUS_LEAST, 50_000, most, most + 8]
     for turn, nbytes in enumerate(lengths):
         there = lengths[(turn + 1) % 5] if turn in (1, 3) else nbytes  # what they send may differ in length
         mine, theirs = (nbytes, there) if comm.rank == 0 else (there, nbytes)
@@ -579,20 +580,20 @@ def test_a_sender_waits_in_vain_only_now_and_then(comm: Any, seen: Any) -> None:
                 return iter(())
 
         comm.node_messages._waits = Waits()
-    for _ in range(3 * (node_messages._AGAIN + 1)):
+    for _ in range(3 * (node_messages.RENDEZVOUS_AGAIN + 1)):
         if comm.rank == 0:
-            comm.send(np.ones(LEAST), 1)
+            comm.send(np.ones(RENDEZVOUS_LEAST), 1)
         elif comm.rank == 1:
-            comm.irecv(np.empty(LEAST), 0).wait()
-    assert comm.rank > 0 or len(waited) == node_messages._TRIES + 2
+            comm.irecv(np.empty(RENDEZVOUS_LEAST), 0).wait()
+    assert comm.rank > 0 or len(waited) == node_messages.RENDEZVOUS_TRIES + 2
 
 
 @pytest.mark.parametrize("comm", ["light", "off"], indirect=True)
 def test_a_random_program(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of all exchange messages of all kinds, in every way to send and to receive, and come late."""
-    monkeypatch.setattr(node_messages, "_TRIES", 1 << 30)
+    monkeypatch.setattr(node_messages, "RENDEZVOUS_TRIES", 1 << 30)
     plan, own = random.Random(7), random.Random(comm.rank)
-    lengths = (2, 1000, LEAST // 8 - 1, LEAST // 8, 5000, 20_000, 60_000)
+    lengths = (2, 1000, RENDEZVOUS_LEAST // 8 - 1, RENDEZVOUS_LEAST // 8, 5000, 20_000, 60_000)
     for turn in range(60):
         a, b = plan.sample(range(comm.size), 2)
         messages = [
@@ -635,7 +636,7 @@ def test_cores_are_counted_for_all_ranks_together(comm: Any) -> None:
     assert board is not None
     everyone = set().union(*comm.all_gather_object(own))
     assert board.is_crowded == (comm.size > len(everyone))
-    assert (len(comm.node_messages._looks) == node_messages._FEW) == board.is_crowded
+    assert (len(comm.node_messages._looks) == node_messages.RENDEZVOUS_LOOKS_CROWDED) == board.is_crowded
     os.sched_setaffinity(0, {sorted(everyone)[comm.rank % len(everyone)]})
     try:
         assert _cores(MPI.COMM_WORLD) == min(comm.size, len(everyone))

@@ -39,7 +39,7 @@ def way(request: Any, comm: Any, monkeypatch: pytest.MonkeyPatch) -> str:
         raise OSError("no space")
 
     if request.param == "too long for it":
-        monkeypatch.setattr(negotiation, "MOST", 0)
+        monkeypatch.setattr(negotiation, "SLOT_MOST", 0)
     elif request.param != "memory" and comm.rank == 0:
         monkeypatch.setattr(negotiation, "Outbox", full)
         monkeypatch.setattr(negotiation, "inbox", lambda card: None)

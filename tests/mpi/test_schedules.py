@@ -147,7 +147,7 @@ def test_long_all_reduces_that_work_in_out_meet_those_that_cannot(
 ) -> None:
     """Ranks whose `out` lies scattered, is that of torch, or is x itself; with others under way meanwhile."""
     comm = own_comm
-    monkeypatch.setattr(schedule_transport, "_LONG", 1 << 10)
+    monkeypatch.setattr(schedule_transport, "SCHEDULE_IN_OUT", 1 << 10)
     for n in (300 * comm.size, 5000):
         x = given("all_reduce", comm.rank, comm.size, n)
         parts = [given("all_reduce", r, comm.size, n) for r in range(comm.size)]
@@ -219,7 +219,7 @@ def test_messages_beyond_2_gib_travel_in_pieces_that_mpi_can_count() -> None:
 
 
 def test_the_executor_cuts_x_as_the_simulator_does(own_comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_transport, "_LONG", 1 << 40)  # so that executors are kept, to be looked at
+    monkeypatch.setattr(schedule_transport, "SCHEDULE_IN_OUT", 1 << 40)  # executors are kept, to be looked at
     from hpcomm.machine import machine
     from hpcomm.simulate import predict
 

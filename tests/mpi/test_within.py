@@ -212,7 +212,7 @@ def test_a_place_is_not_laid_on_while_somebody_reads_from_it(comm: Any) -> None:
 def test_a_flag_of_long_ago_is_not_taken_for_todays(comm: Any) -> None:
     """Long all-reduces have a second flag; so many others lie between that its number comes again."""
     x, few = np.ones(100_000, np.float32), np.ones(2000, np.float32)
-    steps_of_one = -(-x.nbytes // node_collectives._PIECE)
+    steps_of_one = -(-x.nbytes // node_collectives.NODE_PIECE)
     for turn in range(1, 4):
         if comm.rank == turn % comm.size:
             time.sleep(0.02)
@@ -250,7 +250,7 @@ def test_where_memory_is_short_mpi_carries_the_calls(
     comm: Any, gone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if comm.rank == 0:  # on one rank, so on all
-        monkeypatch.setattr(node_collectives, "_ALL", node_collectives._taken + 300_000)
+        monkeypatch.setattr(node_collectives, "NODE_MEMORY", node_collectives._taken + 300_000)
     x = np.ones(5000)
     assert comm.all_reduce(x)[0] == comm.size
     assert gone == ["all_reduce"]
@@ -262,7 +262,7 @@ def test_where_memory_is_short_mpi_carries_the_calls(
 
 
 def test_where_memory_is_short_small_calls_stay(gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_collectives, "_ALL", 0)
+    monkeypatch.setattr(node_collectives, "NODE_MEMORY", 0)
     with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
         for _ in range(3):
             assert comm.all_reduce(np.ones(5000))[-1] == comm.size
@@ -284,7 +284,7 @@ def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
         with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
             comm.all_reduce(np.ones(5000))
             comm.all_reduce(np.ones(100_000))
-            assert node_collectives._taken == before + cells.table_bytes(node_collectives._PIECE)
+            assert node_collectives._taken == before + cells.table_bytes(node_collectives.NODE_PIECE)
         assert node_collectives._taken == before
 
 

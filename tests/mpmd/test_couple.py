@@ -116,7 +116,7 @@ from hpcomm.transport.device import dispatch as onboard
 from hpcomm.device import driver, model, order
 from hpcomm.transport.device import ipc
 from hpcomm.transport.device.device_messages import Messages
-onboard.EAGER, ipc.DIRECT = LIMIT, 200
+onboard.EAGER, ipc.IPC_DIRECT = LIMIT, 200
 note, paths = Messages._note, set()
 
 def noting(messages, call, way, answer):

@@ -8,9 +8,10 @@ import threading
 import numpy as np
 import pytest
 
+from hpcomm.core.limits import BLOCK_LEAST
 from hpcomm.errors import PeerFailedError
 from hpcomm.node import blocks
-from hpcomm.node.blocks import LEAST, SLOTS, Shelves, shelf_bytes, slot_bytes
+from hpcomm.node.blocks import SLOTS, Shelves, shelf_bytes, slot_bytes
 
 SLOT = 1 << 20
 
@@ -25,7 +26,7 @@ def two(tmp_path):
     os.close(file)
 
 
-def block(value, nbytes=LEAST, line=0):
+def block(value, nbytes=BLOCK_LEAST, line=0):
     """Bytes of one value that begin so far from the beginning of a cache line."""
     room = np.empty(nbytes + 128, np.uint8)
     room = room[(line - room.ctypes.data) % 64 :][:nbytes]
@@ -43,7 +44,7 @@ def put(shelves, what):
 def test_a_block_arrives_and_its_slot_serves_again_when_nobody_looks_at_it(two):
     mine, theirs = two
     number = put(mine, block(7))
-    got = theirs.take(0, number, LEAST)
+    got = theirs.take(0, number, BLOCK_LEAST)
     part = np.frombuffer(got, np.uint8)[100:200].view(np.uint16)
     del got
     assert put(mine, block(8)) != number
@@ -56,7 +57,7 @@ def test_a_block_arrives_and_its_slot_serves_again_when_nobody_looks_at_it(two):
 def test_a_read_only_look_holds_the_slot_too(two):
     mine, theirs = two
     number = put(mine, block(7))
-    seen = memoryview(theirs.take(0, number, LEAST)).toreadonly()
+    seen = memoryview(theirs.take(0, number, BLOCK_LEAST)).toreadonly()
     assert put(mine, block(8)) != number
     assert set(seen) == {7}
 
@@ -64,8 +65,8 @@ def test_a_read_only_look_holds_the_slot_too(two):
 def test_both_ranks_fill_their_own_shelf(two):
     one, other = two
     assert (put(one, block(1)), put(other, block(2))) == (0, 0)
-    assert set(other.take(0, 0, LEAST)) == {1}
-    assert set(one.take(1, 0, LEAST)) == {2}
+    assert set(other.take(0, 0, BLOCK_LEAST)) == {1}
+    assert set(one.take(1, 0, BLOCK_LEAST)) == {2}
 
 
 def test_there_are_so_many_slots_and_a_block_must_fit(two, monkeypatch):
@@ -104,7 +105,7 @@ def test_without_memory_behind_it_a_slot_is_not_used(two, monkeypatch):
 
 def test_what_a_child_looks_at_too_is_never_given_back(two):
     mine, theirs = two
-    got = theirs.take(0, put(mine, block(7)), LEAST)
+    got = theirs.take(0, put(mine, block(7)), BLOCK_LEAST)
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -117,7 +118,7 @@ def test_what_a_child_looks_at_too_is_never_given_back(two):
 def test_a_borrower_waits_until_a_slot_is_filled(two):
     mine, theirs = two
     number = mine.lend(block(7))
-    got = theirs.take(0, number, LEAST)
+    got = theirs.take(0, number, BLOCK_LEAST)
     later = threading.Timer(0.05, mine.fill, (number, block(7)))
     later.start()
     theirs.wait(0, number)
@@ -128,7 +129,7 @@ def test_a_borrower_waits_until_a_slot_is_filled(two):
 def test_who_is_stopped_while_filling_a_slot_says_so(two, monkeypatch):
     mine, theirs = two
     number = mine.lend(block(7))
-    theirs.take(0, number, LEAST)
+    theirs.take(0, number, BLOCK_LEAST)
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -145,7 +146,7 @@ def test_nobody_waits_for_a_slot_whose_owner_has_ended(two, monkeypatch):
     mine, theirs = two
     number = mine.lend(block(7))
     monkeypatch.setattr(theirs, "_gone", lambda owner: owner == 0)
-    monkeypatch.setattr("hpcomm.node.blocks._CHECK_S", 0.0)
+    monkeypatch.setattr("hpcomm.node.blocks.BLOCK_CHECK_S", 0.0)
     with pytest.raises(PeerFailedError):
         theirs.wait(0, number)
 
@@ -153,7 +154,7 @@ def test_nobody_waits_for_a_slot_whose_owner_has_ended(two, monkeypatch):
 def test_a_slot_that_is_dropped_before_it_is_full_is_not_lent_again_meanwhile(two):
     mine, theirs = two
     number = mine.lend(block(7))
-    theirs.take(0, number, LEAST)  # and dropped at once
+    theirs.take(0, number, BLOCK_LEAST)  # and dropped at once
     gc.collect()
     assert mine.lend(block(7)) != number
 

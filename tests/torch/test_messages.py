@@ -38,7 +38,7 @@ def test_messages_both_ways_at_once_do_not_wait_for_each_other(rank: int, size: 
 
 
 def test_a_message_that_has_come_unseen_has_a_future(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_POLL_S", 0.5)  # nobody looks meanwhile
+    monkeypatch.setattr(worker, "WORKER_POLL_S", 0.5)  # nobody looks meanwhile
     if rank == 1:
         work = dist.irecv(x := torch.zeros(2), 0)
         assert work is not None

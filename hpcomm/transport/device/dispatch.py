@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ...core.buffer import DeviceBuffer
+from ...core.limits import DEVICE_EAGER
 from ...core.operation import Call
 from ...core.signature import describe, marked, signature
 from ...core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS
@@ -47,9 +48,8 @@ if TYPE_CHECKING:
     from ...core.dtypes import Dtype
     from ...core.request import Stages
 
-__all__ = ["EAGER", "Onboard"]
+__all__ = ["Onboard"]
 
-EAGER = 1 << 20  # bytes of a rank's block up to which a call is one MPI call
 _SAID = 4096  # bytes of what is said about MPI and device memory
 # What each rank says before a large call; what all say is true of the call:
 _DEVICE, _HOST, _FOLDS, _CONVERTS, _MET = 1, 2, 4, 8, 16
@@ -60,7 +60,7 @@ class Onboard:
     """What a communicator has for arrays on devices."""
 
     def __init__(self, comm: Comm, gpu: str | None = None) -> None:
-        self.eager = EAGER
+        self.eager = DEVICE_EAGER
         self._between = comm.is_inter  # groups, which cannot meet: collectives of any size are one MPI call
         self.forced = _forced(comm, gpu)
         self.plain = watching(comm.mpi_handle)

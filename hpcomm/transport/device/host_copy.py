@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core import buffer
+from ...core.limits import HOST_COPY_PIECE
 from .staging import After, DeviceSink, DeviceSource
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from ...core.request import Stages
 
 __all__ = ["Landing", "beside", "down", "from_host", "renewed", "to_host"]
-
-PIECE = 4 << 20  # bytes of pinned memory that a piece takes
 
 
 def to_host(look: DeviceBuffer) -> NDArray[Any]:
@@ -145,5 +144,5 @@ def from_host(data: NDArray[Any], look: Buffer) -> None:
 
 def _pieces(look: Buffer) -> tuple[int, Iterator[tuple[int, int]]]:
     """Elements of a piece, and where the pieces begin and end."""
-    piece = max(1, min(look.size, PIECE // look.dtype.itemsize))
+    piece = max(1, min(look.size, HOST_COPY_PIECE // look.dtype.itemsize))
     return piece, ((low, min(low + piece, look.size)) for low in range(0, look.size, piece))

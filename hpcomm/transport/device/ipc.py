@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...core.limits import IPC_DIRECT, IPC_SLOT
 from ...errors import TransportError
 from .staging import station
 
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Lane", "Lent", "Offer", "Opened", "Slab", "copies", "lends", "node", "receives", "sends", "slab"]
 
-SLOT = 4 << 20  # bytes of a slot
 SLOTS = 8
 PER_MESSAGE = 2  # slots that a message uses in turn
-DIRECT = 16 << 20  # bytes from which an array is worth opening itself
 _HEAD = 256  # bytes before the slots: the pattern
 _OPENED = 16  # allocations of other processes that stay open
 
@@ -86,15 +85,15 @@ class Slab:
 
     def __init__(self, place: Station) -> None:
         self.device = device = place.device
-        self.base = device.allocate(_HEAD + SLOTS * SLOT)
-        self.slot = SLOT
+        self.base = device.allocate(_HEAD + SLOTS * IPC_SLOT)
+        self.slot = IPC_SLOT
         self.pattern = os.urandom(16)
         self.handle = device.export(self.base)
         self.free: list[Lane] = []
         for i in range(SLOTS):
             ready, done = device.event(interprocess=True), device.event(interprocess=True)
             handles = device.export_event(ready), device.export_event(done)
-            self.free.append(Lane(i, self.base + _HEAD + i * SLOT, ready, done, handles))
+            self.free.append(Lane(i, self.base + _HEAD + i * IPC_SLOT, ready, done, handles))
         host, written = device.pinned(16), device.event(interprocess=True)
         host[:] = np.frombuffer(self.pattern, np.uint8)
         device.copy(self.base, int(host.__array_interface__["data"][0]), 16, place.down)
@@ -110,7 +109,7 @@ class Slab:
     def offer(self, lanes: list[Lane], place: Place, nbytes: int) -> Offer:
         """What the receiver of an array needs to know; the array is as the stream `down` leaves it."""
         device, direct = self.device, None
-        if nbytes >= DIRECT and device.can_export(place.address):
+        if nbytes >= IPC_DIRECT and device.can_export(place.address):
             base, _ = device.range(place.address)
             lane, stream = lanes[0], station(device).down
             if lane.used:  # its events are about to stand for the array: what they stood for comes first

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...core.dtypes import BY_NAME
+from ...core.limits import PIPELINE_PIECE
 from ...device.arrays import Place
 from .. import mpi as transport
 from .staging import DeviceSink, DeviceSource
@@ -15,14 +16,12 @@ if TYPE_CHECKING:
     from ...device.driver import Device
     from .staging import Sink, Source
 
-__all__ = ["PIECE", "cut", "receive_bytes", "receive_pieces", "send_bytes", "send_pieces"]
-
-PIECE = 1 << 20  # bytes of pinned memory a piece takes
+__all__ = ["cut", "receive_bytes", "receive_pieces", "send_bytes", "send_pieces"]
 
 
 def cut(count: int, blocks: int, itemsize: int) -> int:
     """Elements of a block that one piece takes, the same on all ranks."""
-    return max(1, min(count, PIECE // (blocks * itemsize)))
+    return max(1, min(count, PIPELINE_PIECE // (blocks * itemsize)))
 
 
 def send_pieces(

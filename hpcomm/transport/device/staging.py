@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core import buffer
+from ...core.limits import PINNED_KEPT
 from ...errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = [
 ]  # fmt: skip
 
 _LEAST = 4096  # bytes of the smallest slot
-KEPT = 64 << 20  # bytes of pinned memory that a process keeps for later, per device
 
 
 class Reached:
@@ -123,9 +123,10 @@ class Station:
         return _Slot(self.device, size)
 
     def give(self, way: str, slot: _Slot) -> None:
-        """Keep a slot for later, or, beyond KEPT bytes, free it as soon as the device is through with it."""
+        """Keep a slot for later, or, beyond PINNED_KEPT bytes, free it as soon as the device is through
+        with it."""
         nbytes = slot.memory.nbytes
-        if self._kept + nbytes <= KEPT:
+        if self._kept + nbytes <= PINNED_KEPT:
             self._kept += nbytes
             self._free.setdefault((way, nbytes), []).append(slot)
         else:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from ...core.limits import WORKSPACE
 from ...errors import TransportError
 from .ipc import node
 from .staging import Reached, station
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...device.driver import Device
 
-__all__ = ["ARENA", "Arena", "Card", "Peer"]
+__all__ = ["Arena", "Card", "Peer"]
 
-ARENA = 32 << 20  # bytes
 HEAD = 256  # bytes before the working memory: the pattern
 _CARD, _WHY = 768, 160  # bytes of what ranks tell
 _PAIR = struct.Struct("=?64s")  # whether I can open your arena, and the event after which I have read
@@ -68,7 +68,7 @@ class Arena:
         self.device, self.rank, self.size = device, rank, size
         self.station = station(device)
         self.stream = self.station.side
-        self.nbytes = ARENA
+        self.nbytes = WORKSPACE
         self.base = device.allocate(HEAD + self.nbytes)
         self.work = self.base + HEAD
         self.peers = [Peer() for _ in range(size)]

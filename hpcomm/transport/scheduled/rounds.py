@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from ...core.limits import SCHEDULE_RING
 from ...core.verbs import ROOTED
 from ...schedule.rank_program import program
 from ...schedule.registry import build
@@ -32,12 +33,11 @@ __all__ = ["TAGS", "Rounds", "algorithm"]
 
 TAGS = 3  # tags of the channel that rounds use, from 0
 _WORD, _ANSWER, _DATA = range(TAGS)
-_RING = 64 << 10  # bytes for each rank from which a ring is better than a tree (not measured on GPUs)
 
 
 def algorithm(verb: str, p: int, nbytes: int) -> str:
     """The schedule for a verb on blocks of nbytes."""
-    large = nbytes >= p * _RING
+    large = nbytes >= p * SCHEDULE_RING
     return {
         "all_reduce": "ring" if large else "rabenseifner",
         "reduce": "ring_gather" if large else "tree",

@@ -13,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ...core import dtypes, reduction
+from ...core.limits import SCHEDULE_IN_OUT
 from ...core.signature import marked
 from ...core.verbs import GATHERING, ROOT_RECEIVES, ROOTED, SCATTERING
 from ...errors import HpcommError, UsageError
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["by_schedule", "fold_of", "named", "rounds", "schedule_call", "takes_devices", "tuned_for"]
 
-_LONG = 256 << 10  # bytes of x per rank from which all_reduce works in `out`: a copy costs more than requests
 _UFUNCS: dict[str, Any] = {
     "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
     "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
@@ -266,7 +266,7 @@ def _flat(x: Array) -> Array | None:
 
 def _is_long(comm: Comm, nbytes: int) -> bool:
     """Whether all_reduce works in `out` where it can: alike on all ranks, which choose their tags by it."""
-    return nbytes >= _LONG * comm.size
+    return nbytes >= SCHEDULE_IN_OUT * comm.size
 
 
 def tuned_for(call: Call, op: Any = None) -> str | None:

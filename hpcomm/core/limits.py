@@ -1,0 +1,128 @@
+"""Limits of waiting and of sizes: the only file of them. Each section names what chose its numbers.
+
+Numbers are of the machines on which those benchmarks ran; their files are under benchmarks/results/.
+Names in _S are seconds. Limits that a format or MPI sets, such as the largest count, stand where they are
+used.
+"""
+
+from __future__ import annotations
+
+# Waiting in shared memory: look, then yield the core, then sleep.
+# Chosen by benchmarks/overhead.py, on 2 ranks with a core each and on 4 and 8 on two cores.
+FLAG_LOOKS = 300  # looks at a flag before a rank yields its core
+FLAG_YIELDS_CROWDED = 64  # yields before anything else, where ranks are more than cores
+FLAG_YIELDING_S = 1e-3  # of yielding; then it sleeps, a little longer each time
+FLAG_SLEEP_S = 2e-4  # of one sleep at most
+SLOT_LOOKS = 300  # looks at a slot of a halo exchange before a rank yields
+SLOT_LOOKS_CROWDED = 10  # the same, where ranks are more than cores
+SLOT_YIELDING_S = 1e-2  # of yielding
+SLOT_SLEEP_S = 2e-4  # of one sleep at most
+BLOCK_LOOKS = 300  # looks at a block that is being filled
+BLOCK_YIELDING_S = 2e-3  # of yielding
+BLOCK_SLEEP_S = 1e-4  # of one sleep at most
+BLOCK_CHECK_S = 0.5  # between two looks whether the owner of a block has ended
+RENDEZVOUS_LOOKS = 30  # looks at a rendezvous, between two looks whether MPI has a message
+RENDEZVOUS_SENDER_LOOKS = 200  # looks of a sender for a receive that is not posted yet
+RENDEZVOUS_LOOKS_CROWDED = 4  # of either, where ranks are more than cores
+RENDEZVOUS_TRIES = 4  # waits in vain, until a sender leaves that
+RENDEZVOUS_AGAIN = 31  # but for one message of so many and one
+RENDEZVOUS_PATIENCE_S = 1e-3  # of waiting; then MPI waits
+RENDEZVOUS_SLEEP_S = 1e-4  # of one sleep at most
+RENDEZVOUS_CHECK_S = 0.2  # between two looks whether the sender has ended
+GATE_LOOKS = 200  # looks at what another rank posts, some 10 us
+GATE_LOOKS_CROWDED = 50  # the same, where ranks are more than cores
+GATE_SPIN_S = 20e-6  # of looking without pause
+GATE_YIELDING_S = 1e-3  # from when on the core is yielded to whoever wants it
+GATE_NEAR_S = 2e-4  # ranks that come together come so close; a thread in the background does not sleep yet
+GATE_SLEEP_S = 1e-3  # of one sleep at most
+
+# Waiting for MPI in the background.
+# Chosen by benchmarks/overhead.py, rows of requests.
+PROGRESS_LOOK_S = 5e-4  # between two looks whether anybody waits
+PROGRESS_POLLS = 200  # polls without a pause
+REQUEST_PAUSE_S = 1e-5  # of a thread between two looks whether another one has the message
+WORKER_POLL_S = 2e-4  # between looks at messages that nobody waits for
+
+# Who has ended, who is silent: what a person can wait for, and what a look costs the others.
+# Chosen by tests/mpi_jobs/test_deadlines.py, tests/mpi_jobs/test_endings.py; no benchmark.
+WATCHDOG_TICK_S = 0.2  # between looks of the watchdog
+REPORT_S = 60.0  # of waiting in one call, until that is said
+WATCHDOG_GLANCE_S = 5.0  # between looks while all seems well; less where the user waits for less
+WATCHDOG_AFTER_S = 2.0  # that others wait longer, so that one says it
+SILENT_S = 15.0  # after which a host that does not answer is worth a word
+HEARTBEAT_S = 2.0  # between two messages to the next host
+DESCRIPTION_S = 1.0  # that a rank waits for another's description of its call
+GRACE_S = 1.0  # in which the other ranks may end too, when one has failed
+EXIT_S = 3.0  # in which the threads and the exit handlers of a rank that fails may end
+WORK_LOOK_S = 0.05  # between looks of a torch call whether a peer still lives
+NETWORK_TICK_S = 0.25  # between looks at calls of torch that go over the network
+NETWORK_PATIENCE_S = 2.0  # for a call that a rank which has ended may have left in good order
+
+# Collectives within a node: bytes.
+# Chosen by benchmarks/within.py.
+NODE_LEAST = 4 << 10  # of a rank from which on all verbs go this way; below, Open MPI is as quick
+NODE_LEAST_OF_BLOCKS = 16 << 10  # the same, where each rank needs a part only
+NODE_PIECE = 512 << 10  # of a piece, which a core's cache holds beside what it comes from
+NODE_MOVED_PIECE = 256 << 10  # of a piece that is only moved
+NODE_FIRST_CELL = 64 << 10  # of a cell at first
+NODE_MEMORY = 64 << 20  # of a rank for all its communicators
+NODE_REDUCE_WHOLE = 128 << 10  # of all ranks up to which each rank reduces everything itself
+TORCH_PIECE = 1 << 20  # of a cell; half of it costs 2 MiB a sixth more, twice it 16 MiB a quarter
+TORCH_MOVED_PIECE = 1 << 18  # of a piece that is only moved
+TORCH_REDUCE_WHOLE = 128 * 1024  # of all ranks up to which each rank reduces everything itself
+TORCH_REDUCE_WHOLE_HALVES = 16 * 1024  # the same of half types
+TORCH_CROWDED = 1 << 20  # from which MPI exchanges blocks in fewer turns where ranks share cores
+
+# Reading another process's memory (process_vm_readv): bytes.
+# Chosen by benchmarks/torch_backends.py.
+READ_LEAST = 1 << 18  # of a call from which that is the shorter way
+READ_LEAST_ALL_REDUCE = (1 << 20) + 1  # the same for all_reduce, which reads twice, and on crowded cores
+READ_PIECE = 1 << 18  # that are read at a time to be reduced, and are then in the cache
+READ_SCRATCH = 1 << 20  # of what is read from all at a time
+
+# Messages within a node: bytes.
+# Chosen by benchmarks/overhead.py, rows of send and recv; benchmarks/guard.py; benchmarks/far.py.
+RENDEZVOUS_LEAST = 8 << 10  # of a message; below, MPI is as quick
+RENDEZVOUS_MOST_BOTH = 512 << 10  # of a message where both send at once; above, MPI copies once only
+GUARD_PROBED = 8 << 10  # from which a message is probed before a blocking receive
+GUARD_LEFT = 64 << 10  # from which other receives are left as they are
+
+# Objects: bytes.
+# Chosen by benchmarks/overhead.py --objects; benchmarks/alignment.py.
+BLOCK_LEAST = 32 << 10  # of an array in an object, from which it goes through a shared block
+BLOCK_COPY = 512 << 10  # copied at a time: 1 MiB goes past a core's own caches
+BLOCK_MEMORY = 2 << 30  # of all blocks of a node, if all are full
+OUT_OF_BAND = 2048  # from which an array is not copied into the pickle
+HEADER = 1024  # of a header in collectives
+EAGER_OBJECT = 32 * 1024  # of an object that travels with its header: it is copied once on either side
+
+# Halos and other planned exchanges: bytes.
+# Chosen by benchmarks/halo.py, benchmarks/redistribute.py.
+SLOT_MOST = 1 << 20  # of a message that goes through a slot
+VIEW_ALONE = 32 << 10  # of a view that is worth a message of its own
+VIEWS_ALONE = 4  # messages that cost less than the handshake before a longer one
+COPIED_BY_PYTHON = 64 << 10  # up to which it matters who copies
+STARTED_ALONE = 8  # requests up to which starting each is quicker than all from a list
+
+# Half types and own schedules: bytes.
+# Chosen by benchmarks/overhead.py; benchmarks/tuned.py.
+HALVES_BY_BLOCKS = 16 * 1024  # from which half types travel as halves, in blocks
+TORCH_HALVES_BY_BLOCKS = 16 * 1024  # the same of tensors
+TORCH_CUT = 8 * 1024 * 1024  # past which MPI would touch a fresh temporary on every call
+TORCH_CUT_PIECE = 4 * 1024 * 1024  # of a piece then
+TORCH_PASSAGE = 2 * 1024 * 1024  # that go through the blocks' algorithm at a time, and stay in cache
+TORCH_LIST_COPIED = 64 * 1024  # up to which tensors of a list are copied into one
+BACKGROUND_COPIED = 64 << 10  # of a call in the background that are copied into place
+SCHEDULE_IN_OUT = 256 << 10  # of x per rank from which all_reduce works in `out`
+SCHEDULE_RING = 64 << 10  # for each rank from which a ring is better than a tree (not measured on GPUs)
+SCHEDULE_PIECE = 256 * 1024  # that one piece of a pipeline should have about
+
+# Device memory: bytes.
+# Chosen by benchmarks/gpu.py.
+DEVICE_EAGER = 1 << 20  # of a rank's block up to which a call is one MPI call
+HOST_COPY_PIECE = 4 << 20  # of pinned memory that a piece takes
+PIPELINE_PIECE = 1 << 20  # of pinned memory that a piece of a message takes
+PINNED_KEPT = 64 << 20  # of pinned memory that a process keeps for later, per device
+IPC_SLOT = 4 << 20  # of a slot of device memory that others open
+IPC_DIRECT = 16 << 20  # from which an array is worth opening itself
+WORKSPACE = 32 << 20  # of device memory for collectives
