@@ -1,4 +1,4 @@
-"""A module that is imported at first use, so that `import hpcomm` starts nothing (numpy alone is 0.1 s)."""
+"""Modules imported at first use, so that `import hpcomm` starts nothing (numpy alone takes 0.1 s)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a thread doing, in hpcomm's words? Read off its stack, so that calls need not note it down."""
+"""Descriptions of running calls, read from a thread's stack, so that calls need not record anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who of another program has ended, where there are too many ranks for each to tell each.
+"""Which ranks of another program have ended, where there are too many ranks for each to tell each.
 
     a rank that ends ── farewell ──> two ranks over there, the notaries
     a rank that waits ── question ──> the notaries among its mates ── who has ended ──> the rank that waits

@@ -1,4 +1,4 @@
-"""A heartbeat between the nodes of a job, so that a host which does not answer can be named.
+"""Heartbeat between the nodes of a job, so that a host which does not answer can be named.
 
 The first rank of each node tells those of the two nodes beside it, in a ring, that it lives, and which hosts
 do not answer as far as it has heard: so the others hear of it, too. Nothing is concluded from silence, since

@@ -1,4 +1,4 @@
-"""Which kinds of elements a rank has sent on a communicator: on the board, for receivers of this node.
+"""Which element types a rank has sent on a communicator, recorded in the node segment for receivers.
 
     kinds of a rank    32 words, by dest | 32 words, by tag | 4 times which, and the first such call
 

@@ -1,4 +1,4 @@
-"""Who of another program has ended: seen on this node's board, or said in a last message.
+"""Which ranks of linked programs have ended: seen in the node segment, or told in a last message.
 
 MPI keeps a rank that has ended in MPI_Finalize, where it says nothing, and leaves those that wait for it
 waiting. So a rank says farewell to the ranks of the linked programs when its Python ends; to two of them if

@@ -1,4 +1,4 @@
-"""The life of a process in a job: MPI comes up at first use, and a failing rank takes the job down.
+"""Life of a process in a job: MPI comes up at first use, and a failing rank ends the job.
 
 MPI leaves the others waiting for ever when one rank dies of an exception. So, from the first use of
 MPI through hpcomm on, a rank that ends by an uncaught exception or SystemExit with a failure says so

@@ -1,4 +1,4 @@
-"""The sentinel: a thread that sleeps, and looks up a few times a second.
+"""Watchdog: a thread that ends or reports a call that cannot complete.
 
 It answers ranks that ask what this one is doing, and ends the job, with a sentence that says why, when
 the main thread sits in a call that cannot complete: a rank that it needs has ended, or made another call;

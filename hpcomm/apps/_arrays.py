@@ -1,4 +1,4 @@
-"""The arrays at hand: every kind this Python has, its dtypes, its layouts, and values to fill them with.
+"""Test arrays: every kind of array this Python has, its dtypes, its layouts, and values to fill them with.
 
 A Kind makes an array of given values and reads one back as plain numpy, without hpcomm.
 """

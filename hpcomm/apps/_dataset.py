@@ -1,4 +1,4 @@
-"""Reading a table of numbers from a file, or the digits that scikit-learn ships."""
+"""Input data: a table of numbers from a file, or the digits that scikit-learn ships."""
 
 from __future__ import annotations
 

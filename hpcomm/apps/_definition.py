@@ -1,4 +1,4 @@
-"""What a reduction is, computed in one process by plain numpy: the measure that all_reduce is held to."""
+"""Reference results: what a reduction is, computed in one process by plain numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arrays of a GPU, if there is one: CuPy's, else torch's, else numpy's, behind the same few words."""
+"""Arrays on a GPU if there is one: CuPy's, else torch's, else numpy's, behind the same few functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The apps' pictures, for which matplotlib is needed."""
+"""Pictures of the apps, for which matplotlib is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the apps print: tables, progress of what lasts longer, and the verdict at the end."""
+"""Output of the apps: tables, progress of what lasts longer, and the verdict at the end."""
 
 from __future__ import annotations
 

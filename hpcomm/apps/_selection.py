@@ -1,4 +1,4 @@
-"""Exact quantiles of numbers spread over the ranks, without bringing them together."""
+"""Exact quantiles of distributed numbers, without bringing them together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ways do arrays take between two ranks of this machine, and how fast is each?
+"""Transfer paths between two ranks of this machine, and how fast each is.
 
     python -m hpcomm run -n 2 python -m hpcomm.apps.gpu_demo [--most BYTES] [--plot FILE.png]
 

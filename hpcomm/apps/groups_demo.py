@@ -1,4 +1,4 @@
-"""Ranks in smaller circles: even and odd, one circle for each node, and a group of one's own choice.
+"""Smaller communicators: even and odd ranks, one for each node, and a group of one's own choice.
 
     python -m hpcomm run -n 4 python -m hpcomm.apps.groups_demo
 

@@ -1,4 +1,4 @@
-"""The channel of blocks that follow cards: one MPI communicator for all that are made of one another.
+"""MPI communicator for payload blocks: one for all communicators that are made of one another.
 
 MPI has room for few communicators (MPICH for 2046). Blocks need none of their own: each comes from a rank
 that is known, under a number that its sender gives to no other block, whichever communicator its card is of.

@@ -1,4 +1,4 @@
-"""The collective verbs. Each call goes down once: lane if there is one, else look, check, agree, transport.
+"""Collective operations: each tries its fast path, then prepares, agrees and runs a Call.
 
 Throughout, p is the number of ranks (on an inter-communicator: of the other group), x and out are
 arrays as in `as_buffer`, and x is left alone unless it is also out. `async_op=True` returns a Request.

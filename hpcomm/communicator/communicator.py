@@ -1,4 +1,4 @@
-"""The Communicator: ranks that can talk.
+"""Communicator: ranks that can talk.
 
 The verbs live in collectives.py, p2p.py, objects.py, ragged.py and persistent.py; here is what makes,
 divides and ends communicators.

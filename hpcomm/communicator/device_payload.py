@@ -1,4 +1,4 @@
-"""Arrays on devices in parcels: inside objects, and as ragged arrays.
+"""Device arrays in payloads: inside objects, and as ragged arrays.
 
     the parcel          description, block, array on a device, block ...
     as it travels       manifest, description, block, label, block ...        then the array, by itself

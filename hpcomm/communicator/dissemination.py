@@ -1,4 +1,4 @@
-"""How what every rank has for all others gets to them: in rounds, each of which doubles what a rank has.
+"""Dissemination in rounds that double: how what every rank has for all others gets to them.
 
     round 0   rank r sends its own              to r-1
     round 1   its own, and that of r+1          to r-2

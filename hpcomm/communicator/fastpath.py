@@ -1,4 +1,4 @@
-"""Fast lanes through the one door.
+"""Fast paths: functions specialised for one operation, operator, array type and dtype.
 
 For the arrays that come a million times (plain, contiguous, of a type MPI knows) a lane is the whole
 call in one function: every check that the careful way makes, on that kind of array, and straight to

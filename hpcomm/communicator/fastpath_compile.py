@@ -1,4 +1,4 @@
-"""How a function is put together as text, of lines and of fragments with names, and compiled.
+"""Compiler of fast paths: source text of lines and named fragments becomes a function.
 
 In a text `@name x, y` stands for the fragment of that name, in which X is x and Y is y, and which may hold
 others; `@call f(x)` for a call of MPI, with what the ranks do around it to agree.

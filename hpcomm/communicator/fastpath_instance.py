@@ -1,4 +1,4 @@
-"""A verb of one communicator with the lane that it took inside: one function, without a look for the lane.
+"""Fast path as a communicator's own method: one function per operation, without a look-up.
 
 What a program calls a million times it mostly calls with arrays of one kind. So who finds a lane leaves the
 communicator a function of its own for that verb: the verb's parameters, a glance whether the array is of that

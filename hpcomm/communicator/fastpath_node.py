@@ -1,4 +1,4 @@
-"""The text of small collectives in lanes, step by step as in collective_steps.py; see fastpath_text.py."""
+"""Source text of small shared-memory collectives in fast paths."""
 
 from __future__ import annotations
 

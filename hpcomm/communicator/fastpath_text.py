@@ -1,4 +1,4 @@
-"""The text of lanes: what each verb does, and how to look at arrays of a kind.
+"""Source text of fast paths: what each operation does, and how to look at arrays of a kind.
 
 A verb is a few lines, in which `@name x, y` stands for a fragment (fastpath_compile.py), such as how to
 look at an

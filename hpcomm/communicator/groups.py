@@ -1,4 +1,4 @@
-"""More communicators, made of one: its parts, its like, and those that join it with others."""
+"""Communicators made of one: split, dup, groups and inter-communicators."""
 
 from __future__ import annotations
 

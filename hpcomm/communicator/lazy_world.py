@@ -1,4 +1,4 @@
-"""hpcomm.world and hpcomm.self_ before their first use: a Communicator that is made when it is looked at.
+"""Lazy hpcomm.world and hpcomm.self_: the Communicator is made when it is first used.
 
 So `from hpcomm import world` starts nothing, and a script that says so at its top can be imported by
 processes that are no ranks, as multiprocessing does. Making changes the class: later looks cost nothing.

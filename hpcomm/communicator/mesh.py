@@ -1,4 +1,4 @@
-"""Named axes over ranks: comm.mesh(dp=2, tp=4).
+"""Meshes: named axes over ranks, comm.mesh(dp=2, tp=4).
 
       tp=0 tp=1 tp=2 tp=3
 dp=0    0    1    2    3       mesh["tp"]: the 4 ranks of this rank's row

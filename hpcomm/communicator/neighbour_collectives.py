@@ -1,4 +1,4 @@
-"""Ranks that know their neighbours, and the verbs between them.
+"""Neighbour collectives on Cartesian and graph communicators.
 
 A Topology is a Communicator. Results of the neighbour verbs stand in the order of `sources`, what goes
 out in that of `destinations`; on a grid that is, axis by axis, the neighbour below and the one above.

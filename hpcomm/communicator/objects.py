@@ -1,4 +1,4 @@
-"""Verbs of Python objects: pickled, but the arrays inside travel straight from and into their memory.
+"""Operations on Python objects: pickled, but arrays inside travel from and into their own memory.
 
 Objects are unpickled by the receiver, so talk only to ranks you trust: those of your own job.
 Two tensors that share storage arrive as two separate tensors.

@@ -1,4 +1,4 @@
-"""Messages from one rank to another.
+"""Point-to-point messages of arrays.
 
 A plain message carries elements and nothing else, so sender and receiver must agree about dtype and
 number; a message shorter or longer than the receiving array is an error, never a half-filled array.

@@ -1,4 +1,4 @@
-"""Parcels: data whose receiver knows nothing about it yet.
+"""Payloads: data whose receiver knows neither type nor size, as a header and memory blocks.
 
 A parcel is a short description and any number of memory blocks. `_object` verbs wrap Python objects
 (the description is a pickle, the blocks are the arrays inside it, never copied into the pickle);

@@ -1,4 +1,4 @@
-"""What verbs of objects and of ragged arrays share: agreement, observers, and errors in hpcomm's words."""
+"""What operations on objects and ragged arrays share: agreement, observers, error texts."""
 
 from __future__ import annotations
 

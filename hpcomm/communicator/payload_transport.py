@@ -1,4 +1,4 @@
-"""How parcels travel: from rank to rank, and in collectives.
+"""Transport of payloads, from rank to rank and in collectives.
 
 First everybody exchanges cards of fixed size. What fits on the card is on it, so that small data
 travel in one round; what does not follows block by block, straight from and into its memory, in

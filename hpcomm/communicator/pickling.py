@@ -1,4 +1,4 @@
-"""Objects as parcels: pickled, but the memory of the arrays inside is left out, to travel by itself.
+"""Pickling with out-of-band memory: arrays inside an object are left out and travel as blocks.
 
 Objects are unpickled by the receiver, so talk only to ranks you trust: those of your own job.
 Two tensors that share storage arrive as two separate tensors.

@@ -1,4 +1,4 @@
-"""Arrays whose shape and dtype the receivers do not know ("dynamic shapes"; MPI's v-variants).
+"""Operations on arrays whose shape and dtype the receivers do not know (MPI's v-variants).
 
 Each rank may bring another shape, dtype and array library; arrays arrive as what was sent: tensors
 as tensors (as numpy arrays where torch is not installed), arrays on devices on the current device of their

@@ -1,4 +1,4 @@
-"""Communicators with a deadline: `comm.timeout = 30`.
+"""Timeouts of blocking operations: `comm.timeout = 30`.
 
 A blocking call of MPI cannot be called back. So on such a communicator a blocking verb is the same call in
 the background, which is waited for and given up after that time. The deed differs, so all ranks set it, or

@@ -1,5 +1,4 @@
-"""Ranks on grids and in graphs: who is whose neighbour, and who sits where. Their verbs:
-neighbour_collectives.py."""
+"""Cartesian and graph topologies: who is whose neighbour, and which rank sits where."""
 
 from __future__ import annotations
 

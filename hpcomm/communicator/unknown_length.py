@@ -1,4 +1,4 @@
-"""Receives that look at a message before they take it: it may have any length, or be another receive's.
+"""Receives of unknown length: they look at a message before they take it.
 
 MPI matches what it was asked to receive in the order in which it was asked. Of receives that know no length
 it knows nothing, so these wait as Arrivals (matching.py), and so does every receive begun after one that

@@ -1,5 +1,1 @@
-"""What one communication is, in words: element types, operators, buffers, signatures, requests.
-
-Imports numpy at most: no MPI, no threads. Begin with operation.py (a Call) and buffer.py
-(an array, looked at once).
-"""
+"""What one operation is: element types, reductions, buffers, signatures, requests. Begin with README.md."""

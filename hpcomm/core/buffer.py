@@ -1,4 +1,4 @@
-"""The door: every array is looked at once, here, and is a numpy view of its own memory from then on.
+"""Buffers: every array is looked at once, here, and is a numpy view of its own memory from then on.
 
 `as_buffer(x)` knows numpy, torch, the buffer protocol, DLPack, `__cuda_array_interface__` and plain numbers;
 nothing behind it knows an array library. A Buffer also knows how to make another array of the same kind, so

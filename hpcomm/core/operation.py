@@ -1,4 +1,4 @@
-"""A call is an object: one communication in words.
+"""Operation descriptor: one communication as an object, a Call.
 
 Verbs make it, the agreement compares its signature, observers look at it, a transport carries it out.
 """

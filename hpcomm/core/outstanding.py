@@ -1,4 +1,4 @@
-"""What was begun on a communicator and may not be over when it is closed.
+"""Registry of outstanding operations of a closed communicator, which is freed after the last of them.
 
 MPI must keep a communicator as long as somebody may still wait for a call on it: to wait afterwards crashes
 in Open MPI. So close() says that it is no longer wanted, and it is freed then or at a later close.

@@ -1,4 +1,4 @@
-"""Who owns which part of an index space: boxes over a mesh, or arbitrary points. Thought only.
+"""Partitions: who owns which part of an index space, boxes over a mesh or arbitrary points. Pure.
 
     Partition((6, 8), {"p": 3}, ("p", None))        Partition((6, 8), {"y": 2, "x": 2}, ("y", "x"))
 

@@ -1,4 +1,4 @@
-"""Reduction operators: which sums make sense on which elements, and how they are done rightly.
+"""Reduction operators: which ones make sense on which element types, and how each is carried out.
 
 An operator on a dtype becomes a Reduction: what is sent instead of x (`up`), which MPI operator
 folds it, and what the folded values become (`down`). Halves travel as float32 and are rounded once;

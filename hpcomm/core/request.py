@@ -1,4 +1,4 @@
-"""A call under way.
+"""Requests: handles of operations under way.
 
 A Request owns the arrays of its call until the call is complete, and gives at the end exactly what
 the blocking form would have returned. Calls of several stages (sizes first, then data) are generators

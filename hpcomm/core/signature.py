@@ -1,4 +1,4 @@
-"""The signature of a collective call: what all ranks must agree about, in one 63-bit number.
+"""Signature of a collective call: what all ranks must agree about, in one 63-bit number.
 
     bits 0-5 verb   6-10 operator   11-18 dtype   19-30 root   31 background   32-62 number of elements
 

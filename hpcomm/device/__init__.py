@@ -1,1 +1,1 @@
-"""Devices: one seam to a driver, CUDA's own and a model of it, and the look at arrays that live there."""
+"""Interface to a GPU driver: CUDA's own and a model of it; device arrays. Begin with README.md."""

@@ -1,4 +1,4 @@
-"""Arrays that lie on a device, whatever library made them: address, layout, stream, and how to make another.
+"""Device arrays of any library: address, layout, current stream, and how to make another.
 
 The current stream is asked for anew each time, because it is the one that is current when a call is made,
 or waited for, whose work must be in order with it.

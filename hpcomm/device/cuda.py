@@ -1,4 +1,4 @@
-"""The seam on CUDA's driver library, by ctypes: no compiler, no toolkit, one way for CuPy and torch.
+"""CUDA's driver library by ctypes: no compiler, no toolkit, one way for CuPy and torch.
 
 Both of them work in the primary context of a device, and so does this. A symbol with a suffix (`_v2`) is
 the version whose signature stands here; a driver of CUDA 12 or 13 keeps all of these for ever, since

@@ -1,4 +1,4 @@
-"""The seam: what hpcomm needs of a device's driver, and which driver this process has.
+"""Driver interface: what hpcomm needs of a device's driver, and which driver this process has.
 
 Addresses, streams and events are numbers, as the driver gives them; any two addresses may be copied
 between, for they are of one address space. Copies and waits are put into streams and return at once.

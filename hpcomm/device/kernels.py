@@ -1,4 +1,4 @@
-"""Elementwise work on device memory, by the kernels of CuPy, of torch or of the model.
+"""Elementwise kernels on device memory, taken from CuPy, torch or the model.
 
 Memory is named by address, so arrays of any library are worked on. Kernels(place) puts work into the stream
 of the `on` that surrounds it, and waits for nothing.

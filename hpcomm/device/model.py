@@ -1,4 +1,4 @@
-"""Arrays on the model of the driver, as a library on top of CUDA has them: made, worked on, read back."""
+"""Arrays on the modelled driver, as a library on top of CUDA has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of the driver, for tests without a GPU: the seam's second implementation.
+"""Modelled driver, for tests without a GPU: the second implementation of the driver interface.
 
 Streams are queues whose work is done as late as the rules allow. Device memory begins as poison and has
 addresses at which the host finds nothing; it lies in a memory file, so that other processes can open it

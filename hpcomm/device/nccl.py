@@ -1,4 +1,4 @@
-"""NCCL's library by ctypes: one that torch or the nvidia-nccl wheel brings, or the machine's own.
+"""NCCL's library by ctypes: torch's, the nvidia-nccl wheel's, or the machine's own.
 
 A Group carries out collectives and messages on device memory, in a stream, for a rank that has a GPU of its
 own.

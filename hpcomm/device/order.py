@@ -1,4 +1,4 @@
-"""What happened before what: vector clocks over hosts, streams and MPI requests, and the races they show.
+"""Race detector: vector clocks over hosts, streams and MPI requests.
 
 An actor is a host, a stream or an MPI request; its clock says how far it knows of each other's past. Two
 accesses to the same bytes, one of them a write, by actors of which neither knew of the other's, are a race,

@@ -1,4 +1,4 @@
-"""How the model of the driver carries work out: streams as queues, events, memory in a file.
+"""Streams, events and memory of the modelled driver.
 
 A stream's work is done as late as the rules allow: when the host, or other work, waits for it.
 """

@@ -1,4 +1,4 @@
-"""A communicator of mpi4py as the model sees it: which pinned memory MPI reads and writes, and until when."""
+"""mpi4py communicator for the modelled driver: it notes which pinned memory MPI uses, and until when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages from memory to memory, planned once: one persistent message for each pair of ranks.
+"""Planned exchanges between fixed places in memory: one persistent message per pair of ranks.
 
 Halos, redistribution and their reverses are all this: places in memory that are sent and places that are
 filled. Several to the same rank, of one array or of many, travel as one message.

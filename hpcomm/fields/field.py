@@ -1,4 +1,4 @@
-"""A Field: one named array spread over ranks, with its partition, its halo and its unit.
+"""Field: one named distributed array, with its partition, its halo and its unit.
 
 T = Field(comm.mesh(y=2, x=2), (512, 512), halo=1, name="T", unit="K")
 T.inner[...] = 300.0

@@ -1,4 +1,4 @@
-"""What the two ends of each message of an exchange agree on, before it is planned.
+"""Capability negotiation: what the two ends of each message of an exchange agree on beforehand.
 
 Each end tells the other what it would have; a message goes a way of its own only if both can.
 """

@@ -1,4 +1,4 @@
-"""What numpy sees of a field: what its rank owns, the whole by sums and means, or an error that says so.
+"""numpy's protocols on fields: a rank's own part, the whole by reductions, or a clear error.
 
 numpy.asarray(field)          this rank's own part
 numpy.sqrt(field), ...        a field in the same partition, element by element; not collective

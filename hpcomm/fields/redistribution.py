@@ -1,4 +1,4 @@
-"""Arrays from one partition into another: rows to columns, other meshes, other ranks.
+"""Redistribution of arrays from one partition to another: rows to columns, other meshes, other ranks.
 
 Every element goes straight from a rank that holds it to those that are to; nothing meets on a root.
 """

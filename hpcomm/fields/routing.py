@@ -1,4 +1,4 @@
-"""Who sends what to whom: one rank's part of a halo exchange or of a redistribution. Thought only.
+"""Routes of halo exchanges and redistributions: one rank's part of who sends what to whom. Pure.
 
 Pieces are regions in global indices; both ends of a message list its pieces in the same order, so that a
 message needs no description.

@@ -1,4 +1,4 @@
-"""Slices of a whole by global index: what a key means, and which part of it a rank holds. Thought only."""
+"""Slices by global index: what a key means, and which part of it a rank holds. Pure."""
 
 from __future__ import annotations
 

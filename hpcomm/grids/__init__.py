@@ -1,1 +1,1 @@
-"""Grids and mappings between them: geometry, weights, and what carries them out. Begin with grid.py."""
+"""Grids and mappings between them: geometry, weights, remapping. Begin with README.md, then grid.py."""

@@ -1,4 +1,4 @@
-"""Where cells meet: intervals, rectangles and convex polygons, on the plane and on the unit sphere."""
+"""Intersections of cells: intervals, rectangles and convex polygons, on the plane and the unit sphere."""
 
 from __future__ import annotations
 

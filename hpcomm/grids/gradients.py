@@ -1,4 +1,4 @@
-"""Gradients of what cells hold, as sums over the cells around them.
+"""Limited gradients of cell values, as sums over the cells around them.
 
 They come from the cells on the other side of each edge, by least squares, and are limited: to the value of a
 cell they add at any of its corners no more than the values around it differ from each other, and where these

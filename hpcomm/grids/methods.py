@@ -1,4 +1,4 @@
-"""Which mapping goes between which kinds of grids. Pure; regrid.py carries mappings out."""
+"""Table of mapping methods: which one goes between which kinds of grids. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one grid to another: sparse weights, each rank holding the rows of its own points.
+"""Mappings between grids: sparse weights, each rank holding the rows of its own points.
 
 mapping         order  conserves  reads from
 nearest         1      no         anything

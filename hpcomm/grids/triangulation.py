@@ -1,4 +1,4 @@
-"""Cells that are not convex, as triangles: what is cut out of what must be convex.
+"""Triangulation of cells that are not convex, as the intersection of cells needs it.
 
 On the sphere a cell is seen from the centre of the sphere on the plane that touches it at the cell's middle:
 there great circles are straight lines.

@@ -1,4 +1,4 @@
-"""A mapping between two grids as it is used, kept and shared out: a sparse matrix. regrid.py computes it."""
+"""Weights: a mapping between two grids as a sparse matrix, applied, kept and distributed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""The life of a rank and of its job: launching, supervising, ending.
-
-Begin with launch.py (`hpcomm run`) or process_role.py (what this process is). Imports errors only.
-"""
+"""Life of a rank and of its job: launching, supervising, ending. Begin with README.md, then launch.py."""

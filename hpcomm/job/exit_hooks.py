@@ -1,4 +1,4 @@
-"""With which status a program that raises SystemExit ends, told when Python itself asks for it.
+"""Exit status of a program that raises SystemExit, told when Python itself asks for it.
 
 Python calls no hook for SystemExit, and the exception is gone when exit handlers run. But before, it reads
 the exception's `code`, from C, with no frame of Python's below. So `SystemExit.code` becomes a property that

@@ -1,4 +1,4 @@
-"""Which MPI is at hand: the library that mpi4py in this Python loads, and the launcher that belongs to it.
+"""MPI installation at hand: the library that mpi4py loads, and the launcher that belongs to it.
 
 Found without loading either. An MPI program under another MPI's launcher does not fail: every rank
 believes that it is alone. So the two must match, and `_mismatch` says so before the job starts.

@@ -1,4 +1,4 @@
-"""The launcher of a job, seen from its ranks: which process it is, on which host, and what it was told.
+"""Launcher of a job, seen from its ranks: which process it is, on which host, and what it was told.
 
     mpirun, on h1 ─┬─ rank 0              Open MPI's launcher is the parent of its host's ranks,
                    └─ ssh ─> prted, on h2 ─── rank 1         elsewhere a daemon of its own is;

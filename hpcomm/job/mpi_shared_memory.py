@@ -1,4 +1,4 @@
-"""MPI's shared memory in /dev/shm, of which killed ranks leave the files: whose they are, which are left.
+"""MPI's own files in /dev/shm that killed ranks leave behind: whose they are, which are left.
 
 MPICH keeps the name of its file until MPI_Finalize. Whose it is shows in the maps of the processes that use
 it, and no longer when they have ended. So `hpcomm run` hears of each new file, and looks at its ranks then.

@@ -1,4 +1,4 @@
-"""What an installation may lack, loaded when it is needed, or refused with what to install."""
+"""Optional packages: loaded when needed, or refused with what to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of an MPI launcher for ranks that somebody else has started: PMI-1, which MPICH speaks.
+"""PMI-1 server: an MPI launcher's part for ranks that somebody else has started, as MPICH speaks it.
 
 A process of its own (main below) gathers the ranks, tells each where the others are, and keeps the keys
 that they exchange while MPI comes up. A connection is nobody's until it has shown that it knows the secret

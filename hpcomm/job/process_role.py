@@ -1,4 +1,4 @@
-"""Whether this process is a rank: not a child of one, and not under the launcher of another MPI.
+"""Role of this process: a rank, a child of one, or under another MPI's launcher.
 
 A child inherits what the launcher told its parent. If it brought MPI up, it would come as the same rank once
 more, and end the job, or wait for ever. So a rank leaves a mark in its environment. And a rank under another

@@ -1,4 +1,4 @@
-"""Look after a job: run its launcher, and leave nothing behind when it is interrupted or its time is up.
+"""Supervision of a job: runs its launcher, and leaves nothing behind when it ends, however it ends.
 
 Killing a launcher is not enough: ranks live in sessions of their own and may outlive it. So every
 process of the job inherits a mark in its environment, and is found again by that. And killed ranks leave

@@ -1,4 +1,4 @@
-"""A job that has been aborted, and whose launcher does not end: this ends the launcher, and says so.
+"""Termination of a launcher that does not end after its job was aborted.
 
 Open MPI's waits for its daemon on each host, also behind a cut cable; and now and then it locks itself up.
 So a rank that aborts leaves this behind, on the launcher's host (over ssh, from another one). MPICH's ends

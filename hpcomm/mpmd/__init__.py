@@ -1,1 +1,1 @@
-"""Several programs in one job: they meet by name, start from a spec, and exchange fields."""
+"""Several programs in one job: handshake, specs, coupled fields, monitors. Begin with README.md."""

@@ -1,4 +1,4 @@
-"""The programs agree on their fields, once: what goes where, through which mapping, by which route."""
+"""Connection of two programs: they agree once what goes where, by which mapping and route."""
 
 from __future__ import annotations
 

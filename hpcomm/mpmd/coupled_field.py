@@ -1,4 +1,4 @@
-"""A field that a program gives or takes: its values on this rank, and which points they are."""
+"""Coupled field: values that a program gives or takes, on this rank, and which points they are."""
 
 from __future__ import annotations
 

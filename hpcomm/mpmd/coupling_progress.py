@@ -1,4 +1,4 @@
-"""How far a program is: its ranks say so to their supervisors, at most once a second."""
+"""Progress reports: ranks tell their supervisors how far they are, at most once a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A deadline for what MPI does without one: planning, making communicators, joining jobs."""
+"""Deadlines for MPI calls that have none: planning, making communicators, joining jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the tables [grid.NAME] and [[field]] of a spec."""
+"""Reader of the tables [grid.NAME] and [[field]] of a spec."""
 
 from __future__ import annotations
 

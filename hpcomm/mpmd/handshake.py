@@ -1,4 +1,4 @@
-"""Who is in this job: the programs meet by name, before anything else is agreed.
+"""Handshake: the programs of a job find each other by name, before anything else is agreed.
 
     rank 1   ─┐                                       ┌─> rank 1
     ...       ├─ lines ─> rank 0, the first ─ roster ─┤   ...

@@ -1,4 +1,4 @@
-"""Two jobs that were started apart become partners: one accepts, the other one connects, by a file.
+"""Connection of two jobs that were started apart: one accepts, the other connects, by a file.
 
     job of the ocean                                     job of the atmosphere
     accept(me, "sea.port")  ── name, MPI, port ──> file  connect(me, "sea.port")

@@ -1,4 +1,4 @@
-"""Joining: a process brings MPI up, meets the other programs of its job, and gets its own world and links."""
+"""Joining: a process brings MPI up, finds the other programs, and gets its own world and links."""
 
 from __future__ import annotations
 

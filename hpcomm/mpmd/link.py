@@ -1,4 +1,4 @@
-"""Two programs joined: an inter-communicator with all verbs, and fields from owner to owner."""
+"""Link: two programs joined by an inter-communicator with all operations, and fields between owners."""
 
 from __future__ import annotations
 

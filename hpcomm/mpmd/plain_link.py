@@ -1,4 +1,4 @@
-"""A link to a program that speaks MPI only. It knows nothing of objects: one would wait for it in vain."""
+"""Link to a program that uses MPI without hpcomm; it has no operations on objects."""
 
 from __future__ import annotations
 

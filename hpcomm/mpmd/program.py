@@ -1,4 +1,4 @@
-"""A program among several in one job: its name, its own world, and the links to the others."""
+"""Program: one among several in a job, with its name, its own world, and links to the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the tables [program.NAME] of a spec."""
+"""Reader of the tables [program.NAME] of a spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program got from others, kept on disk, so that it can run alone again: --record and --only.
+"""Recording of what a program gets from others, so that it can run alone again: --record and --only.
 
 For each rank: ocean.0.heat, what its gets of the field returned, arrays one behind the other;
 ocean.0.heat.npz, the weights of its mapping; ocean.0.verbs, what the verbs of link.comm returned, pickled.

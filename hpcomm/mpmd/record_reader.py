@@ -1,4 +1,4 @@
-"""Reads a job of several programs from a TOML file, and checks it as a whole before anything starts.
+"""Reader of a job of several programs from a TOML file, checked as a whole before anything starts.
 
 docs/mpmd.md shows all keys. Every mistake is a ConfigError that names the line and what to try.
 """

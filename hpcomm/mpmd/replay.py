@@ -1,4 +1,4 @@
-"""A program alone, against what was recorded of its partners: it takes from files, its puts go nowhere."""
+"""Replay: a program runs alone against recorded partners; gets read files, puts go nowhere."""
 
 from __future__ import annotations
 

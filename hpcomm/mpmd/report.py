@@ -1,4 +1,4 @@
-"""Where the time goes in each program, who waits for whom, and what mappings keep."""
+"""Report of a coupled job: where time goes in each program, who waits for whom, what mappings keep."""
 
 from __future__ import annotations
 

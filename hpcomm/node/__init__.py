@@ -1,4 +1,1 @@
-"""What ranks of one node share: a segment of memory, and what goes through it without MPI.
-
-Begin with segment.py (who has which part of the memory), then node_collectives.py. Imports core/ only.
-"""
+"""Ranks of one node: shared memory, and what goes through it without MPI. Begin with README.md."""

@@ -1,4 +1,4 @@
-"""Flags of the ranks of one node, beside which they lay what others read; see node_collectives.py.
+"""Arrival flags: words of shared memory by which ranks of a node say that their data is ready.
 
 A flag is the signature of a call with a number that tells it from the calls before, in one word of shared
 memory. So who has seen it knows two things: that the elements are there, and that the other rank makes the

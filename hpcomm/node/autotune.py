@@ -1,4 +1,4 @@
-"""Whether long calls go by memory of the node or by MPI: the quicker way, found out while a program runs.
+"""Online autotuner: whether long collectives go by shared memory or by MPI, measured at run time.
 
 Which one it is, is a matter of where the ranks' cores lie, which may be on other dies or sockets, and of how
 MPI was built. So a few calls of one kind and about one size are carried out the one way, then a few the

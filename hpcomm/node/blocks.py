@@ -1,4 +1,4 @@
-"""Shelves: memory of a node through which a rank hands large blocks to another, copied once.
+"""Shared block pool: a rank hands large blocks to another rank of its node with one copy.
 
 A message of MPI is copied into memory that the receiver has found for it. Here every rank has a shelf of
 a few slots in memory that all ranks of its node have mapped: to hand over a block it copies it into a free

@@ -1,5 +1,4 @@
-"""Memory of a node in which the ranks of a communicator lay their arrays for each other; see
-node_collectives.py."""
+"""Cells: shared memory into which ranks write their operands for each other's collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does in a step of a collective within a node, verb by verb; see node_collectives.py."""
+"""Steps of shared-memory collectives, operation by operation."""
 
 from __future__ import annotations
 

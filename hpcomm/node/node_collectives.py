@@ -1,4 +1,4 @@
-"""Collectives of ranks of one node through memory that they share.
+"""Collectives between ranks of one node, through shared memory.
 
     table of a rank    two small places of: flag | elements             on the board (segment.py)
                        two large ones of: flag | second flag | elements in a file of /dev/shm without a name

@@ -1,4 +1,4 @@
-"""The board: shared memory of one node on which every rank posts what it is doing.
+"""Node segment: shared memory of one node in which every rank records what it is doing.
 
 Each rank owns one region: whether it has ended, a text it was asked for, and for each of its
 communicators a ring of the signatures of its last calls. Others only read, except that they may ask

@@ -1,4 +1,4 @@
-"""Messages of a planned exchange to ranks of the same node, through memory that both ends have mapped.
+"""Halo slots: messages of a planned exchange between ranks of a node, through shared memory.
 
 The sender copies its views straight to where the receiver reads: two copies, where MPI makes three or drives
 an engine for datatypes. A message has two places, which serve in turn, each behind a word that says whether

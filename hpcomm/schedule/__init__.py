@@ -1,4 +1,1 @@
-"""Algorithms of collectives as pure functions of (size, rank): build, combine, prove, interpret.
-
-Begin with stream.py (the representation), then ring.py or tree.py. Imports no MPI; cost/ prices schedules.
-"""
+"""Collective algorithms as pure functions of (size, rank). Begin with README.md, then stream.py."""

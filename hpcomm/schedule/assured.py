@@ -1,4 +1,4 @@
-"""A named algorithm is proved before anybody carries it out, prices it or draws it.
+"""Proof before use: a named algorithm is proved before it is executed, priced or drawn.
 
 Where its schedule is too large for that, it is proved on a sample of fewer ranks, those that the number of
 ranks comes from by doubling among them, and in fewer chunks.

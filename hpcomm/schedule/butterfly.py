@@ -1,4 +1,4 @@
-"""Butterflies: in each round ranks pair up and exchange; recursive doubling, Rabenseifner, Swing, Bine.
+"""Butterfly algorithms: recursive doubling, Rabenseifner, Swing, Bine.
 
 A butterfly on q = 2^L ranks is a function partner(rank, round). It needs nothing else: who keeps which
 half in a reduce_scatter follows from it (`addresses`). Other sizes fold the surplus ranks in first:

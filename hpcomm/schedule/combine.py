@@ -1,4 +1,4 @@
-"""Schedules out of schedules: in sequence, backwards, renamed, on sub-groups, in more chunks, pipelined."""
+"""Combinators of schedules: in sequence, reversed, renamed, on sub-groups, in more chunks, pipelined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of floating-point numbers without any order: exact, and rounded once.
+"""Order-independent sums of floating-point numbers: exact, and rounded once.
 
 Each number is cut into integers of 40 bits at fixed places below the largest one (which is exact), these
 are summed as integers (exact, too), and their sum is rounded to nearest even. So the result depends on

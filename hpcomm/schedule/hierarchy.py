@@ -1,4 +1,4 @@
-"""Two levels: one algorithm within nodes, another one between them."""
+"""Hierarchical schedules: one algorithm within nodes, another one between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interpreter of schedules: their rows, iteration by iteration, on sets for proofs or on real arrays.
+"""Interpreter of schedules: their rows, iteration by iteration, on sets for proofs or on real arrays.
 
 Within one iteration sends read what was there when it began; receives take effect in the order of the rows.
 """

@@ -1,4 +1,4 @@
-"""Where chunks lie in memory: blocks of count elements, each cut as evenly as can be."""
+"""Layout of chunks in memory: blocks of count elements, each cut as evenly as can be."""
 
 from __future__ import annotations
 

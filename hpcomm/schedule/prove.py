@@ -1,4 +1,4 @@
-"""The proof of a schedule: it is carried out on sets of contributions.
+"""Prover of schedules: a schedule is carried out on sets of contributions.
 
 What a chunk holds is the set of ranks whose x went into it, and where in x it belongs. A contribution that
 would count twice, a chunk sent before it is there, two messages into one chunk, or a wrong end are refused

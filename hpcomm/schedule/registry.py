@@ -1,4 +1,4 @@
-"""The algorithms by name: register("name", verb) makes one known to call, prove, simulate, draw and tune."""
+"""Registry of algorithms by name, for calls, proofs, simulation, drawing and tuning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithms around the circle of ranks: ring, Bruck, circulant, parallel aggregated trees, pairwise.
+"""Ring-like algorithms: ring, Bruck, circulant, parallel aggregated trees, pairwise.
 
 n is the size of x in bytes (all_gather: of the result), p the number of ranks. Each is written as an
 all_gather; backwards it is a reduce_scatter, and both together an all_reduce.

@@ -1,4 +1,4 @@
-"""The representation: a schedule is a few streams, each a row of arrays over the ranks.
+"""Representation of schedules: a few streams of messages, each a row of arrays over the ranks.
 
 A stream is an affine flow of messages. Row i of it says: in its k-th active iteration, rank
 `source[i] + k * march` gives rank `dest[i] + k * hop` some chunks, which are copied into the receiver's

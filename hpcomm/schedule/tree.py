@@ -1,4 +1,4 @@
-"""Trees: binomial, two binary trees at once, and those that spread blocks.
+"""Tree algorithms: binomial, two binary trees at once, and trees that scatter blocks.
 
 Each is written downwards from rank 0, as a broadcast or scatter; backwards it is a reduce or gather, and
 `turn` gives the other roots.

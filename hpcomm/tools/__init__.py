@@ -1,1 +1,1 @@
-"""Commands for people: doctor, tune, fit, draw, sim. Each file is a command; mpi_probe.py serves doctor."""
+"""Commands for people: doctor, tune, fit, draw, sim, prove. Begin with README.md; each file is a command."""

@@ -1,4 +1,4 @@
-"""Calibrate the simulator on this machine: a ping-pong of 2 ranks, and how far off the model then is.
+"""`hpcomm sim --fit`: calibrates the simulator on this machine by a ping-pong of 2 ranks.
 
 `hpcomm sim --fit here.json` starts three jobs: one to measure, two to compare predictions with what ranks
 and sizes that were not measured take. The times of messages are those of the ping-pong, with straight lines

@@ -1,4 +1,4 @@
-"""What MPI says of itself: asked from inside a rank, in a process that the doctor can afford to lose."""
+"""MPI's own facts, asked from inside a rank, in a process that the doctor can afford to lose."""
 
 from __future__ import annotations
 

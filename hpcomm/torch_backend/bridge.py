@@ -1,4 +1,4 @@
-"""From a process group to a Communicator and back, so that both words work in one job."""
+"""Conversion between process groups and Communicators, so that both APIs work in one job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short way of small calls: from addresses that were seen before straight to copies and one fold.
+"""Cached plans of small collectives: known tensor addresses go straight to copies and one reduction.
 
 What shared_collectives.py does takes 10 to 30 us in torch's views, whose length a small call does not
 justify. A plan holds

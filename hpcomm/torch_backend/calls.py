@@ -1,4 +1,4 @@
-"""What a call of torch.distributed says, in our words: its options, operator, signature and text."""
+"""Arguments of torch.distributed's calls in hpcomm's terms: options, operator, signature, text."""
 
 from __future__ import annotations
 

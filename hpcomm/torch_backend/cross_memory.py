@@ -1,4 +1,4 @@
-"""The memory of other processes of this host, read and written where it lies; see process_vm_readv(2)."""
+"""Cross-memory attach: memory of other processes of this host, by process_vm_readv(2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that do not lie in host memory.
+"""Tensors that do not lie in host memory: copies and order with torch's streams.
 
 CUDA's are handed to the Communicator, which has ways of its own for them (docs/gpu.md), in order with torch's
 streams. Those of other devices, and calls that a Communicator carries through host memory anyway, travel by

@@ -1,4 +1,4 @@
-"""Makes a process group when torch asks for one: MPI up, its ranks found, and a Communicator for them."""
+"""Factory of process groups: MPI comes up, ranks are found, and a Communicator is made for them."""
 
 from __future__ import annotations
 

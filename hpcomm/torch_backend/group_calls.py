@@ -1,4 +1,4 @@
-"""torch's calls in the verbs of a Communicator: each function looks at tensors and returns what is to run.
+"""torch's collective calls as Communicator calls: each looks at tensors and returns what is to run.
 
 What carries the verbs out is a far.Far. Lists of tensors become one stacked array and back, without a copy
 where they already lie so. cuda_streams.py sees to tensors that lie elsewhere.

@@ -1,4 +1,4 @@
-"""Where torch asks for its MPI backend, and what it finds there instead.
+"""Installer: puts hpcomm in place of torch's MPI backend.
 
 Nothing is there before there is a job of MPI's, or somebody says "mpi": programs that do not must not notice
 that hpcomm is installed. Backend(...) is where torch reads what they say, so there this module listens. Then

@@ -1,4 +1,4 @@
-"""The gate before every collective call: pass only when all ranks have come, with the same call.
+"""Barrier before every collective: it compares the calls, has a timeout, and names who does not come.
 
 Once a rank is inside the MPI library nobody can call it back. So the ranks meet before: each says which
 call it makes, waits for the others with a deadline, and compares. Who does not come is named; ranks that

@@ -1,4 +1,4 @@
-"""torch.distributed's names, untyped: what its stubs say of them differs between versions; and a group's."""
+"""Untyped names of torch.distributed, whose stubs differ between versions; and a group's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Communicator's collective calls as torch means them: halves, averages, and tensors past the caches."""
+"""Collectives by MPI as torch means them: half types, averages, and tensors larger than the caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch: a thread that ends the job if a call stands inside MPI with no prospect of an end.
+"""Watchdog of calls inside MPI: ends the job if such a call cannot end.
 
 A rank inside MPI cannot be called back by an exception. So where a rank that it needs has ended, or the
 group's time is over, all that is left is to say so and to end the job, before a launcher that lets the

@@ -1,4 +1,4 @@
-"""Backends beside this one: "cpu:mpi,cuda:nccl" is one group, whose CUDA tensors torch's own nccl serves."""
+"""Backends beside this one: "cpu:mpi,cuda:nccl" is one group, whose CUDA tensors torch's nccl serves."""
 
 from __future__ import annotations
 

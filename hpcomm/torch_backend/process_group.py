@@ -1,4 +1,4 @@
-"""The process group: torch.distributed's calls, each carried out by a verb of a Communicator."""
+"""Process group: torch.distributed's calls, each carried out by a Communicator."""
 
 from __future__ import annotations
 

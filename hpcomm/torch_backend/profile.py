@@ -1,4 +1,4 @@
-"""Calls in torch's profile, with the names and shapes that other backends give: `mpi:all_reduce`."""
+"""Calls in torch's profiler, with the names and shapes that other backends give: `mpi:all_reduce`."""
 
 from __future__ import annotations
 

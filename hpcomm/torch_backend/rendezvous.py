@@ -1,4 +1,4 @@
-"""How the ranks of torch.distributed find each other: MPI knows, and a Store is made over it.
+"""Rendezvous: how the ranks of torch.distributed find each other, and a Store over MPI.
 
 Arguments, an init_method or the environment may say rank and size, too. Under an MPI launcher they are held
 against what MPI says; without one the ranks join by them where the MPI can, or there is an error. One rank,

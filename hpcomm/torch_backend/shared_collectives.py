@@ -1,4 +1,4 @@
-"""Collective calls of ranks of one node, through memory that they share.
+"""Collectives between ranks of one node, through shared memory.
 
 Each rank has a shelf there for a few pieces of data. A call cuts tensors into pieces, and each piece goes
 through stages: lay it on one's own shelf, fold what lies on all of them, take from the others'. Between

@@ -1,4 +1,4 @@
-"""How a program ends whose error was caught: another rank did not come, and MPI_Finalize would wait for it.
+"""End of a program whose error was caught while another rank is missing: MPI_Finalize would hang.
 
 While that rank lives and runs, this one waits for its end, as MPI_Finalize does. If it was killed, or is
 stopped and stays so, nobody can end well any more: then this rank says so and ends the job.

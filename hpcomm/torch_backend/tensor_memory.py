@@ -1,4 +1,4 @@
-"""Tensors as plain rows of memory, and how rows are folded into one."""
+"""Layout helpers: tensors as contiguous rows of memory, and reductions of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hpcomm's errors as torch.distributed's users catch them, and the one about torch itself."""
+"""Errors as torch.distributed's users catch them, and the error about torch itself."""
 
 from __future__ import annotations
 

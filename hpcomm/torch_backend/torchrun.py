@@ -1,4 +1,4 @@
-"""Ranks that no MPI launcher has started, but torchrun or a user: pmi plays the launcher's part.
+"""Ranks that torchrun or a user has started: a PMI server plays the MPI launcher's part.
 
 torch's store carries to the ranks where the server is. What proves that they belong to the job does not go
 that way where all share a node: any user of the host can read that store, but not a file of ours. Over

@@ -1,4 +1,4 @@
-"""What a call of torch.distributed returns: a Work that is waited for, asked, or turned into a Future."""
+"""Work objects: what a call of torch.distributed returns, to wait for, to test, or as a Future."""
 
 from __future__ import annotations
 

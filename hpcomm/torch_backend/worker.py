@@ -1,4 +1,4 @@
-"""Threads behind a group: one carries out its background calls in order, one moves its messages on."""
+"""Threads behind a group: one carries out its background calls in order, one progresses its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long calls of ranks of one node, straight from one rank's tensors to another's.
+"""Zero-copy collectives of long tensors: ranks of one node read each other's memory.
 
 Where the system lets a process read another one's memory, a long tensor crosses in one copy, without any
 shelf: each rank says where its tensor lies, all meet, each takes what it needs from where it lies, and all

@@ -1,6 +1,4 @@
-"""How views of host memory travel as one message of MPI: described to the library by a derived datatype, or
-copied by numpy into one piece, whichever is quicker.
-"""
+"""Strided views as one MPI message: by a derived datatype, or packed by numpy, whichever is quicker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Places in memory that an exchange takes from and fills: views of host memory, rows at any positions, and
-arrays on devices, which their own libraries copy.
-"""
+"""Endpoints of exchanges: views of host memory, rows at any positions, and arrays on devices."""
 
 from __future__ import annotations
 

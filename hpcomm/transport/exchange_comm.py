@@ -1,4 +1,4 @@
-"""Communicators for planned exchanges alone, so that their messages never meet the user's."""
+"""Communicators for planned exchanges, so that their messages never meet the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receives past whose end Open MPI cannot write.
+"""Guarded receives: Open MPI cannot write past their end.
 
 Between ranks of a node Open MPI 5.0 takes a message of more than 4 KiB out of its sender's memory in one
 copy, as long as the message is, and says MPI_ERR_TRUNCATE after it, when what lay behind a shorter array is

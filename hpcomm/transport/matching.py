@@ -1,4 +1,4 @@
-"""The envelope of a message: source, dest and tag as a user may give them and as MPI takes them."""
+"""Message envelopes (source, dest, tag) and matched probes."""
 
 from __future__ import annotations
 

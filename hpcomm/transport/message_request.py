@@ -1,4 +1,4 @@
-"""Messages in the background that a lane began: one request of MPI's each, and little else to pay for."""
+"""Requests of background messages that a fast path began: one MPI request each."""
 
 from __future__ import annotations
 

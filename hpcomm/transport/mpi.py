@@ -1,4 +1,4 @@
-"""The MPI library as a transport: run(call) now, start(call) in the background, prepare(call) for later.
+"""MPI library as a transport: run(call) now, start(call) in the background, prepare(call) for later.
 
 One table of names serves blocking (`Allreduce`), nonblocking (`Iallreduce`) and persistent
 (`Allreduce_init`) calls, since their arguments are the same. Counts past what a C int holds are cut

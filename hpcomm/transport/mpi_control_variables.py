@@ -1,4 +1,4 @@
-"""The MPI library's own algorithms, chosen at run time through its control variables (MPI_T, by ctypes).
+"""MPI_T by ctypes: the MPI library's own algorithms, chosen through its control variables.
 
 mpi4py has no binding for MPI_T, so the functions are taken from the library that it has loaded. Open MPI
 reads `coll_tuned_<verb>_algorithm` when a communicator is made, which then keeps it; MPICH reads

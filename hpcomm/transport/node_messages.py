@@ -1,4 +1,4 @@
-"""Messages of some KiB and more between ranks of one node, copied through memory that they share.
+"""Rendezvous messages between ranks of one node, copied through shared memory.
 
     notes of a rank    POST | SERIAL | TAG | CLAIM | HERE        for each communicator, on the board
     landing of a rank  bytes                                     one for all of them, beside its shelf

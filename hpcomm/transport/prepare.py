@@ -1,6 +1,4 @@
-"""From the words of a collective verb to a Call: look at the arrays, check all that one rank can check,
-and say which memory travels, what is to be done with it before, and what after.
-"""
+"""Preparation: from the arguments of a collective to a Call; all checks that one rank can make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that need the host again and again, and a thread that gives it them while it does something else.
+"""Progress: requests that need the host again and again, and a thread that serves them.
 
 An MPI library moves its own messages on inside any of its calls. A call of several steps is moved on by
 whoever waits for any such request, and by a thread that sleeps when there is none. Steps on a device it moves

@@ -1,4 +1,4 @@
-"""Checkpoints: several fields and what else a program must know, in a folder that is whole or not there.
+"""Checkpoints: several fields and a program's state, in a folder that is complete or not there.
 
     folder/step-00000100/T.npy  u.npy  manifest.json
 

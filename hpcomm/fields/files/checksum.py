@@ -1,4 +1,4 @@
-"""A checksum of a field that does not depend on who owns what.
+"""Checksum of a field that does not depend on the partition.
 
 Each element is multiplied by an odd number drawn from its global index, and all products are added
 modulo 2**64 (multilinear hashing: Carter & Wegman 1979, Lemire & Kaser 2014). A sum can be made in any

@@ -1,4 +1,4 @@
-"""Fields cut where the chunks of a file end, so that every chunk has one writer."""
+"""Chunked files: fields are cut where chunks end, so that every chunk has one writer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What all files of fields share: all ranks hear of a failure, a file gets its name when it is complete, and
-what is found in one becomes a field.
+"""What all file formats share: errors on all ranks, atomic appearance of files, fields from files.
 
 A file or folder is written beside its name, as `.name.0123abcd.part`. A job that dies leaves that behind; the
 next one that saves under the name clears it away, so one job at a time may write to a name. A folder replaces

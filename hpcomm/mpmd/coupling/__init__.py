@@ -1,1 +1,1 @@
-"""Fields that programs send each other, and when. Begin with coupler.py."""
+"""Coupled fields: what programs send each other, and when. Begin with coupler.py."""

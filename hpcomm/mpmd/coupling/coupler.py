@@ -1,4 +1,4 @@
-"""What goes over a link: each field that one program gives and the other takes, in model time."""
+"""Both ends of a coupled field, in model time: Giving and Taking."""
 
 from __future__ import annotations
 

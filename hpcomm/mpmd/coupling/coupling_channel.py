@@ -1,4 +1,4 @@
-"""Messages of a coupling, prepared once: one per partner rank, with all fields that go there together.
+"""Persistent messages of a coupling: one per partner rank, for all fields that go there together.
 
 Between a field that lies consecutively and its partner nothing is copied; everything else is packed into
 memory that the channel keeps. The requests are persistent.

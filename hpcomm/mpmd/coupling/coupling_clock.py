@@ -1,4 +1,4 @@
-"""When what is put becomes what is got: coupling times, lag, means, sums and interpolation. Pure.
+"""Coupling times: when what is put becomes what is got; lag, means, sums and interpolation. Pure.
 
     time of the model   0      every    2·every   3·every
     giver's version     0        1         2         3        a put at n·every is version n

@@ -1,4 +1,4 @@
-"""Values of fields that are mapped, summed up or interpolated on their device, by kernels of their library.
+"""Mapping, summing and interpolating of device-resident fields, by their own library's kernels.
 
 Numbers are those of the host: every value is made in the same steps of the same precision.
 """

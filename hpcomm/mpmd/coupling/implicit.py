@@ -1,4 +1,4 @@
-"""Implicit coupling: both programs repeat a time window until the values between them stand still.
+"""Implicit coupling: both programs repeat a time window until the values between them converge.
 
 One program, the leader, accelerates: it gives x, gets back the other one's answer, and its own answer to
 that is H(x). Wanted is x = H(x).

@@ -1,4 +1,4 @@
-"""Shares of fields that lie on a device at either end: messages of arrays, which take the paths of such."""
+"""Parts of coupled fields that lie on a device at either end, sent as messages of arrays."""
 
 from __future__ import annotations
 

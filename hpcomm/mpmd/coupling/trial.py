@@ -1,4 +1,4 @@
-"""What a mapping does to a smooth function: how far off it is, and how much of the integral it keeps.
+"""Quality of a mapping: error on a smooth function, and how much of its integral is kept.
 
 The fields of a link may be of different times on its two sides (lag, mean, linear), and their true values
 between the points are not known. So a known function is sent through the same messages and weights.

@@ -1,4 +1,4 @@
-"""Units of fields, by pint: checked before the start, and a factor and an offset afterwards."""
+"""Units of fields, by pint: checked before the start, then a factor and an offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a link's messages travel: the ranks of both programs in one communicator, and how one waits."""
+"""Communicator of both programs' ranks on which a link's messages travel, and waiting on it."""
 
 from __future__ import annotations
 

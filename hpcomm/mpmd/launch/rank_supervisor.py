@@ -1,4 +1,4 @@
-"""The supervisor of one rank: sets its program up, starts it, marks what it prints, and says how it ended.
+"""Supervisor of one rank: sets its program up, starts it, marks its output, reports its end.
 
     python -m hpcomm.mpmd.launch.rank_supervisor [--head] [--colour] [--files FOLDER]
                                [--record FOLDER | --replay FOLDER] SPEC PROGRAM

@@ -1,4 +1,4 @@
-"""`hpcomm run SPEC.toml`: what was asked, and what to tell the launcher; watch.py then runs it."""
+"""`hpcomm run SPEC.toml`: what was asked, and what to tell the launcher; job_monitor.py then runs it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who watches jobs of several programs. Begin with job_monitor.py."""
+"""Monitors of jobs of several programs. Begin with job_monitor.py."""

@@ -1,4 +1,4 @@
-"""Which ranks of a job have ended before MPI was up, seen from its launcher's host.
+"""Host monitor: which ranks have ended before MPI was up, seen from the launcher's host.
 
     startup_monitor.py on h2 ── ssh ──> this, on h1: MPICH's launcher keeps a proxy, or an ssh to one, for
     each host

@@ -1,4 +1,4 @@
-"""A job of several programs while it runs: its lines are passed on, its end is judged, all end together.
+"""Job monitor: passes on the output of a job of several programs, judges its end, ends it as a whole.
 
     this process ── mpirun / mpiexec / srun ──┬── rank_supervisor.py ── python ocean.py       a supervisor
     per rank

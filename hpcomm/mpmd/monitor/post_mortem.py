@@ -1,4 +1,4 @@
-"""Says who was who in a job that ends in no word of hpcomm's: a launcher may tell but a rank that was killed.
+"""Post-mortem reporter: says which rank was which program, when a rank is killed under plain mpirun.
 
 A rank that is killed says nothing, and its launcher kills the others at once. So the first rank of the job
 leaves a process behind, which outlives it: its standard input ends when the rank does. Needs the standard

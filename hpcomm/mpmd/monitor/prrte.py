@@ -1,4 +1,4 @@
-"""What Open MPI's launcher knows of its processes: PRRTE answers a tool that asks through PMIx on its host.
+"""Process states from Open MPI's launcher: PRRTE answers a tool that asks through PMIx on its host.
 
 It has the state of each rank of the job, on whatever host; the daemons on other hosts know of their own
 ranks only. A launcher does not end while a tool is connected to it, and PRRTE 3.0.14 never does after a

@@ -1,4 +1,4 @@
-"""MPI comes up only with all processes of a job: this sees that one has ended before, and ends the job.
+"""Start-up monitor: ends the job when a process ends before MPI is up in all of them.
 
     mpirun, prted, hydra_pmi_proxy ─┬─ python ocean.py        has ended: MPI_Init of the others never does
                                     └─ python atmosphere.py   in MPI_Init, where no thread of Python's runs

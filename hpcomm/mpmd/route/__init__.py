@@ -1,1 +1,1 @@
-"""Which rank of one program sends which points to which rank of another. Begin with coupled_route.py."""
+"""Routes between programs: which rank sends which points to which rank. Begin with coupled_route.py."""

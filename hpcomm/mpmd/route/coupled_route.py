@@ -1,4 +1,4 @@
-"""Who sends which points to whom, between any two distributions of the same global indices.
+"""Route between two distributions of the same global indices: who sends which points to whom.
 
     givers' points ─┐                      ┌─> giver r: "send these of yours to s"
                     ├─> directory: rank h ─┤

@@ -1,4 +1,4 @@
-"""Whether the fields of a spec fit its grids, its programs' steps, and one another."""
+"""Consistency checks of a spec: its fields against its grids, its programs' steps, and one another."""
 
 from __future__ import annotations
 

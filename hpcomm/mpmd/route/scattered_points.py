@@ -1,4 +1,4 @@
-"""The directory of `route`, for points that lie in hardly any runs: one number per point, nothing sorted.
+"""Directory for points that lie in hardly any runs: one number per point, nothing sorted.
 
     giver ──number in the chunk──> home ──"my k-th that came to you goes to s"──> giver
     taker ──number in the chunk──> home ──"your k-th question: r has it"────────> taker

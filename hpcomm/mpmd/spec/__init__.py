@@ -1,1 +1,1 @@
-"""The spec of a job of several programs: reading, checking, drawing. Begin with spec_file.py."""
+"""Specs of jobs of several programs: reading, checking, drawing. Begin with spec_file.py."""

@@ -1,4 +1,4 @@
-"""The command of a program in a spec: read as words, and looked at before anything starts."""
+"""Command line of a program in a spec, split into words and checked before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a spec says: programs, grids, fields and the job of them; record_reader.py makes it from a file."""
+"""Contents of a spec: programs, grids, fields and their job; record_reader.py reads it from a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TOML file whose values are asked for one by one: whatever is wrong is an error that names its line."""
+"""TOML tables whose values are read one by one: an error names the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""What a schedule costs on a machine: LogGP with ports and shared links, up to 100,000 ranks.
-
-Begin with simulate.py; machine.py has the machines, max_plus_time.py the algebra.
-"""
+"""Cost models of schedules: LogGP with ports and shared links. Begin with simulate.py."""

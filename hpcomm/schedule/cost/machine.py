@@ -1,4 +1,4 @@
-"""Machines as data: what LogGP with ports and shared links has to know of them."""
+"""Machine models as data: LogGP with ports and shared links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Powers of the maps of iterations in closed form, so that long schedules are not computed map by map.
+"""Powers of max-plus matrices in closed form, so that long schedules are not computed step by step.
 
 Each function takes streams that are a phase of their own, and says whether it moved the clock over all of it.
 """

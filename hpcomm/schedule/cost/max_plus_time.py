@@ -1,4 +1,4 @@
-"""When each rank begins its next iteration: a schedule's iterations as maps in the algebra of (max, +)."""
+"""Time evolution in (max, +) algebra: when each rank begins its next iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rings and chains in closed form, and of any length: it is enough to follow a few ranks at both ends.
+"""Cost of rings and chains in closed form, of any length: a few ranks at both ends are enough.
 
 Groups of ranks that have nothing in common (see Machine.group) are alike. So the clock of a rank with a
 certain place in its group is a function of the number of its group. What happens to such functions is that

@@ -1,4 +1,4 @@
-"""What a schedule costs on a machine: LogGP with ports and shared links, up to 100,000 ranks and more.
+"""Simulator: what a schedule costs on a machine, LogGP with ports and shared links, past 100,000 ranks.
 
 A message of B bytes from rank a to rank b, in an iteration that a begins at time[a] and b at time[b]:
 

@@ -1,4 +1,4 @@
-"""Device memory handed to the MPI library itself, where a trial has shown that it reads and writes it.
+"""CUDA-aware MPI: device memory handed to the MPI library, where a trial has shown that it works.
 
 MPI libraries differ in this from operation to operation, and those that cannot die of it. So the library is
 asked first what it says of itself, by calls that are safe; then each operation is tried with random data in a

@@ -1,4 +1,4 @@
-"""A collective on device arrays, in columns through an arena: bring what travels, move it, take the result.
+"""Collectives on device arrays, in pieces through the device workspace: load, move, store.
 
 What travels is what op needs (reduction.py): halves as float32, truth values as bytes; kernels of an array
 library convert. How it moves is another file: rounds.py by own schedules, nccl.py, cuda_aware.py.

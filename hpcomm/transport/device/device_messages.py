@@ -1,4 +1,4 @@
-"""Messages of which an end may lie on a device: whole through pinned memory, or card, answer and pieces.
+"""Messages with an end on a device: whole through pinned memory, or header, answer and pieces.
 
 Both ranks of a large message take part in choosing its path: the sender's card says what it can and offers
 memory that could be opened, the receiver tries, chooses, and answers.

@@ -1,4 +1,4 @@
-"""Calls whose arrays lie on devices, and large ones of ranks that could have brought such.
+"""Device dispatch: calls whose arrays lie on devices, or could on another rank, and their path.
 
 A communicator of which some rank has a device has one Onboard. Up to `eager` bytes per rank a call is one
 MPI call on pinned memory, so it meets ranks whose arrays are numpy's. Above that all ranks, wherever their

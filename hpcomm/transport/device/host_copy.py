@@ -1,4 +1,4 @@
-"""Arrays from a device to the host and back, in pieces of pinned memory, in order on the current stream."""
+"""Copies between device and host through pinned memory, in order on the current stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device memory from process to process on one node: CUDA's IPC, with the host passing words only.
+"""CUDA IPC: device memory from process to process on one node, with the host passing words only.
 
 A sender has a slab, exported once, through whose slots any array can go, whatever allocator made it. A large
 array whose allocation can be exported is opened itself. Interprocess events order the two devices' streams:

@@ -1,4 +1,4 @@
-"""Collectives and messages by NCCL, where each rank has a GPU of its own.
+"""NCCL: collectives and messages where each rank has a GPU of its own.
 
 Messages from one rank to another have a group of two and a stream of their own: NCCL matches them by their
 order alone, and on the stream of another call two ranks could wait for each other in a circle. NVIDIA does

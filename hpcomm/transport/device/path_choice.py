@@ -1,4 +1,4 @@
-"""Which path a collective or a message of device arrays takes, and why no better one: thought only.
+"""Choice of the path of device arrays, and why better ones were refused. Pure.
 
 For a collective all ranks choose alike from what all know; for a message its receiver does, and answers.
 """

@@ -1,4 +1,4 @@
-"""A message in pieces, through pinned memory at the end that lies on a device: pipelined, in order."""
+"""Pipelined messages: in pieces, through pinned memory at the end that lies on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device memory through pinned host memory, a piece at a time, on streams of its own.
+"""Staging: device memory through pinned host memory, a piece at a time, on streams of its own.
 
 A Source brings columns of an array to the host, a Sink takes columns from there, each through two slots in
 turn, so that one is copied while MPI works on the other. Of arrays in host memory columns are views.

@@ -1,4 +1,4 @@
-"""Device memory in which collectives work, and what the ranks of a communicator found out about each other's.
+"""Device workspace of a communicator's collectives, and which ranks can open each other's.
 
 Each rank exports its arena once; the others of its node try to open it, with a pattern. What they found is
 told to all, so that all choose alike. A pair whose memory can be opened copies from device to device.

@@ -1,1 +1,1 @@
-"""Schedules carried out over MPI or threads. Begin with schedule_transport.py, then executor.py."""
+"""Schedules executed over MPI or threads. Begin with schedule_transport.py, then executor.py."""

@@ -1,4 +1,4 @@
-"""What a communicator keeps for its own schedules: a duplicate, tags, executors by call, memory."""
+"""Cache per communicator for own schedules: a duplicate, tags, executors by call, memory."""
 
 from __future__ import annotations
 

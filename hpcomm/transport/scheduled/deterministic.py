@@ -1,4 +1,4 @@
-"""all_reduce whose result depends on no order: exact sums of blocks, each made by one rank."""
+"""Deterministic all_reduce: exact sums of blocks, each made by one rank."""
 
 from __future__ import annotations
 

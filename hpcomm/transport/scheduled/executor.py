@@ -1,4 +1,4 @@
-"""The executor of schedules, over any channel.
+"""Executor of schedules, over any channel.
 
 A channel is what a schedule needs of a transport below: prepare(sends, recvs) -> exchange, and an exchange
 has start() and wait(). transport.channels has it over MPI, transport.local between threads.

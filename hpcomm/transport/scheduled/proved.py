@@ -1,4 +1,4 @@
-"""Schedules for execution: proved before their first use, and the part of each that a rank carries out."""
+"""Proved schedules for execution, and the part of each that a rank carries out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives on devices by the project's own schedules: messages from arena to arena, folds by kernels.
+"""Own schedules on devices: messages from workspace to workspace, reductions by kernels.
 
 A message goes from device to device where the receiver has the sender's arena open: it waits for the event
 `ready`, copies, and records `read`, which the sender waits for before it works on. Else it goes through

@@ -1,4 +1,4 @@
-"""Rounds of messages over MPI, prepared for many times or made when their turn comes; and those under way.
+"""Rounds of MPI messages, prepared for many times or made when needed; and those under way.
 
 Whoever waits for one of them here, blocking or not, moves on all that are in the background in this process:
 other ranks may wait for them in another order, or on another communicator. In other calls that block, the

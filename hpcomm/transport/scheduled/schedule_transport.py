@@ -1,4 +1,4 @@
-"""Own schedules as a transport: carries out any algorithm of the registry over a channel's messages.
+"""Own schedules as a transport: executes any algorithm of the registry over messages.
 
 Blocking calls run over persistent requests and memory that are kept for the next call of the same kind;
 calls in the background over requests of their own, so that any number may be under way.

@@ -1,4 +1,4 @@
-"""The table that `hpcomm tune` writes: the fastest algorithm by verb, number of ranks and size.
+"""Tuned table that `hpcomm tune` writes: the fastest algorithm by verb, number of ranks and size.
 
 `algorithm="tuned"` reads it, on rank 0 for all, so that all ranks choose alike whatever files they see.
 """
