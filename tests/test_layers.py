@@ -131,6 +131,18 @@ def test_the_front_door_of_a_folder_imports_nothing() -> None:
     assert [path for path in doors if imports(path, modules())] == []
 
 
+def test_the_readme_of_a_folder_has_a_line_for_each_of_its_files(lines: list[list[str]]) -> None:
+    """And names no file that is not there: whoever adds, moves or removes one says what it is."""
+    folders = [name for line in lines for name in line if (PACKAGE / name).is_dir()]
+    wrong = []
+    for name in folders:
+        folder = PACKAGE / name
+        told = re.findall(r"^\| `([\w/]+\.py)` \|", (folder / "README.md").read_text(), re.MULTILINE)
+        there = [path for path in folder.rglob("*.py") if path.name != "__init__.py"]
+        wrong += [f"{name}/{file}" for file in {str(each.relative_to(folder)) for each in there} ^ set(told)]
+    assert sorted(wrong) == []
+
+
 def test_the_guard_itself_sees_every_import_that_runs() -> None:
     """A guard that cannot fail guards nothing."""
     text = "## Layers\n\n```\nerrors          # lowest\nbuffer dtypes\nobserve, communicator\n```\n"

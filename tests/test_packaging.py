@@ -82,11 +82,15 @@ def test_the_wheel_holds_every_module_the_machines_and_the_mark_of_typing_and_no
     assert names == modules(ROOT) | machines | {"hpcomm/py.typed"}
 
 
-def test_the_sdist_holds_what_the_wheel_needs_and_the_licence(built):
+def test_the_sdist_holds_what_the_wheel_needs_the_licence_and_what_explains_each_folder(built):
+    """The wheel has no README of a folder: the test above counts its files."""
     [sdist] = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert modules(ROOT) | {"hpcomm/py.typed", "pyproject.toml", "setup.cfg", "LICENSE", "README.md"} <= names
+    explained = {str(path.relative_to(ROOT)) for path in (ROOT / "hpcomm").rglob("README.md")}
+    assert explained
+    assert explained <= names
     links = re.findall(
         r"\]\(((?:docs|apps|benchmarks|mpmd_configs)/[^)#]+)", (ROOT / "README.md").read_text()
     )
