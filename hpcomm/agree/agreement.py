@@ -3,17 +3,30 @@
 Every collective call has a signature (verb, operator, dtype, root, number of elements). Three levels:
 
 off    nothing is compared.
-light  ranks of one node post the signature on the board before the call, and each looks at those of the
-       next and of the one before it, and after the call at the next one's. Going round the ring there are
-       two places where the signature changes, and the rank that comes to one later sees it there, also
-       where the other has gone on. Costs a few memory accesses; nobody waits.
-full   all ranks compare before each call, wherever they are, and all raise. Costs one small
-       all-reduce a call, and two between two groups, which light does not compare. Calls are posted, too,
-       so that ranks which have ended are noticed as with light.
+light  ranks of one node record the signature in the node segment before the call. Each looks at those of its
+       two neighbours before the call, and at the next one's after it. Costs a few memory accesses; nobody
+       waits.
+full   all ranks compare before each call, wherever they are, and all raise. Costs one small all-reduce a
+       call, and two between two groups, which light does not compare. Calls are recorded, too, so that ranks
+       which have ended are noticed as with light.
 
-Light cannot stop a rank that is already inside MPI, or has gone on: the rank that sees the difference raises,
-and if nobody catches that, the job ends with a message that names both calls. If somebody does, later
-collective calls on that communicator raise as well, for they could take what an earlier one left.
+Why two neighbours are enough for light: around the ring of ranks there are at least two places where the
+signature changes. The rank that comes later to such a place sees the other one's entry, also where that one
+has gone on since.
+
+    rank         0         1         2         3     (0 again)
+    call #7   all_reduce  all_reduce  barrier  all_reduce
+                              └── differ ──┘└── differ ──┘
+
+    a look at a neighbour's entry of call i:
+      mine      it makes the same call                          go on
+      0         it has not come yet                            go on: it will look at this rank's entry
+                (or its entry is wiped: it is far ahead)
+      other     suspect(): look again, ask both for their call sites, raise MismatchError
+
+Light cannot stop a rank that is already inside MPI, or has gone on. The rank that sees the difference raises;
+if nobody catches that, the job ends with a message that names both calls. If somebody does, later collective
+calls on that communicator raise as well, for they could take what an earlier one left.
 """
 
 from __future__ import annotations

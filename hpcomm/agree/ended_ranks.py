@@ -1,10 +1,10 @@
 """Which ranks of another program have ended, where there are too many ranks for each to tell each.
 
-    a rank that ends ── farewell ──> two ranks over there, the notaries
-    a rank that waits ── question ──> the notaries among its mates ── who has ended ──> the rank that waits
+    a rank that ends ── end notice ──> two ranks of the other program, its delegates
+    a rank that waits ── question ──> delegates in its own program ── who has ended ──> that rank
 
-So nobody hears of ends that nobody waits for, and messages are as many as ranks that end or wait. Where both
-notaries have ended themselves, deadlines tell (docs/mpmd.md).
+So nobody hears of ends that nobody waits for, and there are as many messages as ranks that end or wait. Where
+both delegates have ended themselves, deadlines tell (docs/mpmd.md).
 """
 
 from __future__ import annotations

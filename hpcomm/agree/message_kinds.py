@@ -1,13 +1,13 @@
 """Which element types a rank has sent on a communicator, recorded in the node segment for receivers.
 
-    kinds of a rank    32 words, by dest | 32 words, by tag | 4 times which, and the first such call
+    words of a rank    32 words, by dest | 32 words, by tag | 4 times: type, and text of its first call
 
-A plain message does not say of what kind its elements are. So before a rank sends the first of a kind to
-another rank, or with another tag, it sets the bit of that kind in two words: that of the receiver and that of
-the tag (ranks and tags 32 apart share theirs). Bits are never taken back. A receiver that misses its own kind
-in either word knows for certain that what it has received is of another one. What it cannot know by them is
-which of several kinds a message had. Bytes, and elements that numpy alone knows, fit any kind. Who looks at
-`comm.mpi` may send anything, so all of his bits are set.
+A plain message does not say what its elements are. So before a rank sends the first message of an element
+type to another rank, or with another tag, it sets the bit of that type in two words: that of the receiver and
+that of the tag. (Ranks and tags 32 apart share theirs.) Bits are never cleared. A receiver that misses its
+own type in either word knows for certain that it has received another one. The bits do not tell which of
+several types a message had. Bytes, and elements that only numpy knows, fit any type. Who looks at `comm.mpi`
+may send anything, so all of its bits are set.
 """
 
 from __future__ import annotations

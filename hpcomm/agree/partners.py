@@ -1,8 +1,8 @@
 """Which ranks of linked programs have ended: seen in the node segment, or told in a last message.
 
-MPI keeps a rank that has ended in MPI_Finalize, where it says nothing, and leaves those that wait for it
-waiting. So a rank says farewell to the ranks of the linked programs when its Python ends; to two of them if
-they are many (ended_ranks.py).
+MPI keeps a rank that has ended inside MPI_Finalize, where it says nothing, and leaves those that wait for it
+waiting. So when its Python ends, a rank sends an end notice to the ranks of the linked programs; to two of
+them if they are many (ended_ranks.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,14 @@
 """Life of a process in a job: MPI comes up at first use, and a failing rank ends the job.
 
-MPI leaves the others waiting for ever when one rank dies of an exception. So, from the first use of
-MPI through hpcomm on, a rank that ends by an uncaught exception or SystemExit with a failure says so
-first, waits a moment whether all others end too (then everybody's own exit status counts), and
-otherwise aborts the job.
+MPI leaves the others waiting for ever when one rank dies of an exception. So, from the first use of MPI
+through hpcomm on:
+
+    running ── program ends well ───────────────────────────────────────> MPI_Finalize
+       │
+       └─ uncaught exception, or SystemExit with a failure:
+          print it, mark this rank as failed, wait 1 s
+             ├─ all other ranks end too ──> everybody's own exit status counts
+             └─ some do not ──────────────> MPI_Abort with this rank's status
 """
 
 from __future__ import annotations

@@ -1,10 +1,26 @@
 """Watchdog: a thread that ends or reports a call that cannot complete.
 
-It answers ranks that ask what this one is doing, and ends the job, with a sentence that says why, when
-the main thread sits in a call that cannot complete: a rank that it needs has ended, or made another call;
-or in one that has waited longer than a deadline: that of a link to another program, or HPCOMM_TIMEOUT. A call
-that waits for a minute is reported, once. Who asks requests again and again, and is not inside MPI, gets a
-PeerFailedError instead.
+It sleeps, and looks a few times a second. It answers ranks that ask what this one is doing. It ends the job,
+and says why, when the main thread is in a call that cannot complete:
+
+- a rank that it needs has ended, or made another call;
+- it has waited longer than a deadline: that of a link to another program, or HPCOMM_TIMEOUT.
+
+A call that waits for a minute is reported, once. Code that tests requests again and again, and is not inside
+MPI, gets a PeerFailedError instead.
+
+    each TICK:
+    quiet ──────── no rank has ended, none disagrees, no deadline ──> glance at the stack every few seconds
+      │
+      └─ trouble (_is_troubled) ──> read the main thread's stack: which call, of whom does it wait?
+            same call 4 ticks long ─┬─ a needed rank has ended ────────> abort: "... which has ended"
+                                    ├─ a neighbour made another call ──> abort: both calls
+                                    └─ past the link's deadline ───────> abort: how long it has waited
+            any call, waiting for HPCOMM_TIMEOUT ──────────────────────> abort: report of who does what
+            any call, waiting for REPORT_S ────────────────────────────> say the report once, go on
+
+Why several ticks: between two looks a call may end, or the missing rank may have left what is needed before
+it ended. A call counts as the same while its frame and its instruction stay the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """MPI communicator for payload blocks: one for all communicators that are made of one another.
 
-MPI has room for few communicators (MPICH for 2046). Blocks need none of their own: each comes from a rank
-that is known, under a number that its sender gives to no other block, whichever communicator its card is of.
+MPI has room for few communicators (MPICH for 2046). Blocks need none of their own: each comes from a known
+rank, under a number that its sender gives to no other block, whichever communicator its header is of.
 
-No receive of any tag is posted here. So MPI makes groups here, which is done by messages in Open MPI: on a
+No receive of any tag is posted here. So MPI makes groups here, which Open MPI does by messages: on a
 communicator of the user's a receive of any tag took them, or one of the same tag.
 """
 

@@ -1,13 +1,13 @@
 """Device arrays in payloads: inside objects, and as ragged arrays.
 
-    the parcel          description, block, array on a device, block ...
+    the payload         description, block, array on a device, block ...
     as it travels       manifest, description, block, label, block ...        then the array, by itself
 
-Where such an array stands among the blocks its label travels: library, dtype, shape. Few elements stand
-behind it; many follow as a message from device to device, which takes the paths that messages of arrays take
-(device_messages.py). It comes on the current device of the same library, where the receiver has loaded
-that and has a device, else in host memory. The host waits for its end: an object is not put together before
-it is all there.
+In place of such an array its label travels among the blocks: library, dtype, shape. Few elements follow the
+label directly. Many follow as a message from device to device, which takes the paths of messages of arrays
+(device_messages.py). The array arrives on the current device of the same library, where the receiver has
+loaded that and has a device, else in host memory. The host waits for its end: an object is not put together
+before all of it has arrived.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Fast paths: functions specialised for one operation, operator, array type and dtype.
 
-For the arrays that come a million times (plain, contiguous, of a type MPI knows) a lane is the whole
-call in one function: every check that the careful way makes, on that kind of array, and straight to
-MPI. On any doubt it returns NotImplemented and the careful way takes over, which also says what is
-wrong. A communicator finds its lanes at comm.fastpaths[verb][operator][type][dtype]; while an observer is
-attached, or after close(), it has none.
+For the arrays that come a million times (plain, contiguous, of a type MPI knows) a fast path is the whole
+call in one function: every check that the general path makes on that kind of array, and then one MPI
+function. On any doubt it returns NotImplemented, and the general path takes over, which also says what is
+wrong. A communicator finds its fast paths at comm.fastpaths[verb][operator][type][dtype]. While an observer
+is attached, or after close(), it has none.
 
-A lane is composed as text (fastpath_text.py), of the verb's own lines and of fragments that say how to look
-at
-an array of this kind and how the ranks agree, and compiled. For a function that called others for these parts
-would cost 60 ns for each of them, where 500 are all that a call may cost.
+A fast path is composed as text (fastpath_text.py), of the verb's own lines and of fragments that say how to
+look at an array of this kind and how the ranks agree, and compiled. A function that called others for these
+parts would cost 60 ns for each of them, where 500 are all that a call may cost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fast path as a communicator's own method: one function per operation, without a look-up.
 
-What a program calls a million times it mostly calls with arrays of one kind. So who finds a lane leaves the
-communicator a function of its own for that verb: the verb's parameters, a glance whether the array is of that
-kind, and the lane's lines. Anything else goes on to the verb itself, which finds the right lane. An attribute
-of the instance, it hides the method; it is gone with the lanes.
+What a program calls a million times it mostly calls with arrays of one kind. So the first use of a fast path
+gives the communicator a function of its own for that verb: the verb's parameters, a test whether the array is
+of that kind, and the lines of the fast path. Anything else goes on to the verb itself, which finds the right
+fast path. The function is an attribute of the instance and hides the method. It goes with the fast paths.
 """
 
 from __future__ import annotations

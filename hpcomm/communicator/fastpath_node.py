@@ -1,4 +1,7 @@
-"""Source text of small shared-memory collectives in fast paths."""
+"""Source text of small shared-memory collectives in fast paths.
+
+Step by step the same as collective_steps.py; see fastpath_text.py for the notation.
+"""
 
 from __future__ import annotations
 

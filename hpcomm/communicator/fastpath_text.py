@@ -1,8 +1,7 @@
 """Source text of fast paths: what each operation does, and how to look at arrays of a kind.
 
-A verb is a few lines, in which `@name x, y` stands for a fragment (fastpath_compile.py), such as how to
-look at an
-array of numpy or torch. How the ranks agree comes from agreement.py.
+A verb is a few lines, in which `@name x, y` stands for a fragment (fastpath_compile.py), such as how to look
+at an array of numpy or torch. How the ranks agree comes from agreement.py.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Payloads: data whose receiver knows neither type nor size, as a header and memory blocks.
 
-A parcel is a short description and any number of memory blocks. `_object` verbs wrap Python objects
-(the description is a pickle, the blocks are the arrays inside it, never copied into the pickle);
-`_ragged` verbs wrap single arrays. payload_transport.py moves both.
+A payload is a short description and any number of memory blocks. `_object` verbs wrap Python objects (the
+description is a pickle, the blocks are the arrays inside it, never copied into the pickle). `_ragged` verbs
+wrap single arrays. payload_transport.py moves both.
 
-    card    number of blocks | tag of the parts | a mark for each block | the blocks that fit
+    header    number of blocks | tag of the parts | a mark for each block | the blocks that fit
 
-The mark is the length of a block that is on the card, and below 0 for one that is not: -1 - length,
-and _PLACE less for each slot up to that where the block stands, if it stands on a shelf.
+The mark is the length of a block that is in the header, and below 0 for one that is not: -1 - length, and
+_PLACE less for each slot up to that in which the block stands, if it is in the shared block pool (blocks.py).
 """
 
 from __future__ import annotations

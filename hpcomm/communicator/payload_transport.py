@@ -1,9 +1,9 @@
 """Transport of payloads, from rank to rank and in collectives.
 
-First everybody exchanges cards of fixed size. What fits on the card is on it, so that small data
-travel in one round; what does not follows block by block, straight from and into its memory, in
-pieces that any MPI takes. In a message to a rank of the same node, large blocks are handed over on a
-shelf (blocks.py) while there is room, and the card says where they stand.
+First everybody exchanges headers of fixed size. What fits is in the header, so small data travel in one
+round. What does not fit follows block by block, straight from and into its memory, in pieces that any MPI
+takes. In a message to a rank of the same node, large blocks go through the shared block pool (blocks.py)
+while there is room, and the header says where they stand.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Timeouts of blocking operations: `comm.timeout = 30`.
 
 A blocking call of MPI cannot be called back. So on such a communicator a blocking verb is the same call in
-the background, which is waited for and given up after that time. The deed differs, so all ranks set it, or
-none does.
+the background, which is waited for and given up after that time. Another MPI function runs then, so all ranks
+set a timeout, or none does.
 """
 
 from __future__ import annotations

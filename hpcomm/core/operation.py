@@ -1,6 +1,6 @@
 """Operation descriptor: one communication as an object, a Call.
 
-Verbs make it, the agreement compares its signature, observers look at it, a transport carries it out.
+Verbs make a Call, the agreement compares its signature, observers look at it, a transport carries it out.
 """
 
 from __future__ import annotations

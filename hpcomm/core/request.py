@@ -3,6 +3,10 @@
 A Request owns the arrays of its call until the call is complete, and gives at the end exactly what
 the blocking form would have returned. Calls of several stages (sizes first, then data) are generators
 that yield the MPI requests of one stage at a time; the Request drives them.
+
+    started ──> stage 1 under way ──> stage 2 under way ... ──> complete ──> result given
+                    │ each wait(), done() or `move_rounds` tests the stage's MPI requests,
+                    └ and when all are over resumes the generator, which yields the next stage
 """
 
 from __future__ import annotations

@@ -1,11 +1,24 @@
 """Planned exchanges between fixed places in memory: one persistent message per pair of ranks.
 
 Halos, redistribution and their reverses are all this: places in memory that are sent and places that are
-filled. Several to the same rank, of one array or of many, travel as one message.
+filled. Several to the same rank, of one array or of many, travel as one message. How a message travels is
+decided when the exchange is planned (_plan):
 
-Arrays on devices travel as messages of a Communicator, one for each view. Kernels of the array's own
-library gather what is strided into memory of the exchange there, and scatter what has arrived. So they are
-in order on the streams that are current at start() and at wait().
+    to a rank of the node, small, both ends agree   copy into a slot of shared memory (node/slots.py)
+    an end on a device                              one plan of a Communicator per view
+    else                                            one persistent message of MPI: a derived datatype, or
+                                                    packed before and unpacked after (transport/datatypes.py)
+
+    planned ── start() ──> under way ── wait() ──> planned          exchange() is start() and wait()
+               copy out,                wait for slots,
+               start requests           requests and plans, copy in
+
+_starts and _ends list what start() and wait() do, once for each of the two slots of every message (turn 0 and
+1). An exchange that is called again and again becomes one function that does both lists in turn (_in_turn).
+
+Arrays on devices travel as messages of a Communicator, one for each view. Kernels of the array's own library
+pack what is strided into memory of the exchange there, and unpack what has arrived. So they are in order on
+the streams that are current at start() and at wait().
 """
 
 from __future__ import annotations

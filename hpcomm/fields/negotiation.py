@@ -1,6 +1,6 @@
 """Capability negotiation: what the two ends of each message of an exchange agree on beforehand.
 
-Each end tells the other what it would have; a message goes a way of its own only if both can.
+Each end tells the other what it would have; a message takes a special path only if both ends can.
 """
 
 from __future__ import annotations

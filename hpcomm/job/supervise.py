@@ -1,10 +1,21 @@
 """Supervision of a job: runs its launcher, and leaves nothing behind when it ends, however it ends.
 
-Killing a launcher is not enough: ranks live in sessions of their own and may outlive it. So every
-process of the job inherits a mark in its environment, and is found again by that. And killed ranks leave
-the files of their shared memory in /dev/shm, which may be small. A launcher's word is not enough either:
-MPICH's now and then says 0 after an interrupt. And Open MPI's now and then never ends: after an abort two of
-its threads may wait for each other (PRRTE 3.0.14).
+Killing a launcher is not enough: ranks live in sessions of their own and may outlive it. So every process of
+the job inherits a mark in its environment (HPCOMM_JOB), and is found by that. Killed ranks leave the files of
+their shared memory in /dev/shm, which may be small. A launcher's word is not enough either: MPICH's sometimes
+says 0 after an interrupt. Open MPI's sometimes never ends: after an abort two of its threads may wait for
+each other (PRRTE 3.0.14).
+
+    start ──> wait for the launcher
+                ├─ it ends with 0 ──────────> status 0; 1 if some rank ended without MPI_Finalize
+                ├─ it ends with a failure ──> kill what is left of the job, remove its files ──> its status
+                ├─ its time is up ──────────> ranks print their stacks (SIGABRT) ─┐
+                └─ a signal for us ─────────> pass it on to the launcher ─────────┤
+                                                                                  v
+                       give the launcher 3 s ──> SIGTERM, 3 s ──> SIGKILL ──> kill every marked process
+                       ──> remove its files ──> status 124, or 128 + number of the signal
+
+    beside it, a thread: all ranks have ended and the launcher waits for itself ──> kill the launcher
 """
 
 from __future__ import annotations

@@ -5,17 +5,17 @@
     rank 255 ─┘                 ^  │                  └─> rank 255
                           lines │  └─ roster ─────────┐
     rank 257 ─┐                 │                     v
-    ...       ├─ lines ─> rank 256, a captain <───────┘ ─ roster ─> rank 257 ...
+    ...       ├─ lines ─> rank 256, a leader <────────┘ ─ roster ─> rank 257 ...
     rank 511 ─┘   (till the deadline)
 
 A line is `first-last/step` (ranks), the program's name, its kind, script and host and the programs that it
-cannot do without, with tabs between; ranks that say the same share one. Blocks of ranks tell a captain of
-theirs, the captains the first rank, and the roster, which is all lines, comes back the same way. Who is not
-in it did not come in time. Plain messages on MPI_COMM_WORLD only: a program without hpcomm, in C for
-instance, can do the same (docs/mpmd.md).
+cannot do without, with tabs between; ranks that say the same share one. Each block of ranks sends its lines
+to its leader, the leaders send theirs to the first rank, and the roster, which is all lines, comes back the
+same way. Who is not in it did not come in time. Plain messages on MPI_COMM_WORLD only: a program without
+hpcomm, in C for instance, can do the same (docs/mpmd.md).
 
-With n ranks of a program on each host the roster has a line for each program and host, and no rank sends
-or receives more than some hundred messages. Of a captain that does not come the whole block counts as absent.
+With n ranks of a program on each host the roster has a line for each program and host, and no rank sends or
+receives more than some hundred messages. If a leader does not come, its whole block counts as absent.
 """
 
 from __future__ import annotations

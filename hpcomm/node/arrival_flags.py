@@ -1,9 +1,13 @@
 """Arrival flags: words of shared memory by which ranks of a node say that their data is ready.
 
-A flag is the signature of a call with a number that tells it from the calls before, in one word of shared
-memory. So who has seen it knows two things: that the elements are there, and that the other rank makes the
-same call. Stores are seen in their order on the processors where this is done; nothing in Python could see to
-it elsewhere.
+A flag is the signature of a call with a number that tells it from the calls before, in one word:
+
+    bits  0-55  the signature, or 1 where ranks do not compare calls
+    bits 56-57  number of the step modulo 4; its last bit says which of the two cells is used
+
+So who has seen a flag knows two things: that the elements are there, and that the other rank makes the same
+call. Stores are seen in program order on the processors where this is done (x86-64); nothing in Python could
+see to it elsewhere.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Online autotuner: whether long collectives go by shared memory or by MPI, measured at run time.
 
-Which one it is, is a matter of where the ranks' cores lie, which may be on other dies or sockets, and of how
-MPI was built. So a few calls of one kind and about one size are carried out the one way, then a few the
-other, and timed. Then all ranks compare what took longest on any of them, and stay with the quicker way for a
-while. Nothing but time may depend on it, so calls whose results could differ in their bits are not tried.
+Which way is quicker depends on where the ranks' cores are, which may be on other dies or sockets, and on how
+MPI was built. So a few calls of one kind and about one size go one way, then a few the other, and are timed.
+Then all ranks compare what took longest on any of them, and stay with the quicker way for a while (an epoch).
+Only time may depend on it, so calls whose results could differ in their bits are not tried.
 
-Each way has its calls in a row, because one leaves arrays in other caches than the other; and the first of a
-row does not count, which finds what the other way has left. Programs may call from two roots in turn, so the
-best of every other call are added up.
+The calls of one way come in a row (a trial batch), because one way leaves arrays in other caches than the
+other does. The first of a batch does not count. Programs may call from two roots in turn, so the best of
+every other call are added up.
 """
 
 from __future__ import annotations

@@ -1,16 +1,21 @@
 """Shared block pool: a rank hands large blocks to another rank of its node with one copy.
 
-A message of MPI is copied into memory that the receiver has found for it. Here every rank has a shelf of
-a few slots in memory that all ranks of its node have mapped: to hand over a block it copies it into a free
-slot and names that; the receiver's object lives in the slot. One word for each slot says how it is used:
-its owner lends it, says that it is full when the block stands there, and the borrower wipes the word as
-soon as nobody looks at the object any more. So the owner may name a slot first and fill it then: while one
-rank copies, the other is busy with the message already.
+MPI copies a message into memory that the receiver has found for it. Here every rank has a part of memory that
+all ranks of its node have mapped. To hand over a block it copies the block into a free slot of its part and
+names the slot; the receiver's object lives in the slot.
 
-A place is a slot and how far from its beginning a block stands. Where the receiver's core is near, it stands
-to cache lines as in its own memory, where it is far 16 bytes beside that: of two ways in which a processor
-copies, the one is up to 1.6 times as quick here, the other up to 1.4 times there (Zen 4,
-benchmarks/alignment.py). How quick the last copy was tells where the receiver is.
+    part of a rank     a page: one word per slot | slot 0 | ... | slot 7 | receive buffer (node_messages.py)
+
+    word of a slot     FREE ── owner leases it ──> LENT ── owner has copied ──> FULL
+                        ^                            └── owner was stopped ──> SPOILT
+                        └───────── receiver: nobody looks at the object any more ┘
+
+So the owner may name a slot first and fill it then: while it copies, the receiver is busy with the message.
+
+A position is a slot and how far from its beginning a block stands. Where the receiver's core is near, a block
+is aligned to cache lines as in its own memory; where it is far, 16 bytes beside that. Of two ways in which a
+processor copies, one is up to 1.6 times as quick for near cores, the other up to 1.4 times for far ones
+(Zen 4, benchmarks/alignment.py). How quick the last copy was tells where the receiver is.
 """
 
 from __future__ import annotations

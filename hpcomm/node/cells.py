@@ -1,4 +1,8 @@
-"""Cells: shared memory into which ranks write their operands for each other's collectives."""
+"""Cells: shared memory into which ranks write their operands for each other's collectives.
+
+small cell, in the segment    flag (8 bytes) | elements, in the same cache line and behind it
+large cell, in its own file   flag | ... 64 bytes ... | second flag | ... to 128 bytes | elements
+"""
 
 from __future__ import annotations
 

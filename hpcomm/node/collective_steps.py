@@ -1,4 +1,7 @@
-"""Steps of shared-memory collectives, operation by operation."""
+"""Steps of shared-memory collectives, operation by operation.
+
+node_collectives.py says what a step is, and which calls go this way.
+"""
 
 from __future__ import annotations
 

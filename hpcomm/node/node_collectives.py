@@ -1,23 +1,22 @@
 """Collectives between ranks of one node, through shared memory.
 
-    table of a rank    two small places of: flag | elements             on the board (segment.py)
-                       two large ones of: flag | second flag | elements in a file of /dev/shm without a name
+    cells of a rank    two small ones: flag | elements              in the node segment (segment.py)
+                       two large ones: flag | second flag | elements in a file of /dev/shm without a name
 
-A call is one step, or two. A rank lays what others need of its array on its place and raises its flag, the
-signature of the call with its number (arrival_flags.py). Then it waits for the flags of those whose
-elements it
-needs, and takes or folds them from where they lie. So all is copied once, and read once from the cache of
-another core, where MPI cuts messages into pieces for its own queues. Long all-reduces take a second step:
-each rank folds a block only, and takes the others' from them. Sums have the same bits on all ranks, since
-they are folded in the order of ranks.
+A call is one step, or two. A rank writes what others need of its array into its cell and sets its arrival
+flag, the signature of the call with its number (arrival_flags.py). Then it waits for the flags of those whose
+elements it needs, and copies or reduces them from where they are. So all is copied once, and read once from
+the cache of another core, where MPI cuts messages into pieces for its own queues. Long all-reduces take a
+second step: each rank reduces one block only, and takes the other blocks from the others. Sums have the same
+bits on all ranks, since they are made in the order of ranks.
 
-The two places are used in turn. A rank that comes to a call first sees that all others have come to the
-last one: so they are through with the one before, whose place is used again. After a call in which it waited
-for all, it need not look.
+The two cells are used in turn. A rank that comes to a call first sees that all others have come to the last
+one (deferred acknowledgement): so they are through with the one before, whose cell is used again. After a
+call in which it waited for all, it need not look.
 
-Small places are there from the beginning. Large ones are taken when first needed, all ranks together, and
-larger ones when a longer call comes; calls that are longer still go in pieces, one after the other. Where
-there is no memory, MPI carries them; and of long ones those that it carries more quickly (autotune.py).
+Small cells are there from the beginning. Large ones are taken when first needed, all ranks together, and
+larger ones when a longer call comes. Calls that are longer still go in pieces, one after the other. Where
+there is no memory, MPI carries them, and of long ones those that it carries more quickly (autotune.py).
 """
 
 from __future__ import annotations

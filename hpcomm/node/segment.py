@@ -1,11 +1,19 @@
 """Node segment: shared memory of one node in which every rank records what it is doing.
 
-Each rank owns one region: whether it has ended, a text it was asked for, and for each of its
-communicators a ring of the signatures of its last calls. Others only read, except that they may ask
-for the text. The file behind it is unlinked as soon as all have it open, so nothing is left behind.
+Each rank owns one block. Others only read it, except that they may ask for the text:
 
-A living rank holds a lock on the first byte of its region. The kernel takes it away when the process ends,
-in whatever manner, and tells all who have the file: also those in other containers, where process ids differ.
+    block of a rank    8 words: ended, asked, answered, length of the answer, failed, length of the note
+                       answer (4096 bytes) | note for the whole node (512 bytes)
+                       how often each call log was left (255 words)
+                       255 times: call log | receive descriptors (7 words) | element types (128 words)
+                       two small cells for each of 128 (40) communicators
+
+    call log           128 signatures of the last calls, a ring; 0: not made yet | call that began this line
+                       Of 128 entries 32 are wiped at a time, one line ahead of the calls.
+
+The file behind it is unlinked as soon as all have it open, so nothing is left behind. A living rank holds a
+lock on the first byte of its block. The kernel takes it away when the process ends, in whatever manner, and
+tells all who have the file: also those in other containers, where process ids differ.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """Halo slots: messages of a planned exchange between ranks of a node, through shared memory.
 
 The sender copies its views straight to where the receiver reads: two copies, where MPI makes three or drives
-an engine for datatypes. A message has two places, which serve in turn, each behind a word that says whether
-it is full. The sender sets the word, the receiver wipes it when he has taken everything out. So a rank may
-be one exchange ahead of its peer, as with MPI, and no further.
+an engine for datatypes. A message has two slots, used in turn:
 
-What lies in one piece at both ends MPI copies once, which is quicker from about 1 MiB on.
+    slot    word (64 bytes) | data          word: EMPTY ── sender has copied ──> FULL ── receiver has
+                                                    ^                                    copied out ─┐
+                                                    └────────────────────────────────────────────────┘
+
+So a rank may be one exchange ahead of its peer, as with MPI, and no further. MPI copies what lies in one
+piece at both ends only once, which is quicker from about 1 MiB on.
 """
 
 from __future__ import annotations

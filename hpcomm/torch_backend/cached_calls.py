@@ -1,9 +1,8 @@
 """Cached plans of small collectives: known tensor addresses go straight to copies and one reduction.
 
-What shared_collectives.py does takes 10 to 30 us in torch's views, whose length a small call does not
-justify. A plan holds
-these views, of numpy, for the addresses of a call's tensors; programs communicate from the same ones over
-and over. The way through the shelves, and so what the other ranks see, is the same.
+shared_collectives.py takes 10 to 30 us for torch's views, too much for a small call. A plan holds these
+views, as numpy's, for the addresses of a call's tensors; programs communicate from the same ones over and
+over. What goes through shared memory, and so what the other ranks see, is the same.
 """
 
 from __future__ import annotations

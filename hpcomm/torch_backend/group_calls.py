@@ -1,7 +1,7 @@
 """torch's collective calls as Communicator calls: each looks at tensors and returns what is to run.
 
-What carries the verbs out is a far.Far. Lists of tensors become one stacked array and back, without a copy
-where they already lie so. cuda_streams.py sees to tensors that lie elsewhere.
+A network_collectives.Far carries the verbs out, or a class on it. Lists of tensors become one stacked array
+and back, without a copy where they are so already. cuda_streams.py sees to tensors that lie elsewhere.
 """
 
 from __future__ import annotations

@@ -1,15 +1,23 @@
 """Barrier before every collective: it compares the calls, has a timeout, and names who does not come.
 
-Once a rank is inside the MPI library nobody can call it back. So the ranks meet before: each says which
-call it makes, waits for the others with a deadline, and compares. Who does not come is named; ranks that
-mean different calls all raise, and the group stays usable, because none of them has entered MPI. On one
-node they meet on the board (see observe.board), which costs a fraction of a microsecond; across nodes by
-a small nonblocking all-reduce.
+Once a rank is inside the MPI library nobody can call it back. So the ranks meet before: each says which call
+it makes, waits for the others with a deadline, and compares. Who does not come is named. Ranks that mean
+different calls all raise, and the group stays usable, because none of them has entered MPI. On one node they
+meet in the node segment (node/segment.py), which costs a fraction of a microsecond; across nodes by a small
+nonblocking all-reduce. torch's own word for it is a monitored barrier.
 
-On the board nobody may give up a call that another rank passes. So a rank whose time is over says first
-that it doubts, lets that be seen, and looks again: if all have come meanwhile it takes its doubt back and
-passes too, else it gives up. And a rank passes only when it has seen all of them there, without doubt, in
-one look that began when all had come: a doubt that was seen to be justified came before that look.
+In the segment no rank may give up a call that another rank passes. So giving up takes two steps:
+
+    entry of a rank in its call log, for one call
+
+      0 ── comes ──> signature ── time is over, or a rank has ended ──> DOUBTS (tentative withdrawal)
+                      ^   │                                              │  wait 1 ms, look again
+                      │   └─ all others show a signature ──> pass        ├─ somebody is missing ──> GAVE_UP
+                      └────────────── all have come meanwhile ───────────┘                     (withdrawn)
+
+A rank passes only when it has seen all others there, none of them in doubt, in one look that began when all
+had come. A withdrawal that turned out to be justified was visible before that look began, so no rank passes a
+call that another one has withdrawn from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Watchdog of calls inside MPI: ends the job if such a call cannot end.
 
 A rank inside MPI cannot be called back by an exception. So where a rank that it needs has ended, or the
-group's time is over, all that is left is to say so and to end the job, before a launcher that lets the
-others live, or a rank that is stopped, keeps them there for ever.
+group's time is over, all that is left is to say so and to end the job. Otherwise a launcher that lets the
+others live, or a rank that is stopped, would keep them there for ever.
 """
 
 from __future__ import annotations

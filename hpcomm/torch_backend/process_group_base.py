@@ -1,7 +1,8 @@
 """Base of the process group: how torch sees it, and how its calls are carried out.
 
-A blocking call is carried out by its caller while nothing is queued; a background call, and all that
-comes after it, by the group's worker, in order. Before each collective call the ranks meet at the gate.
+process_group.py has the calls themselves. A blocking call is carried out by its caller while nothing is
+queued; a background call, and all that comes after it, by the group's worker thread, in order. Before each
+collective call the ranks meet in a barrier (monitored_gate.py).
 """
 
 from __future__ import annotations

@@ -1,12 +1,21 @@
 """Collectives between ranks of one node, through shared memory.
 
-Each rank has a shelf there for a few pieces of data. A call cuts tensors into pieces, and each piece goes
-through stages: lay it on one's own shelf, fold what lies on all of them, take from the others'. Between
-two stages all ranks meet; the first meeting of a call is the gate's. While one piece is taken the next is
-laid, so a piece needs one meeting, and memory is read while it is in a cache.
+Each rank has shared memory for a few pieces of data:
 
-No rank enters MPI here, so none can be left there: who waits for a rank that ends, or comes too late, is
-told by an exception.
+    memory of a rank    head, 4096 bytes: number of the last meeting, addresses | 3 places of 1 MiB
+
+A call cuts tensors into pieces, and each piece goes through stages: write it into one's own place, reduce
+what stands in all of them, copy from the others'. Between two stages all ranks meet; the first meeting of a
+call is the barrier before it (monitored_gate.py). While one piece is copied out the next one is written, so a
+piece needs one meeting, and memory is read while it is in a cache.
+
+    write           p0  p1  p2  p3
+    reduce              p0  p1  p2  p3
+    copy out                p0  p1  p2 ...        three places, so none is written while it is read
+                   ──> time
+
+No rank enters MPI here, so none can be left there: who waits for a rank that ends, or comes too late, is told
+by an exception.
 """
 
 from __future__ import annotations

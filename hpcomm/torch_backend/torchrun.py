@@ -1,9 +1,9 @@
 """Ranks that torchrun or a user has started: a PMI server plays the MPI launcher's part.
 
-torch's store carries to the ranks where the server is. What proves that they belong to the job does not go
-that way where all share a node: any user of the host can read that store, but not a file of ours. Over
-several nodes it has to, and HPCOMM_SECRET, a word that the ranks' environment holds, makes up for that.
-Open MPI speaks PMIx only and needs its own launcher.
+torch's store tells the ranks where the server is. Where all share a node, the proof that they belong to the
+job does not go that way: any user of the host can read that store, but not a file of ours. Over several nodes
+it has to, and HPCOMM_SECRET, a word in the ranks' environment, makes up for that. Open MPI speaks PMIx only
+and needs its own launcher.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Zero-copy collectives of long tensors: ranks of one node read each other's memory.
 
-Where the system lets a process read another one's memory, a long tensor crosses in one copy, without any
-shelf: each rank says where its tensor lies, all meet, each takes what it needs from where it lies, and all
-meet again before anybody returns, because until then its tensor is read. A rank that gives up says so before
-it returns, and who has read from it since does not take that for good; see Near.
+Where the system lets a process read another one's memory, a long tensor crosses in one copy, without staging:
+each rank publishes the address of its tensor, all meet, each copies what it needs from there, and all meet
+again before anybody returns, because until then its tensor is read. A rank that gives up says so before it
+returns, and a rank that has read from it since does not use that; see shared_collectives.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,16 @@
-"""Message envelopes (source, dest, tag) and matched probes."""
+"""Message envelopes (source, dest, tag) and matched probes.
+
+MPI matches a receive that it knows of. A receive of unknown length must see the message first, so it waits as
+an Arrival. It probes until it finds a message, and takes it out of MPI's matching (MPI_Improbe, MPI_Mprobe).
+
+    asked for ── in _waiting, in the order of the calls
+       │  Test(): Iprobe finds a message (source, tag)
+       ├─ an earlier Arrival takes such messages ──> that one is tested first (MPI's order of receives)
+       └─ else Improbe: .message holds it ──> received by its owner, with MPI_Mrecv
+       withdraw(): no longer waits; what comes is for others
+
+_matching makes a probe and the decision about it one step, where several threads receive.
+"""
 
 from __future__ import annotations
 

@@ -1,24 +1,26 @@
 """Rendezvous messages between ranks of one node, copied through shared memory.
 
-    notes of a rank    POST | SERIAL | TAG | CLAIM | HERE        for each communicator, on the board
-    landing of a rank  bytes                                     one for all of them, beside its shelf
+    receive descriptor    POST | SERIAL | TAG | CLAIM | HERE     per communicator, in the node segment
+    receive buffer        bytes                                  one per rank, behind its blocks (blocks.py)
 
-A rank that waits for a message in a blocking recv posts what it waits for. A sender that finds its message
-wanted claims the post, copies the elements to the receiver's landing in pieces, and counts them; the receiver
-copies them on while they come. So they are copied twice, in caches, without a request, an answer and the
-queues of MPI. Between cores far apart, on other dies or sockets, that may take several times as long as MPI's
-one copy: a sender looks at the clock, and leaves most to MPI where copying is slow. Nobody need go this way:
-a message whose receiver does not wait for it goes by MPI, and a receiver looks for it there too. So probe,
+A rank that waits for a message in a blocking recv posts a receive descriptor. A sender whose message fits
+claims it, copies the elements to the receiver's buffer in pieces, and counts them in HERE; the receiver
+copies them on while they come. So they are copied twice, in caches, without MPI's request, answer and queues.
+Between cores far apart, on other dies or sockets, that may take several times as long as MPI's one copy: a
+sender times its copies, and leaves most messages to MPI where copying is slow. Nobody must go this way: a
+message whose receiver does not wait for it goes by MPI, and a receiver looks for it there too. So probe,
 wildcards and receives in the background find what they always do.
 
-Messages between two ranks must not overtake each other. Both count those between them, also those by MPI: a
+Messages between two ranks must not overtake each other. Both count those between them, also those by MPI. A
 post says how many the receiver has had, and a sender claims it only if it has sent just as many. So nothing
 is under way, and while a receive in the background is pending, a rank posts nothing. Whoever looks at
-`comm.mpi` could send and receive unseen: all that his rank sends and receives goes by MPI from then on.
+`comm.mpi` could send and receive unseen: all that its rank sends and receives goes by MPI from then on.
 
-A receiver that need not wait any more, or has waited for long, withdraws its post. Both then write and
-look: the receiver wipes POST and looks at CLAIM, the sender writes CLAIM and looks at POST, with a fence
-between, so at least one sees the other; a sender that sees the post gone backs out, and says so.
+A receiver that need not wait any more, or has waited for long, withdraws its post. Both then write one word
+and look at the other's, with a fence between, so at least one sees the other (Dekker's algorithm):
+
+    receiver    POST := 0      fence   look at CLAIM     claimed: wait for the data, or for "spoilt"
+    sender      CLAIM := post  fence   look at POST      gone: back out, and say so in HERE
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Progress: requests that need the host again and again, and a thread that serves them.
 
-An MPI library moves its own messages on inside any of its calls. A call of several steps is moved on by
-whoever waits for any such request, and by a thread that sleeps when there is none. Steps on a device it moves
-on all the time; those of host arrays and objects while a thread of the program is in any call of hpcomm, such
-as a blocking one of another verb, and not between two lines of the program, where nobody expects an object to
-be unpickled.
+An MPI library progresses its own messages inside any of its calls. A call of several steps is progressed by
+whoever waits for any such request, and by a thread that sleeps when there is none. Steps on a device it
+progresses all the time. Those of host arrays and objects it progresses only while a thread of the program is
+in any call of hpcomm, such as a blocking one of another verb; not between two lines of the program, where
+nobody expects an object to be unpickled.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Host monitor: which ranks have ended before MPI was up, seen from the launcher's host.
 
-    startup_monitor.py on h2 ── ssh ──> this, on h1: MPICH's launcher keeps a proxy, or an ssh to one, for
-    each host
-                   <─ a sentence ─         until all ranks there have ended; Open MPI's answers questions
+    startup_monitor.py on h2 ── ssh ──> this file, on the launcher's host h1
+                   <─ a sentence ─
 
-Ends when its standard input does. Needs the standard library only.
+MPICH's launcher keeps a proxy, or an ssh to one, for each host until all ranks there have ended. Open MPI's
+answers questions (prrte.py). Ends when its standard input does. Needs the standard library only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Job monitor: passes on the output of a job of several programs, judges its end, ends it as a whole.
 
-    this process ── mpirun / mpiexec / srun ──┬── rank_supervisor.py ── python ocean.py       a supervisor
-    per rank
+    this process ── mpirun / mpiexec / srun ──┬── rank_supervisor.py ── python ocean.py
                  <─ lines, and who has ended ─┴── rank_supervisor.py ── python atmosphere.py
 
-MPI ends a job when a rank is killed or ends with a status; it does not when one ends with 0 too early, and
-then the others wait for ever. So each rank's supervisor says when its program has ended, and here stands
-the rule: a program that has ended while others still run has ended the job.
+MPI ends a job when a rank is killed or ends with a status. It does not when one ends with 0 too early, and
+then the others wait for ever. So each rank's supervisor says when its program has ended, and this is the
+rule: a program that has ended while others still run has ended the job.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@
                                     └─ python atmosphere.py   in MPI_Init, where no thread of Python's runs
                                          └─ this file         so a process of its own looks at the others
 
-It sees the processes of its own host (Linux; launchers of Open MPI and MPICH, and Slurm's), asks Slurm
-for the other nodes of a step, else an eye on the launcher's host (host_monitor.py), and keeps a deadline in
-any case.
-Needs the standard library only: it starts in 15 ms.
+It sees the processes of its own host (Linux; launchers of Open MPI and MPICH, and Slurm's). For the other
+nodes it asks Slurm, or a host monitor on the launcher's host (host_monitor.py), and it keeps a deadline in
+any case. Needs the standard library only: it starts in 15 ms.
 """
 
 from __future__ import annotations

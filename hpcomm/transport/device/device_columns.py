@@ -1,7 +1,8 @@
 """Collectives on device arrays, in pieces through the device workspace: load, move, store.
 
-What travels is what op needs (reduction.py): halves as float32, truth values as bytes; kernels of an array
-library convert. How it moves is another file: rounds.py by own schedules, nccl.py, cuda_aware.py.
+What travels is what op needs (reduction.py): half types as float32, truth values as bytes; kernels of an
+array library convert. How it moves is another file: rounds.py by own schedules, nccl_transport.py,
+cuda_aware.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Messages with an end on a device: whole through pinned memory, or header, answer and pieces.
 
-Both ranks of a large message take part in choosing its path: the sender's card says what it can and offers
-memory that could be opened, the receiver tries, chooses, and answers.
+Both ranks of a large message take part in choosing its path: the sender's header says what it can do and
+offers memory that could be opened; the receiver tries, chooses, and answers.
+
+    sender      header: capabilities, offer ──>                              ──> data, by the chosen path
+    receiver                                  tries the offer, chooses ──> answer
 """
 
 from __future__ import annotations

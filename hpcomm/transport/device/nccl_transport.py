@@ -2,7 +2,8 @@
 
 Messages from one rank to another have a group of two and a stream of their own: NCCL matches them by their
 order alone, and on the stream of another call two ranks could wait for each other in a circle. NVIDIA does
-not promise that two groups move on side by side (nccl #195, #217), so messages go this way on demand only.
+not promise that two groups make progress side by side (nccl #195, #217), so messages go this way on demand
+only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,16 @@
-"""Pipelined messages: in pieces, through pinned memory at the end that lies on a device."""
+"""Pipelined messages: in pieces, through pinned memory at the end that lies on a device.
+
+Each end has two slots of pinned memory, used in turn. So piece i travels while piece i+1 is copied from the
+device, and the receiver copies piece i to its device while piece i+1 arrives:
+
+    sender's device    copy p0 | copy p1 | copy p2 |
+    sender's MPI               | send p0 | send p1 | send p2 |
+    receiver's MPI             | recv p0 | recv p1 | recv p2 |
+    receiver's device                    | copy p0 | copy p1 | copy p2
+
+A slot is written again only when its event and its MPI request are over: `landed` and `free` give what to
+wait for. All functions are generators of stages (core/request.py), so nothing blocks.
+"""
 
 from __future__ import annotations
 

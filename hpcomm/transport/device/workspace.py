@@ -1,7 +1,7 @@
 """Device workspace of a communicator's collectives, and which ranks can open each other's.
 
-Each rank exports its arena once; the others of its node try to open it, with a pattern. What they found is
-told to all, so that all choose alike. A pair whose memory can be opened copies from device to device.
+Each rank exports its workspace once; the others of its node try to open it, with a pattern. What they found
+is told to all, so that all choose alike. A pair whose memory can be opened copies from device to device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Own schedules on devices: messages from workspace to workspace, reductions by kernels.
 
-A message goes from device to device where the receiver has the sender's arena open: it waits for the event
-`ready`, copies, and records `read`, which the sender waits for before it works on. Else it goes through
+A message goes from device to device where the receiver has the sender's workspace open: it waits for the
+event `ready`, copies, and records `read`, which the sender waits for before it works on. Else it goes through
 pinned memory, in pieces. The host passes words, and waits for no device but for its pinned memory.
 """
 

@@ -1,8 +1,8 @@
 """Rounds of MPI messages, prepared for many times or made when needed; and those under way.
 
-Whoever waits for one of them here, blocking or not, moves on all that are in the background in this process:
-other ranks may wait for them in another order, or on another communicator. In other calls that block, the
-thread of progress.py does.
+Whoever waits for one of them here, blocking or not, progresses all that are in the background in this
+process: other ranks may wait for them in another order, or on another communicator. In other calls that
+block, the thread of progress.py does so.
 """
 
 from __future__ import annotations
