@@ -1,4 +1,4 @@
-"""How objects should stand on a shelf: to cache lines as in their own memory, or not (hpcomm/shelf.py).
+"""How blocks should stand in the shared block pool: aligned as in their own memory, or not (node/blocks.py).
 
     hpcomm run -n 2 python benchmarks/alignment.py [--save near]
 

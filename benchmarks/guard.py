@@ -1,4 +1,4 @@
-"""What it costs that Open MPI cannot write past the end of a receive (hpcomm/transport/guard.py).
+"""What it costs that Open MPI cannot write past the end of a receive (hpcomm/transport/guarded_receive.py).
 
     hpcomm run -n 2 python benchmarks/guard.py [--save]
 

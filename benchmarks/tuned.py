@@ -63,7 +63,7 @@ def table(found: dict) -> str:
         "",
         f"all_reduce of 8 bytes by {OWN} {own:.1f}, by MPI's own choice {mpi:.1f}: +{own - mpi:.1f}",
     ]
-    lines[-1] += f"; hpcomm's default {default:.1f} (hpcomm/within.py)"
+    lines[-1] += f"; hpcomm's default {default:.1f} (hpcomm/node/node_collectives.py)"
     return "\n".join(lines)
 
 

@@ -143,6 +143,24 @@ def test_the_readme_of_a_folder_has_a_line_for_each_of_its_files(lines: list[lis
     assert sorted(wrong) == []
 
 
+def test_documents_name_files_of_the_package_that_are_there() -> None:
+    """Paths such as `hpcomm/core/buffer.py`; in READMEs of folders and docs/design.md short ones, too."""
+    there = [str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")]
+    readmes = [*PACKAGE.rglob("README.md"), DESIGN]
+    wrong = []
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.md")]:
+        text = path.read_text()
+        names = re.findall(r"hpcomm/[\w/]+\.py\b", text)
+        if path in readmes:
+            names += re.findall(r"`((?:\w+/)*\w+\.py)`", text)
+        for name in names:
+            if name.startswith(("tests/", "benchmarks/")):
+                continue
+            if not any(f"/{each}".endswith(f"/{name}") for each in there):
+                wrong.append(f"{path.relative_to(ROOT)}: {name}")
+    assert wrong == []
+
+
 def test_the_guard_itself_sees_every_import_that_runs() -> None:
     """A guard that cannot fail guards nothing."""
     text = "## Layers\n\n```\nerrors          # lowest\nbuffer dtypes\nobserve, communicator\n```\n"

@@ -55,7 +55,7 @@ class Agreement:
     """How the ranks of one communicator agree.
 
     enter(head, count) before a call, leave() after it; late(head, count) -> leave for background calls.
-    around does both as text, for lanes: CALL stands for the call, mine is its signature, and names holds
+    around does both as text, for fast paths: CALL stands for the call, mine is its signature, and names holds
     what else occurs in it.
     """
 
@@ -111,7 +111,7 @@ def light(
     """Compare with the ranks of this node on either side.
 
     Args:
-        ring: this rank's ring on the board.
+        ring: this rank's call log in the node segment.
         peers: the other ranks of comm on this node, next neighbour first: rank, region, ring.
     """
     theirs, behind = peers[0][2], peers[-1][2]
@@ -183,7 +183,7 @@ def light(
 def full(comm: Comm, shadow: MPI.Comm, ring: memoryview | None = None) -> Agreement:
     """Compare all ranks before every call; all of them raise.
 
-    ring: this rank's on the board, where the sentinels of the others see to which call it has come.
+    ring: this rank's call log in the node segment, where others' watchdogs see to which call it has come.
     """
     from mpi4py import MPI
 

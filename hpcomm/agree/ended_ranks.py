@@ -28,7 +28,7 @@ def told(size: int) -> list[int]:
 
 
 class Notary:
-    """What a rank of a large program hears from its mates, and tells them, of ends in another one.
+    """What a rank of a large program hears from others of it, and tells them, of ends in another one.
 
     Args:
         mates: a duplicate of the program's own communicator, for this alone.
@@ -44,7 +44,7 @@ class Notary:
         self._going: list[MPI.Request] = []
 
     def serve(self, gone: set[int]) -> None:
-        """Answer mates who ask. Never blocks."""
+        """Answer ranks of the own program that ask. Never blocks."""
         from mpi4py import MPI
 
         status, answer = MPI.Status(), b""

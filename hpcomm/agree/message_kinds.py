@@ -37,7 +37,7 @@ class Kinds:
     """Those of one communicator.
 
     Args:
-        own: this rank's words, which others read; theirs: those of other ranks that are near.
+        own: this rank's words, which others read; theirs: those of the other ranks of the node.
     """
 
     def __init__(self, comm: Comm, own: memoryview, theirs: Mapping[int, memoryview]) -> None:

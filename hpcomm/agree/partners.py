@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["Partners"]
 
 _BYE = 32099  # tag
-_UNDER_WAY_S = 1.0  # for messages that were sent before an end: the board is quicker than MPI
+_UNDER_WAY_S = 1.0  # for messages that were sent before an end: the node segment is quicker than MPI
 _LAST_WORDS_S = 0.2  # for what is said at the same moment: UCX complains of messages that nobody received
 
 
 class Partners:
     """The ranks of the program called name, at the other side of inter, a duplicate of the link's own.
 
-    Made collectively by both sides, unless the other is plain: a program without hpcomm, which says farewell
-    in a message only. foreign: it is of another job. mates: this program's ranks, if they are many, on a
-    communicator for this alone.
+    Made collectively by both sides, unless the other is plain: a program without hpcomm, which can
+    send an end notice only. foreign: it is of another job. mates: this program's ranks, if they are many,
+    on a communicator for this alone.
     """
 
     _notary: Notary | None = None

@@ -57,7 +57,7 @@ _process = 0  # that is this rank: its forked children are not
 
 
 def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
-    """Bring MPI up once (collective over everybody, by default the world): hooks, board, sentinel.
+    """Bring MPI up once (collective over everybody, by default the world): hooks, node segment, watchdog.
 
     Args:
         everybody: the ranks that use hpcomm, where a job has others too.

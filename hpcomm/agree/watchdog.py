@@ -76,13 +76,13 @@ _followed: dict[int, weakref.ref[Comm]] = {}
 
 
 def follow(comm: Comm) -> None:
-    """Have an eye on the calls of comm as long as it lives."""
+    """Watch the calls of comm as long as it lives."""
     key = id(comm)
     _followed[key] = weakref.ref(comm, lambda _: _followed.pop(key, None))
 
 
 def _is_troubled() -> bool:
-    """Whether a call might be waiting in vain, as far as the board tells.
+    """Whether a call might be waiting in vain, as far as the node segment tells.
 
     Asked first, because the stack of a thread that runs is no good place to look: on some Pythons, and with
     a frame evaluation such as torch's in between, a frame may be half gone while it is read. So in a job
@@ -93,7 +93,7 @@ def _is_troubled() -> bool:
         if comm is None:
             continue
         if comm.partners is not None or comm.patience_s is not None:
-            return True  # there is a deadline, and farewells come by message: the call must be known
+            return True  # there is a deadline, and end notices come by message: the call must be known
         watched = comm.watched
         if watched is None:
             continue

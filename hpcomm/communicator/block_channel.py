@@ -29,7 +29,7 @@ _serial = count()
 
 
 def part_tag() -> int:
-    """Of what follows a card: another one each time, in the lower half."""
+    """Tag of what follows a header: another one each time, in the lower half."""
     return next(_serial) % (transport.largest_tag() // 2)
 
 

@@ -105,7 +105,7 @@ def reduce(
     algorithm: str | None = None,
     dst: int | None = None,
 ) -> Any:
-    """Fold the arrays of all ranks element by element; root gets the result.
+    """Reduce the arrays of all ranks element by element; root gets the result.
 
     Same as MPI_Reduce, torch.distributed.reduce.
 
@@ -138,7 +138,7 @@ def all_reduce(
     algorithm: str | None = None,
     deterministic: bool = False,
 ) -> Any:
-    """Fold the arrays of all ranks element by element; every rank gets the result.
+    """Reduce the arrays of all ranks element by element; every rank gets the result.
 
     Same as MPI_Allreduce, torch.distributed.all_reduce (there in place: out=x).
 
@@ -146,8 +146,8 @@ def all_reduce(
         x: array, same shape and dtype on every rank.
         op: "sum", "avg" (floating or complex), "prod", "min", "max" (not complex), "band", "bor", "bxor"
             (bool and integers), "land", "lor", premul_sum(factor), a torch ReduceOp, an MPI.Op, or a
-            function f(a, b) -> c of two arrays of x's kind, folded in rank order, which need not commute;
-            Python's sum, max, any and the like mean what they fold by. float16 and bfloat16 are folded in
+            function f(a, b) -> c of two arrays of x's kind, reduced in rank order, which need not commute;
+            Python's sum, max, any and the like mean what they reduce by. float16 and bfloat16 are reduced in
             float32 and rounded once; min and max of floats keep what is not a number, as numpy's do. On
             arrays of bool, sum and max are "or", prod and min "and"; Python's own bools are counted.
         out: array that receives, of x's shape and dtype; out=x is in place.
@@ -276,7 +276,7 @@ def reduce_scatter(
     async_op: bool = False,
     algorithm: str | None = None,
 ) -> Any:
-    """Fold x over the ranks and leave each rank its own block of the result.
+    """Reduce x over the ranks and leave each rank its own block of the result.
 
     Same as MPI_Reduce_scatter_block, torch.distributed.reduce_scatter_tensor.
 
@@ -329,7 +329,7 @@ def scan(
     async_op: bool = False,
     algorithm: str | None = None,
 ) -> Any:
-    """Fold the arrays of the ranks up to and with this one (inclusive prefix).
+    """Reduce the arrays of the ranks up to and with this one (inclusive prefix).
 
     Same as MPI_Scan. Args and errors as all_reduce, but op "avg" is refused.
 
@@ -351,7 +351,7 @@ def exscan(
     async_op: bool = False,
     algorithm: str | None = None,
 ) -> Any:
-    """Fold the arrays of the ranks below this one (exclusive prefix).
+    """Reduce the arrays of the ranks below this one (exclusive prefix).
 
     Same as MPI_Exscan, but rank 0 gets what op does not notice: 0 for sum, 1 for prod, the largest
     value for min and so on. Where op is a function or an MPI.Op, rank 0 gets None and out is left alone.
@@ -401,7 +401,7 @@ def perform(
     async_op: bool,
     algorithm: str | None = None,
 ) -> Any:
-    """By the lane for this kind of array if there is one, else carefully."""
+    """By the fast path for this kind of array if there is one, else by the general path."""
     if not async_op:
         try:
             known = comm.fastpaths if algorithm is None else comm.fastpaths[algorithm]
@@ -427,7 +427,7 @@ def careful(
     algorithm: str | None = None,
     deterministic: bool = False,
 ) -> Any:
-    """The careful way of every collective but barrier: look, check, agree, carry out."""
+    """The general path of every collective but barrier: look, check, agree, carry out."""
     try:
         comm.check_open(verb)
         own = algorithm is not None or deterministic

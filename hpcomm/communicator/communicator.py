@@ -101,12 +101,10 @@ class Communicator:
         self.tag_base = 0  # a number by chance, the same on all ranks (blocks.making)
         may_have_devices = not plain and self._meet_first(level)
         self.object_comm: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
-        self.block_channel = channel(
-            mpi, parent, may_have_devices
-        )  # and what follows their cards, apart from both
-        self.exchange_channel: list[Any] | None = (
-            None  # for planned exchanges, once there is one (exchange.py)
-        )
+        # What follows their headers, apart from both:
+        self.block_channel = channel(mpi, parent, may_have_devices)
+        # For planned exchanges, once there is one (fields/exchange.py):
+        self.exchange_channel: list[Any] | None = None
         self.observers: tuple[Any, ...] = ()
         self._kept: list[Request] = []
         self.outstanding = Unfinished()  # calls in the background, and plans
@@ -115,8 +113,8 @@ class Communicator:
         self.call_log = self._places = -1
         self._lookers: Lookers = []  # the other ranks on this node, which look at both
         self.watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
-        self.node_regions: dict[int, Region] = {}  # of the other ranks on this node: their part of the board
-        self.block_pool: Shelves | None = None  # memory of this node that objects are handed over in,
+        self.node_regions: dict[int, Region] = {}  # blocks of the other ranks in the node segment
+        self.block_pool: Shelves | None = None  # shared memory of this node for large blocks of objects,
         self.block_homes: dict[int, int] = {}  # and the ranks that have a part of it
         self._gpu = gpu
         self.devices: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
@@ -386,7 +384,7 @@ class Communicator:
     def observe(self, observer: Any) -> Callable[[], None]:
         """Show every call to observer: observer.before(call), observer.after(call). Returns how to stop.
 
-        While anybody looks, calls take the careful way, which costs some microseconds.
+        While anybody looks, calls take the general path, which costs some microseconds.
         """
         self.check_open("observe")
         if not all(callable(getattr(observer, name, None)) for name in ("before", "after")):
@@ -411,7 +409,7 @@ class Communicator:
         self.leave_fastpaths()
 
     def leave_fastpaths(self) -> None:
-        """Let all calls be careful from now on."""
+        """Let all calls take the general path from now on."""
         self.fastpaths = NO_LANES
         part(self)
 
@@ -422,7 +420,7 @@ class Communicator:
         transport.move_on(self.mpi_handle)
 
     def drop_fastpaths(self) -> None:
-        """Let lanes be made anew."""
+        """Let fast paths be made anew."""
         if self.fastpaths is not NO_LANES:
             self.fastpaths = {}
             part(self)
@@ -445,11 +443,11 @@ class Communicator:
         self._kept.append(request)
 
     def _meet(self, level: str) -> tuple[list[tuple[int, Region, int, bool]], bool, list[list[memoryview]]]:
-        """Learn where each of the other ranks of this node is: (rank, its part of the board, its ring or -1,
-        whether it posts its calls there).
+        """Learn where each of the other ranks of this node is: (rank, its block of the node segment, its call
+        log there or -1, whether it records its calls).
 
         Collective; those behind this rank come first. And whether all ranks go the way within a node, and for
-        this the small places of each, if each has some. Nobody is told of ranks of other nodes, so that costs
+        this the small cells of each, if each has some. Nobody is told of ranks of other nodes, so that costs
         and memory follow the ranks of a node, not all.
         """
         board = segment.current

@@ -40,7 +40,7 @@ else:
 
 __all__ = ["block_of", "copied", "is_laden", "library_of", "load", "unload"]
 
-_LADEN = b"\x95laden"  # how a manifest begins; no description of a parcel does
+_LADEN = b"\x95laden"  # how a manifest begins; no description of a payload does
 _LABEL = struct.Struct("<q32s24sq")  # tag of what follows (-1: it stands behind), library, dtype, axes
 _MODEL = "hpcomm.device.model"
 _LIBRARIES = ("cupy", _MODEL)  # beside torch, which has its own ways
@@ -53,7 +53,7 @@ def library_of(array: Any) -> str:
 
 
 def block_of(look: DeviceBuffer) -> OnDevice:
-    """What stands for an array in a parcel.
+    """What stands for an array in a payload.
 
     Raises:
         LayoutError: it is strided, and no kernel is known to pack it.
@@ -77,12 +77,12 @@ def copied(block: OnDevice) -> Any:
 
 
 def is_laden(parcel: Parcel) -> bool:
-    """Whether a parcel that has come has arrays for devices in it."""
+    """Whether a payload that has come has arrays for devices in it."""
     return bytes(parcel.blocks[0][: len(_LADEN)]) == _LADEN
 
 
 def load(comm: Communicator, parcel: Parcel, ranks: Sequence[int]) -> tuple[Parcel, list[Moving]]:
-    """The parcel as it travels to ranks, and what follows it to each of them, already under way."""
+    """The payload as it travels to ranks, and what follows it to each of them, already under way."""
     blocks: list[Any] = []
     follows: list[tuple[DeviceBuffer, int]] = []
     labels = []
@@ -131,7 +131,7 @@ def _depart(comm: Communicator, follows: list[tuple[DeviceBuffer, int]], rank: i
 
 
 def unload(comm: Communicator, parcel: Parcel, source: int) -> Stages:
-    """The parcel that was loaded, with arrays where labels came; what follows is received from source."""
+    """The payload that was loaded, with arrays where labels came; what follows is received from source."""
     parcel.settle()
     manifest, *blocks = parcel.blocks
     messages = comm.devices.messages

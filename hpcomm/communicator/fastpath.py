@@ -74,12 +74,12 @@ _KEPT = 256  # lengths of calls within a node
 
 
 def detour(*arguments: Any) -> Any:
-    """No lane: take the careful way."""
+    """No fast path: take the general path."""
     return NotImplemented
 
 
 def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None = None) -> Lane:
-    """The lane for arrays like x, kept from now on; detour if there is none.
+    """The fast path for arrays like x, kept from now on; detour if there is none.
 
     algorithm: that of its smallest sizes; larger ones it leaves to chosen().
     """
@@ -109,7 +109,7 @@ def _barrier(comm: Communicator) -> Lane:
 
 
 def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
-    """What posts a call on the board, and what looks at a neighbour's after it, where calls are watched.
+    """What records a call in the node segment, and looks at a neighbour's after it, where calls are watched.
 
     Who waits for the flags of all others need not look. But two roots of one broadcast would both go on.
     """
@@ -126,7 +126,7 @@ def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
 
 
 def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane] | None:
-    """What makes lanes for arrays like x; None: there are none."""
+    """What makes fast paths for arrays like x; None: there are none."""
     if comm.fastpaths is NO_LANES or (type(op) is not str if verb in REDUCTIONS else op is not None):
         return None  # and of operators, a new lambda every time must not be kept for ever
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
@@ -136,7 +136,7 @@ def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane
 
 
 def chosen(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> Lane:
-    """The lane of algorithm="tuned" or "mpi:..." for arrays like x and of its size, chosen once for all."""
+    """The fast path of algorithm="tuned" or "mpi:..." for arrays like x and of its size, chosen once."""
     try:
         limits, lanes = comm.fastpaths[algorithm, verb]
         return lanes[bisect_left(limits, x.nbytes)][op][type(x)][x.dtype]  # type: ignore[no-any-return]
@@ -167,7 +167,7 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
     elif verb == "all_reduce" and make is _numpy and name is not None and theirs == name:
         from ..core import dtypes, reduction
 
-        with suppress(HpcommError):  # the careful way meets it again, and says where
+        with suppress(HpcommError):  # the general path meets it again, and says where
             is_own = True
             by = schedule_transport.by_schedule(
                 comm, name, x.dtype, reduction.resolve(op, dtypes.from_numpy(x.dtype))
@@ -242,7 +242,7 @@ def _knows_devices(torch: Any) -> bool:
 
 
 def _most(comm: Communicator, itemsize: int) -> int:
-    """Bytes up to which a lane carries an array: what one MPI call takes, in this communicator's way."""
+    """Bytes up to which a fast path carries an array: what one MPI call takes, in this communicator's way."""
     from ..transport import mpi
 
     largest = mpi.largest_count * itemsize
@@ -298,7 +298,7 @@ def _make(
     names: dict[str, Any],
     by: Any = None,
 ) -> Lane:
-    """The lane of a verb, or detour where MPI alone cannot do the whole job.
+    """The fast path of a verb, or detour where MPI alone cannot do the whole job.
 
     by: what is called in place of what would be (None: nothing), the algorithm that the user named, up to
     how many bytes of x, or of one block, and whether it is an own schedule.
@@ -310,7 +310,7 @@ def _make(
         if record.mpi is None:
             return detour
         folding = None if op is None else _folding(op, record)
-    except HpcommError:  # the careful way meets the same error and says where
+    except HpcommError:  # the general path meets the same error and says where
         return detour
     if op is not None and folding is None:
         return detour
@@ -406,7 +406,7 @@ def _within(
     found["within_given"] = found["within_given"].replace("return X", "return None")
     places, small_end = within.small, within.small_end(code) if verb in fastpath_node.VERBS else 0
     if places is not None and small_end:
-        unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
+        unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what fast paths know of its length
         names.update(small=places, small_to=small_end * record.itemsize // unit)
         names.update(known=known, turns_of=turns_of, number=places.number, look=places.flags.look)
         names.update(last=_NOTHING, signs={}, narrow=memoryview(bytearray(4)).cast("f"))
@@ -434,7 +434,7 @@ def _message(
         names.update(noted=kinds.noted(record))
         names.update(dict.fromkeys(("noted_dest", "noted_tag", "sure_source", "sure_tag"), _NOTHING))
     texts |= {"arrive": "@take X\n@arrive_by_mpi X", "swap": ""}
-    unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what lanes know of its length
+    unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what fast paths know of its length
     if guarded_receive.is_needed():
         most, kind = guarded_receive.most(comm, verb != "irecv"), names["kind"]
         names.update(
@@ -510,7 +510,7 @@ def _compose(
         verb=verb,
     )
     code, source = compiled(verb, body, tuple((ALIKE | fragments).items()), around)
-    names.update(__name__=f"lane of {verb}", __loader__=source)
+    names.update(__name__=f"fast path of {verb}", __loader__=source)
     exec(code, names)
     lane: Lane = names["lane"]
     return lane

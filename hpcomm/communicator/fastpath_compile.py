@@ -49,7 +49,7 @@ def _expanded(text: str, known: dict[str, str], around: str) -> list[str]:
 
 
 class Source:
-    """Shows tracebacks and debuggers what a lane looks like, as the loader of a module would."""
+    """Shows tracebacks and debuggers what a fast path looks like, as the loader of a module would."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -25,7 +25,7 @@ _OURS = (
     "hpcomm.communicator.p2p",
 )  # whose functions may be hidden; not those of a subclass
 _OTHERS = 16  # calls with other arrays, before the function for those takes its place
-_NEVER = {  # what a lane knows nothing of
+_NEVER = {  # what a fast path knows nothing of
     "async_op": "async_op",
     "deterministic": "deterministic",
     "algorithm": "algorithm is not None",
@@ -35,7 +35,7 @@ _TORCHS = {"dst": ("dest", "root"), "src": ("source", "root")}  # words, for wha
 
 
 def fuse(comm: Communicator, verb: str, op: Any, x: Any, lane: Any) -> None:
-    """Let comm's verb be one function with lane, for arrays like x."""
+    """Let comm's verb be one function, the fast path, for arrays like x."""
     method = getattr(type(comm), verb)
     if method.__module__ not in _OURS:
         return

@@ -32,8 +32,8 @@ if turns is not None:
     return X
 """,
 }
-# A call is posted on the board while its flag is on the way; but before this rank waits for others to come
-# to an earlier one, since who waits is looked at.
+# A call is recorded in the node segment while its flag is on the way; but before this rank waits for others
+# to come to an earlier one, since who waits is looked at.
 _COME = """
 if small.owed:
     @post
@@ -108,7 +108,7 @@ def step(
     """The fragments that a small call takes.
 
     Args:
-        unit: what lanes know of the length of one element.
+        unit: what fast paths know of the length of one element.
         few: how many elements Python's own arithmetic serves sooner, at most; see collective_steps.py.
         is_narrow: they are float32, of which Python makes more.
         size: number of ranks.
@@ -125,7 +125,7 @@ def step(
     found["turns"] = _TURNS[verb].replace("AMOUNT", fragments["amount"].replace("X", "x"))
     amount = fragments["amount"]
     is_numpy = "item" in fragments
-    if few and is_numpy:  # bytes of tensors are laid as quickly as one element
+    if few and is_numpy:  # bytes of tensors are written as quickly as one element
         for name, one in (
             ("lay", f"elements[0] = {fragments['item']}"),
             ("fetch", "X_flat[0] = elements[0]"),
@@ -139,7 +139,7 @@ def step(
 
 
 def _fold(elements: str, count: int, is_narrow: bool, is_numpy: bool, size: int) -> str:
-    """What folds so few elements one by one, indented."""
+    """What reduces so few elements one by one, indented."""
     known = list(enumerate("abcd"[:count]))
     lines = ["first, second, others, whole = fold"]
     lines += [f"{x} = first[{i}] + second[{i}]" for i, x in known]

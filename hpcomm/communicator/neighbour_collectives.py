@@ -326,7 +326,7 @@ def _zero(landing: Buffer, i: int, after: staging.After) -> None:
 
 
 def _letter(made: Parcel) -> Any:
-    """A parcel as flat bytes: the number of its blocks, their lengths, the blocks."""
+    """A payload as flat bytes: the number of its blocks, their lengths, the blocks."""
     blocks = [np.frombuffer(block, np.uint8) for block in made.blocks]
     lengths = np.array([len(blocks), *(block.nbytes for block in blocks)], np.int64)
     return np.concatenate([lengths.view(np.uint8), *blocks])

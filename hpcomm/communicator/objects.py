@@ -217,7 +217,7 @@ def all_to_all_object(comm: Communicator, objs: Sequence[Any], *, async_op: bool
 
 
 def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) -> Any:
-    """Fold the objects of all ranks in rank order on root; None elsewhere.
+    """Reduce the objects of all ranks in rank order on root; None elsewhere.
 
     Args:
         op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land",
@@ -230,13 +230,13 @@ def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) 
 
 
 def all_reduce_object(comm: Communicator, obj: Any, op: Any = "sum") -> Any:
-    """Fold the objects of all ranks in rank order on every rank; op as reduce_object has it."""
+    """Reduce the objects of all ranks in rank order on every rank; op as reduce_object has it."""
     fold, refused = _python_op(op)
     return _fold(fold, _all_gather(comm, obj, False, refused), own_place(comm))
 
 
 def _fold(op: Callable[[Any, Any], Any], objs: list[Any], rank: int) -> Any:
-    """Fold in rank order; op may change its first argument, so this rank's own object is copied."""
+    """Reduce in rank order; op may change its first argument, so this rank's own object is copied."""
     if rank >= 0:
         objs[rank] = pickle.loads(pickle.dumps(objs[rank], 5))
     return functools.reduce(op, objs)

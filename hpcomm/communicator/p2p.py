@@ -393,7 +393,7 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
 
 
 def _going(sent: Any, async_op: bool, comm: Communicator, dest: int) -> Any:
-    """What a send returns, of which the sentinel knows for whom it is."""
+    """What a send returns, of which the watchdog knows for whom it is."""
     if async_op:
         sent.needs(comm, dest)
     return sent

@@ -65,7 +65,7 @@ _ALIGN = 64
 _HEAD = struct.Struct("<qq")  # number of blocks, tag of the parts (-1: everything is here)
 _FIRST = struct.Struct("<qqq")  # and the mark of the first block
 _ONE = struct.Struct("<qqq40x")  # the same and the length of the only block, which stands at _ALIGN
-_TWO = struct.Struct("<qqqq32x")  # the same for a block there, and one on a shelf
+_TWO = struct.Struct("<qqqq32x")  # the same for a block there, and one in the block pool
 _PLACE = 1 << 48  # more bytes than a block has
 
 ARRAY = b"\x93hpcomm"  # how the description of an array begins; no pickle does: both share one channel
@@ -146,15 +146,15 @@ class OnDevice(bytearray):
 
 
 class Laden(Parcel):
-    """A parcel to be sent, with such blocks among the others (device_payload.py)."""
+    """A payload to be sent, with such blocks among the others (device_payload.py)."""
 
     __slots__ = ()
 
 
 def letter_of(parcel: Parcel, shelves: Shelves | None) -> tuple[bytearray, int, list[tuple[int, Block]]]:
-    """The card of a message, as long as need be, and the tag of the parts that follow it (-1: none).
+    """The header of a message, as long as need be, and the tag of the parts that follow it (-1: none).
 
-    Beside them the blocks that are still to be copied to the shelf of this rank, each with its place.
+    Beside them the blocks that are still to be copied to this rank's block pool, each with its position.
     """
     blocks = parcel.blocks
     if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= EAGER_OBJECT - _ALIGN:  # what most messages are
@@ -170,19 +170,19 @@ def letter_of(parcel: Parcel, shelves: Shelves | None) -> tuple[bytearray, int, 
 
 
 def only_block(cards: memoryview, at: int = 0) -> Block | None:
-    """The block of the card that stands there, if it holds one and nothing else, as most do."""
+    """The block of the header that stands there, if it holds one and nothing else, as most do."""
     count, _, nbytes = _FIRST.unpack_from(cards, at)
     return cards[at + _ALIGN : at + _ALIGN + nbytes] if count == 1 and nbytes >= 0 else None
 
 
 def comes_alone(cards: Any, at: int) -> bool:
-    """Whether the card that stands there announces one block that follows, and nothing else."""
+    """Whether the header that stands there announces one block that follows, and nothing else."""
     count, _, mark = _FIRST.unpack_from(cards, at)
     return bool(count == 1 and -_PLACE <= mark < 0)
 
 
 def lengths_after(cards: Any, at: int) -> tuple[int, tuple[int, ...]]:
-    """Of the card that stands there: how many lengths follow it, and those known of blocks that do."""
+    """Of the header that stands there: how many lengths follow it, and those known of blocks that do."""
     count, _, mark = _FIRST.unpack_from(cards, at)
     if count == 1:
         return 0, (-1 - mark,) if _follows(mark) else ()
@@ -193,12 +193,12 @@ def lengths_after(cards: Any, at: int) -> tuple[int, tuple[int, ...]]:
 
 
 def room(ranks: int) -> int:
-    """Bytes of a card in collectives of so many ranks, each of which may get one of every other."""
+    """Bytes of a header in collectives of so many ranks, each of which may get one of every other."""
     return HEADER if ranks * HEADER <= _CARDS else max(_LEAST_CARD, _CARDS // ranks // _ALIGN * _ALIGN)
 
 
 def card_of(parcel: Parcel, nbytes: int = HEADER) -> tuple[bytearray, int]:
-    """The card of a collective, of so many bytes, and the tag of the parts that follow it (-1: none)."""
+    """The header of a collective, of so many bytes, and the tag of the parts that follow it (-1: none)."""
     blocks = parcel.blocks
     if len(blocks) == 1 and (size := blocks[0].nbytes) <= nbytes - _ALIGN:
         card = bytearray(nbytes)
@@ -210,19 +210,19 @@ def card_of(parcel: Parcel, nbytes: int = HEADER) -> tuple[bytearray, int]:
 
 
 def name_tag(card: bytearray) -> None:
-    """Have a card name a tag even if no part of its own follows."""
+    """Have a header name a tag even if no part of its own follows."""
     count, tag = _HEAD.unpack_from(card, 0)
     if tag < 0:
         _HEAD.pack_into(card, 0, count, part_tag())
 
 
 def tag_of(cards: Any, at: int) -> int:
-    """The tag that the card names which stands there."""
+    """The tag that the header names which stands there."""
     return int(_HEAD.unpack_from(cards, at)[1])
 
 
 def are_whole(cards: Any, nbytes: int) -> bool:
-    """Whether all cards, of so many bytes each, hold one block and nothing else: see only_block."""
+    """Whether all headers, of so many bytes each, hold one block and nothing else: see only_block."""
     for at in range(0, len(cards), nbytes):
         count, _, mark = _FIRST.unpack_from(cards, at)
         if count != 1 or mark < 0:
@@ -265,14 +265,14 @@ def _follows(mark: int) -> bool:
 
 
 def lengths_of(card: bytearray, parcel: Parcel) -> list[Any]:
-    """The lengths of the blocks, if they follow the card as a part of their own."""
+    """The lengths of the blocks, if they follow the header as a part of their own."""
     if _HEAD.unpack_from(card, 0)[0] >= 0:
         return []
     return [memoryview(struct.pack(f"<{len(parcel.blocks)}q", *(b.nbytes for b in parcel.blocks)))]
 
 
 def blocks_after(card: bytearray, parcel: Parcel) -> list[Any]:
-    """The blocks that follow a card."""
+    """The blocks that follow a header."""
     count = _HEAD.unpack_from(card, 0)[0]
     if count < 0:
         return parcel.blocks
@@ -281,7 +281,7 @@ def blocks_after(card: bytearray, parcel: Parcel) -> list[Any]:
 
 
 def parts_after(card: bytearray, parcel: Parcel) -> list[Any]:
-    """What follows a card, in pieces that one message can carry."""
+    """What follows a header, in pieces that one message can carry."""
     return [*lengths_of(card, parcel), *cut(blocks_after(card, parcel))]
 
 
@@ -323,10 +323,10 @@ _UNUSED = _references([object()])[0]  # of what only a list holds; Pythons count
 
 
 class Opened:
-    """What a card says, as far as it is known: the blocks, and those that are still to come.
+    """What a header says, as far as it is known: the blocks, and those that are still to come.
 
     Args:
-        shelves, owner: where blocks may stand, and whose shelf that is.
+        shelves, owner: the block pool in which blocks may stand, and whose part of it.
         memory: what gives the memory of so many bytes for the next block that is to come.
 
     Attributes:

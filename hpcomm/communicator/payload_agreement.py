@@ -37,7 +37,7 @@ def own_place(comm: Communicator) -> int:
 def receive(
     comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel, int], Any]
 ) -> Any:
-    """Wait for a parcel; what decode makes of it and its sender, None from hpcomm.PROC_NULL."""
+    """Wait for a payload; what decode makes of it and its sender, None from hpcomm.PROC_NULL."""
     peer, number = source_and_tag(comm, verb, source, tag)
 
     def action() -> Any:
@@ -74,7 +74,7 @@ def in_background(comm: Communicator, verb: str, stages: Stages, peer: int, tag:
 
 
 def isend(comm: Communicator, call: str, parcel: Parcel, peer: int, tag: int) -> Request:
-    """Begin to send a parcel; call: in words, such as isend_object(dest=1, tag=0)."""
+    """Begin to send a payload; call: in words, such as isend_object(dest=1, tag=0)."""
     verb = call.partition("(")[0].replace("isend", "send")
     request = Request(
         call, in_background(comm, verb, payload_transport.isend(comm, parcel, peer, tag), peer, tag)
@@ -166,7 +166,7 @@ def check_root(comm: Communicator, verb: str, root: Any) -> bool:
 def given(
     encode: Callable[[Any], Parcel], items: Sequence[Any], failed: HpcommError | None = None
 ) -> tuple[list[Parcel], HpcommError | None]:
-    """A parcel for each of items, and what this rank is to raise when the others have theirs.
+    """A payload for each of items, and what this rank is to raise when the others have theirs.
 
     Who waits for what cannot be sent, or for anything where the call failed before, is sent the reason.
     """

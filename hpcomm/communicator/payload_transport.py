@@ -79,7 +79,7 @@ def run(stages: Stages) -> Any:
 
 
 def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
-    """Send parcel to dest: one message if it is small, else a card and its parts."""
+    """Send payload to dest: one message if it is small, else a header and its parts."""
     if rounds_under_way or type(parcel) is Laden:  # others that dest may need, or stages of its own
         Request("send", isend(comm, parcel, dest, tag)).wait()
         return
@@ -109,7 +109,7 @@ def isend(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> Stages:
 def _send_shelved(
     shelves: Shelves | None, shelved: list[tuple[int, Any]], begin: Callable[..., Any], *card: Any
 ) -> Any:
-    """Begin to send a card, and fill the slots that it names: after that, where its receiver can wait."""
+    """Begin to send a header, and fill the slots that it names: after that, where its receiver can wait."""
     late = shelves is not None and shelves.fills_late
     sent = begin(*card) if late else None
     for slot, block in shelved:
@@ -118,11 +118,11 @@ def _send_shelved(
     return sent if late else begin(*card)
 
 
-_desks: list[memoryview] = []  # where messages are laid that come; more than one where threads receive
+_desks: list[memoryview] = []  # where incoming messages are received; more than one where threads receive
 
 
 def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, MPI.Status]:
-    """Receive a parcel, None from hpcomm.PROC_NULL, and who sent it."""
+    """Receive a payload, None from hpcomm.PROC_NULL, and who sent it."""
     if rounds_under_way:  # one of which may have asked for it before
         coming = Request("recv", ireceive(comm, source, tag))
         coming.in_rounds()
@@ -168,7 +168,7 @@ def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
 
 
 def _unloaded(comm: Communicator, parcel: Parcel, source: int) -> Stages:
-    """A parcel that has come, with what follows it for devices."""
+    """A payload that has come, with what follows it for devices."""
     if comm.devices is not None and device_payload.is_laden(parcel):
         coming = Moving(device_payload.unload(comm, parcel, source))
         yield [coming]
@@ -181,7 +181,7 @@ def _opened(comm: Communicator, card: bytearray, source: int) -> Opened:
 
 
 def _fetch(comm: Communicator, opened: Opened, source: int) -> Stages:
-    """Receive the parts that follow a card from source."""
+    """Receive the parts that follow a header from source."""
     lengths = opened.lengths_to_come()
     if lengths is not None:
         yield [comm.block_channel.Irecv([lengths, MPI.BYTE], source, opened.tag)]
@@ -191,29 +191,29 @@ def _fetch(comm: Communicator, opened: Opened, source: int) -> Stages:
         yield [comm.block_channel.Irecv([piece, MPI.BYTE], source, opened.tag) for piece in pieces]
 
 
-# Between two groups (an inter-communicator) cards go from all ranks of one to those of the other; a root is
+# Between two groups (an inter-communicator) headers go from all ranks of one to those of the other; a root is
 # given as a rank there, MPI.ROOT at itself, and MPI.PROC_NULL at those beside it, who have nothing to do.
 
 
 def _partners(comm: Communicator) -> Sequence[int]:
-    """The ranks whose parcels come from elsewhere."""
+    """The ranks whose payloads come from elsewhere."""
     if comm.is_inter:
         return range(comm.remote_size)
     return [r for r in range(comm.size) if r != comm.rank]
 
 
 def _room(comm: Communicator) -> int:
-    """Bytes of a card where each rank gives or gets one of all ranks."""
+    """Bytes of a header where each rank gives or gets one of all ranks."""
     return room(max(comm.size, comm.remote_size))
 
 
 def _cards(comm: Communicator, nbytes: int) -> bytearray:
-    """Room for a card of each rank, those of the other group if there are two."""
+    """Room for a header of each rank, those of the other group if there are two."""
     return bytearray(nbytes * (comm.remote_size if comm.is_inter else comm.size))
 
 
 def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bool) -> Stages:
-    """Give every rank root's parcel; None beside the root of another group."""
+    """Give every rank root's payload; None beside the root of another group."""
     mpi = comm.object_comm
     [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
     if going is not None:
@@ -250,7 +250,7 @@ def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bo
 
 
 def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Stages:
-    """Collect all parcels on root: a list there, None elsewhere."""
+    """Collect all payloads on root: a list there, None elsewhere."""
     mpi = comm.object_comm
     is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
     gives = root >= 0  # not the root of another group, nor those beside it
@@ -280,7 +280,7 @@ def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Sta
 
 
 def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
-    """Collect all parcels everywhere."""
+    """Collect all payloads everywhere."""
     mpi, nbytes = comm.object_comm, _room(comm)
     [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
     assert going is not None
@@ -301,15 +301,15 @@ def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
 
 
 def _spread(comm: Communicator, cards: memoryview, card: bytearray, parcel: Parcel) -> Stages:
-    """Receive what follows the cards of all ranks; returns what gives the parcel of a rank.
+    """Receive what follows the headers of all ranks; returns what gives the payload of a rank.
 
-    card, parcel: this rank's own.
+    card, parcel: this rank's own header and payload.
     """
     ranks, nbytes = range(comm.size), len(card)
     tag = lambda r: tag_of(cards, r * nbytes)  # noqa: E731
     same: dict[Any, Any] = {}  # mostly all ranks' are
     after = [same.setdefault(each := lengths_after(cards, r * nbytes), each) for r in ranks]
-    if any(unsaid for unsaid, _ in after):  # some lengths are not on the card
+    if any(unsaid for unsaid, _ in after):  # some lengths are not in the header
         told = [(8 * unsaid,) if unsaid else () for unsaid, _ in after]
         said = yield from spread(comm.block_channel, comm.rank, lengths_of(card, parcel), told, tag)
         mine = tuple(block.nbytes for block in parcel.blocks)
@@ -331,7 +331,7 @@ def _spread(comm: Communicator, cards: memoryview, card: bytearray, parcel: Parc
 
 
 def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blocking: bool) -> Stages:
-    """Give each rank its own of root's parcels; None beside, and at, the root of another group."""
+    """Give each rank its own of root's payloads; None beside, and at, the root of another group."""
     mpi = comm.object_comm
     nbytes = _room(comm)
     card = bytearray(nbytes)
@@ -360,7 +360,7 @@ def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blo
 
 
 def all_to_all(comm: Communicator, parcels: Sequence[Parcel], blocking: bool) -> Stages:
-    """Send parcel j to rank j, receive one from every rank."""
+    """Send payload j to rank j, receive one from every rank."""
     mpi, nbytes = comm.object_comm, _room(comm)
     going, moving = _loaded(comm, parcels, _each_partner(comm))
     made = [card_of(parcel, nbytes) for parcel in going if parcel is not None]
@@ -382,7 +382,7 @@ def _each_partner(comm: Communicator) -> list[list[int]]:
 def _loaded(
     comm: Communicator, parcels: Sequence[Parcel | None], ranks: Sequence[Sequence[int]]
 ) -> tuple[list[Parcel | None], list[Moving]]:
-    """Parcels as they travel, each to its ranks, and what follows them from devices."""
+    """Payloads as they travel, each to its ranks, and what follows them from devices."""
     going, moving = list(parcels), []
     for i, parcel in enumerate(parcels):
         if type(parcel) is Laden:
@@ -411,11 +411,11 @@ def _open_all(
     moving: list[Moving],
     arrive: Callable[[], Stages] | None = None,
 ) -> Stages:
-    """Open the cards of all ranks and receive what follows them: the parcels, one after the other.
+    """Open the headers of all ranks and receive what follows them: the payloads, one after the other.
 
     Args:
         own: this rank's, in one group.
-        arrive: what receives the parts, and gives the parcels, where they do not come from their ranks.
+        arrive: what receives the parts, and gives the payloads, where they do not come from their ranks.
     """
     view = memoryview(cards)
     if not sends and not moving and type(own) is not Laden and are_whole(cards, nbytes):  # as most often

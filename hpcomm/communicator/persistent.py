@@ -168,7 +168,7 @@ class Plan:
     def _way(self) -> str:
         look = self._call.look
         if self._call.moves:
-            return "and a function of yours, which folds here in rank order"
+            return "and a function of yours, which reduces here in rank order"
         if self._call.fill is None:
             return "straight from x"
         if not look.array.flags.c_contiguous:
@@ -300,7 +300,7 @@ class _State:
         self._call, self.waits_for = (
             call,
             needs,
-        )  # for who looks at the functions of a plan: see observe.stack
+        )  # for who looks at the functions of a plan: see agree/call_stack.py
 
 
 def _never_over() -> Stages:

@@ -128,7 +128,7 @@ _spare: list[_Wrapping] = []  # more than one where threads, or objects that sen
 
 
 def decode(got: Parcel, rank: int | None = None) -> Any:
-    """The object in a parcel, of that rank; its arrays live in the memory that was received into.
+    """The object in a payload, of that rank; its arrays live in the memory that was received into.
 
     Raises:
         PeerFailedError: its rank refused to send it.

@@ -237,7 +237,7 @@ def _from_device(look: DeviceBuffer) -> Parcel:
 
 
 def decode(got: Parcel, rank: int | None = None) -> Any:
-    """The array in a parcel, of that rank, living in the memory that was received into."""
+    """The array in a payload, of that rank, living in the memory that was received into."""
     got.settle()
     text = bytes(got.description)
     if not text.startswith(ARRAY):

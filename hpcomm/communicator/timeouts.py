@@ -68,7 +68,7 @@ class Timeout:
 
 
 def take_lanes(comm: Communicator) -> None:
-    """Let there be lanes again, if nothing speaks against it."""
+    """Let there be fast paths again, if nothing speaks against it."""
     if not (comm.observers or comm.is_closed or comm.disagreed or comm.timeout_s):
         comm.fastpaths = {}
 

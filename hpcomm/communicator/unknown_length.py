@@ -76,7 +76,7 @@ def recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: 
     else:
         arrival.withdraw()
     nbytes = arrival.status.Get_elements(MPI.BYTE)
-    if comm.devices is not None:  # it may be a card, which announces a large message
+    if comm.devices is not None:  # it may be a header, which announces a large message
         if raw is None:
             raw = bytearray(nbytes)
             arrival.message.Recv([raw, MPI.BYTE])

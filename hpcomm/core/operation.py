@@ -34,9 +34,9 @@ class Call:
         stages: done instead of one MPI call in the background: makes the generator that a Request drives.
         prepare: done instead of asking MPI for persistent requests, where a plan is carried out otherwise.
         finish: what is left to do when the bytes have arrived; returns the result.
-        chosen: the path that the ranks have chosen for it on devices (transport.choice.Choice), if they have.
+        chosen: the path that the ranks have chosen for it on devices (path_choice.Choice), if they have.
         settle: lets them choose, all together, without carrying the call out; None: nothing is to be chosen.
-        after: what the call leaves on a device, if it has to do with one (transport.staging.After).
+        after: what the call leaves on a device, if it has to do with one (device/staging.After).
         give: all that finish does, where nothing has to be done to the bytes; else None.
         code, count: head of the signature and number of elements (see signature.py); code 0: a message,
             of which only two ranks know.

@@ -1,8 +1,8 @@
 """Reduction operators: which ones make sense on which element types, and how each is carried out.
 
 An operator on a dtype becomes a Reduction: what is sent instead of x (`up`), which MPI operator
-folds it, and what the folded values become (`down`). Halves travel as float32 and are rounded once;
-truth values as 0 and 1; an operator that MPI does not know is folded here, in rank order, over the
+reduces it, and what the reduced values become (`down`). Halves travel as float32 and are rounded once;
+truth values as 0 and 1; an operator that MPI does not know is reduced here, in rank order, over the
 gathered contributions.
 """
 
@@ -40,7 +40,7 @@ _ON_BOOL = {"sum": "BOR", "max": "BOR", "lor": "BOR", "bor": "BOR", "prod": "BAN
 _OTHER_WORDS = {"mean": "avg", "average": "avg", "add": "sum", "mul": "prod", "product": "prod",
                 "minimum": "min", "maximum": "max", "and": "land", "all": "land", "or": "lor", "any": "lor",
                 "xor": "bxor"}  # fmt: skip
-# Functions that fold one array, of which f(a, b) means something else, or nothing: by module, and meant
+# Functions that reduce one array, of which f(a, b) means something else, or nothing: by module, and meant
 _FOLDERS = {
     "builtins": {"sum": "sum", "min": "min", "max": "max", "any": "lor", "all": "land"},
     "math": {"prod": "prod", "fsum": "sum"},
@@ -94,7 +94,7 @@ class Reduction(NamedTuple):
         return self.op.function
 
     def mpi(self) -> Any:
-        """The operator for MPI to fold with, on the host."""
+        """The operator for MPI to reduce with, on the host."""
         if self.mpi_op in ("MIN", "MAX") and self.mpi_type in _FLOATS:
             return _keeping_nan(self.mpi_op)
         if self.mpi_op == "SUM" and self.mpi_type in _NARROW and MPI.get_vendor()[0] == "Open MPI":
@@ -120,7 +120,7 @@ def resolve(op: Any, dtype: Dtype) -> Reduction:
 
     Args:
         op: a name of NAMES, premul_sum(factor), torch ReduceOp, MPI.Op, a function f(a, b) -> c, or one such
-            as Python's sum, max and any, which means the operator by which it folds.
+            as Python's sum, max and any, which means the operator by which it reduces.
 
     Raises:
         UsageError: op is none of these.
@@ -171,7 +171,7 @@ def named(op: Any) -> Op:
 
 
 def folder(op: Any) -> str | None:
-    """The name of the operator that a function such as Python's sum folds by; None: it may take a and b."""
+    """The name of the operator that a function such as Python's sum reduces by; None: it may take a and b."""
     for module, names in _FOLDERS.items():
         word = names.get(getattr(op, "__name__", ""))
         if word is not None and op is getattr(sys.modules.get(module), op.__name__, None):
@@ -211,7 +211,7 @@ def _on(op: Op, dtype: Dtype) -> Reduction:
     if op.mpi is not None:
         if dtype.mpi is None:
             raise DtypeError(
-                f"MPI has no type for {dtype}, so an MPI.Op cannot fold it", hint="a function f(a, b) as op"
+                f"MPI has no type for {dtype}, so an MPI.Op cannot reduce it", hint="a function f(a, b) as op"
             )
         return Reduction(op, FOLD_CODE, op.mpi, dtype.mpi)
     if op.factor is not None:

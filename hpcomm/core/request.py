@@ -140,7 +140,7 @@ class Request:
         return self._ask()
 
     def _ask(self) -> bool:
-        """done(), without an eye on other requests."""
+        """done(), without looking at other requests."""
         if not self._moving.acquire(blocking=False):  # another thread moves it on
             return False
         try:
@@ -167,7 +167,7 @@ class Request:
         self.wait()
 
     def needs(self, comm: Comm, source: int | None) -> None:
-        """Note that the message must come from source, for the sentinel (see observe.sentinel)."""
+        """Note that the message must come from source, for the watchdog (agree/watchdog.py)."""
         self.waits_for = (comm, source, 0)
 
     def needs_all(self, comm: Comm) -> None:
@@ -364,13 +364,13 @@ def move_rounds(but: Request | None = None) -> bool:
 
 
 class Polled:
-    """Requests that somebody asks again and again, for the sentinel to see (observe.sentinel).
+    """Requests that somebody asks again and again, for the watchdog to see (agree/watchdog.py).
 
     Attributes:
         is_any: whether it is enough if one of them can complete.
         turns: how often all have been asked.
-        failure: why that is in vain, once the sentinel knows; turn() raises it.
-        judged: turns when the sentinel looked last; looks: how many looks in a row found it in vain.
+        failure: why that is in vain, once the watchdog knows; turn() raises it.
+        judged: turns when the watchdog looked last; looks: how many looks in a row found it in vain.
     """
 
     __slots__ = ("__weakref__", "failure", "is_any", "judged", "looks", "requests", "turns")

@@ -48,7 +48,7 @@ _LOCKED = "waits for itself; it is ended, too"
 
 
 def leave() -> None:
-    """Leave a reaper behind, one for all ranks of this host; nothing where none is needed."""
+    """Leave a process that ends the launcher, one for all ranks of this host; none where none is needed."""
     environ = os.environ
     launcher = launcher_of(os.getpid())
     if not launcher or name_of(launcher) not in PRRTE:

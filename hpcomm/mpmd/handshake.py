@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 __all__ = ["Card", "Roster", "check", "expected", "listed", "meet", "own_card"]
 
 NBYTES = 512  # of a line at most
-BLOCK = 256  # ranks that have a captain
+BLOCK = 256  # ranks that have a leader
 TO_FIRST, FROM_FIRST, TO_ALL = 32101, 32102, 32103  # tags
 PROGRAMS = "HPCOMM_PROGRAMS"  # "ocean=0-1 atmosphere=2-2": who takes part, with which ranks of the world
 _LISTENING_S = 1.0  # for an answer, and then for lines of other ranks that nobody answered either
 _LINE = re.compile(r"(\d{1,9})-(\d{1,9})/([1-9]\d{0,8})\t(([^\t]*\t){4}[^\t]*)")
 _NAMED = 16  # ranks, or lines, of one message to the user
-_BATCH_S = 0.1  # in which a captain gathers what it passes on, as long as its block is not complete
+_BATCH_S = 0.1  # in which a leader gathers what it passes on, as long as its block is not complete
 _PAUSE_S = 0.01  # between two looks, at most
 _LAST_S = 0.3  # for a message to a rank that did not come: it may never end
 
@@ -61,7 +61,7 @@ class Card(NamedTuple):
 
 
 def own_card(name: str, wants: Sequence[str]) -> Card:
-    """This process's card.
+    """This process's description.
 
     Raises:
         ConfigError: the names of wants are too long for it.
@@ -73,7 +73,7 @@ def own_card(name: str, wants: Sequence[str]) -> Card:
     card = card._replace(script="".join(" " if mark in "\t\n" else mark for mark in script))
     if wants and len("\t".join(card).encode()) >= NBYTES - len("1000000-1000000/1\t"):
         raise _error(
-            f"the names of {len(wants)} peers are too long for a card", "shorter names, or fewer peers"
+            f"the names of {len(wants)} peers are too long for one line", "shorter names, or fewer peers"
         )
     return card
 
@@ -112,7 +112,7 @@ class Roster:
         )
 
     def cards(self, members: Sequence[int]) -> list[Card | None]:
-        """The cards of members, ascending; None for those who did not come."""
+        """The descriptions of members, ascending; None for those who did not come."""
         found: list[Card | None] = [None] * len(members)
         for said, runs in self.counted.items():
             card = Card(*said.split("\t"))
@@ -159,10 +159,10 @@ def expected(environ: Mapping[str, str], size: int) -> dict[str, range]:
 def meet(
     world: MPI.Intracomm, members: Sequence[int], card: Card, timeout_s: float
 ) -> tuple[Sequence[int], list[Card | None]]:
-    """Ranks of the world, and their cards; None for those who did not come.
+    """Ranks of the world, and their descriptions; None for those who did not come.
 
     These are all members (ascending), and every rank gets the same answer, at the latest some seconds after
-    timeout_s; or, if the first or the captain did not answer, those of this block only.
+    timeout_s; or, if the first or the leader did not answer, those of this block only.
     """
     rank, first = world.rank, members[0]
     at = bisect_left(members, rank)
@@ -279,13 +279,13 @@ class _Node:
 _left: list[MPI.Request] = []
 
 
-# -- what the cards say ------------------------------------------------------------------------------
+# -- what the descriptions say ------------------------------------------------------------------------------
 
 
 def check(
     members: Sequence[int], cards: Sequence[Card | None], announced: Mapping[str, range], timeout_s: float
 ) -> dict[str, list[int]]:
-    """Programs and their ranks of the world, from cards that fit together.
+    """Programs and their ranks of the world, from descriptions that fit together.
 
     Raises:
         ConfigError: somebody did not come, two programs share a name, a name is not announced, or a
@@ -326,7 +326,7 @@ def check(
 
 
 def _said(members: Sequence[int], cards: Sequence[Card | None]) -> dict[Card, list[int]]:
-    """The ranks that have the same card."""
+    """The ranks that have the same description."""
     found: dict[Card, list[int]] = {}
     for rank, card in zip(members, cards, strict=True):
         if card is not None:

@@ -113,7 +113,7 @@ def meet(path: Path, card: dict[str, Any], timeout_s: float, *, is_host: bool) -
     """Find the other program at path, or the error that every rank raises.
 
     Args:
-        card: name, library, programs of the job; of a host also MPI's port.
+        card: what a job says of itself: name, library, programs of the job; of a host also MPI's port.
     """
     deadline = time.monotonic() + timeout_s
     try:

@@ -69,7 +69,7 @@ def numbers() -> Callable[[], int]:
 
 @lru_cache(maxsize=1)
 def functions() -> dict[int, tuple[Any, Any]]:
-    """By the code of an all_reduce: (numpy's function, dtype), where numpy folds as MPI does."""
+    """By the code of an all_reduce: (numpy's function, dtype), where numpy reduces as MPI does."""
     from ..core.dtypes import BY_NAME
     from ..core.reduction import NAMES
 
@@ -157,7 +157,7 @@ class Flags:
         return partial(self._context.run, work)
 
     def folding(self, function: Any, parts: Sequence[Any]) -> Callable[[Any], Any]:
-        """What folds parts into out, in their order."""
+        """What reduces parts into out, in their order."""
 
         def fold(out: Any) -> None:
             function(parts[0], parts[1], out)

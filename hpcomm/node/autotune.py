@@ -27,7 +27,7 @@ else:
 
 __all__ = ["LEAST", "Contest"]
 
-LEAST = 1 << 20  # bytes of a call; of shorter ones trials, which take the careful way, would be a good part
+LEAST = 1 << 20  # bytes of a call; of shorter ones trials, which take the general path, would be a good part
 OURS, THEIRS, TRIAL = 0, 1, 2
 _ROW = 5  # calls one way, then as many the other, at the beginning of a period
 _PERIOD = range(32, 1024)  # calls of one: fewest after a change of ways, else twice as many as before,

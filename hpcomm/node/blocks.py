@@ -55,7 +55,7 @@ _TELLS = 256 << 10  # bytes of a block whose copy tells how near its receiver is
 _NEAR = 9.0  # bytes a nanosecond, above which it is near
 _SLOT = range(1 << 20, 8 << 20)  # bytes that a slot may have
 _STEP = 1 << 20  # bytes of real memory that a slot grows by
-_LANDING = 2 << 20  # bytes of a landing at most; longer messages MPI copies once only, and as quickly
+_LANDING = 2 << 20  # bytes of a receive buffer at most; longer messages MPI copies once only, and as quickly
 _FREE, _LENT, _FULL, _SPOILT = range(4)  # what the word of a slot says
 _ORDERED = ("x86_64", "AMD64")  # stores are seen in order there: who sees that a slot is full sees the block
 
@@ -67,27 +67,27 @@ def slot_bytes(ranks: int, free: int) -> int:
 
 
 def shelf_bytes(slot: int) -> int:
-    """Bytes of a shelf with slots of so many bytes: a page for its words first, and a landing last."""
+    """Bytes of a rank's part with slots of so many bytes: a page of words first, a receive buffer last."""
     return mmap.PAGESIZE + SLOTS * (slot + _SPARE) + landing_bytes(slot)
 
 
 def landing_bytes(slot: int) -> int:
-    """Bytes of the place beside the slots in which others lay what its owner waits for; see
+    """Bytes of the receive buffer behind the slots, into which others write what its owner waits for; see
     node_messages.py."""
     return min(slot, _LANDING)
 
 
 class Shelves:
-    """The shelves of all ranks of a node.
+    """The block pool of all ranks of a node.
 
     Args:
         memory, file: what all of them have mapped, shelf_bytes(slot) of each; both are kept.
-        ranks, here: how many ranks there are, and whose shelf is one's own to fill.
+        ranks, here: how many ranks there are, and which part is one's own to fill.
         slot: bytes of a slot.
         gone: whether a rank has ended.
 
     Attributes:
-        fills_late: whether a slot may be named to its borrower before it is filled.
+        fills_late: whether a slot may be named to its receiver before it is filled.
     """
 
     def __init__(
@@ -104,16 +104,16 @@ class Shelves:
         self._memory = memoryview(memory)
         starts = range(0, ranks * shelf_bytes(slot), shelf_bytes(slot))
         self._words = [self._memory[at : at + 8 * SLOTS].cast("q") for at in starts]  # of all slots
-        self._real = [0] * (SLOTS + 1)  # bytes with memory behind them: of own slots, and of the landing
+        self._real = [0] * (SLOTS + 1)  # bytes with memory behind them: own slots, receive buffer
         self._is_near = True  # whoever got the last block that tells
         self._choosing = threading.Lock()
         self._rooms: dict[tuple[int, int], tuple[Any, Callable[[Any], None]]] = {}  # see _room()
-        self._leases: dict[tuple[int, int], weakref.ref[Any]] = {}  # of what is borrowed
+        self._leases: dict[tuple[int, int], weakref.ref[Any]] = {}  # of what is leased
         self.fills_late = os.uname().machine in _ORDERED
         os.register_at_fork(before=self._keep_all)
 
     def lend(self, block: Any) -> int:
-        """A place for a block of bytes in a free slot, lent from now on; -1 where there is none."""
+        """A position for a block of bytes in a free slot, leased from now on; -1 where there is none."""
         nbytes = block.nbytes
         if nbytes > self.slot:
             return -1
@@ -139,17 +139,17 @@ class Shelves:
         return True
 
     def landing(self, owner: int) -> memoryview:
-        """The landing of a rank, of which memory is behind what prepare() was asked for."""
+        """The receive buffer of a rank, of which memory is behind what prepare() was asked for."""
         at = self._at(owner, SLOTS)
         return self._memory[at : at + landing_bytes(self.slot)]
 
     def prepare(self, nbytes: int) -> bool:
-        """See that there is memory behind so many bytes of the own landing; false: there is none."""
+        """See that there is memory behind so many bytes of the own receive buffer; false: there is none."""
         with self._choosing:
             return self._real[SLOTS] >= nbytes or self._grow(SLOTS, nbytes)
 
     def fill(self, place: int, block: Any) -> None:
-        """Copy a block of bytes to the place that was lent for it."""
+        """Copy a block of bytes to the position that was leased for it."""
         words, number = self._words[self._here], place % SLOTS
         try:
             there, here = self._room(self._here, place)[0], np.frombuffer(block, np.uint8)
@@ -157,7 +157,7 @@ class Shelves:
             for at in range(0, here.nbytes, BLOCK_COPY):
                 part = here[at : at + BLOCK_COPY]
                 np.copyto(there[at : at + part.nbytes], part)  # other threads run meanwhile
-        except BaseException:  # Ctrl-C: the borrower must not wait for ever, nor take it for full
+        except BaseException:  # Ctrl-C: the receiver must not wait for ever, nor take it for full
             words[number] = _SPOILT
             raise
         words[number] = _FULL
@@ -165,7 +165,7 @@ class Shelves:
             self._is_near = here.nbytes > _NEAR * (time.perf_counter_ns() - begin)
 
     def take(self, owner: int, place: int, nbytes: int) -> Any:
-        """The block at a place, as bytes; the slot goes back when nobody has the block any more.
+        """The block at a position, as bytes; the slot goes back when nobody has the block any more.
 
         It may still be on its way there: see wait().
         """
@@ -176,7 +176,7 @@ class Shelves:
         return block.data
 
     def wait(self, owner: int, place: int) -> None:
-        """Wait until the slot of a place that was taken is filled.
+        """Wait until the slot of a position that was taken is filled.
 
         Raises:
             PeerFailedError: its owner was stopped, or ended, while filling it.
@@ -204,7 +204,7 @@ class Shelves:
             )
 
     def _room(self, owner: int, place: int) -> tuple[Any, Callable[[Any], None]]:
-        """A slot's memory from a place on, as an array, and what gives the slot back."""
+        """A slot's memory from a position on, as an array, and what gives the slot back."""
         found = self._rooms.get((owner, place))
         if found is None:
             shift, number = divmod(place, SLOTS)
@@ -219,7 +219,7 @@ class Shelves:
             self._words[owner][number] = _FREE
 
     def _keep_all(self) -> None:
-        """Keep what is borrowed for ever: a child is made, which looks at it too, and nobody will know."""
+        """Keep what is leased for ever: a child is made, which looks at it too, and nobody will know."""
         self._leases.clear()  # a reference that is gone itself calls nobody
 
     def _at(self, owner: int, number: int) -> int:

@@ -75,7 +75,7 @@ class Steps:
         return cut
 
     def _take(self, sources: list[Any]) -> Step:
-        """What this rank does where another one lays; sources: what it takes, from either place."""
+        """What this rank does where another one writes; sources: what it takes, from either place."""
         tables, rank, root = self._tables, self._rank, self._root
         lines, look = tables.lines, self._flags.look
         is_all = self._size == 2  # who has seen the root has seen all others
@@ -201,10 +201,10 @@ class Steps:
                 there[rank][each] = x[each]
             tables.meet(place, flag, mine)
             folded, target = there[rank][own], out[own]
-            if x is out and rank > 1:  # it is folded after the first two, which must not be there then
+            if x is out and rank > 1:  # it is reduced after the first two, which must not be there then
                 target = folded
             fold([(x if r == rank else part)[own] for r, part in enumerate(there)], target)
-            if target is not folded:  # copies take memory from other cores more quickly than folds do
+            if target is not folded:  # copies take memory from other cores more quickly than reductions do
                 folded[...] = target
             lines[rank][0] = step_number = tables.steps
             if target is folded:
@@ -217,7 +217,7 @@ class Steps:
         return step
 
     def turns(self, mine: int) -> list[tuple[Any, ...]]:
-        """What a lane needs for a step of a small broadcast or all_reduce, by its number.
+        """What a fast path needs for a step of a small broadcast or all_reduce, by its number.
 
         Both: flag, elements on the own place or the root's, the same as bytes, own line;
         broadcast: root's line or None, what is owed then; all_reduce: lines of one other and of the rest,
@@ -262,6 +262,6 @@ def few(verb: str, code: int, dtype: np.dtype[Any]) -> int:
 
 
 def function(code: int) -> Any:
-    """What folds two arrays, by the code of a call, where numpy folds as MPI does; None elsewhere."""
+    """What reduces two arrays, by the code of a call, where numpy reduces as MPI does; None elsewhere."""
     found = functions().get((code & ~VERB & ~ROOT) | head("all_reduce"))
     return None if found is None else found[0]

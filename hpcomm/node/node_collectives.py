@@ -123,7 +123,7 @@ class Within:
         return -(-least // nbytes), most // nbytes + 1
 
     def small_end(self, code: int) -> int:
-        """From how many elements on a lane of broadcast or all_reduce leaves a call of that code to way()."""
+        """From how many elements on a fast path leaves a broadcast or all_reduce of that code to way()."""
         least, end = self.limits(code)
         dtype = _dtype(code)
         if self.small is None or dtype is None or least != 1:
@@ -267,7 +267,7 @@ def _dtype(code: int) -> Dtype | None:
 
 
 def _is_exact(code: int, size: int) -> bool:
-    """Whether the result is the same to the bit whatever the order in which arrays are folded."""
+    """Whether the result is the same to the bit whatever the order in which arrays are reduced."""
     from ..core.reduction import NAMES
 
     dtype, op = _dtype(code), code >> 6 & 31
@@ -277,7 +277,7 @@ def _is_exact(code: int, size: int) -> bool:
 
 
 def _piece(verb: str, size: int) -> int:
-    """Bytes of a rank, or of one block, that are laid at a time."""
+    """Bytes of a rank, or of one block, that are written at a time."""
     if verb in INPUT_BLOCKS:
         return NODE_PIECE // size // 64 * 64
     return NODE_PIECE if verb == "all_reduce" else NODE_MOVED_PIECE

@@ -8,7 +8,7 @@ Each rank owns one block. Others only read it, except that they may ask for the 
                        255 times: call log | receive descriptors (7 words) | element types (128 words)
                        two small cells for each of 128 (40) communicators
 
-    call log           128 signatures of the last calls, a ring; 0: not made yet | call that began this line
+    call log           128 signatures, a ring; 0: not made yet | number of the call that began the line
                        Of 128 entries 32 are wiped at a time, one line ahead of the calls.
 
 The file behind it is unlinked as soon as all have it open, so nothing is left behind. A living rank holds a
@@ -41,18 +41,18 @@ __all__ = [
     "post", "posted", "share",
 ]  # fmt: skip
 
-LAPS = 128  # entries of a ring
+LAPS = 128  # entries of a call log
 _LINE = 32  # of which so many are wiped at a time, one line ahead
 RINGS = 255  # communicators of one rank that are watched at a time
 _TEXT = 4096
 _NOTE = 512  # bytes behind it, for what concerns the whole node
-_PAIRS = {16: 128, sys.maxsize: 40}  # communicators of a rank, of up to so many, with places for small arrays
+_PAIRS = {16: 128, sys.maxsize: 40}  # communicators of a rank, of up to so many, with cells for small arrays
 PLACE = 6208  # (node_collectives.py) at a time: two places of so many bytes, whole cache lines
-_NOTES, _KINDS = 7, 128  # words behind a ring
+_NOTES, _KINDS = 7, 128  # words behind a call log
 _RING_WORDS = LAPS + 1 + _NOTES + _KINDS  # signatures, the number of the call that began the line, and those
 _START = 63  # the signature of call 0, which nobody makes
 GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
-_LEFT = 8 + (_TEXT + _NOTE) // 8  # where it is counted how often each ring was left
+_LEFT = 8 + (_TEXT + _NOTE) // 8  # where it is counted how often each call log was left
 _HEAD_WORDS = _LEFT + -(-RINGS // 8) * 8
 _PLACES = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # where those begin
 _CORES = 2048  # of a node; where there are more, some count as one
@@ -60,7 +60,7 @@ _ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _NOTED = range(6)
 
 
 def post(ring: memoryview) -> Callable[[], int]:
-    """How to write to one's own ring: step() -> where the next call's signature belongs.
+    """How to write to one's own call log: step() -> where the next call's signature belongs.
 
     So most calls write one word: no number beside it, since an entry that is not wiped is of the call
     it seems to be, give or take LAPS.
@@ -100,7 +100,7 @@ def last_call(ring: memoryview) -> int:
 
 
 class Region:
-    """One rank's part of the board, as 64-bit words. file, at: where it lies."""
+    """One rank's part of the node segment, as 64-bit words. file, at: where it lies."""
 
     def __init__(self, memory: memoryview, file: int = -1, at: int = 0) -> None:
         self._bytes = memory
@@ -109,12 +109,12 @@ class Region:
         self._process = False  # whether we have seen that its owner holds the lock
 
     def hold(self) -> None:
-        """Take the lock of one's own region, for life."""
+        """Take the lock of one's own block, for life."""
         with suppress(OSError):  # no locks here: then only ends that are said are seen
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._at)
 
     def look(self) -> None:
-        """See whether the owner holds its lock: then its end can be seen. Not for one's own region."""
+        """See whether the owner holds its lock: then its end can be seen. Not for one's own block."""
         self._process = self._is_held()
 
     def _is_held(self) -> bool:
@@ -132,7 +132,7 @@ class Region:
         return self._words[start : start + LAPS + 1]
 
     def notes(self, slot: int) -> memoryview:
-        """Seven words behind a ring: see node_messages.py."""
+        """Seven words behind a call log: see node_messages.py."""
         start = _HEAD_WORDS + slot * _RING_WORDS + LAPS + 1
         return self._words[start : start + _NOTES]
 
@@ -142,14 +142,14 @@ class Region:
         return self._words[end - _KINDS : end]
 
     def left(self, slot: int) -> int:
-        """How many communicators the owner has left whose calls it posted in this ring."""
+        """How many communicators the owner has left whose calls it posted in this call log."""
         return self._words[_LEFT + slot]
 
     def leave(self, slot: int) -> None:
         self._words[_LEFT + slot] += 1
 
     def places(self, number: int) -> list[memoryview]:
-        """Two places for small arrays: see node_collectives.py."""
+        """Two cells for small arrays: see node_collectives.py."""
         starts = (_PLACES + (2 * number + i) * PLACE for i in (0, 1))
         return [self._bytes[at : at + PLACE] for at in starts]
 
@@ -171,7 +171,7 @@ class Region:
         return self.ended or (self._process and not self._is_held())
 
     def end(self, slots: Iterable[int]) -> None:
-        """Say that this rank will make no more calls. slots: of the rings that it ever had."""
+        """Say that this rank will make no more calls. slots: of the call logs that it ever had."""
         for slot in slots:
             ring = self.ring(slot)
             last = last_call(ring)
@@ -215,15 +215,15 @@ class Region:
         return bytes(self._bytes[64 : 64 + self._words[_LENGTH]]).decode(errors="replace")
 
 
-Lookers = list[tuple[Region, int, int]]  # of other ranks: their ring, and how often it had been left before
+Lookers = list[tuple[Region, int, int]]  # of others: their call log, how often it was left before
 
 
 class Board:
-    """All regions of this node; regions[here] is this rank's own; node: a number common to the node.
+    """All rank blocks of this node; regions[here] is this rank's own; node: a number common to the node.
 
-    group: whose regions they are, in their order.
-    shelves: memory of the same ranks to hand data over in; None where there is too little.
-    cores: how many cores these ranks may use, all together; file: what the regions lie in, kept open.
+    group: whose blocks they are, in their order.
+    shelves: block pool and receive buffers of the same ranks; None where there is too little.
+    cores: how many cores these ranks may use, all together; file: what the blocks lie in, kept open.
     """
 
     def __init__(
@@ -248,14 +248,14 @@ class Board:
         self._free_places: deque[tuple[int, Lookers]] = deque(
             (number, []) for number in range(_pairs(len(regions)))
         )
-        self._had: set[int] = set()  # rings; the others have no memory yet
+        self._had: set[int] = set()  # call logs; the others have no memory yet
 
     @property
     def mine(self) -> Region:
         return self.regions[self.here]
 
     def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
-        """Those of mpi's ranks that are on this node: (rank, whose region), by rank. Asks nobody."""
+        """Those of mpi's ranks that are on this node: (rank, whose block), by rank. Asks nobody."""
         from mpi4py import MPI
 
         if self._group is None:
@@ -266,7 +266,7 @@ class Board:
         return sorted((rank, i) for i, rank in enumerate(ranks) if rank != MPI.UNDEFINED)
 
     def take_ring(self) -> int:
-        """A ring for a new communicator, wiped; -1: none is left, or no memory."""
+        """A call log for a new communicator, wiped; -1: none is left, or no memory."""
         slot = _first_left(self._free)
         if slot < 0:
             return -1
@@ -281,11 +281,11 @@ class Board:
         return slot
 
     def give_back(self, slot: int, lookers: Lookers, number: int = -1) -> None:
-        """Leave a communicator: its ring may serve another one when the others have left it, too.
+        """Leave a communicator: its call log may serve another one when the others have left it, too.
 
         Args:
             lookers: its other ranks on this node.
-            number: of its places, if it had some.
+            number: of its cells, if it had some.
         """
         self.mine.leave(slot)
         self._free.append((slot, lookers))
@@ -297,7 +297,7 @@ class Board:
         self.mine.end(self._had)
 
     def take_places(self) -> int:
-        """Two places for small arrays of a new communicator, without flags; -1 as above."""
+        """Two cells for small arrays of a new communicator, without flags; -1 as above."""
         number = _first_left(self._free_places)
         if number < 0:
             return -1
@@ -321,14 +321,14 @@ current: Board | None = None  # of this node, once MPI is up; None where ranks s
 
 
 def open_board(world: MPI.Intracomm) -> Board | None:
-    """Set up the board of this node (collective over world); None where ranks share no memory."""
+    """Set up the node segment of this node (collective over world); None where ranks share no memory."""
     from mpi4py import MPI
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        card = bytearray(16)  # the number of the node, bytes of a slot of its shelves
+        card = bytearray(16)  # the number of the node, bytes of a slot of its block pool
         if node.rank == 0:
-            # Drawn at random: ranks of another job may come to compare theirs with it (mpmd.jobs).
+            # Drawn at random: ranks of another job may come to compare theirs with it (mpmd/jobs.py).
             number = int.from_bytes(os.urandom(7), "little")
             struct.pack_into("2q", card, 0, number, slot_bytes(node.size, _free()))
         node.Bcast([card, MPI.BYTE], 0)
@@ -355,7 +355,7 @@ def open_board(world: MPI.Intracomm) -> Board | None:
 
 
 def exchanged(mpi: MPI.Comm, ranks: Sequence[int], card: bytes) -> dict[int, bytes]:
-    """The cards of some ranks of mpi, who all call: this rank's own first, then those that come behind it.
+    """The records of some ranks of mpi, who all call: this rank's own first, then those that come behind it.
 
     Cost: log2 of their number messages (Bruck), whatever the number of ranks of mpi.
     """
@@ -463,7 +463,7 @@ def _make_room(file: int, size: int) -> None:
 
 
 def _open(name: str, size: int, flags: int, kept: range) -> tuple[mmap.mmap, int] | None:
-    """Map the file; None where that is not possible: a comfort, and doctor shows its absence."""
+    """Map the file; None where that is not possible: it is optional, and doctor shows its absence."""
     file = -1
     try:
         file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)

@@ -45,7 +45,7 @@ _MPI_TURNS, _PEER_TURNS = 16, 512  # of waiting, between two moves of MPI, and t
 
 
 class Box(NamedTuple):
-    """One of the two places of a message. word[0]: whether it is full."""
+    """One of the two slots of a message. word[0]: whether it is full."""
 
     word: memoryview
     data: NDArray[np.uint8]
@@ -123,7 +123,7 @@ def _boxes(memory: mmap.mmap, at: int, nbytes: int) -> tuple[Box, Box]:
 
 
 def awaiting(box: Box, full: bool, comm: Comm, peer: int, verb: str) -> Callable[[], None]:
-    """What waits until a place is full, or empty, each time it is called.
+    """What waits until a slot is full, or empty, each time it is called.
 
     It raises:
         PeerFailedError: the peer has ended, so that this will not happen.

@@ -36,7 +36,7 @@ def sequence(verb: str, *parts: Schedule, **changes: Any) -> Schedule:
 def reverse(verb: str, schedule: Schedule) -> Schedule:
     """The schedule backwards: who received now gives.
 
-    Whoever was given a chunk gives back what it has folded: an all_gather becomes a reduce_scatter, a
+    Whoever was given a chunk gives back what it has reduced: an all_gather becomes a reduce_scatter, a
     broadcast a reduce; under the verb "gather" copies stay copies, so that a scatter becomes a gather.
     """
     fold = COPY if verb == "gather" else AFTER

@@ -28,7 +28,7 @@ _UFUNCS: dict[str, Any] = {
 
 
 def fold(parts: Array, op: str) -> Array:
-    """Fold parts, of shape (ranks, n), over the ranks: sums of floats exactly, all else in rank order."""
+    """Reduce parts, of shape (ranks, n), over the ranks: sums of floats exactly, all else in rank order."""
     if op == "SUM" and parts.dtype.kind == "c":
         half = parts.view(parts.real.dtype).reshape(len(parts), -1)
         return exact_sum(half).view(parts.dtype)

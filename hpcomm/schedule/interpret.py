@@ -163,7 +163,7 @@ def _full(value: Any, rows: int) -> Array:
 
 
 def _steps(dest: Array, fold: Array) -> Iterator[tuple[Array, int]]:
-    """Rows that can be carried out at once, and how they fold; later rows later."""
+    """Rows that can be carried out at once, and how they reduce; later rows later."""
     for rows in _one_at_a_time(dest):
         for how in (COPY, AFTER, BEFORE):
             pick = rows[fold[rows] == how]
@@ -221,7 +221,7 @@ def _is_dense(schedule: Schedule, turns: list[tuple[Flow, int]]) -> bool:
 
 
 def _refuse_marked(schedule: Schedule, turns: list[tuple[Flow, int]], t: int) -> None:
-    """The same where nobody receives twice from one stream: one byte a cell, 1 folded into, 2 copied into.
+    """The same where nobody receives twice from one stream: one byte a cell, 1 reduced into, 2 copied into.
 
     Within one message no chunk comes twice: _check_rows has seen to that.
     """
@@ -277,7 +277,7 @@ def interpret_values(schedule: Schedule, given: list[Any], op: Any) -> list[Any]
 
     Args:
         given: per rank the memory it begins with: arrays of one axis, slots * count elements.
-        op: op(a, b, out=c) folds two arrays element by element.
+        op: op(a, b, out=c) reduces two arrays element by element.
     """
     memory = [np.array(x) for x in given]
     bounds = edges(schedule, memory[0].size // schedule.slots)

@@ -81,7 +81,7 @@ def prove(schedule: Schedule, exact: bool | None = None) -> Proof:
 
 
 def keeps_order(schedule: Schedule) -> bool:
-    """Whether every fold joins neighbouring intervals of ranks, so that the operator need not commute."""
+    """Whether all reductions join neighbouring intervals of ranks, so that the operator need not commute."""
     if schedule.verb not in REDUCTIONS:
         return True
     try:
@@ -170,7 +170,7 @@ class _Sets(_Cells):
         place, sets = read
         if how != COPY:
             mine = self.sets[cells]
-            self.fail("is folded with another part of x, or with nothing", self.place[cells] != place, cells)
+            self.fail("is reduced with another part of x, or with nothing", self.place[cells] != place, cells)
             if self.schedule.verb != "barrier":
                 self.fail("a contribution would count twice", (mine & sets).any(-1), cells)
             sets = mine | sets
@@ -282,7 +282,7 @@ def _weight(rank: Array, place: Array) -> Array:
 
 
 class _Intervals(_Cells):
-    """For order: a chunk holds the ranks low..high-1, and folds must join neighbours."""
+    """For order: a chunk holds the ranks low..high-1, and reductions must join neighbours."""
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__(schedule)
@@ -295,10 +295,10 @@ class _Intervals(_Cells):
     def put(self, cells: Array, read: tuple[Array, ...], how: int) -> None:
         low, high = read
         if how == AFTER:
-            self.fail("would be folded out of order", self.high[cells] != low, cells)
+            self.fail("would be reduced out of order", self.high[cells] != low, cells)
             low = self.low[cells]
         elif how == BEFORE:
-            self.fail("would be folded out of order", self.low[cells] != high, cells)
+            self.fail("would be reduced out of order", self.low[cells] != high, cells)
             high = self.high[cells]
         self.low[cells], self.high[cells] = low, high
 

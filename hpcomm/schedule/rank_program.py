@@ -1,6 +1,6 @@
 """One rank's part of a schedule, ready to run: rounds of messages between ranges of elements.
 
-Work memory holds the slots; a temporary holds what has to be packed, and what arrives to be folded. A
+Work memory holds the slots; a temporary holds what has to be packed, and what arrives to be reduced. A
 message that lies in one piece is sent from, and if it is only copied received into, work memory itself.
 """
 

@@ -193,7 +193,7 @@ def parameters(verb: str, name: str) -> list[str]:
 
 
 def _both_ways(gather: Maker) -> Maker:
-    """The all_reduce that folds along an all_gather backwards and then gathers."""
+    """The all_reduce that reduces along an all_gather backwards and then gathers."""
 
     def all_reduce(p: int) -> Schedule:
         forth = gather(p)

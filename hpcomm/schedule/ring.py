@@ -47,7 +47,7 @@ def circulant(p: int) -> Schedule:
         p = 6:   skips 1, 2, 3, 6:   r -> r-1  1 block,   r -> r-2  1 block,   r -> r-3  3 blocks
 
     Backwards it is Träff's optimal reduce_scatter. Cost: ceil(log2 p) rounds, n(p-1)/p bytes, and n(p-1)/p
-    folded: all three bounds, at any p (Träff 2024, "Optimal, non-pipelined reduce-scatter and allreduce").
+    reduced: all three bounds, at any p (Träff 2024, "Optimal, non-pipelined reduce-scatter and allreduce").
     """
     skips = [p]
     while skips[0] > 1:
@@ -133,7 +133,7 @@ def chain(p: int, chunks: int = 1) -> Schedule:
 
 
 def chain_scan(p: int, chunks: int = 1) -> Schedule:
-    """scan: rank r folds what r-1 gives before its own, and passes it on.
+    """scan: rank r reduces what r-1 gives before its own, and passes it on.
 
         0 -> 1 -> 2 -> 3 ...       chunk after chunk
 
@@ -144,7 +144,7 @@ def chain_scan(p: int, chunks: int = 1) -> Schedule:
 
 
 def prefix(p: int) -> Schedule:
-    """scan: in round k rank r folds what r - 2^k has; it then holds the last 2^(k+1) ranks up to itself.
+    """scan: in round k rank r reduces what r - 2^k has; it then holds the last 2^(k+1) ranks up to itself.
 
         round 0:  0 -> 1, 1 -> 2, 2 -> 3 ...      round 1:  0 -> 2, 1 -> 3 ...      round 2:  0 -> 4 ...
 

@@ -2,7 +2,7 @@
 
 A stream is an affine flow of messages. Row i of it says: in its k-th active iteration, rank
 `source[i] + k * march` gives rank `dest[i] + k * hop` some chunks, which are copied into the receiver's
-or folded with them. So a ring over 100,000 ranks is two streams, and pipelining costs nothing.
+or reduced with them. So a ring over 100,000 ranks is two streams, and pipelining costs nothing.
 
 All ranks go through the iterations in order, each at its own pace. Within one iteration a rank posts all
 its sends and receives, and waits for all: sends read what was there when the iteration began, receives
@@ -194,7 +194,7 @@ class Schedule:
         return self._load(0)
 
     def folded(self) -> NDArray[np.float64]:
-        """What each rank folds, in units of one slot."""
+        """What each rank reduces, in units of one slot."""
         return self._load(1)
 
     def rounds(self) -> int:

@@ -3,7 +3,7 @@
 `hpcomm sim --fit here.json` starts three jobs: one to measure, two to compare predictions with what ranks
 and sizes that were not measured take. The times of messages are those of the ping-pong, with straight lines
 between them, since eager and announced messages do not lie on one. What a round costs beyond its message is
-the difference between two rounds and one; folding and copying are measured in memory of one rank.
+the difference between two rounds and one; reducing and copying are measured in memory of one rank.
 
 Ranks that share cores are predicted to take turns and to lose nothing; what they lose in fact depends on how
 the MPI library waits, and is stated apart.
@@ -49,7 +49,7 @@ def report(path: str, as_json: bool = False) -> int:
         print(json.dumps({"machine": on, "points": points, "checked": rows}, indent=1))
         return 0
     print(f"{path}: overhead + latency {(on['latency'][0] + 2 * on['overhead']) * 1e6:.2f} us,")
-    print(f"  {1e-9 / on['per_byte'][0]:.2f} GB/s, fold {1e-9 / on['fold_per_byte']:.2f} GB/s\n")
+    print(f"  {1e-9 / on['per_byte'][0]:.2f} GB/s, reduce {1e-9 / on['fold_per_byte']:.2f} GB/s\n")
     print(
         f"{'algorithm':20s}{'ranks':>6s}{'bytes':>10s}{'measured us':>14s}{'predicted us':>14s}{'error':>8s}"
     )
@@ -121,7 +121,7 @@ def _job(ranks: int, part: str) -> list[dict[str, Any]]:
 
 
 def pingpong(path: str) -> None:
-    """On 2 ranks: one way of a message, by size, and the time to fold one byte of float64."""
+    """On 2 ranks: one way of a message, by size, and the time to reduce one byte of float64."""
     import numpy as np
 
     import hpcomm

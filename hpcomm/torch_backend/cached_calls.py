@@ -31,7 +31,7 @@ __all__ = ["Short"]
 
 _KEPT = 1000  # plans
 _TINY = 64  # halves up to which numpy is quicker than torch; two of them it rounds as torch does
-_FETCHED = 24 * 1024  # bytes of halves up to which they still stand in the first cache of whoever laid them
+_FETCHED = 24 * 1024  # bytes of halves up to which they still stand in the first cache of whoever wrote them
 _NO_OPERATOR = -1
 _FOLDS: dict[str, Any] = {
     "sum": np.add,
@@ -46,7 +46,7 @@ Key = tuple[Any, ...]  # verb, number of the operator, root, dtype, length and a
 Moves = list[tuple[Tensor, Tensor]]  # where to copy, and what
 Pairs = list[tuple[memoryview, memoryview]]  # the same as bytes, or one word
 Run = Callable[[], Any]
-# before the ranks meet, and after; what folds; what follows another meeting; the next place; what all ranks
+# before the ranks meet, and after; what reduces; what follows another meeting; the next place; what all ranks
 # agree about; the operator
 Plan = tuple[Pairs, Pairs, Run | None, Run | None, int, int, str | None]
 _ALL = slice(None)  # made once
@@ -143,7 +143,7 @@ class Short:
 def _plan(
     near: Near, verb: str, op: Any, dtype: torch.dtype, root: int, ends: tuple[int, int, int, int], code: int
 ) -> list[Plan]:
-    """The plan for each place of the shelves; none where tensors do not fit or overlap.
+    """The plan for each place in shared memory; none where tensors do not fit or overlap.
 
     Args:
         ends: addresses of x and out, and their lengths.
@@ -160,7 +160,7 @@ def _plan(
         return []
     whole, filled = _at(x_at, n, dtype), _at(out_at, m, dtype)
     if isinstance(near, Straight) and near.is_long(verb, whole.nbytes):
-        # is long for all ranks: shelves are no way out for one of them
+        # is long for all ranks: shared memory is no way out for one of them
         run = near.going(verb, op, root, whole, filled)
         steps = [] if run is None else range(near.places)
         return [([near.lending(whole)], [], None, run, place, code, op) for place in steps]
@@ -213,7 +213,7 @@ def _fetched(near: Near, parts: list[Tensor]) -> tuple[Moves, list[Tensor]]:
 
 
 def _pass_on(near: Near, gives: Pairs, takes: Pairs) -> None:
-    """Lay what this rank has folded, and take what the others have."""
+    """Write what this rank has folded, and take what the others have."""
     for there, here in gives:
         there[_ALL] = here
     near.together()
@@ -237,7 +237,7 @@ def _view(x: Tensor) -> memoryview:
 
 
 def _folding(near: Near, op: str, parts: list[Tensor], out: Tensor) -> Callable[[], Any]:
-    """What folds parts into out: numpy's functions, which begin three times as fast as torch's."""
+    """What reduces parts into out: numpy's functions, which begin three times as fast as torch's."""
     if out.dtype in HALVES:
         if len(parts) == 2 and op in ("sum", "prod") and out.numel() <= _TINY:
             with suppress(HpcommError):  # numpy has no bfloat16 without ml_dtypes

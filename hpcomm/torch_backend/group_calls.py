@@ -238,7 +238,7 @@ def reduce_scatter(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> 
 def _fold_rows(comm: Far, output: Tensor, x: Tensor, op: Any) -> None:
     """Row r of x, of shape (size, ...), folded, into output of rank r."""
     rows = _rows(x.contiguous(), comm.size)
-    is_apart = x.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()  # FSDP folds in place
+    is_apart = x.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()  # FSDP reduces in place
     if is_apart and output.is_contiguous():
         comm.reduce_scatter(rows, op, out=output.detach().view(-1))
     else:

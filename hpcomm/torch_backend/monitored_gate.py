@@ -15,9 +15,9 @@ In the segment no rank may give up a call that another rank passes. So giving up
                       │   └─ all others show a signature ──> pass        ├─ somebody is missing ──> GAVE_UP
                       └────────────── all have come meanwhile ───────────┘                     (withdrawn)
 
-A rank passes only when it has seen all others there, none of them in doubt, in one look that began when all
-had come. A withdrawal that turned out to be justified was visible before that look began, so no rank passes a
-call that another one has withdrawn from.
+A rank passes only when it has seen all others there, none tentatively withdrawn, in one look that began
+when all had come. A withdrawal that turned out to be justified was visible before that look began, so no
+rank passes a call that another one has withdrawn from.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LOOK_S = 0.05  # between looks whether the missing ranks still live
 _ANSWER_S = 1.0  # for other ranks to say what they do
 _TELL_S = 5.0  # for ranks that disagree to tell each other what they called
 _WORDS = 256  # bytes of that
-_CARD = struct.Struct("4q")  # of a rank, for those of its node: see Gate._meet
+_CARD = struct.Struct("4q")  # what a rank tells those of its node: see Gate._meet
 _BLOCK = 32  # ranks, or blocks of them, that are counted together,
 _NAMED = 16  # and how many are named that have not come
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
@@ -116,7 +116,7 @@ class Gate:
         return {r: (here[r], *_CARD.unpack_from(cards[r]), cards[r][_CARD.size :]) for r in here}
 
     def close(self) -> None:
-        """Let no call pass any more; the group's place on the board may serve another one."""
+        """Let no call pass any more; the group's place in the node segment may serve another one."""
         self.failed = as_torch(
             UsageError(
                 f"process group '{self._name}' has been destroyed",
@@ -129,7 +129,7 @@ class Gate:
 
     def _on_board(self, ring: memoryview, others: list[tuple[int, memoryview]]) -> Callable[..., None]:
         rings = [other for _, other in others]
-        again = rings if len(rings) > 1 else []  # the last of them may have come after a doubt of the first
+        again = rings if len(rings) > 1 else []  # the last may have come after the first doubted
         step = post(ring)
         looks = self.looks
 

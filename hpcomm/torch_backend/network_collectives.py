@@ -45,10 +45,10 @@ _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 class Far:
     """The verbs of comm that need more than MPI has; all else is comm's own.
 
-    A call is made between expect() and done(): the ranks meet at the gate before they enter MPI.
+    A call is made between expect() and done(): the ranks meet in the barrier before they enter MPI.
 
     Attributes:
-        call: what the gate was told of the call under way.
+        call: what the barrier was told of the call under way.
         inside: since when this rank may stand inside MPI for it; None where it does not.
         needs: the ranks without which it cannot end.
     """
@@ -76,7 +76,7 @@ class Far:
         self.call = NO_CALL  # whose tensors are not held
 
     def __getattr__(self, name: str) -> Any:
-        # the sentinel asks whatever it finds in a frame for names of its own: that is not to meet anybody
+        # the watchdog asks whatever it finds in a frame for names of its own: that is not to meet anybody
         if name not in _LENT:
             raise AttributeError(f"{type(self).__name__} has no {name}", name=name, obj=self)
         self.arrive()
@@ -103,7 +103,7 @@ class Far:
         return total.div_(self.size, rounding_mode="trunc")
 
     def _fold_halves(self, x: Tensor, op: str) -> None:
-        """Halves are folded in float32 and rounded once; large ones travel as halves, a block per rank.
+        """Halves are reduced in float32 and rounded once; large ones travel as halves, a block per rank.
 
         Reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p sent.
         """
@@ -171,7 +171,7 @@ def as_bits(x: Tensor) -> Tensor:
 
 
 def folded(parts: Tensor, op: str) -> Tensor:
-    """The halves of all ranks, of shape (p, ...), folded in float32 and rounded once."""
+    """The halves of all ranks, of shape (p, ...), reduced in float32 and rounded once."""
     return _FOLDS[op](parts.float()).to(parts.dtype)
 
 

@@ -59,7 +59,7 @@ _KEPT = 64  # lengths of blocks whose views are kept
 
 
 def shelves_of(comm: Communicator) -> mmap.mmap | None:
-    """Memory for a shelf of each rank of comm; None where they share none. Collective."""
+    """Memory for the pieces of each rank of comm; None where they share none. Collective."""
     shared = share(comm.mpi_handle, SHELF, reserve=SHELF)
     if shared is None:
         return None
@@ -72,7 +72,7 @@ class Near(Far):
     """Verbs of ranks that share memory; what they cannot carry out is Far's.
 
     Attributes:
-        place: where on the shelves the next piece is laid, of so many places.
+        place: where in shared memory the next piece is written, of so many places.
     """
 
     places = _PLACES
@@ -84,8 +84,8 @@ class Near(Far):
         self._bytes = np.frombuffer(memory, np.uint8)
         self._others = [(rank, rank * SHELF // 8) for rank in range(comm.size) if rank != comm.rank]
         self._count = 0  # meetings
-        self.place = 0  # where the next piece is laid
-        self._due = False  # the meeting at the gate
+        self.place = 0  # where the next piece is written
+        self._due = False  # the meeting in the barrier
         context = copy_context()
         context.run(np.seterr, all="ignore")
         self.calmly = context.run  # calls numpy's functions without its warnings
@@ -202,9 +202,9 @@ class Near(Far):
         at = rank * SHELF + _HEAD + place * TORCH_PIECE
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=at)
 
-    # -- verbs that fold -----------------------------------------------------------------------------------
+    # -- verbs that reduce -----------------------------------------------------------------------------------
     def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
-        """In place: out is x. Small: each rank folds all. Large: a block each, 2 n (p-1)/p moved."""
+        """In place: out is x. Small: each rank reduces all. Large: a block each, 2 n (p-1)/p moved."""
         if not folds(x.dtype, op):
             self.arrive()
             return super().all_reduce(x, op, out=out)
@@ -248,7 +248,7 @@ class Near(Far):
         self._through(len(pieces), lay, fold_own, take)
 
     def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
-        """The root folds all."""
+        """The root reduces all."""
         if not folds(x.dtype, op):
             return super().reduce(x, op, root, out=out)
         flat, me = flat_of(x), self.rank
@@ -348,7 +348,7 @@ class Near(Far):
         takes: list[tuple[int, int, Bytes]],
         own: Sequence[tuple[Bytes, Bytes]] = (),
     ) -> None:
-        """Lay blocks of n bytes, by their numbers, and take some: those of a rank, by their numbers.
+        """Write blocks of n bytes, by their numbers, and take some: those of a rank, by their numbers.
 
         What does not fit into a place at once goes in small pieces, which stay in caches.
 
@@ -383,11 +383,11 @@ class Near(Far):
         gives: list[tuple[int, Tensor]],
         take: Callable[[list[list[Tensor]], Callable[[Tensor], Tensor]], None],
     ) -> None:
-        """Lay what this rank gives, as blocks of those numbers, and let it take from the shelves.
+        """Write what this rank gives, as blocks of those numbers, and let it take from shared memory.
 
         Args:
             like: flat, as long as each of the blocks.
-            take: called for each piece with the shelves and with what cuts it out of a tensor.
+            take: called for each piece with shared memory and with what cuts it out of a tensor.
         """
         n, most = like.numel(), TORCH_PIECE // like.itemsize // blocks
         cuts = [(low, min(low + most, n) - low) for low in range(0, n, most)]

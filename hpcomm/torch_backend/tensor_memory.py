@@ -107,7 +107,7 @@ def folding(op: str, parts: list[Tensor], out: Tensor) -> Callable[[], Any]:
 
 
 def fold(op: str, parts: list[Tensor], out: Tensor) -> None:
-    """Fold parts, in their order, into out, which may be the first of them; halves are rounded once."""
+    """Reduce parts, in their order, into out, which may be the first of them; halves are rounded once."""
     function = FOLDS[op]
     if out.dtype in HALVES and op != "min" and op != "max" and (len(parts) > 2 or op == "avg"):
         wide = parts[0].float()

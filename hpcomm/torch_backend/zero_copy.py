@@ -36,7 +36,7 @@ __all__ = ["Straight", "carrier"]
 Tensor = torch.Tensor
 Run = Callable[[], Any]
 _MOST = 2**31 - 1  # elements; more cannot be told from less by the signature of a call
-_ADDRESS = 8  # which word of a shelf's head says where its rank's tensor lies
+_ADDRESS = 8  # which word of a rank's head says where its tensor lies
 _GOING_S = 1.0  # for a rank that cannot be reached to be seen to have ended
 _ORDERED = ("x86_64", "AMD64")  # stores are seen in order there; nothing in Python could see to it elsewhere
 
@@ -53,7 +53,7 @@ def carrier(comm: Communicator, gate: Gate) -> Far:
 
 
 class Straight(Near):
-    """Near, with a shorter way of long calls."""
+    """Near, with long calls by zero-copy."""
 
     def __init__(self, comm: Communicator, gate: Gate, memory: mmap.mmap, reach: Reach) -> None:
         super().__init__(comm, gate, memory)
@@ -90,7 +90,7 @@ class Straight(Near):
         return flat if self.is_reachable(flat) else flat.clone()
 
     def _fetching(self, rank: int, at: int, into: Tensor) -> Run:
-        """What fills into from bytes at of the tensor that rank has lent."""
+        """What fills into from bytes at of the tensor whose address rank has published."""
         return self._copying(rank, at, self._reach.reading(rank, into.data_ptr(), into.nbytes))
 
     def _handing(self, rank: int, at: int, x: Tensor) -> Run:
@@ -120,7 +120,7 @@ class Straight(Near):
 
     # -- what is to be done once all have met, for flat tensors ------------------------------------------
     def all_reducing(self, x: Tensor, op: str) -> Run:
-        """Each rank folds a block of x, in place, and takes the others'."""
+        """Each rank reduces a block of x, in place, and takes the others'."""
         blocks, me = x.split(-(-len(x) // self.size)), self.rank
         step = blocks[0].nbytes
         folds = self._folding(op, blocks[me], me * step, blocks[me]) if me < len(blocks) else []

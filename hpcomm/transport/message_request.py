@@ -37,10 +37,10 @@ _UNDER_WAY: Any = _UnderWay()
 
 
 class Message(Request):
-    """A message of one request, from a lane.
+    """A message of one request, from a fast path.
 
     Args:
-        verb: "send" or "recv"; x, peer, tag: as the lane was given them.
+        verb: "send" or "recv"; x, peer, tag: as the fast path was given them.
         going: what MPI began; nbytes, sure: of a receive.
     """
 

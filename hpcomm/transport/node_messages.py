@@ -84,11 +84,11 @@ _SLOW = 8  # copies in a row below that, until such messages are left to MPI,
 _SELDOM = 127  # but for one of so many and one; each that is slow, too, doubles these,
 _RARELY = 1023  # up to so many and one
 _KEPT = 256  # lengths of messages
-_FAR = 1 << 62  # below 0 whatever is added: messages of a rank that is not near
+_FAR = 1 << 62  # below 0 whatever is added: messages of a rank of another node
 
 
 class _Near(dict[int, Any]):
-    """What there is of each rank that is near; of all others the same, without an entry for each."""
+    """What there is of each rank of the node; of all others the same, without an entry for each."""
 
     def __init__(self, near: Mapping[int, Any], other: Any) -> None:
         super().__init__(near)
@@ -102,7 +102,7 @@ class Handover:
     """How one communicator hands messages over to ranks of this node, and is handed them.
 
     Args:
-        notes: of the other ranks that are near.
+        notes: receive descriptors of the other ranks of the node.
 
     Attributes:
         most: bytes of the longest message.
@@ -363,7 +363,7 @@ class Handover:
                     raise _stopped(self._comm, source)
 
     def _parts_of(self, owner: int, flat: Any) -> Parts:
-        """The pieces of an array like flat on a rank's landing: from which element to which, and where."""
+        """The pieces of an array like flat in a rank's receive buffer: first and last element, and where."""
         known = owner, flat.size, flat.dtype
         if known not in self._parts:
             if len(self._parts) >= _KEPT:
@@ -376,7 +376,7 @@ class Handover:
         return self._parts[known]
 
 
-_landing = threading.Lock()  # this process has one landing
+_landing = threading.Lock()  # this process has one receive buffer
 
 
 def _stopped(comm: Comm, source: int) -> PeerFailedError:

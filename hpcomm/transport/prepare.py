@@ -99,7 +99,7 @@ def compose(
             )
         if verb in PREFIXES and fold.op.name == "avg":
             raise UsageError(
-                f"{verb} has no average", hint="op='sum', then divide by the number of ranks folded"
+                f"{verb} has no average", hint="op='sum', then divide by the number of ranks reduced"
             )
     call.code = head(verb, fold.code if fold else 0, dtype.code, root)
     call.count = block
@@ -341,7 +341,7 @@ def _deliver(call: Call, recv: Buffer | None, landing: NDArray[Any] | None) -> N
 
 
 def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: Reduction) -> Call:
-    """Reductions that the MPI library folds."""
+    """Reductions by the MPI library."""
     comm, verb = call.comm, call.verb
     in_place = recv is not None and (send is recv or buffer.same_memory(send.array, recv.array))
     if not in_place:
@@ -411,7 +411,7 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
     p = comm.remote_size if comm.is_inter else comm.size
     if verb == "reduce_scatter" and comm.is_inter and p != comm.size:
         raise UsageError(
-            "a function does not fold reduce_scatter between groups of different size",
+            "a function cannot be the op of reduce_scatter between groups of different size",
             hint="all_reduce, and take a block of it",
         )
     packed = _packed(send.array)
@@ -467,7 +467,7 @@ _FOLD_BLOCK = {"sum": "add", "avg": "add", "prod": "multiply", "min": "minimum",
 
 
 def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Call:
-    """all_reduce of many halves: each rank folds one block in float32, and halves travel both ways.
+    """all_reduce of many halves: each rank reduces one block in float32, and halves travel both ways.
 
     Half the bytes of a float32 all-reduce; each result is rounded once. Reduce-scatter by all-to-all
     followed by all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p bytes sent per rank.

@@ -266,7 +266,7 @@ def test_fingerprints_refuse_what_sets_refuse_at_the_end(verb: str, name: str) -
                 judged.append(str(error))
             else:
                 judged.append("")
-        assert bool(judged[0]) == bool(judged[1]) or "twice" in judged[0] or "folded" in judged[0], judged
+        assert bool(judged[0]) == bool(judged[1]) or "twice" in judged[0] or "reduced" in judged[0], judged
 
 
 def test_a_broken_schedule_is_refused_with_rank_iteration_and_chunk() -> None:

@@ -8,7 +8,7 @@ A message of B bytes from rank a to rank b, in an iteration that a begins at tim
                       slowest needs for all that passes it: bytes * nic_per_byte (uplink_per_byte)
     latency[level]    level 0: same node, 1: same pod, 2: another one
     receiver's port   one after the other, by rank of their senders: overhead + B * per_byte, and
-                      B * fold_per_byte more if it is folded; and each at least overhead after its tail
+                      B * fold_per_byte more if it is reduced; and each at least overhead after its tail
 
 A rank goes on to the next iteration when all its messages of this one are sent, tails included, and received.
 Sizes are real numbers: a chunk has bytes/chunks bytes. Nothing is random, and no link remembers the iteration
@@ -18,10 +18,10 @@ So an iteration is a linear map in the algebra of (max, +), and its rows are kno
 
     time'[b] = max(time[b] + own[b],  time[a] + hop[a, b] for all messages into b)
 
-Powers of such maps have closed forms, which are exact (hpcomm/powers.py): where all go around circles, where
-all give to the one d further on and d moves, where chunks follow each other down a chain. Rings and chains of
-any length are known from the ranks at both ends (hpcomm/rings.py). What is left is computed map by map
-(hpcomm/clock.py); where all clocks advance alike the rest of it is one multiplication.
+Powers of such maps have closed forms, which are exact (max_plus_powers.py): where all go around circles,
+where all give to the one d further on and d moves, where chunks follow each other down a chain. Rings and
+chains of any length are known from the ranks at both ends (ring_cost.py). What is left is computed map by map
+(max_plus_time.py); where all clocks advance alike the rest of it is one multiplication.
 """
 
 from __future__ import annotations

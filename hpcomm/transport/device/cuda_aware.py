@@ -219,7 +219,7 @@ def passes(begin: Callable[[list[Any]], Any], place: Place, nbytes: int, moment:
 
 
 class Direct:
-    """How a collective goes on in an arena by the MPI library on device memory."""
+    """How a collective goes on in a workspace by the MPI library on device memory."""
 
     def __init__(self, arena: Arena, channel: Any, verb: str, slots: int, fold: Reduction | None,
                  dtype: Dtype, root: int) -> None:  # fmt: skip
@@ -231,7 +231,7 @@ class Direct:
         arena, size = self.arena, self.dtype.itemsize
         yield [Reached(arena.device, event := arena.station.mark(arena.stream))]  # MPI knows no streams
         arena.station.spare(event)
-        fold = self.fold  # by name, or a user's: those that fold on the host must not see a device's memory
+        fold = self.fold  # by name, or a user's: those that reduce on the host must not see a device's memory
         kind = getattr(MPI, fold.mpi_type) if fold else None
         op = getattr(MPI, fold.mpi_op) if fold else None
 

@@ -28,7 +28,7 @@ __all__ = ["Mover", "carry", "lacks", "travels"]
 
 
 class Mover(Protocol):
-    """Moves what lies in an arena: slots of count elements, as schedule.stream.Schedule has them."""
+    """Moves what lies in a workspace: slots of count elements, as schedule.stream.Schedule has them."""
 
     capacity: int  # elements of a slot at most
 
@@ -45,7 +45,7 @@ def travels(fold: Reduction | None, dtype: Dtype) -> Dtype:
 
 
 def lacks(fold: Reduction | None, dtype: Dtype, kernels: Kernels | str | None) -> tuple[str, str]:
-    """Why kernels lack that fold as op does, and that bring x into the form in which it folds; "" if not."""
+    """Why there are no kernels that reduce as op does, and none that convert x for it; "" if there are."""
     if fold is None:
         return "", ""
     if not isinstance(fold.mpi_op, str):
@@ -64,7 +64,7 @@ def carry(
     call: Call, send: Place | None, recv: Place | None, fold: Reduction | None, kernels: Kernels | None,
     arena: Arena, mover: Mover, count: int,
 ) -> Stages:  # fmt: skip
-    """The stages of a collective whose blocks have count elements, in the arena's stream.
+    """The stages of a collective whose blocks have count elements, in the workspace's stream.
 
     send, recv: in C order; None where this rank gives or gets nothing.
     """
@@ -100,7 +100,7 @@ def _layout(verb: str, p: int, rank: int) -> tuple[tuple[int, int], tuple[int, i
 
 
 class _Way:
-    """Between a user's array and the arena, with what an operator asks for on the way."""
+    """Between a user's array and the workspace, with what an operator asks for on the way."""
 
     def __init__(self, arena: Arena, fold: Reduction | None, kernels: Kernels | None, dtype: Dtype) -> None:
         self.arena, self.fold, self.kernels, self.dtype = arena, fold, kernels, dtype

@@ -160,10 +160,10 @@ class Messages:
         source.end()
 
     def look(self, source: int, tag: int, seen: MPI.Status) -> bool:
-        """Whether a message has come; seen is filled, of a large one from what its card says.
+        """Whether a message has come; seen is filled, of a large one from what its header says.
 
         MPI tells the length of a message without receiving it, but not what it holds: so one that may be a
-        card is received, and held for who receives it.
+        header is received, and held for who receives it.
         """
         found = self._find(source, tag)
         if found is None:
@@ -262,7 +262,7 @@ class Messages:
             self.spare(look, moment)
 
     def _send_large(self, call: Call, look: Buffer, mpi: Any = None, moment: int = 0) -> Stages:
-        """Card, answer, data. The card goes in the order of the user's messages, and holds no data."""
+        """Header, answer, data. The header goes in the order of the user's messages, and holds no data."""
         place = look.packed() if isinstance(look, DeviceBuffer) else None
         if place is not None and mpi is None:
             moment = self._begin(place, station(place.device).down)
@@ -374,7 +374,7 @@ class Messages:
     def announced(
         self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, after: After | None, moment: int = 0
     ) -> Stages:
-        """Receive the large message that a card has announced."""
+        """Receive the large message that a header has announced."""
         place, source, card = look.place, seen.Get_source(), _unpack(raw)
         if card.nbytes != look.nbytes:
             yield [self.channel.Isend([_pack(_Answer(False)), MPI.BYTE], source, card.tag + 1)]
@@ -407,7 +407,7 @@ class Messages:
         seen.Set_elements(MPI.BYTE, nbytes)
 
     def _answer(self, card: _Card, look: Buffer, source: int) -> Stages:
-        """(what to answer to a card, where the sender's slab is here, and its array, if it was opened)"""
+        """(what to answer to a header, where the sender's slab is here, and its array, if it was opened)"""
         place = look.place
         lacks, base, itself = dict.fromkeys(("ipc", "direct", "nccl"), "out is in host memory"), 0, None
         if not card.device:
@@ -472,7 +472,7 @@ class Messages:
         self._pairs.clear()
 
     def length(self, card: bytearray) -> int | None:
-        """Bytes of the message that a card announces; None if it is no card, but a message itself."""
+        """Bytes of the message that a header announces; None if it is no header, but a message itself."""
         announces = len(card) == _CARD and card.startswith(_MAGIC)
         return int(_unpack(card).nbytes) if announces else None
 

@@ -99,7 +99,7 @@ class Onboard:
         return on_device(*looks) or not all(self.is_whole(each.nbytes) for each in looks)
 
     def follows(self, nbytes: int, ranks: Sequence[int]) -> bool:
-        """Whether an array of a parcel goes to ranks as a message of its own (device_payload.py)."""
+        """Whether an array of a payload goes to ranks as a message of its own (device_payload.py)."""
         others = (self._between or self._rank not in ranks) and MPI.PROC_NULL not in ranks
         return others and not self.is_whole(nbytes)
 
@@ -167,7 +167,7 @@ class Onboard:
         """
         if fold is not None and fold.fold is not None and on_device(send, recv):
             raise UsageError(
-                "a function as op folds arrays of the host", hint="op by name, such as 'sum'; or x.cpu()"
+                "a function as op reduces arrays of the host", hint="op by name, such as 'sum'; or x.cpu()"
             )
         if send is not None and recv is not None:
             refuse_overlap(call, send, recv)
@@ -265,7 +265,7 @@ class Onboard:
         return Rounds(arena, self.channel, job.kernels, call.verb, name, call.root, op, wide, most)
 
     def _most(self, name: str, call: Call, dtype: Dtype) -> Generator[list[Any], Any, int]:
-        """Elements of a slot at most, so that any schedule's work and its temporary fit into all arenas."""
+        """Elements of a slot at most, so that any schedule's work and temporary fit into all workspaces."""
         assert self.arena is not None
         mine = fitting(self.arena, call.verb, name, call.root, dtype.itemsize)
         least = np.array([mine])

@@ -214,7 +214,7 @@ def sends(
         device.record(lane.ready, stream)
         lane.used = True
         yield [channel.Isend(word, peer, tag)]
-    for i in range(min(len(starts), len(lanes))):  # a lane is given back once its reader has recorded done
+    for i in range(min(len(starts), len(lanes))):  # one is given back once its reader has recorded done
         yield [channel.Irecv(answers[i], peer, tag + 1)]
 
 

@@ -101,7 +101,7 @@ def join(channel: Any, arena: Arena) -> Stages:
 
 
 class ByNccl:
-    """How a collective goes on in an arena by NCCL."""
+    """How a collective goes on in a workspace by NCCL."""
 
     def __init__(self, arena: Arena, group: Any, verb: str, slots: int, op: str | None, dtype: Dtype,
                  root: int) -> None:  # fmt: skip

@@ -19,7 +19,7 @@ MEANS = {
     "nccl": "NCCL",
     "ipc": "an own schedule, all messages from device to device",
     "direct": "the MPI library, on device memory",
-    "schedule": "an own schedule with folds on the device, some messages through pinned memory",
+    "schedule": "an own schedule with reductions on the device, some messages through pinned memory",
     "pipeline": "the MPI library on pieces in pinned memory",
 }
 
@@ -46,8 +46,8 @@ def choose(
 
     Args:
         forced: "auto", or the only path that the user wants.
-        kernels: why op cannot fold on devices on some rank, or "".
-        converts: why x cannot be brought there into the form in which op folds it, or "".
+        kernels: why op cannot reduce on devices on some rank, or "".
+        converts: why x cannot be brought there into the form in which op reduces it, or "".
         pairs: of each rank, why it cannot copy from some other one's memory, or "".
         nccl, direct: why that cannot carry this call, or "".
         named: the user names an own schedule; "pipeline" then is that schedule on copies in host memory.
@@ -62,7 +62,7 @@ def choose(
         "schedule": hosts
         or converts
         or kernels
-        or ("" if folds or named or forced == "schedule" else f"{verb} folds nothing"),
+        or ("" if folds or named or forced == "schedule" else f"{verb} reduces nothing"),
         "pipeline": "",
     }
     found = _first(COLLECTIVE, lacks, forced)

@@ -28,7 +28,7 @@ __all__ = ["Arena", "Card", "Peer"]
 
 HEAD = 256  # bytes before the working memory: the pattern
 _CARD, _WHY = 768, 160  # bytes of what ranks tell
-_PAIR = struct.Struct("=?64s")  # whether I can open your arena, and the event after which I have read
+_PAIR = struct.Struct("=?64s")  # whether I can open your workspace, and the event after which I have read
 
 
 @dataclass
@@ -47,9 +47,9 @@ class Card:
 
 @dataclass
 class Peer:
-    """Another rank of the node whose arena is open here, or why it is not.
+    """Another rank of the node whose workspace is open here, or why it is not.
 
-    base: where its arena is here; ready: its event; read: mine, after which I have read from it;
+    base: where its workspace is here; ready: its event; read: mine, after which I have read from it;
     has_read: its own, after which it has read from mine, where it can (gives).
     """
 
@@ -62,7 +62,7 @@ class Peer:
 
 
 class Arena:
-    """The arena of one communicator on this process' device; made by all ranks together, in meet()."""
+    """The workspace of one communicator on this process' device; made by all ranks together, in meet()."""
 
     def __init__(self, device: Device, rank: int, size: int, facts: dict[str, Any]) -> None:
         self.device, self.rank, self.size = device, rank, size
@@ -127,7 +127,7 @@ class Arena:
         device.unpin(host)
 
     def _open_all(self) -> Stages:
-        """Open the arenas of this node, and read what was written there."""
+        """Open the workspaces of this node, and read what was written there."""
         device, seen = self.device, self.device.pinned(16 * self.size)
         address, mine = int(seen.__array_interface__["data"][0]), self.cards[self.rank]
         for r, (peer, card) in enumerate(zip(self.peers, self.cards, strict=True)):

@@ -25,7 +25,7 @@ __all__ = ["Own", "own"]
 
 _TAGS = 32_000  # for calls; those above are for plans
 _KEPT = 16  # executors with their memory, per communicator
-_ROOM = 64 << 20  # bytes up to which the memory is kept for what arrives to be folded
+_ROOM = 64 << 20  # bytes up to which the memory is kept for what arrives to be reduced
 
 
 class Own:
@@ -76,7 +76,7 @@ class Own:
         """The executor for key, made at its first use; the oldest one gives way.
 
         The oldest, not the one that was not used for longest: so that ranks of which some come here by a
-        lane and others by the careful way keep the same ones.
+        fast path and others by the general path keep the same ones.
         """
         found = self._kept.get(key)
         if found is None:

@@ -26,11 +26,11 @@ __all__ = ["deterministic_call"]
 
 
 def deterministic_call(call: Call, algorithm: str | None, fold: Any, array: Array, count: int) -> Call:
-    """Everyone folds one block of x, which no order can change: all_to_all, fold, all_gather."""
+    """Everyone reduces one block of x, which no order can change: all_to_all, fold, all_gather."""
     comm = call.comm
     if call.verb != "all_reduce" or fold is None or fold.op.mpi is not None or algorithm is not None:
         raise UsageError(
-            "deterministic=True folds by operators with a name, in its own way",
+            "deterministic=True reduces by operators with a name, in its own way",
             hint="a named op, without algorithm=",
         )
     p, each = comm.size, -(-count // comm.size)

@@ -51,7 +51,7 @@ class Executor:
     Args:
         wire: None, "float16" or "bfloat16": float32 travels narrower, and the result is what has travelled.
         work: memory to take instead of new one.
-        room: bytes to take instead of new ones for what arrives to be folded; part.room elements.
+        room: bytes to take instead of new ones for what arrives to be reduced; part.room elements.
         given: what to begin with, where work does not hold it yet; is read until all rounds are over.
     """
 
@@ -89,7 +89,7 @@ class Executor:
     def steps(self) -> tuple[Steps, Callable[..., Any] | None]:
         """(all of run() in one line, for exchanges that are prepared; what alone makes the result, or None).
 
-        That is a fold over all of work at the end: with another `out` it saves a copy.
+        That is a reduction over all of work at the end: with another `out` it saves a copy.
         """
         steps = [s for before, e, after in self.rounds for s in (*before, *e.starts, *e.waits, *after)]
         steps += self.last
@@ -130,7 +130,7 @@ class Executor:
 
     def _narrow(self, room: Array, data: Array) -> None:
         room[:] = dtypes.narrow(data, self.wire)
-        data[:] = dtypes.widen(room, self.wire)  # whoever folds it, here or there, folds the same
+        data[:] = dtypes.widen(room, self.wire)  # whoever reduces it, here or there, reduces the same
 
     def _widen(self, room: Array, mine: Array, how: int, held: Array | None) -> None:
         self._effect(dtypes.widen(room, self.wire), mine, how, held)()

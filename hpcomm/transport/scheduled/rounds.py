@@ -59,7 +59,7 @@ def _program(verb: str, name: str, p: int, root: int, rank: int, count: int) -> 
 
 
 def fitting(arena: Arena, verb: str, name: str, root: int, itemsize: int) -> int:
-    """Elements of a slot so that work memory and this rank's temporary fit into its arena; 0: none do."""
+    """Elements of a slot so that work memory and this rank's temporary fit into its workspace; 0: none do."""
     slots = schedule(verb, name, arena.size, root).slots
     count = arena.nbytes // (slots * itemsize)
     while count:
@@ -71,7 +71,7 @@ def fitting(arena: Arena, verb: str, name: str, root: int, itemsize: int) -> int
 
 
 class Rounds:
-    """How a collective goes on in an arena: work memory from its beginning, the temporary behind it."""
+    """How a collective goes on in a workspace: work memory from its beginning, the temporary behind it."""
 
     def __init__(self, arena: Arena, channel: Any, kernels: Kernels | None, verb: str, name: str,
                  root: int, op: str | None, dtype: Dtype, most: int | None = None) -> None:  # fmt: skip

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .executor import Channel, Fold, Steps
 
     Array = NDArray[Any]
-    # verb, name, root, count, dtype, code of the fold, wire, operator of the user
+    # verb, name, root, count, dtype, code of the reduction, wire, operator of the user
     Key = tuple[str, str, int, int, Any, int, Any, int | None]
 
 __all__ = ["by_schedule", "fold_of", "named", "rounds", "schedule_call", "takes_devices", "tuned_for"]
@@ -52,7 +52,7 @@ _STANDS_FOR = {
     "all_gather": "ring",
     "gather": "tree",
     "all_to_all": "pairwise",
-}  # to move what functions fold
+}  # to move what functions reduce
 
 
 class Planned:
@@ -187,7 +187,7 @@ def _chosen(call: Call, algorithm: str | None, fold: Any) -> tuple[Key, Fold]:
 
 
 def by_schedule(comm: Comm, name: str, dtype: Any, fold: Any) -> Callable[..., Any] | None:
-    """As MPI.Allreduce on plain arrays of numpy, by an own schedule; None: the careful way must look."""
+    """As MPI.Allreduce on plain arrays of numpy, by an own schedule; None: the general path must look."""
     if name.partition(":")[0] not in algorithms("all_reduce") or "wire=" in name:
         return None
     folding, commutes = fold_of(fold)
