@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["follow", "start"]
 
-_PATIENT = 4  # looks that find the same call before it is judged
+_PATIENT = 4  # looks that find the same call before it is judged: what is needed may still be on its way
 _BRIEF_S = 0.02
 _SHOWN = 8  # ranks in a report
 
@@ -142,6 +142,7 @@ def _watch(
         if waiting.times >= _PATIENT:
             verdict = _judge(call.comm, call.source, call.number) or _overdue(call, waited_s)
         silent = "" if board is None else board.regions[0].note
+        # HPCOMM_TIMEOUT. The first of the ranks that wait says it, the others only if it does not.
         if (
             verdict is None
             and patience_s is not None
@@ -179,7 +180,7 @@ class Waiting:
         A call's frame keeps its arrays as long as we keep it.
         """
         now, before = time.monotonic(), self.call
-        if not closely and before is None:
+        if not closely and before is None:  # quiet: a glance now and then, twice within 20 ms
             if now < self._next or not _is_inside():
                 return
             self._next = now + self._pause
@@ -300,6 +301,7 @@ def _blocked_call() -> Blocked | None:
     verb, _ = call_frame(is_chosen=_is_verb)
     if verb is None:
         return None
+    # For whom does it wait? A request has noted that; of a blocking verb it stands in its parameters.
     names = verb.f_locals
     needs = getattr(owner(verb), "waits_for", None)
     if names.get("timeout") is not None and hasattr(owner(verb), "_stages"):

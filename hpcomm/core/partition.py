@@ -143,6 +143,8 @@ class Partition:
     partial: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        # Check what was given and complete it, in the order in which one thing needs the other: shape, mesh,
+        # split (which mesh axes cut which array axis), bounds (where they cut). Frozen, hence setattr.
         shape = _whole(self.shape)
         object.__setattr__(self, "shape", shape)
         if not isinstance(self.mesh, Mapping):
@@ -180,6 +182,7 @@ class Partition:
                 f"split {tuple(chosen)} has {len(chosen)} entries, the shape {shape} {len(shape)} axes",
                 hint="one entry per array axis: a mesh axis, several, or None",
             )
+        # A mesh axis cuts one array axis, or is partial, or (if it is in neither) holds copies.
         used = [name for axes in self.axes for name in axes] + list(self.partial)
         wrong = sorted({name for name in used if name not in self.mesh or used.count(name) > 1})
         if wrong:
@@ -352,6 +355,8 @@ class Points:
     ghosts: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
+        # Check what was given and complete it, in the order in which one thing needs the other: shape, mesh,
+        # split (which mesh axes cut which array axis), bounds (where they cut). Frozen, hence setattr.
         shape = _whole(self.shape)
         object.__setattr__(self, "shape", shape)
         for given in (self.owned, () if self.ghosts is None else self.ghosts):

@@ -246,6 +246,8 @@ class Exchange:
     # -- how ------------------------------------------------------------------------------------------
     def _plan(self, lines: Channel, number: int, outgoing: Any, incoming: Any, terms: Terms) -> None:
         """Make the messages, and say in which order they and the copies before and after them are made."""
+        # Receives are started first, so that messages find them posted. Within _starts the order is
+        # copies out, requests; within _ends requests, copies in. Slots and device plans add to both.
         me = self._comm.rank
         coming: list[_Message] = []
         going: list[_Message] = []
@@ -294,7 +296,7 @@ class Exchange:
         waited for: in good time, before the next start().
         """
         self._boxes.append(boxes)
-        for turn, box in enumerate(boxes):
+        for turn, box in enumerate(boxes):  # no wait before the copies: see ahead, and slots.py
             parts = divided(box.data, views)
             self._starts[turn].extend(copying(*each) for each in zip(parts, views, strict=True))
             self._starts[turn].append(partial(box.word.__setitem__, 0, 1))

@@ -26,7 +26,7 @@ else:
 
 __all__ = ["Terms", "agreed"]
 
-_ALONE, _ABOARD, _BOXED = 1, 2, 4
+_ALONE, _ABOARD, _BOXED = 1, 2, 4  # bits of a wish: views as messages of their own, on a device, by slots
 _WISH = struct.Struct("=q")
 
 
@@ -54,6 +54,14 @@ def agreed(
 ) -> Terms:
     """The terms of what this rank sends to and receives from others, by these; they call it, too.
 
+    Two rounds of small messages between the two ends of each message:
+
+        1  both    wish of this end; from the sender also the name of its slots' file, if it has made one
+        2  dest    whether it could open that file (not from another container)
+
+    A message goes by slots, or in messages of its own, only if both ends wish it; it counts as one between
+    devices if either end is on one.
+
     Args:
         boxes: whether messages may go through shared memory; the same on all ranks.
     """
@@ -62,7 +70,7 @@ def agreed(
     laid = {} if outbox is None else {(me, p): outbox.card(p) for p in outbox.sizes}
     wishes = {(me, p): _wish(views, sending=True) for p, views in outgoing.items()}
     wishes |= {(p, me): _wish(views, sending=False) for p, views in incoming.items()}
-    for pair, wish in wishes.items():
+    for pair, wish in wishes.items():  # wishes of both directions: this rank is source or dest
         here = boxes and wish != _ABOARD and pair[0] in comm.node_regions and has_memory()
         if pair in laid or here:
             wishes[pair] |= _BOXED
@@ -74,7 +82,7 @@ def agreed(
     inboxes = {source: inbox(cards[source, me][_WISH.size :]) for source, dest in boxed if dest == me}
     told = {(source, me): bytes([there is not None]) for source, there in inboxes.items()}
     seen = _traded(mpi, tag, me, told, [pair for pair in boxed if pair[0] == me], 1)
-    if outbox is not None:
+    if outbox is not None:  # whoever will open the file has done so: nothing is left behind if we die
         outbox.hide()
     return Terms(
         {pair for pair, flags in both.items() if flags & _ALONE},

@@ -114,6 +114,7 @@ class Redistribution:
         Raises:
             LayoutError, DtypeError: an array does not have the shape and dtype that are due.
         """
+        # The very same arrays as last time: all below was checked then.
         if self._repeated is not None and x is self._repeated[0] and out is self._repeated[1]:
             self._repeated[2]()
             return out
@@ -135,7 +136,7 @@ class Redistribution:
                 )
         except HpcommError as error:
             raise error.located("redistribution", self.comm) from None
-        if made is not None and (self._sums or self._is_padding):
+        if made is not None and (self._sums or self._is_padding):  # what arrives is added, or leaves gaps
             set_zero(memory(made))
         exchange = self._planned(look, made)
         exchange()

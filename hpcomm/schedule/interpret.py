@@ -44,11 +44,15 @@ class State(Protocol):
         """What is there; may refuse to give it."""
 
     def put(self, cells: Array, read: tuple[Array, ...], how: int) -> None:
-        """Copy what was read there, or fold it with what is there."""
+        """Copy what was read there, or reduce it with what is there."""
 
 
 def interpret(schedule: Schedule, state: State, flows: dict[int, Flow] | None = None) -> None:
-    """Carry the rows out on state."""
+    """Carry the rows out on state.
+
+    Per iteration: first all reads of all streams, then all effects in the order of the streams and rows. So
+    what is sent is what was there when the iteration began, as with messages that are all under way at once.
+    """
     flows = flows or flows_of(schedule)
     for t, streams in _iterations(schedule):
         state.iteration = t
@@ -78,7 +82,7 @@ def flows_of(schedule: Schedule) -> dict[int, Flow]:
 class Flow:
     """A stream with its arrays at full length, made once for all iterations.
 
-    how: how all rows fold, if they do so alike and nobody receives twice; else None.
+    how: how all rows reduce, if they do so alike and nobody receives twice; else None.
     """
 
     def __init__(self, stream: Stream, schedule: Schedule) -> None:
@@ -254,6 +258,7 @@ def checked(schedule: Schedule) -> dict[int, Flow]:
         if (low < 0 and not (s.march or s.hop)) or high >= 2 * schedule.size + s.active:
             raise ScheduleError("there is no such rank", schedule, int(high), s.begin, 0)
         for rows, _, there in flow.parts:
+            # Two chunks of one message may not land in one place: who would be last?
             if len(there) > 1 and len(np.unique(there % s.modulus)) < len(there):
                 where = int(flow.dest[rows][0]), s.begin, int((flow.into[rows][0] + there[0]) % s.modulus)
                 raise ScheduleError("one message has a chunk twice", schedule, *where)

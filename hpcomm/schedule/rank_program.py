@@ -79,6 +79,16 @@ def program(schedule: Schedule, rank: int, count: int, staged: bool = False) -> 
 
 def _round(moves: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64], int]], rank: int,
            bounds: NDArray[np.int64], staged: bool) -> tuple[Round, int]:  # fmt: skip
+    """The messages of one iteration of this rank, and how many elements of the temporary they take.
+
+        work memory  |  slot 0  |  slot 1  | ...       temporary  | packed to peer a | from peer b | ...
+
+        send, one range      straight from work          send, several ranges      packed into the temporary
+        receive, one copy    straight into work, unless  receive, all else         into the temporary; then
+                             that is still being sent                              `effects`, in row order
+
+    What a rank gives itself is packed and takes effect, without a message.
+    """
     outgoing: dict[int, list[tuple[int, int]]] = {}
     incoming: dict[int, list[tuple[int, int, int]]] = {}
     order: list[tuple[int, int]] = []  # (peer, which of its pieces), in the order of the rows

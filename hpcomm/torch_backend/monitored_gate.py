@@ -171,7 +171,7 @@ class Gate:
         while True:
             seen = [theirs[i] for _, theirs in others]
             absent = [rank for (rank, _), value in zip(others, seen, strict=True) if value in _NOT_HERE]
-            if not absent:
+            if not absent:  # all have come: one more look, whole, decides (see the head of this file)
                 if any(value != mine for value in seen):
                     time.sleep(1e-4)  # where stores may be seen out of order
                 if seen == [theirs[i] for _, theirs in others]:

@@ -80,6 +80,7 @@ class Arrival:
 
     def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  as MPI.Request has it
         with _matching:
+            # The loop: what the probe found may be for an earlier Arrival; then there may be another message.
             while self.message is None and self.mpi.Iprobe(self._source, self._tag, self.status):
                 source, tag = self.status.source, self.status.tag
                 first = self
@@ -94,7 +95,7 @@ class Arrival:
     def Wait(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
         if self._is_here():  # another one has seen to it
             return True
-        if len(_waiting) == 1:
+        if len(_waiting) == 1:  # nobody else could want it: let MPI wait, which takes no turns of Python
             self.message = self.mpi.Mprobe(self._source, self._tag, self.status)
             return self._is_here()
         delay = 0.0

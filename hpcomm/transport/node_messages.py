@@ -20,7 +20,7 @@ A receiver that need not wait any more, or has waited for long, withdraws its po
 and look at the other's, with a fence between, so at least one sees the other (Dekker's algorithm):
 
     receiver    POST := 0      fence   look at CLAIM     claimed: wait for the data, or for "spoilt"
-    sender      CLAIM := post  fence   look at POST      gone: back out, and say so in HERE
+    sender      CLAIM := n     fence   look at POST      gone: back out, CLAIM := -n          (n: SERIAL)
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Handover:
         here = serial << _DONE
         try:
             words[_CLAIM] = serial
-            with self._fence:
+            with self._fence:  # to take a lock and give it back is a full fence, also in CPython
                 pass
             if words[_POST] != post or words[_SERIAL] != serial:
                 words[_CLAIM] = -serial
@@ -209,7 +209,7 @@ class Handover:
                 return False
             words = self._own
             self._serial = serial = self._serial + 1
-            words[_TAG] = tag
+            words[_TAG] = tag  # in this order: who sees the post sees these
             words[_SERIAL] = serial
             words[_POST] = (number & _COUNTS) << _COUNT | source << _SOURCE | _POSTED | nbytes
             here = serial << _DONE

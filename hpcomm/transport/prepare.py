@@ -106,13 +106,15 @@ def compose(
     if not sends and verb in ROOT_SENDS:
         send = None
     onboard, nbytes = comm.devices, block * dtype.itemsize
-    if onboard is None:
+    if onboard is None:  # no rank of comm has a device
         return on_hosts(call, send, recv, fold, blocking)
     if not hosts and onboard.takes(send, recv, block=nbytes):
         return onboard.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
     plain = fold is None or fold.fold is None
+    # A large call under a schedule's name meets ranks whose arrays are on devices, so it goes their way:
     if algorithm is not None and plain and not onboard.is_one_call(nbytes):
         return onboard.carry(call, send, recv, op, fold, blocking, algorithm)  # type: ignore[no-any-return]
+    # Everything else that is asked to use host memory: the call runs on copies there.
     given = None if send is None else host_copy.beside(send, filled=True)
     taken = given if recv is send else None if recv is None else host_copy.beside(recv, filled=False)
     return host_copy.renewed(on_hosts(call, given, taken, fold, blocking), given, taken)
@@ -267,10 +269,19 @@ def _landing(recv: Buffer) -> NDArray[Any]:
 
 
 def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> Call:
-    """Verbs that carry elements unchanged."""
+    """Verbs that carry elements unchanged.
+
+    MPI reads and writes contiguous memory. So x may have to be packed before (call.fill) and the result
+    unpacked from another array afterwards (landing; _deliver):
+
+        x ── fill, if strided ──> packed ── MPI ──> landing ── finish, if out is strided ──> out
+
+    Where x and out overlap, three cases are right without a copy or with one: all_to_all in place, one's own
+    block of a gathered array, and one's own block of a scattered one. All others are refused.
+    """
     comm, verb = call.comm, call.verb
     landing = _landing(recv) if recv is not None else None
-    if verb == "broadcast":
+    if verb == "broadcast":  # one array for both: x is copied into it on the root
         if send is not None and recv is not None:
             if send is not recv and not buffer.same_memory(send.array, recv.array):
                 _refuse_overlap(send, recv)
@@ -294,7 +305,7 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
         call.recv = transport.spec(landing, block, recv.dtype)
     if send is not None and recv is not None and buffer.overlap(send.array, recv.array):
         if verb == "all_to_all" and buffer.same_memory(send.array, recv.array):
-            copy = send.array.copy()
+            copy = send.array.copy()  # a plan fills it anew at each start
             call.fill = _filler(copy, send.array)
             call.send = transport.spec(copy, block, send.dtype)
         elif (
@@ -341,7 +352,13 @@ def _deliver(call: Call, recv: Buffer | None, landing: NDArray[Any] | None) -> N
 
 
 def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: Reduction) -> Call:
-    """Reductions by the MPI library."""
+    """Reductions by the MPI library.
+
+        x ── up, or pack ──> travelling ── MPI ──> landing ── down ──> out ── finish (avg, in place)
+
+    landing is out itself where nothing has to be converted or unpacked. Then, and if the operator has no
+    `finish`, the call leaves nothing to do (call.give), so requests and plans of it are cheap.
+    """
     comm, verb = call.comm, call.verb
     in_place = recv is not None and (send is recv or buffer.same_memory(send.array, recv.array))
     if not in_place:
@@ -374,7 +391,7 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
     else:
         call.send = (travelling, block, kind)
     ranks = comm.remote_size if comm.is_inter else comm.size
-    first = verb == "exscan" and comm.rank == 0
+    first = verb == "exscan" and comm.rank == 0  # MPI leaves its result undefined
 
     def finish(status: Any) -> Any:
         if recv is None or landing is None:
@@ -404,7 +421,11 @@ def _first_of_exscan(recv: Buffer, fold: Reduction) -> Any:
 
 
 def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: Reduction) -> Call:
-    """Reductions by a function of the user's: gather the contributions, fold them in rank order."""
+    """Reductions by a function of the user's: gather the contributions, reduce them in rank order.
+
+    MPI may combine contributions in any order if an operator commutes, and calls a user's function with
+    memory only. So the contributions themselves travel (call.moves: all_gather for all_reduce, and so on).
+    """
     comm, verb = call.comm, call.verb
     if recv is not None and send is not recv and not buffer.same_memory(send.array, recv.array):
         _refuse_overlap(send, recv)
@@ -424,7 +445,7 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
     part_shape = recv.shape if recv is not None else send.shape
     gathered = np.empty((p, *part_shape), packed.dtype) if recv is not None else None
     call.recv = transport.spec(gathered, block, send.dtype) if gathered is not None else None
-    until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, p)
+    until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, p)  # contributions that count here
 
     def finish(status: Any) -> Any:
         if recv is None or gathered is None or until == 0:

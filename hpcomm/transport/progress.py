@@ -262,6 +262,7 @@ def _run() -> None:
                 _work.wait()
             pause = _pauses()
         time.sleep(5e-5)  # who waits itself is quicker, and should be
+        # A device's steps always; those of objects and host arrays only while a call of ours runs.
         with _lock:
             if _is_over.is_set() or MPI.Is_finalized():
                 return

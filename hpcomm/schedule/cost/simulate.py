@@ -160,7 +160,7 @@ def _leave_alike(way: tuple[int, int] | None, s: Stream, unit: int, p: int) -> t
     If all give to the one d further on, min(d, its ranks) messages leave each of several units. A chain
     leaves each unit that it passes once.
     """
-    units = -(-p // unit)
+    units = -(-p // unit)  # a unit: a rank, a node or a pod
     if not s.active:
         return 0, 0, 0
     if way is not None:

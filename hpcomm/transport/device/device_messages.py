@@ -423,6 +423,7 @@ class Messages:
                 if self.forced == "nccl"
                 else nccl_transport.RISK
             )
+        # Why each path cannot be taken is known by now; the sender is told the choice, and cuts as we do.
         choice = choose_message(self.forced, **{name: why[:_WHY] for name, why in lacks.items()})
         both_hosts = place is None and not card.device
         piece = look.size if both_hosts else cut(look.size, 1, look.dtype.itemsize)

@@ -193,7 +193,7 @@ class Onboard:
         return carried(call, stages)
 
     def _large(self, job: Job) -> Stages:
-        """A collective of which the ranks first agree about the way."""
+        """A collective of which the ranks first agree about the path."""
         call = job.call
         on_devices = yield from self._agree(job)
         path = call.chosen.path if on_devices and call.chosen is not None else "pipeline"
@@ -207,6 +207,8 @@ class Onboard:
             p = max(job.blocks_in, job.blocks_out)
             yield from self._pipeline(job, self.channel, cut(call.count, p, call.look.dtype.itemsize))
             return
+        # All arrays lie on devices, and a path between devices was chosen. The workspace's stream comes after
+        # what the user's streams held when the call was made, and they after it (leave).
         arena = self.arena
         assert arena is not None
         for _, event in job.moments.values():
@@ -283,6 +285,8 @@ class Onboard:
         """Choose the path of a call, all ranks together; false: all arrays lie in host memory.
 
         What each says has its signature in it, so all find out if one makes another call, on any node.
+        One all-reduce by "and" does it all: a bit is left only where every rank set it. A signature and its
+        complement are both left whole only if all ranks have the same: else some bit is 0 in both.
         """
         call, device = job.call, job.device
         met = self.arena is not None and (device is None or self.arena.device is device)
@@ -292,7 +296,7 @@ class Onboard:
         told = bytearray(_TOLD.pack(mine, signed, ~signed))
         yield [self.channel.Iallreduce(MPI.IN_PLACE, [told, MPI.BYTE], MPI.BAND)]
         said, both, neither = _TOLD.unpack(told)
-        if both ^ neither != -1:
+        if both ^ neither != -1:  # a bit that is 0 in both: two ranks differ there
             yield from self._disagree(call, signed)
         if said & _HOST:
             return False
@@ -362,7 +366,15 @@ class Onboard:
             self._nccl = None
 
     def _pipeline(self, job: Job, mpi: Any, piece: int) -> Stages:
-        """One MPI call for each piece of columns, through pinned memory where an array lies on a device."""
+        """One MPI call for each piece of columns, through pinned memory where an array lies on a device.
+
+            device to pinned    p0 | p1    | p2    |
+            MPI                    | p0    | p1    | p2
+            pinned to device               | p0    | p1    | p2
+
+        Each piece is a call of its own, prepared as any call on host memory is; `here` stands for the
+        communicator, with the MPI communicator to be used, and without devices.
+        """
         call, count = job.call, job.call.count
         comm, verb = call.comm, call.verb
         here = SimpleNamespace(rank=comm.rank, size=comm.size, is_inter=comm.is_inter, name=comm.name,

@@ -85,7 +85,14 @@ class Arena:
         self._card = Card(node(), os.getpid(), device.identity(), handle, told, why[:_WHY], pattern, facts)
 
     def meet(self, channel: Any) -> Stages:
-        """Let all ranks of channel get to know each other."""
+        """Let all ranks of channel get to know each other. Collective.
+
+        1  all to all    card: node, process, device, handle of the workspace, a random pattern in it
+        2  here          open what is of this node, and compare the pattern
+        3  pairwise      whether I can open yours, with an event by which I say that I have read
+        4  pairwise      whether I could open that event in return
+        5  all to all    the first reason of each rank why it cannot open some other one's
+        """
         self._write_pattern()
         said = pickle.dumps(self._card)
         assert len(said) <= _CARD, len(said)

@@ -122,7 +122,7 @@ class Executor:
         return before, exchange, after
 
     def _effect(self, theirs: Array, mine: Array, how: int, held: Array | None = None) -> Callable[[], Any]:
-        """What is to be done when theirs has arrived: fold it with what is held, and put that to mine."""
+        """What is to be done when theirs has arrived: reduce it with what is held, and put that to mine."""
         if how == COPY or held is None:
             return partial(mine.__setitem__, ..., theirs)  # half the price of np.copyto
         assert self.fold is not None
@@ -141,7 +141,11 @@ class Executor:
 
 
 class _Unwritten:
-    """The parts of work that were not written yet: what was given stands for them."""
+    """The parts of work that were not written yet: what was given stands for them.
+
+    So x need not be copied into work memory before the first round: rounds read x itself where work would
+    hold the same (copy on write), and `fill` copies what is still missing at the end.
+    """
 
     def __init__(self, work: Array, given: Array | None) -> None:
         self.work, self.given = work, given

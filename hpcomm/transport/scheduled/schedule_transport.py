@@ -95,7 +95,7 @@ def schedule_call(call: Call, algorithm: str | None, op: Any = None, determinist
         algorithm: a name, with parameters if any; "wire=bfloat16" or "wire=float16" among them lets
             float32 travel narrower.
         op: the operator as the user gave it.
-        deterministic: fold in an order, or so exactly, that the number of ranks does not matter.
+        deterministic: reduce in an order, or so exactly, that the number of ranks does not matter.
 
     Raises:
         UsageError: no such algorithm; a wire that does not fit; an operator that need not commute with an
@@ -215,7 +215,7 @@ def by_schedule(comm: Comm, name: str, dtype: Any, fold: Any) -> Callable[..., A
         executor, steps, last = found
         work = executor.work
         work[:] = given if given.ndim == 1 else given.reshape(-1)
-        if under_way:
+        if under_way:  # schedules in the background need the waits of run(), which progress them
             executor.run()
         else:
             for step in steps:
@@ -301,7 +301,7 @@ def _wire(algorithm: str, array: Array, fold: Any) -> tuple[str, Any]:
 
 
 def fold_of(fold: Any) -> tuple[Fold, bool]:
-    """(how two arrays are folded, whether the order of ranks does not matter) for a Reduction."""
+    """(how two arrays are reduced, whether the order of ranks does not matter) for a Reduction."""
     op = fold.mpi_op
     if isinstance(op, str):
         quiet = fold.mpi_type not in _FLOATS
