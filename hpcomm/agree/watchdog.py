@@ -235,7 +235,7 @@ def _report(call: Blocked, waited_s: float, silent: str) -> str:
     return "\n".join(lines)
 
 
-_ASKED = 10  # times that requests are asked between looks that count: MPI moves on only while it is asked
+_ASKED = 10  # times that requests are asked between looks that count: MPI progresses only while it is asked
 
 
 def _look_at(asked: Polled) -> None:

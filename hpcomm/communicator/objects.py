@@ -84,7 +84,7 @@ def recv_object(
 def irecv_object(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request:
     """Begin to receive an object of any size; nobody needs to know how large it is.
 
-    It moves on while this rank waits for any request, or asks it, and in send_object and recv_object.
+    It progresses while this rank waits for any request, or asks it, and in send_object and recv_object.
     """
     return ireceive(comm, "irecv_object", source, tag, Status(), decode)
 

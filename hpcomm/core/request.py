@@ -52,7 +52,7 @@ __all__ = [
 Stages = Generator["list[Any]", "list[MPI.Status]", Any]  # of MPI requests, or what waits like one
 
 _abandoned: list[Any] = []  # requests dropped unfinished: MPI still writes into their memory
-# Requests that are moved on by whoever waits for any request, and in other blocking calls by a thread.
+# Requests that are progressed by whoever waits for any request, and in other blocking calls by a thread.
 rounds_under_way: dict[int, weakref.ref[Request]] = {}
 on_rounds: list[Callable[[], None]] = []  # to call when there are some: see transport.progress
 _next_sweep = 0.0  # s, by time.monotonic(): not before that they are asked again
@@ -132,7 +132,7 @@ class Request:
         return self._outcome()
 
     def done(self) -> bool:
-        """Whether the call is complete. Never blocks; moves the call on."""
+        """Whether the call is complete. Never blocks; progresses the call."""
         if self._stages is None:
             return True
         if rounds_under_way:
@@ -141,7 +141,7 @@ class Request:
 
     def _ask(self) -> bool:
         """done(), without looking at other requests."""
-        if not self._moving.acquire(blocking=False):  # another thread moves it on
+        if not self._moving.acquire(blocking=False):  # another thread progresses it
             return False
         try:
             return self._move_on()
@@ -178,7 +178,7 @@ class Request:
             self.waits_for = (comm, None, -1)
 
     def in_rounds(self) -> None:
-        """Note that it moves on only while it is asked: who waits for another request must ask it, too."""
+        """Note that it progresses only while it is asked: who waits for another request must ask it, too."""
         if self._stages is not None:
             key, forget = id(self), rounds_under_way.pop
             rounds_under_way[key] = weakref.ref(self, lambda _: forget(key, None))
@@ -236,7 +236,7 @@ class Request:
         return self.result
 
     def _wait_beside_others(self) -> None:
-        """Wait for as long as there are others to be moved on: their ranks may be what this one waits for."""
+        """Wait while there are others to be progressed: their ranks may be what this one waits for."""
         delay = 0.0
         while self._stages is not None and move_rounds(self) and not self._ask():
             time.sleep(delay)
@@ -441,7 +441,7 @@ def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[
 
 
 def _move_on(requests: list[Request], end: float | None) -> None:
-    """Ask all of them in turn, until they are complete or it is time: some move on only if they are asked."""
+    """Ask all of them in turn, until they are complete or it is time: some progress only if asked."""
     polled, delay = Polled(requests), 0.0
     while True:
         polled.requests = [request for request in polled.requests if not _has_ended(request)]

@@ -77,7 +77,7 @@ class Model:
         return Watched(mpi, self.order, self.lock, self.at)
 
     def noted(self) -> Noted:
-        """What was noted so far. A thread that moves messages on may note more while others are read."""
+        """What was noted so far. A thread that progresses messages may note more while others are read."""
         with self.lock:
             return Noted(*map(list, self.order.noted))  # type: ignore[arg-type]
 

@@ -108,7 +108,7 @@ class Exchange:
         self._requests: list[MPI.Prequest] = []
         self._plans: list[Plan] = []
         # what start() does in turn before the plans begin, and wait() after they have ended; of calls that
-        # go through the first and the second of the places in shared memory
+        # go through the first and the second of the slots in shared memory
         self._starts: tuple[list[Act], list[Act]] = ([], [])
         self._ends: tuple[list[Act], list[Act]] = ([], [])
         self._boxes: list[tuple[Box, Box]] = []
@@ -292,7 +292,7 @@ class Exchange:
     def _lay(self, peer: int, views: list[Any], boxes: tuple[Box, Box], ahead: bool) -> None:
         """Send views through shared memory.
 
-        ahead: nothing comes back that way which would tell that the peer has emptied a place, so that is
+        ahead: nothing comes back that way which would tell that the peer has emptied a slot, so that is
         waited for: in good time, before the next start().
         """
         self._boxes.append(boxes)

@@ -35,7 +35,7 @@ class Terms(NamedTuple):
 
     apart: their views go as messages of their own, because both ends would have it so.
     aboard: one end or both lie on a device.
-    outboxes, inboxes: by the other rank, the two places in shared memory that they go through.
+    outboxes, inboxes: by the other rank, the two slots in shared memory that they go through.
     """
 
     apart: Collection[tuple[int, int]] = ()

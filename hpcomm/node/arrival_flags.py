@@ -40,7 +40,7 @@ else:
 __all__ = ["MARK", "NUMBERS", "RANKS", "Flags", "functions", "is_wanted", "numbers"]
 
 MARK = 56  # bit of a flag from which the number stands
-NUMBERS = 4  # of flags, even ones for the first of two places; all ranks raise one at every use of a place
+NUMBERS = 4  # of flags, even ones for the first of two cells; all ranks raise one at every use of a cell
 RANKS = 16  # at most: each reads of all
 _ORDERED = ("x86_64", "AMD64")
 _MPI_TURNS, _CHECK_TURNS = 16, 512  # of waiting, between two moves of MPI, and two looks for a reason
@@ -59,9 +59,9 @@ def is_wanted() -> bool:
 
 
 def numbers() -> Callable[[], int]:
-    """Numbers for the flags of one use after the other, from which also follows which of two places is used.
+    """Numbers for the flags of one use after the other, from which also follows which of two cells is used.
 
-    What a rank finds on a place is the flag that it waits for, or that of the use before, two numbers less.
+    What a rank finds in a cell is the flag that it waits for, or that of the use before, two numbers less.
     So uses are numbered, and not calls: those that go another way would let a number come again too soon.
     """
     return cycle(range(NUMBERS)).__next__

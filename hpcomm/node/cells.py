@@ -33,29 +33,29 @@ _KNOWN = (1 << MARK) - 1  # bits of a signature that a flag has
 
 
 def table_bytes(room: int) -> int:
-    """What a rank takes for its two large places of so many bytes."""
+    """What a rank takes for its two large cells of so many bytes."""
     return 2 * (_HEAD + room)
 
 
 def large(comm: Comm, memory: mmap.mmap, room: int, suspect: Suspect | None) -> Tables:
-    """Tables with places of so many bytes and second flags. memory: table_bytes(room) of each rank."""
+    """Large cells of all ranks, of so many bytes, with second flags. memory: table_bytes(room) of each rank."""
     whole, own = memoryview(memory), _HEAD + room
     places = [[whole[at : at + own] for at in (2 * r * own, (2 * r + 1) * own)] for r in range(comm.size)]
     return Tables(comm, places, suspect, _HEAD)
 
 
 class Tables:
-    """A table for each rank, with two places that are used in turn.
+    """Two cells for each rank that are used in turn.
 
     Args:
         places: both, of each rank.
         suspect: see Flags; None: no rank compares calls, so flags are numbers only.
-        head: bytes before the elements of a place.
+        head: bytes before the elements of a cell.
 
     Attributes:
-        room: bytes of a place.
-        lines: the words in which flags are raised, by place and rank; seconds: those of second flags.
-        number: the next step's, whose last bit is its place.
+        room: bytes of a cell.
+        lines: the words in which flags are raised, by cell and rank; seconds: those of second flags.
+        number: the next step's, whose last bit is its cell.
         owed: the last step's flag as long as other ranks may not have come to it; else 0.
     """
 
@@ -84,7 +84,7 @@ class Tables:
         self.steps = 0  # that were begun, which second flags say: not all steps have one
 
     def parts(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[list[np.ndarray[Any, Any]]]:
-        """The elements of all ranks, on either place."""
+        """The elements of all ranks, in either cell."""
         count, head = math.prod(shape), self._head
         return [
             [np.frombuffer(place, dtype, count, head).reshape(shape) for place in each]
@@ -97,7 +97,7 @@ class Tables:
         return [flag | number << MARK for number in range(NUMBERS)]
 
     def enter(self, mine: int) -> tuple[int, int]:
-        """Come to a step of a call with this signature; returns which place it has, and its flag."""
+        """Come to a step of a call with this signature; returns which cell it has, and its flag."""
         if self.owed:
             self.settle(mine)
         number = self.number()

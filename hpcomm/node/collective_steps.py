@@ -75,7 +75,7 @@ class Steps:
         return cut
 
     def _take(self, sources: list[Any]) -> Step:
-        """What this rank does where another one writes; sources: what it takes, from either place."""
+        """What this rank does where another one writes; sources: what it takes, from either cell."""
         tables, rank, root = self._tables, self._rank, self._root
         lines, look = tables.lines, self._flags.look
         is_all = self._size == 2  # who has seen the root has seen all others
@@ -219,7 +219,7 @@ class Steps:
     def turns(self, mine: int) -> list[tuple[Any, ...]]:
         """What a fast path needs for a step of a small broadcast or all_reduce, by its number.
 
-        Both: flag, elements on the own place or the root's, the same as bytes, own line;
+        Both: flag, elements in the own cell or the root's, the same as bytes, own line;
         broadcast: root's line or None, what is owed then; all_reduce: lines of one other and of the rest,
         fold(out). Of few() elements: in place of fold those of the first two ranks as Python reads them, of
         the rest, and fold; of a single one elements, too, as Python reads them.

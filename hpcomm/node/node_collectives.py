@@ -76,7 +76,7 @@ class Within:
         places: the small ones of each rank; None: there are none.
 
     Attributes:
-        small: tables of the small places.
+        small: tables of the small cells.
     """
 
     def __init__(
@@ -227,12 +227,12 @@ class Within:
         return way if has_rows or gets_rows or len(bounds) > 2 else first
 
     def _laid(self, code: int, count: int, dtype: np.dtype[Any]) -> int:
-        """Bytes of a place that a call takes at most."""
+        """Bytes of a cell that a call takes at most."""
         verb, size = VERBS[code & VERB], self._comm.size
         return min(count * dtype.itemsize, _piece(verb, size)) * (size if verb in INPUT_BLOCKS else 1)
 
     def _make_room(self, nbytes: int) -> bool:
-        """Take memory for places of so many bytes, all ranks together; false: there is none, on any rank."""
+        """Take memory for cells of so many bytes, all ranks together; false: there is none, on any rank."""
         global _taken
         comm, room = self._comm, NODE_FIRST_CELL if nbytes <= NODE_FIRST_CELL else NODE_PIECE
         own = table_bytes(room)

@@ -178,7 +178,7 @@ class QueuedWork(Work):
 
 
 class MessageWork(Work):
-    """A message under way. The group's poller moves it on while nobody waits."""
+    """A message under way. The group's poller progresses it while nobody waits."""
 
     _over = False
     _source: int | None = None  # where its request does not tell

@@ -70,7 +70,7 @@ class Worker:
 
 
 class Poller:
-    """Moves messages on that are under way, so that large ones arrive while the program computes."""
+    """Progresses messages that are under way, so that large ones arrive while the program computes."""
 
     def __init__(self, name: str) -> None:
         self._name = name

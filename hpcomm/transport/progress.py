@@ -106,7 +106,7 @@ class Together:
 
 
 class Moving:
-    """Stages that begin at once and that the thread moves on, too; waited for as an MPI request is.
+    """Stages that begin at once and that the thread progresses, too; waited for as an MPI request is.
 
     Attributes:
         result: what they returned.
