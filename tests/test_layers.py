@@ -144,7 +144,11 @@ def test_the_readme_of_a_folder_has_a_line_for_each_of_its_files(lines: list[lis
 
 
 def test_documents_name_files_of_the_package_that_are_there() -> None:
-    """Paths such as `hpcomm/core/buffer.py`; in READMEs of folders and docs/design.md short ones, too."""
+    """Paths such as `hpcomm/core/buffer.py`; in READMEs of folders and docs/design.md short ones, too.
+
+    And limits as `core.limits.NAME`.
+    """
+    limits = re.findall(r"^([A-Z]\w+)", (PACKAGE / "core" / "limits.py").read_text(), re.MULTILINE)
     there = [str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")]
     readmes = [*PACKAGE.rglob("README.md"), DESIGN]
     wrong = []
@@ -158,6 +162,8 @@ def test_documents_name_files_of_the_package_that_are_there() -> None:
                 continue
             if not any(f"/{each}".endswith(f"/{name}") for each in there):
                 wrong.append(f"{path.relative_to(ROOT)}: {name}")
+        named = re.findall(r"core\.limits\.(\w+)", text)
+        wrong += [f"{path.relative_to(ROOT)}: core.limits.{name}" for name in named if name not in limits]
     assert wrong == []
 
 

@@ -9,7 +9,7 @@ and says why, when the main thread is in a call that cannot complete:
 A call that waits for a minute is reported, once. Code that tests requests again and again, and is not inside
 MPI, gets a PeerFailedError instead.
 
-    each TICK:
+    each WATCHDOG_TICK_S:
     quiet ──────── no rank has ended, none disagrees, no deadline ──> glance at the stack every few seconds
       │
       └─ trouble (_is_troubled) ──> read the main thread's stack: which call, of whom does it wait?
