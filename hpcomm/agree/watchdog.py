@@ -239,7 +239,7 @@ _ASKED = 10  # times that requests are asked between looks that count: MPI progr
 
 
 def _look_at(asked: Polled) -> None:
-    """Let the one who asks know, if it is in vain."""
+    """Tell the one who tests requests, if they cannot complete."""
     found = [_failure(request) for request in asked.requests]
     failures = [failure for failure in found if failure is not None]
     if not failures or (asked.is_any and None in found):

@@ -122,7 +122,7 @@ class Communicator:
             from ..transport.device.dispatch import Onboard
 
             self.devices = Onboard(self, gpu)
-        self.node_collectives: Within | None = None  # a way of collectives within a node,
+        self.node_collectives: Within | None = None  # shared-memory collectives,
         self.node_messages: Handover | None = None  # and of longer messages
         self.message_kinds: Kinds | None = None  # of elements in messages within the node
         self.partners: Partners | None = None  # on a link: who of the other program has ended,

@@ -167,7 +167,7 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
     elif verb == "all_reduce" and make is _numpy and name is not None and theirs == name:
         from ..core import dtypes, reduction
 
-        with suppress(HpcommError):  # the general path meets it again, and says where
+        with suppress(HpcommError):  # the general path raises it again, and says where
             is_own = True
             by = schedule_transport.by_schedule(
                 comm, name, x.dtype, reduction.resolve(op, dtypes.from_numpy(x.dtype))
@@ -310,7 +310,7 @@ def _make(
         if record.mpi is None:
             return detour
         folding = None if op is None else _folding(op, record)
-    except HpcommError:  # the general path meets the same error and says where
+    except HpcommError:  # the general path raises the same error, and says where
         return detour
     if op is not None and folding is None:
         return detour

@@ -52,7 +52,7 @@ def agreed(
     incoming: Mapping[int, Sequence[Any]],
     boxes: bool,
 ) -> Terms:
-    """The terms of what this rank sends to and receives from others, by these; they call it, too.
+    """What is agreed for the messages of this rank to and from others, who call it, too.
 
     Two rounds of small messages between the two ends of each message:
 

@@ -53,7 +53,7 @@ LIVING = "HPCOMM_LIVING"  # a folder of this host, where each rank has a file un
 # and in a second line the status by which it ends the job
 MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
 TIMED_OUT = 124  # as timeout(1) has it
-GRACE_S = 3.0  # a launcher gets that long for each polite way of ending
+GRACE_S = 3.0  # a launcher gets that long for each polite request to end
 _LOOK_S = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies

@@ -38,7 +38,7 @@ def table_bytes(room: int) -> int:
 
 
 def large(comm: Comm, memory: mmap.mmap, room: int, suspect: Suspect | None) -> Tables:
-    """Large cells of all ranks, of so many bytes, with second flags. memory: table_bytes(room) of each rank."""
+    """Large cells of so many bytes, with second flags, of all ranks. memory: table_bytes(room) of each."""
     whole, own = memoryview(memory), _HEAD + room
     places = [[whole[at : at + own] for at in (2 * r * own, (2 * r + 1) * own)] for r in range(comm.size)]
     return Tables(comm, places, suspect, _HEAD)

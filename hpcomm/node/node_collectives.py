@@ -69,7 +69,7 @@ _taken = 0  # of NODE_MEMORY
 
 
 class Within:
-    """This way of one communicator, whose ranks share memory. Calls that takes() go it, on every rank.
+    """Shared-memory collectives of one communicator. Calls that takes() go this way, on every rank.
 
     Args:
         suspect: see Tables.

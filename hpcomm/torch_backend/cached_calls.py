@@ -53,7 +53,7 @@ _ALL = slice(None)  # made once
 
 
 class Short:
-    """The short way of a group's calls; slots, because they are read faster than a group's attributes.
+    """The cached plans of a group's calls; slots, because they are read faster than a group's attributes.
 
     Attributes:
         calls: how many have gone this way.
@@ -119,7 +119,7 @@ class Short:
         return True
 
     def _find(self, key: Key) -> list[Plan]:
-        """The plans of a call, kept unless it is too long; none where there is no short way."""
+        """The plans of a call, kept unless it is too long; none where a call cannot have one."""
         verb, number, root, dtype, n = key[:5]
         by, kind = self._by, (verb, number, root, dtype)
         assert isinstance(by, Near)
@@ -127,7 +127,7 @@ class Short:
             self._found[kind] = 0, 0, None
             op = OPERATORS.get(number)
             if op is not None or number == _NO_OPERATOR:
-                with suppress(HpcommError):  # whoever looks closer meets it again
+                with suppress(HpcommError):  # the general path raises it again
                     self._found[kind] = by.most(verb, op, dtype), head_of(verb, op, dtype, root), op
         most, code, op = self._found[kind]
         if n > most:
@@ -165,7 +165,7 @@ def _plan(
         steps = [] if run is None else range(near.places)
         return [([near.lending(whole)], [], None, run, place, code, op) for place in steps]
     if n > Near.most(near, verb, op, dtype):
-        return []  # what Straight offers goes further
+        return []  # what zero_copy.py publishes goes further
     block = -(-n // p) if cuts else n
     x, out = whole.split(block), filled.split(block)
     others = [q for q in range(p) if q != me]

@@ -37,7 +37,7 @@ _ReduceScatterOptions = options.ReduceScatterOptions
 class ProcessGroupMPI(Frame):
     """A process group of torch.distributed over a Communicator of its own.
 
-    Calls return a Work; blocking ones that have gone the short way None, as torch allows."""
+    Calls return a Work; blocking ones that had a cached plan None, as torch allows."""
 
     # -- collective calls ----------------------------------------------------------------------------
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work | None:

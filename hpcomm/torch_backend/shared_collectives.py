@@ -69,7 +69,7 @@ def shelves_of(comm: Communicator) -> mmap.mmap | None:
 
 
 class Near(Far):
-    """Verbs of ranks that share memory; what they cannot carry out is Far's.
+    """Collectives of ranks that share memory; what they cannot carry out MPI does (Far).
 
     Attributes:
         place: where in shared memory the next piece is written, of so many places.

@@ -58,7 +58,7 @@ def is_unknown() -> bool:
 
 def is_since(major: int, minor: int) -> bool:
     """Whether this torch is of that version or a later one."""
-    import torch  # here: torch, once it is imported, asks for the seam, which needs this module
+    import torch  # here: torch, once it is imported, asks for the backend, which needs this module
 
     return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (major, minor)
 
@@ -69,7 +69,7 @@ def moved(what: str) -> ConfigError:
 
     major, minor = _NEWEST
     return ConfigError(
-        f"torch {torch.__version__} {what}: its seam for backend 'mpi' has moved",
+        f"torch {torch.__version__} {what}: its interface for backend 'mpi' has changed",
         "init_process_group",
         f"pip install -U hpcomm, or torch>=2.6,<{major}.{minor + 1}",
     )

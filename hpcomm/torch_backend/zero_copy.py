@@ -53,7 +53,7 @@ def carrier(comm: Communicator, gate: Gate) -> Far:
 
 
 class Straight(Near):
-    """Near, with long calls by zero-copy."""
+    """Shared-memory collectives, with long calls by zero-copy."""
 
     def __init__(self, comm: Communicator, gate: Gate, memory: mmap.mmap, reach: Reach) -> None:
         super().__init__(comm, gate, memory)
@@ -71,7 +71,7 @@ class Straight(Near):
 
     # -- memory --------------------------------------------------------------------------------------------
     def lending(self, flat: Tensor) -> tuple[memoryview, memoryview]:
-        """Where to write what, before the others are met: then they may reach flat until all meet again."""
+        """Where to write what, before the meeting; others may read flat until the next one."""
         word = self._words[self._lent[self.rank] :][:1]
         return word, memoryview(flat.data_ptr().to_bytes(8, "little")).cast("q")
 

@@ -239,7 +239,7 @@ def test_a_newer_torch_that_fails_where_names_have_moved_is_named(monkeypatch: p
         factory.make(fail, call(), {})
     monkeypatch.setattr(torch_errors, "_NEWEST", (2, 5))
     with pytest.raises(
-        hpcomm.ConfigError, match=r"torch .* says create\(\) takes no ranks: its seam .* moved"
+        hpcomm.ConfigError, match=r"torch .* says create\(\) takes no ranks: its interface .* changed"
     ):
         factory.make(fail, call(), {})
 

@@ -38,14 +38,14 @@ def alone(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.once
-def test_a_torch_whose_seam_has_moved_gives_one_sentence() -> None:
+def test_a_torch_whose_interface_has_changed_gives_one_sentence() -> None:
     done = alone(
         "import torch.distributed as dist; del dist.distributed_c10d.rendezvous;"
         "import hpcomm.torch_backend; print('imported'); dist.init_process_group('mpi')",
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",  # or the seam is there before it has moved
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",  # or the backend is there before torch has changed
     )
     assert done.stdout == "imported\n", done.stderr
-    said = r"torch \S+ has no rendezvous in torch.distributed: its seam for backend 'mpi' has moved\n"
+    said = r"torch \S+ has no rendezvous in torch.distributed: its interface for backend 'mpi' has changed\n"
     assert re.search(rf"ConfigError: {said}.*\n +try: +pip install -U hpcomm, or torch>=2", done.stderr), (
         done.stderr
     )
