@@ -1,4 +1,13 @@
-"""Time evolution in (max, +) algebra: when each rank begins its next iteration."""
+"""Time evolution in (max, +) algebra: when each rank begins its next iteration.
+
+With max for + and + for *, an iteration is a product of a matrix and the vector of clocks (Baccelli, Cohen,
+Olsder and Quadrat 1992, "Synchronization and Linearity"):
+
+    time'[b] = max over a of (A[b, a] + time[a])      A[b, b]: own work, A[b, a]: a message from a to b
+
+A is kept as its rows, one for each message (Map); Clock applies the maps of a schedule in turn, and looks for
+stretches of iterations whose powers have closed forms (max_plus_powers.py, ring_cost.py).
+"""
 
 from __future__ import annotations
 
@@ -109,7 +118,7 @@ class Map:
 class Clock:
     """When each rank begins its next iteration.
 
-    It follows all ranks, or some that stand for all (see rings.few), those in place: between the one before
+    It follows all ranks, or some that stand for all (ring_cost.few), those in place: between the one before
     place[gap] and this one, `missing` ranks are left out, whole groups of them.
     With trace it keeps every message, and for every iteration whom each rank waited for.
     """
