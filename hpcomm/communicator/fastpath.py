@@ -163,7 +163,7 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
     name, by, is_own = choices.names[which], None, False
     theirs = None if name is None else name.removeprefix("mpi:")
     if name is not None and theirs != name and theirs in mpi_control_variables.choices(verb):
-        by = library_algorithms.by_library(comm, verb, theirs, mpi.NAMES[verb])
+        by = library_algorithms.by_library(comm, verb, theirs, mpi.function_of(comm, verb))
     elif verb == "all_reduce" and make is _numpy and name is not None and theirs == name:
         from ..core import dtypes, reduction
 
@@ -305,6 +305,8 @@ def _make(
     """
     from mpi4py import MPI
 
+    from ..transport import mpi
+
     try:
         record = record_of(dtype)
         if record.mpi is None:
@@ -315,7 +317,8 @@ def _make(
     if op is not None and folding is None:
         return detour
     operator, fold = folding or (None, 0)
-    names.update(operator=operator, kind=getattr(MPI, record.mpi), itemsize=record.itemsize)
+    kind = mpi.native(record) if op is None else getattr(MPI, record.mpi)
+    names.update(operator=operator, kind=kind, itemsize=record.itemsize)
     function, algorithm, _, is_own = by or (None, "", 0, False)
 
     def sign(*what: Any) -> int:
@@ -500,7 +503,7 @@ def _compose(
         check_length=mpi.check_length,
         comm=comm,
         failure=mpi.failure,
-        function=names.get("function") or getattr(comm.mpi_handle, mpi.NAMES.get(verb) or verb.capitalize()),
+        function=names.get("function") or getattr(comm.mpi_handle, mpi.function_of(comm, verb)),
         last_tag=mpi.largest_tag(),
         p=comm.size,
         rank=comm.rank,

@@ -171,6 +171,8 @@ class Topology(Communicator):
         try:
             if aboard:
                 progress.drive(self._crossing(call, given, landing, after))
+            elif self.size == 1:
+                self._to_itself(call, given, landing)
             else:
                 getattr(self.mpi_handle, f"Neighbor_{moves}")(*_ends(call, given, landing))
         except MPI.Exception as error:
@@ -191,8 +193,22 @@ class Topology(Communicator):
 
     def _one(self, moves: str, call: Call, given: Buffer, landing: Buffer) -> Stages:
         """One call of MPI's on arrays in host memory."""
+        if self.size == 1:
+            self._to_itself(call, given, landing)
+            yield []
+            return
         ends = _ends(call, given, landing)  # kept here until they have travelled
         yield self._begun(f"Ineighbor_{moves}", ends)
+
+    def _to_itself(self, call: Call, given: Buffer, landing: Buffer) -> None:
+        """The copies that are all that is to be done on one rank.
+
+        MPICH 5 sends messages there, which a receive of any tag on this communicator would take.
+        """
+        each: Any = self._outward() if call.verb == "neighbour_all_to_all" else [...] * len(self.sources)
+        for i, (source, place) in enumerate(zip(self.sources, each, strict=True)):
+            if source != MPI.PROC_NULL:
+                landing.array[i] = given.array[place]
 
     def _crossing(self, call: Call, given: Buffer, landing: Buffer, after: staging.After) -> Stages:
         """A message for each neighbour, from where the block lies to where it is to lie."""
@@ -251,8 +267,6 @@ class Topology(Communicator):
             parcels = [ragged.encode(x) for x in xs]
         except HpcommError as error:
             raise error.located(verb, self) from None
-        coming = np.zeros((len(self.sources), 1), np.int64)
-        mpi: Any = self.mpi_handle
         call = Call(self, verb)
         for observer in self.observers:
             observer.before(call)
@@ -263,12 +277,8 @@ class Topology(Communicator):
                 parcels[i], more = device_payload.load(self, made, [rank])
                 moving += more
         letters = [_letter(made) for made in parcels]
-        lengths = np.array([[letter.nbytes] for letter in letters], np.int64).reshape(n, 1)
         try:
-            mpi.Neighbor_alltoall([lengths, 1, MPI.INT64_T], [coming, 1, MPI.INT64_T])
-            inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
-            with _Scattered(letters) as going, _Scattered(inboxes) as landing:
-                mpi.Neighbor_alltoallw(going.spec, landing.spec)
+            inboxes = self._posted(letters)
         except MPI.Exception as error:
             raise transport.failure(error, verb, self) from None
         got: list[Any] = [_opened(inbox) if inbox.nbytes else None for inbox in inboxes]
@@ -282,6 +292,20 @@ class Topology(Communicator):
         for observer in self.observers:
             observer.after(call)
         return arrived
+
+    def _posted(self, letters: list[Any]) -> list[Any]:
+        """What comes from each source, where letter i goes to destination i; empty where nobody is."""
+        if self.size == 1:  # as in _to_itself
+            pairs = zip(self.sources, self._outward(), strict=True)
+            return [letters[i] if source != MPI.PROC_NULL else np.empty(0, np.uint8) for source, i in pairs]
+        lengths = np.array([letter.nbytes for letter in letters], np.int64).reshape(-1, 1)
+        coming = np.zeros((len(self.sources), 1), np.int64)
+        mpi: Any = self.mpi_handle
+        mpi.Neighbor_alltoall([lengths, 1, MPI.INT64_T], [coming, 1, MPI.INT64_T])
+        inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
+        with _Scattered(letters) as going, _Scattered(inboxes) as landing:
+            mpi.Neighbor_alltoallw(going.spec, landing.spec)
+        return inboxes
 
 
 def _on_host(look: Any) -> Buffer:

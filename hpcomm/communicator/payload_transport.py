@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..node.blocks import Shelves
+    from ..transport import mpi as transport
     from . import device_payload
     from .communicator import Communicator
 else:
@@ -46,6 +47,7 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
+    transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = [
     "all_gather",
@@ -366,7 +368,8 @@ def all_to_all(comm: Communicator, parcels: Sequence[Parcel], blocking: bool) ->
     made = [card_of(parcel, nbytes) for parcel in going if parcel is not None]
     cards = _cards(comm, nbytes)
     joined = b"".join(bytes(c) for c, _ in made)
-    yield from _collective(mpi, "Alltoall", blocking, [joined, nbytes, MPI.BYTE], [cards, nbytes, MPI.BYTE])
+    name = transport.function_of(comm, "all_to_all")
+    yield from _collective(mpi, name, blocking, [joined, nbytes, MPI.BYTE], [cards, nbytes, MPI.BYTE])
     own = None if comm.is_inter else parcels[mpi.rank]
     return (yield from _open_all(comm, cards, nbytes, own, _send_parts(comm, going, made), moving))
 

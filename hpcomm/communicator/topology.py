@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
+    from ..transport import mpi as transport
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Cart", "Graph", "Topology", "cart", "fitting_shapes", "graph", "node_order"]
 
@@ -182,13 +184,18 @@ def graph(
         for rank in (*destinations, *(sources or ())):
             if not 0 <= rank < comm.size:
                 raise RankError(f"rank {rank} does not exist", hint=f"a rank from 0 to {comm.size - 1}")
+        if comm.size == 1 and sources is not None and len(sources) != len(destinations):
+            raise UsageError(
+                f"{len(destinations)} edges of the only rank go out, and {len(sources)} come in",
+                hint="sources that are as often 0 as destinations are, or None",
+            )
     except HpcommError as error:
         raise error.located("graph", comm) from None
     with agreed(comm, "graph", sources is None):
         if sources is None:
             times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)
             heard = np.empty(comm.size, np.int32)
-            comm.mpi_handle.Alltoall(times, heard)
+            getattr(comm.mpi_handle, transport.function_of(comm, "all_to_all"))(times, heard)
             sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
         create = comm.mpi_handle.Create_dist_graph_adjacent  # type: ignore[attr-defined]
         mpi = mapped(comm, "graph", create, list(sources), list(destinations))

@@ -34,11 +34,11 @@ else:
     np = LazyModule("numpy")
 
 __all__ = [
-    "NAMES", "background", "by_library", "check_length", "failure", "in_our_words", "largest_count",
-    "largest_tag", "message", "move_on", "pieces", "prepare", "run", "spec", "start",
+    "background", "by_library", "check_length", "failure", "function_of", "in_our_words", "largest_count",
+    "largest_tag", "message", "move_on", "native", "pieces", "prepare", "run", "spec", "start",
 ]  # fmt: skip
 
-NAMES = {
+_NAMES = {
     "all_gather": "Allgather",
     "all_reduce": "Allreduce",
     "all_to_all": "Alltoall",
@@ -69,6 +69,16 @@ def run(call: Call) -> Any:
     except MPI.Exception as error:
         raise failure(error, call.verb, call.comm) from None
     return call.finish(status)
+
+
+def function_of(comm: Comm, verb: str) -> str:
+    """The name of MPI's blocking function for a verb.
+
+    On one rank all_to_all is all_gather: a copy. For the first MPICH 5 sends itself a message there, which
+    a receive of any tag that the program has begun on this communicator would take.
+    """
+    alone = verb == "all_to_all" and comm.size == 1 and not comm.is_inter
+    return "Allgather" if alone else _NAMES.get(verb) or verb.capitalize()
 
 
 def by_library(call: Call, status: MPI.Status | None = None) -> None:
@@ -156,7 +166,7 @@ def failure(error: MPI.Exception, verb: str, comm: Comm) -> HpcommError:
     """MPI's error in our words; the one place where its exceptions are mapped."""
     kind = error.Get_error_class()
     if kind == MPI.ERR_TRUNCATE:
-        if verb in NAMES and verb not in ("send", "recv"):
+        if verb in _NAMES and verb not in ("send", "recv"):
             comm.fall_out()
         return MismatchError(
             "a message was longer than the array that receives it",
@@ -200,10 +210,22 @@ def move_on(mpi: MPI.Comm) -> None:
     mpi.Iprobe(0, largest_tag())
 
 
+@lru_cache(maxsize=64)
+def native(dtype: Dtype) -> MPI.Datatype | None:
+    """The type of MPI's as which elements of dtype are moved; None: as bytes.
+
+    MPICH 5 ends the job where its Gather cuts a message within an element of 32 bytes; two of 16 may be cut.
+    """
+    if dtype.mpi == "C_LONG_DOUBLE_COMPLEX":
+        return MPI.LONG_DOUBLE.Create_contiguous(2).Commit()
+    return None if dtype.mpi is None else getattr(MPI, dtype.mpi)
+
+
 def spec(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
     """What mpi4py wants to know of a contiguous array; count in elements per rank."""
-    if dtype.mpi is not None:
-        return array, count, getattr(MPI, dtype.mpi)
+    kind = native(dtype)
+    if kind is not None:
+        return array, count, kind
     if dtype.kind == "h":
         return array, count, MPI.UINT16_T
     return array.reshape(-1).view(np.uint8), count * array.dtype.itemsize, MPI.BYTE
@@ -224,7 +246,7 @@ def pieces(call: Call, waits: bool = True) -> list[tuple[str, tuple[Any, ...]]]:
     verb = call.moves or call.verb
     if verb in _IN_PLACE and not call.comm.is_inter:
         _be_alike(call, verb, waits)
-    name = NAMES[verb]
+    name = function_of(call.comm, verb)
     counts = [part[1] for part in (call.send, call.recv) if type(part) is tuple]
     if not counts or max(counts) <= largest_count:
         return [(name, _arguments(call, call.send, call.recv))]

@@ -375,3 +375,12 @@ def test_lanes_that_go_to_mpi_copy_into_place_and_leave_x_alone(own_comm: Any, k
         "IN_PLACE"
         in own_comm.fastpaths["all_gather"][None][type(given)][given.dtype].__globals__["__loader__"].text
     )
+
+
+def test_elements_of_32_bytes_are_gathered_by_any_root(comm: Any) -> None:
+    x = (np.arange(1000) + comm.rank).astype(np.clongdouble)
+    wanted = np.stack([x - comm.rank + r for r in range(comm.size)])
+    for root in range(comm.size):
+        got = comm.gather(x, root)
+        late = comm.gather(x, root, async_op=True).wait()
+        assert comm.rank != root or ((got == wanted).all() and (late == wanted).all())

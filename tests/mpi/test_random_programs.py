@@ -15,7 +15,7 @@ from random_writer import program
 PROGRAMS = 12  # for each first seed
 
 
-@pytest.mark.parametrize("first", [1, 1001])
+@pytest.mark.parametrize("first", [1, 1001, 2001])
 def test_random_programs_give_what_plain_numpy_makes_of_them(
     own_comm: Any, together: Callable[..., None], first: int
 ) -> None:
