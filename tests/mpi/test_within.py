@@ -6,6 +6,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -308,3 +309,33 @@ def test_a_wrong_word_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HPCOMM_SHARED_MEMORY", "no")
     with pytest.raises(hpcomm.ConfigError, match="HPCOMM_SHARED_MEMORY is 'no'"):
         hpcomm.Communicator(MPI.COMM_WORLD)
+
+
+@pytest.mark.parametrize("verb", ["barrier", "all_reduce", "update_halo"])
+def test_a_rank_that_waits_moves_mpi_on_while_a_message_that_has_come_waits(own_comm: Any, verb: str) -> None:
+    """Another rank may need that before it can come. Asked for what is there, MPI does nothing else."""
+    field, n = hpcomm.Field(own_comm.mesh(y=-1), (4 * own_comm.size, 8), halo=1), 1 << 17
+    comm = field.comm  # whose messages a halo looks at
+    meet = {"barrier": comm.barrier, "all_reduce": lambda: comm.all_reduce(np.ones(9))}.get(
+        verb, lambda: field.update_halo()
+    )
+    meet()
+    coming = [comm.irecv(np.empty(n), 1, 2) for _ in range(3)] if comm.rank == 0 else []
+    in_time = True
+    if comm.rank == 1:
+        comm.send(np.ones(1), 0, 1)
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.05)  # for rank 0 to wait already
+        going = [comm.isend(np.ones(n), 0, 2) for _ in range(3)]
+        with suppress(hpcomm.WaitTimeoutError):
+            in_time = False
+            for request in going:
+                request.wait(timeout=5)
+            in_time = True
+    meet()
+    for request in coming or (going if comm.rank == 1 and not in_time else ()):
+        request.wait()
+    if comm.rank == 0:
+        comm.recv(np.empty(1), 1, 1)
+    assert in_time, "rank 0 did not take what was sent to it while it waited"
