@@ -82,6 +82,7 @@ def run(given: argparse.Namespace) -> int:
             MPI.COMM_WORLD.Abort(1)
         finally:
             alarm.cancel()
+            alarm.join()  # it holds the program's tensors, which no thread can let go when Python ends
         told = [each for rank in MPI.COMM_WORLD.allgather(problems) for each in rank]
         if told:
             failed += 1
