@@ -229,25 +229,6 @@ def foldable(rng: np.random.Generator, sort: str) -> Any:
     return int(rng.integers(0, 100)) if sort == "int" else 2**80 + int(rng.integers(0, 9))
 
 
-def ends(grid: Any) -> list[list[int | None]]:
-    """Of each rank of a grid the neighbours below and above, axis by axis."""
-    shape, periodic = grid
-    places = np.arange(int(np.prod(shape))).reshape(shape)
-    found: list[list[int | None]] = []
-    for rank in range(places.size):
-        coords = np.unravel_index(rank, shape)
-        own: list[int | None] = []
-        for axis, (n, ring) in enumerate(zip(shape, periodic, strict=True)):
-            for step in (-1, 1):
-                there = list(coords)
-                there[axis] += step
-                inside = 0 <= there[axis] < n
-                there[axis] %= n
-                own.append(int(places[tuple(there)]) if inside or ring else None)
-        found.append(own)
-    return found
-
-
 def shown(x: Any) -> str:
     text = repr(x)
     return text if len(text) < 400 else f"{text[:400]}..."

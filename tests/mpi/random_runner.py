@@ -111,6 +111,8 @@ class Runner(Messages, Circles):
         whole = (p, *shape) if verb in model.STACKED else shape
         style = ("special" if options.get("special") else "fold") if verb in model.REDUCTIONS else "bits"
         x = make(part["kind"], options["dtype"], part["layout"], self.plain(step, self.rank, whole, style))
+        if part["out"] == "row":  # what a rank gives lies where the result has it, or the other way round
+            return self.in_a_row(step, comm, whole, style)
         if options.get("joined") and verb in model.STACKED:
             x = x.reshape(p * shape[0], *shape[1:])
         out = self.out_of(step, x, shape)
@@ -136,6 +138,28 @@ class Runner(Messages, Circles):
         else:
             self.pending[step.uid, "call"] = call(given, async_op=True, **keywords), settle(0, before)
         return None
+
+    def in_a_row(self, step: Step, comm: Any, whole: tuple[int, ...], style: str) -> None:
+        """gather, all_gather: x is out[rank]; scatter: out is x[rank]. On the root, or on all ranks."""
+        options, part, me = step.options, self.part(step), step.ranks.index(self.rank)
+        lay = {"kind": part["kind"], "layout": "contiguous"}
+        if step.verb == "scatter":
+            x = make(part["kind"], options["dtype"], "contiguous", self.plain(step, self.rank, whole, style))
+            out = x[me, ...]
+        else:
+            out = self.room(step, lay, (len(step.ranks), *whole))
+            x = out[me, ...]
+            put(x, self.plain(step, self.rank, whole, style), options["dtype"])
+        keywords = {name: options[name] for name in ("root", "algorithm") if name in options}
+        call, wanted = getattr(comm, step.verb), self.wanted(step, style)
+
+        def look(y: Any) -> None:
+            self.check(step, y, wanted, part["kind"])
+
+        if options["how"] == "blocking":
+            look(call(x, out=out, **keywords))
+        else:
+            self.pending[step.uid, "call"] = call(x, out=out, async_op=True, **keywords), look
 
     def planned(
         self,
@@ -333,7 +357,7 @@ DISPATCH: dict[str, Any] = {
         for verb in ("broadcast", "gather", "all_gather", "scatter", "all_to_all")
         for form in ("object", "ragged")
     },
-    **dict.fromkeys(("split", "dup", "group", "cart", "split_node"), Runner.make),
+    **dict.fromkeys(("split", "dup", "group", "cart", "graph", "merge", "split_node"), Runner.make),
 }
 
 

@@ -57,6 +57,18 @@ class Step:
         return f"r{self.uid} = c{self.circle}.{self.verb}({said}){who}{'  ' + own if own else ''}"
 
 
+@dataclass(frozen=True)
+class Ways:
+    """The neighbours of one rank, by rank of the circle; None: nobody. A grid's are the same both ways.
+
+    partners: at which place of its destinations each source has this rank.
+    """
+
+    sources: tuple[int | None, ...]
+    destinations: tuple[int | None, ...]
+    partners: tuple[int, ...]
+
+
 @dataclass
 class Circle:
     """A communicator: its world ranks in order, and of an inter-communicator the other group's."""
@@ -64,7 +76,7 @@ class Circle:
     number: int
     members: tuple[int, ...]
     remote: tuple[int, ...] = ()
-    grid: tuple[tuple[int, ...], tuple[bool, ...]] | None = None
+    ways: list[Ways] | None = None  # of each rank, where it has neighbours
     under: int = 0  # made from
     busy: dict[tuple[int, int, str], list[dict[str, Any]]] = field(default_factory=dict)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from arrays import INPUT_ONLY
 from random_arrays import LENGTHS, Arrays
+from random_making import Making
 from random_model import FUNCTIONS, MOVED, REDUCTIONS, STACKED, sort_of
 from random_steps import ANY, Circle, Flags, Program, Step
 
@@ -29,7 +30,7 @@ def program(seed: int, size: int, flags: Flags | None = None, length: int = 14) 
     return Writer(seed, size, flags or Flags()).write(length)
 
 
-class Writer(Arrays):
+class Writer(Arrays, Making):
     """Writes one program, and knows what is under way at each point of it."""
 
     def __init__(self, seed: int, size: int, flags: Flags) -> None:
@@ -62,7 +63,7 @@ class Writer(Arrays):
             return self.between(circle)
         choices = [self.array_collective] * 10 + [self.object_collective] * 4 + [self.message] * 7
         choices += [self.sendrecv, self.barrier, self.fan_in, self.batch]
-        if circle.grid is not None:
+        if circle.ways is not None:
             choices += [self.neighbours] * 9
         self.rng.choice(choices)(circle)
         if self.rng.random() < 0.06:
@@ -154,6 +155,7 @@ class Writer(Arrays):
         uniform = self.rng.choice(outs) if self.is_uniform(verb, options) else None
         function = options.get("op") if options.get("op") in FUNCTIONS else None
         whole = (len(step.ranks), *shape) if verb in STACKED else shape
+        rows = verb in ("gather", "all_gather", "scatter") and not joined and options["how"] != "plan"
         for rank in step.ranks:
             out = uniform or self.rng.choice(outs)
             part = step.parts[rank]
@@ -167,6 +169,10 @@ class Writer(Arrays):
                     "kind": "numpy",
                     "layout": "contiguous" if part["layout"] in INPUT_ONLY else part["layout"],
                 }
+            at_root = step.ranks.index(rank) == options.get("root", step.ranks.index(rank))
+            if rows and at_root and shape and 0 not in shape and self.rng.random() < 0.1:
+                part |= {"kind": self.rows_kind(options["dtype"]), "layout": "contiguous", "out": "row"}
+                continue
             part["out"] = out
             if out == "out":
                 part["out_lay"] = self.laid(
@@ -175,7 +181,6 @@ class Writer(Arrays):
                     ("numpy", "torch") if sort_of(options["dtype"]) != "moved" else ("numpy",),
                     True,
                 )
-                at_root = step.ranks.index(rank) == options.get("root")
                 part["no_x"] = verb in ("broadcast", "scatter") and not at_root and self.rng.random() < 0.5
             if function is None and "op" in options and self.rng.random() < 0.2:
                 part["spelt"] = self.rng.choice(("MPI", "torch"))
@@ -187,6 +192,9 @@ class Writer(Arrays):
             options["starts"] = step.options["starts"] = self.rng.randint(1, 3)
         if options["how"] != "blocking":
             self.begun(step, several or function is not None)
+
+    def rows_kind(self, dtype: str) -> str:
+        return self.rng.choice(("numpy", "torch") if sort_of(dtype) != "moved" else ("numpy",))
 
     def is_uniform(self, verb: str, options: dict[str, Any]) -> bool:
         return verb in REDUCTIONS and options["how"] != "blocking" and not self.flags.mixed
@@ -382,95 +390,3 @@ class Writer(Arrays):
         if self.is_open(circle):
             return
         self.add("batch", circle, circle.members, length=self.rng.choice(LENGTHS), tag=100 + self.uid)
-
-    # -- more communicators -------------------------------------------------------------------------------
-    def make(self) -> None:
-        circle = self.rng.choice([c for c in self.program.circles if not c.remote])
-        kind = self.rng.choice(("split", "split", "dup", "group", "cart", "split_node", "inter"))
-        if kind == "inter":
-            if self.flags.inter and len(circle.members) > 1:
-                self.join(circle)
-            return
-        if kind == "group":
-            chosen = self.rng.sample(circle.members, self.rng.randint(1, len(circle.members)))
-            step = self.add("group", circle, chosen, members=[circle.members.index(r) for r in chosen])
-            step.options["makes"] = [self.circle(chosen, circle).number]
-            return
-        step = self.add(kind, circle, circle.members)
-        if kind == "split":
-            self.split(step, circle)
-        elif kind == "dup":
-            step.options |= {"check": self.rng.choice((None, "off", "light", "full"))}
-            step.options["makes"] = [self.circle(circle.members, circle).number]
-        elif kind == "cart":
-            made = self.circle(circle.members, circle)
-            made.grid = self.grid(len(circle.members))
-            step.options |= {"shape": made.grid[0], "periodic": made.grid[1], "makes": [made.number]}
-        else:
-            step.options["makes"] = [self.circle(circle.members, circle).number]
-
-    def circle(self, members: Iterable[int], under: Circle, remote: Iterable[int] = ()) -> Circle:
-        made = Circle(len(self.program.circles), tuple(members), tuple(remote), under=under.number)
-        self.program.circles.append(made)
-        return made
-
-    def split(self, step: Step, circle: Circle) -> None:
-        """By colors, of which one may be None, with ranks in any order."""
-        colors = {rank: self.rng.choice((0, 0, 1, None)) for rank in circle.members}
-        keys = {rank: self.rng.randint(-3, 3) for rank in circle.members}
-        for rank in circle.members:
-            step.parts[rank] |= {"color": colors[rank], "key": keys[rank]}
-        step.options["makes"] = []
-        for color in {color for color in colors.values() if color is not None}:
-            members = [rank for rank in circle.members if colors[rank] == color]
-            members.sort(key=lambda rank: (keys[rank], circle.members.index(rank)))
-            number = self.circle(members, circle).number
-            step.options["makes"].append(number)
-            for rank in members:
-                step.parts[rank]["gets"] = number
-
-    def grid(self, p: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        shapes = [(p,), *((d, p // d) for d in range(1, p + 1) if p % d == 0)]
-        shape = self.rng.choice(shapes)
-        return shape, tuple(self.rng.random() < 0.5 for _ in shape)
-
-    def neighbours(self, circle: Circle) -> None:
-        verb = self.rng.choice(("neighbour_all_gather", "neighbour_all_to_all"))
-        form = self.rng.choice(("", "", "_ragged"))
-        dtype = self.rng.choice(MOVED)
-        how = "blocking" if form else self.rng.choice(("blocking", "async"))
-        step = self.add(verb + form, circle, circle.members, how=how, dtype=dtype, shape=self.shape(True))
-        assert circle.grid is not None
-        shape = step.options["shape"]
-        whole = (2 * len(circle.grid[0]), *shape) if "to_all" in verb else shape
-        for rank in step.ranks if not form else ():
-            part = step.parts[rank]
-            part |= self.laid(dtype, whole, ("numpy", "torch") if sort_of(dtype) != "moved" else ("numpy",))
-            part["out"] = self.rng.choice(("new", "out"))
-            if part["out"] == "out":
-                part["out_lay"] = self.laid(dtype, (2 * len(circle.grid[0]), *shape), (part["kind"],), True)
-        if how == "async":
-            self.begun(step, False)
-
-    def join(self, circle: Circle) -> None:
-        """Two groups of a communicator, joined."""
-        cut = self.rng.randint(1, len(circle.members) - 1)
-        here, there = circle.members[:cut], circle.members[cut:]
-        step = self.add("inter", circle, circle.members, here=here, there=there)
-        step.options["makes"] = [self.circle(here, circle, there).number]
-
-    def between(self, circle: Circle) -> None:
-        """A call on a communicator of two groups."""
-        verb = self.rng.choice(("all_reduce", "all_gather", "all_to_all", "all_gather_object", "exchange"))
-        how = self.rng.choice(("blocking", "async"))
-        dtype = self.rng.choice(MOVED[:-5])
-        step = self.add(
-            f"inter_{verb}",
-            circle,
-            (*circle.members, *circle.remote),
-            how=how,
-            dtype=dtype,
-            length=self.rng.choice(LENGTHS),
-        )
-        if how == "async":
-            self.begun(step, verb in ("all_gather_object",))
