@@ -118,7 +118,7 @@ SCHEDULE_RING = 64 << 10  # for each rank from which a ring is better than a tre
 SCHEDULE_PIECE = 256 * 1024  # that one piece of a pipeline should have about
 
 # Device memory: bytes.
-# Chosen by benchmarks/gpu.py.
+# Guesses made before there was a GPU to try; benchmarks/gpu.py shows what they give.
 DEVICE_EAGER = 1 << 20  # of a rank's block up to which a call is one MPI call
 HOST_COPY_PIECE = 4 << 20  # of pinned memory that a piece takes
 PIPELINE_PIECE = 1 << 20  # of pinned memory that a piece of a message takes
