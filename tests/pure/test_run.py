@@ -102,20 +102,19 @@ def test_a_step_that_leaves_processes_behind_has_failed(runner):
     assert "time.sleep(99)" in log
 
 
-STEPS_OF_AN_ENVIRONMENT = [
-    *("1 rank", "2 ranks", "3 ranks", "4 ranks", "5 ranks"),
-    *("torch, 2 ranks", "torch, 3 ranks", "torch, 4 ranks"),
-    *("jobs", "mpmd"),
+STEPS = [
+    *("a, 1 rank", "a, 2 ranks", "a, 3 ranks", "a, 4 ranks", "a, 5 ranks"),
+    *("a, torch, 2 ranks", "a, torch, 4 ranks", "a, jobs", "a, mpmd"),
+    *("b, 1 rank", "b, 2 ranks", "b, 4 ranks", "b, 5 ranks", "b, torch, 3 ranks", "b, jobs", "b, mpmd"),
 ]
 
 
-def test_every_environment_is_tested_on_1_to_5_ranks(runner):
+def test_the_first_environment_tries_all_numbers_of_ranks_and_others_those_that_may_differ(runner):
     beside = list(runner.steps({"a": "python-a", "b": "python-b"}))
     [pure], *others = beside
     assert pure.name == "pure"
     steps = [step for steps in others for step in steps]
-    names = [f"{name}, {what}" for name in "ab" for what in STEPS_OF_AN_ENVIRONMENT]
-    assert Counter(step.name for step in steps) == Counter(names)
+    assert Counter(step.name for step in steps) == Counter(STEPS)
     assert all(step.command[0] == f"python-{step.name[0]}" for step in steps)
 
 
