@@ -27,20 +27,25 @@ has gone on since.
 Light cannot stop a rank that is already inside MPI, or has gone on. The rank that sees the difference raises;
 if nobody catches that, the job ends with a message that names both calls. If somebody does, later collective
 calls on that communicator raise as well, for they could take what an earlier one left.
+
+A rank that refuses its part, as of a wrong dtype, has made a call all the same, one that fits only those of
+ranks which refuse theirs. So the others are told in the same ways, and why.
 """
 
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..core.limits import DESCRIPTION_S
-from ..core.signature import ROOT, ROOTS, VERB, describe, head, signature
+from ..core.limits import DESCRIPTION_S, REFUSAL_S
+from ..core.signature import LEFT, REFUSED, ROOT, ROOTS, VERB, describe, head, signature
 from ..core.verbs import RAGGED
-from ..errors import MismatchError, PeerFailedError, where
-from ..node.segment import Board, Region, last_call, post, posted
+from ..errors import HpcommError, MismatchError, PeerFailedError, where
+from ..node.segment import Board, Region, last_call, post, posted, refusal, refuse
+from . import runtime
 from .call_stack import describe_call
 
 if TYPE_CHECKING:
@@ -48,7 +53,9 @@ if TYPE_CHECKING:
 
     from ..core.comm import Comm
 
-__all__ = ["Agreement", "between", "full", "light", "off"]
+__all__ = ["Agreement", "between", "full", "light", "off", "refused"]
+
+Error = TypeVar("Error", bound=Exception)
 
 
 class Agreement:
@@ -56,10 +63,11 @@ class Agreement:
 
     enter(head, count) before a call, leave() after it; late(head, count) -> leave for background calls.
     around does both as text, for fast paths: CALL stands for the call, mine is its signature, and names holds
-    what else occurs in it.
+    what else occurs in it. refuse(why) in place of a call that this rank refuses; depart() after the last one
+    of a rank that is out of step.
     """
 
-    __slots__ = ("around", "enter", "late", "leave", "level", "names")
+    __slots__ = ("around", "depart", "enter", "late", "leave", "level", "names", "refuse")
 
     def __init__(
         self,
@@ -69,8 +77,12 @@ class Agreement:
         late: Callable[[int, int], Callable[[], None]],
         around: str = "CALL",
         names: dict[str, Any] | None = None,
+        refuse: Callable[[str], None] = lambda why: None,
+        depart: Callable[[], None] = lambda: None,
     ) -> None:
         self.level = level
+        self.refuse = refuse
+        self.depart = depart
         self.around = around
         self.names = names or {}
         self.enter = enter
@@ -165,19 +177,28 @@ def light(
         if all(posted(other, number) in (None, expected) for _, _, other in beside):
             return  # not there yet, or so far ahead that its entry is gone
         time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
-        others = [
-            (rank, region, describe(called, comm.size) if last_call(other) > number else None)
-            for rank, region, other in peers
-            if (called := posted(other, number)) not in (None, expected)
-        ]
+        others = [peer for peer in peers if posted(peer[2], number) not in (None, expected)]
         if others:
+            own = told(ring, number, comm.size)
             comm.fall_out()
-            own = describe(expected, comm.size) if last_call(ring) > number else None
             raise _disagreement(comm, number, board, own, others)
+
+    def refuse_call(why: str) -> None:
+        nonlocal now, last
+        number = last_call(ring) + 1
+        refuse(ring, number, why)
+        now, last = step(), REFUSED
+        ring[now] = REFUSED
+        if any(posted(other, number) not in (None, REFUSED) for _, _, other in (peers[0], peers[-1])):
+            comm.fall_out()  # others come later than this, and see it
+
+    def depart() -> None:
+        ring[step()] = LEFT
 
     names = {"step": step, "ring": ring, "theirs": theirs, "behind": behind, "suspect": suspect}
     look = _BEHIND.rstrip() if len(peers) > 1 else ""
-    return Agreement("light", enter, leave, late, _AROUND_LIGHT.replace("BEHIND", look), names)
+    around = _AROUND_LIGHT.replace("BEHIND", look)
+    return Agreement("light", enter, leave, late, around, names, refuse_call, depart)
 
 
 def full(comm: Comm, shadow: MPI.Comm, ring: memoryview | None = None) -> Agreement:
@@ -190,26 +211,32 @@ def full(comm: Comm, shadow: MPI.Comm, ring: memoryview | None = None) -> Agreem
     call = 0
     step = None if ring is None else post(ring)
 
-    def enter(code: int, count: int) -> None:
+    def heard(mine: int, why: str) -> list[tuple[str, str]]:
+        """What each rank calls, and why it refuses that, if they differ."""
         nonlocal call
         call += 1
-        mine = signature(code, count)
         if ring is not None and step is not None:
             ring[step()] = mine
         both = bytearray(struct.pack("2q", mine, -mine))
         shadow.Allreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
         high, low = struct.unpack("2q", both)
-        if high != -low:
-            calls = shadow.allgather(describe_call())
-            rows = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
-            raise _mismatch(comm, call, rows)
+        return [] if high == -low else shadow.allgather((describe_call(), why))
+
+    def enter(code: int, count: int) -> None:
+        if calls := heard(signature(code, count), ""):
+            rows = "\n".join(f"  rank {rank}: {why or text}" for rank, (text, why) in enumerate(calls))
+            raise _mismatch(comm, call, rows, [rank for rank, (_, why) in enumerate(calls) if why])
+
+    def refuse_call(why: str) -> None:
+        with _Said(why):
+            heard(REFUSED, why)
 
     def late(code: int, count: int) -> Callable[[], None]:
         enter(code, count)
         return lambda: None
 
     around = "enter(mine & 0xFFFF_FFFF, mine >> 32)\nCALL"
-    return Agreement("full", enter, lambda: None, late, around, {"enter": enter})
+    return Agreement("full", enter, lambda: None, late, around, {"enter": enter}, refuse_call)
 
 
 def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
@@ -226,7 +253,7 @@ def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
     is_large = max(comm.size, comm.remote_size) > ROOTS - 16
     is_root, is_beside, here = (head("?", root=rank) for rank in (MPI.ROOT, MPI.PROC_NULL, comm.rank))
 
-    def heard(*said: int) -> tuple[int, ...]:
+    def swapped(*said: int) -> tuple[int, ...]:
         there = bytearray(8 * len(said))
         shadow.Allreduce([struct.pack(f"{len(said)}q", *said), MPI.INT64_T], [there, MPI.INT64_T], MPI.MAX)
         return struct.unpack(f"{len(said)}q", there)
@@ -240,23 +267,77 @@ def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
         mine = signature(rest | root, count)
         return verb, -verb, mine, -mine
 
-    def enter(code: int, count: int) -> None:
+    def heard(code: int, count: int, why: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """What each rank there and here calls, and why it refuses that, if they differ."""
         nonlocal call
         call += 1
         mine = told(code, count)
-        theirs = heard(*mine)
+        theirs = swapped(*mine)
         is_other = nothing not in (mine[2:], theirs[2:]) and theirs[2:] != mine[2:]
         differ = theirs[:2] != mine[:2] or is_other
-        if heard(differ)[0] or differ:
-            calls = shadow.allgather(describe_call())
-            rows = [f"  rank {rank} there: {text}" for rank, text in enumerate(calls)]
-            raise _mismatch(comm, call, "\n".join([f"  rank {comm.rank} here: {describe_call()}", *rows]))
+        if not swapped(differ)[0] and not differ:
+            return [], []
+        there = shadow.allgather((describe_call(), why))
+        return there, shadow.allgather(there)[0]
+
+    def enter(code: int, count: int) -> None:
+        there, here = heard(code, count, "")
+        if there:
+            sides = (("here", here), ("there", there))
+            rows = [
+                f"  rank {rank} {side}: {why or text}"
+                for side, calls in sides
+                for rank, (text, why) in enumerate(calls)
+                if side == "there" or why or rank == comm.rank
+            ]
+            refusing = [rank for rank, (_, why) in enumerate(there) if why]
+            raise _mismatch(
+                comm, call, "\n".join(rows), refusing or [r for r, (_, why) in enumerate(here) if why]
+            )
+
+    def refuse_call(why: str) -> None:
+        with _Said(why):
+            heard(REFUSED, 0, why)
 
     def late(code: int, count: int) -> Callable[[], None]:
         enter(code, count)
         return lambda: None
 
-    return Agreement("full", enter, lambda: None, late)
+    return Agreement("full", enter, lambda: None, late, refuse=refuse_call)
+
+
+class _Said(threading.Timer):
+    """While a rank that refuses a call waits for others who may never make it: says why, after a while."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(REFUSAL_S, runtime.say, [f"{why}\n  this rank waits to tell the others"])
+        self.daemon, self.name = True, "hpcomm-refusal"
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.cancel()
+
+
+def refused(comm: Comm, verb: str, error: Error) -> Error:
+    """error, for which this rank refuses its part of a call of verb, once the others are told."""
+    what = str(error)
+    if isinstance(error, HpcommError):
+        what = error.what
+        error.located(verb, comm)
+    if not comm.is_closed and not comm.disagreed:
+        comm.agreement.refuse(f"{describe_call()} refused: {type(error).__name__}: {what}")
+    return error
+
+
+def told(ring: memoryview, number: int, size: int) -> str | None:
+    """What is known of a call of a rank's which refused it, or has gone on since; None: it is at it."""
+    called = posted(ring, number)
+    if called == REFUSED:
+        return refusal(ring, number) or describe(called)
+    has_gone_on = last_call(ring) > number and posted(ring, number + 1) != LEFT
+    return describe(called or 0, size) if has_gone_on or called == LEFT else None
 
 
 def _disagreement(
@@ -264,9 +345,9 @@ def _disagreement(
     number: int,
     board: Board,
     own: str | None,
-    others: list[tuple[int, Region, str | None]],
-) -> MismatchError:
-    """Ask the others (rank, region, its call if it has gone on since) what they are doing.
+    others: list[tuple[int, Region, memoryview]],
+) -> HpcommError:
+    """Ask the others (rank, region, ring) what they are doing.
 
     own: this rank's call, if it has gone on since.
     """
@@ -274,8 +355,13 @@ def _disagreement(
     if (question := board.mine.question) is not None:
         board.mine.answer(question, mine)
     rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}"}
-    called = {rank: past for rank, _, past in others if past}
-    questions = [(rank, region, region.ask()) for rank, region, _ in others]
+    called = {rank: past for rank, _, ring in others if (past := told(ring, number, comm.size))}
+    refusing = [rank for rank, _, ring in others if posted(ring, number) == REFUSED]
+    rows.update((rank, called[rank]) for rank in refusing)
+    for rank, region, ring in others:
+        if region.ended and rank not in rows:
+            rows[rank] = f"{describe(posted(ring, number) or 0, comm.size)}, and has ended"
+    questions = [(rank, region, region.ask()) for rank, region, _ in others if rank not in rows]
     deadline = time.monotonic() + DESCRIPTION_S
     while questions and time.monotonic() < deadline:
         for entry in list(questions):
@@ -289,11 +375,20 @@ def _disagreement(
             board.mine.answer(question, mine)
     for rank, _, _ in questions:
         rows[rank] = called.get(rank, "another call, and gave no answer when asked which")
-    return _mismatch(comm, number, "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows)))
+    text = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
+    return _mismatch(comm, number, text, refusing)
 
 
-def _mismatch(comm: Comm, number: int, rows: str) -> MismatchError:
+def _mismatch(comm: Comm, number: int, rows: str, refusing: list[int]) -> HpcommError:
+    """refusing: the ranks that do not make this call for an error of their own."""
     verb = describe_call().split("(")[0]
+    if refusing:
+        return PeerFailedError(
+            f"rank {refusing[0]} refused its part of call #{number} on '{comm.name}'.\n{rows}",
+            where(verb, comm),
+            "look at that rank's own error",
+            refusing,
+        )
     hint = "give every rank the same verb, operator, dtype, number of elements and root, in the same order"
     if verb in RAGGED:
         hint += f"; {verb}_ragged takes arrays of any shape and dtype"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ from ..errors import is_ours, place
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["call_frame", "describe_call", "owner"]
+    from ..core.comm import Comm
+
+__all__ = ["call_frame", "comm_of", "describe_call", "is_own", "owner"]
 
 _SHOWN = ("op", "root", "dest", "source", "tag", "async_op", "algorithm", "deterministic")
 _SHOWN_OF = {
@@ -34,14 +37,13 @@ def call_frame(
     """The outermost frame of hpcomm (the verb that was called) and the user's frame that called it.
 
     Args:
-        frame: innermost frame; the main thread's own if absent.
+        frame: innermost frame; if absent the calling thread's, or the main thread's in one of ours.
         is_chosen: the outermost of those that it is true for, instead; of all, if it is for none.
     """
     if frame is None:
-        thread = threading.main_thread().ident
-        frame = (
-            sys._getframe(1) if threading.get_ident() == thread else sys._current_frames().get(thread or 0)
-        )
+        main = threading.main_thread().ident or 0
+        own = not is_own(threading.current_thread())
+        frame = sys._getframe(1) if own else sys._current_frames().get(main)
     verb = chosen = None
     while frame is not None and is_ours(frame.f_code):
         if is_chosen is not None and is_chosen(frame):
@@ -50,9 +52,23 @@ def call_frame(
     return chosen or verb, frame
 
 
-def describe_call() -> str:
-    """`all_reduce(float32 (3, 5), op='max') at train.py:41`, or where the user's own code is."""
-    verb, user = call_frame()
+def is_own(thread: threading.Thread) -> bool:
+    """Whether it is one of hpcomm's, which calls nothing for itself."""
+    return thread.name.startswith("hpcomm")
+
+
+def comm_of(frame: FrameType) -> Comm | None:
+    """The communicator that a frame of ours is about: its argument, or the one that the function is for."""
+    comm: Comm | None = frame.f_locals.get("comm", frame.f_globals.get("comm"))
+    return comm
+
+
+def describe_call(frame: FrameType | None = None) -> str:
+    """`all_reduce(float32 (3, 5), op='max') at train.py:41`, or where the user's own code is.
+
+    frame: as call_frame has it.
+    """
+    verb, user = call_frame(frame)
     end = ""
     if user is None and verb is not None and verb.f_code.co_name == "excepthook":  # see runtime.py
         error, trace = verb.f_locals["kind"], verb.f_locals["trace"]
@@ -86,12 +102,20 @@ def _arguments(verb: FrameType) -> str:
     for name in _SHOWN_OF.get(verb.f_code.co_name, _SHOWN):
         value = names.get(name)
         if not (value is None or value is False or (isinstance(value, (dict, tuple)) and not value)):
-            parts.append(f"{name}={getattr(value, '__name__', None) or repr(value)}")
+            parts.append(f"{name}={_word(value)}")
     return ", ".join(parts)
 
 
+def _word(value: Any) -> str:
+    try:
+        return getattr(value, "__name__", None) or repr(value)
+    except Exception:  # whatever it is, it is described where an error is told
+        return f"a {type(value).__name__}"
+
+
 def _array(x: Any) -> str:
-    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
-    if dtype is None or shape is None:
-        return type(x).__name__
-    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
+    with suppress(Exception):  # whatever it is, as memory that was released
+        dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+        if dtype is not None and shape is not None:
+            return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
+    return type(x).__name__

@@ -34,10 +34,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.limits import REPORT_S, SILENT_S, WATCHDOG_AFTER_S, WATCHDOG_GLANCE_S, WATCHDOG_TICK_S
 from ..core.request import Polled, Request, polled
-from ..core.signature import describe
+from ..core.signature import REFUSED, describe
 from ..errors import PeerFailedError, is_ours
 from ..node.segment import Board, Region, last_call, posted
-from .call_stack import call_frame, describe_call, owner
+from .agreement import told
+from .call_stack import call_frame, comm_of, describe_call, owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,11 +99,26 @@ def _is_troubled() -> bool:
         if watched is None:
             continue
         ring, peers = watched
-        mine = posted(ring, call := last_call(ring))
-        for _, region, other in peers:
-            if region.ended or (mine is not None and posted(other, call) not in (None, mine)):
-                return True
+        if any(region.ended for _, region, _ in peers) or _differing(comm, last_call(ring)):
+            return True
     return False
+
+
+def _differing(comm: Comm, call: int) -> list[tuple[int, Region, memoryview, int]]:
+    """Ranks of this node that made another call than this one, and its number: this one or their last before.
+
+    With check="full" all are told before any goes on, so there is nothing to find.
+    """
+    if comm.watched is None or comm.asked_check == "full":
+        return []
+    ring, peers = comm.watched
+    found = []
+    for rank, region, other in peers:
+        number = min(call, last_call(other))
+        mine, theirs = posted(ring, number), posted(other, number)
+        if number > 0 and None not in (mine, theirs) and mine != theirs:
+            found.append((rank, region, other, number))
+    return found
 
 
 def _serve() -> None:
@@ -255,7 +271,7 @@ def _failure(request: Request) -> PeerFailedError | None:
     needs = getattr(request, "waits_for", None)
     if needs is None or request._stages is None:
         return None
-    found = _ended(*needs)
+    found = _ended(*needs) or _refused(*needs)
     if found is None:
         return None
     said, ranks = found
@@ -309,7 +325,7 @@ def _blocked_call() -> Blocked | None:
     if needs is not None:  # wait() of a request
         comm, source, number = needs
     else:
-        comm, source, number = _comm(verb), names.get("source", names.get("src")), 0
+        comm, source, number = comm_of(verb), names.get("source", names.get("src")), 0
         if "source" not in names:  # a message that is sent
             source = names.get("dest", source)
     if getattr(comm, "partners", None) is not None or getattr(comm, "patience_s", None) is not None:
@@ -325,36 +341,25 @@ def _blocked_call() -> Blocked | None:
 
 def _is_verb(frame: FrameType) -> bool:
     """Whether a frame of ours is a communicator's verb, or the wait for one, and no work made of several."""
-    comm = _comm(frame)
+    comm = comm_of(frame)
     is_verb = comm is not None and hasattr(type(comm), frame.f_code.co_name)
     return is_verb or getattr(owner(frame), "waits_for", None) is not None
 
 
-def _comm(frame: FrameType) -> Comm | None:
-    """The communicator that a frame of ours is about: its argument, or the one that the function is for."""
-    comm: Comm | None = frame.f_locals.get("comm", frame.f_globals.get("comm"))
-    return comm
-
-
 def _judge(comm: Comm, source: int | None, call: int) -> str | None:
     """Why the call cannot complete, or None."""
-    found = _ended(comm, source, call)
-    if found is not None:
-        return describe_call() + found[0]
-    if comm.watched is None or call <= 0:
-        return None
-    ring, peers = comm.watched
-    mine = posted(ring, call)
-    for rank, region, other in peers:
-        theirs = posted(other, call)
-        if mine is not None and theirs not in (None, mine):
+    for rank, region, other, number in _differing(comm, call):
+        assert comm.watched is not None
+        text, own = told(other, number, comm.size), told(comm.watched[0], number, comm.size)
+        if text is None:
             question = region.ask()
             time.sleep(2 * WATCHDOG_TICK_S)
-            text = region.answer_to(question) if last_call(other) == call else None
-            text = text or describe(theirs or 0, comm.size)
-            rows = f"  rank {comm.rank}: {describe_call()}\n  rank {rank}: {text}"
-            return f"ranks disagree about call #{call} on '{comm.name}'.\n{rows}"
-    return None
+            text = region.answer_to(question) or describe(posted(other, number) or 0, comm.size)
+        mine = describe_call() if own is None else f"{own}, and has gone on to {describe_call()}"
+        rows = f"  rank {comm.rank}: {mine}\n  rank {rank}: {text}"
+        return f"ranks disagree about call #{number} on '{comm.name}'.\n{rows}"
+    found = _ended(comm, source, call)
+    return None if found is None else describe_call() + found[0]
 
 
 def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:
@@ -375,6 +380,19 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
     if call > 0:
         gone = [rank for rank, region, other in peers if region.ended and last_call(other) < call]
     return (f" on '{comm.name}' waits for rank {gone[0]}, which has ended", gone) if gone else None
+
+
+def _refused(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:
+    """That ranks which a call waits for refused it, in words that go on after it, and those ranks."""
+    refusing = [
+        (rank, told(ring, number, comm.size))
+        for rank, _, ring, number in _differing(comm, call)
+        if posted(ring, number) == REFUSED
+    ]
+    if not refusing:
+        return None
+    rank, why = refusing[0]
+    return f" on '{comm.name}' waits for rank {rank}: {why}", [rank for rank, _ in refusing]
 
 
 def _ended_partners(comm: Comm, rank: int | None, call: int) -> tuple[str, list[int]] | None:

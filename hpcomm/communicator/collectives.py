@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.signature import BACKGROUND, head, marked
 from ..errors import HpcommError
@@ -385,7 +386,7 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
     try:
         call = schedule_transport.schedule_call(call, algorithm) if own else call
     except HpcommError as error:
-        raise error.located("barrier", comm) from None
+        raise refused(comm, "barrier", error) from None
     if not (own or async_op) and comm.node_collectives is not None and comm.node_collectives.has_barrier:
         call.carry = partial(comm.node_collectives.barrier, call.code)
     return carry_out(call, async_op)
@@ -449,8 +450,8 @@ def careful(
             _within_node(call)
         if tuned:
             call.code = code  # which one it stands for, all ranks know alike
-    except HpcommError as error:
-        raise error.located(verb, comm) from None
+    except Exception as error:
+        raise refused(comm, verb, error) from (None if isinstance(error, HpcommError) else error.__cause__)
     return carry_out(call, async_op)
 
 
@@ -480,7 +481,7 @@ def carry_out(call: Call, async_op: bool) -> Any:
             observer.after(call)
         return result
     if async_op:
-        leave, finish = comm.agreement.late(call.code | BACKGROUND, call.agreed), call.finish
+        finish = call.finish
 
         def finish_and_leave(status: Any) -> Any:
             leave()
@@ -491,6 +492,7 @@ def carry_out(call: Call, async_op: bool) -> Any:
             return result
 
         call.finish = finish_and_leave
+        leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
         request = transport.start(call)
         request.needs_all(comm)
         return request

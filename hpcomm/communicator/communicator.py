@@ -405,7 +405,9 @@ class Communicator:
 
     def fall_out(self) -> None:
         """Make no collective call any more: it could meet another one of the other ranks."""
-        self.disagreed = True
+        if not self.disagreed:
+            self.disagreed = True
+            self.agreement.depart()
         self.leave_fastpaths()
 
     def leave_fastpaths(self) -> None:

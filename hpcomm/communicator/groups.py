@@ -10,6 +10,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, overload
 from zlib import crc32
 
+from ..agree.agreement import refused
 from ..core.signature import head
 from ..errors import ConfigError, MismatchError, RankError, UsageError, where
 from ..job import process_role
@@ -73,12 +74,11 @@ def split(
     """
     comm.check_open("split")
     if color is not None and (not hasattr(color, "__index__") or color < 0):
-        raise UsageError(f"color {color!r} is no number from 0", hint="None leaves this rank out").located(
-            "split", comm
-        )
+        what = f"color {color!r} is no number from 0"
+        raise refused(comm, "split", UsageError(what, hint="None leaves this rank out"))
     if not hasattr(key, "__index__") or abs(key) > _MOST or (color or 0) > _MOST:
         what = f"color {color!r} with key {key!r} does not fit into an int of C"
-        raise UsageError(what, hint="numbers below 2**31").located("split", comm)
+        raise refused(comm, "split", UsageError(what, hint="numbers below 2**31"))
     with agreed(comm, "split"):
         if color is None:
             mapped(comm, "split", comm.mpi_handle.Split, MPI.UNDEFINED, key)
@@ -145,7 +145,10 @@ def dup(
         ConfigError: there is no such path. MismatchError: the ranks name different ones.
     """
     comm.check_open("dup")
-    require_known(check or comm.asked_check, gpu)
+    try:
+        require_known(check or comm.asked_check, gpu)
+    except ConfigError as error:
+        raise refused(comm, "dup", error) from None
     with agreed(comm, "dup"):
         return made(comm, "dup", name or f"{comm.name}.dup", comm.mpi_handle.Dup, check=check, gpu=gpu)
 
@@ -171,14 +174,14 @@ def create_intercomm(
     comm.check_one_group("create_intercomm")
     if not isinstance(getattr(peer, "mpi_handle", None), MPI.Comm):
         what, hint = f"peer is {peer!r}, no Communicator", "hpcomm.world, if both groups are parts of it"
-        raise UsageError(what, hint=hint).located("create_intercomm", comm)
+        raise refused(comm, "create_intercomm", UsageError(what, hint=hint))
     for leader, its in ((local_leader, comm), (remote_leader, peer)):
         if not hasattr(leader, "__index__") or not 0 <= leader < its.size:
             what, hint = (
                 f"leader {leader!r} is no rank of '{its.name}'",
                 f"a rank from 0 to {its.size - 1}",
             )
-            raise RankError(what, hint=hint).located("create_intercomm", comm)
+            raise refused(comm, "create_intercomm", RankError(what, hint=hint))
     if peer.is_closed:
         peer.check_open("create_intercomm")
     mpi, number = making(peer, _tag(comm, "create_intercomm", tag))

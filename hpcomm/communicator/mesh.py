@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
+from ..agree.agreement import refused
 from ..core.partition import integers
 from ..errors import ConfigError, HpcommError, LayoutError, RankError, UsageError, demand, where
 from .communicator import Communicator
@@ -241,12 +242,12 @@ def mesh(
     Raises:
         LayoutError: the sizes do not hold all ranks; the message has sizes that would.
     """
-    demand(shape or {}, Mapping, "the shape", "mesh", "names for the axes: comm.mesh(y=2, x=-1)")
-    wanted = dict(shape or {}) | sizes
-    demand(periodic, Iterable, "periodic", "mesh", "names of axes that close to rings: periodic=['x']")
-    rings = (periodic,) if isinstance(periodic, str) else tuple(periodic)
     try:
         comm.check_open("mesh")
+        demand(shape or {}, Mapping, "the shape", "mesh", "names for the axes: comm.mesh(y=2, x=-1)")
+        wanted = dict(shape or {}) | sizes
+        demand(periodic, Iterable, "periodic", "mesh", "names of axes that close to rings: periodic=['x']")
+        rings = (periodic,) if isinstance(periodic, str) else tuple(periodic)
         if order not in ("rank", "node"):
             raise UsageError(f"there is no order {order!r}", hint="'rank' or 'node'")
         nameless = [name for name in wanted if not isinstance(name, str)]
@@ -257,7 +258,7 @@ def mesh(
             raise LayoutError(f"periodic names axes {strange} that the mesh {wanted} does not have")
         found = dict(zip(wanted, fill_in(comm.size, tuple(wanted.values())), strict=True))
     except HpcommError as error:
-        raise error.located("mesh", comm) from None
+        raise refused(comm, "mesh", error) from None
     name = "x".join(found) or "mesh"
     with agreed(comm, "mesh", (found, sorted(set(rings)), order)):
         if order == "rank":

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.request import Request, Stages
 from ..core.signature import BACKGROUND, head
@@ -124,7 +125,7 @@ class Topology(Communicator):
             if out is not None and meet(look, result):
                 raise LayoutError("x and out overlap in memory", hint="an out of its own")
         except HpcommError as error:
-            raise error.located(verb, self) from None
+            raise refused(self, verb, error) from None
         count, onboard = math.prod(block), self.devices
         aboard = onboard is not None and not onboard.is_one_call(count * look.dtype.itemsize)
         given = look if aboard or look.place is None else _on_host(look)
@@ -266,7 +267,7 @@ class Topology(Communicator):
                 )
             parcels = [ragged.encode(x) for x in xs]
         except HpcommError as error:
-            raise error.located(verb, self) from None
+            raise refused(self, verb, error) from None
         call = Call(self, verb)
         for observer in self.observers:
             observer.before(call)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.request import Request, Stages
 from ..core.signature import BACKGROUND, head
@@ -116,8 +117,8 @@ def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_o
         request.needs_all(comm)
         request.in_rounds()
         return request
-    comm.agreement.enter(code, 0)
     watched = bool(comm.observers)
+    comm.agreement.enter(code, 0)
     try:
         result = payload_transport.run(shown(comm, verb, stages, comm.agreement.leave) if watched else stages)
     except MPI.Exception as error:
@@ -154,12 +155,11 @@ def check_root(comm: Communicator, verb: str, root: Any) -> bool:
         if not (is_rank and (root in (MPI.ROOT, MPI.PROC_NULL) or 0 <= root < comm.remote_size)):
             from ..transport.prepare import no_remote_root
 
-            raise no_remote_root(comm, root).located(verb, comm)
+            raise refused(comm, verb, no_remote_root(comm, root))
         return bool(root == MPI.ROOT)
     if not (is_rank and 0 <= root < comm.size):
-        raise RankError(
-            f"root {root!r} is no rank of '{comm.name}'", hint=f"a rank from 0 to {comm.size - 1}"
-        ).located(verb, comm)
+        what, hint = f"root {root!r} is no rank of '{comm.name}'", f"a rank from 0 to {comm.size - 1}"
+        raise refused(comm, verb, RankError(what, hint=hint))
     return bool(comm.rank == root)
 
 

@@ -7,6 +7,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.request import abandon, deadline
 from ..core.signature import MAKERS, VERBS, head
@@ -356,9 +357,12 @@ def plan(
             return _message(comm, verb, x, out, dest if verb == "send" else source, tag)
         if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")) or verb in MAKERS:
             raise UsageError(f"{verb!r} cannot be planned", hint="a collective verb, 'send' or 'recv'")
-        return _collective(comm, verb, x, out, op, root, algorithm)
+        call = _composed(comm, verb, x, out, op, root, algorithm)
     except HpcommError as error:
-        raise error.located(f"plan of {verb}", comm) from None
+        if verb in ("send", "recv"):
+            raise error.located(f"plan of {verb}", comm) from None
+        raise refused(comm, f"plan of {verb}", error) from None
+    return _collective(comm, call)
 
 
 def _make(comm: Communicator, call: Call) -> Plan:
@@ -373,9 +377,9 @@ def _make(comm: Communicator, call: Call) -> Plan:
     return Plan(comm, call, prepared)
 
 
-def _collective(
+def _composed(
     comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, algorithm: str | None
-) -> Plan:
+) -> Call:
     if verb == "barrier":
         call = Call(comm, "barrier", code=head("barrier"))
     else:
@@ -384,7 +388,11 @@ def _collective(
         call = prepare.compose(comm, verb, x, out, op, root, False, own, by)
     if algorithm is not None and call.after is None:
         call = schedule_transport.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
-    leave = comm.agreement.late(call.code - head(verb) + head("plan"), call.agreed)
+    return call
+
+
+def _collective(comm: Communicator, call: Call) -> Plan:
+    leave = comm.agreement.late(call.code - head(call.verb) + head("plan"), call.agreed)
     made = _make(comm, call)
     if call.settle is not None:
         call.settle()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..agree.agreement import refused
 from ..core.partition import integers
 from ..errors import HpcommError, LayoutError, RankError, UsageError, where
 from ..transport.exchange_comm import channel
@@ -148,7 +149,7 @@ def cart(
                 hint="True, False, or one of them for each axis",
             )
     except HpcommError as error:
-        raise error.located("cart", comm) from None
+        raise refused(comm, "cart", error) from None
     with agreed(comm, "cart", (sizes, rings, bool(reorder))):
         base = comm.mpi_handle
         if reorder:
@@ -190,7 +191,7 @@ def graph(
                 hint="sources that are as often 0 as destinations are, or None",
             )
     except HpcommError as error:
-        raise error.located("graph", comm) from None
+        raise refused(comm, "graph", error) from None
     with agreed(comm, "graph", sources is None):
         if sources is None:
             times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)

@@ -24,6 +24,7 @@ class Comm(Protocol):
     mpi_handle: MPI.Comm
 
     check: str
+    disagreed: bool
     asked_check: str
     agreement: Any
     observers: tuple[Any, ...]
@@ -45,6 +46,8 @@ class Comm(Protocol):
     outstanding: Any
     plan: Any
 
+    @property
+    def is_closed(self) -> bool: ...
     def any_rank(self, here: bool) -> bool: ...
     def bytewise_min(self, here: bytes) -> bytes: ...
     def check_open(self, verb: str) -> None: ...

@@ -52,6 +52,7 @@ WATCHDOG_AFTER_S = 2.0  # that others wait longer, so that one says it
 SILENT_S = 15.0  # after which a host that does not answer is worth a word
 HEARTBEAT_S = 2.0  # between two messages to the next host
 DESCRIPTION_S = 1.0  # that a rank waits for another's description of its call
+REFUSAL_S = 0.5  # that a rank which refuses a call waits for the others, until it says so
 GRACE_S = 1.0  # in which the other ranks may end too, when one has failed
 EXIT_S = 3.0  # in which the threads and the exit handlers of a rank that fails may end
 WORK_LOOK_S = 0.05  # between looks of a torch call whether a peer still lives

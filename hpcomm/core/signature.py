@@ -17,8 +17,8 @@ from zlib import crc32
 from .verbs import RAGGED, REDUCTIONS, ROOTED, TABLE
 
 __all__ = [
-    "BACKGROUND", "MAKERS", "ROOT", "ROOTS", "SCHEDULED", "VERB", "VERBS", "describe", "head",
-    "marked", "operator", "signature",
+    "BACKGROUND", "LEFT", "MAKERS", "REFUSED", "ROOT", "ROOTS", "SCHEDULED", "VERB", "VERBS",
+    "describe", "head", "marked", "operator", "signature",
 ]  # fmt: skip
 
 _NEIGHBOURS = ["all_gather", "all_to_all"]
@@ -44,6 +44,8 @@ def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
     return _CODES[verb] | (op & 31) << 6 | (dtype & 255) << 11 | root
 
 
+REFUSED = 1 << 6  # of no verb: in place of a call that its rank refuses,
+LEFT = 2 << 6  # and after the last call of a rank that is out of step
 _LOW, _HIGH = 12, 55  # bits of a root that stand together; where the others stand
 ROOTS = 1 << 20  # ranks that are told apart as roots
 VERB, ROOT = 63, 0xFFF << 19 | 0xFF << _HIGH  # the bits of each
@@ -76,6 +78,8 @@ def describe(signature: int, size: int = 0) -> str:
     """
     from .dtypes import BY_NAME
 
+    if signature in (REFUSED, LEFT):
+        return "a call that it refuses" if signature == REFUSED else "no call any more: it is out of step"
     verb = VERBS[signature & 63] if signature & 63 < len(VERBS) else "?"
     dtype, root = signature >> 11 & 255, signature >> 19 & 0xFFF
     scheduled = dtype < 128 and signature & SCHEDULED

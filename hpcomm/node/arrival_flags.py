@@ -20,7 +20,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from ..core.limits import FLAG_LOOKS, FLAG_SLEEP_S, FLAG_YIELDING_S, FLAG_YIELDS_CROWDED
-from ..core.signature import VERB, VERBS, head
+from ..core.signature import LEFT, VERB, VERBS, head
 from ..errors import ConfigError, PeerFailedError, where
 from . import segment
 
@@ -139,9 +139,14 @@ class Flags:
     def _check(self, line: memoryview, flag: int, mine: int) -> None:
         verb, rank = VERBS[mine & VERB], self._owner[id(line)]
         self._suspect(mine, None, rank)
-        if rank in self._comm.node_regions and self._comm.node_regions[rank].ended and line[0] != flag:
+        why = "has ended" if rank in self._comm.node_regions and self._comm.node_regions[rank].ended else ""
+        rings = [] if self._comm.watched is None else self._comm.watched[1]
+        if any(segment.posted(ring, segment.last_call(ring)) == LEFT for r, _, ring in rings if r == rank):
+            why = why or "is out of step"
+        if why and line[0] != flag:
+            self._comm.fall_out()
             raise PeerFailedError(
-                f"{verb} on '{self._comm.name}' needs rank {rank}, which has ended",
+                f"{verb} on '{self._comm.name}' needs rank {rank}, which {why}",
                 where(verb, self._comm),
                 "look at what that rank printed; every rank must make the same collective calls",
                 [rank],

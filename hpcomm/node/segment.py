@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GONE", "LAPS", "PLACE", "Board", "Lookers", "Region", "cores", "exchanged", "last_call", "open_board",
-    "post", "posted", "share",
+    "post", "posted", "refusal", "refuse", "share",
 ]  # fmt: skip
 
 LAPS = 128  # entries of a call log
@@ -48,8 +48,10 @@ _TEXT = 4096
 _NOTE = 512  # bytes behind it, for what concerns the whole node
 _PAIRS = {16: 128, sys.maxsize: 40}  # communicators of a rank, of up to so many, with cells for small arrays
 PLACE = 6208  # (node_collectives.py) at a time: two places of so many bytes, whole cache lines
+_REFUSAL = 48  # words of a call log: the number of the last call that was refused, and why
 _NOTES, _KINDS = 7, 128  # words behind a call log
-_RING_WORDS = LAPS + 1 + _NOTES + _KINDS  # signatures, the number of the call that began the line, and those
+_RING = LAPS + 1 + _REFUSAL  # signatures, the number of the call that began the line, and that
+_RING_WORDS = _RING + _NOTES + _KINDS
 _START = 63  # the signature of call 0, which nobody makes
 GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
 _LEFT = 8 + (_TEXT + _NOTE) // 8  # where it is counted how often each call log was left
@@ -99,6 +101,19 @@ def last_call(ring: memoryview) -> int:
     return number + _LINE - 1
 
 
+def refuse(ring: memoryview, call: int, why: str) -> None:
+    """Leave in one's own ring why one refuses a call, before that is posted."""
+    ring[LAPS + 1] = call
+    ring[LAPS + 2 :] = memoryview(why.encode()[: 8 * _REFUSAL - 8].ljust(8 * _REFUSAL - 8, b"\0")).cast("q")
+
+
+def refusal(ring: memoryview, call: int) -> str:
+    """Why its rank refused a call; empty if it has refused another one since."""
+    if ring[LAPS + 1] != call:
+        return ""
+    return bytes(ring[LAPS + 2 :]).rstrip(b"\0").decode(errors="replace")
+
+
 class Region:
     """One rank's part of the node segment, as 64-bit words. file, at: where it lies."""
 
@@ -127,13 +142,13 @@ class Region:
         return False
 
     def ring(self, slot: int) -> memoryview:
-        """LAPS signatures and, behind them, the call that began the line; see posted() and last_call()."""
+        """LAPS signatures, the call that began the line, a refusal; see posted(), last_call(), refusal()."""
         start = _HEAD_WORDS + slot * _RING_WORDS
-        return self._words[start : start + LAPS + 1]
+        return self._words[start : start + _RING]
 
     def notes(self, slot: int) -> memoryview:
         """Seven words behind a call log: see node_messages.py."""
-        start = _HEAD_WORDS + slot * _RING_WORDS + LAPS + 1
+        start = _HEAD_WORDS + slot * _RING_WORDS + _RING
         return self._words[start : start + _NOTES]
 
     def kinds(self, slot: int) -> memoryview:

@@ -111,7 +111,9 @@ from hpcomm.agree.call_stack import describe_call
 
 runtime._leave = time.sleep  # for a second
 if comm.rank == 1:
-    threading.Timer(0.5, lambda: print(describe_call(), flush=True)).start()
+    timer = threading.Timer(0.5, lambda: print(describe_call(), flush=True))
+    timer.name = "hpcomm test"  # as the sentinel, which speaks of the main thread
+    timer.start()
 comm.all_reduce(X, "nonsense")
 """
     )
@@ -203,6 +205,24 @@ def test_full_that_nobody_catches_ends_the_job_with_every_rank_named(job: Any) -
     assert "MismatchError: ranks disagree about call #1 on 'world'" in done.stderr
     for shape in ("(6,)", "(5,)", "(4,)"):
         assert shape in done.stderr
+
+
+def test_who_is_inside_mpi_ends_with_the_job_in_the_words_of_the_rank_that_refused(job: Any) -> None:
+    code = """
+    import time, hpcomm
+    comm = hpcomm.world
+    if comm.rank == 0:
+        comm.split(0)
+    time.sleep(0.3)
+    try:
+        comm.split(-3)
+    except hpcomm.UsageError:
+        time.sleep(30)
+    """
+    done = job(2, code, timeout=20, expect=None)
+    assert done.returncode not in (0, 124)
+    assert "rank 0: split(color=0, key=0) at device_call.py:5" in done.stderr, done.stderr
+    assert "rank 1: split(color=-3, key=0) at device_call.py:8 refused: UsageError: color -3" in done.stderr
 
 
 def test_off_says_nothing_where_mpi_says_nothing(job: Any) -> None:
@@ -311,4 +331,6 @@ def test_a_message_of_another_kind_of_elements_is_refused(job: Any) -> None:
             name,
             text,
         )
-        assert re.search(r"rank 0: has sent it float64 only, first by i?send\(float64 .*at job\.py:\d+", text)
+        assert re.search(
+            r"rank 0: has sent it float64 only, first by i?send\(float64 .*at device_call\.py:\d+", text
+        )
