@@ -39,6 +39,7 @@ from ..errors import PeerFailedError, is_ours
 from ..node.segment import Board, Region, last_call, posted
 from .agreement import told
 from .call_stack import call_frame, comm_of, describe_call, owner
+from .one_thread import Crossing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +137,7 @@ def _watch(
     patience_s: float | None,
     beat: Pulse | None,
 ) -> None:
-    waiting, reported = Waiting(patience_s), False
+    waiting, crossing, reported = Waiting(patience_s), Crossing(), False
     while not sys.is_finalizing():
         time.sleep(WATCHDOG_TICK_S)
         look()
@@ -150,6 +151,8 @@ def _watch(
         troubled = _is_troubled()
         for each in polled() if troubled else ():
             _look_at(each)
+        if (said := crossing.look()) is not None:
+            abort(said)
         waiting.look(troubled)
         call, waited_s = waiting.call, waiting.waited_s
         if call is None:

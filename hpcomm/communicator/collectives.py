@@ -492,13 +492,15 @@ def carry_out(call: Call, async_op: bool) -> Any:
             return result
 
         call.finish = finish_and_leave
-        leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
-        request = transport.start(call)
+        with comm.alone:
+            leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
+            request = transport.start(call)
         request.needs_all(comm)
         return request
-    comm.agreement.enter(call.code, call.agreed)
-    result = transport.run(call)
-    comm.agreement.leave()
+    with comm.alone:
+        comm.agreement.enter(call.code, call.agreed)
+        result = transport.run(call)
+        comm.agreement.leave()
     for observer in comm.observers:
         observer.after(call)
     call.let_go()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agree import agreement, runtime, watchdog
 from ..agree.message_kinds import Kinds
+from ..agree.one_thread import Alone
 from ..core.outstanding import Unfinished
 from ..device import driver
 from ..errors import MismatchError, UsageError, where
@@ -108,7 +109,8 @@ class Communicator:
         self.observers: tuple[Any, ...] = ()
         self._kept: list[Request] = []
         self.outstanding = Unfinished()  # calls in the background, and plans
-        self.disagreed = False  # with other ranks about a call, which may have gone on since
+        self.disagreed = ""  # why other ranks may have gone on to other calls
+        self.alone: Alone = Alone(self)  # which thread of this rank makes a collective call
         self.kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self.call_log = self._places = -1
         self._lookers: Lookers = []  # the other ranks on this node, which look at both
@@ -341,7 +343,7 @@ class Communicator:
             self.devices.close()
         mpi, self.mpi_handle = self.mpi_handle, type(self.mpi_handle)()
         self.outstanding.close(
-            [self.block_channel, self.object_comm, mpi], self.kept_schedules, self.disagreed
+            [self.block_channel, self.object_comm, mpi], self.kept_schedules, bool(self.disagreed)
         )
 
     def forget_mpi(self) -> None:
@@ -403,10 +405,10 @@ class Communicator:
     # -- for the verbs -------------------------------------------------------------------------------
     check_open = groups.check_open
 
-    def fall_out(self) -> None:
+    def fall_out(self, why: str = "are out of step since they disagreed about a call") -> None:
         """Make no collective call any more: it could meet another one of the other ranks."""
         if not self.disagreed:
-            self.disagreed = True
+            self.disagreed = why
             self.agreement.depart()
         self.leave_fastpaths()
 

@@ -212,15 +212,23 @@ class agreed:  # noqa: N801  a context, read as a word
     """
 
     def __init__(self, comm: Communicator, verb: str, what: object = None) -> None:
-        self.agreement = comm.agreement
+        self.agreement, self.alone = comm.agreement, comm.alone
         self._call = head(verb), crc32(repr(what).encode())
 
     def __enter__(self) -> None:
-        self.agreement.enter(*self._call)
+        self.alone.__enter__()
+        try:
+            self.agreement.enter(*self._call)
+        except BaseException as error:
+            self.alone.__exit__(type(error), error, None)
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None:
-            self.agreement.leave()
+        try:
+            if kind is None:
+                self.agreement.leave()
+        finally:
+            self.alone.__exit__(kind, error, trace)
 
 
 def made(
@@ -316,7 +324,7 @@ def check_open(comm: Communicator, verb: str) -> None:
         raise UsageError(f"communicator '{comm.name}' is closed", at, "use it before close()")
     if comm.disagreed and not verb.startswith(_BETWEEN_TWO):
         raise MismatchError(
-            f"the ranks of '{comm.name}' are out of step since they disagreed about a call",
+            f"the ranks of '{comm.name}' {comm.disagreed}",
             where(verb, comm),
             "make a new communicator of its parent, or HPCOMM_CHECK=full, which tells all ranks in time",
         )

@@ -168,17 +168,18 @@ class Topology(Communicator):
             request = Request(call, stages) if plain else progress.StreamRequest(call, stages, after)
             request.needs_all(self)
             return request
-        self.agreement.enter(call.code, call.agreed)
-        try:
-            if aboard:
-                progress.drive(self._crossing(call, given, landing, after))
-            elif self.size == 1:
-                self._to_itself(call, given, landing)
-            else:
-                getattr(self.mpi_handle, f"Neighbor_{moves}")(*_ends(call, given, landing))
-        except MPI.Exception as error:
-            raise transport.failure(error, verb, self) from None
-        self.agreement.leave()
+        with self.alone:
+            self.agreement.enter(call.code, call.agreed)
+            try:
+                if aboard:
+                    progress.drive(self._crossing(call, given, landing, after))
+                elif self.size == 1:
+                    self._to_itself(call, given, landing)
+                else:
+                    getattr(self.mpi_handle, f"Neighbor_{moves}")(*_ends(call, given, landing))
+            except MPI.Exception as error:
+                raise transport.failure(error, verb, self) from None
+            self.agreement.leave()
         arrived = seen()
         after.order()
         return arrived

@@ -111,22 +111,26 @@ def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_o
         raise error.located(verb, comm) from None
     code = head(verb, root=root)
     if async_op:
-        leave = comm.agreement.late(code | BACKGROUND, 0)
-        stages = transport.in_our_words(comm, verb, shown(comm, verb, stages, leave))
-        request = Request(f"{verb}()", comm.outstanding.begin(stages))
+        with comm.alone:
+            leave = comm.agreement.late(code | BACKGROUND, 0)
+            stages = transport.in_our_words(comm, verb, shown(comm, verb, stages, leave))
+            request = Request(f"{verb}()", comm.outstanding.begin(stages))
         request.needs_all(comm)
         request.in_rounds()
         return request
     watched = bool(comm.observers)
-    comm.agreement.enter(code, 0)
-    try:
-        result = payload_transport.run(shown(comm, verb, stages, comm.agreement.leave) if watched else stages)
-    except MPI.Exception as error:
-        raise transport.failure(error, verb, comm) from None
-    except HpcommError as error:
-        raise error.located(verb, comm) from error.__cause__
-    if not watched:
-        comm.agreement.leave()
+    with comm.alone:
+        comm.agreement.enter(code, 0)
+        try:
+            result = payload_transport.run(
+                shown(comm, verb, stages, comm.agreement.leave) if watched else stages
+            )
+        except MPI.Exception as error:
+            raise transport.failure(error, verb, comm) from None
+        except HpcommError as error:
+            raise error.located(verb, comm) from error.__cause__
+        if not watched:
+            comm.agreement.leave()
     return result
 
 

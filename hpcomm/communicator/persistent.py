@@ -392,11 +392,12 @@ def _composed(
 
 
 def _collective(comm: Communicator, call: Call) -> Plan:
-    leave = comm.agreement.late(call.code - head(call.verb) + head("plan"), call.agreed)
-    made = _make(comm, call)
-    if call.settle is not None:
-        call.settle()
-    leave()
+    with comm.alone:
+        leave = comm.agreement.late(call.code - head(call.verb) + head("plan"), call.agreed)
+        made = _make(comm, call)
+        if call.settle is not None:
+            call.settle()
+        leave()
     if made._onboard is None:
         made._leave = leave
     return made

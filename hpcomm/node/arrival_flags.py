@@ -123,6 +123,11 @@ class Flags:
             if line[0] == flag:
                 return
             os.sched_yield()
+        with self._comm.alone:
+            self._wait(line, flag, mine)
+
+    def _wait(self, line: memoryview, flag: int, mine: int) -> None:
+        """The same, when it has been looked for some times."""
         begin, turns = time.monotonic(), 0
         while line[0] != flag:
             turns += 1
@@ -137,6 +142,7 @@ class Flags:
                 time.sleep(min(waited / 50, FLAG_SLEEP_S))
 
     def _check(self, line: memoryview, flag: int, mine: int) -> None:
+        self._comm.alone.check()
         verb, rank = VERBS[mine & VERB], self._owner[id(line)]
         self._suspect(mine, None, rank)
         why = "has ended" if rank in self._comm.node_regions and self._comm.node_regions[rank].ended else ""

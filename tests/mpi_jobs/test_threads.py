@@ -1,0 +1,145 @@
+"""Threads of a rank: collectives of one communicator one after the other, or an error; all else at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+AT_ONCE = """
+import threading, time
+import numpy as np
+import hpcomm
+
+world, small, large = hpcomm.world, np.ones(2), np.ones(9000)
+errors = []
+
+def kept(work):
+    try:
+        work()
+    except hpcomm.HpcommError as error:
+        errors.append(error)
+
+cases = {
+    "small": (None, lambda c: c.all_reduce(small)),
+    "root": (None, lambda c: c.broadcast(small, root=1)),
+    "large": (None, lambda c: c.all_reduce(large)),
+    "careful": (None, lambda c: c.all_reduce(large[::2])),
+    "off": ("off", lambda c: c.all_reduce(small)),
+    "objects": (None, lambda c: c.all_gather_object(1)),
+    "split": (None, lambda c: c.split(0)),
+}
+for name, (check, call) in cases.items():
+    comm = world.dup(name=name, check=check)
+    world.barrier()
+    if world.rank == 0:
+        def late():
+            while not comm.alone._thread:
+                time.sleep(1e-3)
+            kept(lambda: comm.all_gather_object(1))
+            world.send(small, 1)
+        threads = [threading.Thread(target=late), threading.Thread(target=kept, args=(lambda: call(comm),))]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert len(errors) == 2, (name, errors)
+        for error in errors:
+            assert type(error) is hpcomm.UsageError, error
+            assert f"two threads make collective calls of '{name}' at once" in str(error), error
+            assert str(error).count("device_call.py:") == 3 and "all_gather_object() at" in str(error), error
+        errors.clear()
+        kept(lambda: comm.all_reduce(small))
+        assert "since two threads of one called at once" in str(errors.pop())
+    else:
+        world.recv(small, 0)
+        kept(lambda: call(comm))
+    world.barrier()
+print("refused", flush=True)
+"""
+
+IN_MPI = """
+import threading
+import numpy as np
+import hpcomm
+
+comm, x = hpcomm.world.dup(check="full"), np.ones(2)
+if comm.rank == 0:
+    threads = [threading.Thread(target=comm.all_reduce, args=(x,)) for _ in range(2)]
+    for thread in threads: thread.start()
+else:
+    hpcomm.world.recv(x, 0)
+"""
+
+APART = """
+import sys, threading
+import numpy as np
+from concurrent.futures import ThreadPoolExecutor
+from hpcomm import world
+
+sys.setswitchinterval(1e-4)
+p, rank = world.size, world.rank
+peer = (rank + 1) % p, (rank - 1) % p
+failures = []
+
+def together(*works):
+    def safely(work):
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+            raise
+    threads = [threading.Thread(target=safely, args=(work,)) for work in works]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert not failures, failures
+
+def collectives(comm, n):
+    def work():
+        for i in range(40):
+            assert (comm.all_reduce(np.full(n, i + rank)) == p * i + p * (p - 1) / 2).all()
+            assert (comm.broadcast(np.full(n, i + rank), root=i % p) == i + i % p).all()
+            if i % 20 == 0:
+                assert comm.all_gather_object((rank, i)) == [(r, i) for r in range(p)]
+        comm.barrier()
+    return work
+
+def messages(comm, tag, n):
+    def give():
+        for i in range(40):
+            comm.send(np.full(n, i), peer[0], tag)
+            comm.send_object({"i": i}, peer[0], tag)
+    def take():
+        for i in range(40):
+            assert (comm.recv(np.empty(n, int), peer[1], tag) == i).all()
+            assert comm.recv_object(peer[1], tag) == {"i": i}
+    return give, take
+
+def exchange(comm, tag, n):
+    def work():
+        for i in range(40):
+            going = comm.isend(np.full(n, i), peer[0], tag)
+            assert (comm.irecv(np.empty(n, int), peer[1], tag).wait() == i).all()
+            going.wait()
+            assert (comm.sendrecv(np.full(n, i), peer[0], peer[1], sendtag=tag, recvtag=tag) == i).all()
+    return work
+
+comms = [world.dup() for _ in range(3)]
+together(*(collectives(comm, n) for comm, n in zip(comms, (1, 1000, 40_000))))
+together(*messages(world, 1, 5), *messages(world, 2, 30_000))
+together(*messages(world, 1, 5), exchange(world, 0, 20_000), collectives(world, 100))
+with ThreadPoolExecutor(1) as pool:  # one after the other
+    for i in range(20):
+        assert pool.submit(world.all_reduce, i).result() == world.all_reduce(i) == p * i
+print("right", flush=True)
+"""
+
+
+def test_collectives_of_two_threads_at_once_are_refused_in_both(job: Any) -> None:
+    assert job(2, AT_ONCE, timeout=60).stdout.count("refused") == 2
+
+
+def test_two_threads_inside_mpi_end_the_job_in_words(job: Any) -> None:
+    done = job(2, IN_MPI, timeout=30, expect=None)
+    assert done.returncode not in (0, 124)
+    assert "two threads make collective calls of 'world.dup' at once" in done.stderr, done.stderr
+
+
+def test_messages_and_collectives_apart_may_go_in_threads_at_once(job: Any) -> None:
+    assert job(2, APART, timeout=60).stdout.count("right") == 2
