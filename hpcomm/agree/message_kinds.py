@@ -8,6 +8,9 @@ that of the tag. (Ranks and tags 32 apart share theirs.) Bits are never cleared.
 own type in either word knows for certain that it has received another one. The bits do not tell which of
 several types a message had. Bytes, and elements that only numpy knows, fit any type. Who looks at `comm.mpi`
 may send anything, so all of its bits are set.
+
+Objects and ragged arrays, which travel apart, have one bit more. So of a receive that waits it can be told
+that its message has not been sent, and one of the other sort has: see instead().
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ __all__ = ["Kinds", "Noted", "Sure"]
 _PLACES = 32  # words of each sort
 _TEXTS, _TEXT = 4, 15  # first calls that are kept, and words of their text behind one that says which it is
 _ANY, _BYTES = -1, 1
+_PARCEL = 1 << 62  # objects, and ragged arrays
+_MOST = 1024  # receivers and tags that are known to have been noted
 
 
 class Kinds:
@@ -43,7 +48,8 @@ class Kinds:
     def __init__(self, comm: Comm, own: memoryview, theirs: Mapping[int, memoryview]) -> None:
         self._comm, self._own, self._theirs = comm, own, theirs
         self._noting = threading.Lock()
-        self._noted: dict[int, Noted] = {}
+        self._noted: dict[int, Noted] = {_PARCEL: Noted(self, _PARCEL)}
+        self._parcels: set[tuple[int, int]] = set()  # to whom, with which tags, some were noted
         self._sure: dict[int, Sure] = {}
 
     def noted(self, dtype: Dtype) -> Noted:
@@ -55,6 +61,33 @@ class Kinds:
         """The sources and tags of which this kind may come."""
         bit = _bit(dtype)
         return self._sure.setdefault(bit, Sure(self, bit, str(dtype)))
+
+    def note_parcel(self, verb: str, x: Any, dest: int, tag: int) -> None:
+        """Before an object or a ragged array is sent."""
+        if (dest, tag) in self._parcels:
+            return
+        self._noted[_PARCEL].note(verb, x, dest, tag)
+        if len(self._parcels) >= _MOST:
+            self._parcels.clear()
+        self._parcels.add((dest, tag))
+
+    def instead(self, source: int, tag: int, is_parcel: bool) -> str | None:
+        """The first call with which source sent another sort of message, if it has sent none of this one.
+
+        Args:
+            tag: below 0: any.
+            is_parcel: whether objects or ragged arrays are meant, or else plain arrays.
+
+        Returns:
+            None if it may have sent this sort; empty if only the call is not known.
+        """
+        words = self._theirs.get(source)
+        if words is None:
+            return None
+        here, there = words[source_place(self._comm.rank)], _ANY if tag < 0 else words[tag_place(tag)]
+        if here & there & (_PARCEL if is_parcel else ~_PARCEL):
+            return None
+        return self.sent(source, tag)[1] if is_parcel else self._first(words, _PARCEL)
 
     def open(self) -> None:
         """Say that this rank may send anything unseen."""
@@ -84,7 +117,7 @@ class Kinds:
         words = self._theirs.get(source)
         if words is None or bit == _BYTES:
             return True
-        fit, here = bit | _BYTES, words[source_place(self._comm.rank)]
+        fit, here = bit | _BYTES, words[source_place(self._comm.rank)] & ~_PARCEL
         if not here:  # nothing is known of who sent it
             return True
         return bool(here & fit and (tag < 0 or words[tag_place(tag)] & fit))
@@ -95,16 +128,17 @@ class Kinds:
 
         words = self._theirs[source]
         here, there = words[source_place(self._comm.rank)], _ANY if tag < 0 else words[tag_place(tag)]
-        bits = here & there or here
+        bits = (here & there or here) & ~_PARCEL
         names = [name for name, dtype in BY_NAME.items() if bits & _bit(dtype)]
-        text = ""
-        if len(names) == 1:
-            which = self._comm.rank << 8 | bits.bit_length()
-            for at in range(2 * _PLACES, len(words), 1 + _TEXT):
-                if words[at] == which:
-                    data = bytes(words[at + 1 : at + 1 + _TEXT]).rstrip(b"\0")
-                    text = data.decode(errors="replace")
-        return " or ".join(names), text
+        return " or ".join(names), self._first(words, bits) if len(names) == 1 else ""
+
+    def _first(self, words: memoryview, bit: int) -> str:
+        """The first call that sent this kind to this rank, if it was kept."""
+        which = self._comm.rank << 8 | bit.bit_length()
+        for at in range(2 * _PLACES, len(words), 1 + _TEXT):
+            if words[at] == which:
+                return bytes(words[at + 1 : at + 1 + _TEXT]).rstrip(b"\0").decode(errors="replace")
+        return ""
 
     def mismatch(self, name: str, source: int, tag: int, x: Any, verb: str) -> MismatchError:
         names, text = self.sent(source, tag)
@@ -138,7 +172,7 @@ class Noted(set[int]):
         if places[0] not in self:
             frame = calling_frame(sys._getframe(1))
             line = "" if frame is None else f" at {place(frame.f_code, frame.f_lineno)}"
-            text = f"{verb}({_described(x, 'x')}, dest={dest}, tag={tag}){line}"
+            text = f"{verb}({_described(x, type(x).__name__)}, dest={dest}, tag={tag}){line}"
         self._kinds.set(self._bit, places, dest, text)
         self.update(places)
 

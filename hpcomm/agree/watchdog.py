@@ -40,6 +40,7 @@ from ..node.segment import Board, Region, last_call, posted
 from .agreement import told
 from .call_stack import call_frame, comm_of, describe_call, owner
 from .one_thread import Crossing
+from .other_sort import crossed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,6 +161,8 @@ def _watch(
         verdict = None
         if waiting.times >= _PATIENT:
             verdict = _judge(call.comm, call.source, call.number) or _overdue(call, waited_s)
+            if verdict is None and call.number == 0:
+                verdict = crossed(call.comm, call.source, call.frame)
         silent = "" if board is None else board.regions[0].note
         # HPCOMM_TIMEOUT. The first of the ranks that wait says it, the others only if it does not.
         if (

@@ -274,6 +274,9 @@ def _addressed(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any) -> 
     """Receiver and tag as MPI takes them, and what to send."""
     try:
         comm.check_open(verb)
-        return peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True), encode(obj)
+        peer, number, made = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True), encode(obj)
+        if comm.message_kinds is not None:
+            comm.message_kinds.note_parcel(verb, obj, peer, number)
+        return peer, number, made
     except HpcommError as error:
         raise error.located(verb, comm) from error.__cause__

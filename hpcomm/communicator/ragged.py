@@ -71,6 +71,8 @@ def send_ragged(
         made = encode(x)
     except HpcommError as error:
         raise error.located("send_ragged", comm) from None
+    if comm.message_kinds is not None:
+        comm.message_kinds.note_parcel("send_ragged", x, peer, number)
     to_self = peer == comm.rank and not comm.is_inter  # would wait for itself
     if not (async_op or to_self):
         at_once(comm, "send_ragged", peer, number, payload_transport.send, comm, made, peer, number)

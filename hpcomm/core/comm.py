@@ -22,12 +22,14 @@ class Comm(Protocol):
     is_inter: bool
     remote_size: int
     mpi_handle: MPI.Comm
+    object_comm: MPI.Comm
 
     check: str
     disagreed: str
     asked_check: str
     agreement: Any
     alone: Any
+    message_kinds: Any
     observers: tuple[Any, ...]
     partners: Any
     patience_s: float | None

@@ -225,6 +225,55 @@ def test_who_is_inside_mpi_ends_with_the_job_in_the_words_of_the_rank_that_refus
     assert "rank 1: split(color=-3, key=0) at device_call.py:8 refused: UsageError: color -3" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("send", "receive"),
+    [
+        ("comm.send_object({}, 1, 3)", "comm.recv(X, 0, 3)"),
+        ("comm.send_ragged(X, 1, 3)", "comm.irecv(X, 0, 3).wait()"),
+        ("comm.send(X, 1, 3)", "comm.recv_object(0, 3)"),
+    ],
+)
+def test_a_receive_of_another_sort_than_what_was_sent_is_told_at_once(
+    job: Any, send: str, receive: str
+) -> None:
+    source = PROLOGUE.format(calls=1) + f"if comm.rank == 0:\n    {send}\n    time.sleep(60)\n{receive}\n"
+    done = job(2, source, timeout=30, expect=None)
+    assert done.returncode not in (0, 124)
+    assert re.search(r"MismatchError: a receive waits for an? .*, and an? .* is there", done.stderr), (
+        done.stderr
+    )
+    lines = source.splitlines()
+    for rank, line in enumerate((f"    {send}", receive)):
+        rows = re.findall(
+            rf"^  rank {rank}: .* at device_call.py:{lines.index(line) + 1}$", done.stderr, re.M
+        )
+        assert rows, done.stderr
+
+
+def test_messages_of_both_sorts_under_way_raise_no_alarm(job: Any) -> None:
+    """Long ones move on while their sender is in MPI only, so that what was sent later is there first."""
+    code = """
+    import time
+    import numpy as np
+    from hpcomm import world as comm
+
+    x = np.ones(1 << 20)
+    if comm.rank == 0:
+        array, obj = comm.isend(x, 1, 1), comm.isend_object({"x": x}, 1, 2)
+        comm.send_object({}, 1, 1), comm.send(np.ones(3), 1, 2)
+        time.sleep(5)
+        array.wait(), obj.wait()
+        time.sleep(5)
+        comm.send_object({}, 1, 3)
+    else:
+        comm.recv(x, 0, 1), comm.recv_object(0, 1)
+        comm.recv_object(0, 2), comm.recv(np.ones(3), 0, 2)
+        comm.recv_object(0, 3)
+    print("right")
+    """
+    assert job(2, code, timeout=40).stdout.count("right") == 2
+
+
 def test_off_says_nothing_where_mpi_says_nothing(job: Any) -> None:
     """That is what off means; it also proves that the checks above are not MPI's own."""
     source = PROLOGUE.format(calls=1) + "comm.all_reduce(X, 'sum' if comm.rank else 'prod')\n"
