@@ -139,6 +139,7 @@ def _watch(
     beat: Pulse | None,
 ) -> None:
     waiting, crossing, reported = Waiting(patience_s), Crossing(), False
+    suspected = False  # that the call cannot complete, at the last look
     while not sys.is_finalizing():
         time.sleep(WATCHDOG_TICK_S)
         look()
@@ -163,6 +164,10 @@ def _watch(
             verdict = _judge(call.comm, call.source, call.number) or _overdue(call, waited_s)
             if verdict is None and call.number == 0:
                 verdict = crossed(call.comm, call.source, call.frame)
+        if not suspected and verdict:  # a message may have come from one that has ended since: look again
+            suspected, verdict = True, None
+        elif not verdict:
+            suspected = False
         silent = "" if board is None else board.regions[0].note
         # HPCOMM_TIMEOUT. The first of the ranks that wait says it, the others only if it does not.
         if (
