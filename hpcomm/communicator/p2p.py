@@ -232,7 +232,8 @@ def sendrecv(
     if buffer.overlap(packed, recv.array):
         packed = packed.copy()
     if source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, recvtag):
-        request = _send(comm, packed, dest, sendtag, True)
+        going = buffer.Buffer(packed, look.dtype, look.make, look.give)  # which is still of x's dtype
+        request = _send(comm, going, dest, sendtag, True)
         result = _recv_into(comm, recv, source, recvtag, status, False)
         request.wait()
         return result
@@ -364,7 +365,7 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
         comm.check_open("send")
         dest = peer_rank(comm, dest, "dest")
         tag = tag_number(comm, tag, sending=True)
-        look = buffer.as_buffer(x)
+        look = x if isinstance(x, buffer.Buffer) else buffer.as_buffer(x)
     except HpcommError as error:
         raise error.located("isend" if async_op else "send", comm) from None
     to_self = dest == comm.rank and not comm.is_inter and not async_op

@@ -831,3 +831,14 @@ def test_a_dtype_without_a_length_is_refused(comm: Any, dtype: str, shape: Any) 
     with pytest.raises(hpcomm.DtypeError, match="does not say how long an element is") as caught:
         comm.recv(source=comm.rank, dtype=dtype, shape=shape)
     assert caught.value.where
+
+
+def test_sendrecv_of_halves_keeps_their_dtype_beside_a_receive_that_is_waiting(own_comm: Any) -> None:
+    """It goes in two parts then, of which one packs what is strided."""
+    left, right = ring(own_comm)
+    waiting = own_comm.irecv(dtype="float64", source=left, tag=None)
+    going = own_comm.isend(np.ones(1), right, tag=1)
+    x = (torch.arange(6, dtype=torch.bfloat16) + own_comm.rank).reshape(2, 3).T
+    assert torch.equal(own_comm.sendrecv(x, right, left, 4, 4), x - own_comm.rank + left)
+    assert waiting.wait() == 1
+    going.wait()
