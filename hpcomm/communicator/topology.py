@@ -151,15 +151,24 @@ def cart(
     except HpcommError as error:
         raise refused(comm, "cart", error) from None
     with agreed(comm, "cart", (sizes, rings, bool(reorder))):
-        base = comm.mpi_handle
-        if reorder:
-            order = node_order(nodes_of(comm), sizes, tiles=True)
-            base = mapped(comm, "cart", comm.mpi_handle.Split, 0, order.index(comm.rank))
-        create = base.Create_cart  # type: ignore[attr-defined]
-        made = mapped(comm, "cart", create, list(sizes), list(rings), False)
-        if reorder:
-            base.Free()
+        order = node_order(nodes_of(comm), sizes, tiles=True) if reorder else None
+        place = order.index(comm.rank) if order is not None else None
+        made = _made(comm, "cart", "Create_cart", place, list(sizes), list(rings), False)
         return _as_cart(comm, made, name or f"{comm.name}.cart")
+
+
+def _made(comm: Communicator, verb: str, create: str, place: int | None, *arguments: Any) -> MPI.Comm:
+    """A topology that MPI makes of comm's ranks; place: of this rank there, None: all keep theirs.
+
+    Of a communicator that has a topology Open MPI 5.0 makes one with both, and mixes up their neighbours.
+    """
+    base: Any = comm.mpi_handle
+    is_plain = place is None and base.Get_topology() == MPI.UNDEFINED
+    bare = base if is_plain else mapped(comm, verb, base.Split, 0, comm.rank if place is None else place)
+    made: MPI.Comm = mapped(comm, verb, getattr(bare, create), *arguments)
+    if not is_plain:
+        bare.Free()
+    return made
 
 
 def graph(
@@ -198,8 +207,8 @@ def graph(
             heard = np.empty(comm.size, np.int32)
             getattr(comm.mpi_handle, transport.function_of(comm, "all_to_all"))(times, heard)
             sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
-        create = comm.mpi_handle.Create_dist_graph_adjacent  # type: ignore[attr-defined]
-        mpi = mapped(comm, "graph", create, list(sources), list(destinations))
+        named = "Create_dist_graph_adjacent"
+        mpi = _made(comm, "graph", named, None, list(sources), list(destinations))
         made = object.__new__(Graph)
         made.adopt(mpi, name or f"{comm.name}.graph", comm.asked_check)
         made.timeout = comm.timeout

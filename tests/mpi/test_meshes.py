@@ -316,3 +316,16 @@ def test_lists_of_ranks_and_sizes_may_be_arrays(comm: Any) -> None:
     assert cart.sub(np.array([0])).shape == (comm.size,)
     with pytest.raises(hpcomm.LayoutError):
         comm.cart(np.array([[comm.size, 1]]))
+
+
+def test_a_graph_of_a_grid_has_its_own_neighbours_alone(comm: Any) -> None:
+    """Open MPI 5.0 makes a communicator with both topologies of it."""
+    goes = [[0, 1, 1], [2], [], [3, 0]][: comm.size]
+    goes = [[r for r in each if r < comm.size] for each in goes]
+    came = [(r, i) for r, each in enumerate(goes) for i, to in enumerate(each) if to == comm.rank]
+    with comm.cart((comm.size,), periodic=True) as grid, grid.graph(goes[comm.rank]) as graph:
+        got = graph.neighbour_all_to_all_ragged(
+            [np.full(comm.rank + 1, 10 * comm.rank + i) for i in range(len(goes[comm.rank]))]
+        )
+        assert [a.tolist() for a in got] == [[10 * r + i] * (r + 1) for r, i in came]
+        assert graph.neighbour_all_gather(float(comm.rank)).tolist() == [r for r, _ in came]
