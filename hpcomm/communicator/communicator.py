@@ -24,6 +24,7 @@ from ..node.segment import exchanged
 from ..transport.node_messages import Handover
 from . import collectives, groups, objects, p2p, persistent, ragged
 from .block_channel import channel
+from .dropped import Children
 from .fastpath import NO_LANES
 from .fastpath_instance import part
 from .timeouts import Timeout, take_lanes
@@ -67,6 +68,8 @@ class Communicator:
     and hpcomm.PROC_NULL beside it.
     """
 
+    home: tuple[Children, int] | None = None  # what has made it, and its number there
+
     def __init__(
         self, mpi: MPI.Comm, name: str | None = None, check: str | None = None, *, gpu: str | None = None
     ) -> None:
@@ -104,10 +107,11 @@ class Communicator:
         self.object_comm: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
         # What follows their headers, apart from both:
         self.block_channel = channel(mpi, parent, may_have_devices)
+        self.children = Children()
         # For planned exchanges, once there is one (fields/exchange.py):
         self.exchange_channel: list[Any] | None = None
         self.observers: tuple[Any, ...] = ()
-        self._kept: list[Request] = []
+        self.to_itself: list[Request] = []  # messages of this rank that nobody waits for
         self.outstanding = Unfinished()  # calls in the background, and plans
         self.disagreed = ""  # why other ranks may have gone on to other calls
         self.alone: Alone = Alone(self)  # which thread of this rank makes a collective call
@@ -310,9 +314,10 @@ class Communicator:
         return import_module("hpcomm.torch_backend.bridge").as_process_group(self)
 
     def derive(
-        self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None
-    ) -> Communicator:
-        made = object.__new__(Communicator)
+        self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None,
+        kind: type[Communicator] | None = None,
+    ) -> Communicator:  # fmt: skip
+        made = object.__new__(kind or Communicator)
         made.adopt(mpi, name, check or self.asked_check, gpu=gpu or self._gpu, parent=self)
         if self.timeout_s is not None:
             made.timeout = self.timeout_s
@@ -326,9 +331,9 @@ class Communicator:
         """
         if self.is_closed:
             return
-        for request in self._kept:
+        for request in self.to_itself:
             request.wait()
-        self._kept.clear()
+        self.to_itself.clear()
         self.leave_fastpaths()
         if self.node_collectives is not None:
             self.node_collectives.close()
@@ -341,6 +346,8 @@ class Communicator:
                 self.exchange_channel[2].close()
         if self.devices is not None:
             self.devices.close()
+        if self.home is not None:
+            self.home[0].forget(self.home[1])
         mpi, self.mpi_handle = self.mpi_handle, type(self.mpi_handle)()
         self.outstanding.close(
             [self.block_channel, self.object_comm, mpi], self.kept_schedules, bool(self.disagreed)
@@ -350,7 +357,7 @@ class Communicator:
         """Be as after close(): MPI is finalized."""
         self.mpi_handle = type(self.mpi_handle)()
         self.leave_fastpaths()
-        self.outstanding.forget_mpi(self._kept)
+        self.outstanding.forget_mpi(self.to_itself)
 
     @property
     def is_closed(self) -> bool:
@@ -366,10 +373,12 @@ class Communicator:
             self.close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Messages to this rank itself have nobody else to take note of their end; MPI is not freed here."""
+        """Messages to this rank itself have nobody else to take note of their end; MPI is freed later."""
         if not is_finalizing():  # an argument, because globals may have gone by now
-            for request in getattr(self, "_kept", ()):
+            for request in getattr(self, "to_itself", ()):
                 request.done()
+            if self.home is not None and not self.is_closed:
+                self.home[0].drop(self.home[1], self)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -443,8 +452,8 @@ class Communicator:
 
     def keep_request(self, request: Request) -> None:
         """Own a request that nobody waits for: a message to this rank itself."""
-        self._kept = [kept for kept in self._kept if not kept.done()]
-        self._kept.append(request)
+        self.to_itself = [kept for kept in self.to_itself if not kept.done()]
+        self.to_itself.append(request)
 
     def _meet(self, level: str) -> tuple[list[tuple[int, Region, int, bool]], bool, list[list[memoryview]]]:
         """Learn where each of the other ranks of this node is: (rank, its block of the node segment, its call

@@ -212,13 +212,14 @@ class agreed:  # noqa: N801  a context, read as a word
     """
 
     def __init__(self, comm: Communicator, verb: str, what: object = None) -> None:
-        self.agreement, self.alone = comm.agreement, comm.alone
+        self._comm, self.agreement, self.alone = comm, comm.agreement, comm.alone
         self._call = head(verb), crc32(repr(what).encode())
 
     def __enter__(self) -> None:
         self.alone.__enter__()
         try:
             self.agreement.enter(*self._call)
+            self._comm.children.begin(self._comm)
         except BaseException as error:
             self.alone.__exit__(type(error), error, None)
             raise
@@ -239,10 +240,13 @@ def made(
     *arguments: Any,
     check: str | None = None,
     gpu: str | None = None,
+    kind: type[Communicator] | None = None,
 ) -> Communicator:
-    """One that MPI makes by make(*arguments)."""
+    """One that MPI makes by make(*arguments), of this kind (None: a Communicator)."""
     mpi = mapped(comm, verb, make, *arguments)
-    new: Communicator = mapped(comm, verb, partial(comm.derive, check=check, gpu=gpu), mpi, name)
+    new: Communicator = mapped(comm, verb, partial(comm.derive, check=check, gpu=gpu, kind=kind), mpi, name)
+    if verb != "group":
+        comm.children.add(new)
     return new
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..agree.agreement import refused
 from ..core.partition import integers
 from ..errors import HpcommError, LayoutError, RankError, UsageError, where
 from ..transport.exchange_comm import channel
-from .groups import agreed, mapped
+from .groups import agreed, made, mapped
 from .neighbour_collectives import Topology
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class Cart(Topology):
         kept = self._axes(axes, "sub")
         keep = [axis in kept for axis in range(len(self.shape))]
         with agreed(self, "sub", keep):
-            made = mapped(self, "sub", self.mpi_handle.Sub, keep)  # type: ignore[attr-defined]
-            return _as_cart(self, made, name or f"{self.name}{list(axes)}")
+            cut = self.mpi_handle.Sub  # type: ignore[attr-defined]
+            return _as_cart(made(self, "sub", name or f"{self.name}{list(axes)}", cut, keep, kind=Cart))
 
     def _axes(self, axes: Sequence[int], verb: str) -> tuple[int, ...]:
         hint = f"numbers of axes: 0 to {len(self.shape) - 1}"
@@ -153,8 +154,9 @@ def cart(
     with agreed(comm, "cart", (sizes, rings, bool(reorder))):
         order = node_order(nodes_of(comm), sizes, tiles=True) if reorder else None
         place = order.index(comm.rank) if order is not None else None
-        made = _made(comm, "cart", "Create_cart", place, list(sizes), list(rings), False)
-        return _as_cart(comm, made, name or f"{comm.name}.cart")
+        create = partial(_made, comm, "cart", "Create_cart", place)
+        name = name or f"{comm.name}.cart"
+        return _as_cart(made(comm, "cart", name, create, list(sizes), list(rings), False, kind=Cart))
 
 
 def _made(comm: Communicator, verb: str, create: str, place: int | None, *arguments: Any) -> MPI.Comm:
@@ -207,24 +209,19 @@ def graph(
             heard = np.empty(comm.size, np.int32)
             getattr(comm.mpi_handle, transport.function_of(comm, "all_to_all"))(times, heard)
             sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
-        named = "Create_dist_graph_adjacent"
-        mpi = _made(comm, "graph", named, None, list(sources), list(destinations))
-        made = object.__new__(Graph)
-        made.adopt(mpi, name or f"{comm.name}.graph", comm.asked_check)
-        made.timeout = comm.timeout
-        made.sources, made.destinations = sources, destinations
-        return made
+        create = partial(_made, comm, "graph", "Create_dist_graph_adjacent", None)
+        ends = list(sources), list(destinations)
+        new: Any = made(comm, "graph", name or f"{comm.name}.graph", create, *ends, kind=Graph)
+        new.sources, new.destinations = sources, destinations
+        return new  # type: ignore[no-any-return]
 
 
-def _as_cart(comm: Communicator, mpi: MPI.Comm, name: str) -> Cart:
-    shape, periodic, coords = mpi.Get_topo()  # type: ignore[attr-defined]
-    made = object.__new__(Cart)
-    made.adopt(mpi, name, comm.asked_check)
-    made.timeout = comm.timeout
-    made.shape, made.coords = tuple(shape), tuple(coords)
-    made.periodic = tuple(bool(ring) for ring in periodic)
-    made.sources = made.destinations = tuple(r for a in range(len(shape)) for r in made.shift(a))
-    return made
+def _as_cart(grid: Any) -> Cart:
+    shape, periodic, coords = grid.mpi_handle.Get_topo()
+    grid.shape, grid.coords = tuple(shape), tuple(coords)
+    grid.periodic = tuple(bool(ring) for ring in periodic)
+    grid.sources = grid.destinations = tuple(r for a in range(len(shape)) for r in grid.shift(a))
+    return grid  # type: ignore[no-any-return]
 
 
 def fill_in(size: int, shape: Sequence[int]) -> tuple[int, ...]:

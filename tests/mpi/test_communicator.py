@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import socket
@@ -597,3 +598,34 @@ def test_blocks_of_communicators_made_of_one_another_share_a_channel(own_comm: A
         r for r in range(own_comm.size) if (r - own_comm.rank) % 2 == 0
     }
     part.close()
+
+
+def test_dropped_communicators_are_closed_when_more_are_made_of_the_same(own_comm: Any) -> None:
+    """Each rank drops them at another time; those in no part, and of parts."""
+    freed, kept = [], []
+    for i in range(6):
+        made = [own_comm.dup(), own_comm.split(None if own_comm.rank == 1 else 0), own_comm.cart([-1])]
+        made.append(made[0].dup())
+        freed += [each.mpi_handle for each in made if each is not None]
+        kept += [made] * ((i + own_comm.rank) % 3 == 0)
+        del made
+        if i % 3 == own_comm.rank:
+            gc.collect()
+    kept.clear()
+    gc.collect()
+    own_comm.barrier()
+    for _ in range(30):
+        own_comm.dup().close()
+    assert not any(freed)
+
+
+def test_what_some_rank_still_has_is_not_closed_for_it(own_comm: Any) -> None:
+    one = own_comm.dup()
+    for has in (own_comm.rank == own_comm.size - 1, False):
+        if not has:
+            one = None
+        gc.collect()
+        for _ in range(20):
+            own_comm.dup().close()
+        assert one is None or not one.is_closed
+    assert 0 not in own_comm.children._open
