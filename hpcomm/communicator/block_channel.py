@@ -23,14 +23,21 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Blocks", "channel", "making", "part_tag", "rank_there"]
+__all__ = ["Blocks", "channel", "making", "part_tag", "passing_tag", "rank_there"]
 
 _serial = count()
 
 
 def part_tag() -> int:
-    """Tag of what follows a header: another one each time, in the lower half."""
-    return next(_serial) % (transport.largest_tag() // 2)
+    """Tag of what follows a header from its rank: another one each time, in the first quarter."""
+    return next(_serial) % (transport.largest_tag() // 4)
+
+
+def passing_tag(tag: int, root: int, size: int) -> int:
+    """Tag of root's parts of this tag, where others of size ranks pass them on: in the second quarter."""
+    quarter = transport.largest_tag() // 4
+    each = max(quarter // size, 1)
+    return quarter + (root * each + tag % each) % quarter
 
 
 def making(comm: Communicator, tag: int) -> tuple[Any, int]:
@@ -90,6 +97,10 @@ class Blocks:
 
     def Irecv(self, piece: Any, source: int, tag: int) -> MPI.Request:  # noqa: N802
         return self.mpi.Irecv(piece, source if self.ranks is None else self.ranks[source], tag)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """A rank of the communicator as one of the channel, and how many there are."""
+        return rank if self.ranks is None else self.ranks[rank], self.mpi.Get_size()
 
     def Free(self) -> None:  # noqa: N802
         self._users[0] -= 1

@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ..agree import agreement, runtime, watchdog
@@ -24,6 +25,7 @@ from ..node.segment import exchanged
 from ..transport.node_messages import Handover
 from . import collectives, groups, objects, p2p, persistent, ragged
 from .block_channel import channel
+from .dissemination import inside
 from .dropped import Children
 from .fastpath import NO_LANES
 from .fastpath_instance import part
@@ -107,6 +109,9 @@ class Communicator:
         self.object_comm: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
         # What follows their headers, apart from both:
         self.block_channel = channel(mpi, parent, may_have_devices)
+        # For what ranks pass on, and the numbers of the calls in which they do:
+        self.inner_comm = self.block_channel if plain else inside(mpi, self.block_channel)
+        self.call_numbers = count()
         self.children = Children()
         # For planned exchanges, once there is one (fields/exchange.py):
         self.exchange_channel: list[Any] | None = None
@@ -349,9 +354,10 @@ class Communicator:
         if self.home is not None:
             self.home[0].forget(self.home[1])
         mpi, self.mpi_handle = self.mpi_handle, type(self.mpi_handle)()
-        self.outstanding.close(
-            [self.block_channel, self.object_comm, mpi], self.kept_schedules, bool(self.disagreed)
-        )
+        left = [self.block_channel, self.object_comm, mpi]
+        if self.inner_comm is not self.block_channel:
+            left.append(self.inner_comm)
+        self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))
 
     def forget_mpi(self) -> None:
         """Be as after close(): MPI is finalized."""

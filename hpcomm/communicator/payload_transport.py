@@ -16,7 +16,8 @@ from ..core.limits import EAGER_OBJECT, HEADER
 from ..core.request import Request, Stages, rounds_under_way
 from ..transport.matching import Arrival
 from ..transport.progress import Moving
-from .dissemination import spread
+from .block_channel import Blocks, passing_tag
+from .dissemination import descend, is_many, share_out
 from .payload import (  # fmt: skip
     Laden,
     Opened,
@@ -63,7 +64,7 @@ __all__ = [
 ]
 
 
-FEW = 16  # ranks up to which each sends to all: nothing passes through others
+_NUMBERS = 0x7FFF  # of calls of one communicator that may be under way, as tags of any MPI
 
 
 def run(stages: Stages) -> Any:
@@ -218,37 +219,60 @@ def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bo
     """Give every rank root's payload; None beside the root of another group."""
     mpi = comm.object_comm
     [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
-    if going is not None:
-        card, tag = card_of(going)
-    else:
-        card, tag = bytearray(HEADER), -1
-    yield from _collective(mpi, "Bcast", blocking, [card, MPI.BYTE], root)
+    nbytes = _room(comm) if comm.is_inter else HEADER
+    card, tag = card_of(going, nbytes) if going is not None else (bytearray(nbytes), -1)
+    if blocking or not comm.is_inter:
+        yield from _collective(mpi, "Bcast", blocking, [card, MPI.BYTE], root)
+    else:  # as a scatter, which those beside the root count as well: see transport/between_groups.py
+        cards = [bytes(card) * comm.remote_size, nbytes, MPI.BYTE] if root == MPI.ROOT else None
+        yield from _collective(mpi, "Scatter", False, cards, [card, MPI.BYTE] if root >= 0 else None, root)
     if root == MPI.PROC_NULL:
         return None
     blocking = blocking and not comm.is_inter  # those beside the root do not know how many pieces there are
+    give = partial(_give_blocking, mpi, root) if blocking else partial(_give, comm, root)
     if parcel is None:
         opened = Opened(card)
-        if blocking:
-            lengths = opened.lengths_to_come()
-            if lengths is not None:
-                mpi.Bcast([lengths, MPI.BYTE], root)
-                opened.take_lengths(lengths)
-            for piece in opened.pieces():
-                mpi.Bcast([piece, MPI.BYTE], root)
-        else:
-            yield from _fetch(comm, opened, root)
+        lengths = opened.lengths_to_come()
+        if lengths is not None:
+            yield from give([lengths], opened.tag)
+            opened.take_lengths(lengths)
+        if pieces := opened.pieces():
+            yield from give(pieces, opened.tag)
         return (yield from _unloaded(comm, opened.parcel(), root))
     if tag >= 0:
         assert going is not None
-        pieces = parts_after(card, going)
-        if blocking:
-            for piece in pieces:
-                mpi.Bcast([piece, MPI.BYTE], root)
-        else:
-            yield [comm.block_channel.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
+        yield from give(parts_after(card, going), tag)
     if moving:
         yield moving
     return parcel
+
+
+def _give_blocking(mpi: MPI.Comm, root: int, pieces: list[Any], tag: int) -> Stages:
+    """Give the pieces that root has to all ranks, which have room for them."""
+    for piece in pieces:
+        mpi.Bcast([piece, MPI.BYTE], root)
+    return
+    yield
+
+
+def _give(comm: Communicator, root: int, pieces: list[Any], tag: int) -> Stages:
+    """The same by messages: of many ranks down a tree, at whose top the first rank of another group stands.
+
+    tag: of messages from root itself.
+    """
+    parts, is_root = comm.block_channel, root == (MPI.ROOT if comm.is_inter else comm.rank)
+    if is_many(comm) and not comm.is_inter:
+        top, size = parts.place(root) if isinstance(parts, Blocks) else (root, comm.size)
+        yield from descend(parts, comm.rank, comm.size, pieces, root, passing_tag(tag, top, size))
+    elif is_root:
+        ranks = [0] if is_many(comm) else _partners(comm)
+        yield [parts.Isend([piece, MPI.BYTE], rank, tag) for rank in ranks for piece in pieces]
+    else:
+        if comm.rank == 0 or not is_many(comm):
+            yield [parts.Irecv([piece, MPI.BYTE], root, tag) for piece in pieces]
+        if is_many(comm):
+            below = passing_tag(tag, root, comm.remote_size)
+            yield from descend(comm.inner_comm, comm.rank, comm.size, pieces, 0, below)
 
 
 def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Stages:
@@ -287,49 +311,59 @@ def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
     [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
     assert going is not None
     card, tag = card_of(going, nbytes)
-    is_few = comm.is_inter or comm.size <= FEW
-    if not is_few:
+    cards, is_large = _cards(comm, nbytes), is_many(comm)
+    if is_large and not comm.is_inter:
         name_tag(card)
-    cards = _cards(comm, nbytes)
+    number = next(comm.call_numbers) & _NUMBERS if is_large else -1  # calls begin in one order everywhere
     yield from _collective(mpi, "Allgather", blocking, [card, MPI.BYTE], [cards, nbytes, MPI.BYTE])
-    if not is_few:
-        arrive = partial(_spread, comm, memoryview(cards), card, going)
-        return (yield from _open_all(comm, cards, nbytes, parcel, [], moving, arrive))
     sends = []
-    if tag >= 0:
+    if tag >= 0 and (comm.is_inter or not is_large):
         pieces = parts_after(card, going)
-        sends = [comm.block_channel.Isend([p, MPI.BYTE], r, tag) for r in _partners(comm) for p in pieces]
-    return (yield from _open_all(comm, cards, nbytes, parcel, sends, moving))
+        ranks = [comm.rank * comm.remote_size // comm.size] if is_large else _partners(comm)  # see share_out
+        sends = [comm.block_channel.Isend([p, MPI.BYTE], r, tag) for r in ranks for p in pieces]
+    arrive = partial(_spread, comm, memoryview(cards), card, going, number) if is_large else None
+    return (yield from _open_all(comm, cards, nbytes, parcel, sends, moving, arrive))
 
 
-def _spread(comm: Communicator, cards: memoryview, card: bytearray, parcel: Parcel) -> Stages:
+def _spread(
+    comm: Communicator,
+    cards: memoryview,
+    card: bytearray,
+    parcel: Parcel,
+    number: int,
+    sends: list[MPI.Request],
+) -> Stages:
     """Receive what follows the headers of all ranks; returns what gives the payload of a rank.
 
     card, parcel: this rank's own header and payload.
     """
-    ranks, nbytes = range(comm.size), len(card)
-    tag = lambda r: tag_of(cards, r * nbytes)  # noqa: E731
+    nbytes = len(card)
+    at = range(0, len(cards), nbytes)
     same: dict[Any, Any] = {}  # mostly all ranks' are
-    after = [same.setdefault(each := lengths_after(cards, r * nbytes), each) for r in ranks]
+    after = [same.setdefault(each := lengths_after(cards, a), each) for a in at]
+    tags = partial(_tag_of, cards, nbytes)
     if any(unsaid for unsaid, _ in after):  # some lengths are not in the header
         told = [(8 * unsaid,) if unsaid else () for unsaid, _ in after]
-        said = yield from spread(comm.block_channel, comm.rank, lengths_of(card, parcel), told, tag)
-        mine = tuple(block.nbytes for block in parcel.blocks)
-        after = [
-            each if not told[r] else (0, mine if r == comm.rank else tuple(next(said(r)).cast("q")))
-            for r, each in enumerate(after)
-        ]
+        said = yield from share_out(comm, lengths_of(card, parcel), told, tags, number)
+        after = [(0, tuple(said(r)[0].cast("q"))) if told[r] else each for r, each in enumerate(after)]
     lengths = [known for _, known in after]
-    arrived = yield from spread(comm.block_channel, comm.rank, blocks_after(card, parcel), lengths, tag)
+    arrived = yield from share_out(comm, blocks_after(card, parcel), lengths, tags, number)
+    if sends:
+        yield sends
 
     def parcel_of(r: int) -> Parcel:
         blocks = arrived(r)
-        if comes_alone(cards, r * nbytes):  # as most do
-            return Parcel.of([next(blocks)])
-        opened = Opened(cards[r * nbytes : (r + 1) * nbytes], memory=lambda _: next(blocks))
-        return opened.parcel() if opened.blocks else Parcel.of([*blocks])
+        if comes_alone(cards, at[r]):  # as most do
+            return Parcel.of(blocks)
+        coming = iter(blocks)
+        opened = Opened(cards[at[r] : at[r] + nbytes], memory=lambda _: next(coming))
+        return opened.parcel() if opened.blocks else Parcel.of(blocks)
 
     return parcel_of
+
+
+def _tag_of(cards: memoryview, nbytes: int, rank: int) -> int:
+    return tag_of(cards, rank * nbytes)
 
 
 def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blocking: bool) -> Stages:
@@ -412,18 +446,19 @@ def _open_all(
     own: Parcel | None,
     sends: list[MPI.Request],
     moving: list[Moving],
-    arrive: Callable[[], Stages] | None = None,
+    arrive: Callable[[list[MPI.Request]], Stages] | None = None,
 ) -> Stages:
     """Open the headers of all ranks and receive what follows them: the payloads, one after the other.
 
     Args:
         own: this rank's, in one group.
-        arrive: what receives the parts, and gives the payloads, where they do not come from their ranks.
+        arrive: what receives the parts, waits for sends, and gives the payloads, where parts do not come from
+            their ranks.
     """
     view = memoryview(cards)
     if not sends and not moving and type(own) is not Laden and are_whole(cards, nbytes):  # as most often
         return (Parcel.of([only_block(view, at)]) for at in range(0, len(cards), nbytes))
-    of = yield from (arrive() if arrive is not None else _fetch_all(comm, view, nbytes, sends))
+    of = yield from (arrive or partial(_fetch_all, comm, view, nbytes))(sends)
     ranks, me = range(len(cards) // nbytes), -1 if own is None or comm.is_inter else comm.rank
     if comm.devices is None:
         return (own if r == me else of(r) for r in ranks)

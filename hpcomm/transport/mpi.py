@@ -17,6 +17,7 @@ from ..core.request import Request, Stages, abandon
 from ..core.verbs import REDUCTIONS
 from ..errors import HpcommError, MismatchError, TransportError, where
 from . import guarded_receive
+from .between_groups import have_counted
 from .progress import StreamRequest
 
 if TYPE_CHECKING:
@@ -243,6 +244,8 @@ def pieces(call: Call, waits: bool = True) -> list[tuple[str, tuple[Any, ...]]]:
 
     waits: they are blocking ones.
     """
+    if call.comm.is_inter and not waits:
+        have_counted(call)
     verb = call.moves or call.verb
     if verb in _IN_PLACE and not call.comm.is_inter:
         _be_alike(call, verb, waits)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import hpcomm
+from hpcomm.communicator import dissemination
 
 pytestmark = pytest.mark.mpi(min_size=2)
 WAIT_S = 30
@@ -31,6 +32,35 @@ def test_an_intercommunicator_knows_both_its_groups(halves: Any, comm: Any) -> N
     assert inter.is_inter
     assert (inter.rank, inter.size, inter.remote_size) == (half.rank, len(here), len(there))
     assert inter.name == "bridge"
+
+
+def test_of_large_groups_what_is_for_all_is_passed_on_within_each(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of more than 16 ranks in one: nobody sends to each rank of the other one."""
+    monkeypatch.setattr(dissemination, "FEW", 0)
+    is_odd = comm.rank > 0  # one rank, and all others
+    there = [*range(1, comm.size)] if not is_odd else [0]
+    blocks = [np.full(300, float(i)) for i in range(200)]  # whose lengths need a message
+    with comm.split(is_odd) as half, half.create_intercomm(0, comm, there[0]) as inter:
+        sent = [[comm.rank, blocks], [comm.rank, np.ones(comm.rank * LARGE)], comm.rank]
+        asked = [inter.all_gather_object(each, async_op=True) for each in sent]
+        for request in asked[:: -1 if comm.rank % 2 else 1]:
+            request.wait(timeout=WAIT_S)
+        assert [rank for rank, _ in asked[0].result] == there
+        assert all(
+            np.array_equal(a, b) for _, got in asked[0].result for a, b in zip(got, blocks, strict=True)
+        )
+        assert [(rank, x.sum()) for rank, x in asked[1].result] == [(r, r * LARGE) for r in there]
+        assert asked[2].result == there
+        assert [len(x) for x in inter.all_gather_ragged(np.ones(comm.rank * LARGE))] == [
+            r * LARGE for r in there
+        ]
+        for has_root in (True, False):
+            root = (hpcomm.ROOT if inter.rank == 0 else hpcomm.PROC_NULL) if is_odd == has_root else 0
+            one = blocks if root == hpcomm.ROOT else None
+            got = [inter.broadcast_object(one, root), inter.broadcast_object(one, root, async_op=True).wait()]
+            assert got == [None, None] if is_odd == has_root else [len(x) for x in got] == [200, 200]
 
 
 @pytest.mark.parametrize("time", ["blocking", "async"])
@@ -73,6 +103,35 @@ def test_in_place_and_by_blocks_the_other_groups_result_arrives(halves: Any, com
             call("reduce", np.zeros(2), op, root)
         if out is not None:
             assert out.tolist() == [sum(there)] * 2
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+def test_rooted_calls_in_the_background_do_not_lose_count(halves: Any, comm: Any, op: str) -> None:
+    """Ranks beside the root have nothing to do there, and MPI may not count the call."""
+    inter, _, _, there = halves
+    x = np.arange(6, dtype=np.float16)[::2] + comm.rank
+    for last in (0, -1, 0):
+        for given in (0, 1):  # the group that has the root
+            if comm.rank % 2 == given:
+                root = hpcomm.ROOT if inter.rank == last % inter.size else hpcomm.PROC_NULL
+            else:
+                root = last % inter.remote_size
+            out = np.zeros(3, np.float16) if root == hpcomm.ROOT else None
+            asked = [
+                inter.broadcast(x if root < 0 else x.copy(), root=root, async_op=True),
+                inter.reduce(x, op, root=root, out=out, async_op=True),
+                inter.broadcast_object([comm.rank, "x" * 5000], root, async_op=True),
+                inter.all_gather(x, async_op=True),
+            ]
+            got = [each.wait(timeout=WAIT_S) for each in asked]
+            assert np.array_equal(got[3], [np.arange(0, 6, 2) + r for r in there])
+            if root >= 0:
+                assert (got[0] - x == there[root] - comm.rank).all()
+                assert got[2] == [there[root], "x" * 5000]
+            if out is not None:
+                parts = np.array([np.arange(0, 6, 2) + r for r in there], float)
+                fold = {"sum": np.sum, "avg": np.mean, "max": np.max}[op]
+                assert np.array_equal(out, fold(parts, axis=0).astype(np.float16))
 
 
 @pytest.mark.mpi(min_size=3)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hpcomm
-from hpcomm.communicator import payload, payload_transport
+from hpcomm.communicator import dissemination, payload
 from hpcomm.node import segment
 
 WAIT_S = 30
@@ -63,7 +63,7 @@ def same(a: Any, b: Any) -> bool:
 
 def test_of_many_ranks_parts_pass_through_others(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of more than 16 ranks; cards are short, as of thousands. Waited for in any order."""
-    monkeypatch.setattr(payload_transport, "FEW", 1)
+    monkeypatch.setattr(dissemination, "FEW", 1)
     monkeypatch.setattr(payload, "_CARDS", 0)
     assert payload.room(comm.size) == 128
     many = {str(i): np.full(300, float(i)) for i in range(200)}  # whose lengths need a message
@@ -76,6 +76,15 @@ def test_of_many_ranks_parts_pass_through_others(comm: Any, monkeypatch: pytest.
             request.wait(timeout=WAIT_S)
         for got in (comm.all_gather_object(mine), first.result, second.result):
             assert all(map(same, got, given))
+        roots = range(comm.size)
+        asked = [comm.broadcast_object(mine if comm.rank == r else None, r, async_op=True) for r in roots]
+        for request in asked[:: -1 if comm.rank % 2 else 1]:
+            request.wait(timeout=WAIT_S)
+        assert all(same(each.result, given[r]) for r, each in enumerate(asked))
+    with comm.split(0, -comm.rank) as turned:  # of ranks that share its channel, by other numbers
+        asked = [each.broadcast_object([each.rank, many], 0, async_op=True) for each in (comm, turned)]
+        assert [each.wait(timeout=WAIT_S)[0] for each in asked[::-1]] == [0, 0]
+        assert [each[0] for each in turned.all_gather_object([turned.rank, many])] == [*range(comm.size)]
     shapes = [a.shape for a in comm.all_gather_ragged(np.ones((comm.rank, 99)))]
     assert shapes == [(r, 99) for r in range(comm.size)]
     assert comm.gather_object("x" * 500) == (["x" * 500] * comm.size if comm.rank == 0 else None)

@@ -1,0 +1,67 @@
+"""Broadcasts and reductions between two groups, in the background and as plans
+
+Those beside the root have no part in MPI's own, and the libraries do not count such a call there (MPICH 5.0
+no broadcast, Open MPI 5.0 no reduction either): later ones of that group then wait for ever. In a scatter and
+a gather they count it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.operation import Call
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["have_counted"]
+
+
+def have_counted(call: Call) -> None:
+    """Let a scatter carry a broadcast, and a gather a reduction, which all ranks of both groups count."""
+    verb = call.moves or call.verb
+    if verb == "broadcast":
+        call.moves = "scatter"
+        if call.root == MPI.ROOT:
+            _cut_for_each(call)
+    elif verb == "reduce":
+        call.moves = "gather"
+        if call.root == MPI.ROOT:
+            _fold_here(call)
+        if call.root < 0:
+            call.send = None
+
+
+def _cut_for_each(call: Call) -> None:
+    array, count, kind = call.recv
+    given, fill = array.reshape(-1), call.fill
+    each = np.empty((call.comm.remote_size, given.size), given.dtype)
+
+    def refill() -> None:
+        if fill is not None:
+            fill()
+        each[...] = given
+
+    refill()
+    call.fill, call.send, call.recv = refill, (each, count, kind), None
+
+
+def _fold_here(call: Call) -> None:
+    (array, count, kind), op, finish = call.recv, call.op, call.finish
+    landing = array.reshape(-1)
+    each = np.empty((call.comm.remote_size, landing.size), landing.dtype)
+
+    def fold(status: Any) -> Any:
+        for above, below in zip(each[::-1], each[-2::-1], strict=False):
+            op.Reduce_local([below, count, kind], [above, count, kind])
+            below[...] = above
+        landing[...] = each[0]
+        return finish(status)
+
+    call.recv, call.finish, call.give = (each, count, kind), fold, None
