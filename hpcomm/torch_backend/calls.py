@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "SAYS_LATER",
     "WHOLE",
     "array",
+    "by_name",
     "check_length",
     "head_of",
     "in_turn",
@@ -82,14 +84,29 @@ def array(x: torch.Tensor) -> str:
 
 def later(opts: Any) -> bool:
     """Whether the caller goes on at once. Who does not say waits later, as C++ and torch 2.6 do."""
-    return not SAYS_LATER or bool(opts.asyncOp)
+    return not SAYS_LATER or opts is None or bool(opts.asyncOp)
+
+
+def by_name(named: dict[str, Any], *given: Any, **places: int) -> list[Any]:
+    """What is given, and what is named as another overload of torch's does, in its place.
+
+    Raises:
+        TypeError: no overload has such a name.
+    """
+    filled = list(given)
+    for name, value in named.items():
+        if name in places:
+            filled[places[name]] = value
+        elif name != "timeout":  # the group's own holds
+            raise TypeError(f"no such argument: {name!r}; there are {', '.join([*places, 'timeout'])}")
+    return filled
 
 
 def made_options(opts: Any, kind: Any) -> Any:
     """Options as c10d makes them; an operator alone where a user calls the group itself."""
     if type(opts) is kind:
         return opts
-    if opts is None:
+    if opts is None or isinstance(opts, timedelta):
         return kind()
     if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
         made = kind()

@@ -11,6 +11,7 @@ from ..errors import HpcommError
 from . import group_calls, monitored_barrier
 from .calls import (
     array,
+    by_name,
     check_length,
     in_turn,
     later,
@@ -40,7 +41,9 @@ class ProcessGroupMPI(Frame):
     Calls return a Work; blocking ones that had a cached plan None, as torch allows."""
 
     # -- collective calls ----------------------------------------------------------------------------
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work | None:
+    def allreduce(self, tensors: Any = None, opts: Any = None, *more: Any, **named: Any) -> Work | None:
+        if named:
+            tensors, opts = by_name(named, tensors, opts, tensor=0, op=1)
         if type(opts) is _AllreduceOptions and len(tensors) == 1:
             x = tensors[0]
             if self._short.make("all_reduce", opts, 0, x, x, True):
@@ -75,7 +78,9 @@ class ProcessGroupMPI(Frame):
             inputs=tensors,
         )
 
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work | None:
+    def broadcast(self, tensors: Any = None, opts: Any = None, *more: Any, **named: Any) -> Work | None:
+        if named:
+            tensors, opts = by_name(named, tensors, opts, tensor=0, root=1)
         if isinstance(tensors, torch.Tensor):
             tensors, opts = [tensors], rooted(options.BroadcastOptions, opts)
         opts = made_options(opts, options.BroadcastOptions)
@@ -89,11 +94,12 @@ class ProcessGroupMPI(Frame):
             "broadcast", run, tensors, tensors[0], root=root, count=total(tensors), background=later(opts)
         )
 
-    def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> Work:
+    def reduce(self, tensors: Any = None, opts: Any = None, op: Any = None, *more: Any, **named: Any) -> Work:
+        tensors, opts = by_name(named, tensors, opts, tensor=0, root=1)
         if isinstance(tensors, torch.Tensor):
             tensors, opts = [tensors], rooted(options.ReduceOptions, opts)
-            if more:
-                opts.reduceOp = more[0]
+            if op is not None:
+                opts.reduceOp = op
         opts = made_options(opts, options.ReduceOptions)
         if self._foreign(tensors[0]):
             return self._inner.reduce(tensors, opts)
@@ -101,7 +107,10 @@ class ProcessGroupMPI(Frame):
         run = group_calls.reduce(self._by, tensors[0], op, root)
         return self._call("reduce", run, tensors, tensors[0], op=op, root=root, background=later(opts))
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
+    def allgather(
+        self, output_tensors: Any, input_tensors: Any = None, opts: Any = None, *more: Any, **named: Any
+    ) -> Work:
+        outputs, inputs = output_tensors, by_name(named, input_tensors, input_tensor=0)[0]
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         opts = made_options(opts, options.AllgatherOptions)
@@ -112,8 +121,13 @@ class ProcessGroupMPI(Frame):
         return self._call("all_gather", run, outputs, inputs[0], count=count, background=later(opts))
 
     def all_gather_single(
-        self, output: torch.Tensor, x: torch.Tensor, opts: Any = None, *more: Any
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        opts: Any = None,
+        *more: Any,
     ) -> Work | None:
+        x = input
         if type(opts) is _AllgatherOptions and self._short.make("all_gather", opts, 0, x, output):
             return None
         opts = made_options(opts, options.AllgatherOptions)
@@ -144,8 +158,9 @@ class ProcessGroupMPI(Frame):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        """outputs[rank][i] receives inputs[i] of rank."""
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Work:
+        """output_lists[rank][i] receives input_list[i] of rank."""
+        outputs, inputs = output_lists, input_list
         parts = [
             group_calls.all_gather(self._by, [outputs[r][i] for r in range(self._size)], x)[0]
             for i, x in enumerate(inputs)
@@ -160,7 +175,11 @@ class ProcessGroupMPI(Frame):
             inputs=inputs,
         )
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
+    def gather(
+        self, output_tensors: Any, input_tensors: Any = None, opts: Any = None, *more: Any, **named: Any
+    ) -> Work:
+        outputs = output_tensors
+        inputs, opts = by_name(named, input_tensors, opts, input_tensor=0, root=1)
         if isinstance(inputs, torch.Tensor):
             outputs, inputs, opts = (
                 [outputs] if outputs else [],
@@ -178,7 +197,16 @@ class ProcessGroupMPI(Frame):
         like = unlike(inputs[0], here or [])
         return self._call("gather", run, outputs, like, root=root, background=later(opts), inputs=inputs)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
+    def scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        *more: Any,
+        **named: Any,
+    ) -> Work:
+        outputs, opts = by_name(named, output_tensors, opts, output_tensor=0, root=1)
+        inputs = input_tensors
         if isinstance(outputs, torch.Tensor):
             outputs, inputs, opts = (
                 [outputs],
@@ -196,7 +224,15 @@ class ProcessGroupMPI(Frame):
         like = unlike(outputs[0], here or [])
         return self._call("scatter", run, outputs, like, root=root, background=later(opts), others=here or ())
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
+    def reduce_scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        *more: Any,
+        **named: Any,
+    ) -> Work:
+        outputs, inputs, opts = by_name(named, output_tensors, input_tensors, opts, output=0, input=1, op=2)
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         opts = made_options(opts, options.ReduceScatterOptions)
@@ -218,8 +254,13 @@ class ProcessGroupMPI(Frame):
         )
 
     def reduce_scatter_single(
-        self, output: torch.Tensor, x: torch.Tensor, opts: Any = None, *more: Any
+        self,
+        outputTensor: torch.Tensor,  # noqa: N803  torch's names
+        inputTensor: torch.Tensor,  # noqa: N803
+        opts: Any = None,
+        *more: Any,
     ) -> Work | None:
+        output, x = outputTensor, inputTensor
         if type(opts) is _ReduceScatterOptions and self._short.make(
             "reduce_scatter", opts, 0, x, output, True
         ):
@@ -260,12 +301,16 @@ class ProcessGroupMPI(Frame):
     def all_to_all_single(
         self,
         output: torch.Tensor,
-        x: torch.Tensor,
-        output_sizes: Any = None,
-        input_sizes: Any = None,
+        input: torch.Tensor,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
         opts: Any = None,
         *more: Any,
+        **named: Any,
     ) -> Work | None:
+        if named:
+            by_name(named)
+        x, output_sizes, input_sizes = input, output_split_sizes, input_split_sizes
         opts = made_options(opts, options.AllToAllOptions)
         is_even = not output_sizes and not input_sizes
         if is_even and x.dim() == 1 and self._short.make("all_to_all", opts, 0, x, output):
@@ -282,7 +327,8 @@ class ProcessGroupMPI(Frame):
 
     alltoall_base = all_to_all_single
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
+    def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *more: Any) -> Work:
+        outputs, inputs = output_tensors, input_tensors
         opts = made_options(opts, options.AllToAllOptions)
         if self._foreign(inputs[0]):
             return self._inner.alltoall(outputs, inputs, opts)
@@ -294,8 +340,8 @@ class ProcessGroupMPI(Frame):
         )
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+        given = timeout or (opts if isinstance(opts, timedelta) else getattr(opts, "timeout", None))
         opts = made_options(opts, options.BarrierOptions)
-        given = getattr(opts, "timeout", None)
         seconds = given.total_seconds() if given is not None and given > timedelta(0) else 0.0
         self._poller.finish(0.0)
         return self._call("barrier", nothing, (), background=later(opts), seconds=seconds)
@@ -308,14 +354,14 @@ class ProcessGroupMPI(Frame):
         monitored_barrier.meet(self, timeout, wait_all_ranks)
 
     # -- messages --------------------------------------------------------------------------------------
-    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work:
-        x = tensors[0]
+    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803
+        x, dst = tensors[0], dstRank
         if self._foreign(x):
             return self._inner.send(tensors, dst, tag)
         return self._message("send", x, dst, tag)
 
-    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work:
-        x = tensors[0]
+    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803
+        x, src = tensors[0], srcRank
         if self._foreign(x):
             return self._inner.recv(tensors, src, tag)
         return self._message("recv", x, src, tag)

@@ -118,7 +118,7 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
             raise RuntimeError(f"No backend type associated with device type {kind}")
         return self._inner._get_backend(device)
 
-    def _set_default_backend(self, backend: Any) -> None:
+    def _set_default_backend(self, backend_type: Any) -> None:
         pass
 
     def _has_hooks(self) -> bool:
@@ -244,10 +244,10 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
         return work
 
     # -- several calls as one --------------------------------------------------------------------------
-    def _start_coalescing(self, device: Any = None) -> None:
+    def _start_coalescing(self, device_type: Any = None) -> None:
         self._together, self._short.plain = [], False
 
-    def _end_coalescing(self, device: Any = None) -> Work:
+    def _end_coalescing(self, device_type: Any = None) -> Work:
         works, self._together, self._short.plain = self._together or [], None, self._plain
         return JointWork(works)
 

@@ -174,6 +174,87 @@ def test_torchs_own_functions_take_arguments_by_position_and_by_name(rank: int, 
         c10d._new_process_group_helper(size, rank, [], c10d.Backend("mpi"), store)
 
 
+def flat(tensors: Any) -> list[torch.Tensor]:
+    """The elements of tensors in lists, lists of lists, ..."""
+    if isinstance(tensors, torch.Tensor):
+        return [*tensors]
+    return [x for each in tensors for x in flat(each)]
+
+
+def overloads(rank: int, size: int) -> list[tuple[str, dict[str, Any], Any]]:
+    """(call, arguments by torch's names in torch's order, what is then in the first) of all overloads."""
+    out, outs = torch.zeros(size), [torch.zeros(1) for _ in range(size)]
+    x, xs, top = (
+        torch.full((1,), rank + 1.0),
+        [torch.full((1,), rank + 1.0) for _ in range(size)],
+        dist.ReduceOp.MAX,
+    )
+    all_of, total = [r + 1.0 for r in range(size)], size * (size + 1) / 2
+    root = dist.BroadcastOptions()
+    root.rootRank = size - 1
+    of = {name: getattr(dist, f"{name}Options")() for name in ("Allreduce", "Reduce", "Scatter", "Gather")}
+    for each in ("Reduce", "Scatter", "Gather"):
+        of[each].rootRank = size - 1
+    last = rank == size - 1
+    wait = timedelta(seconds=30)
+    y = x.clone
+    calls: list[tuple[str, dict[str, Any], Any]] = [
+        ("allreduce", {"tensors": [y()], "opts": of["Allreduce"]}, [total]),
+        ("allreduce", {"tensors": [y()], "op": top, "timeout": wait}, [size]),
+        ("allreduce", {"tensor": y(), "op": top, "timeout": wait}, [size]),
+        ("broadcast", {"tensors": [y()], "opts": root}, [size]),
+        ("broadcast", {"tensor": y(), "root": size - 1, "timeout": wait}, [size]),
+        ("reduce", {"tensors": [y()], "opts": of["Reduce"]}, [total] if last else None),
+        ("reduce", {"tensor": y(), "root": size - 1, "op": top, "timeout": wait}, [size] if last else None),
+        ("allgather", {"output_tensors": [outs], "input_tensors": [x]}, all_of),
+        ("allgather", {"output_tensors": outs, "input_tensor": x, "timeout": wait}, all_of),
+        ("_allgather_base", {"output": out, "input": x}, all_of),
+        ("allgather_coalesced", {"output_lists": [[each] for each in outs], "input_list": [x]}, all_of),
+        ("allgather_into_tensor_coalesced", {"outputs": [out], "inputs": [x]}, all_of),
+        ("gather", {"output_tensors": [outs] if last else [], "input_tensors": [x], "opts": of["Gather"]},
+         all_of if last else None),
+        ("gather", {"output_tensors": outs if last else [], "input_tensor": x, "root": size - 1,
+                    "timeout": wait}, all_of if last else None),
+        ("scatter", {"output_tensors": [y()], "input_tensors": [xs] if last else [],
+                     "opts": of["Scatter"]}, [size]),
+        ("scatter", {"output_tensor": y(), "input_tensors": xs if last else [], "root": size - 1,
+                     "timeout": wait}, [size]),
+        ("reduce_scatter", {"output_tensors": [y()], "input_tensors": [xs]}, [total]),
+        ("reduce_scatter", {"output": y(), "input": xs, "op": top, "timeout": wait}, [size]),
+        ("_reduce_scatter_base", {"outputTensor": y(), "inputTensor": torch.cat(xs)}, [total]),
+        ("alltoall", {"output_tensors": outs, "input_tensors": xs}, all_of),
+        ("alltoall_base", {"output": out, "input": torch.cat(xs), "output_split_sizes": [1] * size,
+                           "input_split_sizes": [1] * size, "timeout": wait}, all_of),
+        ("barrier", {"timeout": wait}, None),
+        ("barrier", {"opts": dist.distributed_c10d.BarrierOptions()}, None),
+        ("monitored_barrier", {"timeout": wait, "wait_all_ranks": True}, None),
+    ]  # fmt: skip
+    return calls
+
+
+def test_each_overload_of_a_groups_calls_takes_its_arguments_by_name_and_by_position(
+    world: dist.ProcessGroup, rank: int, size: int
+) -> None:
+    for by_name in (True, False):
+        for verb, given, result in overloads(rank, size):
+            if not by_name and verb == "alltoall_base":
+                given.pop("timeout")
+            call = getattr(world, verb)
+            work = call(**given) if by_name else call(*given.values())
+            if work is not None:
+                work.wait()
+            got = [x.item() for x in flat([next(iter(given.values()))])] if result else None
+            assert got == result, (verb, given)
+    with pytest.raises(TypeError, match="no such argument: 'rank'"):
+        world.broadcast(tensor=torch.ones(1), rank=0)
+    x = torch.full((1,), float(rank))
+    to = world.send(tensors=[x], dstRank=(rank + 1) % size, tag=3)
+    got = torch.zeros(1)
+    world.recv(tensors=[got], srcRank=(rank - 1) % size, tag=3).wait()
+    to.wait()
+    assert got.item() == (rank - 1) % size
+
+
 def test_env_is_what_libraries_read(rank: int, size: int) -> None:
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(size))
     assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
