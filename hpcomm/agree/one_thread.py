@@ -88,6 +88,7 @@ def _two_calls() -> tuple[Comm, FrameType, FrameType] | None:
     others = [each for each in threading.enumerate() if not is_own(each)]
     if len(others) > 1:
         current = sys._current_frames()
+        current.pop(threading.get_ident(), None)  # this very frame: it would keep itself, and all the others
         calls: dict[int, FrameType] = {}
         for thread in others:
             inner = current.get(thread.ident or 0)
