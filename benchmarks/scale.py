@@ -242,10 +242,10 @@ def parts(p: int) -> Any:
 
 def gate(p: int) -> Any:
     """The gate of a process group of torch."""
-    from hpcomm.torch_backend.monitored_gate import Gate
+    from hpcomm.torch_backend.monitored_gate import MonitoredGate
 
     comm, mpi = communicator(p)
-    return (Gate(comm, "many", dict), comm), mpi.told
+    return (MonitoredGate(comm, "many", dict), comm), mpi.told
 
 
 class Counts(dict[str, int]):
@@ -263,11 +263,11 @@ class Counts(dict[str, int]):
 
 def silent(p: int) -> Any:
     """Who has not come to a call of torch's, of all ranks."""
-    from hpcomm.torch_backend.monitored_gate import Gate
+    from hpcomm.torch_backend.monitored_gate import MonitoredGate
 
     comm, _ = communicator(p)
     store = Counts(p)
-    found = Gate(comm, "many", lambda: store)
+    found = MonitoredGate(comm, "many", lambda: store)
     assert found._silent() == f"ranks 5, {p - 1}"
     return found, {"messages": store.asked}
 

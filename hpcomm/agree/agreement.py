@@ -44,7 +44,7 @@ from ..core.limits import DESCRIPTION_S, REFUSAL_S
 from ..core.signature import LEFT, REFUSED, ROOT, ROOTS, VERB, describe, head, signature
 from ..core.verbs import RAGGED
 from ..errors import HpcommError, MismatchError, PeerFailedError, where
-from ..node.segment import Board, Region, last_call, post, posted, refusal, refuse
+from ..node.segment import NodeSegment, Region, last_call, post, posted, refusal, refuse
 from . import runtime
 from .call_stack import describe_call
 
@@ -118,7 +118,7 @@ _BEHIND = """
 
 
 def light(
-    comm: Comm, board: Board, ring: memoryview, peers: list[tuple[int, Region, memoryview]]
+    comm: Comm, board: NodeSegment, ring: memoryview, peers: list[tuple[int, Region, memoryview]]
 ) -> Agreement:
     """Compare with the ranks of this node on either side.
 
@@ -343,7 +343,7 @@ def told(ring: memoryview, number: int, size: int) -> str | None:
 def _disagreement(
     comm: Comm,
     number: int,
-    board: Board,
+    board: NodeSegment,
     own: str | None,
     others: list[tuple[int, Region, memoryview]],
 ) -> HpcommError:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Notary", "told"]
+__all__ = ["EndedRanks", "told"]
 
 FEW = 64  # ranks of a program up to which all are told
 _ASK, _ANSWER = 32097, 32098  # tags
@@ -27,7 +27,7 @@ def told(size: int) -> list[int]:
     return list(range(size)) if size <= FEW else [0, size // 2]
 
 
-class Notary:
+class EndedRanks:
     """What a rank of a large program hears from others of it, and tells them, of ends in another one.
 
     Args:

@@ -17,7 +17,7 @@ from ..core.limits import HEARTBEAT_S
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Pulse", "pulse"]
+__all__ = ["Heartbeat", "pulse"]
 
 _LATE_S = 3 * HEARTBEAT_S  # of silence, until a host is one that does not answer
 _NBYTES = 512  # of a message: a line for each host that does not answer
@@ -25,18 +25,18 @@ _BEAT, _BYE = 1, 2  # tags
 _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
 
 
-def pulse(everybody: MPI.Intracomm, is_first: bool) -> Pulse | None:
+def pulse(everybody: MPI.Intracomm, is_first: bool) -> Heartbeat | None:
     """The heartbeat of this rank; None if it has none. Collective. is_first: of its node."""
     from mpi4py import MPI
 
     firsts = everybody.Split(0 if is_first else MPI.UNDEFINED, everybody.rank)
     if firsts == MPI.COMM_NULL:
         return None
-    made = Pulse(firsts)  # type: ignore[arg-type]
+    made = Heartbeat(firsts)  # type: ignore[arg-type]
     return made if made.is_heard else None
 
 
-class Pulse:
+class Heartbeat:
     """What one rank says and hears; firsts: the first ranks of all nodes."""
 
     def __init__(self, firsts: MPI.Intracomm) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ..job.launcher import began_of
 from ..node import segment
 from . import runtime
-from .ended_ranks import Notary, told
+from .ended_ranks import EndedRanks, told
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -40,7 +40,7 @@ class Partners:
     on a communicator for this alone.
     """
 
-    _notary: Notary | None = None
+    _notary: EndedRanks | None = None
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Partners:
         from mpi4py import MPI
 
         if mates is not None:
-            self._notary = Notary(mates, inter.remote_size)
+            self._notary = EndedRanks(mates, inter.remote_size)
             runtime.farewells.append(self._leave_mates)
 
         self.name = name

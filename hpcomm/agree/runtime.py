@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from ..node.segment import Board
-    from .heartbeat import Pulse
+    from ..node.segment import NodeSegment
+    from .heartbeat import Heartbeat
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -142,7 +142,7 @@ def _hurry_to_launcher() -> None:
                 connection.close()
 
 
-def _start_sentinel(board: Board | None, beat: Pulse | None = None) -> None:
+def _start_sentinel(board: NodeSegment | None, beat: Heartbeat | None = None) -> None:
     global _has_sentinel
     from . import watchdog
 

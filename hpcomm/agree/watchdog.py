@@ -36,7 +36,7 @@ from ..core.limits import REPORT_S, SILENT_S, WATCHDOG_AFTER_S, WATCHDOG_GLANCE_
 from ..core.request import Polled, Request, polled
 from ..core.signature import REFUSED, describe
 from ..errors import PeerFailedError, is_ours
-from ..node.segment import Board, Region, last_call, posted
+from ..node.segment import NodeSegment, Region, last_call, posted
 from .agreement import told
 from .call_stack import call_frame, comm_of, describe_call, owner
 from .one_thread import Crossing
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..core.comm import Comm
-    from .heartbeat import Pulse
+    from .heartbeat import Heartbeat
 
 __all__ = ["follow", "start"]
 
@@ -56,12 +56,12 @@ _SHOWN = 8  # ranks in a report
 
 
 def start(
-    board: Board | None,
+    board: NodeSegment | None,
     abort: Callable[[str], None],
     say: Callable[[str], None],
     look: Callable[[], None],
     patience_s: float | None = None,
-    beat: Pulse | None = None,
+    beat: Heartbeat | None = None,
 ) -> None:
     """Start the thread.
 
@@ -131,12 +131,12 @@ def _serve() -> None:
 
 
 def _watch(
-    board: Board | None,
+    board: NodeSegment | None,
     abort: Callable[[str], None],
     say: Callable[[str], None],
     look: Callable[[], None],
     patience_s: float | None,
-    beat: Pulse | None,
+    beat: Heartbeat | None,
 ) -> None:
     waiting, crossing, reported = Waiting(patience_s), Crossing(), False
     suspected = False  # that the call cannot complete, at the last look

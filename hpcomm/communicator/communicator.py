@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from ..agree import agreement, runtime, watchdog
 from ..agree.message_kinds import Kinds
 from ..agree.one_thread import Alone
-from ..core.outstanding import Unfinished
+from ..core.outstanding import Outstanding
 from ..device import driver
 from ..errors import MismatchError, UsageError, where
 from ..node import segment
-from ..node.node_collectives import Within
+from ..node.node_collectives import NodeCollectives
 from ..node.segment import exchanged
-from ..transport.node_messages import Handover
+from ..transport.node_messages import NodeMessages
 from . import collectives, groups, objects, p2p, persistent, ragged
 from .block_channel import channel
 from .dissemination import inside
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ..agree.partners import Partners
     from ..core.request import Request
-    from ..node.blocks import Shelves
+    from ..node.blocks import BlockPool
     from ..node.segment import Lookers, Region
     from .mesh import Mesh
     from .topology import Cart, Graph
@@ -117,7 +117,7 @@ class Communicator:
         self.exchange_channel: list[Any] | None = None
         self.observers: tuple[Any, ...] = ()
         self.to_itself: list[Request] = []  # messages of this rank that nobody waits for
-        self.outstanding = Unfinished()  # calls in the background, and plans
+        self.outstanding = Outstanding()  # calls in the background, and plans
         self.disagreed = ""  # why other ranks may have gone on to other calls
         self.alone: Alone = Alone(self)  # which thread of this rank makes a collective call
         self.kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
@@ -125,16 +125,16 @@ class Communicator:
         self._lookers: Lookers = []  # the other ranks on this node, which look at both
         self.watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
         self.node_regions: dict[int, Region] = {}  # blocks of the other ranks in the node segment
-        self.block_pool: Shelves | None = None  # shared memory of this node for large blocks of objects,
+        self.block_pool: BlockPool | None = None  # shared memory of this node for large blocks of objects,
         self.block_homes: dict[int, int] = {}  # and the ranks that have a part of it
         self._gpu = gpu
         self.devices: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
         if may_have_devices:
-            from ..transport.device.dispatch import Onboard
+            from ..transport.device.dispatch import DeviceDispatch
 
-            self.devices = Onboard(self, gpu)
-        self.node_collectives: Within | None = None  # shared-memory collectives,
-        self.node_messages: Handover | None = None  # and of longer messages
+            self.devices = DeviceDispatch(self, gpu)
+        self.node_collectives: NodeCollectives | None = None  # shared-memory collectives,
+        self.node_messages: NodeMessages | None = None  # and of longer messages
         self.message_kinds: Kinds | None = None  # of elements in messages within the node
         self.partners: Partners | None = None  # on a link: who of the other program has ended,
         self.patience_s: float | None = None  # and how long a blocking call may wait for it
@@ -477,12 +477,12 @@ class Communicator:
         left = board.mine.left(self.call_log) if self.call_log >= 0 else 0
         posts = level != "off" and self.call_log >= 0
         goes = level != "full" and (posts or level == "off")
-        goes = goes and len(regions) == self.size and Within.pays(self.size)
+        goes = goes and len(regions) == self.size and NodeCollectives.pays(self.size)
         if goes and self.call_log >= 0:
             self._places = board.take_places()
-        card = _CARD.pack(self.call_log, posts, goes, self._places, left)
-        cards = exchanged(self.object_comm, [*regions], card)
-        there = {rank: _CARD.unpack(its) for rank, its in cards.items()}
+        header = _CARD.pack(self.call_log, posts, goes, self._places, left)
+        headers = exchanged(self.object_comm, [*regions], header)
+        there = {rank: _CARD.unpack(its) for rank, its in headers.items()}
         goes = all(theirs for _, _, theirs, _, _ in there.values())
         numbers = [(here, there[rank][3]) for rank, here in regions.items() if goes]
         has_places = goes and all(number >= 0 for _, number in numbers)
@@ -492,8 +492,8 @@ class Communicator:
             for rank, (slot, *_, left) in there.items()
             if slot >= 0
         ]
-        self.block_pool = board.shelves
-        if board.shelves is not None:
+        self.block_pool = board.pool
+        if board.pool is not None:
             self.block_homes = {rank: regions[rank] for rank in there}
         return (
             [(rank, board.regions[regions[rank]], its[0], bool(its[1])) for rank, its in there.items()],
@@ -513,7 +513,7 @@ class Communicator:
         board, is_full = segment.current, level == "full"
         notes = {r: region.notes(slot) for r, region, slot, _ in near if slot >= 0}
         if board is not None and self.call_log >= 0 and notes and self.devices is None and not is_full:
-            self.node_messages = Handover.of(self, board, notes)
+            self.node_messages = NodeMessages.of(self, board, notes)
         peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
         if board is not None and self.call_log >= 0 and level != "off" and self.devices is None:
             theirs = {r: region.kinds(slot) for r, region, slot, posts in near if posts}
@@ -524,7 +524,9 @@ class Communicator:
                 return agreement.full(self, self.object_comm)
             if goes:  # of the same flags on all ranks: if one compares, all tell their calls
                 is_any = bool(peers) or level == "light"
-                self.node_collectives = Within(self, (lambda *call: None) if is_any else None, places)
+                self.node_collectives = NodeCollectives(
+                    self, (lambda *call: None) if is_any else None, places
+                )
             return agreement.off()
         ring = board.mine.ring(self.call_log)
         self.watched = (ring, peers)
@@ -533,5 +535,5 @@ class Communicator:
             return agreement.full(self, self.object_comm, ring)
         light = agreement.light(self, board, ring, peers)
         if goes:
-            self.node_collectives = Within(self, light.names["suspect"], places)
+            self.node_collectives = NodeCollectives(self, light.names["suspect"], places)
         return light

@@ -21,7 +21,7 @@ from ..core import buffer, dtypes
 from ..core.operation import Call
 from ..transport.progress import Moving
 from .block_channel import part_tag
-from .payload import OnDevice, Parcel
+from .payload import OnDevice, Payload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,12 +76,12 @@ def copied(block: OnDevice) -> Any:
     return made.give()
 
 
-def is_laden(parcel: Parcel) -> bool:
+def is_laden(parcel: Payload) -> bool:
     """Whether a payload that has come has arrays for devices in it."""
     return bytes(parcel.blocks[0][: len(_LADEN)]) == _LADEN
 
 
-def load(comm: Communicator, parcel: Parcel, ranks: Sequence[int]) -> tuple[Parcel, list[Moving]]:
+def load(comm: Communicator, parcel: Payload, ranks: Sequence[int]) -> tuple[Payload, list[Moving]]:
     """The payload as it travels to ranks, and what follows it to each of them, already under way."""
     blocks: list[Any] = []
     follows: list[tuple[DeviceBuffer, int]] = []
@@ -97,7 +97,7 @@ def load(comm: Communicator, parcel: Parcel, ranks: Sequence[int]) -> tuple[Parc
         labels.append(at)
         blocks.append(memoryview(_label(block, tag)))
     manifest = memoryview(_LADEN + struct.pack(f"<{len(labels)}q", *labels))
-    return Parcel.of([manifest, *blocks]), [_depart(comm, follows, rank) for rank in ranks if follows]
+    return Payload.of([manifest, *blocks]), [_depart(comm, follows, rank) for rank in ranks if follows]
 
 
 def _label(block: OnDevice, tag: int) -> bytearray:
@@ -130,7 +130,7 @@ def _depart(comm: Communicator, follows: list[tuple[DeviceBuffer, int]], rank: i
     return Moving(stages())
 
 
-def unload(comm: Communicator, parcel: Parcel, source: int) -> Stages:
+def unload(comm: Communicator, parcel: Payload, source: int) -> Stages:
     """The payload that was loaded, with arrays where labels came; what follows is received from source."""
     parcel.settle()
     manifest, *blocks = parcel.blocks
@@ -150,7 +150,7 @@ def unload(comm: Communicator, parcel: Parcel, source: int) -> Stages:
         for look, _, moment in coming:
             messages.spare(look, moment)
     yield [_Over(after)]
-    return Parcel.of(blocks)
+    return Payload.of(blocks)
 
 
 def _read(label: Any, after: staging.After) -> tuple[Buffer, int]:

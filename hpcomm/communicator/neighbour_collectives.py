@@ -20,7 +20,7 @@ from ..errors import HpcommError, LayoutError, UsageError, where
 from ..transport.endpoints import meet, set_zero
 from ..transport.exchange_comm import channel
 from .communicator import Communicator
-from .payload import Laden, Parcel
+from .payload import DevicePayload, Payload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,10 +126,10 @@ class Topology(Communicator):
                 raise LayoutError("x and out overlap in memory", hint="an out of its own")
         except HpcommError as error:
             raise refused(self, verb, error) from None
-        count, onboard = math.prod(block), self.devices
-        aboard = onboard is not None and not onboard.is_one_call(count * look.dtype.itemsize)
-        given = look if aboard or look.place is None else _on_host(look)
-        stays = aboard if result.place is not None else result.array.flags.c_contiguous
+        count, device_calls = math.prod(block), self.devices
+        device_side = device_calls is not None and not device_calls.is_one_call(count * look.dtype.itemsize)
+        given = look if device_side or look.place is None else _on_host(look)
+        stays = device_side if result.place is not None else result.array.flags.c_contiguous
         landing = result if stays else buffer.empty(shape, look.dtype)
         up = None if stays or result.place is None else host_copy.Landing(result)
         after = staging.After()  # what a device has still to do then
@@ -159,19 +159,19 @@ class Topology(Communicator):
             leave = self.agreement.late(call.code | BACKGROUND, call.agreed)
             moving = (
                 self._crossing(call, given, landing, after)
-                if aboard
+                if device_side
                 else self._one(moves, call, given, landing)
             )
             stages = self._going(verb, moving, leave, seen)
             self.outstanding.begin(stages)
-            plain = result.place is None and not aboard
+            plain = result.place is None and not device_side
             request = Request(call, stages) if plain else progress.StreamRequest(call, stages, after)
             request.needs_all(self)
             return request
         with self.alone:
             self.agreement.enter(call.code, call.agreed)
             try:
-                if aboard:
+                if device_side:
                     progress.drive(self._crossing(call, given, landing, after))
                 elif self.size == 1:
                     self._to_itself(call, given, landing)
@@ -266,7 +266,7 @@ class Topology(Communicator):
                 raise UsageError(
                     f"{verb} wants a list of {n} arrays", hint="one for each of comm.destinations"
                 )
-            parcels = [ragged.encode(x) for x in xs]
+            packed_parts = [ragged.encode(x) for x in xs]
         except HpcommError as error:
             raise refused(self, verb, error) from None
         call = Call(self, verb)
@@ -274,11 +274,11 @@ class Topology(Communicator):
             observer.before(call)
         self.agreement.enter(head(verb), 0)
         moving: list[progress.Moving] = []  # arrays on devices that go by themselves
-        for i, (made, rank) in enumerate(zip(parcels, self.destinations, strict=True)):
-            if type(made) is Laden:
-                parcels[i], more = device_payload.load(self, made, [rank])
+        for i, (made, rank) in enumerate(zip(packed_parts, self.destinations, strict=True)):
+            if type(made) is DevicePayload:
+                packed_parts[i], more = device_payload.load(self, made, [rank])
                 moving += more
-        letters = [_letter(made) for made in parcels]
+        letters = [_letter(made) for made in packed_parts]
         try:
             inboxes = self._posted(letters)
         except MPI.Exception as error:
@@ -351,23 +351,25 @@ def _zero(landing: Buffer, i: int, after: staging.After) -> None:
         host_copy.Landing(block).fill(np.zeros(block.shape, block.dtype.storage), after)
 
 
-def _letter(made: Parcel) -> Any:
+def _letter(made: Payload) -> Any:
     """A payload as flat bytes: the number of its blocks, their lengths, the blocks."""
     blocks = [np.frombuffer(block, np.uint8) for block in made.blocks]
     lengths = np.array([len(blocks), *(block.nbytes for block in blocks)], np.int64)
     return np.concatenate([lengths.view(np.uint8), *blocks])
 
 
-def _opened(letter: Any) -> Parcel:
+def _opened(letter: Any) -> Payload:
     n = int(letter[:8].view(np.int64)[0])
     lengths = letter[8 : 8 + 8 * n].view(np.int64)
     ends = 8 + 8 * n + np.cumsum(lengths)
     # copies: where what they hold lies aligned
-    return Parcel.of([memoryview(letter[end - m : end].copy()) for end, m in zip(ends, lengths, strict=True)])
+    return Payload.of(
+        [memoryview(letter[end - m : end].copy()) for end, m in zip(ends, lengths, strict=True)]
+    )
 
 
-def _arrived(made: Parcel | progress.Moving | None) -> Any:
-    if made is None or isinstance(made, Parcel):
+def _arrived(made: Payload | progress.Moving | None) -> Any:
+    if made is None or isinstance(made, Payload):
         return made and ragged.decode(made)
     made.Wait()
     return ragged.decode(made.result)

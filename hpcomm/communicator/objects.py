@@ -16,7 +16,7 @@ from ..core.request import Request, Stages
 from ..errors import HpcommError, UsageError
 from ..transport.matching import Status, peer_rank, tag_number
 from . import payload_transport
-from .payload import Parcel
+from .payload import Payload
 from .payload_agreement import (
     at_once,
     check_root,
@@ -242,7 +242,7 @@ def _fold(op: Callable[[Any, Any], Any], objs: list[Any], rank: int) -> Any:
     return functools.reduce(op, objs)
 
 
-def _decode_all(got: Iterable[Parcel], rank: int, own: Any) -> list[Any]:
+def _decode_all(got: Iterable[Payload], rank: int, own: Any) -> list[Any]:
     return [own if r == rank else decode(p, r) for r, p in enumerate(got)]
 
 
@@ -270,7 +270,7 @@ def _python_op(op: Any) -> tuple[Callable[[Any, Any], Any], UsageError | None]:
     return operator.add, UsageError(what, hint=hint)
 
 
-def _addressed(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any) -> tuple[int, int, Parcel]:
+def _addressed(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any) -> tuple[int, int, Payload]:
     """Receiver and tag as MPI takes them, and what to send."""
     try:
         comm.check_open(verb)

@@ -214,9 +214,11 @@ def sendrecv(
         look = buffer.as_buffer(x)
         recv = look if out is x else (buffer.as_buffer(out) if out is not None else look.make(look.shape))
         _check_writable(recv)
-        onboard = comm.devices
-        if onboard is not None and (onboard.takes_message(look, recv) or onboard.messages.held):
-            return _sendrecv_onboard(comm, look, recv, dest, source, sendtag, recvtag, status)
+        device_calls = comm.devices
+        if device_calls is not None and (
+            device_calls.takes_message(look, recv) or device_calls.messages.held
+        ):
+            return _sendrecv_devices(comm, look, recv, dest, source, sendtag, recvtag, status)
         in_place = recv is look or buffer.same_memory(look.array, recv.array)
         if not in_place and buffer.overlap(look.array, recv.array):
             raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
@@ -270,7 +272,7 @@ def sendrecv(
     return recv.give()
 
 
-def _sendrecv_onboard(
+def _sendrecv_devices(
     comm: Communicator, look: Buffer, recv: Buffer, dest: Any, source: Any, sendtag: Any, recvtag: Any,
     status: Any,
 ) -> Any:  # fmt: skip
@@ -369,14 +371,14 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
     except HpcommError as error:
         raise error.located("isend" if async_op else "send", comm) from None
     to_self = dest == comm.rank and not comm.is_inter and not async_op
-    onboard = comm.devices
-    if onboard is not None and onboard.takes_message(look):
+    device_calls = comm.devices
+    if device_calls is not None and device_calls.takes_message(look):
         call = Call(comm, "send", peer=dest, tag=tag)
         call.look = look
         if to_self:
-            comm.keep_request(collectives.carry_out(onboard.send(call, look, copy=True), True))
+            comm.keep_request(collectives.carry_out(device_calls.send(call, look, copy=True), True))
             return None
-        return _going(collectives.carry_out(onboard.send(call, look), async_op), async_op, comm, dest)
+        return _going(collectives.carry_out(device_calls.send(call, look), async_op), async_op, comm, dest)
     packed = np.ascontiguousarray(look.array)
     if to_self and np.shares_memory(packed, look.array):
         packed = packed.copy()
@@ -441,20 +443,20 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: Any, async_op: bool) -> Any:
-    onboard = comm.devices
-    if onboard is not None and (onboard.takes_message(look) or onboard.messages.held):
+    device_calls = comm.devices
+    if device_calls is not None and (device_calls.takes_message(look) or device_calls.messages.held):
         status = Status() if status is None else status
         call = Call(comm, "recv", peer=source, tag=tag)
         call.look = look
         seen = MPI.Status()
         call.finish = lambda _: (fill(status, seen), look.give())[1]
-        result = collectives.carry_out(onboard.recv(call, look, seen), async_op)
+        result = collectives.carry_out(device_calls.recv(call, look, seen), async_op)
         if async_op:
             result.status = status
             result.needs(comm, source)
         return result
     status = Status() if status is None else status
-    if onboard is None and source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, tag):
+    if device_calls is None and source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, tag):
         return in_order(comm, recv_behind(comm, look, source, tag, status), source, tag, status, async_op)
     landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
     hand = comm.node_messages

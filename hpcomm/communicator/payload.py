@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..core.buffer import DeviceBuffer
     from ..errors import HpcommError
-    from ..node.blocks import Shelves
+    from ..node.blocks import BlockPool
 else:
     from .._lazy import LazyModule
 
@@ -36,19 +36,19 @@ else:
 
 __all__ = [
     "ARRAY",
-    "Laden",
+    "DevicePayload",
     "OnDevice",
     "Opened",
-    "Parcel",
+    "Payload",
     "are_whole",
     "blocks_after",
-    "card_of",
     "check_came",
     "comes_alone",
     "cut",
+    "eager_of",
+    "header_of",
     "lengths_after",
     "lengths_of",
-    "letter_of",
     "name_tag",
     "only_block",
     "parts_after",
@@ -74,7 +74,7 @@ _REFUSED = b"\x94refused: "  # and what comes in place of something that its ran
 Block = Any  # memoryview or uint8 array
 
 
-class Parcel:
+class Payload:
     """description: bytes; blocks: flat byte views. The description counts as block 0 on the way.
 
     Of one that has been received the description is there; the other blocks are after settle().
@@ -89,7 +89,7 @@ class Parcel:
             self.blocks += [memoryview(b).cast("B") for b in blocks]
 
     @classmethod
-    def of(cls, blocks: list[Block], waits: Sequence[Callable[[], None]] = ()) -> Parcel:
+    def of(cls, blocks: list[Block], waits: Sequence[Callable[[], None]] = ()) -> Payload:
         """From blocks that are flat byte views already, the description first."""
         made = cls.__new__(cls)
         made.blocks, made._waits = blocks, waits
@@ -113,9 +113,9 @@ class Parcel:
         return self.blocks[1:]
 
 
-def refusal(error: HpcommError) -> Parcel:
+def refusal(error: HpcommError) -> Payload:
     """In place of what is refused: those who wait for it learn why nothing comes."""
-    return Parcel(_REFUSED + error.what.encode())
+    return Payload(_REFUSED + error.what.encode())
 
 
 def check_came(first: Any, rank: int | None) -> None:
@@ -145,50 +145,48 @@ class OnDevice(bytearray):
     library: str
 
 
-class Laden(Parcel):
+class DevicePayload(Payload):
     """A payload to be sent, with such blocks among the others (device_payload.py)."""
 
     __slots__ = ()
 
 
-def letter_of(parcel: Parcel, shelves: Shelves | None) -> tuple[bytearray, int, list[tuple[int, Block]]]:
+def eager_of(packed: Payload, pool: BlockPool | None) -> tuple[bytearray, int, list[tuple[int, Block]]]:
     """The header of a message, as long as need be, and the tag of the parts that follow it (-1: none).
 
     Beside them the blocks that are still to be copied to this rank's block pool, each with its position.
     """
-    blocks = parcel.blocks
+    blocks = packed.blocks
     if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= EAGER_OBJECT - _ALIGN:  # what most messages are
         return bytearray(_ONE.pack(1, -1, nbytes)) + blocks[0], -1, []
-    if (
-        shelves is not None and len(blocks) == 2 and (nbytes := blocks[1].nbytes) >= BLOCK_LEAST
-    ):  # or an array
+    if pool is not None and len(blocks) == 2 and (nbytes := blocks[1].nbytes) >= BLOCK_LEAST:  # or an array
         size = blocks[0].nbytes
-        if size <= EAGER_OBJECT - _ALIGN and (place := shelves.lend(blocks[1])) >= 0:
-            card = bytearray(_TWO.pack(2, -1, size, -1 - nbytes - _PLACE * (1 + place))) + blocks[0]
-            return card, -1, [(place, blocks[1])]
-    return _laid_out(blocks, EAGER_OBJECT, False, shelves)
+        if size <= EAGER_OBJECT - _ALIGN and (place := pool.lend(blocks[1])) >= 0:
+            header = bytearray(_TWO.pack(2, -1, size, -1 - nbytes - _PLACE * (1 + place))) + blocks[0]
+            return header, -1, [(place, blocks[1])]
+    return _laid_out(blocks, EAGER_OBJECT, False, pool)
 
 
-def only_block(cards: memoryview, at: int = 0) -> Block | None:
+def only_block(headers: memoryview, at: int = 0) -> Block | None:
     """The block of the header that stands there, if it holds one and nothing else, as most do."""
-    count, _, nbytes = _FIRST.unpack_from(cards, at)
-    return cards[at + _ALIGN : at + _ALIGN + nbytes] if count == 1 and nbytes >= 0 else None
+    count, _, nbytes = _FIRST.unpack_from(headers, at)
+    return headers[at + _ALIGN : at + _ALIGN + nbytes] if count == 1 and nbytes >= 0 else None
 
 
-def comes_alone(cards: Any, at: int) -> bool:
+def comes_alone(headers: Any, at: int) -> bool:
     """Whether the header that stands there announces one block that follows, and nothing else."""
-    count, _, mark = _FIRST.unpack_from(cards, at)
+    count, _, mark = _FIRST.unpack_from(headers, at)
     return bool(count == 1 and -_PLACE <= mark < 0)
 
 
-def lengths_after(cards: Any, at: int) -> tuple[int, tuple[int, ...]]:
+def lengths_after(headers: Any, at: int) -> tuple[int, tuple[int, ...]]:
     """Of the header that stands there: how many lengths follow it, and those known of blocks that do."""
-    count, _, mark = _FIRST.unpack_from(cards, at)
+    count, _, mark = _FIRST.unpack_from(headers, at)
     if count == 1:
         return 0, (-1 - mark,) if _follows(mark) else ()
     if count < 0:
         return -count, ()
-    marks = struct.unpack_from(f"<{count}q", cards, at + _HEAD.size)
+    marks = struct.unpack_from(f"<{count}q", headers, at + _HEAD.size)
     return 0, tuple(-1 - mark for mark in marks if _follows(mark))
 
 
@@ -197,41 +195,41 @@ def room(ranks: int) -> int:
     return HEADER if ranks * HEADER <= _CARDS else max(_LEAST_CARD, _CARDS // ranks // _ALIGN * _ALIGN)
 
 
-def card_of(parcel: Parcel, nbytes: int = HEADER) -> tuple[bytearray, int]:
+def header_of(packed: Payload, nbytes: int = HEADER) -> tuple[bytearray, int]:
     """The header of a collective, of so many bytes, and the tag of the parts that follow it (-1: none)."""
-    blocks = parcel.blocks
+    blocks = packed.blocks
     if len(blocks) == 1 and (size := blocks[0].nbytes) <= nbytes - _ALIGN:
-        card = bytearray(nbytes)
-        _ONE.pack_into(card, 0, 1, -1, size)
-        card[_ALIGN : _ALIGN + size] = blocks[0]
-        return card, -1
-    card, tag, _ = _laid_out(blocks, nbytes, True, None)
-    return card, tag
+        header = bytearray(nbytes)
+        _ONE.pack_into(header, 0, 1, -1, size)
+        header[_ALIGN : _ALIGN + size] = blocks[0]
+        return header, -1
+    header, tag, _ = _laid_out(blocks, nbytes, True, None)
+    return header, tag
 
 
-def name_tag(card: bytearray) -> None:
+def name_tag(header: bytearray) -> None:
     """Have a header name a tag even if no part of its own follows."""
-    count, tag = _HEAD.unpack_from(card, 0)
+    count, tag = _HEAD.unpack_from(header, 0)
     if tag < 0:
-        _HEAD.pack_into(card, 0, count, part_tag())
+        _HEAD.pack_into(header, 0, count, part_tag())
 
 
-def tag_of(cards: Any, at: int) -> int:
+def tag_of(headers: Any, at: int) -> int:
     """The tag that the header names which stands there."""
-    return int(_HEAD.unpack_from(cards, at)[1])
+    return int(_HEAD.unpack_from(headers, at)[1])
 
 
-def are_whole(cards: Any, nbytes: int) -> bool:
+def are_whole(headers: Any, nbytes: int) -> bool:
     """Whether all headers, of so many bytes each, hold one block and nothing else: see only_block."""
-    for at in range(0, len(cards), nbytes):
-        count, _, mark = _FIRST.unpack_from(cards, at)
+    for at in range(0, len(headers), nbytes):
+        count, _, mark = _FIRST.unpack_from(headers, at)
         if count != 1 or mark < 0:
             return False
     return True
 
 
 def _laid_out(
-    blocks: list[Block], room: int, exactly: bool, shelves: Shelves | None
+    blocks: list[Block], room: int, exactly: bool, pool: BlockPool | None
 ) -> tuple[bytearray, int, list[tuple[int, Block]]]:
     end = _HEAD.size + 8 * len(blocks)
     if end > room:  # thousands of blocks: their lengths travel as a part of their own
@@ -246,17 +244,17 @@ def _laid_out(
             here.append((at, block))
             end = at + nbytes
             continue
-        place = shelves.lend(block) if shelves is not None and nbytes >= BLOCK_LEAST else -1
+        place = pool.lend(block) if pool is not None and nbytes >= BLOCK_LEAST else -1
         marks.append(-1 - nbytes - _PLACE * (1 + place))
         if place >= 0:
             shelved.append((place, block))
         elif tag < 0:
             tag = part_tag()
-    card = bytearray(room if exactly else end)
-    struct.pack_into(f"<2q{len(blocks)}q", card, 0, len(blocks), tag, *marks)
+    header = bytearray(room if exactly else end)
+    struct.pack_into(f"<2q{len(blocks)}q", header, 0, len(blocks), tag, *marks)
     for at, block in here:
-        card[at : at + block.nbytes] = block
-    return card, tag, shelved
+        header[at : at + block.nbytes] = block
+    return header, tag, shelved
 
 
 def _follows(mark: int) -> bool:
@@ -264,25 +262,25 @@ def _follows(mark: int) -> bool:
     return -_PLACE <= mark < 0
 
 
-def lengths_of(card: bytearray, parcel: Parcel) -> list[Any]:
+def lengths_of(header: bytearray, packed: Payload) -> list[Any]:
     """The lengths of the blocks, if they follow the header as a part of their own."""
-    if _HEAD.unpack_from(card, 0)[0] >= 0:
+    if _HEAD.unpack_from(header, 0)[0] >= 0:
         return []
-    return [memoryview(struct.pack(f"<{len(parcel.blocks)}q", *(b.nbytes for b in parcel.blocks)))]
+    return [memoryview(struct.pack(f"<{len(packed.blocks)}q", *(b.nbytes for b in packed.blocks)))]
 
 
-def blocks_after(card: bytearray, parcel: Parcel) -> list[Any]:
+def blocks_after(header: bytearray, packed: Payload) -> list[Any]:
     """The blocks that follow a header."""
-    count = _HEAD.unpack_from(card, 0)[0]
+    count = _HEAD.unpack_from(header, 0)[0]
     if count < 0:
-        return parcel.blocks
-    marks = struct.unpack_from(f"<{count}q", card, _HEAD.size)
-    return [block for block, mark in zip(parcel.blocks, marks, strict=True) if _follows(mark)]
+        return packed.blocks
+    marks = struct.unpack_from(f"<{count}q", header, _HEAD.size)
+    return [block for block, mark in zip(packed.blocks, marks, strict=True) if _follows(mark)]
 
 
-def parts_after(card: bytearray, parcel: Parcel) -> list[Any]:
+def parts_after(header: bytearray, packed: Payload) -> list[Any]:
     """What follows a header, in pieces that one message can carry."""
-    return [*lengths_of(card, parcel), *cut(blocks_after(card, parcel))]
+    return [*lengths_of(header, packed), *cut(blocks_after(header, packed))]
 
 
 def cut(blocks: Sequence[Any]) -> list[Any]:
@@ -337,21 +335,21 @@ class Opened:
 
     def __init__(
         self,
-        card: Any,
-        shelves: Shelves | None = None,
+        header: Any,
+        pool: BlockPool | None = None,
         owner: int = -1,
         memory: Callable[[int], Any] | None = None,
     ) -> None:
-        self._count, self.tag = _HEAD.unpack_from(card, 0)
+        self._count, self.tag = _HEAD.unpack_from(header, 0)
         self._memory = memory or pooled
         self.blocks: list[Any] = []
         self._to_come: list[Any] = []
         self._waits: list[Callable[[], None]] = []
         if self._count < 0:
             return
-        view = memoryview(card)
+        view = memoryview(header)
         end = _HEAD.size + 8 * self._count
-        for mark in struct.unpack_from(f"<{self._count}q", card, _HEAD.size):
+        for mark in struct.unpack_from(f"<{self._count}q", header, _HEAD.size):
             if mark >= 0:
                 at = (end + _ALIGN - 1) & -_ALIGN
                 end = at + mark
@@ -359,13 +357,13 @@ class Opened:
             elif mark >= -_PLACE:
                 self._expect(-1 - mark)
             else:
-                assert shelves is not None
+                assert pool is not None
                 place, nbytes = divmod(-1 - mark, _PLACE)
-                block = shelves.take(owner, place - 1, nbytes)
+                block = pool.take(owner, place - 1, nbytes)
                 if self.blocks:
-                    self._waits.append(partial(shelves.wait, owner, place - 1))
+                    self._waits.append(partial(pool.wait, owner, place - 1))
                 else:  # the description, which says how to go on
-                    shelves.wait(owner, place - 1)
+                    pool.wait(owner, place - 1)
                 self.blocks.append(block)
 
     def _expect(self, nbytes: int) -> None:
@@ -383,5 +381,5 @@ class Opened:
     def pieces(self) -> list[Any]:
         return cut(self._to_come)
 
-    def parcel(self) -> Parcel:
-        return Parcel.of(self.blocks, self._waits)
+    def packed(self) -> Payload:
+        return Payload.of(self.blocks, self._waits)

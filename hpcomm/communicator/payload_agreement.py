@@ -12,7 +12,7 @@ from ..core.signature import BACKGROUND, head
 from ..errors import HpcommError, RankError, UsageError
 from ..transport.matching import fill, source_and_tag
 from . import payload_transport
-from .payload import Parcel, refusal
+from .payload import Payload, refusal
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,7 +36,7 @@ def own_place(comm: Communicator) -> int:
 
 
 def receive(
-    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel, int], Any]
+    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Payload, int], Any]
 ) -> Any:
     """Wait for a payload; what decode makes of it and its sender, None from hpcomm.PROC_NULL."""
     peer, number = source_and_tag(comm, verb, source, tag)
@@ -51,7 +51,7 @@ def receive(
 
 
 def ireceive(
-    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Parcel, int], Any]
+    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Payload, int], Any]
 ) -> Request:
     """The same in the background."""
     peer, number = source_and_tag(comm, verb, source, tag)
@@ -74,11 +74,11 @@ def in_background(comm: Communicator, verb: str, stages: Stages, peer: int, tag:
     return comm.outstanding.begin(transport.in_our_words(comm, verb, watched))
 
 
-def isend(comm: Communicator, call: str, parcel: Parcel, peer: int, tag: int) -> Request:
+def isend(comm: Communicator, call: str, packed: Payload, peer: int, tag: int) -> Request:
     """Begin to send a payload; call: in words, such as isend_object(dest=1, tag=0)."""
     verb = call.partition("(")[0].replace("isend", "send")
     request = Request(
-        call, in_background(comm, verb, payload_transport.isend(comm, parcel, peer, tag), peer, tag)
+        call, in_background(comm, verb, payload_transport.isend(comm, packed, peer, tag), peer, tag)
     )
     request.needs(comm, peer)
     return request
@@ -168,8 +168,8 @@ def check_root(comm: Communicator, verb: str, root: Any) -> bool:
 
 
 def given(
-    encode: Callable[[Any], Parcel], items: Sequence[Any], failed: HpcommError | None = None
-) -> tuple[list[Parcel], HpcommError | None]:
+    encode: Callable[[Any], Payload], items: Sequence[Any], failed: HpcommError | None = None
+) -> tuple[list[Payload], HpcommError | None]:
     """A payload for each of items, and what this rank is to raise when the others have theirs.
 
     Who waits for what cannot be sent, or for anything where the call failed before, is sent the reason.

@@ -19,16 +19,16 @@ from ..transport.progress import Moving
 from .block_channel import Blocks, passing_tag
 from .dissemination import descend, is_many, share_out
 from .payload import (  # fmt: skip
-    Laden,
+    DevicePayload,
     Opened,
-    Parcel,
+    Payload,
     are_whole,
     blocks_after,
-    card_of,
     comes_alone,
+    eager_of,
+    header_of,
     lengths_after,
     lengths_of,
-    letter_of,
     name_tag,
     only_block,
     parts_after,
@@ -39,7 +39,7 @@ from .payload import (  # fmt: skip
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..node.blocks import Shelves
+    from ..node.blocks import BlockPool
     from ..transport import mpi as transport
     from . import device_payload
     from .communicator import Communicator
@@ -81,55 +81,55 @@ def run(stages: Stages) -> Any:
         return end.value
 
 
-def send(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> None:
+def send(comm: Communicator, packed: Payload, dest: int, tag: int) -> None:
     """Send payload to dest: one message if it is small, else a header and its parts."""
-    if rounds_under_way or type(parcel) is Laden:  # others that dest may need, or stages of its own
-        Request("send", isend(comm, parcel, dest, tag)).wait()
+    if rounds_under_way or type(packed) is DevicePayload:  # others that dest may need, or stages of its own
+        Request("send", isend(comm, packed, dest, tag)).wait()
         return
-    shelves = comm.block_pool if dest in comm.block_homes else None
-    card, part_tag, shelved = letter_of(parcel, shelves)
+    pool = comm.block_pool if dest in comm.block_homes else None
+    header, part_tag, shelved = eager_of(packed, pool)
     if not shelved:
-        comm.object_comm.Send((card, MPI.BYTE), dest, tag)
+        comm.object_comm.Send((header, MPI.BYTE), dest, tag)
     else:
-        _send_shelved(shelves, shelved, comm.object_comm.Send, (card, MPI.BYTE), dest, tag)
+        _send_shelved(pool, shelved, comm.object_comm.Send, (header, MPI.BYTE), dest, tag)
     if part_tag >= 0:
-        for piece in parts_after(card, parcel):
+        for piece in parts_after(header, packed):
             comm.block_channel.Send((piece, MPI.BYTE), dest, part_tag)
 
 
-def isend(comm: Communicator, parcel: Parcel, dest: int, tag: int) -> Stages:
+def isend(comm: Communicator, packed: Payload, dest: int, tag: int) -> Stages:
     """The same in the background."""
     moving: list[Moving] = []
-    if type(parcel) is Laden:
-        parcel, moving = device_payload.load(comm, parcel, [dest])
-    shelves = comm.block_pool if dest in comm.block_homes else None
-    card, part_tag, shelved = letter_of(parcel, shelves)
-    first = _send_shelved(shelves, shelved, comm.object_comm.Isend, (card, MPI.BYTE), dest, tag)
-    parts = [] if part_tag < 0 else parts_after(card, parcel)
+    if type(packed) is DevicePayload:
+        packed, moving = device_payload.load(comm, packed, [dest])
+    pool = comm.block_pool if dest in comm.block_homes else None
+    header, part_tag, shelved = eager_of(packed, pool)
+    first = _send_shelved(pool, shelved, comm.object_comm.Isend, (header, MPI.BYTE), dest, tag)
+    parts = [] if part_tag < 0 else parts_after(header, packed)
     yield [first, *(comm.block_channel.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts), *moving]
 
 
 def _send_shelved(
-    shelves: Shelves | None, shelved: list[tuple[int, Any]], begin: Callable[..., Any], *card: Any
+    pool: BlockPool | None, shelved: list[tuple[int, Any]], begin: Callable[..., Any], *header: Any
 ) -> Any:
     """Begin to send a header, and fill the slots that it names: after that, where its receiver can wait."""
-    late = shelves is not None and shelves.fills_late
-    sent = begin(*card) if late else None
+    late = pool is not None and pool.fills_late
+    sent = begin(*header) if late else None
     for slot, block in shelved:
-        assert shelves is not None
-        shelves.fill(slot, block)
-    return sent if late else begin(*card)
+        assert pool is not None
+        pool.fill(slot, block)
+    return sent if late else begin(*header)
 
 
 _desks: list[memoryview] = []  # where incoming messages are received; more than one where threads receive
 
 
-def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, MPI.Status]:
+def receive(comm: Communicator, source: int, tag: int) -> tuple[Payload | None, MPI.Status]:
     """Receive a payload, None from hpcomm.PROC_NULL, and who sent it."""
     if rounds_under_way:  # one of which may have asked for it before
         coming = Request("recv", ireceive(comm, source, tag))
         coming.in_rounds()
-        got: tuple[Parcel | None, MPI.Status] = coming.wait()
+        got: tuple[Payload | None, MPI.Status] = coming.wait()
         return got
     try:
         desk = _desks.pop()
@@ -139,21 +139,21 @@ def receive(comm: Communicator, source: int, tag: int) -> tuple[Parcel | None, M
     comm.object_comm.Recv((desk, MPI.BYTE), source, tag, status)  # quicker than to ask for its length first
     if source == MPI.PROC_NULL:
         return None, status
-    card = bytearray(desk[: status.count])
+    header = bytearray(desk[: status.count])
     _desks.append(desk)
-    if (alone := only_block(memoryview(card))) is not None:
-        return Parcel.of([alone]), status
+    if (alone := only_block(memoryview(header))) is not None:
+        return Payload.of([alone]), status
     source = status.source
-    opened = _opened(comm, card, source)
+    opened = _opened(comm, header, source)
     pieces = opened.pieces()
     if len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
         comm.block_channel.Recv((pieces[0], MPI.BYTE), source, opened.tag)
     elif opened.tag >= 0:
         run(_fetch(comm, opened, source))
-    parcel = opened.parcel()
+    packed = opened.packed()
     if comm.devices is not None:
-        parcel = run(_unloaded(comm, parcel, source))
-    return parcel, status
+        packed = run(_unloaded(comm, packed, source))
+    return packed, status
 
 
 def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
@@ -162,25 +162,25 @@ def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
     yield [arrival]
     if source == MPI.PROC_NULL:
         return None, arrival.status
-    card = bytearray(arrival.status.count)
-    arrival.message.Recv((card, MPI.BYTE))
+    header = bytearray(arrival.status.count)
+    arrival.message.Recv((header, MPI.BYTE))
     source = arrival.status.source
-    opened = _opened(comm, card, source)
+    opened = _opened(comm, header, source)
     yield from _fetch(comm, opened, source)
-    return (yield from _unloaded(comm, opened.parcel(), source)), arrival.status
+    return (yield from _unloaded(comm, opened.packed(), source)), arrival.status
 
 
-def _unloaded(comm: Communicator, parcel: Parcel, source: int) -> Stages:
+def _unloaded(comm: Communicator, packed: Payload, source: int) -> Stages:
     """A payload that has come, with what follows it for devices."""
-    if comm.devices is not None and device_payload.is_laden(parcel):
-        coming = Moving(device_payload.unload(comm, parcel, source))
+    if comm.devices is not None and device_payload.is_laden(packed):
+        coming = Moving(device_payload.unload(comm, packed, source))
         yield [coming]
-        parcel = coming.result
-    return parcel
+        packed = coming.result
+    return packed
 
 
-def _opened(comm: Communicator, card: bytearray, source: int) -> Opened:
-    return Opened(card, comm.block_pool, comm.block_homes.get(source, -1))
+def _opened(comm: Communicator, header: bytearray, source: int) -> Opened:
+    return Opened(header, comm.block_pool, comm.block_homes.get(source, -1))
 
 
 def _fetch(comm: Communicator, opened: Opened, source: int) -> Stages:
@@ -215,36 +215,38 @@ def _cards(comm: Communicator, nbytes: int) -> bytearray:
     return bytearray(nbytes * (comm.remote_size if comm.is_inter else comm.size))
 
 
-def broadcast(comm: Communicator, parcel: Parcel | None, root: int, blocking: bool) -> Stages:
+def broadcast(comm: Communicator, packed: Payload | None, root: int, blocking: bool) -> Stages:
     """Give every rank root's payload; None beside the root of another group."""
     mpi = comm.object_comm
-    [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
+    [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
     nbytes = _room(comm) if comm.is_inter else HEADER
-    card, tag = card_of(going, nbytes) if going is not None else (bytearray(nbytes), -1)
+    header, tag = header_of(going, nbytes) if going is not None else (bytearray(nbytes), -1)
     if blocking or not comm.is_inter:
-        yield from _collective(mpi, "Bcast", blocking, [card, MPI.BYTE], root)
+        yield from _collective(mpi, "Bcast", blocking, [header, MPI.BYTE], root)
     else:  # as a scatter, which those beside the root count as well: see transport/between_groups.py
-        cards = [bytes(card) * comm.remote_size, nbytes, MPI.BYTE] if root == MPI.ROOT else None
-        yield from _collective(mpi, "Scatter", False, cards, [card, MPI.BYTE] if root >= 0 else None, root)
+        headers = [bytes(header) * comm.remote_size, nbytes, MPI.BYTE] if root == MPI.ROOT else None
+        yield from _collective(
+            mpi, "Scatter", False, headers, [header, MPI.BYTE] if root >= 0 else None, root
+        )
     if root == MPI.PROC_NULL:
         return None
     blocking = blocking and not comm.is_inter  # those beside the root do not know how many pieces there are
     give = partial(_give_blocking, mpi, root) if blocking else partial(_give, comm, root)
-    if parcel is None:
-        opened = Opened(card)
+    if packed is None:
+        opened = Opened(header)
         lengths = opened.lengths_to_come()
         if lengths is not None:
             yield from give([lengths], opened.tag)
             opened.take_lengths(lengths)
         if pieces := opened.pieces():
             yield from give(pieces, opened.tag)
-        return (yield from _unloaded(comm, opened.parcel(), root))
+        return (yield from _unloaded(comm, opened.packed(), root))
     if tag >= 0:
         assert going is not None
-        yield from give(parts_after(card, going), tag)
+        yield from give(parts_after(header, going), tag)
     if moving:
         yield moving
-    return parcel
+    return packed
 
 
 def _give_blocking(mpi: MPI.Comm, root: int, pieces: list[Any], tag: int) -> Stages:
@@ -275,61 +277,61 @@ def _give(comm: Communicator, root: int, pieces: list[Any], tag: int) -> Stages:
             yield from descend(comm.inner_comm, comm.rank, comm.size, pieces, 0, below)
 
 
-def gather(comm: Communicator, parcel: Parcel, root: int, blocking: bool) -> Stages:
+def gather(comm: Communicator, packed: Payload, root: int, blocking: bool) -> Stages:
     """Collect all payloads on root: a list there, None elsewhere."""
     mpi = comm.object_comm
     is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
     gives = root >= 0  # not the root of another group, nor those beside it
-    [going], moving = _loaded(comm, [parcel], [[root] if gives and not is_root else []])
+    [going], moving = _loaded(comm, [packed], [[root] if gives and not is_root else []])
     assert going is not None
     nbytes = _room(comm)
-    card, tag = card_of(going, nbytes)
-    cards = _cards(comm, nbytes) if is_root else None
+    header, tag = header_of(going, nbytes)
+    headers = _cards(comm, nbytes) if is_root else None
     yield from _collective(
         mpi,
         "Gather",
         blocking,
-        [card, MPI.BYTE] if gives else None,
-        [cards, nbytes, MPI.BYTE] if is_root else None,
+        [header, MPI.BYTE] if gives else None,
+        [headers, nbytes, MPI.BYTE] if is_root else None,
         root,
     )
     if not is_root:
         if tag >= 0 and gives:
             yield [
-                comm.block_channel.Isend([piece, MPI.BYTE], root, tag) for piece in parts_after(card, going)
+                comm.block_channel.Isend([piece, MPI.BYTE], root, tag) for piece in parts_after(header, going)
             ]
         if moving:
             yield moving
         return None
-    assert cards is not None
-    return (yield from _open_all(comm, cards, nbytes, parcel, [], []))
+    assert headers is not None
+    return (yield from _open_all(comm, headers, nbytes, packed, [], []))
 
 
-def all_gather(comm: Communicator, parcel: Parcel, blocking: bool) -> Stages:
+def all_gather(comm: Communicator, packed: Payload, blocking: bool) -> Stages:
     """Collect all payloads everywhere."""
     mpi, nbytes = comm.object_comm, _room(comm)
-    [going], moving = _loaded(comm, [parcel], [_partners(comm) if type(parcel) is Laden else ()])
+    [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
     assert going is not None
-    card, tag = card_of(going, nbytes)
-    cards, is_large = _cards(comm, nbytes), is_many(comm)
+    header, tag = header_of(going, nbytes)
+    headers, is_large = _cards(comm, nbytes), is_many(comm)
     if is_large and not comm.is_inter:
-        name_tag(card)
+        name_tag(header)
     number = next(comm.call_numbers) & _NUMBERS if is_large else -1  # calls begin in one order everywhere
-    yield from _collective(mpi, "Allgather", blocking, [card, MPI.BYTE], [cards, nbytes, MPI.BYTE])
+    yield from _collective(mpi, "Allgather", blocking, [header, MPI.BYTE], [headers, nbytes, MPI.BYTE])
     sends = []
     if tag >= 0 and (comm.is_inter or not is_large):
-        pieces = parts_after(card, going)
+        pieces = parts_after(header, going)
         ranks = [comm.rank * comm.remote_size // comm.size] if is_large else _partners(comm)  # see share_out
         sends = [comm.block_channel.Isend([p, MPI.BYTE], r, tag) for r in ranks for p in pieces]
-    arrive = partial(_spread, comm, memoryview(cards), card, going, number) if is_large else None
-    return (yield from _open_all(comm, cards, nbytes, parcel, sends, moving, arrive))
+    arrive = partial(_spread, comm, memoryview(headers), header, going, number) if is_large else None
+    return (yield from _open_all(comm, headers, nbytes, packed, sends, moving, arrive))
 
 
 def _spread(
     comm: Communicator,
-    cards: memoryview,
-    card: bytearray,
-    parcel: Parcel,
+    headers: memoryview,
+    header: bytearray,
+    packed: Payload,
     number: int,
     sends: list[MPI.Request],
 ) -> Stages:
@@ -337,75 +339,75 @@ def _spread(
 
     card, parcel: this rank's own header and payload.
     """
-    nbytes = len(card)
-    at = range(0, len(cards), nbytes)
+    nbytes = len(header)
+    at = range(0, len(headers), nbytes)
     same: dict[Any, Any] = {}  # mostly all ranks' are
-    after = [same.setdefault(each := lengths_after(cards, a), each) for a in at]
-    tags = partial(_tag_of, cards, nbytes)
+    after = [same.setdefault(each := lengths_after(headers, a), each) for a in at]
+    tags = partial(_tag_of, headers, nbytes)
     if any(unsaid for unsaid, _ in after):  # some lengths are not in the header
         told = [(8 * unsaid,) if unsaid else () for unsaid, _ in after]
-        said = yield from share_out(comm, lengths_of(card, parcel), told, tags, number)
+        said = yield from share_out(comm, lengths_of(header, packed), told, tags, number)
         after = [(0, tuple(said(r)[0].cast("q"))) if told[r] else each for r, each in enumerate(after)]
     lengths = [known for _, known in after]
-    arrived = yield from share_out(comm, blocks_after(card, parcel), lengths, tags, number)
+    arrived = yield from share_out(comm, blocks_after(header, packed), lengths, tags, number)
     if sends:
         yield sends
 
-    def parcel_of(r: int) -> Parcel:
+    def parcel_of(r: int) -> Payload:
         blocks = arrived(r)
-        if comes_alone(cards, at[r]):  # as most do
-            return Parcel.of(blocks)
+        if comes_alone(headers, at[r]):  # as most do
+            return Payload.of(blocks)
         coming = iter(blocks)
-        opened = Opened(cards[at[r] : at[r] + nbytes], memory=lambda _: next(coming))
-        return opened.parcel() if opened.blocks else Parcel.of(blocks)
+        opened = Opened(headers[at[r] : at[r] + nbytes], memory=lambda _: next(coming))
+        return opened.packed() if opened.blocks else Payload.of(blocks)
 
     return parcel_of
 
 
-def _tag_of(cards: memoryview, nbytes: int, rank: int) -> int:
-    return tag_of(cards, rank * nbytes)
+def _tag_of(headers: memoryview, nbytes: int, rank: int) -> int:
+    return tag_of(headers, rank * nbytes)
 
 
-def scatter(comm: Communicator, parcels: Sequence[Parcel] | None, root: int, blocking: bool) -> Stages:
+def scatter(comm: Communicator, packed_parts: Sequence[Payload] | None, root: int, blocking: bool) -> Stages:
     """Give each rank its own of root's payloads; None beside, and at, the root of another group."""
     mpi = comm.object_comm
     nbytes = _room(comm)
-    card = bytearray(nbytes)
-    cards = None
+    header = bytearray(nbytes)
+    headers = None
     made: list[tuple[bytearray, int]] = []
-    going, moving = _loaded(comm, parcels or [], _each_partner(comm))
-    if parcels is not None:
-        made = [card_of(parcel, nbytes) for parcel in going if parcel is not None]
-        cards = b"".join(bytes(c) for c, _ in made)
+    going, moving = _loaded(comm, packed_parts or [], _each_partner(comm))
+    if packed_parts is not None:
+        made = [header_of(packed, nbytes) for packed in going if packed is not None]
+        headers = b"".join(bytes(c) for c, _ in made)
     yield from _collective(
         mpi,
         "Scatter",
         blocking,
-        None if cards is None else [cards, nbytes, MPI.BYTE],
-        [card, MPI.BYTE] if root >= 0 else None,
+        None if headers is None else [headers, nbytes, MPI.BYTE],
+        [header, MPI.BYTE] if root >= 0 else None,
         root,
     )
     if root == MPI.PROC_NULL:
         return None
-    if parcels is None:
-        opened = Opened(card)
+    if packed_parts is None:
+        opened = Opened(header)
         yield from _fetch(comm, opened, root)
-        return (yield from _unloaded(comm, opened.parcel(), root))
+        return (yield from _unloaded(comm, opened.packed(), root))
     yield [*_send_parts(comm, going, made), *moving]
-    return None if comm.is_inter else parcels[root]
+    return None if comm.is_inter else packed_parts[root]
 
 
-def all_to_all(comm: Communicator, parcels: Sequence[Parcel], blocking: bool) -> Stages:
+def all_to_all(comm: Communicator, packed_parts: Sequence[Payload], blocking: bool) -> Stages:
     """Send payload j to rank j, receive one from every rank."""
     mpi, nbytes = comm.object_comm, _room(comm)
-    going, moving = _loaded(comm, parcels, _each_partner(comm))
-    made = [card_of(parcel, nbytes) for parcel in going if parcel is not None]
-    cards = _cards(comm, nbytes)
+    going, moving = _loaded(comm, packed_parts, _each_partner(comm))
+    made = [header_of(packed, nbytes) for packed in going if packed is not None]
+    headers = _cards(comm, nbytes)
     joined = b"".join(bytes(c) for c, _ in made)
     name = transport.function_of(comm, "all_to_all")
-    yield from _collective(mpi, name, blocking, [joined, nbytes, MPI.BYTE], [cards, nbytes, MPI.BYTE])
-    own = None if comm.is_inter else parcels[mpi.rank]
-    return (yield from _open_all(comm, cards, nbytes, own, _send_parts(comm, going, made), moving))
+    yield from _collective(mpi, name, blocking, [joined, nbytes, MPI.BYTE], [headers, nbytes, MPI.BYTE])
+    own = None if comm.is_inter else packed_parts[mpi.rank]
+    return (yield from _open_all(comm, headers, nbytes, own, _send_parts(comm, going, made), moving))
 
 
 def _each_partner(comm: Communicator) -> list[list[int]]:
@@ -417,33 +419,33 @@ def _each_partner(comm: Communicator) -> list[list[int]]:
 
 
 def _loaded(
-    comm: Communicator, parcels: Sequence[Parcel | None], ranks: Sequence[Sequence[int]]
-) -> tuple[list[Parcel | None], list[Moving]]:
+    comm: Communicator, packed_parts: Sequence[Payload | None], ranks: Sequence[Sequence[int]]
+) -> tuple[list[Payload | None], list[Moving]]:
     """Payloads as they travel, each to its ranks, and what follows them from devices."""
-    going, moving = list(parcels), []
-    for i, parcel in enumerate(parcels):
-        if type(parcel) is Laden:
-            going[i], more = device_payload.load(comm, parcel, ranks[i]) if ranks[i] else (Parcel(b""), [])
+    going, moving = list(packed_parts), []
+    for i, packed in enumerate(packed_parts):
+        if type(packed) is DevicePayload:
+            going[i], more = device_payload.load(comm, packed, ranks[i]) if ranks[i] else (Payload(b""), [])
             moving += more
     return going, moving
 
 
 def _send_parts(
-    comm: Communicator, parcels: Sequence[Parcel | None], made: list[tuple[bytearray, int]]
+    comm: Communicator, packed_parts: Sequence[Payload | None], made: list[tuple[bytearray, int]]
 ) -> list[MPI.Request]:
     return [
         comm.block_channel.Isend([piece, MPI.BYTE], rank, tag)
-        for rank, (parcel, (card, tag)) in enumerate(zip(parcels, made, strict=True))
-        if parcel is not None and tag >= 0 and (comm.is_inter or rank != comm.rank)
-        for piece in parts_after(card, parcel)
+        for rank, (packed, (header, tag)) in enumerate(zip(packed_parts, made, strict=True))
+        if packed is not None and tag >= 0 and (comm.is_inter or rank != comm.rank)
+        for piece in parts_after(header, packed)
     ]
 
 
 def _open_all(
     comm: Communicator,
-    cards: bytearray,
+    headers: bytearray,
     nbytes: int,
-    own: Parcel | None,
+    own: Payload | None,
     sends: list[MPI.Request],
     moving: list[Moving],
     arrive: Callable[[list[MPI.Request]], Stages] | None = None,
@@ -455,26 +457,28 @@ def _open_all(
         arrive: what receives the parts, waits for sends, and gives the payloads, where parts do not come from
             their ranks.
     """
-    view = memoryview(cards)
-    if not sends and not moving and type(own) is not Laden and are_whole(cards, nbytes):  # as most often
-        return (Parcel.of([only_block(view, at)]) for at in range(0, len(cards), nbytes))
+    view = memoryview(headers)
+    if (
+        not sends and not moving and type(own) is not DevicePayload and are_whole(headers, nbytes)
+    ):  # as most often
+        return (Payload.of([only_block(view, at)]) for at in range(0, len(headers), nbytes))
     of = yield from (arrive or partial(_fetch_all, comm, view, nbytes))(sends)
-    ranks, me = range(len(cards) // nbytes), -1 if own is None or comm.is_inter else comm.rank
+    ranks, me = range(len(headers) // nbytes), -1 if own is None or comm.is_inter else comm.rank
     if comm.devices is None:
         return (own if r == me else of(r) for r in ranks)
     got = {r: of(r) for r in ranks if r != me}
-    laden = {r: parcel for r, parcel in got.items() if device_payload.is_laden(parcel)}
-    coming = {r: Moving(device_payload.unload(comm, parcel, r)) for r, parcel in laden.items()}
+    device_payloads = {r: packed for r, packed in got.items() if device_payload.is_laden(packed)}
+    coming = {r: Moving(device_payload.unload(comm, packed, r)) for r, packed in device_payloads.items()}
     if moving or coming:
         yield [*moving, *coming.values()]
     got |= {r: each.result for r, each in coming.items()}
     return [got.get(r, own) for r in ranks]
 
 
-def _fetch_all(comm: Communicator, cards: memoryview, nbytes: int, sends: list[MPI.Request]) -> Stages:
+def _fetch_all(comm: Communicator, headers: memoryview, nbytes: int, sends: list[MPI.Request]) -> Stages:
     """The same from each of them."""
     mpi = comm.block_channel
-    opened = {r: Opened(cards[r * nbytes : (r + 1) * nbytes]) for r in _partners(comm)}
+    opened = {r: Opened(headers[r * nbytes : (r + 1) * nbytes]) for r in _partners(comm)}
     lengths = {r: data for r, o in opened.items() if (data := o.lengths_to_come()) is not None}
     if lengths:
         yield [mpi.Irecv([data, MPI.BYTE], r, opened[r].tag) for r, data in lengths.items()]
@@ -483,7 +487,7 @@ def _fetch_all(comm: Communicator, cards: memoryview, nbytes: int, sends: list[M
     waits = [mpi.Irecv([piece, MPI.BYTE], r, o.tag) for r, o in opened.items() for piece in o.pieces()]
     if sends or waits:
         yield [*sends, *waits]
-    return lambda r: opened[r].parcel()
+    return lambda r: opened[r].packed()
 
 
 def _collective(mpi: MPI.Comm, name: str, blocking: bool, *arguments: Any) -> Stages:

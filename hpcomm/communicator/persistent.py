@@ -412,8 +412,8 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
             hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)",
         )
     look = buffer.as_buffer(target)
-    onboard = comm.devices is not None and comm.devices.takes_message(look)
-    if (not onboard and not look.array.flags.c_contiguous) or (not sending and look.frozen):
+    device_calls = comm.devices is not None and comm.devices.takes_message(look)
+    if (not device_calls and not look.array.flags.c_contiguous) or (not sending and look.frozen):
         raise UsageError(
             "a plan of send or recv needs a contiguous array that can be written",
             hint="numpy.ascontiguousarray(x)",
@@ -422,7 +422,7 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
     rank = matching.peer_rank(comm, peer, "dest") if sending else matching.source_rank(comm, peer)
     call = Call(comm, verb, peer=rank, tag=number)
     call.look = look
-    if onboard:
+    if device_calls:
         seen = MPI.Status()
         call.finish = lambda _: None if sending else look.give()
         made = comm.devices.send(call, look) if sending else comm.devices.recv(call, look, seen)

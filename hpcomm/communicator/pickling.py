@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.limits import OUT_OF_BAND
 from ..errors import HpcommError, UsageError
-from .payload import Laden, OnDevice, Parcel, check_came
+from .payload import DevicePayload, OnDevice, Payload, check_came
 
 if TYPE_CHECKING:
     from ..core import buffer
@@ -34,7 +34,7 @@ _PLAIN = b"\0"  # and how that of an object ends whose arrays nobody looks at to
 _ON_DEVICES = (("cupy", "ndarray"), ("hpcomm.device.model", "DeviceArray"))
 
 
-def encode(obj: Any) -> Parcel:
+def encode(obj: Any) -> Payload:
     """Pickle obj, leaving the memory of its larger arrays out.
 
     Raises:
@@ -104,14 +104,14 @@ class _Wrapping:
         self._blocks.append(raw)
         return False
 
-    def wrap(self, obj: Any) -> Parcel:
+    def wrap(self, obj: Any) -> Payload:
         file, blocks = self._file, self._blocks
         self._ways.plain = True
         self._is_laden = False
         self._pickler.dump(obj)
         if blocks and self._ways.plain:
             file.write(_PLAIN)
-        kind = Laden if self._is_laden else Parcel
+        kind = DevicePayload if self._is_laden else Payload
         if file.tell() > _REUSED:
             made = kind.of([file.getbuffer(), *blocks])
             self._renew()
@@ -127,7 +127,7 @@ class _Wrapping:
 _spare: list[_Wrapping] = []  # more than one where threads, or objects that send while they are pickled
 
 
-def decode(got: Parcel, rank: int | None = None) -> Any:
+def decode(got: Payload, rank: int | None = None) -> Any:
     """The object in a payload, of that rank; its arrays live in the memory that was received into.
 
     Raises:

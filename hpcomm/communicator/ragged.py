@@ -16,7 +16,7 @@ from ..core.request import Request, Stages
 from ..errors import DtypeError, HpcommError, UsageError
 from ..transport.matching import Status, peer_rank, tag_number
 from . import payload_transport
-from .payload import ARRAY, Laden, OnDevice, Parcel, check_came
+from .payload import ARRAY, DevicePayload, OnDevice, Payload, check_came
 from .payload_agreement import (
     at_once,
     check_root,
@@ -133,7 +133,7 @@ def gather_ragged(comm: Communicator, x: Any, root: int = 0, *, async_op: bool =
     is_root = check_root(comm, "gather_ragged", root)
 
     def stages() -> Stages:
-        made, failed = given(encode, [x]) if root >= 0 else ([Parcel(b"")], None)  # else another group gives
+        made, failed = given(encode, [x]) if root >= 0 else ([Payload(b"")], None)  # else another group gives
         got = yield from payload_transport.gather(comm, made[0], root, not async_op)
         if failed:
             raise failed
@@ -204,7 +204,7 @@ def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool =
     return collective(comm, "all_to_all_ragged", 0, stages(), async_op)
 
 
-def encode(x: Any) -> Parcel:
+def encode(x: Any) -> Payload:
     """An array with its shape, dtype and library."""
     look = buffer.as_buffer(x)
     if isinstance(look, buffer.DeviceBuffer):
@@ -223,22 +223,22 @@ def _described(dtype: np.dtype[Any]) -> str:
     return repr(descr)
 
 
-def _parcel(array: Any, library: str, name: str) -> Parcel:
+def _parcel(array: Any, library: str, name: str) -> Payload:
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return Parcel(_description(array.shape, library, name), [flat])
+    return Payload(_description(array.shape, library, name), [flat])
 
 
 def _description(shape: Shape, library: str, name: str) -> bytes:
     return ARRAY + struct.pack(f"<q{len(shape)}q", len(shape), *shape) + f"{library};{name}".encode()
 
 
-def _from_device(look: DeviceBuffer) -> Parcel:
+def _from_device(look: DeviceBuffer) -> Payload:
     """It arrives on a device where the same library has one, else on the host."""
     text = _description(look.shape, _ON_DEVICE, look.dtype.name)
-    return Laden.of([memoryview(text), device_payload.block_of(look)])
+    return DevicePayload.of([memoryview(text), device_payload.block_of(look)])
 
 
-def decode(got: Parcel, rank: int | None = None) -> Any:
+def decode(got: Payload, rank: int | None = None) -> Any:
     """The array in a payload, of that rank, living in the memory that was received into."""
     got.settle()
     text = bytes(got.description)
@@ -269,14 +269,14 @@ def decode(got: Parcel, rank: int | None = None) -> Any:
     return flat.view(dtypes.numpy_dtype(record)).reshape(shape)
 
 
-def _copied(own: Parcel) -> Parcel:
+def _copied(own: Payload) -> Payload:
     """This rank's own array: what comes back must not be the memory that went out."""
     blocks = (
         device_payload.copied(b) if isinstance(b, OnDevice) else memoryview(bytearray(b))
         for b in own.contents
     )
-    return Parcel.of([own.description, *blocks])
+    return Payload.of([own.description, *blocks])
 
 
-def _decode_all(got: Iterable[Parcel], rank: int) -> list[Any]:
+def _decode_all(got: Iterable[Payload], rank: int) -> list[Any]:
     return [decode(_copied(p) if r == rank else p, r) for r, p in enumerate(got)]

@@ -15,10 +15,10 @@ from .request import abandon
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Unfinished"]
+__all__ = ["Outstanding"]
 
 _FEW = 64
-_closed: list[Unfinished] = []  # in the order of their ends
+_closed: list[Outstanding] = []  # in the order of their ends
 
 
 Begun = TypeVar("Begun", bound="Generator[Any, Any, Any]")
@@ -46,7 +46,7 @@ class Kept(Protocol):
     def close(self) -> None: ...
 
 
-class Unfinished:
+class Outstanding:
     """The calls in the background and the plans of one communicator.
 
     Attributes:

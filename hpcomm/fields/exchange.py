@@ -37,7 +37,7 @@ from ..node.slots import Box, awaiting
 from ..transport.datatypes import divided, gathered, gathers, spec
 from ..transport.endpoints import Rows, block, copying, count, in_one_piece, on_device, sites
 from ..transport.exchange_comm import Channel, channel
-from .negotiation import Terms, agreed
+from .negotiation import Capabilities, agreed
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -94,7 +94,7 @@ class Exchange:
         receives: Sequence[tuple[int, Any]],
         add: Sequence[int] = (),
         tag: int | None = None,
-        aboard: Collection[tuple[int, int]] | None = None,
+        device_side: Collection[tuple[int, int]] | None = None,
         verb: str = "exchange",
     ) -> None:
         comm.check_open(verb)
@@ -125,13 +125,13 @@ class Exchange:
             if peer != me and count(view):
                 outgoing.setdefault(peer, []).append(view)
         try:
-            terms = Terms(aboard=aboard or ())
-            if tag is None or (lines.carrier is not None and aboard is None):
+            terms = Capabilities(device_side=device_side or ())
+            if tag is None or (lines.carrier is not None and device_side is None):
                 arriving = {peer: [view for view, _ in each] for peer, each in incoming.items()}
                 terms = agreed(comm, lines.mpi, number, outgoing, arriving, boxes=tag is None)
             if tag is not None:  # the other end may plan another time, and without asking
-                terms = Terms(aboard=terms.aboard)
-            self.aboard = terms.aboard
+                terms = Capabilities(device_side=terms.device_side)
+            self.device_side = terms.device_side
             self._sites = sites(self._keep)
             self._plan(lines, number, sorted(outgoing.items()), sorted(incoming.items()), terms)
         except MPI.Exception as error:
@@ -244,7 +244,7 @@ class Exchange:
         return "\n".join([told, *(f"  {plan.explain()}" for plan in self._plans)])
 
     # -- how ------------------------------------------------------------------------------------------
-    def _plan(self, lines: Channel, number: int, outgoing: Any, incoming: Any, terms: Terms) -> None:
+    def _plan(self, lines: Channel, number: int, outgoing: Any, incoming: Any, terms: Capabilities) -> None:
         """Make the messages, and say in which order they and the copies before and after them are made."""
         # Receives are started first, so that messages find them posted. Within _starts the order is
         # copies out, requests; within _ends requests, copies in. Slots and device plans add to both.
@@ -355,12 +355,12 @@ class Exchange:
 
     # -- on devices -----------------------------------------------------------------------------------
     def _goes_aboard(self, pair: tuple[int, int], views: Sequence[Any]) -> bool:
-        if pair not in self.aboard and any(map(on_device, views)):
+        if pair not in self.device_side and any(map(on_device, views)):
             raise LayoutError(
                 "an array lies on a device, which the other rank does not expect",
                 hint="arrays on devices from the first call on",
             )
-        return pair in self.aboard
+        return pair in self.device_side
 
     def _carried(self, lines: Channel, peer: int, tag: int, view: Any, adds: bool | None = None) -> Plan:
         """A message of one view by the carrier; adds: for what comes in, whether it is added."""

@@ -24,13 +24,13 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Terms", "agreed"]
+__all__ = ["Capabilities", "agreed"]
 
 _ALONE, _ABOARD, _BOXED = 1, 2, 4  # bits of a wish: views as messages of their own, on a device, by slots
 _WISH = struct.Struct("=q")
 
 
-class Terms(NamedTuple):
+class Capabilities(NamedTuple):
     """Of messages, told apart by (source, dest).
 
     apart: their views go as messages of their own, because both ends would have it so.
@@ -39,7 +39,7 @@ class Terms(NamedTuple):
     """
 
     apart: Collection[tuple[int, int]] = ()
-    aboard: Collection[tuple[int, int]] = ()
+    device_side: Collection[tuple[int, int]] = ()
     outboxes: Mapping[int, tuple[Box, Box]] = {}
     inboxes: Mapping[int, tuple[Box, Box]] = {}
 
@@ -51,7 +51,7 @@ def agreed(
     outgoing: Mapping[int, Sequence[Any]],
     incoming: Mapping[int, Sequence[Any]],
     boxes: bool,
-) -> Terms:
+) -> Capabilities:
     """What is agreed for the messages of this rank to and from others, who call it, too.
 
     Two rounds of small messages between the two ends of each message:
@@ -84,7 +84,7 @@ def agreed(
     seen = _traded(mpi, tag, me, told, [pair for pair in boxed if pair[0] == me], 1)
     if outbox is not None:  # whoever will open the file has done so: nothing is left behind if we die
         outbox.hide()
-    return Terms(
+    return Capabilities(
         {pair for pair, flags in both.items() if flags & _ALONE},
         {pair for pair, wish in wishes.items() if (wish | theirs[pair]) & _ABOARD},
         {dest: outbox.boxes(dest) for (_, dest), so in seen.items() if outbox is not None and so[0]},

@@ -222,7 +222,7 @@ class Redistribution:
         ]
         add = [i for i, p in enumerate(self._route.receives) if p.sum]
         exchange = Exchange(self.comm, sends, receives, add, self._tag, self._aboard, "redistribution")
-        self._aboard = exchange.aboard
+        self._aboard = exchange.device_side
         self._last = (look, made, exchange)
         return exchange
 

@@ -12,7 +12,7 @@ from ..errors import ConfigError, HpcommError
 from ..grids.methods import misfit
 from .coupled_field import Field
 from .coupling import unit
-from .coupling.coupler import Giving, Taking
+from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import Schedule
 from .coupling.wire import Wire
@@ -199,16 +199,16 @@ def connect(
         _check(made.lack, each)
         rows = [(rank - wire.shift, where) for rank, where in (made.gives if is_giver else made.takes)]
         schedule = Schedule(each.every_s, each.lag_s, each.time)
-        aboard = wire.aboard(field.values)
+        device_side = wire.device_side(field.values)
         if is_giver:
             ahead = schedule.ahead(steps.get(each.target))
-            link.gives[each.name] = Giving(
-                wire, field, rows, schedule, _FIRST_TAG + number, each.timeout_s, ahead, aboard
+            link.gives[each.name] = Outgoing(
+                wire, field, rows, schedule, _FIRST_TAG + number, each.timeout_s, ahead, device_side
             )
         else:
             dtype = np.dtype(theirs["gives"][each.name]["dtype"])
             units = (each.source_unit, each.target_unit)
-            link.takes[each.name] = Taking(
+            link.takes[each.name] = Incoming(
                 wire,
                 field,
                 rows,
@@ -220,7 +220,7 @@ def connect(
                 conversion=unit.conversion(units[0], units[1]) if units[0] and units[1] else (1.0, 0.0),
                 recorder=recorder,
                 start_s=start_s,
-                aboard=aboard,
+                device_side=device_side,
                 uncovered=each.uncovered,
             )
             if recorder is not None:

@@ -19,7 +19,7 @@ from .report import link_lines
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .coupling.coupler import Giving, Taking
+    from .coupling.coupler import Incoming, Outgoing
     from .coupling.coupling_channel import Channel, Turns
     from .coupling.wire import Wire
     from .coupling_progress import Progress
@@ -55,12 +55,12 @@ class Link:
         self.deadline_s = TIMEOUT_S
         self.busy_s = 0.0
         self.wire: Wire | None = None  # once connected
-        self.gives: dict[str, Giving] = {}
-        self.takes: dict[str, Taking] = {}
+        self.gives: dict[str, Outgoing] = {}
+        self.takes: dict[str, Incoming] = {}
         self.progress: Progress | None = None
         self.connect: Callable[[], None] = lambda: None  # of the program, until it is done
         self.together: tuple[Channel | None, Turns | None] = (None, None)  # in and out, of exchange()
-        self.one_by_one: tuple[list[Giving], list[Taking]] = ([], [])  # what exchange() moves one by one
+        self.one_by_one: tuple[list[Outgoing], list[Incoming]] = ([], [])  # what exchange() moves one by one
 
     @classmethod
     def over(
@@ -244,13 +244,13 @@ class Link:
         if self.progress is not None:
             self.progress.note(now, time)
 
-    def _giving(self, field: Field) -> Giving:
+    def _giving(self, field: Field) -> Outgoing:
         found = self.gives.get(field.name)
         if found is None or found.field is not field:
             raise self._unknown("put", field.name, list(self.gives))
         return found
 
-    def _taking(self, field: Field) -> Taking:
+    def _taking(self, field: Field) -> Incoming:
         found = self.takes.get(field.name)
         if found is None or found.field is not field:
             raise self._unknown("get", field.name, list(self.takes))

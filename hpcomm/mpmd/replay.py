@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..communicator.communicator import Communicator
-from .coupling.coupler import Giving, Taking
+from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_clock import Schedule
 from .link import Link
 
@@ -99,7 +99,7 @@ def connect(
             each = listed.get((name, link.name, link.peer))
             if each or not listed:
                 schedule = Schedule(each.every_s, each.lag_s, each.time) if each else Schedule()
-                link.gives[name] = Giving(None, field, [], schedule, 0)
+                link.gives[name] = Outgoing(None, field, [], schedule, 0)
         for name, (field, wish) in takes.items():
             if (name, link.peer, link.name) in listed or not listed:
                 wish = listed.get((name, link.peer, link.name), wish)
@@ -107,13 +107,13 @@ def connect(
         link.one_by_one = (list(link.gives.values()), list(link.takes.values()))
 
 
-def _from_file(field: Field, recorder: Recorder, uncovered: str | float) -> Taking:
+def _from_file(field: Field, recorder: Recorder, uncovered: str | float) -> Incoming:
     kept, weights = recorder.weights_file(field.name), None
     if kept.exists():
         from ..grids import remap
 
         weights = remap.Weights.load(kept)
-    return Taking(
+    return Incoming(
         None,
         field,
         [(0, slice(0, len(field.points)))],

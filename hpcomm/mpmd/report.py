@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..communicator.communicator import Communicator
-    from .coupling.coupler import Giving, Taking
+    from .coupling.coupler import Incoming, Outgoing
     from .coupling.wire import Wire
 
 __all__ = ["Row", "advice", "bars", "link_lines", "row_of", "table"]
@@ -95,8 +95,8 @@ def link_lines(
     ends: tuple[str, str],
     local: Communicator,
     wire: Wire,
-    gives: Mapping[str, Giving],
-    takes: Mapping[str, Taking],
+    gives: Mapping[str, Outgoing],
+    takes: Mapping[str, Incoming],
     swapped: Callable[[Any, str], Any],
 ) -> list[str]:
     """What each field of a link moves and keeps. Collective over both programs.
@@ -106,7 +106,9 @@ def link_lines(
         local: this program's communicator.
         swapped: gives what the other program says, for what this one does.
     """
-    sides: dict[tuple[str, str], Giving | Taking] = {(ends[0], name): side for name, side in gives.items()}
+    sides: dict[tuple[str, str], Outgoing | Incoming] = {
+        (ends[0], name): side for name, side in gives.items()
+    }
     sides |= {(ends[1], name): side for name, side in takes.items()}
     mine = {key: _about(sides[key], local, key[0] == ends[0]) for key in sides}
     theirs = swapped(mine, "report")
@@ -140,7 +142,7 @@ def _line(name: str, source: str, target: str, given: dict[str, Any], taken: dic
     )
 
 
-def _about(side: Giving | Taking, local: Communicator, gives: bool) -> dict[str, Any]:
+def _about(side: Outgoing | Incoming, local: Communicator, gives: bool) -> dict[str, Any]:
     """This program's side of a field. Collective over its ranks."""
     field, is_mapped = side.field, side.mapping != "none"
     return {
@@ -154,7 +156,7 @@ def _about(side: Giving | Taking, local: Communicator, gives: bool) -> dict[str,
     }
 
 
-def _cover(side: Giving | Taking, local: Communicator) -> str:
+def _cover(side: Outgoing | Incoming, local: Communicator) -> str:
     """What there is to say of points that a mapping does not reach, or not all of. Collective over local."""
     weights = getattr(side, "weights", None)
     fraction = np.ones(0) if weights is None else weights.fraction
@@ -170,7 +172,7 @@ def _cover(side: Giving | Taking, local: Communicator) -> str:
     return "".join(f"; {each}" for each in words)
 
 
-def _integral(side: Giving | Taking, local: Communicator) -> float | None:
+def _integral(side: Outgoing | Incoming, local: Communicator) -> float | None:
     """Of what was sent last, or taken last; None: that lies between two times."""
     if side.schedule.time == "linear":
         return None

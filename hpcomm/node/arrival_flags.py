@@ -37,7 +37,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["MARK", "NUMBERS", "RANKS", "Flags", "functions", "is_wanted", "numbers"]
+__all__ = ["MARK", "NUMBERS", "RANKS", "ArrivalFlags", "functions", "is_wanted", "numbers"]
 
 MARK = 56  # bit of a flag from which the number stands
 NUMBERS = 4  # of flags, even ones for the first of two cells; all ranks raise one at every use of a cell
@@ -88,7 +88,7 @@ def functions() -> dict[int, tuple[Any, Any]]:
     }
 
 
-class Flags:
+class ArrivalFlags:
     """How the ranks of one communicator wait for each other's flags.
 
     Args:

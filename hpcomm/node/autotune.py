@@ -25,7 +25,7 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["LEAST", "Contest"]
+__all__ = ["LEAST", "Autotuner"]
 
 LEAST = 1 << 20  # bytes of a call; of shorter ones trials, which take the general path, would be a good part
 OURS, THEIRS, TRIAL = 0, 1, 2
@@ -36,7 +36,7 @@ _PERIOD_S = 0.5  # and than take so long: a virtual machine's cores may be moved
 _CLEARLY = 1.02  # times as quick MPI has to be
 
 
-class Contest:
+class Autotuner:
     """Of calls of one kind and about one size, which all ranks make alike.
 
     Args:

@@ -46,7 +46,7 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Shelves", "landing_bytes", "shelf_bytes", "slot_bytes"]
+__all__ = ["BlockPool", "landing_bytes", "shelf_bytes", "slot_bytes"]
 
 SLOTS = 8
 _LINE, _MOVED = 64, 16  # bytes: of a cache line, and of the steps by which a block is moved in its slot,
@@ -77,7 +77,7 @@ def landing_bytes(slot: int) -> int:
     return min(slot, _LANDING)
 
 
-class Shelves:
+class BlockPool:
     """The block pool of all ranks of a node.
 
     Args:

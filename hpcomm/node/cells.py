@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from .arrival_flags import MARK, NUMBERS, Flags, numbers
+from .arrival_flags import MARK, NUMBERS, ArrivalFlags, numbers
 
 if TYPE_CHECKING:
     import mmap
@@ -66,7 +66,7 @@ class Tables:
         suspect: Suspect | None,
         head: int = _SMALL_HEAD,
     ) -> None:
-        self.flags = flags = Flags(comm, suspect or (lambda *call: None))
+        self.flags = flags = ArrivalFlags(comm, suspect or (lambda *call: None))
         self._known, self._always = (_KNOWN, 0) if suspect else (0, 1)  # bits that a flag has
         self.room, self._rank, self._head = len(places[0][0]) - head, comm.rank, head
         self._places = [[both[i] for both in places] for i in (0, 1)]

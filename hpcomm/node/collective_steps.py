@@ -27,10 +27,10 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Steps", "few", "function"]
+__all__ = ["CollectiveSteps", "few", "function"]
 
 
-class Steps:
+class CollectiveSteps:
     """How the verbs go: each makes step(x, out, signature) for pieces of so many elements.
 
     Where x has a block for each rank, or the result has, it has two axes here, and the first one is the rank.

@@ -38,9 +38,9 @@ from ..core.signature import ROOT, VERB, VERBS, signature
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, PREFIXES, REDUCTIONS, TABLE
 from . import autotune
 from .arrival_flags import RANKS, is_wanted
-from .autotune import Contest
+from .autotune import Autotuner
 from .cells import Tables, large, table_bytes
-from .collective_steps import Steps, function
+from .collective_steps import CollectiveSteps, function
 from .segment import share
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .arrival_flags import Suspect
     from .collective_steps import Step
 
-__all__ = ["Within"]
+__all__ = ["NodeCollectives"]
 
 # Above, MPI lets ranks read from each other's arrays, which saves a copy that no other rank shares.
 _MOST = {"scatter": 2 << 20, "all_to_all": 2 << 20, "all_gather": 8 << 20}
@@ -68,7 +68,7 @@ _SMALL_BY = {  # or more, where MPI is slower
 _taken = 0  # of NODE_MEMORY
 
 
-class Within:
+class NodeCollectives:
     """Shared-memory collectives of one communicator. Calls that takes() go this way, on every rank.
 
     Args:
@@ -88,7 +88,7 @@ class Within:
         self._is_small_only = False  # since there was no memory for large ones
         self._ways: dict[tuple[int, int, Any], Step] = {}
         self._limits: dict[int, tuple[int, int]] = {}
-        self._contests: dict[tuple[int, int], Contest | None] = {}
+        self._contests: dict[tuple[int, int], Autotuner | None] = {}
 
     @staticmethod
     def pays(size: int) -> bool:
@@ -144,7 +144,7 @@ class Within:
     def turns(self, code: int, count: int, dtype: np.dtype[Any], mine: int) -> list[tuple[Any, ...]]:
         """See Steps; for small calls, with this signature."""
         assert self.small is not None
-        return Steps(self.small, self._comm, code, count, dtype).turns(mine)
+        return CollectiveSteps(self.small, self._comm, code, count, dtype).turns(mine)
 
     def way(self, code: int, count: int, dtype: np.dtype[Any]) -> Step | None:
         """way(x, out, signature) for flat arrays that takes() is true of; None: there is no room as yet.
@@ -163,7 +163,7 @@ class Within:
             self._ways[known] = self._make(tables, code, count, dtype)
         return self._ways[known]
 
-    def contest(self, code: int, count: int) -> Contest | None:
+    def contest(self, code: int, count: int) -> Autotuner | None:
         """That of calls like this one; None: they go this way anyhow."""
         known = code & ~ROOT, count.bit_length()
         if known not in self._contests:
@@ -171,7 +171,7 @@ class Within:
             blocks = self._comm.size if VERBS[code & VERB] in INPUT_BLOCKS | OUTPUT_BLOCKS else 1
             is_long = dtype is not None and blocks * dtype.itemsize << known[1] > autotune.LEAST
             may_change = is_long and _is_exact(code, self._comm.size)
-            self._contests[known] = Contest(self._comm.mpi_handle) if may_change else None
+            self._contests[known] = Autotuner(self._comm.mpi_handle) if may_change else None
         return self._contests[known]
 
     def carry(self, call: Call, library: Callable[[Call], None]) -> Callable[[], None]:
@@ -207,7 +207,7 @@ class Within:
         has_rows, gets_rows = verb in INPUT_BLOCKS, verb in OUTPUT_BLOCKS
         bounds = [*range(0, count, _piece(verb, comm.size) // dtype.itemsize), count]
         lengths = {high - low for low, high in pairwise(bounds)}
-        steps = {n: getattr(Steps(tables, comm, code, n, dtype), verb)() for n in lengths}
+        steps = {n: getattr(CollectiveSteps(tables, comm, code, n, dtype), verb)() for n in lengths}
         first: Step = steps[bounds[1]]
 
         def way(x: Any, out: Any, mine: int) -> None:

@@ -29,7 +29,7 @@ from contextlib import suppress
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from .blocks import Shelves, shelf_bytes, slot_bytes
+from .blocks import BlockPool, shelf_bytes, slot_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,8 +37,21 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "GONE", "LAPS", "PLACE", "Board", "Lookers", "Region", "cores", "exchanged", "last_call", "open_board",
-    "post", "posted", "refusal", "refuse", "share",
+    "GONE",
+    "LAPS",
+    "PLACE",
+    "Lookers",
+    "NodeSegment",
+    "Region",
+    "cores",
+    "exchanged",
+    "last_call",
+    "open_board",
+    "post",
+    "posted",
+    "refusal",
+    "refuse",
+    "share",
 ]  # fmt: skip
 
 LAPS = 128  # entries of a call log
@@ -233,7 +246,7 @@ class Region:
 Lookers = list[tuple[Region, int, int]]  # of others: their call log, how often it was left before
 
 
-class Board:
+class NodeSegment:
     """All rank blocks of this node; regions[here] is this rank's own; node: a number common to the node.
 
     group: whose blocks they are, in their order.
@@ -246,7 +259,7 @@ class Board:
         regions: list[Region],
         here: int,
         node: int,
-        shelves: Shelves | None = None,
+        pool: BlockPool | None = None,
         cores: int = 1,
         file: int = -1,
         group: MPI.Group | None = None,
@@ -256,7 +269,7 @@ class Board:
         self.regions = regions
         self.here = here
         self.node = node
-        self.shelves = shelves
+        self.pool = pool
         self.is_crowded = len(regions) > cores
         # What is free, and who may still look at it: ranks in their last call of an earlier communicator.
         self._free: deque[tuple[int, Lookers]] = deque((slot, []) for slot in range(RINGS))
@@ -332,10 +345,10 @@ class Board:
         return True
 
 
-current: Board | None = None  # of this node, once MPI is up; None where ranks share no memory
+current: NodeSegment | None = None  # of this node, once MPI is up; None where ranks share no memory
 
 
-def open_board(world: MPI.Intracomm) -> Board | None:
+def open_board(world: MPI.Intracomm) -> NodeSegment | None:
     """Set up the node segment of this node (collective over world); None where ranks share no memory."""
     from mpi4py import MPI
 
@@ -357,14 +370,14 @@ def open_board(world: MPI.Intracomm) -> Board | None:
         regions = [Region(view[i * own : (i + 1) * own], file, i * own) for i in range(node.size)]
         regions[node.rank].hold()
         shared = share(node, shelf_bytes(slot)) if slot else None  # all have come to this before it ends
-        shelves = None
+        pool = None
         if shared is None:
             node.Barrier()
         else:
-            shelves = Shelves(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
+            pool = BlockPool(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
         for i in range(1, node.size):
             regions[(node.rank + i) % node.size].look()
-        return Board(regions, node.rank, number, shelves, _cores(node), file, node.Get_group())
+        return NodeSegment(regions, node.rank, number, pool, _cores(node), file, node.Get_group())
     finally:
         node.Free()
 

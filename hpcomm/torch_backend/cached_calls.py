@@ -19,15 +19,15 @@ import torch
 from ..core.dtypes import from_torch, numpy_dtype
 from ..errors import HpcommError
 from .calls import OPERATORS, head_of, words
-from .network_collectives import HALVES, NO_CALL, Far
+from .network_collectives import HALVES, NO_CALL, NetworkCollectives
 from .profile import recording
-from .shared_collectives import Near
+from .shared_collectives import SharedCollectives
 from .tensor_memory import fit, folding
 from .torch_errors import as_torch
 from .worker import Worker
-from .zero_copy import Straight
+from .zero_copy import ZeroCopy
 
-__all__ = ["Short"]
+__all__ = ["CachedCalls"]
 
 _KEPT = 1000  # plans
 _TINY = 64  # halves up to which numpy is quicker than torch; two of them it rounds as torch does
@@ -52,7 +52,7 @@ Plan = tuple[Pairs, Pairs, Run | None, Run | None, int, int, str | None]
 _ALL = slice(None)  # made once
 
 
-class Short:
+class CachedCalls:
     """The cached plans of a group's calls; slots, because they are read faster than a group's attributes.
 
     Attributes:
@@ -63,9 +63,11 @@ class Short:
 
     __slots__ = ("_by", "_found", "_plans", "_turn", "_worker", "calls", "plain", "seconds")
 
-    def __init__(self, by: Far, worker: Worker, turn: Lock, seconds: float, plain: bool) -> None:
+    def __init__(
+        self, by: NetworkCollectives, worker: Worker, turn: Lock, seconds: float, plain: bool
+    ) -> None:
         self._by, self._worker, self._turn, self.seconds = by, worker, turn, seconds
-        self.plain = plain and isinstance(by, Near)
+        self.plain = plain and isinstance(by, SharedCollectives)
         self.calls = 0
         self._plans: dict[Key, list[Plan]] = {}
         self._found: dict[Key, tuple[int, int, str | None]] = {}
@@ -122,7 +124,7 @@ class Short:
         """The plans of a call, kept unless it is too long; none where a call cannot have one."""
         verb, number, root, dtype, n = key[:5]
         by, kind = self._by, (verb, number, root, dtype)
-        assert isinstance(by, Near)
+        assert isinstance(by, SharedCollectives)
         if kind not in self._found:
             self._found[kind] = 0, 0, None
             op = OPERATORS.get(number)
@@ -141,7 +143,13 @@ class Short:
 
 @torch.inference_mode(False)  # a plan that is made there serves elsewhere, too
 def _plan(
-    near: Near, verb: str, op: Any, dtype: torch.dtype, root: int, ends: tuple[int, int, int, int], code: int
+    near: SharedCollectives,
+    verb: str,
+    op: Any,
+    dtype: torch.dtype,
+    root: int,
+    ends: tuple[int, int, int, int],
+    code: int,
 ) -> list[Plan]:
     """The plan for each place in shared memory; none where tensors do not fit or overlap.
 
@@ -159,12 +167,12 @@ def _plan(
     if not apart and (cuts > blocks or not same):
         return []
     whole, filled = _at(x_at, n, dtype), _at(out_at, m, dtype)
-    if isinstance(near, Straight) and near.is_long(verb, whole.nbytes):
+    if isinstance(near, ZeroCopy) and near.is_long(verb, whole.nbytes):
         # is long for all ranks: shared memory is no way out for one of them
         run = near.going(verb, op, root, whole, filled)
         steps = [] if run is None else range(near.places)
         return [([near.lending(whole)], [], None, run, place, code, op) for place in steps]
-    if n > Near.most(near, verb, op, dtype):
+    if n > SharedCollectives.most(near, verb, op, dtype):
         return []  # what zero_copy.py publishes goes further
     block = -(-n // p) if cuts else n
     x, out = whole.split(block), filled.split(block)
@@ -202,7 +210,7 @@ def _plan(
     return plans
 
 
-def _fetched(near: Near, parts: list[Tensor]) -> tuple[Moves, list[Tensor]]:
+def _fetched(near: SharedCollectives, parts: list[Tensor]) -> tuple[Moves, list[Tensor]]:
     """Copies of parts, all but the first, and where they then are.
 
     Widening halves waits for each line of another core's first cache; copying has many come at once.
@@ -212,7 +220,7 @@ def _fetched(near: Near, parts: list[Tensor]) -> tuple[Moves, list[Tensor]]:
     return list(zip(there, parts[1:], strict=True)), [parts[0], *there]
 
 
-def _pass_on(near: Near, gives: Pairs, takes: Pairs) -> None:
+def _pass_on(near: SharedCollectives, gives: Pairs, takes: Pairs) -> None:
     """Write what this rank has folded, and take what the others have."""
     for there, here in gives:
         there[_ALL] = here
@@ -236,7 +244,7 @@ def _view(x: Tensor) -> memoryview:
     return x.view(torch.uint8).numpy().data
 
 
-def _folding(near: Near, op: str, parts: list[Tensor], out: Tensor) -> Callable[[], Any]:
+def _folding(near: SharedCollectives, op: str, parts: list[Tensor], out: Tensor) -> Callable[[], Any]:
     """What reduces parts into out: numpy's functions, which begin three times as fast as torch's."""
     if out.dtype in HALVES:
         if len(parts) == 2 and op in ("sum", "prod") and out.numel() <= _TINY:

@@ -13,7 +13,7 @@ from ..communicator.communicator import Communicator
 from ..errors import ConfigError, HpcommError
 from . import rendezvous
 from .names import c10d, dist, label
-from .network_collectives import Far
+from .network_collectives import NetworkCollectives
 from .process_group import ProcessGroupMPI
 from .torch_errors import is_unknown, moved
 
@@ -83,7 +83,7 @@ def create() -> ProcessGroupMPI:
 def _watched(ranks: list[int], name: str) -> Iterator[None]:
     """While a group of these ranks of the default group is made: see watch."""
     group = c10d.GroupMember.WORLD
-    carrier = Far(group.comm, group.gate) if isinstance(group, ProcessGroupMPI) else None
+    carrier = NetworkCollectives(group.comm, group.gate) if isinstance(group, ProcessGroupMPI) else None
     if carrier is not None:
         carrier.call, carrier.needs = (0, group.seconds, lambda: f"making group '{name}'"), ranks
         carrier.inside = time.monotonic()

@@ -20,7 +20,7 @@ from .tensor_memory import flat_of, give_back
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..core.request import Request
-    from .network_collectives import Far
+    from .network_collectives import NetworkCollectives
 
 __all__ = [
     "all_gather",
@@ -44,14 +44,14 @@ Tensor = torch.Tensor
 
 
 @staged("x", onboard=True)
-def all_reduce(comm: Far, x: Tensor, op: Any) -> Run:
+def all_reduce(comm: NetworkCollectives, x: Tensor, op: Any) -> Run:
     if x.is_sparse:
         return _all_reduce_sparse(comm, x, op)
 
     return lambda: comm.all_reduce(x, op, out=x)
 
 
-def _all_reduce_sparse(comm: Far, x: Tensor, op: Any) -> Run:
+def _all_reduce_sparse(comm: NetworkCollectives, x: Tensor, op: Any) -> Run:
     """The sum of sparse tensors: each rank's entries go round, and equal places add up."""
     if op not in ("sum", "avg"):
         raise DtypeError(f"{op} of sparse tensors has no meaning", hint="op=ReduceOp.SUM, or x.to_dense()")
@@ -69,7 +69,7 @@ def _all_reduce_sparse(comm: Far, x: Tensor, op: Any) -> Run:
 
 
 @staged("tensors", onboard=True)
-def all_reduce_coalesced(comm: Far, tensors: list[Tensor], op: Any) -> Run:
+def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: Any) -> Run:
     """Small tensors travel as one."""
     if (
         len(tensors) == 1
@@ -94,12 +94,12 @@ def all_reduce_coalesced(comm: Far, tensors: list[Tensor], op: Any) -> Run:
 
 
 @staged("x", onboard=True)
-def broadcast(comm: Far, x: Tensor, root: int) -> Run:
+def broadcast(comm: NetworkCollectives, x: Tensor, root: int) -> Run:
     return lambda: comm.broadcast(x, root, out=x)
 
 
 @staged("x", onboard=True)
-def reduce(comm: Far, x: Tensor, op: Any, root: int) -> Run:
+def reduce(comm: NetworkCollectives, x: Tensor, op: Any, root: int) -> Run:
     def run() -> None:
         comm.reduce(x, op, root, out=x if comm.rank == root else None)
 
@@ -128,7 +128,7 @@ def _unstack(stack: Tensor, tensors: list[Tensor]) -> None:
 
 
 @staged("outputs", onboard=True)
-def all_gather(comm: Far, outputs: list[Tensor], x: Tensor) -> tuple[Run, int]:
+def all_gather(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> tuple[Run, int]:
     """What is to run, and the number of elements to be compared: 0 where ranks bring different shapes."""
     if any(out.shape != outputs[0].shape for out in outputs):
         return _all_gather_uneven(comm, outputs, x), 0
@@ -144,7 +144,7 @@ def all_gather(comm: Far, outputs: list[Tensor], x: Tensor) -> tuple[Run, int]:
     return run, x.numel()
 
 
-def _all_gather_uneven(comm: Far, outputs: list[Tensor], x: Tensor) -> Run:
+def _all_gather_uneven(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> Run:
     _check_same("all_gather", outputs[comm.rank], x)
 
     def run() -> None:
@@ -170,7 +170,7 @@ def _check_same(verb: str, out: Tensor, x: Tensor) -> None:
 
 
 @staged("output", onboard=True)
-def all_gather_into(comm: Far, output: Tensor, x: Tensor) -> Run:
+def all_gather_into(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Run:
     if output.numel() != x.numel() * comm.size:
         raise ValueError(
             f"output tensor size must be equal to world_size times input tensor size: {output.numel()} "
@@ -198,7 +198,7 @@ def _unpacking(run: Run, output: Tensor) -> Run:
 
 
 @staged("outputs", onboard=True)
-def gather(comm: Far, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run:
+def gather(comm: NetworkCollectives, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run:
     there = _stacked(outputs) if outputs else None
 
     def run() -> None:
@@ -210,7 +210,7 @@ def gather(comm: Far, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run
 
 
 @staged("output", onboard=True)
-def scatter(comm: Far, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
+def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
     stack = None
     if inputs is not None:
         stack = _stacked(inputs)
@@ -223,7 +223,7 @@ def scatter(comm: Far, output: Tensor, inputs: list[Tensor] | None, root: int) -
 
 
 @staged("output", onboard=True)
-def reduce_scatter(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
+def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
     if any(x.shape != inputs[0].shape for x in inputs):
         return _reduce_scatter_uneven(comm, output, inputs, op)
 
@@ -235,7 +235,7 @@ def reduce_scatter(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> 
     return run
 
 
-def _fold_rows(comm: Far, output: Tensor, x: Tensor, op: Any) -> None:
+def _fold_rows(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Any) -> None:
     """Row r of x, of shape (size, ...), folded, into output of rank r."""
     rows = _rows(x.contiguous(), comm.size)
     is_apart = x.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()  # FSDP reduces in place
@@ -245,7 +245,7 @@ def _fold_rows(comm: Far, output: Tensor, x: Tensor, op: Any) -> None:
         output.data.copy_(comm.reduce_scatter(rows, op).view(output.shape))
 
 
-def _reduce_scatter_uneven(comm: Far, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
+def _reduce_scatter_uneven(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
     def run() -> None:
         for root, x in enumerate(inputs):
             received = comm.reduce(x.detach(), op, root)
@@ -256,7 +256,7 @@ def _reduce_scatter_uneven(comm: Far, output: Tensor, inputs: list[Tensor], op: 
 
 
 @staged("output", onboard=True)
-def reduce_scatter_into(comm: Far, output: Tensor, x: Tensor, op: Any) -> Run:
+def reduce_scatter_into(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Any) -> Run:
     if x.numel() != output.numel() * comm.size:
         raise ValueError(
             f"input tensor must be the same size as output size times world size: {x.numel()} elements for "
@@ -267,7 +267,7 @@ def reduce_scatter_into(comm: Far, output: Tensor, x: Tensor, op: Any) -> Run:
 
 
 @staged("output", onboard=True)
-def all_to_all_single(comm: Far, output: Tensor, x: Tensor) -> Run:
+def all_to_all_single(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Run:
     if x.numel() != output.numel() or (x.dim() and x.shape[0] % comm.size):
         raise ValueError(
             f"Tensor's dim 0 does not divide equally across group size: {tuple(x.shape)} to "
@@ -282,7 +282,7 @@ def all_to_all_single(comm: Far, output: Tensor, x: Tensor) -> Run:
 
 @staged("output")
 def all_to_all_uneven(
-    comm: Far, output: Tensor, x: Tensor, output_sizes: list[int], input_sizes: list[int]
+    comm: NetworkCollectives, output: Tensor, x: Tensor, output_sizes: list[int], input_sizes: list[int]
 ) -> Run:
     def cut(whole: Tensor, sizes: list[int]) -> list[int]:
         rows = whole.shape[0] if whole.dim() else 1
@@ -301,7 +301,7 @@ def all_to_all_uneven(
 
 
 @staged("outputs")
-def all_to_all(comm: Far, outputs: list[Tensor], inputs: list[Tensor]) -> Run:
+def all_to_all(comm: NetworkCollectives, outputs: list[Tensor], inputs: list[Tensor]) -> Run:
     def run() -> None:
         there = [out.numel() for out in outputs]
         landing = outputs[0].new_empty(sum(there))

@@ -49,9 +49,9 @@ from .torch_errors import as_torch
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
-    from ..node.segment import Board, Lookers, Region
+    from ..node.segment import Lookers, NodeSegment, Region
 
-__all__ = ["LOOK_S", "Gate", "pause", "rest"]
+__all__ = ["LOOK_S", "MonitoredGate", "pause", "rest"]
 
 GAVE_UP = -1  # posted instead of a signature by a rank that waits no more,
 DOUBTS = -2  # and by one that is about to
@@ -67,7 +67,7 @@ _NAMED = 16  # and how many are named that have not come
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
 
 
-class Gate:
+class MonitoredGate:
     """meet(signature, seconds, words, told=()) returns when all ranks have met for the same call.
 
     words(*told) says the call for messages; it is asked only when something is wrong.
@@ -102,7 +102,7 @@ class Gate:
         else:
             self.meet = self._by_message
 
-    def _meet(self, board: Board | None) -> dict[int, tuple[Any, ...]]:
+    def _meet(self, board: NodeSegment | None) -> dict[int, tuple[Any, ...]]:
         """By rank, of those of this node: region, ring, how often it was left, process, its space, cores.
 
         Ranks of other nodes tell nothing: what is kept of all grows with their number.

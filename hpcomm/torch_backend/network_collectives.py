@@ -17,9 +17,9 @@ from .network_watchdog import watch
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
-    from .monitored_gate import Gate
+    from .monitored_gate import MonitoredGate
 
-__all__ = ["FLOATS", "HALVES", "NO_CALL", "Far", "as_bits", "exchange", "folded"]
+__all__ = ["FLOATS", "HALVES", "NO_CALL", "NetworkCollectives", "as_bits", "exchange", "folded"]
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
@@ -42,7 +42,7 @@ _LENT = (
 _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 
 
-class Far:
+class NetworkCollectives:
     """The verbs of comm that need more than MPI has; all else is comm's own.
 
     A call is made between expect() and done(): the ranks meet in the barrier before they enter MPI.
@@ -53,7 +53,7 @@ class Far:
         needs: the ranks without which it cannot end.
     """
 
-    def __init__(self, comm: Communicator, gate: Gate) -> None:
+    def __init__(self, comm: Communicator, gate: MonitoredGate) -> None:
         self.comm, self.gate = comm, gate
         self.rank, self.size = comm.rank, comm.size
         self.call = NO_CALL

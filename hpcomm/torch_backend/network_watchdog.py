@@ -16,14 +16,14 @@ from ..agree import runtime
 from ..core.limits import NETWORK_PATIENCE_S, NETWORK_TICK_S
 
 if TYPE_CHECKING:
-    from .network_collectives import Far
+    from .network_collectives import NetworkCollectives
 
 __all__ = ["watch"]
 
-_watched: weakref.WeakSet[Far] = weakref.WeakSet()
+_watched: weakref.WeakSet[NetworkCollectives] = weakref.WeakSet()
 
 
-def watch(carrier: Far) -> None:
+def watch(carrier: NetworkCollectives) -> None:
     """Look after the calls of carrier from now on."""
     if not _watched:
         threading.Thread(target=_look, name="hpcomm-watch", daemon=True).start()

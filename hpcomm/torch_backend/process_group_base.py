@@ -20,10 +20,10 @@ import torch
 from ..communicator.communicator import Communicator
 from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
-from .cached_calls import Short
+from .cached_calls import CachedCalls
 from .calls import SAYS_LATER, head_of, words
 from .cuda_streams import Aside, is_onboard
-from .monitored_gate import Gate
+from .monitored_gate import MonitoredGate
 from .names import c10d, dist, label
 from .profile import recorded, recording
 from .torch_errors import as_torch
@@ -31,12 +31,12 @@ from .work import JointWork, QueuedWork, Work, flat
 from .worker import Poller, Worker
 from .zero_copy import carrier
 
-__all__ = ["Frame", "nothing"]
+__all__ = ["ProcessGroupBase", "nothing"]
 
 _DRAIN_S = 5.0  # that the end of a group waits for what is still queued, and for the other ranks
 
 
-class Frame(dist.ProcessGroup):  # type: ignore[misc]
+class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     """What a process group over a Communicator of its own is, without its calls.
 
     Attributes:
@@ -55,7 +55,7 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
         self._key = comm.broadcast_object(self._group_name)  # in the store; names may differ between ranks
         timeout = told.get("timeout") or c10d.default_pg_timeout
         self.seconds = timeout.total_seconds()
-        self.gate = Gate(comm, self.label, self.get_group_store)
+        self.gate = MonitoredGate(comm, self.label, self.get_group_store)
         self._by = carrier(comm, self.gate)
         self._turn = threading.Lock()  # held by whoever makes collective calls
         self.worker = Worker(f"hpcomm-{self._group_name}")
@@ -68,7 +68,7 @@ class Frame(dist.ProcessGroup):  # type: ignore[misc]
         self._inner: Any = None  # torch's own group for devices of other backends
         self._devices = self._register_others()
         self._plain = SAYS_LATER and self._inner is None and not self._detail
-        self._short = Short(self._by, self.worker, self._turn, self.seconds, self._plain)
+        self._short = CachedCalls(self._by, self.worker, self._turn, self.seconds, self._plain)
 
     # -- what torch asks of a group ----------------------------------------------------------------
     def rank(self) -> int:

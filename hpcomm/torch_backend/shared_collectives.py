@@ -40,14 +40,14 @@ from ..core.limits import (
 from ..errors import HpcommError
 from ..node.segment import share
 from .monitored_gate import LOOK_S
-from .network_collectives import HALVES, Far
+from .network_collectives import HALVES, NetworkCollectives
 from .tensor_memory import KINDS, Bytes, as_bytes, fit, flat_of, fold, folds, give_back, put, rows_of, target
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
-    from .monitored_gate import Gate
+    from .monitored_gate import MonitoredGate
 
-__all__ = ["MOST", "SHELF", "Near", "shelves_of"]
+__all__ = ["MOST", "SHELF", "SharedCollectives", "shelves_of"]
 
 Tensor = torch.Tensor
 _PLACES = 3  # a piece is laid while the one before is folded, and the one before that is taken
@@ -68,7 +68,7 @@ def shelves_of(comm: Communicator) -> mmap.mmap | None:
     return memory
 
 
-class Near(Far):
+class SharedCollectives(NetworkCollectives):
     """Collectives of ranks that share memory; what they cannot carry out MPI does (Far).
 
     Attributes:
@@ -77,7 +77,7 @@ class Near(Far):
 
     places = _PLACES
 
-    def __init__(self, comm: Communicator, gate: Gate, memory: mmap.mmap) -> None:
+    def __init__(self, comm: Communicator, gate: MonitoredGate, memory: mmap.mmap) -> None:
         super().__init__(comm, gate)
         self._memory = memory
         self._words = memoryview(memory).cast("q")

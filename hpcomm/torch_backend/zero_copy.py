@@ -19,8 +19,8 @@ from ..core.limits import READ_LEAST, READ_LEAST_ALL_REDUCE, READ_PIECE, READ_SC
 from ..errors import TransportError
 from .calls import in_turn
 from .cross_memory import reach
-from .network_collectives import Far
-from .shared_collectives import MOST, SHELF, Near, shelves_of
+from .network_collectives import NetworkCollectives
+from .shared_collectives import MOST, SHELF, SharedCollectives, shelves_of
 from .tensor_memory import copying, flat_of, folding, folds, give_back, rows_of, target
 from .torch_errors import as_torch
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from ..communicator.communicator import Communicator
     from .cross_memory import Reach
-    from .monitored_gate import Gate
+    from .monitored_gate import MonitoredGate
 
-__all__ = ["Straight", "carrier"]
+__all__ = ["ZeroCopy", "carrier"]
 
 Tensor = torch.Tensor
 Run = Callable[[], Any]
@@ -41,21 +41,21 @@ _GOING_S = 1.0  # for a rank that cannot be reached to be seen to have ended
 _ORDERED = ("x86_64", "AMD64")  # stores are seen in order there; nothing in Python could see to it elsewhere
 
 
-def carrier(comm: Communicator, gate: Gate) -> Far:
+def carrier(comm: Communicator, gate: MonitoredGate) -> NetworkCollectives:
     """What carries out the calls of comm: the quickest that all its ranks can use. Collective."""
     if comm.size == 1 or not gate.on_board or comm.size > MOST or platform.machine() not in _ORDERED:
-        return Far(comm, gate)
+        return NetworkCollectives(comm, gate)
     memory = shelves_of(comm)
     if memory is None:
-        return Far(comm, gate)
+        return NetworkCollectives(comm, gate)
     others = reach(comm)
-    return Near(comm, gate, memory) if others is None else Straight(comm, gate, memory, others)
+    return SharedCollectives(comm, gate, memory) if others is None else ZeroCopy(comm, gate, memory, others)
 
 
-class Straight(Near):
+class ZeroCopy(SharedCollectives):
     """Shared-memory collectives, with long calls by zero-copy."""
 
-    def __init__(self, comm: Communicator, gate: Gate, memory: mmap.mmap, reach: Reach) -> None:
+    def __init__(self, comm: Communicator, gate: MonitoredGate, memory: mmap.mmap, reach: Reach) -> None:
         super().__init__(comm, gate, memory)
         self._reach = reach
         self._peers = [q for q in range(comm.size) if q != comm.rank]

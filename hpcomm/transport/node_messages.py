@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..core.comm import Comm
-    from ..node.blocks import Shelves
-    from ..node.segment import Board
+    from ..node.blocks import BlockPool
+    from ..node.segment import NodeSegment
     from . import mpi as transport
 
     Parts = list[tuple[int, int, np.ndarray[Any, Any]]]
@@ -67,7 +67,7 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Handover"]
+__all__ = ["NodeMessages"]
 
 _PIECE = range(32 << 10, 128 << 10)  # bytes of a quarter; a core's cache holds them beside their source
 _POST, _SERIAL, _TAG, _CLAIM, _HERE = range(5)
@@ -98,7 +98,7 @@ class _Near(dict[int, Any]):
         return self._other
 
 
-class Handover:
+class NodeMessages:
     """How one communicator hands messages over to ranks of this node, and is handed them.
 
     Args:
@@ -111,9 +111,9 @@ class Handover:
         pending: receives that may take one in the background.
     """
 
-    def __init__(self, comm: Comm, board: Board, shelves: Shelves, notes: dict[int, memoryview]) -> None:
+    def __init__(self, comm: Comm, board: NodeSegment, pool: BlockPool, notes: dict[int, memoryview]) -> None:
         own = board.mine.notes(comm.call_log)
-        self._comm, self._shelves = comm, shelves
+        self._comm, self._shelves = comm, pool
         self._own, self._here = own, comm.rank << _SOURCE | _POSTED
         self._shelf_of = {**comm.block_homes, comm.rank: board.here}
         self._nobody = memoryview(bytes(8 * len(own))).cast("q")
@@ -122,7 +122,7 @@ class Handover:
         self.number = _Near({rank: count().__next__ for rank in notes}, far)
         self.received = _Near(dict.fromkeys(notes, 0), -_FAR)
         self.pending = 0
-        self.most = landing_bytes(shelves.slot)
+        self.most = landing_bytes(pool.slot)
         self._serial = 0
         self._trust = _Near(dict.fromkeys(notes, RENDEZVOUS_TRIES), 0)  # as a receiver,
         self._hope = _Near(self._trust, 0)  # and as a sender
@@ -136,11 +136,11 @@ class Handover:
         self._any_tag = MPI.ANY_TAG
 
     @classmethod
-    def of(cls, comm: Comm, board: Board, notes: dict[int, memoryview]) -> Handover | None:
+    def of(cls, comm: Comm, board: NodeSegment, notes: dict[int, memoryview]) -> NodeMessages | None:
         """That of a communicator; None where its ranks have no memory for it, or shall not use it."""
-        if board.shelves is None or comm.size > _RANKS or not is_wanted():
+        if board.pool is None or comm.size > _RANKS or not is_wanted():
             return None
-        return cls(comm, board, board.shelves, notes)
+        return cls(comm, board, board.pool, notes)
 
     def give(self, dest: int, tag: int, flat: Any, nbytes: int, number: int) -> bool:
         """Hand over message `number` to dest, if it waits for it; false: it is left to MPI.

@@ -33,7 +33,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(autotune, "_PERIOD", range(16, 32))
     monkeypatch.setattr(autotune, "_STEADY", 16)
     seen: list[int] = []
-    make = node_collectives.Within._make
+    make = node_collectives.NodeCollectives._make
 
     def noted(self: Any, *what: Any) -> Any:
         way = make(self, *what)
@@ -44,7 +44,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return call
 
-    monkeypatch.setattr(node_collectives.Within, "_make", noted)
+    monkeypatch.setattr(node_collectives.NodeCollectives, "_make", noted)
     return seen
 
 

@@ -20,7 +20,7 @@ import hpcomm
 from hpcomm.communicator import device_payload, payload, pickling
 from hpcomm.core import buffer
 from hpcomm.device import driver, model, order
-from hpcomm.mpmd.coupling.device_operations import There
+from hpcomm.mpmd.coupling.device_operations import DeviceOperations
 from hpcomm.transport.device import cuda_aware, dispatch, ipc, pipeline, staging, workspace
 
 # elements of float32 that go in one MPI call; in pieces or through the slab; in an allocation opened itself
@@ -669,8 +669,8 @@ def test_objects_with_and_without_arrays_on_devices_take_turns(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the sizes of real use: what travels with the object is copied while its receiver opens it."""
-    assert type(pickling.encode([given(SMALL, 0)])) is payload.Laden
-    assert type(pickling.encode([values(SMALL, 0)])) is payload.Parcel
+    assert type(pickling.encode([given(SMALL, 0)])) is payload.DevicePayload
+    assert type(pickling.encode([values(SMALL, 0)])) is payload.Payload
     monkeypatch.setattr(dispatch, "DEVICE_EAGER", 1 << 20)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     with hpcomm.Communicator(MPI.COMM_WORLD) as usual:
@@ -837,7 +837,7 @@ def test_what_a_field_drops_lives_until_other_streams_are_through(device: model.
     try:
         lives, streams = [], [driver.driver().device(0).stream() for _ in range(2)]
         for second in streams:
-            there, kept = There(model.empty(4)), model.empty(4)
+            there, kept = DeviceOperations(model.empty(4)), model.empty(4)
             for now in (streams[0], second):
                 with model.stream(now), there:
                     kept.fill(1)

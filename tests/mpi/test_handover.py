@@ -23,7 +23,7 @@ from hpcomm.node import segment
 from hpcomm.node.arrival_flags import is_wanted
 from hpcomm.node.segment import _cores
 from hpcomm.transport import node_messages
-from hpcomm.transport.node_messages import Handover
+from hpcomm.transport.node_messages import NodeMessages
 
 pytestmark = pytest.mark.skipif(
     MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
@@ -36,7 +36,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, bool]]:
     counts: Counter[tuple[str, bool]] = Counter()
 
     def counted(name: str) -> Callable[..., bool]:
-        function = getattr(Handover, name)
+        function = getattr(NodeMessages, name)
 
         def call(*arguments: Any) -> bool:
             done: bool = function(*arguments)
@@ -46,7 +46,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, bool]]:
         return call
 
     for name in ("give", "take", "_withdraw"):
-        monkeypatch.setattr(Handover, name, counted(name))
+        monkeypatch.setattr(NodeMessages, name, counted(name))
     return counts
 
 
@@ -297,7 +297,7 @@ def test_a_message_of_another_length_or_tag_is_left_to_mpi(comm: Any, patient: N
     assert seen["give", True] == seen["take", True] == 0
 
 
-def lose_patience(hand: Handover, monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool]) -> None:
+def lose_patience(hand: NodeMessages, monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool]) -> None:
     """Let a receiver give up as soon as something is so."""
 
     class Looks:
@@ -309,7 +309,7 @@ def lose_patience(hand: Handover, monkeypatch: pytest.MonkeyPatch, when: Callabl
     monkeypatch.setattr(hand, "_looks", Looks())
 
 
-def until_withdrawn(hand: Handover) -> None:
+def until_withdrawn(hand: NodeMessages) -> None:
     """Wait until rank 1 has taken its post back."""
     end = time.monotonic() + 20
     while hand._notes[1][node_messages._POST] and time.monotonic() < end:

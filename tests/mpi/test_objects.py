@@ -209,19 +209,19 @@ def test_objects_that_are_kept_stay_what_they_are(comm: Any, nbytes: int) -> Non
 def test_objects_are_handed_over_in_shared_memory(comm: Any) -> None:
     """As many as come one after the other: their slots serve again."""
 
-    shelves = segment.current.shelves if segment.current is not None else None
-    if shelves is None or comm.size == 1:
+    pool = segment.current.pool if segment.current is not None else None
+    if pool is None or comm.size == 1:
         pytest.skip("needs two ranks that share memory")
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    lend, used = shelves.lend, []
-    shelves.lend = lambda nbytes: used.append(lend(nbytes)) or used[-1]
+    lend, used = pool.lend, []
+    pool.lend = lambda nbytes: used.append(lend(nbytes)) or used[-1]
     try:
         for _ in range(20):
             request = comm.isend_object(np.ones(1 << 18), right)
             assert comm.recv_object(left).sum() == 1 << 18
             request.wait(timeout=WAIT_S)
     finally:
-        del shelves.lend
+        del pool.lend
     assert len(used) == 20
     assert -1 not in used
 

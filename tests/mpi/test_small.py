@@ -52,7 +52,7 @@ def calls(comm: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         pytest.skip("one rank, or a processor without this way")
     assert comm.node_collectives.small is not None, "others have taken all places, and not given them back"
     seen: list[int] = []
-    make, turns = node_collectives.Within._make, node_collectives.Within.turns
+    make, turns = node_collectives.NodeCollectives._make, node_collectives.NodeCollectives.turns
 
     def noted(self: Any, tables: Any, code: int, count: int, dtype: Any) -> Any:
         if tables is self.small:
@@ -63,8 +63,8 @@ def calls(comm: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(count)
         return turns(self, code, count, dtype, mine)
 
-    monkeypatch.setattr(node_collectives.Within, "_make", noted)
-    monkeypatch.setattr(node_collectives.Within, "turns", noted_turns)
+    monkeypatch.setattr(node_collectives.NodeCollectives, "_make", noted)
+    monkeypatch.setattr(node_collectives.NodeCollectives, "turns", noted_turns)
     return seen
 
 
@@ -433,7 +433,7 @@ def test_ranks_that_check_at_different_levels_meet(calls: list[int]) -> None:
 def test_only_what_pays_goes_this_way(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     seen: set[str] = set()
-    limits = node_collectives.Within._find_limits
+    limits = node_collectives.NodeCollectives._find_limits
 
     def noted(self: Any, code: int) -> Any:
         found = limits(self, code)
@@ -441,7 +441,7 @@ def test_only_what_pays_goes_this_way(calls: list[int], monkeypatch: pytest.Monk
             seen.add(VERBS[code & VERB])
         return found
 
-    monkeypatch.setattr(node_collectives.Within, "_find_limits", noted)
+    monkeypatch.setattr(node_collectives.NodeCollectives, "_find_limits", noted)
     few = {"all_reduce", "broadcast"}
     more = few | {"reduce", "gather", "all_gather", "scatter", "all_to_all"}
     for check in ("light", "off"):

@@ -20,7 +20,7 @@ from hpcomm.core.dtypes import BY_NAME
 from hpcomm.core.signature import head
 from hpcomm.node import arrival_flags, cells, node_collectives
 from hpcomm.node.arrival_flags import is_wanted
-from hpcomm.node.segment import Board
+from hpcomm.node.segment import NodeSegment
 
 pytestmark = pytest.mark.skipif(
     MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
@@ -32,7 +32,7 @@ VERBS = (*MOVES, "all_reduce", "reduce", "reduce_scatter")
 @pytest.fixture
 def comm(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[hpcomm.Communicator]:
     """One without places for small calls, for which see test_small.py."""
-    monkeypatch.setattr(Board, "take_places", lambda board: -1)
+    monkeypatch.setattr(NodeSegment, "take_places", lambda board: -1)
     with hpcomm.Communicator(MPI.COMM_WORLD, name="near", check=getattr(request, "param", "light")) as made:
         yield made
 
@@ -44,13 +44,13 @@ BOTH = pytest.mark.parametrize("comm", ["light", "off"], indirect=True)
 def gone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The verbs that went this way, once for every kind of call."""
     seen: list[str] = []
-    make = node_collectives.Within._make
+    make = node_collectives.NodeCollectives._make
 
     def noted(self: Any, tables: Any, code: int, *others: Any) -> Any:
         seen.append(node_collectives.VERBS[code & node_collectives.VERB])
         return make(self, tables, code, *others)
 
-    monkeypatch.setattr(node_collectives.Within, "_make", noted)
+    monkeypatch.setattr(node_collectives.NodeCollectives, "_make", noted)
     return seen
 
 

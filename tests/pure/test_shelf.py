@@ -11,7 +11,7 @@ import pytest
 from hpcomm.core.limits import BLOCK_LEAST
 from hpcomm.errors import PeerFailedError
 from hpcomm.node import blocks
-from hpcomm.node.blocks import SLOTS, Shelves, shelf_bytes, slot_bytes
+from hpcomm.node.blocks import SLOTS, BlockPool, shelf_bytes, slot_bytes
 
 SLOT = 1 << 20
 
@@ -22,7 +22,7 @@ def two(tmp_path):
     file = os.open(tmp_path / "shelves", os.O_RDWR | os.O_CREAT)
     size = 2 * shelf_bytes(SLOT)
     os.ftruncate(file, size)
-    yield tuple(Shelves(mmap.mmap(file, size), file, 2, here, SLOT) for here in (0, 1))
+    yield tuple(BlockPool(mmap.mmap(file, size), file, 2, here, SLOT) for here in (0, 1))
     os.close(file)
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from hpcomm import regrid
-from hpcomm.mpmd.coupling.device_operations import _WAYS, Mapped, There
+from hpcomm.mpmd.coupling.device_operations import _WAYS, DeviceOperations, Mapped
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("scipy")
 
 
-class OnCpu(There):
+class OnCpu(DeviceOperations):
     """Where tensors lie that have no device; so without streams."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hpcomm.errors import HpcommError
 from hpcomm.node.segment import LAPS
 from hpcomm.torch_backend import monitored_gate as module
-from hpcomm.torch_backend.monitored_gate import Gate
+from hpcomm.torch_backend.monitored_gate import MonitoredGate
 
 
 class Turns:
@@ -67,7 +67,7 @@ def meet(seconds: list[float], choose: Callable[[list[int]], int], monkeypatch: 
     left = [""] * p
 
     def play(rank: int) -> None:
-        gate = Gate.__new__(Gate)
+        gate = MonitoredGate.__new__(MonitoredGate)
         gate._comm, gate._name = SimpleNamespace(rank=rank, size=p), "world"  # type: ignore[assignment]
         gate.failed, gate._lives, gate.crowded, gate.looks = None, {}, False, range(1)
         others: Any = [(r, Ring(words[r], turns, rank)) for r in range(p) if r != rank]

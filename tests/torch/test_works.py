@@ -14,8 +14,8 @@ import torch.distributed as dist
 from steady import steady_time
 
 import hpcomm
-from hpcomm.torch_backend.network_collectives import Far
-from hpcomm.torch_backend.shared_collectives import Near
+from hpcomm.torch_backend.network_collectives import NetworkCollectives
+from hpcomm.torch_backend.shared_collectives import SharedCollectives
 
 
 def test_background_calls_keep_their_order_and_let_the_caller_go_on(rank: int, size: int) -> None:
@@ -131,7 +131,7 @@ def test_a_rank_that_stands_still_in_the_middle_of_a_call_is_named(
     """All have come to the gate, some pieces have gone over, and what it then has is not to be trusted."""
     group = dist.new_group(list(range(size)), timeout=timedelta(seconds=0.5))
     carrier = group._by
-    if not isinstance(carrier, Near):
+    if not isinstance(carrier, SharedCollectives):
         pytest.skip("the ranks share no memory")
     if rank == size - 1:
         go_on, meetings = carrier.together, [0]
@@ -157,8 +157,8 @@ def test_a_rank_that_stands_still_in_the_middle_of_a_call_is_named(
 
 def test_who_looks_at_a_carrier_from_outside_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentinel asks what it finds in frames for names of its own, also before a call came to the gate."""
-    carrier, met = Near.__new__(Near), []
-    monkeypatch.setattr(Near, "arrive", lambda self: met.append(self))
+    carrier, met = SharedCollectives.__new__(SharedCollectives), []
+    monkeypatch.setattr(SharedCollectives, "arrive", lambda self: met.append(self))
     assert not any(hasattr(carrier, name) for name in ("waits_for", "_stages", "watched", "partners"))
     assert not met
 
@@ -168,7 +168,7 @@ def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
     group, hasty = dist.new_group(list(range(size))), dist.new_group(timeout=timedelta(seconds=1))
     for each in group, hasty:
         each.gate.meet = each.gate._by_message
-        each._by = Far(each.comm, each.gate)
+        each._by = NetworkCollectives(each.comm, each.gate)
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for n in (2, 700, 50_000, 300_000):
             x = torch.arange(n, dtype=dtype) % 100 + rank

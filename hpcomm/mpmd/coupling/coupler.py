@@ -11,7 +11,7 @@ from ...errors import ConfigError, UsageError
 from ..coupled_field import Field, chooses, copied, host, scatter
 from .coupling_channel import TIMEOUT_S, Channel, Part, Turns, goes_aboard, memory_of
 from .coupling_clock import Schedule
-from .device_operations import Mapped, Picked, There
+from .device_operations import DeviceOperations, Mapped, Picked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ..route.coupled_route import Selection
     from .wire import Wire
 
-__all__ = ["Giving", "Taking"]
+__all__ = ["Incoming", "Outgoing"]
 
 
-class Giving:
+class Outgoing:
     """One field on its way out.
 
     wire: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
@@ -39,25 +39,25 @@ class Giving:
         tag: int,
         timeout_s: float = TIMEOUT_S,
         ahead: int = 1,
-        aboard: frozenset[int] = frozenset(),
+        device_side: frozenset[int] = frozenset(),
     ) -> None:
         self.field = field
         self.schedule = schedule
         self.timeout_s = timeout_s
         self.mapping = "none"
         self.peer_kind: str | None = None  # of the grid at the other side
-        self.part = Part(field, rows, field.dtype, aboard)
+        self.part = Part(field, rows, field.dtype, device_side)
         self._timed = schedule.every_s is not None
         self._sent = Field.__new__(Field)
         self._sent.__dict__.update(field.__dict__)
         self._turns: Turns | None = None
         if wire is not None:
-            part, stamped = Part(self._sent, rows, field.dtype, aboard), self._timed
+            part, stamped = Part(self._sent, rows, field.dtype, device_side), self._timed
             self._turns = Turns(
                 lambda: Channel(wire, [part], tag, sends=True, stamped=stamped, timeout_s=timeout_s), ahead
             )
         folds = schedule.time in ("mean", "sum") and _stays(wire, self.part)
-        self._there = There(field.values) if folds else None
+        self._there = DeviceOperations(field.values) if folds else None
         self._sum: Any = None
         self._count = 0
         self.version = -1
@@ -134,7 +134,7 @@ class Giving:
             self._turns.start(stamp)
 
 
-class Taking:
+class Incoming:
     """One field on its way in.
 
     wire: None if it is read from a file. weights: from what arrives to the field's points; None: as it is.
@@ -154,7 +154,7 @@ class Taking:
         conversion: tuple[float, float] = (1.0, 0.0),
         recorder: Recorder | None = None,
         start_s: float = 0.0,
-        aboard: frozenset[int] = frozenset(),
+        device_side: frozenset[int] = frozenset(),
         uncovered: str | float = "keep",
     ) -> None:
         self.field = field
@@ -166,7 +166,7 @@ class Taking:
         self.uncovered = uncovered
         self._filling = None if weights is None else _filling(field, weights.uncovered, uncovered)
         self.conversion = conversion
-        self.part = Part(field, rows, dtype, aboard)
+        self.part = Part(field, rows, dtype, device_side)
         self._recorder = recorder
         self._timed = schedule.every_s is not None
         # Values that are right as they come go straight to their places; others to an inbox first.
@@ -180,9 +180,9 @@ class Taking:
             self._inbox.plain_dtype = dtype
             self._inbox.points = field.points if weights is None else weights.sources
         self._covered = _covered(rows, count) if weights is None else None
-        self._there: There | None = None
+        self._there: DeviceOperations | None = None
         if not self._as_it_comes and _stays(wire, self.part) and (weights is None or Mapped.suits(weights)):
-            self._there = There(field.values)
+            self._there = DeviceOperations(field.values)
             self._inbox.values = self._there.empty((count, *field.shape), dtype)
             self._came = (
                 Picked(self._there, slice(0, count) if self._covered is None else self._covered)
@@ -192,7 +192,7 @@ class Taking:
         if wire is not None:
             self._channel = Channel(
                 wire,
-                [Part(self._inbox, rows, dtype, aboard)],
+                [Part(self._inbox, rows, dtype, device_side)],
                 tag,
                 sends=False,
                 stamped=self._timed,

@@ -41,7 +41,7 @@ class Part(NamedTuple):
     field: Field
     rows: list[tuple[int, Selection]]
     dtype: np.dtype[Any]
-    aboard: frozenset[int] = frozenset()
+    device_side: frozenset[int] = frozenset()
 
 
 class Channel:
@@ -296,7 +296,7 @@ def _count(rows: Selection) -> int:
 def goes_aboard(wire: Wire, part: Part, rank: int, rows: Selection) -> bool:
     """Whether rows travel as a message of an array; the partner, who knows as much, says the same."""
     carrier, nbytes = wire.carrier, _count(rows) * width_of(part.field) * part.dtype.itemsize
-    return carrier is not None and rank in part.aboard and not carrier.devices.is_one_call(nbytes)
+    return carrier is not None and rank in part.device_side and not carrier.devices.is_one_call(nbytes)
 
 
 def memory_of(field: Field) -> NDArray[Any]:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ...grids.weights import Weights
     from ..route.coupled_route import Selection
 
-__all__ = ["Mapped", "Picked", "There"]
+__all__ = ["DeviceOperations", "Mapped", "Picked"]
 
 
-class There:
+class DeviceOperations:
     """The device and library of an array, for others like it. `with` it, calls are in order on any streams.
 
     Memory that is kept between calls was made, and is used, in the streams that are current in these: so each
@@ -45,7 +45,7 @@ class There:
         self._last: int | None = None  # the stream of the last call
         self._moves = False  # whether there were calls in several
 
-    def __enter__(self) -> There:
+    def __enter__(self) -> DeviceOperations:
         now = self._place.stream()
         if self._last is not None:
             self._place.device.wait(now, self._event)
@@ -99,7 +99,7 @@ class Picked:
         rows: which these are.
     """
 
-    def __init__(self, there: There, rows: Selection) -> None:
+    def __init__(self, there: DeviceOperations, rows: Selection) -> None:
         self.rows, self._there, self._at = rows, there, there.index(rows)
 
     def apply(self, got: Any) -> Any:
@@ -128,7 +128,7 @@ class Mapped(Picked):
 
     MOST = 64  # weights of a row; with more kernels the host should be the quicker one (a guess: docs/gpu.md)
 
-    def __init__(self, there: There, weights: Weights, axes: int) -> None:
+    def __init__(self, there: DeviceOperations, weights: Weights, axes: int) -> None:
         matrix = weights.matrix
         each = np.diff(matrix.indptr)
         order = np.argsort(-each, kind="stable")

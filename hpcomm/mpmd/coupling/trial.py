@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...communicator.communicator import Communicator
-    from .coupler import Giving, Taking
+    from .coupler import Incoming, Outgoing
     from .wire import Wire
 
 __all__ = ["areas", "comparable", "extent", "judged", "measure"]
@@ -37,7 +37,7 @@ def extent(grid: Any, points: NDArray[np.int64], local: Communicator) -> list[li
 
 
 def measure(
-    wire: Wire, side: Giving | Taking, number: int, within: Sequence[Sequence[float]], local: Communicator
+    wire: Wire, side: Outgoing | Incoming, number: int, within: Sequence[Sequence[float]], local: Communicator
 ) -> dict[str, float | None]:
     """Send the function, or receive it: {"area", "integral", "worst", "mean"}, of this side, over all ranks.
 
@@ -99,7 +99,7 @@ def _smooth(x: NDArray[np.float64], within: Sequence[Sequence[float]]) -> NDArra
     return np.asarray(2.0 + 0.5 * np.sin(np.pi * u[:, 0]) * np.cos(np.pi * u[:, -1]))
 
 
-def areas(side: Giving | Taking) -> Any:
+def areas(side: Outgoing | Incoming) -> Any:
     """Areas of the cells, as far as they are covered; of a conservative mapping, with its overlaps' edges."""
     grid, points, weights = side.field.grid, side.field.points, getattr(side, "weights", None)
     if not hasattr(grid, "areas"):

@@ -44,7 +44,7 @@ class Wire:
             self.carrier = Communicator(self.mpi, f"{comm.name}.fields", check="off")
         self.waited_s = 0.0
 
-    def aboard(self, values: Any) -> frozenset[int]:
+    def device_side(self, values: Any) -> frozenset[int]:
         """The ranks of the other program between which and this one an end of a field lies on a device.
 
         Collective over both programs, if there is a carrier; values: the field's here.

@@ -203,9 +203,9 @@ class Messages:
         """Receive a plain message that is held."""
         if raw.startswith(_MAGIC) or len(raw) != look.nbytes:
             if raw.startswith(_MAGIC):  # its sender is told, too
-                card: _Card = _unpack(raw)
+                header: _Card = _unpack(raw)
                 answer = [_pack(_Answer(False)), MPI.BYTE]
-                yield [self.channel.Isend(answer, seen.Get_source(), card.tag + 1)]
+                yield [self.channel.Isend(answer, seen.Get_source(), header.tag + 1)]
             raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
         sink = sink_of(look, 1, look.size, look.size)
         sink.begin()
@@ -254,10 +254,10 @@ class Messages:
         """Receive it."""
         seen = MPI.Status()
         try:
-            card = bytearray(_CARD)
-            yield [(apart or self._apart).Irecv([card, MPI.BYTE], call.peer, call.tag)]
+            header = bytearray(_CARD)
+            yield [(apart or self._apart).Irecv([header, MPI.BYTE], call.peer, call.tag)]
             seen.Set_source(call.peer)
-            yield from self.announced(call, look, card, seen, call.after, moment)
+            yield from self.announced(call, look, header, seen, call.after, moment)
         finally:
             self.spare(look, moment)
 
@@ -269,13 +269,13 @@ class Messages:
         tags = (transport.largest_tag() - rounds.TAGS) // 2
         tag = rounds.TAGS + 2 * (next(self._serial) % (tags - 1))
         kept, lanes, offer = self._offer(look, place, call.peer == self._own, moment)
-        card = _Card(look.nbytes, tag, offer, "x is in host memory", b"")
+        header = _Card(look.nbytes, tag, offer, "x is in host memory", b"")
         if place is not None:
-            card = card._replace(direct=cuda_aware.rumour("send"), device=place.device.identity())
+            header = header._replace(direct=cuda_aware.rumour("send"), device=place.device.identity())
         said = bytearray(_CARD)
         yield [
             self.channel.Irecv([said, MPI.BYTE], call.peer, tag + 1),
-            (mpi or self.plain).Isend([_pack(card), MPI.BYTE], call.peer, call.tag),
+            (mpi or self.plain).Isend([_pack(header), MPI.BYTE], call.peer, call.tag),
         ]
         answer: _Answer = _unpack(said)
         try:
@@ -297,7 +297,7 @@ class Messages:
                     lambda part: self.channel.Isend(part, call.peer, tag), place, look.nbytes, moment
                 )
             elif path == "nccl":
-                yield from self._by_nccl(call, call.peer, card, place, answer, moment)
+                yield from self._by_nccl(call, call.peer, header, place, answer, moment)
             else:
                 count = look.size
                 source = (
@@ -359,15 +359,15 @@ class Messages:
         if look.place is not None:  # now, as in send
             moment = self._begin(look.place, station(look.place.device).up)
         try:
-            card = self.take(call.peer, call.tag, seen)
-            if card is None:
-                card = bytearray(_CARD)
-                part = guarded((card, _CARD, MPI.BYTE), 2 * _CARD)  # any message may come here
+            header = self.take(call.peer, call.tag, seen)
+            if header is None:
+                header = bytearray(_CARD)
+                part = guarded((header, _CARD, MPI.BYTE), 2 * _CARD)  # any message may come here
                 statuses = yield [self.plain.Irecv(part, call.peer, call.tag)]
                 _copy_status(statuses[0], seen)
-            if not card.startswith(_MAGIC):
+            if not header.startswith(_MAGIC):
                 raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
-            yield from self.announced(call, look, card, seen, call.after, moment)
+            yield from self.announced(call, look, header, seen, call.after, moment)
         finally:
             self.spare(look, moment)
 
@@ -375,63 +375,63 @@ class Messages:
         self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, after: After | None, moment: int = 0
     ) -> Stages:
         """Receive the large message that a header has announced."""
-        place, source, card = look.place, seen.Get_source(), _unpack(raw)
-        if card.nbytes != look.nbytes:
-            yield [self.channel.Isend([_pack(_Answer(False)), MPI.BYTE], source, card.tag + 1)]
-            raise _misfit(call, card.nbytes, look.nbytes)
-        answer, base, itself = yield from self._answer(card, look, source)
-        yield [self.channel.Isend([_pack(answer), MPI.BYTE], source, card.tag + 1)]
+        place, source, header = look.place, seen.Get_source(), _unpack(raw)
+        if header.nbytes != look.nbytes:
+            yield [self.channel.Isend([_pack(_Answer(False)), MPI.BYTE], source, header.tag + 1)]
+            raise _misfit(call, header.nbytes, look.nbytes)
+        answer, base, itself = yield from self._answer(header, look, source)
+        yield [self.channel.Isend([_pack(answer), MPI.BYTE], source, header.tag + 1)]
         self._note(call, ("from", source), answer)
-        path, nbytes = answer.choice.path, card.nbytes
+        path, nbytes = answer.choice.path, header.nbytes
         if path == "ipc":
             assert place is not None
             assert after is not None
-            parts = self.channel, card.tag, source, place, nbytes
-            if isinstance(card.ipc, ipc.Lent):
-                yield from ipc.copies(*parts, card.ipc)
+            parts = self.channel, header.tag, source, place, nbytes
+            if isinstance(header.ipc, ipc.Lent):
+                yield from ipc.copies(*parts, header.ipc)
             else:
-                yield from ipc.receives(*parts, self.opened, card.ipc, base, itself)
+                yield from ipc.receives(*parts, self.opened, header.ipc, base, itself)
             after.leave(station(place.device), station(place.device).up, place)
         elif path == "direct":
             assert place is not None
             yield from cuda_aware.passes(
-                lambda part: self.channel.Irecv(part, source, card.tag), place, nbytes, moment
+                lambda part: self.channel.Irecv(part, source, header.tag), place, nbytes, moment
             )
         elif path == "nccl":
-            yield from self._by_nccl(call, source, card, place, answer, moment)
+            yield from self._by_nccl(call, source, header, place, answer, moment)
         else:
             count, piece = look.size, answer.piece
             sink = Sink(look, 1) if place is None else DeviceSink(place, 1, count, piece)
-            yield from receive_pieces(self.channel, source, card.tag, sink, look.dtype, count, piece)
+            yield from receive_pieces(self.channel, source, header.tag, sink, look.dtype, count, piece)
             sink.end(after or After())
         seen.Set_elements(MPI.BYTE, nbytes)
 
-    def _answer(self, card: _Card, look: Buffer, source: int) -> Stages:
+    def _answer(self, header: _Card, look: Buffer, source: int) -> Stages:
         """(what to answer to a header, where the sender's slab is here, and its array, if it was opened)"""
         place = look.place
         lacks, base, itself = dict.fromkeys(("ipc", "direct", "nccl"), "out is in host memory"), 0, None
-        if not card.device:
+        if not header.device:
             lacks = dict.fromkeys(lacks, "x is in host memory")
         elif place is not None:
-            lacks["ipc"], base, itself = self._open(card.ipc, place.device)
+            lacks["ipc"], base, itself = self._open(header.ipc, place.device)
             if lacks["ipc"] and self.forced in ("auto", "direct"):
-                lacks["direct"] = card.direct or cuda_aware.rumour("send")
+                lacks["direct"] = header.direct or cuda_aware.rumour("send")
                 if not lacks["direct"]:
                     lacks["direct"] = (yield from in_thread(cuda_aware.evidence))["send"]
             lacks["nccl"] = (
-                nccl_transport.lack_between(place.device, card.device)
+                nccl_transport.lack_between(place.device, header.device)
                 if self.forced == "nccl"
                 else nccl_transport.RISK
             )
         # Why each path cannot be taken is known by now; the sender is told the choice, and cuts as we do.
         choice = choose_message(self.forced, **{name: why[:_WHY] for name, why in lacks.items()})
-        both_hosts = place is None and not card.device
+        both_hosts = place is None and not header.device
         piece = look.size if both_hosts else cut(look.size, 1, look.dtype.itemsize)
         answer = _Answer(True, choice, piece, itself is not None)
         if choice.path == "nccl":
             assert place is not None
             mine = place.device.identity()
-            pair = self._pair("from", source, place.device, card.device, mine)
+            pair = self._pair("from", source, place.device, header.device, mine)
             unique = place.device.nccl().unique() if pair.given == 0 else b""
             answer = answer._replace(device=mine, number=pair.number(), unique=unique)
         return answer, base, itself
@@ -456,13 +456,13 @@ class Messages:
         return self._pairs[key]
 
     def _by_nccl(
-        self, call: Call, peer: int, card: _Card, place: Place | None, answer: _Answer, moment: int
+        self, call: Call, peer: int, header: _Card, place: Place | None, answer: _Answer, moment: int
     ) -> Stages:
         """Carry a message by NCCL; both ranks raise if that does not come up."""
         assert place is not None
         way = "to" if call.verb == "send" else "from"
-        pair = self._pair(way, peer, place.device, card.device, answer.device)
-        parts = self.channel, peer, card.tag, place, card.nbytes, answer.number, answer.unique, moment
+        pair = self._pair(way, peer, place.device, header.device, answer.device)
+        parts = self.channel, peer, header.tag, place, header.nbytes, answer.number, answer.unique, moment
         if why := (yield from pair.carry(*parts)):
             self._note(call, (way, peer), answer._replace(choice=Choice("", {"nccl": why})))
         call.after.leave(station(place.device), pair.stream, place)
@@ -472,10 +472,10 @@ class Messages:
         yield [Together([pair.leave() for pair in self._pairs.values()])]
         self._pairs.clear()
 
-    def length(self, card: bytearray) -> int | None:
+    def length(self, header: bytearray) -> int | None:
         """Bytes of the message that a header announces; None if it is no header, but a message itself."""
-        announces = len(card) == _CARD and card.startswith(_MAGIC)
-        return int(_unpack(card).nbytes) if announces else None
+        announces = len(header) == _CARD and header.startswith(_MAGIC)
+        return int(_unpack(header).nbytes) if announces else None
 
 
 def _pack(said: _Card | _Answer) -> bytes:
@@ -484,8 +484,8 @@ def _pack(said: _Card | _Answer) -> bytes:
     return packed.ljust(_CARD, b"\0")
 
 
-def _unpack(card: bytearray) -> Any:
-    return pickle.loads(card[len(_MAGIC) :])
+def _unpack(header: bytearray) -> Any:
+    return pickle.loads(header[len(_MAGIC) :])
 
 
 def _copy_status(status: MPI.Status, seen: MPI.Status) -> None:

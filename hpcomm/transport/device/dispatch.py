@@ -1,6 +1,6 @@
 """Device dispatch: calls whose arrays lie on devices, or could on another rank, and their path.
 
-A communicator of which some rank has a device has one Onboard. Up to `eager` bytes per rank a call is one MPI
+A communicator of which some rank has a device has one DeviceDispatch. Up to `eager` bytes per rank a call is one MPI
 call on pinned memory, so it meets ranks whose arrays are numpy's. Above that all ranks, wherever their arrays
 lie, go through here, and first tell each other where that is. If all lie on devices, the ranks open each
 other's workspaces, once (workspace.py), and the path is chosen (path_choice.py). Else the call becomes one
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ...core.dtypes import Dtype
     from ...core.request import Stages
 
-__all__ = ["Onboard"]
+__all__ = ["DeviceDispatch"]
 
 _SAID = 4096  # bytes of what is said about MPI and device memory
 # What each rank says before a large call; what all say is true of the call:
@@ -60,7 +60,7 @@ _DEVICE, _HOST, _FOLDS, _CONVERTS, _MET = 1, 2, 4, 8, 16
 _TOLD = struct.Struct("=Bqq")  # these, its signature, and the same with all bits turned
 
 
-class Onboard:
+class DeviceDispatch:
     """What a communicator has for arrays on devices."""
 
     def __init__(self, comm: Comm, gpu: str | None = None) -> None:
@@ -341,7 +341,7 @@ class Onboard:
         facts = {"nccl": nccl_transport.fact(device), "nccl_shares": nccl_transport.shares()}
         self.arena = Arena(device, self.channel.Get_rank(), self.channel.Get_size(), facts)
         yield from self.arena.meet(self.channel)
-        self._no_nccl = nccl_transport.lack(self.arena.cards)
+        self._no_nccl = nccl_transport.lack(self.arena.headers)
         if not self._no_nccl and self.forced in ("auto", "nccl"):
             self._nccl, self._no_nccl = yield from nccl_transport.join(self.channel, self.arena)
 

@@ -42,22 +42,22 @@ def fact(device: Device) -> int | str:
         return error.what[:120]
 
 
-def lack(cards: list[Card]) -> str:
+def lack(headers: list[Card]) -> str:
     """Why these ranks cannot use NCCL together, or "". The same on all ranks."""
-    if len(cards) == 1:
+    if len(headers) == 1:
         return "there is one rank only"
-    versions = [card.facts["nccl"] for card in cards]
+    versions = [header.facts["nccl"] for header in headers]
     for rank, version in enumerate(versions):
         if isinstance(version, str):
             return f"rank {rank}: {version}"
         if version != versions[0]:
             return f"rank 0 has NCCL {versions[0]}, rank {rank} {version}"
     seen: dict[bytes, int] = {}
-    shares = versions[0] >= _SHARING and all(card.facts["nccl_shares"] for card in cards)
-    for rank, card in enumerate(cards):
-        if card.device in seen and not shares:
-            return f"ranks {seen[card.device]} and {rank} share a GPU"
-        seen[card.device] = rank
+    shares = versions[0] >= _SHARING and all(header.facts["nccl_shares"] for header in headers)
+    for rank, header in enumerate(headers):
+        if header.device in seen and not shares:
+            return f"ranks {seen[header.device]} and {rank} share a GPU"
+        seen[header.device] = rank
     return ""
 
 

@@ -72,7 +72,7 @@ class Arena:
         self.base = device.allocate(HEAD + self.nbytes)
         self.work = self.base + HEAD
         self.peers = [Peer() for _ in range(size)]
-        self.cards: list[Card] = []
+        self.headers: list[Card] = []
         self.whys: list[str] = []  # of each rank: the first pair that it cannot copy from
         pattern = os.urandom(16)
         handle, told, why = None, b"", ""
@@ -98,7 +98,7 @@ class Arena:
         assert len(said) <= _CARD, len(said)
         everyone = bytearray(_CARD * self.size)
         yield [channel.Iallgather([said.ljust(_CARD, b"\0"), MPI.BYTE], [everyone, MPI.BYTE])]
-        self.cards = [pickle.loads(everyone[i * _CARD :]) for i in range(self.size)]
+        self.headers = [pickle.loads(everyone[i * _CARD :]) for i in range(self.size)]
         yield from self._open_all()
         mine, theirs = bytearray(), bytearray(_PAIR.size * self.size)
         for peer in self.peers:
@@ -136,19 +136,19 @@ class Arena:
     def _open_all(self) -> Stages:
         """Open the workspaces of this node, and read what was written there."""
         device, seen = self.device, self.device.pinned(16 * self.size)
-        address, mine = int(seen.__array_interface__["data"][0]), self.cards[self.rank]
-        for r, (peer, card) in enumerate(zip(self.peers, self.cards, strict=True)):
+        address, mine = int(seen.__array_interface__["data"][0]), self.headers[self.rank]
+        for r, (peer, header) in enumerate(zip(self.peers, self.headers, strict=True)):
             if r == self.rank:
                 continue
-            if card.node != mine.node:
+            if header.node != mine.node:
                 peer.why = "is on another node, or in another PID namespace"
-            elif card.process == mine.process:
+            elif header.process == mine.process:
                 peer.why = "is this process"
-            elif card.handle is None:
-                peer.why = f"cannot export memory: {card.why}"
+            elif header.handle is None:
+                peer.why = f"cannot export memory: {header.why}"
             else:
                 try:
-                    peer.base, peer.ready = device.open(card.handle), device.open_event(card.ready)
+                    peer.base, peer.ready = device.open(header.handle), device.open_event(header.ready)
                     peer.read = device.event(interprocess=True)
                     device.wait(self.stream, peer.ready)
                     device.copy(address + 16 * r, peer.base, 16, self.stream)
@@ -157,8 +157,8 @@ class Arena:
         event = self.station.mark(self.stream)
         yield [Reached(device, event)]
         self.station.spare(event)
-        for r, (peer, card) in enumerate(zip(self.peers, self.cards, strict=True)):
-            if r != self.rank and not peer.why and seen[16 * r : 16 * r + 16].tobytes() != card.pattern:
+        for r, (peer, header) in enumerate(zip(self.peers, self.headers, strict=True)):
+            if r != self.rank and not peer.why and seen[16 * r : 16 * r + 16].tobytes() != header.pattern:
                 peer.why = "cannot be opened: what was read there is not what it wrote"
         device.unpin(seen)
 

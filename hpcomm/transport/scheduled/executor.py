@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Channel", "Exchange", "Executor", "Fold"]
 
 Fold = Callable[..., Any]  # fold(a, b, out=c): c = a op b
-Steps = list[Callable[[], Any]]
+CollectiveSteps = list[Callable[[], Any]]
 
 
 class Exchange(Protocol):
@@ -69,7 +69,7 @@ class Executor:
         self.fold = fold
         self.unwritten = _Unwritten(self.work, given)
         self.rounds = [self._prepare(round_, channel) for round_ in part.rounds]
-        self.last: Steps = []
+        self.last: CollectiveSteps = []
         self.unwritten.fill(list(self.unwritten.parts), self.last)
         if wire is not None and part.schedule.size > 1:
             self.last.append(self._round)
@@ -86,7 +86,7 @@ class Executor:
         for step in self.last:
             step()
 
-    def steps(self) -> tuple[Steps, Callable[..., Any] | None]:
+    def steps(self) -> tuple[CollectiveSteps, Callable[..., Any] | None]:
         """(all of run() in one line, for exchanges that are prepared; what alone makes the result, or None).
 
         That is a reduction over all of work at the end: with another `out` it saves a copy.
@@ -100,15 +100,15 @@ class Executor:
         return (steps[:-1], partial(end.func, *end.args)) if whole else (steps, None)
 
     def _prepare(self, round_: Any, channel: Channel) -> Any:
-        before: Steps = []
-        after: Steps = []
+        before: CollectiveSteps = []
+        after: CollectiveSteps = []
 
         for start, low, high in round_.packs:
             theirs, mine = self.room[start : start + high - low], self.unwritten.read(low, high, before)
             narrow = partial(self._narrow, theirs, mine)
             before.append(narrow if self.wire is not None else partial(theirs.__setitem__, ..., mine))
 
-        def at(m: Message, work: Callable[..., Array], *steps: Steps) -> tuple[int, Array]:
+        def at(m: Message, work: Callable[..., Array], *steps: CollectiveSteps) -> tuple[int, Array]:
             return m.peer, self.room[m.low : m.high] if m.staged else work(m.low, m.high, *steps)
 
         sends = [at(m, self.unwritten.read, before) for m in round_.sends]
@@ -151,7 +151,7 @@ class _Unwritten:
         self.work, self.given = work, given
         self.parts = [] if given is None else [(0, work.size)]
 
-    def read(self, low: int, high: int, steps: Steps) -> Array:
+    def read(self, low: int, high: int, steps: CollectiveSteps) -> Array:
         """Where elements low to high are; together in work, by further steps, if only some were written."""
         parts = [(max(a, low), min(b, high)) for a, b in self.parts if a < high and low < b]
         if self.given is not None and parts == [(low, high)]:
@@ -165,7 +165,7 @@ class _Unwritten:
         self.parts = [(a, b) for a, b in cut if a < b]
         return self.work[low:high]
 
-    def fill(self, parts: list[tuple[int, int]], steps: Steps) -> None:
+    def fill(self, parts: list[tuple[int, int]], steps: CollectiveSteps) -> None:
         """Let steps bring these parts to work."""
         for low, high in parts:
             assert self.given is not None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ...core.comm import Comm
     from ...core.operation import Call
-    from .executor import Channel, Fold, Steps
+    from .executor import Channel, CollectiveSteps, Fold
 
     Array = NDArray[Any]
     # verb, name, root, count, dtype, code of the reduction, wire, operator of the user
@@ -201,7 +201,7 @@ def by_schedule(comm: Comm, name: str, dtype: Any, fold: Any) -> Callable[..., A
     def key_of(n: int) -> Key:
         return "all_reduce", cut("all_reduce", name, n * dtype.itemsize), 0, n, dtype, fold.code, None, None
 
-    ready: dict[int, tuple[Executor, Steps, Callable[..., Any] | None]] = {}
+    ready: dict[int, tuple[Executor, CollectiveSteps, Callable[..., Any] | None]] = {}
 
     def call(send: Any, recv: Any, _: Any) -> None:
         out, n, _ = recv
