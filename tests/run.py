@@ -67,7 +67,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[Step]]:
     first = next(iter(environments.values()))
     # In two processes: these tests have no ranks that need the cores.
     two = ["-n", "2", "--dist", "loadfile"]
-    yield [Step("pure", [first, "-m", "pytest", "-q", *two, "tests/pure", *alone], PURE_S)]
+    yield [Step("pure", [first, "-m", "pytest", "-q", *two, "tests/pure", "tests/native", *alone], PURE_S)]
     yield [
         on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi")
         for name, python in environments.items()

@@ -1,0 +1,190 @@
+/* array.c: where an array lies, how many elements of which type it has. Contiguous ones in this process's memory only;
+   for all else array_look says 0, and Python takes the general way.
+
+   numpy and whatever else has the buffer protocol: its format says the type. Tensors of torch have none; their
+   structure comes from DLPack's exchange table (`__dlpack_c_exchange_api__`, torch 2.10 and later) by one call of C,
+   else from Python attributes. The structures below are DLPack 1's; a test compares them with torch's own header. */
+#include "array.h"
+
+#include "node.h"
+
+typedef struct { int32_t type, id; } dl_device;
+typedef struct { uint8_t code, bits; uint16_t lanes; } dl_type;
+typedef struct {
+  void *data;
+  dl_device device;
+  int32_t ndim;
+  dl_type dtype;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} dl_tensor;
+typedef struct {
+  uint32_t major, minor;
+  void *previous;
+  void *allocate, *from_object, *to_object;
+  int (*look)(void *object, dl_tensor *); /* borrows: no reference is taken */
+  void *stream;
+} dl_exchange;
+enum { DL_CPU = 1 };
+
+static PyObject *tensor_type;
+static const dl_exchange *exchange; /* NULL: by attributes */
+static PyObject *torch_dtypes;      /* {torch.float32: F32, ...} */
+
+static int type_of_dl(dl_type t) {
+  static const signed char by_code[7][4] = { /* of 1, 2, 4 and 8 bytes */
+      {I8, I16, I32, I64}, {U8, U16, U32, U64}, {0, F16, F32, F64}, {0}, {0, BF16, 0, 0}, {0, 0, 0, C64}, {BOOL, 0, 0, 0}};
+  if (t.lanes != 1 || t.code > 6) return 0;
+  switch (t.bits) {
+    case 8: return by_code[t.code][0];
+    case 16: return by_code[t.code][1];
+    case 32: return by_code[t.code][2];
+    case 64: return by_code[t.code][3];
+    case 128: return t.code == 5 ? C128 : 0;
+    default: return 0;
+  }
+}
+
+static int type_of_format(const char *f) {
+  if (!f) return U8;
+  if (*f == '@' || *f == '=') f++;
+  if (f[0] == 'Z') return f[1] == 'f' && !f[2] ? C64 : f[1] == 'd' && !f[2] ? C128 : 0;
+  if (!f[0] || f[1]) return 0;
+  switch (f[0]) {
+    case '?': return BOOL;
+    case 'b': return I8;
+    case 'h': return I16;
+    case 'i': return I32;
+    case 'l': return sizeof(long) == 8 ? I64 : I32;
+    case 'q': return I64;
+    case 'B': return U8;
+    case 'H': return U16;
+    case 'I': return U32;
+    case 'L': return sizeof(long) == 8 ? U64 : U32;
+    case 'Q': return U64;
+    case 'e': return F16;
+    case 'f': return F32;
+    case 'd': return F64;
+    default: return 0;
+  }
+}
+
+/* Complex tensors, and real ones that may be views of them, can have a conjugate or a sign still to be applied. */
+static int has_pending(PyObject *x, const char *question) {
+  PyObject *answer = PyObject_CallMethod(x, question, NULL);
+  int yes = answer ? PyObject_IsTrue(answer) : -1;
+  Py_XDECREF(answer);
+  return yes;
+}
+
+static int look_dlpack(PyObject *x, struct array *a) {
+  dl_tensor t;
+  if (exchange->look(x, &t)) {
+    PyErr_Clear();
+    return 0;
+  }
+  if (t.device.type != DL_CPU || !(a->dtype = type_of_dl(t.dtype))) return 0;
+  a->count = 1;
+  for (int i = t.ndim - 1; i >= 0; i--) {
+    if (t.strides && t.shape[i] != 1 && t.strides[i] != (int64_t)a->count && t.shape[i]) return 0;
+    a->count *= (size_t)t.shape[i];
+  }
+  a->at = (char *)t.data + t.byte_offset;
+  return 1;
+}
+
+static int look_attributes(PyObject *x, struct array *a) {
+  static const char *const questions[] = {"is_contiguous", "data_ptr", "numel"};
+  size_t answers[3];
+  PyObject *is_cpu = PyObject_GetAttrString(x, "is_cpu"), *dtype = PyObject_GetAttrString(x, "dtype");
+  PyObject *code = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL;
+  int takes = is_cpu && code && PyObject_IsTrue(is_cpu);
+  a->dtype = takes ? (int)PyLong_AsLong(code) : 0;
+  for (int i = 0; takes && i < 3; i++) {
+    PyObject *answer = PyObject_CallMethod(x, questions[i], NULL);
+    answers[i] = answer ? PyLong_AsSize_t(answer) : 0;
+    takes = answer && !PyErr_Occurred();
+    Py_XDECREF(answer);
+  }
+  Py_XDECREF(is_cpu);
+  Py_XDECREF(dtype);
+  PyErr_Clear();
+  if (!takes || !answers[0]) return 0;
+  a->at = (char *)answers[1];
+  a->count = answers[2];
+  return 1;
+}
+
+static int look_tensor(PyObject *x, struct array *a) {
+  int yes = exchange ? look_dlpack(x, a) : look_attributes(x, a);
+  if (yes != 1) return yes;
+  if ((a->dtype == C64 || a->dtype == C128) && has_pending(x, "is_conj")) yes = 0;
+  if (yes && (a->dtype == F32 || a->dtype == F64 || a->dtype == C64 || a->dtype == C128) && a->count && has_pending(x, "is_neg"))
+    yes = 0;
+  a->nbytes = a->count * dtype_bytes(a->dtype);
+  return PyErr_Occurred() ? -1 : yes;
+}
+
+int array_look(PyObject *x, int writable, struct array *a) {
+  a->view.obj = NULL;
+  if ((PyObject *)Py_TYPE(x) == tensor_type) return look_tensor(x, a);
+  if (PyObject_GetBuffer(x, &a->view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0))) {
+    PyErr_Clear();
+    a->view.obj = NULL;
+    return 0;
+  }
+  a->dtype = type_of_format(a->view.format);
+  a->at = a->view.buf;
+  a->nbytes = (size_t)a->view.len;
+  if (!a->dtype || dtype_bytes(a->dtype) != (size_t)a->view.itemsize) {
+    array_done(a);
+    return 0;
+  }
+  a->count = a->nbytes / dtype_bytes(a->dtype);
+  return 1;
+}
+
+void array_done(struct array *a) {
+  if (a->view.obj) PyBuffer_Release(&a->view);
+  a->view.obj = NULL;
+}
+
+int array_as(struct array *a, int dtype) {
+  size_t size = dtype_bytes(dtype);
+  if (!size || a->nbytes % size || ((uintptr_t)a->at & (size > 8 ? 7 : size - 1))) return 0;
+  a->dtype = dtype;
+  a->count = a->nbytes / size;
+  return 1;
+}
+
+static int know_dtypes(PyObject *torch) {
+  static const struct { const char *name; int dtype; } known[] = {
+      {"bool", BOOL}, {"int8", I8}, {"int16", I16}, {"int32", I32}, {"int64", I64}, {"uint8", U8}, {"uint16", U16},
+      {"uint32", U32}, {"uint64", U64}, {"float16", F16}, {"bfloat16", BF16}, {"float32", F32}, {"float64", F64},
+      {"complex64", C64}, {"complex128", C128}};
+  if (!torch_dtypes && !(torch_dtypes = PyDict_New())) return -1;
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+    PyObject *dtype = PyObject_GetAttrString(torch, known[i].name), *code = PyLong_FromLong(known[i].dtype);
+    int bad = dtype && code ? PyDict_SetItem(torch_dtypes, dtype, code) : 0;
+    if (!dtype) PyErr_Clear(); /* an older torch */
+    Py_XDECREF(dtype);
+    Py_XDECREF(code);
+    if (bad) return -1;
+  }
+  return 0;
+}
+
+int array_know_torch(PyObject *torch) {
+  PyObject *type = PyObject_GetAttrString(torch, "Tensor");
+  if (!type || know_dtypes(torch)) {
+    Py_XDECREF(type);
+    return -1;
+  }
+  PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
+  const dl_exchange *table = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+  PyErr_Clear();
+  Py_XDECREF(capsule);
+  exchange = table && table->major == 1 && table->look ? table : NULL;
+  tensor_type = type; /* kept for ever, as the module is */
+  return exchange != NULL;
+}

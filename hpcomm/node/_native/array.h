@@ -1,0 +1,19 @@
+/* array.h: one look at an array of any library. Needs Python, knows no library by name but torch. */
+#ifndef HPCOMM_ARRAY_H
+#define HPCOMM_ARRAY_H
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+struct array {
+  char *at;
+  size_t count, nbytes;
+  int dtype;
+  Py_buffer view; /* obj NULL: none is held */
+};
+
+int array_look(PyObject *, int writable, struct array *); /* 1; 0: not one that the core takes; -1: an exception */
+void array_done(struct array *);
+int array_as(struct array *, int dtype); /* its bytes are elements of this type; 0: they cannot be */
+int array_know_torch(PyObject *torch);   /* from now on its tensors are taken; 1: by DLPack, 0: by attributes, -1 */
+#endif

@@ -1,0 +1,149 @@
+/* arrive.c: a rank comes to a call, and waits for the others to come to the same one.
+
+   Each rank has two cells; call k uses cell k % 2. A rank lays its data there, and its signature, and then its
+   arrival (release). Whoever sees that arrival (acquire) sees the data. Cell k % 2 is written again by call k + 2,
+   which a rank begins only when all others have come to call k + 1, so have left call k. Nobody is two calls ahead
+   of anybody: a cell holds the number that is waited for, or the one before, never a later one.
+
+   A call that waits for some ranks only (a broadcast's root waits for nobody) is made good for at the next call:
+   node_enter waits until all have come to the last one, and compares their signatures with ours.
+
+   Withdrawal (only where n->synchronous: all ranks wait for all in every call). A rank whose time is over
+
+        ARRIVED --(timeout)--> DOUBTS --(somebody has not come)--> WITHDRAWN: the call fails on all who wait
+           ^                     |
+           +--(all have come)----+   and goes on waiting: for those who doubt too
+
+   A rank passes when it has seen every other one ARRIVED, in a look that began after all had come. Why nobody
+   passes a call that another one withdraws: that one stored DOUBTS before it looked and found somebody missing;
+   whoever passes looks after that one came, and all these stores and loads are sequentially consistent.
+   protocol.pml is a model of this, which `spin` checks for 2 and 3 ranks. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "node.h"
+
+#include <unistd.h>
+
+static uint64_t load_in_order(const node_word *at) { return atomic_load_explicit((node_word *)at, memory_order_seq_cst); }
+static void store_in_order(node_word *at, uint64_t value) {
+  node_stop_point();
+  atomic_store_explicit(at, value, memory_order_seq_cst);
+  node_stop_point();
+}
+
+int node_attach(struct node *n, struct segment *s, struct node_place *place, int rank) {
+  n->segment = s;
+  n->place = place;
+  n->rank = rank;
+  n->size = (int)place->size;
+  n->calls = n->published = n->seen = n->told = n->gave_up = 0;
+  n->token = node_now() ^ (uint64_t)getpid() << 40 ^ (uint64_t)(uintptr_t)n;
+  struct node_rank *mine = node_mine(n);
+  node_note(&mine->status.rank, NODE_RANKS);
+  node_note(&mine->status.pid, (uint64_t)getpid());
+  node_note(&mine->status.token_at, (uint64_t)(uintptr_t)&n->token);
+  node_note(&mine->status.token, n->token);
+  return 0;
+}
+
+static void publish(struct node *n, uint64_t signature, uint64_t state) {
+  struct node_cell *cell = node_cell(n, n->rank, n->published);
+  node_note(&cell->signature, signature);
+  uint64_t arrival = NODE_ARRIVAL(n->published, state);
+  if (n->synchronous)
+    store_in_order(&cell->arrival, arrival);
+  else
+    node_post(&cell->arrival, arrival);
+}
+
+/* Another call than ours: of call `number`, for which 0 stands where a call was never made. */
+static int differs(const struct node *n, int rank, uint64_t number, uint64_t ours) {
+  uint64_t theirs = node_peek(&node_cell(n, rank, number)->signature);
+  return n->checks && theirs != ours && theirs && ours;
+}
+
+static int failed(struct node *n, int result, int rank) { return result == -100 ? -1 : node_fail(n, -result, rank); }
+
+/* Wait until all others have come to this call, which is over here. */
+static int all_came(struct node *n, uint64_t number) {
+  uint64_t ours = node_peek(&node_cell(n, n->rank, number)->signature);
+  n->awaited = number;
+  for (int r = 0; r < n->size; r++) {
+    if (r == n->rank) continue;
+    int bad = node_wait(n, &node_cell(n, r, number)->arrival, NODE_PAST_CALL, NODE_ARRIVAL(number, 0), r);
+    if (bad) return failed(n, bad, r);
+    if (number != n->told && differs(n, r, number, ours)) {
+      n->told = number;
+      return node_fail(n, NODE_MISMATCH, r);
+    }
+  }
+  n->seen = number;
+  return 0;
+}
+
+/* Begin a call: from now on our cell may be written. A call that fails here was not come to, but has its number:
+   it is published as withdrawn as soon as that may be, so that all ranks count alike. */
+int node_enter(struct node *n, uint64_t signature) {
+  uint64_t number = ++n->calls;
+  n->signature = signature;
+  while (n->published < number) {
+    if (n->seen < n->published && all_came(n, n->published)) return -1;
+    n->published++;
+    if (n->published < number) publish(n, 0, NODE_WITHDRAWN);
+  }
+  n->awaited = number;
+  n->arrival = NODE_ARRIVAL(number, NODE_ARRIVED);
+  return 0;
+}
+
+void node_arrive(struct node *n) { publish(n, n->signature, NODE_ARRIVED); }
+
+int node_missing(struct node *n, unsigned char *which) {
+  int missing = 0;
+  for (int r = 0; r < n->size; r++) {
+    uint64_t seen = load_in_order(&node_cell(n, r, n->awaited)->arrival);
+    which[r] = r != n->rank && seen >> 2 != NODE_NUMBER(n->awaited);
+    missing += which[r];
+  }
+  return missing;
+}
+
+/* Our time is over: take the arrival back (1), unless all have come meanwhile (0). */
+static int withdraw(struct node *n) {
+  unsigned char which[NODE_RANKS];
+  node_word *ours = &node_cell(n, n->rank, n->calls)->arrival;
+  store_in_order(ours, NODE_ARRIVAL(n->calls, NODE_DOUBTS));
+  int missing = node_missing(n, which);
+  store_in_order(ours, NODE_ARRIVAL(n->calls, missing ? NODE_WITHDRAWN : NODE_ARRIVED));
+  return missing > 0;
+}
+
+/* Wait until this rank has come to our call. */
+int node_await(struct node *n, int rank) {
+  const struct node_cell *cell = node_cell(n, rank, n->calls);
+  int result = node_wait(n, &cell->arrival, NODE_AT_CALL, n->arrival, rank);
+  if (result && n->synchronous) {
+    int withdrawn = withdraw(n);
+    if (result == -NODE_LATE && !withdrawn) { /* all have come: whoever doubts too makes up his mind soon */
+      uint64_t timeout = n->timeout;
+      n->timeout = 0;
+      result = node_wait(n, &cell->arrival, NODE_AT_CALL, n->arrival, rank);
+      n->timeout = timeout;
+    }
+  }
+  if (result) return failed(n, result, rank);
+  if (differs(n, rank, n->calls, n->signature)) {
+    n->told = n->calls;
+    return node_fail(n, NODE_MISMATCH, rank);
+  }
+  return 0;
+}
+
+int node_await_all(struct node *n) {
+  for (int pass = 0; pass < (n->synchronous && n->size > 2 ? 2 : 1); pass++)
+    for (int r = 0; r < n->size; r++)
+      if (r != n->rank && node_await(n, r)) return -1;
+  n->seen = n->calls;
+  return 0;
+}

@@ -1,0 +1,250 @@
+/* long.c: calls whose data go through the pieces, step by step.
+
+   All ranks meet first (so all have left the last call: the pieces are free). Then each step moves a part of the
+   arrays, in up to three stages that run one step behind another, so that caches hold what is handed over:
+
+     give    copy a part of x into our piece            post put = step + 1
+     fold    of what all have put, what is ours         post taken = step + 1
+     take    what others have put, or folded            post taken, or finished = step + 1
+
+   step:      0     1     2     3                 piece of step s: s % ring. It is written again when all who
+   give       s0    s1    s2    s3                read it have taken step s; a result when they have finished.
+   fold             s0    s1    s2
+   take                   s0    s1
+
+   A verb that folds cuts a step into a chunk for each rank: rank q folds chunk q and the others take it from q's
+   results. A result is folded into the array and copied from there: a fold that writes where another core has just
+   read waits for one line after the other, a copy does not.
+
+   A rank that fails on the way posts NODE_GAVE_UP for all three, so that nobody waits for it. */
+#include "node.h"
+
+struct steps {
+  struct node *n;
+  const struct call *c;
+  size_t chunk;   /* bytes of a step that one rank folds, or that are for one rank */
+  size_t part;    /* bytes of a step: of a block, or of the whole array */
+  size_t whole;   /* bytes that are cut into parts */
+  uint64_t count;
+};
+
+static size_t at_least(size_t nbytes, size_t at, size_t most) {
+  return at >= nbytes ? 0 : nbytes - at < most ? nbytes - at : most;
+}
+static int is_cut(int verb) { /* each rank's x consists of a block for each rank */
+  return verb == BY_SCATTER || verb == BY_ALL_TO_ALL || verb == BY_REDUCE_SCATTER;
+}
+static int is_shared(int verb) { return verb == BY_ALL_REDUCE || verb == BY_REDUCE; }
+static int is_fold(int verb) { return is_shared(verb) || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN; }
+static size_t block(const struct steps *s) { return s->c->verb == BY_SCATTER ? s->c->nbytes : s->c->nbytes / (size_t)s->n->size; }
+
+int long_reached(struct node *n, const node_word *at, uint64_t step, int rank) {
+  int bad = node_wait(n, at, NODE_AT_STEP, NODE_STEP(n->calls, step), rank);
+  return bad == 0 ? 0 : bad == -100 ? -1 : node_fail(n, -bad, rank);
+}
+#define RANK(s, q) (&(s)->n->place->rank[q])
+static int all_put(const struct steps *s, int q, uint64_t step) { return long_reached(s->n, &RANK(s, q)->put, NODE_FIRST_STEP + step, q); }
+static int all_taken(const struct steps *s, int q, uint64_t step) { return long_reached(s->n, &RANK(s, q)->taken, NODE_FIRST_STEP + step, q); }
+static int all_finished(const struct steps *s, int q, uint64_t step) { return long_reached(s->n, &RANK(s, q)->finished, NODE_FIRST_STEP + step, q); }
+static void post(const struct steps *s, node_word *at, uint64_t step) { node_post(at, NODE_STEP(s->n->calls, NODE_FIRST_STEP + step)); }
+
+/* Ranks between which something goes: q reads what r has put. */
+static int reads(const struct steps *s, int q, int r) {
+  int verb = s->c->verb;
+  if (q == r) return 0;
+  if (verb == BY_REDUCE) return 1; /* all fold for the root */
+  if (verb == BY_SCAN || verb == BY_EXSCAN) return r < q;
+  return call_takes(s->n, s->c, q) && call_gives(s->n, s->c, r);
+}
+static int reads_result(const struct steps *s, int q) {
+  return s->c->verb == BY_ALL_REDUCE || (s->c->verb == BY_REDUCE && q == s->c->root);
+}
+
+static void plan(struct steps *s) {
+  const int verb = s->c->verb;
+  const size_t most = is_cut(verb) || is_shared(verb) ? node_chunk(s->n->size) : node_piece(s->n->size);
+  const size_t ranks = is_shared(verb) ? (size_t)s->n->size : 1;
+  s->whole = is_cut(verb) ? block(s) : s->c->nbytes;
+  s->count = (s->whole + most * ranks - 1) / (most * ranks);
+  size_t even = (s->whole + s->count * ranks - 1) / (s->count * ranks);
+  s->chunk = (even + NODE_LINE - 1) / NODE_LINE * NODE_LINE;
+  s->part = s->chunk * ranks;
+}
+
+static int give(struct steps *s, uint64_t step) {
+  struct node *n = s->n;
+  const uint64_t ring = (uint64_t)node_ring(n->size);
+  const int verb = s->c->verb, me = n->rank;
+  const size_t at = step * s->part, length = at_least(s->whole, at, s->part);
+  char *piece = node_piece_at(n, me, step);
+  int readers = 0;
+  for (int q = 0; q < n->size; q++)
+    if (reads(s, q, me)) {
+      if (step >= ring && all_taken(s, q, step - ring + 1)) return -1;
+      readers = 1;
+    }
+  if (!readers) return 0;
+  if (is_cut(verb)) {
+    for (int q = 0; q < n->size; q++)
+      if (q != me) memcpy(piece + (size_t)q * s->chunk, s->c->x + (size_t)q * block(s) + at, length);
+  } else if (is_shared(verb)) { /* all but what we fold ourselves */
+    size_t first = at_least(length, 0, (size_t)me * s->chunk), last = at_least(length, 0, (size_t)(me + 1) * s->chunk);
+    memcpy(piece, s->c->x + at, first);
+    memcpy(piece + last, s->c->x + at + last, length - last);
+  } else {
+    memcpy(piece, s->c->x + at, length);
+  }
+  post(s, &node_mine(n)->put, step + 1);
+  return 0;
+}
+
+static int fold(struct steps *s, uint64_t step) {
+  struct node *n = s->n;
+  const struct call *c = s->c;
+  const uint64_t ring = (uint64_t)node_ring(n->size);
+  const int me = n->rank, verb = c->verb, inputs = verb == BY_SCAN ? me + 1 : verb == BY_EXSCAN ? me : n->size;
+  const size_t at = step * s->part, mine = is_shared(verb) ? (size_t)me * s->chunk : 0;
+  const size_t length = at_least(s->whole, at + mine, s->chunk);
+  const size_t in_x = (verb == BY_REDUCE_SCATTER ? (size_t)me * block(s) : mine) + at;
+  const size_t in_piece = is_cut(verb) || is_shared(verb) ? (size_t)me * s->chunk : 0;
+  const void *in[NODE_RANKS];
+  for (int q = 0; q < inputs; q++) {
+    if (reads(s, me, q) && all_put(s, q, step + 1)) return -1;
+    in[q] = q == me ? c->x + in_x : node_piece_at(n, q, step) + in_piece;
+  }
+  for (int q = 0; is_shared(verb) && step >= ring && q < n->size; q++)
+    if (q != me && reads_result(s, q) && all_finished(s, q, step - ring + 1)) return -1;
+  char *result = is_shared(verb) ? node_result_at(n, me, step) : NULL;
+  char *out = verb == BY_REDUCE && me != c->root ? result : c->out + (is_shared(verb) ? in_x : at);
+  if (length && inputs) reduce_fold(c->dtype, c->op, n->size, out, in, inputs, length / dtype_bytes(c->dtype));
+  if (result && out != result && verb == BY_ALL_REDUCE) memcpy(result, out, length);
+  post(s, &node_mine(n)->taken, step + 1);
+  return 0;
+}
+
+/* What folding leaves to be taken: the chunks of the others. */
+static int take_results(struct steps *s, uint64_t step) {
+  struct node *n = s->n;
+  const size_t at = step * s->part;
+  for (int i = 1; i < n->size; i++) {
+    int q = (n->rank + i) % n->size;
+    size_t theirs = at + (size_t)q * s->chunk;
+    if (all_taken(s, q, step + 1)) return -1;
+    if (theirs < s->whole) memcpy(s->c->out + theirs, node_result_at(n, q, step), at_least(s->whole, theirs, s->chunk));
+  }
+  post(s, &node_mine(n)->finished, step + 1);
+  return 0;
+}
+
+static int take(struct steps *s, uint64_t step) {
+  struct node *n = s->n;
+  const struct call *c = s->c;
+  const int verb = c->verb, me = n->rank, gathers = verb == BY_GATHER || verb == BY_ALL_GATHER;
+  const size_t at = step * s->part, length = at_least(s->whole, at, s->part);
+  for (int i = 0; i < n->size; i++) {
+    int q = (me + i) % n->size;
+    char *to = c->out + at + (gathers ? (size_t)q * c->nbytes : verb == BY_ALL_TO_ALL ? (size_t)q * block(s) : 0);
+    const char *from;
+    if (q == me) {
+      if (!call_gives(n, c, me) && !(verb == BY_GATHER && me == c->root)) continue;
+      from = c->x + at + (is_cut(verb) ? (size_t)me * block(s) : 0);
+    } else {
+      if (!reads(s, me, q)) continue;
+      if (all_put(s, q, step + 1)) return -1;
+      from = node_piece_at(n, q, step) + (is_cut(verb) ? (size_t)me * s->chunk : 0);
+    }
+    if (to != from) memcpy(to, from, length);
+  }
+  post(s, &node_mine(n)->taken, step + 1);
+  return 0;
+}
+
+static int carry_out(struct steps *s) {
+  const int folds = is_fold(s->c->verb), shared = is_shared(s->c->verb), me = s->n->rank;
+  const int takes = shared ? reads_result(s, me) : !folds && (call_takes(s->n, s->c, me) || me == s->c->root);
+  for (uint64_t step = 0; step < s->count + 2; step++) {
+    uint64_t second = step - 1, last = step - (shared ? 2 : 1); /* 2^64 - 1 and so on: not yet */
+    if (step < s->count && give(s, step)) return -1;
+    if (folds && second < s->count && fold(s, second)) return -1;
+    if (takes && last < s->count && (shared ? take_results(s, last) : take(s, last))) return -1;
+  }
+  return 0;
+}
+
+static void post_all(struct node *n, uint64_t step) {
+  struct node_rank *mine = node_mine(n);
+  node_post(&mine->put, NODE_STEP(n->calls, step));
+  node_post(&mine->taken, NODE_STEP(n->calls, step));
+  node_post(&mine->finished, NODE_STEP(n->calls, step));
+}
+
+static void begin_steps(struct node *n) { post_all(n, n->settled ? NODE_FIRST_STEP : 0); }
+
+static int give_up(struct node *n) {
+  post_all(n, n->gave_up + 1 == n->calls ? NODE_GAVE_UP_TWICE : NODE_GAVE_UP);
+  n->gave_up = n->calls;
+  return -1;
+}
+
+/* In the first long call all learn whether all can read all memory. */
+static int settle(struct node *n) {
+  struct node_rank *mine = node_mine(n);
+  if (n->settled) return 0;
+  node_note(&mine->status.direct, (uint64_t)direct_probe(n));
+  post_all(n, NODE_FIRST_STEP);
+  n->direct = 1;
+  for (int r = 0; r < n->size; r++) {
+    if (r != n->rank && long_reached(n, &n->place->rank[r].put, NODE_FIRST_STEP, r)) return -1;
+    n->direct &= node_peek(&n->place->rank[r].status.direct) == 1;
+  }
+  n->settled = 1;
+  return 0;
+}
+
+static void reserve_pieces(struct node *n) {
+  uint64_t units = 0;
+  char *at = segment_reserve(n->segment, (size_t)n->size * node_pieces_bytes(n->size), &units);
+  node_note(&n->place->piece_units, units);
+  node_note(&n->place->pieces, at ? (uint64_t)(at - (char *)n->segment->head) : 1);
+}
+
+/* Steps are counted anew in each call. Not before all have come, where we gave up the last one: somebody may still be
+   in it, and has to see that. */
+static int meet(struct node *n, const struct call *c) {
+  if (node_enter(n, c->signature)) return -1;
+  const int afresh = n->gave_up + 1 != n->calls;
+  if (n->rank == 0 && !node_peek(&n->place->pieces)) reserve_pieces(n);
+  if (afresh) begin_steps(n);
+  uint64_t addresses[2] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out};
+  memcpy(node_cell(n, n->rank, n->calls)->data, addresses, sizeof addresses);
+  node_arrive(n);
+  if (node_await_all(n)) return give_up(n);
+  if (!afresh) begin_steps(n);
+  n->awaited = 0;
+  return 0;
+}
+
+/* Nobody's x may change while others read it: not where a rank exchanges its blocks in place. */
+static int may_read(const struct node *n, const struct call *c) {
+  if (!n->direct || c->verb == BY_SCAN || c->verb == BY_EXSCAN) return 0;
+  for (int r = 0; c->verb == BY_ALL_TO_ALL && r < n->size; r++)
+    if (direct_address(n, r, 0) == direct_address(n, r, 1)) return 0;
+  return 1;
+}
+
+int long_run(struct node *n, const struct call *c) {
+  struct steps s = {.n = n, .c = c};
+  if (meet(n, c)) return -1;
+  int unlocked = node_unlock(n), bad = settle(n);
+  const int has_pieces = node_peek(&n->place->pieces) > 1;
+  if (!bad && may_read(n, c) && (!has_pieces || c->nbytes >= n->direct_from)) {
+    bad = direct_run(n, c);
+  } else if (!bad && has_pieces) {
+    plan(&s);
+    bad = carry_out(&s);
+  } else if (!bad) {
+    bad = NODE_NO_ROOM;
+  }
+  if (unlocked) node_lock(n);
+  return bad == -1 ? give_up(n) : bad;
+}

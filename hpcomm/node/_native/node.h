@@ -1,0 +1,287 @@
+/* node.h: what the ranks of a node share, and nothing else knows an offset of it.
+
+   A segment is one file of shared memory, mapped by every rank of the node. Its first part says who owns which
+   unit of the rest; a run of units is reserved for each communicator (a "place") and for each channel.
+
+     segment   | head, owner[units] |  place  |  pieces of that place  |  place  |  channel  |  free ...
+
+     place     | head | rank 0 | rank 1 | ...                      for as long as the communicator lives
+
+     rank      | status | put | taken | finished | cell 0 | cell 1 |
+                 what it    steps of long calls    call k uses cell k % 2
+                 waits for
+
+     cell      | arrival | signature | data ...                    arrival: number of the call and state,
+                 8 bytes   8 bytes     8 bytes of data travel         stored last, with release
+                                       in the line of the arrival
+
+     pieces    | rank 0: piece 0..R-1, result 0..R-1 | rank 1 ...  reserved at the first long call
+
+   Every word is written by one rank only, but for `left` and `owner`, which are counted and claimed. */
+#ifndef HPCOMM_NODE_H
+#define HPCOMM_NODE_H
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define NODE_VERSION 1
+#define NODE_RANKS 256          /* most ranks of one place */
+#define NODE_UNIT (16u << 10)   /* what a segment is divided into */
+#define NODE_CELL 8192u         /* bytes of a cell */
+#define NODE_INLINE (NODE_CELL - 16u)
+#define NODE_LINE 64
+#define NODE_APART 128          /* words of different writers: processors fetch lines in pairs */
+
+typedef _Atomic uint64_t node_word;
+
+/* -- numbers of calls ------------------------------------------------------------------------------------------
+   An arrival is number << 2 | state, a step is number << 24 | step. What is compared is only "this number or not"
+   (cells alternate, and nobody gets two calls ahead), so two bits would do; the tests are also built with two. */
+#ifndef NODE_NUMBER_BITS
+#define NODE_NUMBER_BITS 40
+#endif
+#define NODE_NUMBER(k) ((uint64_t)(k) & ((1ull << NODE_NUMBER_BITS) - 1))
+enum { NODE_ARRIVED, NODE_DOUBTS, NODE_WITHDRAWN }; /* states of an arrival */
+#define NODE_ARRIVAL(k, state) (NODE_NUMBER(k) << 2 | (state))
+#define NODE_STEP(k, step) (NODE_NUMBER(k) << 24 | (step))
+#define NODE_GAVE_UP 0xffffffu       /* the step of a rank that has left a long call by an error, */
+#define NODE_GAVE_UP_TWICE 0xfffffeu /* and the long call before it too */
+
+/* -- the layout ------------------------------------------------------------------------------------------------ */
+struct node_cell {
+  _Alignas(NODE_LINE) node_word arrival;
+  node_word signature;
+  unsigned char data[NODE_INLINE];
+};
+
+struct node_rank {
+  _Alignas(NODE_APART) struct { /* for others to read: what this rank waits for, and where its memory is */
+    node_word waiting;          /* number of the call in which it has begun to wait slowly; 0: it does not */
+    node_word since;            /* ns of CLOCK_MONOTONIC */
+    node_word rank;             /* for whom; NODE_RANKS: nobody */
+    node_word pid, token_at;    /* a word in its own memory holds `token`: whoever reads it there may read all */
+    node_word token;
+    node_word direct;           /* 1: it can read all others' memory; set in the first long call */
+  } status;
+  _Alignas(NODE_APART) node_word put;      /* pieces that lie in its pieces */
+  _Alignas(NODE_APART) node_word taken;    /* steps whose pieces it has taken or folded */
+  _Alignas(NODE_APART) node_word finished; /* steps whose results it has taken */
+  _Alignas(NODE_APART) struct node_cell cell[2];
+};
+
+struct node_place {
+  _Alignas(NODE_APART) node_word left; /* ranks that have closed: the last one frees the units */
+  node_word size, units;
+  node_word pieces, piece_units;       /* offset of the pieces; 0: none yet, 1: no room for any */
+  struct node_rank rank[];
+};
+
+struct node_box { /* one of the two boxes of a channel */
+  _Alignas(NODE_APART) node_word full; /* 0: the sender's; else the receiver's: number << 1 | 1 */
+  uint64_t nbytes, tag;
+};
+
+struct node_channel {
+  _Alignas(NODE_APART) node_word left;
+  node_word units, capacity;
+  struct node_box box[2]; /* behind them: 2 * capacity bytes */
+};
+
+struct node_head {
+  _Alignas(NODE_APART) node_word magic; /* stored last */
+  uint64_t version, nbytes, units;
+  _Atomic uint32_t owner[]; /* of each unit: 0 free, else taken */
+};
+
+_Static_assert(sizeof(struct node_cell) == NODE_CELL, "a cell is one block");
+_Static_assert(offsetof(struct node_cell, data) == 16, "data begin in the line of the arrival");
+
+/* -- sizes ------------------------------------------------------------------------------------------------------ */
+static inline size_t node_place_bytes(int size) { return sizeof(struct node_place) + (size_t)size * sizeof(struct node_rank); }
+static inline int node_ring(int size) { return size <= 16 ? 4 : 2; }
+static inline size_t node_chunk(int size) { /* what a rank folds of one step, at most */
+  size_t chunk = (size <= 2 ? 128u << 10 : size <= 16 ? 256u << 10 : 64u << 10) / (unsigned)size;
+  return chunk & ~(size_t)(NODE_LINE - 1);
+}
+static inline size_t node_piece(int size) { return node_chunk(size) * (size_t)size; }
+static inline size_t node_pieces_bytes(int size) { /* of one rank */
+  return (size_t)node_ring(size) * (node_piece(size) + node_chunk(size));
+}
+
+/* -- a segment, a place and a channel as one process sees them ---------------------------------------------------- */
+struct segment {
+  struct node_head *head;
+  size_t nbytes;
+  int file;
+};
+
+struct node;
+struct node_host { /* the program around the core: Python, or a test */
+  void *(*leave)(void);           /* let its other threads run; what is returned goes to back */
+  void (*back)(void *);
+  int (*look)(struct node *, int why, int rank); /* WAITS: 0 goes on; all else, and any other result: the call fails */
+};
+enum { NODE_WAITS, NODE_MISMATCH, NODE_LATE, NODE_GONE, NODE_LEFT_CALL };
+
+struct node {
+  struct segment *segment;
+  struct node_place *place;
+  const struct node_host *host;
+  void *program; /* the host's */
+  void *state;   /* of host->leave; NULL: the host's lock is held */
+  int rank, size;
+  int spins;       /* looks before a wait gets slow; 0: more ranks than cores */
+  int checks;      /* compare signatures */
+  int synchronous; /* every call waits for all, and may be withdrawn */
+  uint64_t timeout; /* ns; 0: for ever */
+  uint64_t calls;     /* number of the call under way */
+  uint64_t published; /* last number of which our arrival stands in its cell */
+  uint64_t awaited;   /* number to which we wait for others to come; 0: we wait for something else */
+  uint64_t seen;      /* last number to which all others are known to have come */
+  uint64_t gave_up;   /* number of the last long call that this rank has left by an error */
+  uint64_t told;      /* number of the call whose mismatch has been reported */
+  uint64_t signature; /* of the call under way */
+  uint64_t arrival;   /* of the call under way, as it stands in cells */
+  uint64_t token;     /* see status.token_at */
+  int settled, direct; /* set at the first long call: pieces are there; memory of others can be read */
+  uint64_t direct_from; /* bytes from which that is done; the same on all ranks */
+  char *scratch;       /* for what is read so, and folded */
+};
+
+struct channel {
+  struct node node; /* for its waits: host, spins, timeout */
+  struct node_channel *at;
+  uint64_t count; /* boxes that went through */
+  int peer;       /* rank told to the host */
+};
+
+/* -- segment.c ---- */
+size_t segment_bytes(size_t nbytes);
+int segment_open(struct segment *, int file, size_t nbytes, int create); /* 0, or an errno */
+void segment_close(struct segment *);
+void *segment_reserve(struct segment *, size_t nbytes, uint64_t *units); /* NULL: no room */
+void segment_release(struct segment *, void *at, uint64_t units, int give_back);
+struct node_place *node_reserve(struct segment *, int size);
+struct node_channel *channel_reserve(struct segment *, size_t capacity);
+int node_left(struct segment *, struct node_place *);
+int channel_left(struct segment *, struct node_channel *);
+
+/* -- wait.c ---- */
+enum { NODE_AT_CALL, NODE_PAST_CALL, NODE_AT_STEP, NODE_AT_VALUE }; /* what a wait waits for */
+uint64_t node_now(void);
+int node_wait_slowly(struct node *, const node_word *, int how, uint64_t want, int rank);
+int node_fail(struct node *, int why, int rank);
+int node_unlock(struct node *); /* let other threads of the program run; 1 if they could not before */
+void node_lock(struct node *);
+
+/* -- arrive.c ---- */
+int node_attach(struct node *, struct segment *, struct node_place *, int rank);
+int node_enter(struct node *, uint64_t signature);
+void node_arrive(struct node *);
+int node_await(struct node *, int rank);
+int node_await_all(struct node *);
+int node_missing(struct node *, unsigned char *which); /* which[r] = 1: has not come to the call awaited */
+
+/* -- reduce.c ---- */
+int reduce_knows(int dtype, int op);
+void reduce_fold(int dtype, int op, int divide_by, void *out, const void *const *in, int inputs, size_t count);
+size_t dtype_bytes(int dtype);
+
+/* -- collective.c, long.c, direct.c ---- */
+struct call {
+  int verb, op, dtype, root;
+  size_t count;  /* elements that are compared: of x; of out where only the root has x */
+  size_t nbytes; /* of that */
+  uint64_t signature;
+  const char *x;
+  char *out;
+};
+enum { NODE_NO_ROOM = -2 };
+int node_run(struct node *, struct call *); /* 0, -1: failed, NODE_NO_ROOM: on all ranks alike */
+int long_run(struct node *, const struct call *);
+#define NODE_FIRST_STEP 1 /* step 0: come, but it has not said yet whether it can read our memory */
+int long_reached(struct node *, const node_word *, uint64_t step, int rank);
+int direct_run(struct node *, const struct call *);
+int direct_probe(struct node *);
+uint64_t direct_address(const struct node *, int rank, int which);
+int call_gives(const struct node *, const struct call *, int rank); /* others need of this rank's x */
+int call_takes(const struct node *, const struct call *, int rank); /* this rank needs of others' x */
+
+/* -- channel.c ---- */
+void channel_attach(struct channel *, struct segment *, struct node_channel *, int peer);
+char *channel_box(struct channel *, int to_fill); /* NULL: the wait failed */
+char *channel_ready(struct channel *, int to_fill); /* the same, NULL where one would wait */
+void channel_fill(struct channel *, size_t nbytes, uint64_t tag);
+void channel_free(struct channel *);
+size_t channel_nbytes(const struct channel *);
+uint64_t channel_tag(const struct channel *);
+int channel_send(struct channel *, const char *, size_t nbytes, uint64_t tag);
+int channel_receive(struct channel *, char *, size_t nbytes, uint64_t tag);
+
+/* -- verbs, operators, element types: the numbers of hpcomm's signatures ---- */
+enum { BY_ALL_GATHER = 1, BY_ALL_REDUCE, BY_ALL_TO_ALL, BY_BARRIER, BY_BROADCAST, BY_EXSCAN, BY_GATHER, BY_REDUCE,
+       BY_REDUCE_SCATTER, BY_SCAN, BY_SCATTER };
+enum { OP_SUM, OP_AVG, OP_PROD, OP_MIN, OP_MAX, OP_BAND, OP_BOR, OP_BXOR, OP_LAND, OP_LOR, OPS };
+enum { BOOL = 1, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, LONG_DOUBLE, C64, C128, DTYPES };
+
+/* -- short words ------------------------------------------------------------------------------------------------- */
+#if defined(__x86_64__)
+#define node_relax() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define node_relax() __asm__ volatile("isb")
+#else
+#define node_relax() ((void)0)
+#endif
+static inline uint64_t node_load(const node_word *at) { return atomic_load_explicit((node_word *)at, memory_order_acquire); }
+static inline uint64_t node_peek(const node_word *at) { return atomic_load_explicit((node_word *)at, memory_order_relaxed); }
+static inline void node_note(node_word *at, uint64_t value) { atomic_store_explicit(at, value, memory_order_relaxed); }
+#ifdef NODE_STOPS
+void node_stop_point(void); /* the tests end or stop a rank at its n-th store */
+#else
+#define node_stop_point() ((void)0)
+#endif
+static inline void node_post(node_word *at, uint64_t value) { /* whoever sees it sees all that we wrote before */
+  node_stop_point();
+  atomic_store_explicit(at, value, memory_order_release);
+  node_stop_point();
+}
+static inline struct node_rank *node_mine(const struct node *n) { return &n->place->rank[n->rank]; }
+static inline struct node_cell *node_cell(const struct node *n, int rank, uint64_t number) {
+  return &n->place->rank[rank].cell[number & 1];
+}
+static inline char *node_piece_at(const struct node *n, int rank, uint64_t step) {
+  size_t ring = (size_t)node_ring(n->size);
+  return (char *)n->segment->head + node_peek(&n->place->pieces) + (size_t)rank * node_pieces_bytes(n->size) +
+         step % ring * node_piece(n->size);
+}
+static inline char *node_result_at(const struct node *n, int rank, uint64_t step) {
+  size_t ring = (size_t)node_ring(n->size);
+  return node_piece_at(n, rank, 0) + ring * node_piece(n->size) + step % ring * node_chunk(n->size);
+}
+
+/* Whether what was seen is what was waited for: 1 yes, 0 not yet, < 0: it will never be (minus the reason). */
+static inline int node_holds(int how, uint64_t seen, uint64_t want) {
+  const int behind = 40 - NODE_NUMBER_BITS;
+  switch (how) {
+    case NODE_AT_CALL:
+      if (seen == want) return 1;
+      return seen == (want | NODE_WITHDRAWN) ? -NODE_GONE : 0;
+    case NODE_PAST_CALL: return seen >> 2 == want >> 2;
+    case NODE_AT_STEP:
+      if ((int64_t)((seen - want) << behind) < 0) return 0;
+      if ((seen & 0xffffff) < NODE_GAVE_UP_TWICE) return 1;
+      return seen >> 24 == want >> 24 || (seen & 0xffffff) == NODE_GAVE_UP_TWICE ? -NODE_LEFT_CALL : 1;
+    default: return seen == want;
+  }
+}
+/* Wait until the word holds; 0, or < 0: minus the reason, or -100: the host has said why. */
+static inline int node_wait(struct node *n, const node_word *at, int how, uint64_t want, int rank) {
+  for (int i = n->spins; i > 0; i--) {
+    int holds = node_holds(how, node_load(at), want);
+    if (holds) return holds > 0 ? 0 : holds;
+    node_relax();
+  }
+  return node_wait_slowly(n, at, how, want, rank);
+}
+#endif

@@ -1,0 +1,157 @@
+/* protocol.pml: the arrivals of one rank after another call, as arrive.c makes them, for SPIN.
+
+   spin -a -DP=3 -DCALLS=3 protocol.pml && gcc -O2 -DVECTORSZ=2048 -o pan pan.c && ./pan -m100000
+
+   Every rank makes CALLS calls. Each may wait for all (a meeting, which any rank may withdraw from when its time is
+   over: that is chosen freely), or, where SYNC is 0, for nobody (a broadcast's root). Numbers have two bits.
+   Checked: a cell is not written while anybody may read its data; nobody is two calls ahead; of each meeting with
+   deadlines either all pass or none; nobody waits for ever (no invalid end state). */
+#ifndef P
+#define P 2
+#endif
+#ifndef CALLS
+#define CALLS 3
+#endif
+#ifndef SYNC
+#define SYNC 1
+#endif
+#define ARRIVED 0
+#define DOUBTS 1
+#define WITHDRAWN 2
+#define NUMBER(k) ((k) & 3)
+
+typedef rank_t {
+  byte number[2]; /* of the arrival in each cell, */
+  byte state[2];
+  byte data[2];    /* and the call whose data lie there */
+  byte reads[2];   /* others that are in a call which reads this cell */
+};
+rank_t rank[P];
+byte passed[CALLS + 1];
+byte failed[CALLS + 1];
+
+inline all_came(k) { /* others have come to call k, whether or not they have withdrawn */
+  q = 0;
+  do
+  :: q < P ->
+     if
+     :: q == me -> q++
+     :: q != me -> atomic { rank[q].number[(k) & 1] == NUMBER(k) -> q++ }
+     fi
+  :: q == P -> break
+  od;
+  seen = k
+}
+
+/* DOUBTS, look, and WITHDRAWN or ARRIVED again; each store and load is a step of its own */
+inline withdraw(k) {
+  rank[me].state[(k) & 1] = DOUBTS;
+  missing = 0;
+  r = 0;
+  do
+  :: r < P ->
+     if
+     :: rank[r].number[(k) & 1] != NUMBER(k) -> missing = 1
+     :: else
+     fi;
+     r++
+  :: r == P -> break
+  od;
+  if
+  :: missing -> rank[me].state[(k) & 1] = WITHDRAWN
+  :: else -> rank[me].state[(k) & 1] = ARRIVED
+  fi
+}
+
+proctype node(byte me) {
+  byte k, q, r, seen, published, pass, missing, bad, late;
+  k = 1;
+  do
+  :: k > CALLS -> break
+  :: else ->
+     bad = 0;
+     /* node_enter: make good for earlier calls; a call may fail here, before it was come to */
+     do
+     :: published == k -> break
+     :: published < k ->
+        if
+        :: seen < published ->
+           if
+           :: all_came(published)
+           :: SYNC && k < CALLS -> bad = 1; break /* its time is over; the last call has no end, so that all end */
+           fi
+        :: else
+        fi;
+        published++;
+        if
+        :: published < k ->
+           atomic { assert(rank[me].reads[published & 1] == 0);
+             rank[me].number[published & 1] = NUMBER(published); rank[me].state[published & 1] = WITHDRAWN }
+        :: else
+        fi
+     od;
+     if
+     :: bad -> atomic { failed[k]++; k++ }
+     :: else ->
+        assert(rank[me].reads[k & 1] == 0); /* nobody still reads what stood here */
+        rank[me].data[k & 1] = k;
+        atomic { rank[me].number[k & 1] = NUMBER(k); rank[me].state[k & 1] = ARRIVED };
+        if
+        :: !SYNC -> atomic { passed[k]++; k++ } /* waits for nobody */
+        :: true ->
+           late = 0;
+           pass = 0;
+           do
+           :: pass == (P > 2 -> 2 : 1) || bad -> break
+           :: else ->
+              q = 0;
+              do
+              :: q == P || bad -> break
+              :: else ->
+                 if
+                 :: q == me -> q++
+                 :: q != me && rank[q].number[k & 1] == NUMBER(k) && rank[q].state[k & 1] == ARRIVED -> q++
+                 :: q != me && rank[q].number[k & 1] == NUMBER(k) && rank[q].state[k & 1] == WITHDRAWN ->
+                    withdraw(k); bad = 1
+                 :: q != me && SYNC && !late && !(rank[q].number[k & 1] == NUMBER(k) && rank[q].state[k & 1] == ARRIVED) ->
+                    withdraw(k); /* its time is over */
+                    if
+                    :: missing -> bad = 1
+                    :: else -> late = 1
+                    fi
+                 fi
+              od;
+              pass++
+           od;
+           if
+           :: bad -> failed[k]++
+           :: else ->
+              seen = k;
+              q = 0;
+              do /* read what the others brought */
+              :: q < P ->
+                 if
+                 :: q != me -> rank[q].reads[k & 1]++; assert(rank[q].data[k & 1] == k); rank[q].reads[k & 1]--
+                 :: else
+                 fi;
+                 q++
+              :: q == P -> break
+              od;
+              passed[k]++
+           fi;
+           k++
+        fi
+     fi
+  od
+}
+
+init {
+  byte i;
+  atomic { i = 0; do :: i < P -> run node(i); i++ :: else -> break od };
+  _nr_pr == 1;
+  i = 1;
+  do
+  :: i <= CALLS -> assert(!SYNC || passed[i] == 0 || passed[i] == P); i++
+  :: else -> break
+  od
+}

@@ -1,0 +1,93 @@
+/* wait.c: the one loop that waits for a word of shared memory.
+
+   The first looks are made by node_wait (node.h), some microseconds of them; most waits end there. Then:
+
+     unlocked: other threads of the program may run
+       look, yield the core      up to YIELD_NS: whoever has work to do gets the core
+       look, sleep               then, a fiftieth of what has been waited for, at most SLEEP_NS
+     every LOOK_NS, locked: the host looks (signals, progress of MPI, who lives); it may end the wait
+     past the timeout: the wait ends
+
+   Where ranks are more than cores, the first looks are left out: who spins keeps the core from whom he waits for. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "node.h"
+
+#include <sched.h>
+#include <time.h>
+
+#define YIELD_NS 2000000u
+#define SLEEP_NS 200000u
+#define LOOK_NS 1000000u
+
+uint64_t node_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+int node_unlock(struct node *n) {
+  if (n->state) return 0;
+  n->state = n->host->leave();
+  return 1;
+}
+
+void node_lock(struct node *n) {
+  if (n->state) n->host->back(n->state);
+  n->state = NULL;
+}
+
+/* Let the host say why the call fails. */
+int node_fail(struct node *n, int why, int rank) {
+  int was = n->state != NULL;
+  node_lock(n);
+  n->host->look(n, why, rank);
+  if (was) node_unlock(n);
+  return -1;
+}
+
+static int look(struct node *n, int rank) {
+  node_lock(n);
+  int ends = n->host->look(n, NODE_WAITS, rank);
+  node_unlock(n);
+  return ends;
+}
+
+static void rest(uint64_t waited) {
+  if (waited < YIELD_NS) {
+    sched_yield();
+    return;
+  }
+  uint64_t ns = waited / 50 < SLEEP_NS ? waited / 50 : SLEEP_NS;
+  nanosleep(&(struct timespec){0, (long)ns}, NULL);
+}
+
+int node_wait_slowly(struct node *n, const node_word *at, int how, uint64_t want, int rank) {
+  struct node_rank *mine = n->place ? node_mine(n) : NULL;
+  uint64_t begin = node_now(), looked = begin;
+  int holds, unlocked = node_unlock(n);
+  if (mine) {
+    node_note(&mine->status.rank, (uint64_t)rank);
+    node_note(&mine->status.since, begin);
+    node_post(&mine->status.waiting, n->calls);
+  }
+  while (!(holds = node_holds(how, node_load(at), want))) {
+    uint64_t now = node_now();
+    if (n->timeout && now - begin > n->timeout) {
+      holds = -NODE_LATE;
+      break;
+    }
+    if (now - looked > LOOK_NS) {
+      looked = now;
+      if (look(n, rank)) {
+        holds = -100;
+        break;
+      }
+    }
+    rest(now - begin);
+  }
+  if (mine) node_note(&mine->status.waiting, 0);
+  if (unlocked) node_lock(n);
+  return holds > 0 ? 0 : holds;
+}

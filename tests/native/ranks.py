@@ -1,0 +1,83 @@
+"""Ranks of a node as forked processes, without MPI: for the tests of the node core."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+import traceback
+
+from hpcomm.node._native import core
+
+
+class Failed(AssertionError):
+    """A rank has raised what nobody expected."""
+
+
+def raising(reason, ranks, mine, theirs):
+    """The hook of most tests: says what the core says."""
+    if reason != "waits":
+        raise RuntimeError(f"{reason} {ranks}")
+
+
+def start(size, body, nbytes=64 << 20, **options):
+    """Forks `size` ranks, each of which calls body(node); their pids, and the pipes of what they return."""
+    file = os.memfd_create("ranks")
+    segment = core.Segment(nbytes, file=file)
+    place = segment.reserve(size)
+    ranks = []
+    for rank in range(size):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(reading)
+            _be(rank, size, segment, place, body, writing, options)
+        os.close(writing)
+        ranks.append((pid, reading))
+    os.close(file)
+    return ranks
+
+
+def _be(rank, size, segment, place, body, writing, options):
+    said = None
+    try:
+        hook = options.pop("hook", raising)
+        crowded = size > len(os.sched_getaffinity(0))
+        node = core.Node(segment, place, rank, hook, **{"spins": 0 if crowded else 2000, **options})
+        said = (True, body(node))
+        node.close()
+    except BaseException:
+        said = (False, traceback.format_exc())
+    finally:
+        with os.fdopen(writing, "wb") as pipe:
+            pickle.dump(said, pipe)
+        os._exit(0)
+
+
+def end(ranks, timeout=30.0):
+    """What each rank has returned; None: it was killed."""
+    results = []
+    deadline = time.monotonic() + timeout
+    for rank, (pid, reading) in enumerate(ranks):
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                for other, _ in ranks[rank:]:
+                    os.kill(other, signal.SIGKILL)
+                raise Failed(f"rank {rank} hangs")
+            time.sleep(0.002)
+        with os.fdopen(reading, "rb") as pipe:
+            said = pipe.read()
+        if not said:
+            results.append(None)
+            continue
+        fine, result = pickle.loads(said)
+        if not fine:
+            raise Failed(f"rank {rank}:\n{result}")
+        results.append(result)
+    return results
+
+
+def together(size, body, **options):
+    """body(node) on `size` ranks; what they return."""
+    return end(start(size, body, **options))

@@ -1,0 +1,381 @@
+"""The node core from Python, its ranks forked processes: results, mismatches, deadlines, deaths."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+core = pytest.importorskip("hpcomm.node._native.core")
+pytestmark = pytest.mark.once
+
+import ranks  # noqa: E402
+
+SIZES = [1, 1000, 3000, 400_001]  # of elements: in the cells, in one piece, in many
+
+
+def plain(x):
+    """float64 values of an array of any kind."""
+    return np.asarray(x.double() if hasattr(x, "double") else x, np.float64)
+
+
+def every_verb(node, kind, length):
+    """Each verb once; x of rank r is r + 1 + i % 5."""
+    p, me, root = node.size, node.rank, node.size - 1
+
+    def x_of(rank, n=length):
+        return kind(np.arange(n) % 5 + rank + 1)
+
+    def new(n=length):
+        return kind(np.full(n, 77))
+
+    def check(name, out, want):
+        assert out is not NotImplemented, name
+        np.testing.assert_array_equal(plain(out), want, err_msg=name)
+
+    everything = [plain(x_of(r)) for r in range(p)]
+    total = sum(everything)
+    node.barrier()
+    check("all_reduce", node.all_reduce(x_of(me), "sum", new()), total)
+    x = x_of(me)
+    check("all_reduce in place", node.all_reduce(x, "max", x), np.max(everything, 0))
+    result = node.reduce(x_of(me), "min", root, new() if me == root else None)
+    assert result is None or me == root
+    if me == root:
+        check("reduce", result, np.min(everything, 0))
+    x = x_of(me)
+    check("broadcast", node.broadcast(x, root), everything[root])
+    check("broadcast to out", node.broadcast(x_of(me), 0, new()), everything[0])
+    result = node.gather(x_of(me), root, new(p * length) if me == root else None)
+    if me == root:
+        check("gather", result, np.concatenate(everything))
+    check("all_gather", node.all_gather(x_of(me), new(p * length)), np.concatenate(everything))
+    result = node.scatter(x_of(root, p * length) if me == root else None, root, new())
+    check("scatter", result, plain(x_of(root, p * length))[me * length : (me + 1) * length])
+    blocks = [plain(x_of(r, p * length)).reshape(p, length) for r in range(p)]
+    check("reduce_scatter", node.reduce_scatter(x_of(me, p * length), "sum", new()), sum(blocks)[me])
+    check(
+        "all_to_all",
+        node.all_to_all(x_of(me, p * length), new(p * length)),
+        np.concatenate([b[me] for b in blocks]),
+    )
+    x = x_of(me, p * length)
+    check("all_to_all in place", node.all_to_all(x, x), np.concatenate([b[me] for b in blocks]))
+    check("scan", node.scan(x_of(me), "sum", new()), sum(everything[: me + 1]))
+    check("exscan", node.exscan(x_of(me), "sum", new()), sum(everything[:me]) if me else np.full(length, 77))
+
+
+@pytest.mark.parametrize("direct_from", [1 << 60, 9000])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_verb_gives_what_its_definition_says(size, direct_from):
+    def body(node):
+        for length in SIZES:
+            every_verb(node, np.float32, length)
+        every_verb(node, np.int64, 1001)
+        return node.direct
+
+    assert len(set(ranks.together(size, body, direct_from=direct_from))) == 1
+
+
+def test_every_verb_takes_tensors():
+    torch = pytest.importorskip("torch")
+    core.know_torch(torch)
+
+    def body(node):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int32):
+            for length in (3, 5000):
+                every_verb(node, lambda x, dtype=dtype: torch.from_numpy(x).to(dtype), length)
+
+    ranks.together(2, body)
+
+
+def test_numpy_and_torch_meet_in_one_call():
+    torch = pytest.importorskip("torch")
+    core.know_torch(torch)
+
+    def body(node):
+        x = np.ones(3, np.float32) if node.rank else torch.ones(3)
+        return float(node.all_reduce(x, "sum", x)[0])
+
+    assert ranks.together(2, body) == [2.0, 2.0]
+
+
+def test_what_the_core_does_not_take_is_left_to_python_before_anybody_knows():
+    torch = pytest.importorskip("torch")
+    core.know_torch(torch)
+
+    def body(node):
+        x, y = np.ones(8), np.zeros(8)
+        z = torch.ones(4, dtype=torch.complex64)
+        for call in (
+            lambda: node.all_reduce(x[::2], "sum", y[:4]),
+            lambda: node.all_reduce(x, "sum", y.astype("f4")),
+            lambda: node.all_reduce(x, "sum", y[:4]),
+            lambda: node.all_reduce(x, "band", y),
+            lambda: node.all_reduce(x, "nonsense", y),
+            lambda: node.all_reduce(x, "sum", None),
+            lambda: node.all_reduce(x[:4], "sum", x[1:5]),
+            lambda: node.all_reduce(x.astype(">f8"), "sum", y),
+            lambda: node.all_reduce(object(), "sum", y),
+            lambda: node.all_reduce("text", "sum", y),
+            lambda: node.all_gather(x, x),
+            lambda: node.reduce_scatter(x[: node.size + 1], "sum", y[:1]),
+            lambda: node.all_reduce(torch.ones(4, 4).t(), "sum", torch.ones(4, 4)),
+            lambda: node.all_reduce(torch.ones(4, device="meta"), "sum", torch.ones(4)),
+            lambda: node.all_reduce(z.conj(), "sum", z.clone()),
+            lambda: node.all_reduce(z.conj().imag, "sum", torch.ones(4)),
+        ):
+            assert call() is NotImplemented
+        readonly = np.ones(3)
+        readonly.flags.writeable = False
+        assert node.all_reduce(readonly, "sum", readonly) is NotImplemented
+        assert (node.all_reduce(readonly, "sum", y[:3]) == node.size).all()
+
+    ranks.together(2, body)
+
+
+def test_who_calls_another_collective_is_told_with_both_signatures_and_nobody_hangs():
+    heard = []
+
+    def hook(reason, who, mine, theirs):
+        if reason != "waits":
+            heard.append((reason, who, mine & 63, theirs & 63, mine >> 32, theirs >> 32))
+            raise RuntimeError(reason)
+
+    def body(node):
+        x = np.ones(3 + (node.rank == 1), np.float32)
+        with pytest.raises(RuntimeError, match="mismatch"):
+            node.all_reduce(x, "sum", x)
+        node.barrier()
+        try:
+            if node.rank == 0:  # a broadcast's root waits for nobody, so it hears at its next call
+                node.broadcast(x, 0)
+                node.barrier()
+            else:
+                node.all_gather(x, np.empty(12, np.float32)[: x.size * 3])
+                node.barrier()
+        except RuntimeError:
+            pass
+        return heard
+
+    first, second, third = ranks.together(3, body, hook=hook)
+    assert first[0] == ("mismatch", (1,), 2, 2, 3, 4)
+    assert second[0] == ("mismatch", (0,), 2, 2, 4, 3)
+    assert third[0][:2] == ("mismatch", (1,))
+    assert all(any({5, 1} == {mine, theirs} for _, _, mine, theirs, *_ in r) for r in (first, second, third))
+
+
+def test_signatures_are_those_of_the_package():
+    from hpcomm import signature as words
+
+    heard = []
+
+    def hook(reason, who, mine, theirs):
+        if reason != "waits":
+            heard.append(words.describe(mine, 2))
+            raise RuntimeError(reason)
+
+    def body(node):
+        x = np.ones(6, np.float64)
+        with pytest.raises(RuntimeError):
+            node.reduce(x, ["min", "max"][node.rank], 1, x)
+        return heard
+
+    said = ranks.together(2, body, hook=hook, synchronous=True)
+    assert said[1] == ["reduce(float64, 6 elements, op='max', root=1)"]
+
+
+def test_a_call_that_somebody_misses_fails_within_its_time_on_all_who_came():
+    def body(node):
+        if node.rank == 2:
+            time.sleep(0.4)
+        began = time.monotonic()
+        with pytest.raises(RuntimeError) as caught:
+            node.all_reduce(np.ones(1), "sum", np.ones(1))
+        waited = time.monotonic() - began
+        node.timeout = 5
+        return str(caught.value), waited, float(node.all_reduce(np.ones(1), "sum", np.ones(1))[0])
+
+    said = ranks.together(3, body, synchronous=True, timeout=0.1)
+    assert sorted(s[0] for s in said[:2]) in (
+        ["late (2,)", "late (2,)"],
+        ["late (2,)", "withdrawn (0,)"],
+        ["late (2,)", "withdrawn (1,)"],
+    )
+    assert said[2][0].startswith("withdrawn")
+    assert all(waited < 0.3 for _, waited, _ in said)
+    assert [s[2] for s in said] == [3.0, 3.0, 3.0]  # and all count alike from then on
+
+
+def test_a_deadline_of_one_arrival_can_be_given():
+    def body(node):
+        if node.rank:
+            time.sleep(0.2)
+            with pytest.raises(RuntimeError, match="withdrawn"):
+                node.arrive(12345)
+        else:
+            with pytest.raises(RuntimeError, match=r"late \(1,\)"):
+                node.arrive(12345, 0.05)
+        node.arrive(99)
+
+    ranks.together(2, body, synchronous=True)
+
+
+def test_what_a_waiting_rank_waits_for_can_be_read():
+    def body(node):
+        if node.rank:
+            time.sleep(0.1)
+            (number, signature, waits, since), own = node.calls()
+            node.barrier()
+            assert own == (0, 0, None, None)
+            return number, signature & 63, waits, 0 < time.monotonic() - since < 5
+        node.barrier()
+        return node.calls()[1][0]
+
+    assert ranks.together(2, body) == [1, (1, 4, 1, True)]
+
+
+def test_the_hook_hears_who_is_waited_for_and_may_end_the_wait():
+    heard = []
+
+    def hook(reason, who, mine, theirs):
+        heard.append((reason, who))
+        if len(heard) == 3:
+            raise KeyError("enough")
+
+    def body(node):
+        if node.rank == 0:
+            with pytest.raises(KeyError):
+                node.all_reduce(np.ones(1), "sum", np.ones(1))
+            return heard
+        time.sleep(0.2)
+        return None
+
+    assert ranks.together(3, body, hook=hook)[0] == [("waits", (1, 2))] * 3
+
+
+@pytest.mark.parametrize("length", [1, 300_000])
+def test_ctrl_c_ends_a_wait_and_the_others_hear_of_a_long_call(length):
+    def body(node):
+        x = np.ones(length)
+        node.all_reduce(x, "sum", x)
+        if node.rank:
+            time.sleep(0.2)
+            if length > 1:
+                with pytest.raises(RuntimeError, match="gave up"):
+                    node.all_reduce(x, "sum", x)
+            return True
+        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            node.all_reduce(x, "sum", x)
+        return True
+
+    ranks.together(2, body)
+
+
+def test_other_threads_run_while_a_rank_waits_and_may_not_enter_the_same_node():
+    import threading
+
+    def body(node):
+        ticks = []
+        if node.rank:
+            time.sleep(0.15)
+            node.barrier()
+            return 100
+
+        def tick():
+            for _ in range(10):
+                time.sleep(0.005)
+                ticks.append(1)
+            with pytest.raises(RuntimeError, match="another thread"):
+                node.barrier()
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        node.barrier()
+        thread.join()
+        return len(ticks)
+
+    assert min(ranks.together(2, body)) >= 10
+
+
+def test_places_are_used_again_when_all_ranks_have_left():
+    segment = core.Segment(1 << 20)
+    try:
+        assert os.stat(segment.name).st_mode & 0o777 == 0o600
+        other = core.Segment(1 << 20, segment.name)
+        place = segment.reserve(2)
+        assert other.reserve(2) > place
+        nodes = [core.Node(s, place, r) for r, s in enumerate((segment, other))]
+        nodes[0].close()
+        assert segment.reserve(2) > place
+        nodes[1].close()
+        assert segment.reserve(2) == place
+        while segment.reserve(2) is not None:
+            pass
+        assert other.reserve(1) is None or other.reserve(2) is None
+        with pytest.raises(ValueError, match="closed"):
+            nodes[0].barrier()
+    finally:
+        segment.unlink()
+    with pytest.raises(OSError, match="No such file"):
+        core.Segment(1 << 20, segment.name)
+
+
+def test_names_that_are_not_ours_are_refused(tmp_path):
+    real = tmp_path / "real"
+    real.write_bytes(bytes(1 << 20))
+    real.chmod(0o644)
+    (tmp_path / "link").symlink_to(real)
+    for path, word in ((real, "not permitted"), (tmp_path / "link", "symbolic links")):
+        with pytest.raises(OSError, match=word):
+            core.Segment(1 << 20, str(path))
+    real.chmod(0o600)
+    with pytest.raises(OSError, match="Protocol"):
+        core.Segment(1 << 20, str(real))
+
+
+def test_a_segment_without_room_for_pieces_leaves_long_calls_to_others_on_all_ranks():
+    def body(node):
+        x = np.ones(100_000)
+        small = node.all_reduce(np.ones(1), "sum", np.ones(1))
+        return float(small[0]), node.all_reduce(x, "sum", x) is NotImplemented or node.direct
+
+    assert ranks.together(2, body, nbytes=4 * core.UNIT + core.UNIT) == [(2.0, True)] * 2
+
+
+@pytest.mark.parametrize("capacity", [64, 5000])
+def test_messages_and_boxes_of_a_channel_come_in_order(capacity):
+    file = os.memfd_create("channel")
+    segment = core.Segment(1 << 20, file=file)
+    at = segment.reserve_channel(capacity)
+    child = os.fork()
+    if not child:
+        channel = core.Channel(segment, at, 0)
+        for i in range(200):
+            channel.send(np.full(i * 7, i, np.int16), i)
+        for i in range(20):
+            channel.empty_box(True)[:4] = np.int32(i).tobytes()
+            channel.fill(4, i + 1000)
+        os._exit(0)
+    channel = core.Channel(segment, at, 1, ranks.raising, timeout=10)
+    for i in range(200):
+        assert (channel.receive(np.empty(i * 7, np.int16), i) == i).all()
+    for i in range(20):
+        assert np.frombuffer(channel.full_box(True), np.int32)[0] == i
+        assert channel.free() == 1000 + i
+    assert channel.full_box(False) is None
+    os.waitpid(child, 0)
+
+
+def test_a_message_that_was_not_meant_is_refused():
+    segment = core.Segment(1 << 20, file=os.memfd_create("channel"))
+    at = segment.reserve_channel(100)
+    sends, receives = core.Channel(segment, at, 1), core.Channel(segment, at, 0, ranks.raising)
+    sends.send(np.ones(3), 7)
+    for out, tag in ((np.ones(4), 7), (np.ones(3), 8)):
+        with pytest.raises(RuntimeError, match="mismatch"):
+            receives.receive(out, tag)
+    assert (receives.receive(np.zeros(3), 7) == 1).all()

@@ -1,0 +1,131 @@
+"""The core in programs of C: threads as ranks under sanitizers, deaths at every store, a model of the protocol.
+
+HPCOMM_NATIVE=long tries more: more ranks and calls, every signal on both ways of long calls, the larger models.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CORE = HERE.parents[1] / "hpcomm/node/_native"
+SOURCES = ["segment", "wait", "arrive", "reduce", "collective", "long", "direct", "channel"]
+FLAGS = [
+    "-std=c11",
+    "-g",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-pthread",
+]
+LONG = os.environ.get("HPCOMM_NATIVE") == "long"
+CALLS = "3000" if LONG else "100"
+BUILDS = {
+    "thread": ("gcc", "threads", ["-O1", "-fsanitize=thread", "-DNODE_PLAIN"]),
+    "address": (
+        "gcc",
+        "threads",
+        ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover", "-DNODE_PLAIN"],
+    ),
+    "two-bits": ("gcc", "threads", ["-O2", "-DNODE_NUMBER_BITS=2"]),
+    "stops": ("gcc", "stops", ["-O1", "-DNODE_STOPS", "-DNODE_PLAIN"]),
+    "aarch64": ("aarch64-linux-gnu-gcc", "threads", ["-O2", "-static"]),
+}
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Programs by the name of their build, all compiled at once; those without their compiler are missing."""
+    folder = tmp_path_factory.mktemp("programs")
+    under_way = {}
+    for name, (compiler, program, flags) in BUILDS.items():
+        if shutil.which(compiler):
+            sources = [str(HERE / f"{program}.c"), *(str(CORE / f"{source}.c") for source in SOURCES)]
+            command = [compiler, *FLAGS, *flags, f"-I{CORE}", "-o", str(folder / name), *sources]
+            under_way[name] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for name, process in under_way.items():
+        said = process.communicate(timeout=100)[1]
+        assert process.returncode == 0, f"{name}: {said}"
+    return {name: str(folder / name) for name in under_way}
+
+
+def run(*command, timeout=100):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def need(built, name):
+    if name not in built:
+        pytest.skip(f"there is no {BUILDS[name][0]}")
+    return built[name]
+
+
+WAYS = [[], ["direct"], ["synchronous"]] + [["synchronous", "direct"]] * LONG
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+@pytest.mark.parametrize("build", ["thread", "address", "two-bits"])
+@pytest.mark.parametrize("ranks", [2, 3, 8] if LONG else [2, 4])
+def test_random_calls_of_threads_as_ranks_are_right(built, build, ranks, way):
+    run(need(built, build), str(ranks), CALLS, str(ranks * 1000 + len(way)), *way)
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP", "INT"])
+def test_a_rank_may_end_or_stand_still_or_be_interrupted_at_any_store(built, signal):
+    every = "1" if LONG else {"KILL": "3", "STOP": "10", "INT": "2"}[signal]
+    run(need(built, "stops"), "3", signal, "direct", every)
+    if LONG:
+        run(need(built, "stops"), "4", signal)
+
+
+def test_the_same_on_aarch64(built):
+    program = need(built, "aarch64")
+    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if not emulator:
+        pytest.skip("there is no qemu for programs of aarch64")
+    run(emulator, program, "3", "2000" if LONG else "100", "5")
+    run(emulator, program, "2", "500" if LONG else "50", "6", "synchronous")
+
+
+MODELS = ["-DP=2 -DCALLS=4", "-DP=2 -DCALLS=4 -DSYNC=0", "-DP=3 -DCALLS=2 -DSYNC=0"] + [
+    "-DP=3 -DCALLS=2"
+] * LONG
+
+
+def checked(folder, options, change=("", "")):
+    if not shutil.which("spin"):
+        pytest.skip("there is no spin")
+    text = (CORE / "protocol.pml").read_text()
+    assert change[0] in text
+    (folder / "protocol.pml").write_text(text.replace(*change) if change[0] else text)
+    subprocess.run(["spin", "-a", *options.split(), "protocol.pml"], cwd=folder, check=True, timeout=30)
+    subprocess.run(
+        ["gcc", "-O2", "-DSAFETY", "-DCOLLAPSE", "-o", "pan", "pan.c"], cwd=folder, check=True, timeout=60
+    )
+    return subprocess.run(
+        ["./pan", "-m1000000"], cwd=folder, capture_output=True, text=True, timeout=200
+    ).stdout
+
+
+@pytest.mark.parametrize("options", MODELS)
+def test_the_model_of_the_protocol_has_no_error(tmp_path, options):
+    assert "errors: 0" in checked(tmp_path, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ("-DP=3 -DCALLS=1", ("(P > 2 -> 2 : 1)", "1")),  # pass without a second look
+        ("-DP=2 -DCALLS=4 -DSYNC=0", ("seen < published ->", "false ->")),  # do not wait for who is behind
+    ],
+)
+def test_the_model_finds_a_step_that_is_left_out(tmp_path, options, change):
+    assert "errors: 0" not in checked(tmp_path, options, change)
