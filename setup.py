@@ -1,4 +1,4 @@
-"""The node core, in C: built where a compiler is found, left out where there is none (all else is as right, by MPI)."""
+"""The node core, in C: built where a compiler is found; where there is none, all goes by MPI."""
 
 from pathlib import Path
 

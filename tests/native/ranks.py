@@ -11,7 +11,7 @@ import traceback
 from hpcomm.node._native import core
 
 
-class Failed(AssertionError):
+class RankError(AssertionError):
     """A rank has raised what nobody expected."""
 
 
@@ -64,7 +64,7 @@ def end(ranks, timeout=30.0):
             if time.monotonic() > deadline:
                 for other, _ in ranks[rank:]:
                     os.kill(other, signal.SIGKILL)
-                raise Failed(f"rank {rank} hangs")
+                raise RankError(f"rank {rank} hangs")
             time.sleep(0.002)
         with os.fdopen(reading, "rb") as pipe:
             said = pipe.read()
@@ -73,7 +73,7 @@ def end(ranks, timeout=30.0):
             continue
         fine, result = pickle.loads(said)
         if not fine:
-            raise Failed(f"rank {rank}:\n{result}")
+            raise RankError(f"rank {rank}:\n{result}")
         results.append(result)
     return results
 

@@ -32,8 +32,8 @@ ON_REAL = {
     "land": np.logical_and,
     "lor": np.logical_or,
 }
-ON_BOOL = {op: np.logical_or for op in ("sum", "max", "lor", "bor")}
-ON_BOOL |= {op: np.logical_and for op in ("prod", "min", "land", "band")} | {"bxor": np.logical_xor}
+ON_BOOL = dict.fromkeys(("sum", "max", "lor", "bor"), np.logical_or)
+ON_BOOL |= dict.fromkeys(("prod", "min", "land", "band"), np.logical_and) | {"bxor": np.logical_xor}
 
 
 def drawn(dtype, length, inputs, seed=0):

@@ -1,6 +1,6 @@
-"""The core in programs of C: threads as ranks under sanitizers, deaths at every store, a model of the protocol.
+"""The core in programs of C: threads as ranks under sanitizers, deaths at each store, a model.
 
-HPCOMM_NATIVE=long tries more: more ranks and calls, every signal on both ways of long calls, the larger models.
+HPCOMM_NATIVE=long tries more: more ranks and calls, every signal on both ways of long calls, larger models.
 """
 
 import os

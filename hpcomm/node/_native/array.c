@@ -30,6 +30,7 @@ enum { DL_CPU = 1 };
 static PyObject *tensor_type;
 static const dl_exchange *exchange; /* NULL: by attributes */
 static PyObject *torch_dtypes;      /* {torch.float32: F32, ...} */
+static PyObject *is_neg, *is_conj;  /* Tensor's methods */
 
 static int type_of_dl(dl_type t) {
   static const signed char by_code[7][4] = { /* of 1, 2, 4 and 8 bytes */
@@ -69,12 +70,11 @@ static int type_of_format(const char *f) {
   }
 }
 
-/* Complex tensors, and real ones that may be views of them, can have a conjugate or a sign still to be applied. */
-static int has_pending(PyObject *x, const char *question) {
-  PyObject *answer = PyObject_CallMethod(x, question, NULL);
-  int yes = answer ? PyObject_IsTrue(answer) : -1;
-  Py_XDECREF(answer);
-  return yes;
+/* Complex tensors, and real ones that are views of them, can have a conjugate or a sign still to be applied. */
+static int is_pending(PyObject *question, PyObject *x) {
+  PyObject *answer = PyObject_CallFunctionObjArgs(question, x, NULL);
+  Py_XDECREF(answer); /* True, False, or an exception */
+  return answer != Py_False;
 }
 
 static int look_dlpack(PyObject *x, struct array *a) {
@@ -118,10 +118,8 @@ static int look_attributes(PyObject *x, struct array *a) {
 static int look_tensor(PyObject *x, struct array *a) {
   int yes = exchange ? look_dlpack(x, a) : look_attributes(x, a);
   if (yes != 1) return yes;
-  if ((a->dtype == C64 || a->dtype == C128) && has_pending(x, "is_conj")) yes = 0;
-  if (yes && (a->dtype == F32 || a->dtype == F64 || a->dtype == C64 || a->dtype == C128) && a->count && has_pending(x, "is_neg"))
-    yes = 0;
   a->nbytes = a->count * dtype_bytes(a->dtype);
+  if (a->dtype >= F32 && (is_pending(is_neg, x) || (a->dtype > F64 && is_pending(is_conj, x)))) yes = 0;
   return PyErr_Occurred() ? -1 : yes;
 }
 
@@ -176,7 +174,8 @@ static int know_dtypes(PyObject *torch) {
 
 int array_know_torch(PyObject *torch) {
   PyObject *type = PyObject_GetAttrString(torch, "Tensor");
-  if (!type || know_dtypes(torch)) {
+  if (!type || know_dtypes(torch) || !(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
+      !(is_conj = PyObject_GetAttrString(type, "is_conj"))) {
     Py_XDECREF(type);
     return -1;
   }

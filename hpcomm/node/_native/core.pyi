@@ -1,4 +1,4 @@
-"""The node core, in C (README.md). Arrays are numpy's, torch's or any with the buffer protocol, contiguous."""
+"""The node core, in C (README.md). Arrays: numpy's, torch's, any with the buffer protocol; contiguous."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +27,7 @@ class Node:
     timeout: float
     spins: int
     direct_from: int
+    broadcast_direct_from: int
     def __new__(
         cls,
         segment: Segment,
@@ -38,6 +39,7 @@ class Node:
         synchronous: bool = False,
         timeout: float = 0,
         direct_from: int = ...,
+        broadcast_direct_from: int = ...,
     ) -> Node: ...
     def barrier(self) -> None: ...
     def broadcast(self, x: Any, root: int, out: Any = None, dtype: int = 0, /) -> Any: ...

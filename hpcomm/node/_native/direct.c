@@ -4,7 +4,8 @@
    allowed (not in containers that forbid it, nor where a security module does): direct_probe tries.
 
    The arrays' addresses came with the arrivals. Nobody leaves before all have read what they need; a rank that gives
-   up says so before it returns, since its array may be gone from then on, and who has read from it since fails too. */
+   up says so before it returns, since its array may be gone from then on, and who has read from it since fails too.
+   Nobody writes to another rank's memory, for that reason: what was an array there may be something else by then. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -49,18 +50,18 @@ uint64_t direct_address(const struct node *n, int rank, int which) {
   return addresses[which];
 }
 
-/* Fold the bytes [at, at + nbytes) of all ranks' x. */
-static int fold(struct node *n, const struct call *c, size_t at, size_t nbytes, char *out) {
+/* Fold the bytes [at, at + nbytes) of x of the first `inputs` ranks. */
+static int fold(struct node *n, const struct call *c, int inputs, size_t at, size_t nbytes, char *out) {
   const size_t most = SCRATCH / (size_t)n->size & ~(size_t)(NODE_LINE - 1);
   const void *in[NODE_RANKS];
   for (size_t done = 0; done < nbytes; done += most) {
     size_t length = nbytes - done < most ? nbytes - done : most;
-    for (int r = 0; r < n->size; r++) {
+    for (int r = 0; r < inputs; r++) {
       char *to = n->scratch + (size_t)r * most;
       in[r] = r == n->rank ? c->x + at + done : to;
       if (r != n->rank && pull(n, r, to, direct_address(n, r, 0) + at + done, length)) return -1;
     }
-    reduce_fold(c->dtype, c->op, n->size, out + done, in, n->size, length / dtype_bytes(c->dtype));
+    reduce_fold(c->dtype, c->op, n->size, out + done, in, inputs, length / dtype_bytes(c->dtype));
   }
   return 0;
 }
@@ -69,7 +70,7 @@ static int all_reduce(struct node *n, const struct call *c) {
   const size_t ranks = (size_t)n->size, even = (c->nbytes + ranks - 1) / ranks;
   const size_t slice = (even + 4095) / 4096 * 4096, mine = slice * (size_t)n->rank;
   const size_t length = mine >= c->nbytes ? 0 : c->nbytes - mine < slice ? c->nbytes - mine : slice;
-  if (length && fold(n, c, mine, length, c->out + mine)) return -1;
+  if (length && fold(n, c, n->size, mine, length, c->out + mine)) return -1;
   node_post(&node_mine(n)->taken, NODE_STEP(n->calls, NODE_FIRST_STEP + 1));
   for (int i = 1; i < n->size; i++) {
     int r = (n->rank + i) % n->size;
@@ -101,8 +102,10 @@ static int move(struct node *n, const struct call *c) {
   const int me = n->rank, is_root = me == c->root;
   switch (c->verb) {
     case BY_ALL_REDUCE: return all_reduce(n, c);
-    case BY_REDUCE_SCATTER: return fold(n, c, (size_t)me * block, block, c->out);
-    case BY_REDUCE: return is_root ? fold(n, c, 0, c->nbytes, c->out) : 0;
+    case BY_REDUCE_SCATTER: return fold(n, c, n->size, (size_t)me * block, block, c->out);
+    case BY_REDUCE: return is_root ? fold(n, c, n->size, 0, c->nbytes, c->out) : 0;
+    case BY_SCAN: return fold(n, c, me + 1, 0, c->nbytes, c->out);
+    case BY_EXSCAN: return me ? fold(n, c, me, 0, c->nbytes, c->out) : 0;
     case BY_GATHER: return is_root ? gather(n, c) : 0;
     case BY_ALL_GATHER: case BY_ALL_TO_ALL: return gather(n, c);
     default: break;

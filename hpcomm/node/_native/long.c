@@ -224,12 +224,12 @@ static int meet(struct node *n, const struct call *c) {
   return 0;
 }
 
-/* Nobody's x may change while others read it: not where a rank exchanges its blocks in place. */
+/* Nobody's x may change while others read it: not where a rank works in place on what they need. */
 static int may_read(const struct node *n, const struct call *c) {
-  if (!n->direct || c->verb == BY_SCAN || c->verb == BY_EXSCAN) return 0;
-  for (int r = 0; c->verb == BY_ALL_TO_ALL && r < n->size; r++)
+  const int verb = c->verb, keeps_x = verb != BY_ALL_TO_ALL && verb != BY_SCAN && verb != BY_EXSCAN;
+  for (int r = 0; !keeps_x && r < n->size; r++)
     if (direct_address(n, r, 0) == direct_address(n, r, 1)) return 0;
-  return 1;
+  return n->direct;
 }
 
 int long_run(struct node *n, const struct call *c) {
@@ -237,7 +237,7 @@ int long_run(struct node *n, const struct call *c) {
   if (meet(n, c)) return -1;
   int unlocked = node_unlock(n), bad = settle(n);
   const int has_pieces = node_peek(&n->place->pieces) > 1;
-  if (!bad && may_read(n, c) && (!has_pieces || c->nbytes >= n->direct_from)) {
+  if (!bad && may_read(n, c) && (!has_pieces || c->nbytes >= (c->verb == BY_BROADCAST ? n->broadcast_direct_from : n->direct_from))) {
     bad = direct_run(n, c);
   } else if (!bad && has_pieces) {
     plan(&s);

@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -28,7 +29,7 @@ typedef struct {
   Segment *segment; /* NULL: closed */
   PyObject *hook;   /* or NULL */
   int busy;         /* a thread of ours is in a call */
-  pid_t owner;
+  int owner;        /* `forks` when it was made: a child process may not use it */
 } Node;
 typedef struct {
   PyObject_HEAD
@@ -36,9 +37,11 @@ typedef struct {
   Segment *segment;
   PyObject *hook;
   int busy;
-  pid_t owner;
+  int owner;
 } Channel;
 static PyTypeObject *segment_type;
+static int forks; /* since the first process; asking for its pid at every call would cost as much as the call */
+static void forked(void) { forks++; }
 
 static void *new_object(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
 static void free_object(void *self) {
@@ -249,7 +252,7 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
 }
 
 static int enter(Node *self) {
-  if (!self->segment || self->owner != getpid()) {
+  if (!self->segment || self->owner != forks) {
     PyErr_SetString(PyExc_ValueError, self->segment ? "this node is the parent process's" : "this node is closed");
     return -1;
   }
@@ -325,13 +328,13 @@ static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t n) {
 
 /* -- Node ----------------------------------------------------------------------------------------------------------- */
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"segment", "place", "rank", "hook", "spins", "checks", "synchronous", "timeout", "direct_from", NULL};
+  static char *words[] = {"segment", "place", "rank", "hook", "spins", "checks", "synchronous", "timeout", "direct_from", "broadcast_direct_from", NULL};
   Segment *segment;
-  unsigned long long offset, direct_from = 1ull << 20;
+  unsigned long long offset, direct_from = 1ull << 20, broadcast_direct_from = 4ull << 20;
   int rank, spins = 2000, checks = 1, synchronous = 0;
   double timeout = 0;
   PyObject *hook = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|OippdK", words, segment_type, &segment, &offset, &rank, &hook, &spins, &checks, &synchronous, &timeout, &direct_from))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|OippdKK", words, segment_type, &segment, &offset, &rank, &hook, &spins, &checks, &synchronous, &timeout, &direct_from, &broadcast_direct_from))
     return NULL;
   if (offset + sizeof(struct node_place) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
     return PyErr_Format(PyExc_ValueError, "no place begins at %llu", offset);
@@ -342,9 +345,9 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
   if (!self) return NULL;
   self->segment = (Segment *)Py_NewRef((PyObject *)segment);
   self->hook = hook == Py_None ? NULL : Py_NewRef(hook);
-  self->owner = getpid();
+  self->owner = forks;
   self->node = (struct node){.host = &host, .program = self->hook, .spins = spins, .checks = checks, .synchronous = synchronous,
-                             .timeout = (uint64_t)(timeout * 1e9), .direct_from = direct_from};
+                             .timeout = (uint64_t)(timeout * 1e9), .direct_from = direct_from, .broadcast_direct_from = broadcast_direct_from};
   node_attach(&self->node, &segment->segment, place, rank);
   return (PyObject *)self;
 }
@@ -354,7 +357,7 @@ static int node_clear(PyObject *me) {
   Segment *segment = self->segment;
   if (self->busy) return 0;
   self->segment = NULL;
-  if (segment && self->owner == getpid()) node_left(&segment->segment, self->node.place);
+  if (segment && self->owner == forks) node_left(&segment->segment, self->node.place);
   Py_XDECREF((PyObject *)segment);
   self->node.program = NULL;
   Py_CLEAR(self->hook);
@@ -415,6 +418,7 @@ static PyObject *node_calls(PyObject *me, PyObject *none) {
 ATTRIBUTE(timeout, PyFloat_FromDouble((double)n->timeout * 1e-9), n->timeout = (uint64_t)(PyFloat_AsDouble(value) * 1e9))
 ATTRIBUTE(spins, PyLong_FromLong(n->spins), n->spins = (int)PyLong_AsLong(value))
 ATTRIBUTE(direct_from, PyLong_FromUnsignedLongLong(n->direct_from), n->direct_from = PyLong_AsUnsignedLongLong(value))
+ATTRIBUTE(broadcast_direct_from, PyLong_FromUnsignedLongLong(n->broadcast_direct_from), n->broadcast_direct_from = PyLong_AsUnsignedLongLong(value))
 static PyObject *get_rank(PyObject *me, void *none) { return (void)none, PyLong_FromLong(((Node *)me)->node.rank); }
 static PyObject *get_size(PyObject *me, void *none) { return (void)none, PyLong_FromLong(((Node *)me)->node.size); }
 static PyObject *get_direct(PyObject *me, void *none) { /* None: no long call has been made yet */
@@ -438,7 +442,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *keywo
   if (!self) return NULL;
   self->segment = (Segment *)Py_NewRef((PyObject *)segment);
   self->hook = hook == Py_None ? NULL : Py_NewRef(hook);
-  self->owner = getpid();
+  self->owner = forks;
   self->channel.node = (struct node){.host = &host, .program = self->hook, .spins = spins, .timeout = (uint64_t)(timeout * 1e9)};
   channel_attach(&self->channel, &segment->segment, (struct node_channel *)((char *)segment->segment.head + offset), peer);
   return (PyObject *)self;
@@ -448,7 +452,7 @@ static int channel_clear(PyObject *me) {
   Segment *segment = self->segment;
   if (self->busy) return 0;
   self->segment = NULL;
-  if (segment && self->owner == getpid()) channel_left(&segment->segment, self->channel.at);
+  if (segment && self->owner == forks) channel_left(&segment->segment, self->channel.at);
   Py_XDECREF((PyObject *)segment);
   self->channel.node.program = NULL;
   Py_CLEAR(self->hook);
@@ -570,7 +574,8 @@ static PyMethodDef node_methods[] = {
 static PyGetSetDef node_attributes[] = {
     {"rank", get_rank, NULL, NULL, NULL}, {"size", get_size, NULL, NULL, NULL}, {"direct", get_direct, NULL, NULL, NULL},
     {"timeout", get_timeout, set_timeout, NULL, NULL}, {"spins", get_spins, set_spins, NULL, NULL},
-    {"direct_from", get_direct_from, set_direct_from, NULL, NULL}, {0}};
+    {"direct_from", get_direct_from, set_direct_from, NULL, NULL},
+    {"broadcast_direct_from", get_broadcast_direct_from, set_broadcast_direct_from, NULL, NULL}, {0}};
 static PyMethodDef channel_methods[] = {
     {"send", (PyCFunction)(void (*)(void))channel_send_array, METH_FASTCALL, NULL},
     {"receive", (PyCFunction)(void (*)(void))channel_receive_array, METH_FASTCALL, NULL},
@@ -593,6 +598,7 @@ static PyMethodDef functions[] = {{"know_torch", know_torch, METH_O, NULL}, FAST
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "core", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_core(void) {
+  pthread_atfork(NULL, NULL, forked);
   PyObject *m = PyModule_Create(&module), *node = PyType_FromSpec(&node_spec), *channel = PyType_FromSpec(&channel_spec);
   segment_type = (PyTypeObject *)PyType_FromSpec(&segment_spec);
   for (int i = 0; i < OPS; i++)

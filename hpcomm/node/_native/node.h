@@ -145,7 +145,7 @@ struct node {
   uint64_t arrival;   /* of the call under way, as it stands in cells */
   uint64_t token;     /* see status.token_at */
   int settled, direct; /* set at the first long call: pieces are there; memory of others can be read */
-  uint64_t direct_from; /* bytes from which that is done; the same on all ranks */
+  uint64_t direct_from, broadcast_direct_from; /* bytes from which that is done; the same on all ranks */
   char *scratch;       /* for what is read so, and folded */
 };
 
