@@ -3,7 +3,7 @@
     hpcomm run -n 2 python benchmarks/node_core.py [--verbs all_reduce,...] [--sizes 8,1024,...] [--rounds 9]
 
 bytes: of the longer of x and out. Contenders take turns; ratios to raw mpi4py are taken round by round.
-"core" takes pieces for long calls, "core, direct" reads the others' arrays. Arrays are float32, results go
+"pieces" takes pieces for long calls, "direct" reads the others' arrays. Arrays are float32, results go
 to arrays that live on.
 """
 
@@ -30,18 +30,17 @@ NEVER = 1 << 62
 Contenders = dict[str, Callable[[], Any]]
 
 
-def nodes(*direct_from: int) -> list[core.Node]:
-    """A node for each size from which it reads the others' memory."""
+def nodes() -> dict[str, core.Node]:
+    """A node that takes the core's own choice of ways, and one for each way."""
     segment = core.Segment(256 << 20) if WORLD.rank == 0 else None
     name = WORLD.bcast(segment.name if segment else None)
     segment = segment or core.Segment(256 << 20, name)
     spins = 0 if WORLD.size > len(os.sched_getaffinity(0)) else 2000
-    made = []
-    for each in direct_from:
+    made = {}
+    for name, given in (("core", None), ("pieces", (NEVER,) * 3), ("direct", (0,) * 3)):
         place = WORLD.bcast(segment.reserve(WORLD.size) if WORLD.rank == 0 else None)
-        made.append(
-            core.Node(segment, place, WORLD.rank, None, spins, direct_from=each, broadcast_direct_from=each)
-        )
+        made[name] = core.Node(segment, place, WORLD.rank, None, spins)
+        made[name].direct_from = given or made[name].direct_from
     WORLD.Barrier()
     if WORLD.rank == 0:
         segment.unlink()
@@ -58,7 +57,7 @@ def in_turn(call: Callable[[int], Any]) -> Callable[[], Any]:
     return go
 
 
-def contenders(verb: str, nbytes: int, pieces: core.Node, direct: core.Node, others: set[str]) -> Contenders:
+def contenders(verb: str, nbytes: int, ways: dict[str, core.Node], others: set[str]) -> Contenders:
     """What does this verb on arrays of so many bytes, by name."""
     p, n = WORLD.size, max(nbytes // 4 // WORLD.size, 1)
     whole, block, out, part = (
@@ -102,20 +101,19 @@ def contenders(verb: str, nbytes: int, pieces: core.Node, direct: core.Node, oth
         "exscan": lambda: here.exscan(whole, out=out),
     }
     found = {"mpi4py": raw[verb]} | ({"hpcomm": present[verb]} if "hpcomm" in others else {})
-    found["core"] = by_core(verb, pieces, whole, block, out, part)
-    if nbytes > core.INLINE and verb != "barrier":
-        found["core, direct"] = by_core(verb, direct, whole, block, out, part)
+    for name, node in ways.items() if "ways" in others else [("core", ways["core"])]:
+        found[name] = by_core(verb, node, whole, block, out, part)
     if "torch" in others:
         import torch
 
         arrays = (torch.from_numpy(x.copy()) for x in (whole, block, out, part))
-        found["core, torch"] = by_core(verb, pieces, *arrays)
+        found["torch"] = by_core(verb, ways["core"], *arrays)
     if "half" in others and verb == "all_reduce":
         import torch
 
         for dtype in (torch.bfloat16, torch.float16):
             x, y = (torch.zeros(max(nbytes // 2, 1), dtype=dtype) for _ in range(2))
-            found[f"core, {str(dtype)[6:]}"] = lambda x=x, y=y: pieces.all_reduce(x, "sum", y)
+            found[str(dtype)[6:]] = lambda x=x, y=y: ways["core"].all_reduce(x, "sum", y)
     return found
 
 
@@ -148,9 +146,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--span", type=float, default=0.006, help="seconds of one turn")
     parser.add_argument("--quietest", type=float, help="instead: seconds of short turns, the best hundredth")
-    parser.add_argument("--also", default="", help="hpcomm, torch, half: more contenders, comma separated")
+    parser.add_argument("--also", default="", help="hpcomm, torch, half, ways: more contenders")
     given = parser.parse_args()
-    pieces, direct = nodes(NEVER, 0)
+    ways = nodes()
     also = set(given.also.split(","))
     if also & {"torch", "half"}:
         import torch
@@ -160,7 +158,7 @@ def main() -> None:
         print(f"{machine()}\n{library()}, {WORLD.size} ranks; us a call (ratio to mpi4py)", flush=True)
     for verb in given.verbs.split(","):
         for nbytes in [0] if verb == "barrier" else map(int, given.sizes.split(",")):
-            calls = contenders(verb, nbytes, pieces, direct, also)
+            calls = contenders(verb, nbytes, ways, also)
             if given.quietest:
                 times = {name: [each] for name, each in quietest(calls, given.quietest).items()}
             else:

@@ -44,7 +44,8 @@ static int look(struct node *n, int why, int rank) {
 static const struct node_host host = {leave, back, look};
 
 static void body(struct segment *segment, struct node_place *place, int rank, int direct) {
-  struct node n = {.host = &host, .checks = 1, .synchronous = 1, .direct_from = direct ? 9000 : UINT64_MAX, .broadcast_direct_from = direct ? 9000 : UINT64_MAX,
+  const uint64_t from = direct ? 9000 : UINT64_MAX;
+  struct node n = {.host = &host, .checks = 1, .synchronous = 1, .direct_from = {from, from, from},
                    .timeout = signal_number == SIGSTOP ? 30000000u : 2000000000u};
   static float x[MOST], out[MOST * 4];
   node_attach(&n, segment, place, rank);

@@ -6,6 +6,7 @@ HPCOMM_NATIVE=long tries more: more ranks and calls, every signal on both ways o
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,29 @@ def test_the_model_of_the_protocol_has_no_error(tmp_path, options):
 )
 def test_the_model_finds_a_step_that_is_left_out(tmp_path, options, change):
     assert "errors: 0" not in checked(tmp_path, options, change)
+
+
+def test_the_structures_of_dlpack_are_laid_out_as_in_torchs_header(tmp_path):
+    torch = pytest.importorskip("torch")
+    header = Path(torch.__file__).parent / "include"
+    if not (header / "ATen/dlpack.h").exists() or not shutil.which("gcc"):
+        pytest.skip("no header of DLPack, or no compiler")
+    alike = {
+        "DLTensor, dl_tensor": ["data", "device", "ndim", "dtype", "shape", "strides", "byte_offset"],
+        "DLPackExchangeAPI, dl_exchange": [("dltensor_from_py_object_no_sync", "look")],
+    }
+    lines = ["#include <ATen/dlpack.h>", f'#include "{CORE}/array.c"']
+    if "DLPackExchangeAPI" not in (header / "ATen/dlpack.h").read_text():
+        pytest.skip("this torch has no exchange table")
+    for types, members in alike.items():
+        theirs, ours = types.split(", ")
+        for member in members:
+            there, here = member if isinstance(member, tuple) else (member, member)
+            lines.append(
+                f'_Static_assert(offsetof({theirs}, {there}) == offsetof({ours}, {here}), "{here}");'
+            )
+    lines.append('_Static_assert(sizeof(DLTensor) == sizeof(dl_tensor), "");')
+    source = tmp_path / "layout.c"
+    source.write_text("\n".join(lines))
+    include = sysconfig.get_path("include")
+    run("gcc", "-std=c11", "-fsyntax-only", f"-I{header}", f"-I{include}", f"-I{CORE}", str(source))

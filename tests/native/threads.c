@@ -104,7 +104,8 @@ static struct call drawn(uint64_t *common) {
 static void *rank(void *arg) {
   const int me = (int)(intptr_t)arg, next = (me + 1) % ranks, last = (me + ranks - 1) % ranks;
   uint64_t common = seed, own = seed ^ (uint64_t)(me + 1) << 32;
-  struct node n = {.host = &host, .checks = 1, .synchronous = synchronous, .direct_from = direct ? 20000 : UINT64_MAX, .broadcast_direct_from = direct ? 20000 : UINT64_MAX};
+  const uint64_t most = direct ? 20000 : UINT64_MAX;
+  struct node n = {.host = &host, .checks = 1, .synchronous = synchronous, .direct_from = {most, most, most}};
   struct channel to = {.node = {.host = &host}}, from = {.node = {.host = &host}};
   const size_t room = (size_t)MOST * (size_t)ranks + 64;
   unsigned char *x[NODE_RANKS], *out = malloc(room), *want = malloc(room), *mine = malloc(room);

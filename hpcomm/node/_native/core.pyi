@@ -26,8 +26,7 @@ class Node:
     direct: bool | None
     timeout: float
     spins: int
-    direct_from: int
-    broadcast_direct_from: int
+    direct_from: tuple[int, int, int]  # bytes, for all_reduce, broadcast, all others
     def __new__(
         cls,
         segment: Segment,
@@ -38,8 +37,7 @@ class Node:
         checks: bool = True,
         synchronous: bool = False,
         timeout: float = 0,
-        direct_from: int = ...,
-        broadcast_direct_from: int = ...,
+        direct_from: tuple[int, int, int] = ...,
     ) -> Node: ...
     def barrier(self) -> None: ...
     def broadcast(self, x: Any, root: int, out: Any = None, dtype: int = 0, /) -> Any: ...

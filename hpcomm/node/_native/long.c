@@ -36,6 +36,7 @@ static int is_cut(int verb) { /* each rank's x consists of a block for each rank
 }
 static int is_shared(int verb) { return verb == BY_ALL_REDUCE || verb == BY_REDUCE; }
 static int is_fold(int verb) { return is_shared(verb) || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN; }
+static int way_of(int verb) { return verb == BY_ALL_REDUCE ? NODE_ALL_REDUCE : verb == BY_BROADCAST ? NODE_BROADCAST : NODE_OTHERS; }
 static size_t block(const struct steps *s) { return s->c->verb == BY_SCATTER ? s->c->nbytes : s->c->nbytes / (size_t)s->n->size; }
 
 int long_reached(struct node *n, const node_word *at, uint64_t step, int rank) {
@@ -237,7 +238,7 @@ int long_run(struct node *n, const struct call *c) {
   if (meet(n, c)) return -1;
   int unlocked = node_unlock(n), bad = settle(n);
   const int has_pieces = node_peek(&n->place->pieces) > 1;
-  if (!bad && may_read(n, c) && (!has_pieces || c->nbytes >= (c->verb == BY_BROADCAST ? n->broadcast_direct_from : n->direct_from))) {
+  if (!bad && may_read(n, c) && (!has_pieces || c->nbytes >= n->direct_from[way_of(c->verb)])) {
     bad = direct_run(n, c);
   } else if (!bad && has_pieces) {
     plan(&s);

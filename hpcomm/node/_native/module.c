@@ -328,13 +328,13 @@ static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t n) {
 
 /* -- Node ----------------------------------------------------------------------------------------------------------- */
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"segment", "place", "rank", "hook", "spins", "checks", "synchronous", "timeout", "direct_from", "broadcast_direct_from", NULL};
+  static char *words[] = {"segment", "place", "rank", "hook", "spins", "checks", "synchronous", "timeout", "direct_from", NULL};
   Segment *segment;
-  unsigned long long offset, direct_from = 1ull << 20, broadcast_direct_from = 4ull << 20;
+  unsigned long long offset, direct[NODE_WAYS] = {1u << 20, 4u << 20, 16u << 10};
   int rank, spins = 2000, checks = 1, synchronous = 0;
   double timeout = 0;
   PyObject *hook = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|OippdKK", words, segment_type, &segment, &offset, &rank, &hook, &spins, &checks, &synchronous, &timeout, &direct_from, &broadcast_direct_from))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oippd(KKK)", words, segment_type, &segment, &offset, &rank, &hook, &spins, &checks, &synchronous, &timeout, &direct[0], &direct[1], &direct[2]))
     return NULL;
   if (offset + sizeof(struct node_place) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
     return PyErr_Format(PyExc_ValueError, "no place begins at %llu", offset);
@@ -347,7 +347,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
   self->hook = hook == Py_None ? NULL : Py_NewRef(hook);
   self->owner = forks;
   self->node = (struct node){.host = &host, .program = self->hook, .spins = spins, .checks = checks, .synchronous = synchronous,
-                             .timeout = (uint64_t)(timeout * 1e9), .direct_from = direct_from, .broadcast_direct_from = broadcast_direct_from};
+                             .timeout = (uint64_t)(timeout * 1e9), .direct_from = {direct[0], direct[1], direct[2]}};
   node_attach(&self->node, &segment->segment, place, rank);
   return (PyObject *)self;
 }
@@ -402,6 +402,12 @@ static PyObject *node_calls(PyObject *me, PyObject *none) {
   return list;
 }
 
+static void set_ways(struct node *n, PyObject *value) {
+  unsigned long long ways[NODE_WAYS];
+  if (!PyArg_ParseTuple(value, "KKK;bytes for all_reduce, broadcast, all others", &ways[0], &ways[1], &ways[2])) return;
+  for (int i = 0; i < NODE_WAYS; i++) n->direct_from[i] = ways[i];
+}
+
 #define ATTRIBUTE(name, get, set) \
   static PyObject *get_##name(PyObject *me, void *none) { \
     struct node *n = &((Node *)me)->node; \
@@ -417,8 +423,7 @@ static PyObject *node_calls(PyObject *me, PyObject *none) {
   }
 ATTRIBUTE(timeout, PyFloat_FromDouble((double)n->timeout * 1e-9), n->timeout = (uint64_t)(PyFloat_AsDouble(value) * 1e9))
 ATTRIBUTE(spins, PyLong_FromLong(n->spins), n->spins = (int)PyLong_AsLong(value))
-ATTRIBUTE(direct_from, PyLong_FromUnsignedLongLong(n->direct_from), n->direct_from = PyLong_AsUnsignedLongLong(value))
-ATTRIBUTE(broadcast_direct_from, PyLong_FromUnsignedLongLong(n->broadcast_direct_from), n->broadcast_direct_from = PyLong_AsUnsignedLongLong(value))
+ATTRIBUTE(direct_from, Py_BuildValue("(KKK)", n->direct_from[0], n->direct_from[1], n->direct_from[2]), set_ways(n, value))
 static PyObject *get_rank(PyObject *me, void *none) { return (void)none, PyLong_FromLong(((Node *)me)->node.rank); }
 static PyObject *get_size(PyObject *me, void *none) { return (void)none, PyLong_FromLong(((Node *)me)->node.size); }
 static PyObject *get_direct(PyObject *me, void *none) { /* None: no long call has been made yet */
@@ -574,8 +579,7 @@ static PyMethodDef node_methods[] = {
 static PyGetSetDef node_attributes[] = {
     {"rank", get_rank, NULL, NULL, NULL}, {"size", get_size, NULL, NULL, NULL}, {"direct", get_direct, NULL, NULL, NULL},
     {"timeout", get_timeout, set_timeout, NULL, NULL}, {"spins", get_spins, set_spins, NULL, NULL},
-    {"direct_from", get_direct_from, set_direct_from, NULL, NULL},
-    {"broadcast_direct_from", get_broadcast_direct_from, set_broadcast_direct_from, NULL, NULL}, {0}};
+    {"direct_from", get_direct_from, set_direct_from, NULL, NULL}, {0}};
 static PyMethodDef channel_methods[] = {
     {"send", (PyCFunction)(void (*)(void))channel_send_array, METH_FASTCALL, NULL},
     {"receive", (PyCFunction)(void (*)(void))channel_receive_array, METH_FASTCALL, NULL},

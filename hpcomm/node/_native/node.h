@@ -116,6 +116,8 @@ struct segment {
   int file;
 };
 
+enum { NODE_ALL_REDUCE, NODE_BROADCAST, NODE_OTHERS, NODE_WAYS }; /* verbs alike in which way is quicker */
+
 struct node;
 struct node_host { /* the program around the core: Python, or a test */
   void *(*leave)(void);           /* let its other threads run; what is returned goes to back */
@@ -145,7 +147,7 @@ struct node {
   uint64_t arrival;   /* of the call under way, as it stands in cells */
   uint64_t token;     /* see status.token_at */
   int settled, direct; /* set at the first long call: pieces are there; memory of others can be read */
-  uint64_t direct_from, broadcast_direct_from; /* bytes from which that is done; the same on all ranks */
+  uint64_t direct_from[NODE_WAYS]; /* bytes from which that is done; the same on all ranks */
   char *scratch;       /* for what is read so, and folded */
 };
 
