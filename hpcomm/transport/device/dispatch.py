@@ -1,8 +1,7 @@
 """Device dispatch: calls whose arrays lie on devices, or could on another rank, and their path.
 
 A communicator of which some rank has a device has one DeviceDispatch. Up to `eager` bytes per rank a call
-is one MPI
-call on pinned memory, so it meets ranks whose arrays are numpy's. Above that all ranks, wherever their arrays
+is one MPI call on pinned memory, so it meets ranks whose arrays are numpy's. Above that all ranks, wherever their arrays
 lie, go through here, and first tell each other where that is. If all lie on devices, the ranks open each
 other's workspaces, once (workspace.py), and the path is chosen (path_choice.py). Else the call becomes one
 MPI call for each piece of columns, through pinned memory.
