@@ -1,6 +1,6 @@
-"""Machines as data. Public names of schedule/cost/machine.py."""
+"""Machines as data. Public names of schedule/cost/machine_model.py."""
 
-from .schedule.cost.machine import Machine, lower_bound, machine, machines
+from .schedule.cost.machine_model import Machine, lower_bound, machine, machines
 
 __all__ = [
     "Machine",

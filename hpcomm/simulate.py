@@ -1,6 +1,6 @@
-"""What a schedule costs on a machine. Public names of schedule/cost/simulate.py."""
+"""What a schedule costs on a machine. Public names of schedule/cost/simulator.py."""
 
-from .schedule.cost.simulate import Simulation, meant, predict, simulate
+from .schedule.cost.simulator import Simulation, meant, predict, simulate
 
 __all__ = [
     "Simulation",

@@ -4,7 +4,7 @@ MPI, flags in shared memory and the board tell the calls of a communicator apart
 two threads call at once may meet the wrong call of another rank. A thread is noted while it makes a call in
 the careful way, or once it waits in shared memory for longer than a moment; who comes to a call of another
 thread raises, and so does that one as soon as it can. Small calls that need not wait pass unnoticed, and cost
-nothing more. The sentinel ends a job two of whose threads are inside MPI.
+nothing more. The watchdog ends a job two of whose threads are inside MPI.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def start(
         patience_s: how long any call may wait before the job is ended; None: for ever.
     """
     told = board, abort, say, look, patience_s, beat
-    threading.Thread(target=_watch, args=told, name="hpcomm-sentinel", daemon=True).start()
+    threading.Thread(target=_watch, args=told, name="hpcomm-watchdog", daemon=True).start()
 
 
 _followed: dict[int, weakref.ref[Comm]] = {}

@@ -23,8 +23,8 @@ import hpcomm
 from hpcomm.core.verbs import INPUT_BLOCKS
 
 from .. import Communicator
-from ..schedule.cost.machine import Machine, machine
-from ..schedule.cost.simulate import predict
+from ..schedule.cost.machine_model import Machine, machine
+from ..schedule.cost.simulator import predict
 from ..schedule.prove import prove
 from ..schedule.registry import algorithms, build, verbs
 from ._arguments import nbytes, require_memory

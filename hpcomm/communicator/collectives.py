@@ -81,10 +81,10 @@ def broadcast(
     if not async_op:
         try:
             known = comm.fastpaths if algorithm is None else comm.fastpaths[algorithm]
-            lane = known["broadcast"][None][type(x)][x.dtype]
+            fast = known["broadcast"][None][type(x)][x.dtype]
         except (KeyError, AttributeError, TypeError):
-            lane = fastpath.find(comm, "broadcast", None, x, algorithm)
-        done = lane(x, out, root if src is None else src)
+            fast = fastpath.find(comm, "broadcast", None, x, algorithm)
+        done = fast(x, out, root if src is None else src)
         if done is not NotImplemented:
             return done
         if algorithm is not None:
@@ -173,10 +173,10 @@ def all_reduce(
     if not (async_op or deterministic):
         try:
             known = comm.fastpaths if algorithm is None else comm.fastpaths[algorithm]
-            lane = known["all_reduce"][op][type(x)][x.dtype]
+            fast = known["all_reduce"][op][type(x)][x.dtype]
         except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
-            lane = fastpath.find(comm, "all_reduce", op, x, algorithm)
-        done = lane(x, out)
+            fast = fastpath.find(comm, "all_reduce", op, x, algorithm)
+        done = fast(x, out)
         if done is not NotImplemented:
             return done
         if algorithm is not None:
@@ -375,10 +375,10 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
     """
     if not async_op and algorithm is None:
         try:
-            lane = comm.fastpaths["barrier"]
+            fast = comm.fastpaths["barrier"]
         except KeyError:
-            lane = fastpath.find(comm, "barrier", None, None)
-        if lane() is not NotImplemented:
+            fast = fastpath.find(comm, "barrier", None, None)
+        if fast() is not NotImplemented:
             return None
     comm.check_open("barrier")
     call = Call(comm, "barrier", code=head("barrier"))
@@ -406,10 +406,10 @@ def perform(
     if not async_op:
         try:
             known = comm.fastpaths if algorithm is None else comm.fastpaths[algorithm]
-            lane = known[verb][op][type(x)][x.dtype]
+            fast = known[verb][op][type(x)][x.dtype]
         except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
-            lane = fastpath.find(comm, verb, op, x, algorithm)
-        done = lane(x, out, root)
+            fast = fastpath.find(comm, verb, op, x, algorithm)
+        done = fast(x, out, root)
         if done is NotImplemented and algorithm is not None:
             done = fastpath.chosen(comm, verb, op, x, algorithm)(x, out, root)
         if done is not NotImplemented:

@@ -278,9 +278,9 @@ class Topology(Communicator):
             if type(made) is DevicePayload:
                 packed_parts[i], more = device_payload.load(self, made, [rank])
                 moving += more
-        letters = [_letter(made) for made in packed_parts]
+        pieces = [_letter(made) for made in packed_parts]
         try:
-            inboxes = self._posted(letters)
+            inboxes = self._posted(pieces)
         except MPI.Exception as error:
             raise transport.failure(error, verb, self) from None
         got: list[Any] = [_opened(inbox) if inbox.nbytes else None for inbox in inboxes]
@@ -295,17 +295,17 @@ class Topology(Communicator):
             observer.after(call)
         return arrived
 
-    def _posted(self, letters: list[Any]) -> list[Any]:
-        """What comes from each source, where letter i goes to destination i; empty where nobody is."""
+    def _posted(self, pieces: list[Any]) -> list[Any]:
+        """What comes from each source, where piece i goes to destination i; empty where nobody is."""
         if self.size == 1:  # as in _to_itself
             pairs = zip(self.sources, self._outward(), strict=True)
-            return [letters[i] if source != MPI.PROC_NULL else np.empty(0, np.uint8) for source, i in pairs]
-        lengths = np.array([letter.nbytes for letter in letters], np.int64).reshape(-1, 1)
+            return [pieces[i] if source != MPI.PROC_NULL else np.empty(0, np.uint8) for source, i in pairs]
+        lengths = np.array([piece.nbytes for piece in pieces], np.int64).reshape(-1, 1)
         coming = np.zeros((len(self.sources), 1), np.int64)
         mpi: Any = self.mpi_handle
         mpi.Neighbor_alltoall([lengths, 1, MPI.INT64_T], [coming, 1, MPI.INT64_T])
         inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
-        with _Scattered(letters) as going, _Scattered(inboxes) as landing:
+        with _Scattered(pieces) as going, _Scattered(inboxes) as landing:
             mpi.Neighbor_alltoallw(going.spec, landing.spec)
         return inboxes
 
@@ -358,14 +358,12 @@ def _letter(made: Payload) -> Any:
     return np.concatenate([lengths.view(np.uint8), *blocks])
 
 
-def _opened(letter: Any) -> Payload:
-    n = int(letter[:8].view(np.int64)[0])
-    lengths = letter[8 : 8 + 8 * n].view(np.int64)
+def _opened(piece: Any) -> Payload:
+    n = int(piece[:8].view(np.int64)[0])
+    lengths = piece[8 : 8 + 8 * n].view(np.int64)
     ends = 8 + 8 * n + np.cumsum(lengths)
     # copies: where what they hold lies aligned
-    return Payload.of(
-        [memoryview(letter[end - m : end].copy()) for end, m in zip(ends, lengths, strict=True)]
-    )
+    return Payload.of([memoryview(piece[end - m : end].copy()) for end, m in zip(ends, lengths, strict=True)])
 
 
 def _arrived(made: Payload | progress.Moving | None) -> Any:

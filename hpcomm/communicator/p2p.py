@@ -93,10 +93,10 @@ def send(
         dest = dst
     if not async_op:
         try:
-            lane = comm.fastpaths["send"][None][type(x)][x.dtype]
+            fast = comm.fastpaths["send"][None][type(x)][x.dtype]
         except (KeyError, AttributeError):
-            lane = fastpath.find(comm, "send", None, x)
-        if lane(x, dest, tag) is not NotImplemented:
+            fast = fastpath.find(comm, "send", None, x)
+        if fast(x, dest, tag) is not NotImplemented:
             return None
     return _send(comm, x, dest, tag, async_op)
 
@@ -108,10 +108,10 @@ def isend(
     if dest is None:
         dest = dst
     try:
-        lane = comm.fastpaths["isend"][None][type(x)][x.dtype]
+        fast = comm.fastpaths["isend"][None][type(x)][x.dtype]
     except (KeyError, AttributeError):
-        lane = fastpath.find(comm, "isend", None, x)
-    request: Request = lane(x, dest, tag)
+        fast = fastpath.find(comm, "isend", None, x)
+    request: Request = fast(x, dest, tag)
     return _send(comm, x, dest, tag, True) if request is NotImplemented else request
 
 
@@ -147,10 +147,10 @@ def recv(
         source = src
     if out is not None and status is None and not async_op:
         try:
-            lane = comm.fastpaths["recv"][None][type(out)][out.dtype]
+            fast = comm.fastpaths["recv"][None][type(out)][out.dtype]
         except (KeyError, AttributeError):
-            lane = fastpath.find(comm, "recv", None, out)
-        done = lane(out, source, tag)
+            fast = fastpath.find(comm, "recv", None, out)
+        done = fast(out, source, tag)
         if done is not NotImplemented:
             return done
     return _recv(comm, out, source, tag, dtype, shape, status, async_op)
@@ -172,10 +172,10 @@ def irecv(
     request: Request
     if out is not None:
         try:
-            lane = comm.fastpaths["irecv"][None][type(out)][out.dtype]
+            fast = comm.fastpaths["irecv"][None][type(out)][out.dtype]
         except (KeyError, AttributeError):
-            lane = fastpath.find(comm, "irecv", None, out)
-        request = lane(out, source, tag)
+            fast = fastpath.find(comm, "irecv", None, out)
+        request = fast(out, source, tag)
         if request is not NotImplemented:
             return request
     request = _recv(comm, out, source, tag, dtype, shape, None, True)
@@ -203,10 +203,10 @@ def sendrecv(
     """
     if out is not None and status is None:
         try:
-            lane = comm.fastpaths["sendrecv"][None][type(x)][x.dtype]
+            fast = comm.fastpaths["sendrecv"][None][type(x)][x.dtype]
         except (KeyError, AttributeError):
-            lane = fastpath.find(comm, "sendrecv", None, x)
-        done = lane(x, out, dest, source, sendtag, recvtag)
+            fast = fastpath.find(comm, "sendrecv", None, x)
+        done = fast(x, out, dest, source, sendtag, recvtag)
         if done is not NotImplemented:
             return done
     try:

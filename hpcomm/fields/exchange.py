@@ -73,7 +73,7 @@ class Exchange:
         sends, receives: (peer, view of memory or Rows), for each pair of ranks in one order at both ends.
         add: numbers of the receives that are added to what is there.
         tag: number of the channel, if the caller has taken one for itself.
-        aboard: between which (source, dest) one end or both lie on a device, if that is known from an
+        device_side: between which (source, dest) one end or both lie on a device, if that is known from an
             earlier exchange of this route.
         verb: for messages.
 

@@ -34,7 +34,7 @@ class Capabilities(NamedTuple):
     """Of messages, told apart by (source, dest).
 
     apart: their views go as messages of their own, because both ends would have it so.
-    aboard: one end or both lie on a device.
+    device_side: one end or both lie on a device.
     outboxes, inboxes: by the other rank, the two slots in shared memory that they go through.
     """
 

@@ -20,8 +20,8 @@ from ..errors import MissingError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..schedule.cost.machine import Machine
-    from ..schedule.cost.simulate import Simulation
+    from ..schedule.cost.machine_model import Machine
+    from ..schedule.cost.simulator import Simulation
     from ..schedule.stream import Schedule
 
 __all__ = ["chrome_trace", "cost", "main", "schedule_picture", "space_time", "winners"]
@@ -41,8 +41,8 @@ def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = _parser().parse_args(list(words))
     from ..schedule.assured import assured
-    from ..schedule.cost.machine import machine
-    from ..schedule.cost.simulate import meant, simulate
+    from ..schedule.cost.machine_model import machine
+    from ..schedule.cost.simulator import meant, simulate
     from ..schedule.registry import load, named
     from .sim import check_ranks, numbers
 
@@ -315,8 +315,8 @@ def _before(times: Any, edges: Any) -> Any:
 def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
     """Time against size, with the lower bound, and where the winner changes."""
     from ..schedule.assured import evidence
-    from ..schedule.cost.machine import lower_bound
-    from ..schedule.cost.simulate import predict
+    from ..schedule.cost.machine_model import lower_bound
+    from ..schedule.cost.simulator import predict
 
     for name in names:
         evidence(verb, name, ranks)
@@ -348,7 +348,7 @@ def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
     import numpy as np
 
     from ..schedule.assured import evidence
-    from ..schedule.cost.simulate import predict
+    from ..schedule.cost.simulator import predict
 
     def seconds(name: str, p: int, nbytes: int) -> float:
         try:

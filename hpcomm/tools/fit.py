@@ -99,8 +99,8 @@ def cores() -> int:
 
 
 def _predicted(row: dict[str, Any], path: str) -> float:
-    from ..schedule.cost.machine import machine
-    from ..schedule.cost.simulate import predict
+    from ..schedule.cost.machine_model import machine
+    from ..schedule.cost.simulator import predict
 
     return predict("all_reduce", row["algorithm"], row["ranks"], row["bytes"], machine(path)).seconds
 

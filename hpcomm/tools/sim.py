@@ -55,8 +55,8 @@ def record(
     from dataclasses import replace
 
     from ..schedule.assured import evidence
-    from ..schedule.cost.machine import lower_bound, machine
-    from ..schedule.cost.simulate import meant, simulate
+    from ..schedule.cost.machine_model import lower_bound, machine
+    from ..schedule.cost.simulator import meant, simulate
 
     on = machine(name)
     if flat:
@@ -83,7 +83,7 @@ def record(
 
 def table(records: list[dict[str, Any]], name: str) -> str:
     """The records as text, with where the machine's figures come from below."""
-    from ..schedule.cost.machine import machine
+    from ..schedule.cost.machine_model import machine
 
     on = machine(name)
     lines = [f"{on.name}: {on.about}", ""]

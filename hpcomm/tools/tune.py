@@ -285,8 +285,8 @@ def _job(
 
 def _model(records: list[dict[str, Any]]) -> None:
     """Add to our schedules what the model, fitted to a ping-pong of 2 ranks here, says that they take."""
-    from ..schedule.cost.machine import machine
-    from ..schedule.cost.simulate import predict
+    from ..schedule.cost.machine_model import machine
+    from ..schedule.cost.simulator import predict
     from . import fit
 
     with tempfile.TemporaryDirectory() as folder:

@@ -35,12 +35,12 @@ def is_onboard(x: Any) -> bool:
     return bool(x.is_cuda) and possible()
 
 
-def staged(output: str, *, onboard: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def staged(output: str, *, takes_devices: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """For a function that looks at tensors and returns what is to run: hand it host copies instead.
 
     Args:
         output: the parameter whose tensors are filled.
-        onboard: what is to run is made of verbs that take tensors where they lie.
+        takes_devices: what is to run is made of verbs that take tensors where they lie.
     """
 
     def decorate(look: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def staged(output: str, *, onboard: bool = False) -> Callable[[Callable[..., Any
             by, *rest = arguments
             if all(map(_is_here, rest)):
                 return look(*arguments)
-            if onboard and all(map(_is_there, rest)):
+            if takes_devices and all(map(_is_there, rest)):
                 there = arguments[place]
                 whole = there.contiguous() if hasattr(there, "contiguous") else there
                 rest[place - 1] = whole

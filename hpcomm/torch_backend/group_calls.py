@@ -43,7 +43,7 @@ Run = Callable[[], None]
 Tensor = torch.Tensor
 
 
-@staged("x", onboard=True)
+@staged("x", takes_devices=True)
 def all_reduce(comm: NetworkCollectives, x: Tensor, op: Any) -> Run:
     if x.is_sparse:
         return _all_reduce_sparse(comm, x, op)
@@ -68,7 +68,7 @@ def _all_reduce_sparse(comm: NetworkCollectives, x: Tensor, op: Any) -> Run:
     return run
 
 
-@staged("tensors", onboard=True)
+@staged("tensors", takes_devices=True)
 def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: Any) -> Run:
     """Small tensors travel as one."""
     if (
@@ -93,12 +93,12 @@ def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: An
     return run
 
 
-@staged("x", onboard=True)
+@staged("x", takes_devices=True)
 def broadcast(comm: NetworkCollectives, x: Tensor, root: int) -> Run:
     return lambda: comm.broadcast(x, root, out=x)
 
 
-@staged("x", onboard=True)
+@staged("x", takes_devices=True)
 def reduce(comm: NetworkCollectives, x: Tensor, op: Any, root: int) -> Run:
     def run() -> None:
         comm.reduce(x, op, root, out=x if comm.rank == root else None)
@@ -127,7 +127,7 @@ def _unstack(stack: Tensor, tensors: list[Tensor]) -> None:
         x.data.copy_(part)
 
 
-@staged("outputs", onboard=True)
+@staged("outputs", takes_devices=True)
 def all_gather(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> tuple[Run, int]:
     """What is to run, and the number of elements to be compared: 0 where ranks bring different shapes."""
     if any(out.shape != outputs[0].shape for out in outputs):
@@ -169,7 +169,7 @@ def _check_same(verb: str, out: Tensor, x: Tensor) -> None:
         )
 
 
-@staged("output", onboard=True)
+@staged("output", takes_devices=True)
 def all_gather_into(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Run:
     if output.numel() != x.numel() * comm.size:
         raise ValueError(
@@ -197,7 +197,7 @@ def _unpacking(run: Run, output: Tensor) -> Run:
     return run
 
 
-@staged("outputs", onboard=True)
+@staged("outputs", takes_devices=True)
 def gather(comm: NetworkCollectives, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run:
     there = _stacked(outputs) if outputs else None
 
@@ -209,7 +209,7 @@ def gather(comm: NetworkCollectives, outputs: list[Tensor] | None, x: Tensor, ro
     return run
 
 
-@staged("output", onboard=True)
+@staged("output", takes_devices=True)
 def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
     stack = None
     if inputs is not None:
@@ -222,7 +222,7 @@ def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | Non
     return run
 
 
-@staged("output", onboard=True)
+@staged("output", takes_devices=True)
 def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
     if any(x.shape != inputs[0].shape for x in inputs):
         return _reduce_scatter_uneven(comm, output, inputs, op)
@@ -255,7 +255,7 @@ def _reduce_scatter_uneven(comm: NetworkCollectives, output: Tensor, inputs: lis
     return run
 
 
-@staged("output", onboard=True)
+@staged("output", takes_devices=True)
 def reduce_scatter_into(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Any) -> Run:
     if x.numel() != output.numel() * comm.size:
         raise ValueError(
@@ -266,7 +266,7 @@ def reduce_scatter_into(comm: NetworkCollectives, output: Tensor, x: Tensor, op:
     return _unpacking(lambda: _fold_rows(comm, output, x, op), output)
 
 
-@staged("output", onboard=True)
+@staged("output", takes_devices=True)
 def all_to_all_single(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Run:
     if x.numel() != output.numel() or (x.dim() and x.shape[0] % comm.size):
         raise ValueError(

@@ -105,15 +105,15 @@ def compose(
     call.count = block
     if not sends and verb in ROOT_SENDS:
         send = None
-    onboard, nbytes = comm.devices, block * dtype.itemsize
-    if onboard is None:  # no rank of comm has a device
+    devices, nbytes = comm.devices, block * dtype.itemsize
+    if devices is None:  # no rank of comm has a device
         return on_hosts(call, send, recv, fold, blocking)
-    if not hosts and onboard.takes(send, recv, block=nbytes):
-        return onboard.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
+    if not hosts and devices.takes(send, recv, block=nbytes):
+        return devices.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
     plain = fold is None or fold.fold is None
     # A large call under a schedule's name meets ranks whose arrays are on devices, so it goes their way:
-    if algorithm is not None and plain and not onboard.is_one_call(nbytes):
-        return onboard.carry(call, send, recv, op, fold, blocking, algorithm)  # type: ignore[no-any-return]
+    if algorithm is not None and plain and not devices.is_one_call(nbytes):
+        return devices.carry(call, send, recv, op, fold, blocking, algorithm)  # type: ignore[no-any-return]
     # Everything else that is asked to use host memory: the call runs on copies there.
     given = None if send is None else host_copy.beside(send, filled=True)
     taken = given if recv is send else None if recv is None else host_copy.beside(recv, filled=False)

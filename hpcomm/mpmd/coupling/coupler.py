@@ -27,7 +27,7 @@ class Outgoing:
     """One field on its way out.
 
     wire: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
-    for the first of them. aboard: see Part.
+    for the first of them. device_side: see Part.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ _COPIED = 64 << 10  # bytes of a message that is sooner copied than waited for
 class Part(NamedTuple):
     """A field's share in a channel: its rows for each partner rank, and the dtype that travels.
 
-    aboard: the partner ranks between which and this one an end of it lies on a device
+    device_side: the partner ranks between which and this one an end of it lies on a device
     """
 
     field: Field

@@ -39,7 +39,7 @@ class Tool:
         if file is None or library is None:
             raise SystemExit(f"no launcher of {space} here")
         self._pmix = ctypes.CDLL(library[0])
-        self.is_first = takes(file.with_name("hpcomm.eye"))
+        self.is_first = takes(file.with_name("hpcomm.monitor"))
         if self.is_first:
             self._connect(file.read_text().split("\n")[0])
 

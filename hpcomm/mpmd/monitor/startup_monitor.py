@@ -142,7 +142,10 @@ def main(words: Sequence[str]) -> None:
     pid, limit = int(words[0]), words[1]
     launcher, begin = launcher_of(pid), time.monotonic()
     has_daemons = name_of(launcher) in PRRTE  # which stay on nodes that their ranks have left
-    nodes, eye = Nodes({} if has_daemons else environ_of(pid), begin), Eye(pid, launcher, begin)
+    nodes, monitor = (
+        Nodes({} if has_daemons else environ_of(pid), begin),
+        LauncherMonitor(pid, launcher, begin),
+    )
     last, since, first = None, begin, None
     while not select.select([0], [], [], _LOOK_S)[0]:  # its end closes the pipe
         now, seen = time.monotonic(), _look(pid, launcher)
@@ -151,12 +154,12 @@ def main(words: Sequence[str]) -> None:
         place = sorted(seen.ranks).index(_rank(pid)) if seen else 0  # so that not all speak at once
         why = None
         if seen and not place:
-            why = eye.judge(now, seen)
+            why = monitor.judge(now, seen)
             if not why and (why := nodes.judge(now)):
                 why += away(seen, line_of(launcher))
-        if seen and not why and now - since > GRACE_S + place and (seen.knows or not eye.may_speak(now)):
+        if seen and not why and now - since > GRACE_S + place and (seen.knows or not monitor.may_speak(now)):
             why = judge(first or seen, line_of(launcher))
-        sees_all = nodes.answers or eye.answers or (seen is not None and seen.here == seen.size)
+        sees_all = nodes.answers or monitor.answers or (seen is not None and seen.here == seen.size)
         limit_s = float(limit) if limit else INIT_S if sees_all else UNSEEN_S
         if why is None and now - begin > limit_s:
             why = (
@@ -222,7 +225,7 @@ class Nodes:
         return sum(line.split("|")[0].partition("+")[0] == self.step for line in done.stdout.splitlines())
 
 
-class Eye:
+class LauncherMonitor:
     """One on the launcher's host, started once MPI has been late for a while; none where Slurm starts ranks.
 
     Open MPI's launcher ends a job itself when a process ends with a status, and tells nobody of one with 0.

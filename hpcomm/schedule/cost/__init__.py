@@ -1,1 +1,1 @@
-"""Cost models of schedules: LogGP with ports and shared links. Begin with simulate.py."""
+"""Cost models of schedules: LogGP with ports and shared links. Begin with simulator.py."""

@@ -16,7 +16,7 @@ from .max_plus_time import Clock
 from .ring_cost import chain, everywhere, is_single, passing, ring, shifted, single, uniform
 
 if TYPE_CHECKING:
-    from .machine import Array
+    from .machine_model import Array
 
 __all__ = ["short_ways", "ways"]
 

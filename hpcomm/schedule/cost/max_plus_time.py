@@ -21,7 +21,7 @@ from ..stream import COPY, Run, Schedule, Stream
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .machine import Array, Machine
+    from .machine_model import Array, Machine
 
 __all__ = ["Clock", "Map", "Rows", "phases"]
 

@@ -24,7 +24,7 @@ from .max_plus_time import Clock, Map, Rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .machine import Array, Machine
+    from .machine_model import Array, Machine
 
 __all__ = ["chain", "everywhere", "few", "is_single", "passing", "ring", "shifted", "single", "uniform"]
 

@@ -268,7 +268,7 @@ class Messages:
             moment = self._begin(place, station(place.device).down)
         tags = (transport.largest_tag() - rounds.TAGS) // 2
         tag = rounds.TAGS + 2 * (next(self._serial) % (tags - 1))
-        kept, lanes, offer = self._offer(look, place, call.peer == self._own, moment)
+        kept, slots, offer = self._offer(look, place, call.peer == self._own, moment)
         header = _Card(look.nbytes, tag, offer, "x is in host memory", b"")
         if place is not None:
             header = header._replace(direct=cuda_aware.rumour("send"), device=place.device.identity())
@@ -285,10 +285,10 @@ class Messages:
             path = answer.choice.path
             if path == "ipc":
                 assert place is not None
-                if lanes is None:
+                if slots is None:
                     yield from ipc.lends(self.channel, tag, call.peer, place)
                 else:
-                    parts = self.channel, tag, call.peer, place, look.nbytes, kept, lanes, answer.itself
+                    parts = self.channel, tag, call.peer, place, look.nbytes, kept, slots, answer.itself
                     yield from ipc.sends(*parts)
                 call.after.leave(station(place.device), station(place.device).down, place)
             elif path == "direct":
@@ -305,8 +305,8 @@ class Messages:
                 )
                 yield from send_pieces(self.channel, call.peer, tag, source, look.dtype, count, answer.piece)
         finally:
-            if lanes is not None:
-                kept.free += lanes
+            if slots is not None:
+                kept.free += slots
             if place is not None:
                 station(place.device).spare(moment)
 
@@ -331,10 +331,10 @@ class Messages:
         kept = ipc.slab(place.device)
         if not isinstance(kept, ipc.Slab):
             return None, None, f"the sender cannot export memory: {kept[:_WHY]}"
-        lanes = kept.take()
-        if lanes is None:
+        slots = kept.take()
+        if slots is None:
             return None, None, "all slots of the sender's slab are in use"
-        return kept, lanes, kept.offer(lanes, place, look.nbytes)
+        return kept, slots, kept.offer(slots, place, look.nbytes)
 
     def _note(self, call: Call, way: tuple[str, int], answer: _Answer) -> None:
         """Keep which path it is; both ranks refuse one that is not what the user has forced."""

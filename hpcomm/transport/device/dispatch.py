@@ -1,10 +1,10 @@
 """Device dispatch: calls whose arrays lie on devices, or could on another rank, and their path.
 
 A communicator of which some rank has a device has one DeviceDispatch. Up to `eager` bytes per rank a call
-is one MPI call on pinned memory, so it meets ranks whose arrays are numpy's. Above that all ranks, wherever their arrays
-lie, go through here, and first tell each other where that is. If all lie on devices, the ranks open each
-other's workspaces, once (workspace.py), and the path is chosen (path_choice.py). Else the call becomes one
-MPI call for each piece of columns, through pinned memory.
+is one MPI call on pinned memory, so it meets ranks whose arrays are numpy's. Above that all ranks, wherever
+their arrays lie, go through here, and first tell each other where that is. If all lie on devices, the ranks
+open each other's workspaces, once (workspace.py), and the path is chosen (path_choice.py). Else the call
+becomes one MPI call for each piece of columns, through pinned memory.
 
     block of a rank <= eager ──> _pipeline: one MPI call on pinned memory
     larger ──> _agree: where are the arrays, same call? ─┬─ all on devices ──> path_choice ──> _mover, columns

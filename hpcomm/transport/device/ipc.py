@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...device.driver import Device
     from .staging import Station
 
-__all__ = ["Lane", "Lent", "Offer", "Opened", "Slab", "copies", "lends", "node", "receives", "sends", "slab"]
+__all__ = ["Lent", "Offer", "Opened", "Slab", "Slot", "copies", "lends", "node", "receives", "sends", "slab"]
 
 SLOTS = 8
 PER_MESSAGE = 2  # slots that a message uses in turn
@@ -48,7 +48,7 @@ def node() -> str:
 
 
 @dataclass
-class Lane:
+class Slot:
     """A slot of a slab as its owner has it: where, and its two events with their handles."""
 
     index: int
@@ -67,8 +67,8 @@ class Offer:
     slab: bytes
     pattern: bytes
     written: bytes  # handle of the event after which the pattern is there
-    slot: int  # bytes
-    lanes: list[tuple[int, bytes, bytes]]  # index, handles of ready and done
+    slot_bytes: int
+    slots: list[tuple[int, bytes, bytes]]  # index, handles of ready and done
     direct: tuple[bytes, int, int] | None  # handle of the array's allocation, its serial, offset
 
 
@@ -86,39 +86,39 @@ class Slab:
     def __init__(self, place: Station) -> None:
         self.device = device = place.device
         self.base = device.allocate(_HEAD + SLOTS * IPC_SLOT)
-        self.slot = IPC_SLOT
+        self.slot_bytes = IPC_SLOT
         self.pattern = os.urandom(16)
         self.handle = device.export(self.base)
-        self.free: list[Lane] = []
+        self.free: list[Slot] = []
         for i in range(SLOTS):
             ready, done = device.event(interprocess=True), device.event(interprocess=True)
             handles = device.export_event(ready), device.export_event(done)
-            self.free.append(Lane(i, self.base + _HEAD + i * IPC_SLOT, ready, done, handles))
+            self.free.append(Slot(i, self.base + _HEAD + i * IPC_SLOT, ready, done, handles))
         host, written = device.pinned(16), device.event(interprocess=True)
         host[:] = np.frombuffer(self.pattern, np.uint8)
         device.copy(self.base, int(host.__array_interface__["data"][0]), 16, place.down)
         device.record(written, place.down)
         self.written = device.export_event(written)
 
-    def take(self) -> list[Lane] | None:
+    def take(self) -> list[Slot] | None:
         """Slots for a message; None if all are in use."""
         if len(self.free) < PER_MESSAGE:
             return None
         return [self.free.pop() for _ in range(PER_MESSAGE)]
 
-    def offer(self, lanes: list[Lane], place: Place, nbytes: int) -> Offer:
+    def offer(self, slots: list[Slot], place: Place, nbytes: int) -> Offer:
         """What the receiver of an array needs to know; the array is as the stream `down` leaves it."""
         device, direct = self.device, None
         if nbytes >= IPC_DIRECT and device.can_export(place.address):
             base, _ = device.range(place.address)
-            lane, stream = lanes[0], station(device).down
-            if lane.used:  # its events are about to stand for the array: what they stood for comes first
-                device.wait(stream, lane.done)
-                lane.used = False
-            device.record(lane.ready, stream)
+            slot, stream = slots[0], station(device).down
+            if slot.used:  # its events are about to stand for the array: what they stood for comes first
+                device.wait(stream, slot.done)
+                slot.used = False
+            device.record(slot.ready, stream)
             direct = device.export(base), device.serial(place.address), place.address - base
-        shown = [(lane.index, *lane.handles) for lane in lanes]
-        return Offer(node(), self.handle, self.pattern, self.written, self.slot, shown, direct)
+        shown = [(slot.index, *slot.handles) for slot in slots]
+        return Offer(node(), self.handle, self.pattern, self.written, self.slot_bytes, shown, direct)
 
 
 _slabs: dict[int, Slab | str] = {}
@@ -194,27 +194,27 @@ class Opened:
 
 
 def sends(
-    channel: Any, tag: int, peer: int, place: Place, nbytes: int, kept: Slab, lanes: list[Lane], direct: bool
+    channel: Any, tag: int, peer: int, place: Place, nbytes: int, kept: Slab, slots: list[Slot], direct: bool
 ) -> Any:
     """The sender's stages, behind what its stream `down` has waited for; yields what to wait for."""
     device, stream = kept.device, station(place.device).down
     word, answers = bytearray(1), [bytearray(1), bytearray(1)]
     if direct:
         yield [channel.Irecv(answers[0], peer, tag + 1)]
-        device.wait(stream, lanes[0].done)
+        device.wait(stream, slots[0].done)
         return
-    starts = range(0, nbytes, kept.slot)
+    starts = range(0, nbytes, kept.slot_bytes)
     for i, low in enumerate(starts):
-        lane = lanes[i % len(lanes)]
-        if i >= len(lanes):
+        slot = slots[i % len(slots)]
+        if i >= len(slots):
             yield [channel.Irecv(answers[0], peer, tag + 1)]
-        if lane.used:
-            device.wait(stream, lane.done)
-        device.copy(lane.address, place.address + low, min(kept.slot, nbytes - low), stream)
-        device.record(lane.ready, stream)
-        lane.used = True
+        if slot.used:
+            device.wait(stream, slot.done)
+        device.copy(slot.address, place.address + low, min(kept.slot_bytes, nbytes - low), stream)
+        device.record(slot.ready, stream)
+        slot.used = True
         yield [channel.Isend(word, peer, tag)]
-    for i in range(min(len(starts), len(lanes))):  # one is given back once its reader has recorded done
+    for i in range(min(len(starts), len(slots))):  # one is given back once its reader has recorded done
         yield [channel.Irecv(answers[i], peer, tag + 1)]
 
 
@@ -225,22 +225,22 @@ def receives(
     """The receiver's stages, into its stream `up`."""
     device, stream = place.device, station(place.device).up
     word, said = bytearray(1), bytearray(1)
-    lanes = [
-        (base + _HEAD + index * offer.slot, opened.event(device, ready), opened.event(device, done))
-        for index, ready, done in offer.lanes
+    slots = [
+        (base + _HEAD + index * offer.slot_bytes, opened.event(device, ready), opened.event(device, done))
+        for index, ready, done in offer.slots
     ]
     if direct is not None:
-        _, ready, done = lanes[0]
+        _, ready, done = slots[0]
         device.wait(stream, ready)
         device.copy(place.address, direct, nbytes, stream)
         device.record(done, stream)
         yield [channel.Isend(said, peer, tag + 1)]
         return
-    for i, low in enumerate(range(0, nbytes, offer.slot)):
-        address, ready, done = lanes[i % len(lanes)]
+    for i, low in enumerate(range(0, nbytes, offer.slot_bytes)):
+        address, ready, done = slots[i % len(slots)]
         yield [channel.Irecv(word, peer, tag)]
         device.wait(stream, ready)
-        device.copy(place.address + low, address, min(offer.slot, nbytes - low), stream)
+        device.copy(place.address + low, address, min(offer.slot_bytes, nbytes - low), stream)
         device.record(done, stream)
         yield [channel.Isend(said, peer, tag + 1)]
 

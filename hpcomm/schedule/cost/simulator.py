@@ -39,7 +39,7 @@ from .ring_cost import few
 
 if TYPE_CHECKING:
     from ..stream import Schedule, Stream
-    from .machine import Array, Machine
+    from .machine_model import Array, Machine
 
 __all__ = ["Simulation", "meant", "predict", "simulate"]
 

@@ -1,7 +1,7 @@
 """Machine models as data: LogGP with ports and shared links.
 
 LogGP (Alexandrov, Ionescu, Schauser and Scheiman 1995): L is latency, o and g overhead, G per_byte, here by
-level of the machine (node, pod, system). simulate.py says what a message takes.
+level of the machine (node, pod, system). simulator.py says what a message takes.
 """
 
 from __future__ import annotations
