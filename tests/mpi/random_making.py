@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from random_arrays import LENGTHS
 from random_model import MOVED, sort_of
-from random_steps import ArrivalFlags, Circle, Program, Step, Ways
+from random_steps import Circle, Flags, Program, Step, Ways
 
 BETWEEN = ("all_reduce", "all_gather", "all_to_all", "all_gather_object", "exchange")
 ROOTED_BETWEEN = ("broadcast", "reduce", "gather", "scatter", "broadcast_object")
@@ -19,7 +19,7 @@ class Making:
 
     rng: random.Random
     program: Program
-    flags: ArrivalFlags
+    flags: Flags
     add: Callable[..., Step]
     begun: Callable[[Step, bool], None]
     laid: Callable[..., dict[str, str]]

@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Iterable
 
-from random_steps import ArrivalFlags, Program
+from random_steps import Flags, Program
 from random_writer import program
 
 LIMIT_S = 60.0  # one program
@@ -46,9 +46,9 @@ def main(words: list[str]) -> int:
     return shrink(given) if given.shrink else run(given)
 
 
-def flags_of(without: str) -> ArrivalFlags:
+def flags_of(without: str) -> Flags:
     words = list(filter(None, without.split(",")))
-    return ArrivalFlags(**{word.removeprefix("+"): word.startswith("+") for word in words})
+    return Flags(**{word.removeprefix("+"): word.startswith("+") for word in words})
 
 
 def chosen(given: argparse.Namespace, seed: int, size: int) -> Program:

@@ -15,7 +15,7 @@ ANY = -1  # as source or tag
 
 
 @dataclass(frozen=True)
-class ArrivalFlags:
+class Flags:
     """Which programs are made.
 
     rounds: background calls that take several rounds may be under way beside blocking calls
@@ -91,7 +91,7 @@ class Circle:
 class Program:
     seed: int
     size: int
-    flags: ArrivalFlags
+    flags: Flags
     steps: list[Step] = field(default_factory=list)
     circles: list[Circle] = field(default_factory=list)
 

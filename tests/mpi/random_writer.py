@@ -14,7 +14,7 @@ from arrays import INPUT_ONLY
 from random_arrays import LENGTHS, Arrays
 from random_making import Making
 from random_model import FUNCTIONS, MOVED, REDUCTIONS, STACKED, sort_of
-from random_steps import ANY, ArrivalFlags, Circle, Program, Step
+from random_steps import ANY, Circle, Flags, Program, Step
 
 from hpcomm.schedule import registry
 
@@ -25,15 +25,15 @@ SAME_SHAPE = ("broadcast", "reduce", "all_reduce", "all_to_all", "scan", "exscan
 OBJECT_VERBS = ("broadcast", "gather", "all_gather", "scatter", "all_to_all", "reduce", "all_reduce")
 
 
-def program(seed: int, size: int, flags: ArrivalFlags | None = None, length: int = 14) -> Program:
+def program(seed: int, size: int, flags: Flags | None = None, length: int = 14) -> Program:
     """The program of that seed for so many ranks."""
-    return Writer(seed, size, flags or ArrivalFlags()).write(length)
+    return Writer(seed, size, flags or Flags()).write(length)
 
 
 class Writer(Arrays, Making):
     """Writes one program, and knows what is under way at each point of it."""
 
-    def __init__(self, seed: int, size: int, flags: ArrivalFlags) -> None:
+    def __init__(self, seed: int, size: int, flags: Flags) -> None:
         self.rng = random.Random(f"{seed} {size}")
         self.program = Program(seed, size, flags, circles=[Circle(0, tuple(range(size)))])
         self.flags = flags
