@@ -10,8 +10,7 @@ from random_arrays import LENGTHS
 from random_model import MOVED, sort_of
 from random_steps import Circle, Flags, Program, Step, Ways
 
-BETWEEN = ("all_reduce", "all_gather", "all_to_all", "all_gather_object", "exchange")
-ROOTED_BETWEEN = ("broadcast", "reduce", "gather", "scatter", "broadcast_object")
+BETWEEN = ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "scatter", "broadcast_object")
 
 
 class Making:
@@ -123,7 +122,7 @@ class Making:
 
     def between(self, circle: Circle) -> None:
         """A call on a communicator of two groups."""
-        verb = self.rng.choice(BETWEEN + ROOTED_BETWEEN * self.flags.rooted)
+        verb = self.rng.choice((*BETWEEN, "all_to_all", "all_gather_object", "exchange"))
         how = self.rng.choice(("blocking", "async"))
         dtype = self.rng.choice(MOVED[:-5])
         step = self.add(

@@ -34,9 +34,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first program")
     parser.add_argument("--programs", type=int, default=1, help="how many, one seed after the other")
     parser.add_argument("--length", type=int, default=LENGTH, help="calls in a program, at most")
-    parser.add_argument(
-        "--without", default="", help="of rounds,mixed,inter: what not to do; +rooted: what to do (see Flags)"
-    )
+    parser.add_argument("--without", default="", help="of rounds,mixed,inter: what not to do (see Flags)")
     parser.add_argument("--only", default="", help="numbers of the calls to make, as in 3,4,7")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one program")
     parser.add_argument("--show", action="store_true", help="print the programs")
@@ -47,8 +45,7 @@ def main(words: list[str]) -> int:
 
 
 def flags_of(without: str) -> Flags:
-    words = list(filter(None, without.split(",")))
-    return Flags(**{word.removeprefix("+"): word.startswith("+") for word in words})
+    return Flags(**dict.fromkeys(filter(None, without.split(",")), False))
 
 
 def chosen(given: argparse.Namespace, seed: int, size: int) -> Program:

@@ -21,13 +21,11 @@ class Flags:
     rounds: background calls that take several rounds may be under way beside blocking calls
     mixed: some ranks may work in place in background and planned calls, and others not
     inter: communicators of two groups
-    rooted: verbs with a root between them, which still fail beside background calls
     """
 
     rounds: bool = True
     mixed: bool = True
     inter: bool = True
-    rooted: bool = False
 
 
 @dataclass
