@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
-__all__ = ["LazyModule"]
+__all__ = ["LazyModule", "loaded"]
 
 
 class LazyModule:
@@ -18,3 +19,9 @@ class LazyModule:
         value = getattr(import_module(self.__name__), attribute)
         self.__dict__[attribute] = value
         return value
+
+
+def loaded(name: str) -> Any:
+    """The module called name once it has been imported, else None; another thread may be importing it now."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module

@@ -13,10 +13,10 @@ before all of it has arrived.
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import loaded
 from ..core import buffer, dtypes
 from ..core.operation import Call
 from ..transport.progress import Moving
@@ -176,7 +176,7 @@ def _text(padded: bytes) -> str:
 
 def _room(library: str, dtype: Dtype, shape: Shape) -> Buffer:
     """A new array of library on its current device, if this process has both; else one in host memory."""
-    module = sys.modules.get(library)
+    module = loaded(library)
     if module is not None and library == "torch":
         where = "cuda" if module.cuda.is_available() else "cpu"
         return buffer.as_buffer(module.empty(shape, dtype=dtypes.torch_dtype(dtype), device=where))

@@ -20,6 +20,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import loaded
 from ..core.limits import GUARD_PROBED, RENDEZVOUS_LEAST, RENDEZVOUS_MOST_BOTH
 from ..core.signature import VERBS, head, marked
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, REDUCTIONS, ROOTED
@@ -129,7 +130,7 @@ def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane
     """What makes fast paths for arrays like x; None: there are none."""
     if comm.fastpaths is NO_LANES or (type(op) is not str if verb in REDUCTIONS else op is not None):
         return None  # and of operators, a new lambda every time must not be kept for ever
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    torch, numpy = loaded("torch"), loaded("numpy")
     if numpy is not None and type(x) is numpy.ndarray:
         return _numpy
     return _torch if torch is not None and type(x) is torch.Tensor else None

@@ -8,11 +8,11 @@ dp=1    4    5    6    7       mesh["dp"]: the 2 ranks of its column
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
+from .._lazy import loaded
 from ..agree.agreement import refused
 from ..core.partition import integers
 from ..errors import ConfigError, HpcommError, LayoutError, RankError, UsageError, demand, where
@@ -146,7 +146,7 @@ class Mesh:
         Raises:
             ConfigError: it is not, or has another number of ranks.
         """
-        torch = sys.modules.get("torch")
+        torch = loaded("torch")
         dist = torch.distributed if torch is not None else None
         if dist is None or not dist.is_initialized() or dist.get_world_size() != self.size:
             raise ConfigError(
@@ -155,7 +155,7 @@ class Mesh:
                 "torch.distributed.init_process_group(...) on all ranks first",
             )
         ranks = self.comm.mpi_handle.allgather(dist.get_rank())
-        grid = torch.tensor(ranks).reshape(tuple(self.shape.values()))  # type: ignore[union-attr]
+        grid = torch.tensor(ranks).reshape(tuple(self.shape.values()))
         return dist.device_mesh.DeviceMesh(device_type, grid, mesh_dim_names=self.names)
 
     def _table(

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import loaded
 from ..core.request import Request, Stages
 from ..errors import DtypeError, HpcommError, UsageError
 from ..transport.matching import Status, peer_rank, tag_number
@@ -210,7 +211,7 @@ def encode(x: Any) -> Payload:
     if isinstance(look, buffer.DeviceBuffer):
         return _from_device(look)
     name = _described(look.array.dtype) if look.dtype.kind == "o" else look.dtype.name
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     library = "torch" if torch is not None and isinstance(x, torch.Tensor) else "numpy"
     return _parcel(look.array, library, name)
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import loaded
 from ..errors import DtypeError, LayoutError, UsageError
 from . import dtypes
 from .dtypes import Dtype
@@ -173,7 +174,7 @@ def as_buffer(x: Any) -> Buffer:
     """
     if type(x) is np.ndarray:
         return _numpy(x)
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _torch(x, torch)
     if isinstance(x, np.generic):  # of which numpy.float64 is a float as well

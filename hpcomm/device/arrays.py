@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import loaded
 from ..core import dtypes
 from ..errors import DtypeError, LayoutError
 from .driver import DEFAULT_STREAM, driver
@@ -67,7 +68,7 @@ def place(x: Any) -> Place | None:
         DtypeError: elements that cannot be sent rightly.
         ConfigError: there is no driver for it.
     """
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _torch(x, torch) if x.is_cuda else None
     if hasattr(x, "__cuda_array_interface__"):
@@ -155,7 +156,7 @@ def _strides(strides: Any, shape: Shape, itemsize: int) -> Shape | None:
 def _dlpack(x: Any, torch: Any) -> Place:
     """Through a library that reads DLPack capsules and orders its own stream behind the producer's."""
     driver()
-    reader = sys.modules.get("cupy") or torch
+    reader = loaded("cupy") or torch
     if reader is None:
         raise LayoutError(
             f"{type(x).__name__} shows its device memory by DLPack only", hint="import cupy, or torch, first"

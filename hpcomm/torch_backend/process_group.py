@@ -23,7 +23,7 @@ from .calls import (
     unlike,
 )
 from .names import options
-from .process_group_base import ProcessGroupBase, nothing
+from .process_group_base import CommProcessGroup, nothing
 from .profile import recorded, recording
 from .torch_errors import as_torch
 from .work import MessageWork, Work
@@ -35,7 +35,7 @@ _AllgatherOptions = options.AllgatherOptions
 _ReduceScatterOptions = options.ReduceScatterOptions
 
 
-class ProcessGroupMPI(ProcessGroupBase):
+class ProcessGroupMPI(CommProcessGroup):
     """A process group of torch.distributed over a Communicator of its own.
 
     Calls return a Work; blocking ones that had a cached plan None, as torch allows."""

@@ -31,12 +31,12 @@ from .work import JointWork, QueuedWork, Work, flat
 from .worker import Poller, Worker
 from .zero_copy import carrier
 
-__all__ = ["ProcessGroupBase", "nothing"]
+__all__ = ["CommProcessGroup", "nothing"]
 
 _DRAIN_S = 5.0  # that the end of a group waits for what is still queued, and for the other ranks
 
 
-class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
+class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """What a process group over a Communicator of its own is, without its calls.
 
     Attributes:
