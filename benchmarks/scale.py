@@ -29,7 +29,7 @@ from hpcomm.agree.partners import Partners
 from hpcomm.communicator.communicator import Communicator
 from hpcomm.mpmd import handshake
 from hpcomm.node import segment
-from hpcomm.node.segment import open_board
+from hpcomm.node.segment import open_segment
 from hpcomm.transport.scheduled import comm_cache
 
 RANKS = (1_000, 10_000, 100_000)
@@ -205,7 +205,7 @@ def making(p: int) -> Any:
 
 
 def rooted(p: int) -> Any:
-    """Lanes of verbs with a root, for four dtypes."""
+    """Fast paths of verbs with a root, for four dtypes."""
     comm, mpi = communicator(p)
     for dtype in ("f4", "f8", "i4", "i8"):
         for root in (0, 1, p // 3, p - 1):
@@ -391,7 +391,7 @@ def cost(name: str, p: int) -> dict[str, Any]:
 def stand_in() -> None:
     """Let the package take Echo for MPI, with this process as a rank of a node of 128."""
     runtime.start()
-    segment.current = open_board(Echo(NODE))  # type: ignore[arg-type]
+    segment.current = open_segment(Echo(NODE))  # type: ignore[arg-type]
     MPI.Request = type("Request", (MPI.Request,), {"Testall": over, "Waitall": over})  # type: ignore[misc]
 
 

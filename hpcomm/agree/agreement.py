@@ -118,7 +118,7 @@ _BEHIND = """
 
 
 def light(
-    comm: Comm, board: NodeSegment, ring: memoryview, peers: list[tuple[int, Region, memoryview]]
+    comm: Comm, node_segment: NodeSegment, ring: memoryview, peers: list[tuple[int, Region, memoryview]]
 ) -> Agreement:
     """Compare with the ranks of this node on either side.
 
@@ -181,7 +181,7 @@ def light(
         if others:
             own = told(ring, number, comm.size)
             comm.fall_out()
-            raise _disagreement(comm, number, board, own, others)
+            raise _disagreement(comm, number, node_segment, own, others)
 
     def refuse_call(why: str) -> None:
         nonlocal now, last
@@ -343,7 +343,7 @@ def told(ring: memoryview, number: int, size: int) -> str | None:
 def _disagreement(
     comm: Comm,
     number: int,
-    board: NodeSegment,
+    node_segment: NodeSegment,
     own: str | None,
     others: list[tuple[int, Region, memoryview]],
 ) -> HpcommError:
@@ -352,8 +352,8 @@ def _disagreement(
     own: this rank's call, if it has gone on since.
     """
     mine = describe_call()
-    if (question := board.mine.question) is not None:
-        board.mine.answer(question, mine)
+    if (question := node_segment.mine.question) is not None:
+        node_segment.mine.answer(question, mine)
     rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}"}
     called = {rank: past for rank, _, ring in others if (past := told(ring, number, comm.size))}
     refusing = [rank for rank, _, ring in others if posted(ring, number) == REFUSED]
@@ -371,8 +371,8 @@ def _disagreement(
                 rows[rank] = f"{called[rank]}, and has gone on to {text}" if rank in called else text
                 questions.remove(entry)
         time.sleep(1e-3)
-        if (question := board.mine.question) is not None:
-            board.mine.answer(question, mine)
+        if (question := node_segment.mine.question) is not None:
+            node_segment.mine.answer(question, mine)
     for rank, _, _ in questions:
         rows[rank] = called.get(rank, "another call, and gave no answer when asked which")
     text = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))

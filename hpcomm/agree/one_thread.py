@@ -1,10 +1,10 @@
 """One thread at a time: collective calls of a communicator by two threads of a rank at once are refused.
 
-MPI, flags in shared memory and the board tell the calls of a communicator apart by their order alone. So what
-two threads call at once may meet the wrong call of another rank. A thread is noted while it makes a call in
-the careful way, or once it waits in shared memory for longer than a moment; who comes to a call of another
-thread raises, and so does that one as soon as it can. Small calls that need not wait pass unnoticed, and cost
-nothing more. The watchdog ends a job two of whose threads are inside MPI.
+MPI, flags in shared memory and the call log tell the calls of a communicator apart by their order alone. So
+what two threads call at once may meet the wrong call of another rank. A thread is noted while it makes a
+call in the careful way, or once it waits in shared memory for longer than a moment; who comes to a call of
+another thread raises, and so does that one as soon as it can. Small calls that need not wait pass
+unnoticed, and cost nothing more. The watchdog ends a job two of whose threads are inside MPI.
 """
 
 from __future__ import annotations

@@ -74,16 +74,18 @@ class Partners:
     def _meet(self) -> None:
         from mpi4py import MPI
 
-        inter, board = self._inter, segment.current
+        inter, node_segment = self._inter, segment.current
         own = _process()
-        card = struct.pack("5q", board.node if board else -1, board.here if board else -1, *own)
+        card = struct.pack(
+            "5q", node_segment.node if node_segment else -1, node_segment.here if node_segment else -1, *own
+        )
         cards = bytearray(len(card) * inter.remote_size)
         inter.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
         for rank, (node, here, host, pid, began) in enumerate(struct.iter_unpack("5q", cards)):
             if self._foreign:
                 self._processes += [(rank, pid, began)] if began and host == own[0] else []
-            elif board is not None and node == board.node:
-                self._regions.append((rank, board.regions[here]))
+            elif node_segment is not None and node == node_segment.node:
+                self._regions.append((rank, node_segment.regions[here]))
 
     def gone(self) -> set[int]:
         """Ranks over there that have ended. Never blocks."""

@@ -106,15 +106,15 @@ def _watch(everybody: MPI.Intracomm) -> None:
     _install_hooks()
     _notice_finalize()
     _note_life()
-    board = segment.current = segment.open_board(everybody)
+    node_segment = segment.current = segment.open_segment(everybody)
     beat = None
-    if board is None or len(board.regions) < everybody.size:
+    if node_segment is None or len(node_segment.regions) < everybody.size:
         from .heartbeat import pulse
 
-        beat = pulse(everybody, board is not None and board.here == 0)
+        beat = pulse(everybody, node_segment is not None and node_segment.here == 0)
         if beat is not None:
             farewells.append(beat.stop)
-    _start_sentinel(board, beat)
+    _start_sentinel(node_segment, beat)
 
 
 def _hurry_to_launcher() -> None:
@@ -142,13 +142,13 @@ def _hurry_to_launcher() -> None:
                 connection.close()
 
 
-def _start_sentinel(board: NodeSegment | None, beat: Heartbeat | None = None) -> None:
+def _start_sentinel(node_segment: NodeSegment | None, beat: Heartbeat | None = None) -> None:
     global _has_sentinel
     from . import watchdog
 
     if not _has_sentinel:
         _has_sentinel = True
-        watchdog.start(board, abort, say, _end_if_late, _patience_s(), beat)
+        watchdog.start(node_segment, abort, say, _end_if_late, _patience_s(), beat)
 
 
 def _patience_s() -> float | None:

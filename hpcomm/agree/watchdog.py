@@ -56,7 +56,7 @@ _SHOWN = 8  # ranks in a report
 
 
 def start(
-    board: NodeSegment | None,
+    node_segment: NodeSegment | None,
     abort: Callable[[str], None],
     say: Callable[[str], None],
     look: Callable[[], None],
@@ -71,7 +71,7 @@ def start(
         look: called at each look, too.
         patience_s: how long any call may wait before the job is ended; None: for ever.
     """
-    told = board, abort, say, look, patience_s, beat
+    told = node_segment, abort, say, look, patience_s, beat
     threading.Thread(target=_watch, args=told, name="hpcomm-watchdog", daemon=True).start()
 
 
@@ -131,7 +131,7 @@ def _serve() -> None:
 
 
 def _watch(
-    board: NodeSegment | None,
+    node_segment: NodeSegment | None,
     abort: Callable[[str], None],
     say: Callable[[str], None],
     look: Callable[[], None],
@@ -143,13 +143,13 @@ def _watch(
     while not sys.is_finalizing():
         time.sleep(WATCHDOG_TICK_S)
         look()
-        question = None if board is None else board.mine.question
-        if board is not None and question is not None:
-            board.mine.answer(question, describe_call())
+        question = None if node_segment is None else node_segment.mine.question
+        if node_segment is not None and question is not None:
+            node_segment.mine.answer(question, describe_call())
         _serve()
-        if beat is not None and board is not None:
+        if beat is not None and node_segment is not None:
             beat.beat()
-            board.mine.note = beat.silent()
+            node_segment.mine.note = beat.silent()
         troubled = _is_troubled()
         for each in polled() if troubled else ():
             _look_at(each)
@@ -168,7 +168,7 @@ def _watch(
             suspected, verdict = True, None
         elif not verdict:
             suspected = False
-        silent = "" if board is None else board.regions[0].note
+        silent = "" if node_segment is None else node_segment.regions[0].note
         # HPCOMM_TIMEOUT. The first of the ranks that wait says it, the others only if it does not.
         if (
             verdict is None

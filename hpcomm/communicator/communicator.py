@@ -27,9 +27,9 @@ from . import collectives, groups, objects, p2p, persistent, ragged
 from .block_channel import channel
 from .dissemination import inside
 from .dropped import Children
-from .fastpath import NO_LANES
+from .fastpath import NO_FASTPATHS
 from .fastpath_instance import part
-from .timeouts import Timeout, take_lanes
+from .timeouts import Timeout, take_fastpaths
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -413,7 +413,7 @@ class Communicator:
 
         def stop() -> None:
             self.observers = tuple(o for o in self.observers if o is not observer)
-            take_lanes(self)
+            take_fastpaths(self)
 
         return stop
 
@@ -429,7 +429,7 @@ class Communicator:
 
     def leave_fastpaths(self) -> None:
         """Let all calls take the general path from now on."""
-        self.fastpaths = NO_LANES
+        self.fastpaths = NO_FASTPATHS
         part(self)
 
     def move_on(self) -> None:
@@ -440,7 +440,7 @@ class Communicator:
 
     def drop_fastpaths(self) -> None:
         """Let fast paths be made anew."""
-        if self.fastpaths is not NO_LANES:
+        if self.fastpaths is not NO_FASTPATHS:
             self.fastpaths = {}
             part(self)
 
@@ -469,17 +469,17 @@ class Communicator:
         this the small cells of each, if each has some. Nobody is told of ranks of other nodes, so that costs
         and memory follow the ranks of a node, not all.
         """
-        board = segment.current
-        if board is None:
+        node_segment = segment.current
+        if node_segment is None:
             return [], False, []
-        regions = dict(board.near(self.mpi_handle))
-        self.call_log = board.take_ring()
-        left = board.mine.left(self.call_log) if self.call_log >= 0 else 0
+        regions = dict(node_segment.near(self.mpi_handle))
+        self.call_log = node_segment.take_ring()
+        left = node_segment.mine.left(self.call_log) if self.call_log >= 0 else 0
         posts = level != "off" and self.call_log >= 0
         goes = level != "full" and (posts or level == "off")
         goes = goes and len(regions) == self.size and NodeCollectives.pays(self.size)
         if goes and self.call_log >= 0:
-            self._places = board.take_places()
+            self._places = node_segment.take_places()
         header = _CARD.pack(self.call_log, posts, goes, self._places, left)
         headers = exchanged(self.object_comm, [*regions], header)
         there = {rank: _CARD.unpack(its) for rank, its in headers.items()}
@@ -488,17 +488,20 @@ class Communicator:
         has_places = goes and all(number >= 0 for _, number in numbers)
         del there[self.rank]
         self._lookers = [
-            (board.regions[regions[rank]], slot, left)
+            (node_segment.regions[regions[rank]], slot, left)
             for rank, (slot, *_, left) in there.items()
             if slot >= 0
         ]
-        self.block_pool = board.pool
-        if board.pool is not None:
+        self.block_pool = node_segment.pool
+        if node_segment.pool is not None:
             self.block_homes = {rank: regions[rank] for rank in there}
         return (
-            [(rank, board.regions[regions[rank]], its[0], bool(its[1])) for rank, its in there.items()],
+            [
+                (rank, node_segment.regions[regions[rank]], its[0], bool(its[1]))
+                for rank, its in there.items()
+            ],
             goes,
-            [board.regions[i].places(number) for i, number in numbers] if has_places else [],
+            [node_segment.regions[i].places(number) for i, number in numbers] if has_places else [],
         )
 
     def _agree(self, level: str) -> agreement.Agreement:
@@ -510,16 +513,16 @@ class Communicator:
             return agreement.off()
         near, goes, places = self._meet(level)
         self.node_regions = {rank: region for rank, region, _, _ in near}
-        board, is_full = segment.current, level == "full"
+        node_segment, is_full = segment.current, level == "full"
         notes = {r: region.notes(slot) for r, region, slot, _ in near if slot >= 0}
-        if board is not None and self.call_log >= 0 and notes and self.devices is None and not is_full:
-            self.node_messages = NodeMessages.of(self, board, notes)
+        if node_segment is not None and self.call_log >= 0 and notes and self.devices is None and not is_full:
+            self.node_messages = NodeMessages.of(self, node_segment, notes)
         peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
-        if board is not None and self.call_log >= 0 and level != "off" and self.devices is None:
+        if node_segment is not None and self.call_log >= 0 and level != "off" and self.devices is None:
             theirs = {r: region.kinds(slot) for r, region, slot, posts in near if posts}
-            self.message_kinds = Kinds(self, board.mine.kinds(self.call_log), theirs)
+            self.message_kinds = Kinds(self, node_segment.mine.kinds(self.call_log), theirs)
         goes = goes and self.devices is None
-        if board is None or level == "off" or self.call_log < 0 or not peers:
+        if node_segment is None or level == "off" or self.call_log < 0 or not peers:
             if is_full:
                 return agreement.full(self, self.object_comm)
             if goes:  # of the same flags on all ranks: if one compares, all tell their calls
@@ -528,12 +531,12 @@ class Communicator:
                     self, (lambda *call: None) if is_any else None, places
                 )
             return agreement.off()
-        ring = board.mine.ring(self.call_log)
+        ring = node_segment.mine.ring(self.call_log)
         self.watched = (ring, peers)
         watchdog.follow(self)
         if is_full:
             return agreement.full(self, self.object_comm, ring)
-        light = agreement.light(self, board, ring, peers)
+        light = agreement.light(self, node_segment, ring, peers)
         if goes:
             self.node_collectives = NodeCollectives(self, light.names["suspect"], places)
         return light

@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from ..core.dtypes import Dtype
     from .communicator import Communicator
 
-__all__ = ["NO_LANES", "TAKERS", "chosen", "detour", "find"]
+__all__ = ["NO_FASTPATHS", "TAKERS", "chosen", "detour", "find"]
 
-Lane = Callable[..., Any]
-NO_LANES: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
+FastPath = Callable[..., Any]
+NO_FASTPATHS: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
 
 TAKERS = ("recv", "irecv", "sendrecv")  # which must not take what another receive waits for already
 _LANDS_X, _LANDS_OUT = ("recv", "irecv"), ("sendrecv",)  # where messages land
@@ -79,29 +79,29 @@ def detour(*arguments: Any) -> Any:
     return NotImplemented
 
 
-def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None = None) -> Lane:
+def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None = None) -> FastPath:
     """The fast path for arrays like x, kept from now on; detour if there is none.
 
     algorithm: that of its smallest sizes; larger ones it leaves to chosen().
     """
-    if comm.fastpaths is NO_LANES:
+    if comm.fastpaths is NO_FASTPATHS:
         return detour
     if algorithm is not None:
         return _choose(comm, verb, op, x, algorithm, smallest=True)
     if verb == "barrier":
-        lane = comm.fastpaths[verb] = detour if comm.is_inter else _barrier(comm)
+        fast = comm.fastpaths[verb] = detour if comm.is_inter else _barrier(comm)
     else:
         make = _maker(comm, verb, op, x)
         if make is None or (verb in TAKERS and is_awaited(comm.mpi_handle)):
             return detour
-        lane = detour if comm.is_inter else make(comm, verb, op, x.dtype)
-        comm.fastpaths.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
-    if lane is not detour:
-        fuse(comm, verb, op, x, lane)
-    return lane
+        fast = detour if comm.is_inter else make(comm, verb, op, x.dtype)
+        comm.fastpaths.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = fast
+    if fast is not detour:
+        fuse(comm, verb, op, x, fast)
+    return fast
 
 
-def _barrier(comm: Communicator) -> Lane:
+def _barrier(comm: Communicator) -> FastPath:
     within = comm.node_collectives
     if within is None or not within.has_barrier:
         return _compose(comm, "barrier", BODIES["barrier"], {"meet": ""}, {})
@@ -126,9 +126,9 @@ def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
     return "ring[i := step()] = mine", f"if {look}: suspect(mine)"
 
 
-def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane] | None:
+def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., FastPath] | None:
     """What makes fast paths for arrays like x; None: there are none."""
-    if comm.fastpaths is NO_LANES or (type(op) is not str if verb in REDUCTIONS else op is not None):
+    if comm.fastpaths is NO_FASTPATHS or (type(op) is not str if verb in REDUCTIONS else op is not None):
         return None  # and of operators, a new lambda every time must not be kept for ever
     torch, numpy = loaded("torch"), loaded("numpy")
     if numpy is not None and type(x) is numpy.ndarray:
@@ -136,16 +136,18 @@ def _maker(comm: Communicator, verb: str, op: Any, x: Any) -> Callable[..., Lane
     return _torch if torch is not None and type(x) is torch.Tensor else None
 
 
-def chosen(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> Lane:
+def chosen(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str) -> FastPath:
     """The fast path of algorithm="tuned" or "mpi:..." for arrays like x and of its size, chosen once."""
     try:
-        limits, lanes = comm.fastpaths[algorithm, verb]
-        return lanes[bisect_left(limits, x.nbytes)][op][type(x)][x.dtype]  # type: ignore[no-any-return]
+        limits, fast_paths = comm.fastpaths[algorithm, verb]
+        return fast_paths[bisect_left(limits, x.nbytes)][op][type(x)][x.dtype]  # type: ignore[no-any-return]
     except (KeyError, AttributeError, TypeError):
         return _choose(comm, verb, op, x, algorithm)
 
 
-def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smallest: bool = False) -> Lane:
+def _choose(
+    comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smallest: bool = False
+) -> FastPath:
     make = _maker(comm, verb, op, x)
     if not isinstance(algorithm, str):
         return detour  # which refuses it
@@ -157,7 +159,7 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
     one = tuned.Choices.of([(0, algorithm)])
     choices = comm_cache.own(comm).choices(verb) if algorithm == "tuned" else one
     blocks = comm.size if verb in INPUT_BLOCKS else 1
-    limits, lanes = comm.fastpaths.setdefault(
+    limits, fast_paths = comm.fastpaths.setdefault(
         (algorithm, verb), ([n * blocks for n in choices.limits], [{} for _ in choices.names])
     )
     which = 0 if smallest else bisect_left(limits, x.nbytes)
@@ -175,13 +177,13 @@ def _choose(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str, smal
             )
     most = choices.limits[which] if which < len(choices.limits) else sys.maxsize
     known = by is not None or name is None
-    lane = make(comm, verb, op, x.dtype, (by, algorithm, most, is_own)) if known else detour
-    home = comm.fastpaths.setdefault(algorithm, {}).setdefault(verb, {}) if smallest else lanes[which]
-    home.setdefault(op, {}).setdefault(type(x), {})[x.dtype] = lane
-    return lane
+    fast = make(comm, verb, op, x.dtype, (by, algorithm, most, is_own)) if known else detour
+    home = comm.fastpaths.setdefault(algorithm, {}).setdefault(verb, {}) if smallest else fast_paths[which]
+    home.setdefault(op, {}).setdefault(type(x), {})[x.dtype] = fast
+    return fast
 
 
-def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -> Lane:
+def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -> FastPath:
     import numpy as np
 
     from ..core import dtypes
@@ -196,7 +198,7 @@ def _numpy(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
     return _make(comm, verb, op, dtypes.from_numpy, dtype, NUMPY, names, by)
 
 
-def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -> Lane:
+def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -> FastPath:
     from mpi4py import MPI
 
     from ..core import dtypes
@@ -298,7 +300,7 @@ def _make(
     fragments: dict[str, str],
     names: dict[str, Any],
     by: Any = None,
-) -> Lane:
+) -> FastPath:
     """The fast path of a verb, or detour where MPI alone cannot do the whole job.
 
     by: what is called in place of what would be (None: nothing), the algorithm that the user named, up to
@@ -487,7 +489,7 @@ def _neutral(op: Any, record: Dtype) -> Any:
 
 def _compose(
     comm: Communicator, verb: str, body: str, fragments: dict[str, str], names: dict[str, Any]
-) -> Lane:
+) -> FastPath:
     from mpi4py import MPI
 
     from ..transport import mpi
@@ -516,5 +518,5 @@ def _compose(
     code, source = compiled(verb, body, tuple((ALIKE | fragments).items()), around)
     names.update(__name__=f"fast path of {verb}", __loader__=source)
     exec(code, names)
-    lane: Lane = names["lane"]
-    return lane
+    fast: FastPath = names["fast"]
+    return fast

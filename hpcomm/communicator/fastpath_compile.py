@@ -22,7 +22,7 @@ except MPIError as error:
 def compiled(
     verb: str, body: str, fragments: tuple[tuple[str, str], ...], around: str
 ) -> tuple[CodeType, Source]:
-    """What defines the function `lane`, and its text; fragments: by name; around: of an Agreement."""
+    """What defines the function `fast`, and its text; fragments: by name; around: of an Agreement."""
     known = dict(fragments)
     if around == PLAIN_CALL and not known.get("within"):
         known["sign"] = ""

@@ -34,14 +34,14 @@ _NEVER = {  # what a fast path knows nothing of
 _TORCHS = {"dst": ("dest", "root"), "src": ("source", "root")}  # words, for what
 
 
-def fuse(comm: Communicator, verb: str, op: Any, x: Any, lane: Any) -> None:
+def fuse(comm: Communicator, verb: str, op: Any, x: Any, fast: Any) -> None:
     """Let comm's verb be one function, the fast path, for arrays like x."""
     method = getattr(type(comm), verb)
     if method.__module__ not in _OURS:
         return
-    code, source = _compiled(verb, method, lane.__globals__["__loader__"].text)
+    code, source = _compiled(verb, method, fast.__globals__["__loader__"].text)
     kind = op, type(x), getattr(x, "dtype", None)
-    names = dict(lane.__globals__)
+    names = dict(fast.__globals__)
     names.update(
         __loader__=source,
         again=method,
@@ -83,7 +83,7 @@ def _parameters(method: FunctionType) -> tuple[list[str], list[str]]:
 
 
 @lru_cache(maxsize=256)
-def _compiled(verb: str, method: FunctionType, lane: str) -> tuple[CodeType, Source]:
+def _compiled(verb: str, method: FunctionType, fast: str) -> tuple[CodeType, Source]:
     """What defines the function, called as the verb, and its text."""
     names, by_name = _parameters(method)
     defaults = method.__defaults__ or ()
@@ -112,7 +112,7 @@ def _compiled(verb: str, method: FunctionType, lane: str) -> tuple[CodeType, Sou
                 test = f"{word} is not None" if name == "root" else f"{name} is None"
                 lines += [f"    if {test}:", f"        {name} = {word}"]
     lines += ["    x = out"] if x == "out" else []
-    head, *body = lane.splitlines()
+    head, *body = fast.splitlines()
     lines += ["    root = 0"] if "root" in head and "root" not in names else []
     lines += [line.replace("return NotImplemented", again) for line in body]
     source = Source("\n".join(lines) + "\n")

@@ -39,14 +39,14 @@ __all__ = [
 MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 
 _BARRIER = """
-def lane():
+def fast():
     mine = code
     @meet
     @call function()
 """
 
 _ALL_REDUCE = """
-def lane(x, out):
+def fast(x, out):
     global last, mine, turns  # the last call's, mostly this one's too
     if out is x:
         @writable x
@@ -101,7 +101,7 @@ if within_from <= mine < within_to:
 """
 
 _BROADCAST = """
-def lane(x, out, root):
+def fast(x, out, root):
     global last, signs
     @root
     if x is out:
@@ -122,7 +122,7 @@ def lane(x, out, root):
 """
 
 _SEND = """
-def lane(x, dest, tag):
+def fast(x, dest, tag):
     global noted_dest, noted_tag
     @dest tag
     @readable x
@@ -134,7 +134,7 @@ def lane(x, dest, tag):
 """
 
 _ISEND = """
-def lane(x, dest, tag):
+def fast(x, dest, tag):
     global noted_dest, noted_tag
     @dest tag
     @readable x
@@ -146,7 +146,7 @@ def lane(x, dest, tag):
 """
 
 _RECV = """
-def lane(x, source, tag):
+def fast(x, source, tag):
     global sure_source, sure_tag
     @source tag
     @writable x
@@ -159,7 +159,7 @@ def lane(x, source, tag):
 """
 
 _IRECV = """
-def lane(x, source, tag):
+def fast(x, source, tag):
     @source tag
     @writable x
     @landing x
@@ -169,7 +169,7 @@ def lane(x, source, tag):
 """
 
 _SENDRECV = """
-def lane(x, out, dest, source, sendtag, recvtag):
+def fast(x, out, dest, source, sendtag, recvtag):
     global noted_dest, noted_tag, sure_source, sure_tag
     @dest sendtag
     @source recvtag
@@ -282,7 +282,7 @@ def out_of_place(verb: str, folds: bool, first: bool) -> str:
     first: for rank 0, to which exscan brings nothing.
     """
     last = (", operator" if folds else "") + (", root" if verb in ROOTED else "")
-    lines = ["def lane(x, out, root):", *["    @root"] * (verb in ROOTED), "    if x is out:"]
+    lines = ["def fast(x, out, root):", *["    @root"] * (verb in ROOTED), "    if x is out:"]
     lines += ["        return NotImplemented", "    shape = x.shape"]
     if verb in INPUT_BLOCKS:
         lines += ["    if not shape or shape[0] != p:", "        return NotImplemented"]

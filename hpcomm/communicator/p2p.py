@@ -423,7 +423,7 @@ def _recv(
             shape = _shape(shape)
             return _recv_into(comm, buffer.empty(shape, record, torch), source, tag, status, async_op)
         status = Status() if status is None else status
-        if async_op and comm.fastpaths is not fastpath.NO_LANES:  # these ask MPI, which knows of no Arrival
+        if async_op and comm.fastpaths is not fastpath.NO_FASTPATHS:  # they ask MPI alone
             for verb in fastpath.TAKERS:
                 comm.fastpaths.pop(verb, None)
                 part(comm, verb)

@@ -27,7 +27,7 @@ else:
 
     buffer = LazyModule("hpcomm.core.buffer")
 
-__all__ = ["Timeout", "take_lanes"]
+__all__ = ["Timeout", "take_fastpaths"]
 
 
 class Timeout:
@@ -56,7 +56,7 @@ class Timeout:
         if seconds is None:
             for name in (*_verbs(type(comm)), *_BY_HAND):
                 made.pop(name, None)
-            take_lanes(comm)
+            take_fastpaths(comm)
             return
         comm.leave_fastpaths()
         for plan in tuple(comm.outstanding.plans):
@@ -67,7 +67,7 @@ class Timeout:
             made[name] = partial(begin, comm)
 
 
-def take_lanes(comm: Communicator) -> None:
+def take_fastpaths(comm: Communicator) -> None:
     """Let there be fast paths again, if nothing speaks against it."""
     if not (comm.observers or comm.is_closed or comm.disagreed or comm.timeout_s):
         comm.fastpaths = {}

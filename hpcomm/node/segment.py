@@ -46,7 +46,7 @@ __all__ = [
     "cores",
     "exchanged",
     "last_call",
-    "open_board",
+    "open_segment",
     "post",
     "posted",
     "refusal",
@@ -348,7 +348,7 @@ class NodeSegment:
 current: NodeSegment | None = None  # of this node, once MPI is up; None where ranks share no memory
 
 
-def open_board(world: MPI.Intracomm) -> NodeSegment | None:
+def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
     """Set up the node segment of this node (collective over world); None where ranks share no memory."""
     from mpi4py import MPI
 

@@ -178,8 +178,8 @@ def _plan(
     x, out = whole.split(block), filled.split(block)
     others = [q for q in range(p) if q != me]
     plans: list[Plan] = []
-    for place, shelves in enumerate(near.shelves(x[0], block)):
-        mine, first = shelves[me], [shelf[0] for shelf in shelves]
+    for place, cells in enumerate(near.cells(x[0], block)):
+        mine, first = cells[me], [cell[0] for cell in cells]
         lay: Moves = []
         take: Moves = []
         parts: list[Tensor] = []
@@ -196,12 +196,12 @@ def _plan(
             parts = first if p > 2 else [x[0], first[1 - me]]  # the sum of two is the same from both ends
         else:
             lay = [(fit(mine[q], x[q]), x[q]) for q in others]
-            parts = [x[me], *(fit(shelves[q][me], x[me]) for q in others)]
+            parts = [x[me], *(fit(cells[q][me], x[me]) for q in others)]
             if verb == "all_to_all":
                 take = [(out[q], part) for q, part in zip([me, *others], parts, strict=True)]
                 parts = []
             elif blocks:
-                into, takes = x[me], [(x[q], fit(shelves[q][q], x[q])) for q in others]
+                into, takes = x[me], [(x[q], fit(cells[q][q], x[q])) for q in others]
                 late = partial(_pass_on, near, _bytes([(fit(mine[me], x[me]), x[me])]), _bytes(takes))
         if parts and dtype in HALVES and parts[0].nbytes <= _FETCHED:
             take, parts = _fetched(near, parts)

@@ -77,9 +77,9 @@ class MonitoredGate:
         self._comm, self._name, self._store = comm, name, store
         self._meetings = 0  # by message
         self.failed: HpcommError | None = None  # why no call can pass any more
-        board = segment.current
-        self._slot = board.take_ring() if board is not None else -1
-        near = self._meet(board)
+        node_segment = segment.current
+        self._slot = node_segment.take_ring() if node_segment is not None else -1
+        near = self._meet(node_segment)
         usable = reduce(operator.or_, (int.from_bytes(card[-1], "little") for card in near.values()), 0)
         self.crowded = len(near) > max(usable.bit_count(), 1)  # what other nodes are is theirs
         self.looks: Iterable[Any] = _GivingWay() if self.crowded else range(GATE_LOOKS)
@@ -88,30 +88,30 @@ class MonitoredGate:
         rings: list[tuple[int, memoryview]] = []
         space = _pid_space()
         for rank, (here, slot, left, pid, its_space, _) in near.items():
-            if board is not None and rank != comm.rank and slot >= 0 and self._slot >= 0:
-                rings.append((rank, board.regions[here].ring(slot)))
-                self._lookers.append((board.regions[here], slot, left))
-                self._lives[rank] = (board.regions[here], pid if space == its_space else 0)
-        self.on_board = len(rings) == comm.size - 1
+            if node_segment is not None and rank != comm.rank and slot >= 0 and self._slot >= 0:
+                rings.append((rank, node_segment.regions[here].ring(slot)))
+                self._lookers.append((node_segment.regions[here], slot, left))
+                self._lives[rank] = (node_segment.regions[here], pid if space == its_space else 0)
+        self.on_node = len(rings) == comm.size - 1
         self.meet: Callable[..., None]
         if comm.size == 1:
             self.meet = lambda mine, seconds, words, told=(): None
-        elif self.on_board and board is not None:
-            self._ring = board.mine.ring(self._slot)
-            self.meet = self._on_board(self._ring, rings)
+        elif self.on_node and node_segment is not None:
+            self._ring = node_segment.mine.ring(self._slot)
+            self.meet = self._on_node(self._ring, rings)
         else:
             self.meet = self._by_message
 
-    def _meet(self, board: NodeSegment | None) -> dict[int, tuple[Any, ...]]:
+    def _meet(self, node_segment: NodeSegment | None) -> dict[int, tuple[Any, ...]]:
         """By rank, of those of this node: region, ring, how often it was left, process, its space, cores.
 
         Ranks of other nodes tell nothing: what is kept of all grows with their number.
         """
-        if board is None:
+        if node_segment is None:
             return {}
-        left = board.mine.left(self._slot) if self._slot >= 0 else 0
+        left = node_segment.mine.left(self._slot) if self._slot >= 0 else 0
         mine = _CARD.pack(self._slot, left, os.getpid(), _pid_space()) + cores()
-        here = dict(board.near(self._comm.mpi_handle))
+        here = dict(node_segment.near(self._comm.mpi_handle))
         cards = exchanged(self._comm.mpi_handle, [*here], mine)
         return {r: (here[r], *_CARD.unpack_from(cards[r]), cards[r][_CARD.size :]) for r in here}
 
@@ -127,7 +127,7 @@ class MonitoredGate:
             segment.current.give_back(self._slot, self._lookers)
             self._slot = -1
 
-    def _on_board(self, ring: memoryview, others: list[tuple[int, memoryview]]) -> Callable[..., None]:
+    def _on_node(self, ring: memoryview, others: list[tuple[int, memoryview]]) -> Callable[..., None]:
         rings = [other for _, other in others]
         again = rings if len(rings) > 1 else []  # the last may have come after the first doubted
         step = post(ring)

@@ -178,7 +178,7 @@ class SharedCollectives(NetworkCollectives):
         self.place = (self.place + pieces) % _PLACES
 
     # -- memory --------------------------------------------------------------------------------------------
-    def shelves(self, like: Tensor, n: int) -> list[list[list[Tensor]]]:
+    def cells(self, like: Tensor, n: int) -> list[list[list[Tensor]]]:
         """Blocks of n elements, by place, rank and number."""
         found = self._known.get((like.dtype, n))
         if found is None:
@@ -212,11 +212,11 @@ class SharedCollectives(NetworkCollectives):
         if not flat.numel():
             return None
         if not self.folds_blocks(flat.nbytes, flat.dtype):
-            shelves = self.shelves(flat, flat.numel())
+            cells = self.cells(flat, flat.numel())
             self._through(
                 1,
-                lambda _, place: put(shelves[place][self.rank][0], flat),
-                lambda _, place: fold(op, [shelf[0] for shelf in shelves[place]], flat),
+                lambda _, place: put(cells[place][self.rank][0], flat),
+                lambda _, place: fold(op, [cell[0] for cell in cells[place]], flat),
             )
         else:
             self._all_reduce_by_blocks(flat, op)
@@ -228,22 +228,22 @@ class SharedCollectives(NetworkCollectives):
         pieces = [piece.split(-(-len(piece) // p)) for piece in flat.split(step)]
 
         def lay(i: int, place: int) -> None:
-            shelf = self.shelves(flat, len(pieces[i][0]))[place][me]
+            cell = self.cells(flat, len(pieces[i][0]))[place][me]
             for j, block in enumerate(pieces[i]):
                 if j != me:
-                    put(shelf[j], block)
+                    put(cell[j], block)
 
         def fold_own(i: int, place: int) -> None:
             if me < len(pieces[i]):
-                own, shelves = pieces[i][me], self.shelves(flat, len(pieces[i][0]))[place]
-                fold(op, [own, *(fit(shelves[q][me], own) for q in range(p) if q != me)], own)
-                put(shelves[me][me], own)
+                own, cells = pieces[i][me], self.cells(flat, len(pieces[i][0]))[place]
+                fold(op, [own, *(fit(cells[q][me], own) for q in range(p) if q != me)], own)
+                put(cells[me][me], own)
 
         def take(i: int, place: int) -> None:
-            shelves = self.shelves(flat, len(pieces[i][0]))[place]
+            cells = self.cells(flat, len(pieces[i][0]))[place]
             for q, block in enumerate(pieces[i]):
                 if q != me:
-                    block.copy_(fit(shelves[q][q], block))
+                    block.copy_(fit(cells[q][q], block))
 
         self._through(len(pieces), lay, fold_own, take)
 
@@ -256,9 +256,9 @@ class SharedCollectives(NetworkCollectives):
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
         into = flat if out is None else target(out)
 
-        def take(shelves: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
+        def take(cells: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
             if me == root:
-                parts = [shelf[0] for rank, shelf in enumerate(shelves) if rank != me]
+                parts = [cell[0] for rank, cell in enumerate(cells) if rank != me]
                 fold(op, [cut(flat), *parts], cut(into))
 
         self._pass(flat, 1, [] if me == root else [(0, flat)], take)
@@ -274,8 +274,8 @@ class SharedCollectives(NetworkCollectives):
         out = torch.empty_like(x[0]) if out is None else out
         blocks, into, me = [*rows_of(x)], target(out), self.rank
 
-        def take(shelves: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
-            parts = [shelf[me] for rank, shelf in enumerate(shelves) if rank != me]
+        def take(cells: list[list[Tensor]], cut: Callable[[Tensor], Tensor]) -> None:
+            parts = [cell[me] for rank, cell in enumerate(cells) if rank != me]
             fold(op, [cut(blocks[me]), *parts], cut(into))
 
         self._pass(into, self.size, [(j, block) for j, block in enumerate(blocks) if j != me], take)
@@ -357,20 +357,20 @@ class SharedCollectives(NetworkCollectives):
         """
         most = n if n * blocks <= TORCH_PIECE else TORCH_MOVED_PIECE // blocks
         cuts = [(low, min(low + most, n)) for low in range(0, n, most)] if n else []
-        shelves, copy = self._bytes, np.copyto
+        cells, copy = self._bytes, np.copyto
 
         def give(i: int, place: int) -> None:
             low, high = cuts[i]
             at, step = self.rank * SHELF + _HEAD + place * TORCH_PIECE, high - low
             for j, x in gives:
-                copy(shelves[at + j * step : at + j * step + step], x[low:high])
+                copy(cells[at + j * step : at + j * step + step], x[low:high])
 
         def take(i: int, place: int) -> None:
             low, high = cuts[i]
             at, step = _HEAD + place * TORCH_PIECE, high - low
             for q, j, x in takes:
                 there = at + q * SHELF + j * step
-                copy(x[low:high], shelves[there : there + step])
+                copy(x[low:high], cells[there : there + step])
             for x, y in own:
                 copy(x[low:high], y[low:high])
 
@@ -394,14 +394,14 @@ class SharedCollectives(NetworkCollectives):
 
         def lay(i: int, place: int) -> None:
             low, length = cuts[i]
-            shelf = self.shelves(like, length)[place][self.rank]
+            cell = self.cells(like, length)[place][self.rank]
             for j, x in gives:
-                shelf[j].copy_(x if length == n else x.narrow(0, low, length))
+                cell[j].copy_(x if length == n else x.narrow(0, low, length))
 
         def collect(i: int, place: int) -> None:
             low, length = cuts[i]
             take(
-                self.shelves(like, length)[place],
+                self.cells(like, length)[place],
                 lambda x: x if length == n else x.narrow(0, low, length),
             )
 

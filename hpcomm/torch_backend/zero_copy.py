@@ -43,7 +43,7 @@ _ORDERED = ("x86_64", "AMD64")  # stores are seen in order there; nothing in Pyt
 
 def carrier(comm: Communicator, gate: MonitoredGate) -> NetworkCollectives:
     """What carries out the calls of comm: the quickest that all its ranks can use. Collective."""
-    if comm.size == 1 or not gate.on_board or comm.size > MOST or platform.machine() not in _ORDERED:
+    if comm.size == 1 or not gate.on_node or comm.size > MOST or platform.machine() not in _ORDERED:
         return NetworkCollectives(comm, gate)
     memory = shelves_of(comm)
     if memory is None:

@@ -111,11 +111,13 @@ class NodeMessages:
         pending: receives that may take one in the background.
     """
 
-    def __init__(self, comm: Comm, board: NodeSegment, pool: BlockPool, notes: dict[int, memoryview]) -> None:
-        own = board.mine.notes(comm.call_log)
+    def __init__(
+        self, comm: Comm, node_segment: NodeSegment, pool: BlockPool, notes: dict[int, memoryview]
+    ) -> None:
+        own = node_segment.mine.notes(comm.call_log)
         self._comm, self._shelves = comm, pool
         self._own, self._here = own, comm.rank << _SOURCE | _POSTED
-        self._shelf_of = {**comm.block_homes, comm.rank: board.here}
+        self._shelf_of = {**comm.block_homes, comm.rank: node_segment.here}
         self._nobody = memoryview(bytes(8 * len(own))).cast("q")
         self._notes = _Near(notes, self._nobody)
         far: Callable[[], int] = repeat(-1).__next__
@@ -130,17 +132,17 @@ class NodeMessages:
         self._seldom = _Near({}, _SELDOM)  # and of how many one is tried, where many were
         self._parts: dict[tuple[int, int, Any], Parts] = {}
         self._fence = threading.Lock()
-        self._is_crowded = board.is_crowded
-        self._looks = range(RENDEZVOUS_LOOKS_CROWDED if board.is_crowded else RENDEZVOUS_LOOKS)
-        self._waits = range(RENDEZVOUS_LOOKS_CROWDED if board.is_crowded else RENDEZVOUS_SENDER_LOOKS)
+        self._is_crowded = node_segment.is_crowded
+        self._looks = range(RENDEZVOUS_LOOKS_CROWDED if node_segment.is_crowded else RENDEZVOUS_LOOKS)
+        self._waits = range(RENDEZVOUS_LOOKS_CROWDED if node_segment.is_crowded else RENDEZVOUS_SENDER_LOOKS)
         self._any_tag = MPI.ANY_TAG
 
     @classmethod
-    def of(cls, comm: Comm, board: NodeSegment, notes: dict[int, memoryview]) -> NodeMessages | None:
+    def of(cls, comm: Comm, node_segment: NodeSegment, notes: dict[int, memoryview]) -> NodeMessages | None:
         """That of a communicator; None where its ranks have no memory for it, or shall not use it."""
-        if board.pool is None or comm.size > _RANKS or not is_wanted():
+        if node_segment.pool is None or comm.size > _RANKS or not is_wanted():
             return None
-        return cls(comm, board, board.pool, notes)
+        return cls(comm, node_segment, node_segment.pool, notes)
 
     def give(self, dest: int, tag: int, flat: Any, nbytes: int, number: int) -> bool:
         """Hand over message `number` to dest, if it waits for it; false: it is left to MPI.

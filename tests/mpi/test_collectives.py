@@ -329,7 +329,7 @@ def test_all_ranks_tell_mpi_to_work_in_place_or_none_does(
 
     monkeypatch.setattr(transport, "pieces", seen)
     monkeypatch.setattr(comm, "node_collectives", None)
-    stop = comm.observe(Watching())  # no lanes
+    stop = comm.observe(Watching())  # no fast paths
     n, p, r = nbytes // 8, comm.size, comm.rank
     whole = np.zeros((p, n))
     x = whole[r] if verb == "all_gather" else np.zeros(2 * n)[::2] if r == 1 else np.zeros(n)

@@ -282,7 +282,7 @@ def test_the_spellings_of_mpi4py_divide_too(comm: Any) -> None:
 
 
 def test_many_communicators_may_be_open_at_once_and_made_again(comm: Any) -> None:
-    """More than the board has rings: the rest is not watched, but works."""
+    """More than the node segment has call logs: the rest is not watched, but works."""
     parts = [comm.dup() for _ in range(150)]
     assert [part.all_reduce(1) for part in parts] == [comm.size] * 150
     for part in parts:

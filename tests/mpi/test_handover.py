@@ -556,11 +556,11 @@ def test_two_threads_receive_at_once(comm: Any, patient: None) -> None:
 
 
 def test_counts_begin_anew_with_every_communicator() -> None:
-    """Rings of the board serve again; what an old one says must not be taken for today's."""
-    board = segment.current
-    assert board is not None
+    """Rings of the node_segment serve again; what an old one says must not be taken for today's."""
+    node_segment = segment.current
+    assert node_segment is not None
     for turn in range(8):
-        board._free.rotate(1)  # what was given back last is taken first
+        node_segment._free.rotate(1)  # what was given back last is taken first
         with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
             for i in range(turn % 3 + 1):
                 if comm.rank == 0:
@@ -632,11 +632,13 @@ def test_a_random_program(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cores_are_counted_for_all_ranks_together(comm: Any) -> None:
     """Each alone may be bound to one, which does not make the node crowded."""
-    board, own = segment.current, os.sched_getaffinity(0)
-    assert board is not None
+    node_segment, own = segment.current, os.sched_getaffinity(0)
+    assert node_segment is not None
     everyone = set().union(*comm.all_gather_object(own))
-    assert board.is_crowded == (comm.size > len(everyone))
-    assert (len(comm.node_messages._looks) == node_messages.RENDEZVOUS_LOOKS_CROWDED) == board.is_crowded
+    assert node_segment.is_crowded == (comm.size > len(everyone))
+    assert (
+        len(comm.node_messages._looks) == node_messages.RENDEZVOUS_LOOKS_CROWDED
+    ) == node_segment.is_crowded
     os.sched_setaffinity(0, {sorted(everyone)[comm.rank % len(everyone)]})
     try:
         assert _cores(MPI.COMM_WORLD) == min(comm.size, len(everyone))

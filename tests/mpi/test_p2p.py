@@ -778,7 +778,9 @@ def test_a_message_is_for_the_first_receive_begun_that_can_take_it(own_comm: Any
     if comm.size == 1:
         pytest.skip("a rank alone has nobody to hear from")
     for turn in range(3):
-        comm.recv(np.empty(n), 1) if comm.rank == 0 else comm.rank > 1 or comm.send(np.ones(n), 0)  # lanes
+        comm.recv(np.empty(n), 1) if comm.rank == 0 else comm.rank > 1 or comm.send(
+            np.ones(n), 0
+        )  # fast paths
         comm.barrier()
         if comm.rank == 1:
             going = [comm.isend(np.full(n, float(i)), 0, tag=i % 2) for i in range(10)]

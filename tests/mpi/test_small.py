@@ -279,7 +279,7 @@ def test_a_flag_of_long_ago_is_not_taken_for_todays(comm: Any, between: int) -> 
 
 @BOTH
 def test_a_place_is_not_laid_on_while_somebody_reads_from_it(comm: Any) -> None:
-    """The root runs ahead as far as it may, by lanes and with care; others are late now and then."""
+    """The root runs ahead as far as it may, by fast paths and with care; others are late now and then."""
     for turn in range(150):
         x = np.full(700, float(turn if comm.rank == 0 else -1))
         if comm.rank and turn % 40 == 7:
@@ -474,18 +474,18 @@ def test_where_there_is_no_memory_for_places_mpi_carries_the_calls(
 
 def test_who_has_no_places_goes_another_way(calls: list[int]) -> None:
     """One rank of them is enough; it may have spent them on others."""
-    board = segment.current
-    assert board is not None
-    spent = board._free_places.copy() if MPI.COMM_WORLD.rank == 0 else None
+    node_segment = segment.current
+    assert node_segment is not None
+    spent = node_segment._free_places.copy() if MPI.COMM_WORLD.rank == 0 else None
     if spent is not None:
-        board._free_places.clear()
+        node_segment._free_places.clear()
     with hpcomm.Communicator(MPI.COMM_WORLD) as other:
         assert other.node_collectives is not None
         assert other.node_collectives.small is None
         np.testing.assert_array_equal(other.all_reduce(np.ones(2)), [other.size] * 2)
         np.testing.assert_array_equal(other.all_reduce(np.ones(2000)), [other.size] * 2000)
     if spent is not None:
-        board._free_places.extend(spent)
+        node_segment._free_places.extend(spent)
     assert calls == []
     with hpcomm.Communicator(MPI.COMM_WORLD) as other:
         np.testing.assert_array_equal(other.all_reduce(np.ones(2)), [other.size] * 2)

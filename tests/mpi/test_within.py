@@ -32,7 +32,7 @@ VERBS = (*MOVES, "all_reduce", "reduce", "reduce_scatter")
 @pytest.fixture
 def comm(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[hpcomm.Communicator]:
     """One without places for small calls, for which see test_small.py."""
-    monkeypatch.setattr(NodeSegment, "take_places", lambda board: -1)
+    monkeypatch.setattr(NodeSegment, "take_places", lambda _: -1)
     with hpcomm.Communicator(MPI.COMM_WORLD, name="near", check=getattr(request, "param", "light")) as made:
         yield made
 
@@ -94,7 +94,7 @@ FORMS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_all_lengths_and_forms_give_the_definition(comm: Any, gone: list[str], verb: str) -> None:
-    """Ranks bring different forms of array, so lanes and the careful way meet."""
+    """Ranks bring different forms of array, so fast paths and the careful way meet."""
     pieces = node_collectives._piece(verb, comm.size) // 4
     for turn, n in enumerate((1023, 1024, 4099, 20_000, pieces, pieces + 1, 2 * pieces + 77)):
         root = turn % comm.size

@@ -331,7 +331,7 @@ world = hpcomm.world
 X, Y = np.ones(3), np.empty(3, np.int64)
 LONG, LONG_Y = np.ones(2000), np.empty(2000, np.int64)
 CASES = {
-    "lane": (lambda c: c.send(X, 1), lambda c: c.recv(Y, 0)),
+    "fast path": (lambda c: c.send(X, 1), lambda c: c.recv(Y, 0)),
     "handed over": (lambda c: c.send(LONG, 1), lambda c: c.recv(LONG_Y, 0)),
     "strided": (lambda c: c.send(np.ones(6)[::2], 1), lambda c: c.recv(np.empty(6, int)[::2], 0)),
     "background": (lambda c: c.isend(X, 1, 5).wait(), lambda c: c.irecv(Y, 0, 5).wait()),

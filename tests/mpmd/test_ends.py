@@ -99,7 +99,7 @@ def test_by_the_launcher_alone_a_killed_rank_of_the_world_is_told_to_be_which_pr
 
 
 def test_of_many_ranks_two_are_told_of_an_end_and_the_others_ask_them(programs):
-    """As of more than 64; a node's board, which tells the same, is shut here."""
+    """As of more than 64; a node segment, which tells the same, is shut here."""
     few = (
         "import time\nimport hpcomm\nimport numpy as np\n"
         "from hpcomm.agree import ended_ranks\nended_ranks.FEW = 1\n"

@@ -1,4 +1,4 @@
-"""A rank's part of the board, between processes: whether its owner lives."""
+"""A rank's part of the node_segment, between processes: whether its owner lives."""
 
 import mmap
 import os
@@ -33,7 +33,7 @@ def test_a_rank_lives_as_long_as_its_process_whatever_number_that_has(tmp_path: 
     """In another PID namespace, as containers have them, the number is another one."""
     if space == "another" and (os.geteuid() or not shutil.which("unshare")):
         pytest.skip("unshare, or leave to use it, is missing")
-    file = tmp_path / "board"
+    file = tmp_path / "node_segment"
     file.write_bytes(bytes(2 * 65536))
     ways = ["unshare", "--pid", "--fork", "--kill-child"] if space == "another" else []
     words = [*ways, sys.executable, "-c", OWNER, str(ROOT), str(file), "65536"]

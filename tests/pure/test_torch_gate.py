@@ -73,7 +73,7 @@ def meet(seconds: list[float], choose: Callable[[list[int]], int], monkeypatch: 
         others: Any = [(r, Ring(words[r], turns, rank)) for r in range(p) if r != rank]
         own: Any = Ring(words[rank], turns, rank)
         try:
-            gate._on_board(own, others)(7, seconds[rank], lambda: "barrier()")
+            gate._on_node(own, others)(7, seconds[rank], lambda: "barrier()")
             left[rank] = "passed"
         except HpcommError as error:
             left[rank] = error.what

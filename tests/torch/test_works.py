@@ -164,7 +164,7 @@ def test_who_looks_at_a_carrier_from_outside_meets_nobody(monkeypatch: pytest.Mo
 
 
 def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
-    """As without a board: disagreement is told, and who does not come is named."""
+    """As without a node segment: disagreement is told, and who does not come is named."""
     group, hasty = dist.new_group(list(range(size))), dist.new_group(timeout=timedelta(seconds=1))
     for each in group, hasty:
         each.gate.meet = each.gate._by_message
