@@ -87,11 +87,12 @@ def _two_calls() -> tuple[Comm, FrameType, FrameType] | None:
     """A communicator, and the innermost frames of two threads that are in collective calls of it."""
     others = [each for each in threading.enumerate() if not is_own(each)]
     if len(others) > 1:
-        current = sys._current_frames()
-        current.pop(threading.get_ident(), None)  # this very frame: it would keep itself, and all the others
+        frames = sys._current_frames()
+        current = {thread.ident: frames.get(thread.ident or 0) for thread in others}
+        frames.clear()  # this frame and those of our threads, which look so, too: they would keep each other
         calls: dict[int, FrameType] = {}
         for thread in others:
-            inner = current.get(thread.ident or 0)
+            inner = current[thread.ident]
             verb = None if inner is None else _collective(inner)
             comm = None if verb is None else comm_of(verb)
             if inner is not None and comm is not None:
