@@ -11,6 +11,7 @@ what is expected never comes out of hpcomm. `make` turns plain values into the a
 from __future__ import annotations
 
 import array as stdlib_array
+import gc
 import sys
 import time
 import warnings
@@ -225,12 +226,15 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def settled(before: dict[str, Any], look: Callable[[], dict[str, Any]]) -> list[str]:
     """What a look at attributes tells apart from one before.
 
-    Threads that watch what this rank waits in hold its last call, and so its arrays, for a moment.
+    Threads that watch what this rank waits in hold its last call, and so its arrays, for a moment; where they
+    look at each other while they do so, until Python collects garbage.
     """
     end = time.monotonic() + 2.0
     while (found := changed(before, look())) and time.monotonic() < end:
         time.sleep(1e-3)
-    return found
+    if found:
+        gc.collect()
+    return found and changed(before, look())
 
 
 def _lay_out(values: np.ndarray, layout: str) -> np.ndarray:
