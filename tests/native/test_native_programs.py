@@ -25,7 +25,7 @@ FLAGS = [
     "-pthread",
 ]
 LONG = os.environ.get("HPCOMM_NATIVE") == "long"
-CALLS = "3000" if LONG else "100"
+CALLS = "600" if LONG else "100"
 BUILDS = {
     "thread": ("gcc", "threads", ["-O1", "-fsanitize=thread", "-DNODE_PLAIN"]),
     "address": (

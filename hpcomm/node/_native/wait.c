@@ -3,12 +3,14 @@
    The first looks are made by node_wait (node.h), some microseconds of them; most waits end there. Then:
 
      unlocked: other threads of the program may run
+       look                      up to SPIN_NS: on a core of its own a rank that yields may lose a slice of ms
        look, yield the core      up to YIELD_NS: whoever has work to do gets the core
        look, sleep               then, a fiftieth of what has been waited for, at most SLEEP_NS
      every LOOK_NS, locked: the host looks (signals, progress of MPI, who lives); it may end the wait
      past the timeout: the wait ends
 
-   Where ranks are more than cores, the first looks are left out: who spins keeps the core from whom he waits for. */
+   Where ranks are more than cores (spins 0), both phases of looking alone are left out: who spins keeps the core from
+   whom he waits for. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -17,7 +19,8 @@
 #include <sched.h>
 #include <time.h>
 
-#define YIELD_NS 2000000u
+#define SPIN_NS 1000000u
+#define YIELD_NS 3000000u
 #define SLEEP_NS 200000u
 #define LOOK_NS 1000000u
 
@@ -54,7 +57,11 @@ static int look(struct node *n, int rank) {
   return ends;
 }
 
-static void rest(uint64_t waited) {
+static void rest(const struct node *n, uint64_t waited) {
+  if (n->spins && waited < SPIN_NS) {
+    for (int i = 0; i < 16; i++) node_relax();
+    return;
+  }
   if (waited < YIELD_NS) {
     sched_yield();
     return;
@@ -85,7 +92,7 @@ int node_wait_slowly(struct node *n, const node_word *at, int how, uint64_t want
         break;
       }
     }
-    rest(now - begin);
+    rest(n, now - begin);
   }
   if (mine) node_note(&mine->status.waiting, 0);
   if (unlocked) node_lock(n);
