@@ -19,8 +19,8 @@
 #include <sched.h>
 #include <time.h>
 
-#define SPIN_NS 1000000u
-#define YIELD_NS 3000000u
+#define SPIN_NS 5000000u
+#define YIELD_NS 20000000u
 #define SLEEP_NS 200000u
 #define LOOK_NS 1000000u
 
