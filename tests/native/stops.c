@@ -1,8 +1,11 @@
-/* stops.c: a rank that ends (KILL), stands still (STOP) or hears of Ctrl-C (INT) at its n-th store, for every n.
+/* stops.c: a rank that ends (KILL), stands still (STOP) or hears of Ctrl-C
+   (INT) at its n-th store, for every n.
 
-   stops RANKS KILL|STOP|INT [direct]: ranks are forked processes. All make the same calls; rank 1 is struck at a store,
-   the next time at the next one, until no store is left. Of the others: whoever passes a call has the right result,
-   and none waits for ever. After INT the struck rank fails one call and goes on: all count alike to the end. */
+   stops RANKS KILL|STOP|INT [direct]: ranks are forked processes. All make the
+   same calls; rank 1 is struck at a store, the next time at the next one, until
+   no store is left. Of the others: whoever passes a call has the right result,
+   and none waits for ever. After INT the struck rank fails one call and goes
+   on: all count alike to the end. */
 #define _GNU_SOURCE
 #include "node.h"
 
@@ -22,7 +25,8 @@ static struct shared *shared;
 static int strike_at = -1, points, signal_number, interrupted, struck;
 
 void node_stop_point(void) {
-  if (strike_at < 0) return;
+  if (strike_at < 0)
+    return;
   if (points++ == strike_at) {
     struck = 1;
     atomic_store(&shared->reached, 1);
@@ -37,41 +41,62 @@ static void *leave(void) { return &points; }
 static void back(void *state) { (void)state; }
 static int look(struct node *n, int why, int rank) {
   (void)n, (void)rank;
-  if (why != NODE_WAITS) return -1;
-  if (interrupted) return interrupted = 0, -1;
+  if (why != NODE_WAITS)
+    return -1;
+  if (interrupted)
+    return interrupted = 0, -1;
   return atomic_load(&shared->dead) ? -1 : 0;
 }
 static const struct node_host host = {leave, back, look};
 
-static void body(struct segment *segment, struct node_place *place, int rank, int direct) {
+static void body(struct segment *segment, struct node_place *place, int rank,
+                 int direct) {
   const uint64_t from = direct ? 9000 : UINT64_MAX;
-  struct node n = {.host = &host, .checks = 1, .synchronous = 1, .direct_from = {from, from, from},
-                   .timeout = signal_number == SIGSTOP ? 30000000u : 2000000000u};
+  struct node n = {.host = &host,
+                   .checks = 1,
+                   .synchronous = 1,
+                   .direct_from = {from, from, from},
+                   .timeout =
+                       signal_number == SIGSTOP ? 30000000u : 2000000000u};
   static float x[MOST], out[MOST * 4];
   node_attach(&n, segment, place, rank);
   for (int i = 0; i < CALLS; i++) {
-    static const int verbs[CALLS] = {BY_ALL_REDUCE, BY_BROADCAST, BY_ALL_REDUCE, BY_ALL_GATHER, BY_BARRIER,
-                                     BY_ALL_REDUCE, BY_ALL_REDUCE, BY_BROADCAST, BY_ALL_REDUCE};
+    static const int verbs[CALLS] = {
+        BY_ALL_REDUCE, BY_BROADCAST,  BY_ALL_REDUCE, BY_ALL_GATHER, BY_BARRIER,
+        BY_ALL_REDUCE, BY_ALL_REDUCE, BY_BROADCAST,  BY_ALL_REDUCE};
     static const size_t counts[CALLS] = {2, 3, MOST, MOST, 0, 1, MOST, MOST, 1};
-    struct call c = {.verb = verbs[i], .dtype = F32, .count = counts[i], .nbytes = counts[i] * 4, .x = (char *)x, .out = (char *)out};
-    for (size_t k = 0; k < c.count; k++) x[k] = (float)(rank + i);
-    if (interrupted && rank == 1) interrupted = 0; /* heard of between two calls */
+    struct call c = {.verb = verbs[i],
+                     .dtype = F32,
+                     .count = counts[i],
+                     .nbytes = counts[i] * 4,
+                     .x = (char *)x,
+                     .out = (char *)out};
+    for (size_t k = 0; k < c.count; k++)
+      x[k] = (float)(rank + i);
+    if (interrupted && rank == 1)
+      interrupted = 0; /* heard of between two calls */
     if (node_run(&n, &c)) {
-      if (signal_number == SIGINT) continue;
+      if (signal_number == SIGINT)
+        continue;
       break;
     }
     for (size_t k = 0; k < c.count; k++) {
-      float want = c.verb == BY_ALL_REDUCE ? (float)(n.size * (n.size - 1) / 2 + i * n.size) : (float)i;
+      float want = c.verb == BY_ALL_REDUCE
+                       ? (float)(n.size * (n.size - 1) / 2 + i * n.size)
+                       : (float)i;
       if (out[k] != want) {
-        printf("signal %d at store %d: rank %d, call %d: %g for %g\n", signal_number, strike_at, rank, i, out[k], want);
+        printf("signal %d at store %d: rank %d, call %d: %g for %g\n",
+               signal_number, strike_at, rank, i, out[k], want);
         atomic_store(&shared->wrong, 1);
         break;
       }
     }
-    if (i == CALLS - 1) atomic_fetch_add(&shared->done, 1);
+    if (i == CALLS - 1)
+      atomic_fetch_add(&shared->done, 1);
   }
   node_left(segment, place);
-  if (strike_at >= 0) atomic_store(&shared->points, points);
+  if (strike_at >= 0)
+    atomic_store(&shared->points, points);
 }
 
 static int all_end(pid_t *pids, int ranks) {
@@ -85,22 +110,28 @@ static int all_end(pid_t *pids, int ranks) {
     } else if (pid > 0) {
       if (WIFSIGNALED(status)) {
         atomic_store(&shared->dead, 1);
-        if (WTERMSIG(status) != signal_number) return printf("ended by signal %d\n", WTERMSIG(status)), 0;
+        if (WTERMSIG(status) != signal_number)
+          return printf("ended by signal %d\n", WTERMSIG(status)), 0;
       }
       left--;
     } else {
       nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
   }
-  for (int r = 0; left && r < ranks; r++) kill(pids[r], SIGKILL);
+  for (int r = 0; left && r < ranks; r++)
+    kill(pids[r], SIGKILL);
   return !left;
 }
 
 int main(int argc, char **argv) {
-  if (argc < 3) return 2;
+  if (argc < 3)
+    return 2;
   const int ranks = atoi(argv[1]), direct = argc > 3;
-  signal_number = argv[2][0] == 'K' ? SIGKILL : argv[2][0] == 'S' ? SIGSTOP : SIGINT;
-  shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  signal_number = argv[2][0] == 'K'   ? SIGKILL
+                  : argv[2][0] == 'S' ? SIGSTOP
+                                      : SIGINT;
+  shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                -1, 0);
   int strikes = 0;
   const int every = argc > 4 ? atoi(argv[4]) : 1;
   for (int n = 0;; n += every) {
@@ -108,23 +139,31 @@ int main(int argc, char **argv) {
     struct segment segment;
     int file = memfd_create("stops", 0);
     const size_t nbytes = segment_bytes(16u << 20);
-    if (ftruncate(file, (off_t)nbytes) || segment_open(&segment, file, nbytes, 1)) return 3;
+    if (ftruncate(file, (off_t)nbytes) ||
+        segment_open(&segment, file, nbytes, 1))
+      return 3;
     struct node_place *place = node_reserve(&segment, ranks);
     pid_t pids[NODE_RANKS];
     for (int r = 0; r < ranks; r++) {
       pids[r] = fork();
-      if (pids[r]) continue;
-      if (r == 1) strike_at = n;
+      if (pids[r])
+        continue;
+      if (r == 1)
+        strike_at = n;
       body(&segment, place, r, direct);
       fflush(stdout);
       _exit(0);
     }
-    if (!all_end(pids, ranks)) return printf("store %d: somebody waits for ever\n", n), 1;
+    if (!all_end(pids, ranks))
+      return printf("store %d: somebody waits for ever\n", n), 1;
     segment_close(&segment);
     close(file);
-    if (shared->wrong) return 1;
-    if (signal_number == SIGINT && shared->done < 1 && shared->reached) return printf("store %d: nobody got to the end\n", n), 1;
-    if (!shared->reached) break;
+    if (shared->wrong)
+      return 1;
+    if (signal_number == SIGINT && shared->done < 1 && shared->reached)
+      return printf("store %d: nobody got to the end\n", n), 1;
+    if (!shared->reached)
+      break;
     strikes++;
   }
   printf("right: struck at %d stores\n", strikes);

@@ -1,7 +1,9 @@
-/* threads.c: the ranks of a node as threads of one process, for sanitizers to look at.
+/* threads.c: the ranks of a node as threads of one process, for sanitizers to
+   look at.
 
-   threads RANKS CALLS SEED [direct] [synchronous]: random calls of random sizes with random delays; all ranks draw
-   the same calls, each checks its result against what it knows the others brought. With `synchronous`, deadlines are
+   threads RANKS CALLS SEED [direct] [synchronous]: random calls of random sizes
+   with random delays; all ranks draw the same calls, each checks its result
+   against what it knows the others brought. With `synchronous`, deadlines are
    short and delays long: of each call either all ranks succeed, or none. */
 #define _GNU_SOURCE
 #include "node.h"
@@ -20,7 +22,8 @@ static struct node_place *place;
 static struct node_channel *channels[NODE_RANKS];
 static int ranks, calls, direct, synchronous;
 static uint64_t seed;
-static atomic_int *passed, *is_long; /* ranks that passed call i; whether a rank can fail when all have come */
+static atomic_int *passed, *is_long; /* ranks that passed call i; whether a rank
+                                        can fail when all have come */
 static atomic_int wrong, failures;
 
 static uint64_t draw(uint64_t *state) {
@@ -35,7 +38,8 @@ static void *leave(void) { return &segment; }
 static void back(void *state) { (void)state; }
 static int look(struct node *n, int why, int rank) {
   (void)n, (void)rank;
-  if (why == NODE_WAITS) return 0;
+  if (why == NODE_WAITS)
+    return 0;
   atomic_fetch_add(&failures, 1);
   if (!synchronous || why == NODE_MISMATCH) {
     printf("rank %d failed for rank %d: %d\n", n->rank, rank, why);
@@ -47,41 +51,60 @@ static const struct node_host host = {leave, back, look};
 
 static void bring(unsigned char *to, size_t nbytes, int rank, int call) {
   uint64_t state = (uint64_t)rank * 1000003u + (uint64_t)call;
-  for (size_t i = 0; i < nbytes; i++) to[i] = (unsigned char)((i & 7 ? state >> (i & 7) * 8 : draw(&state)) & 0x3f);
+  for (size_t i = 0; i < nbytes; i++)
+    to[i] =
+        (unsigned char)((i & 7 ? state >> (i & 7) * 8 : draw(&state)) & 0x3f);
 }
 
-static int expected(const struct call *c, int me, int number, size_t total, unsigned char **x, unsigned char *want) {
+static int expected(const struct call *c, int me, int number, size_t total,
+                    unsigned char **x, unsigned char *want) {
   const size_t nbytes = c->nbytes, block = nbytes / (size_t)ranks;
   const void *in[NODE_RANKS];
   for (int r = 0; r < ranks; r++) {
     bring(x[r], total, r, number);
     in[r] = x[r] + (c->verb == BY_REDUCE_SCATTER ? (size_t)me * block : 0);
   }
-  const size_t count = (c->verb == BY_REDUCE_SCATTER ? block : nbytes) / dtype_bytes(c->dtype);
-  const int end = c->verb == BY_SCAN ? me + 1 : c->verb == BY_EXSCAN ? me : ranks;
+  const size_t count =
+      (c->verb == BY_REDUCE_SCATTER ? block : nbytes) / dtype_bytes(c->dtype);
+  const int end = c->verb == BY_SCAN     ? me + 1
+                  : c->verb == BY_EXSCAN ? me
+                                         : ranks;
   switch (c->verb) {
-    case BY_BARRIER: return 0;
-    case BY_BROADCAST: memcpy(want, x[c->root], nbytes); return (int)nbytes;
-    case BY_SCATTER: memcpy(want, x[c->root] + (size_t)me * nbytes, nbytes); return (int)nbytes;
-    case BY_GATHER: case BY_ALL_GATHER:
-      if (c->verb == BY_GATHER && me != c->root) return 0;
-      for (int r = 0; r < ranks; r++) memcpy(want + (size_t)r * nbytes, x[r], nbytes);
-      return (int)nbytes * ranks;
-    case BY_ALL_TO_ALL:
-      for (int r = 0; r < ranks; r++) memcpy(want + (size_t)r * block, x[r] + (size_t)me * block, block);
-      return (int)nbytes;
-    case BY_REDUCE:
-      if (me != c->root) return 0;
-      break;
-    default: break;
+  case BY_BARRIER:
+    return 0;
+  case BY_BROADCAST:
+    memcpy(want, x[c->root], nbytes);
+    return (int)nbytes;
+  case BY_SCATTER:
+    memcpy(want, x[c->root] + (size_t)me * nbytes, nbytes);
+    return (int)nbytes;
+  case BY_GATHER:
+  case BY_ALL_GATHER:
+    if (c->verb == BY_GATHER && me != c->root)
+      return 0;
+    for (int r = 0; r < ranks; r++)
+      memcpy(want + (size_t)r * nbytes, x[r], nbytes);
+    return (int)nbytes * ranks;
+  case BY_ALL_TO_ALL:
+    for (int r = 0; r < ranks; r++)
+      memcpy(want + (size_t)r * block, x[r] + (size_t)me * block, block);
+    return (int)nbytes;
+  case BY_REDUCE:
+    if (me != c->root)
+      return 0;
+    break;
+  default:
+    break;
   }
-  if (end) reduce_fold(c->dtype, c->op, ranks, want, in, end, count);
+  if (end)
+    reduce_fold(c->dtype, c->op, ranks, want, in, end, count);
   return end ? (int)(count * dtype_bytes(c->dtype)) : 0;
 }
 
 static void pause_a_little(uint64_t *own, int often, long most_ns) {
   uint64_t d = draw(own);
-  if (d % 100 < (unsigned)often) nanosleep(&(struct timespec){0, (long)(d >> 8) % most_ns}, NULL);
+  if (d % 100 < (unsigned)often)
+    nanosleep(&(struct timespec){0, (long)(d >> 8) % most_ns}, NULL);
 }
 
 static struct call drawn(uint64_t *common) {
@@ -90,26 +113,37 @@ static struct call drawn(uint64_t *common) {
   do {
     c.dtype = 1 + (int)(draw(common) % (DTYPES - 1));
     c.op = (int)(draw(common) % OPS);
-  } while (!reduce_knows(c.dtype, c.op) || (c.op == OP_AVG && (c.verb == BY_SCAN || c.verb == BY_EXSCAN || c.verb == BY_EXSCAN)));
+  } while (!reduce_knows(c.dtype, c.op) ||
+           (c.op == OP_AVG &&
+            (c.verb == BY_SCAN || c.verb == BY_EXSCAN || c.verb == BY_EXSCAN)));
   c.root = (int)(draw(common) % (unsigned)ranks);
   const uint64_t kind = draw(common) % 8;
   size_t most = kind < 4 ? 16 : kind < 6 ? 2000 : kind < 7 ? 30000 : MOST;
   c.count = draw(common) % (most / dtype_bytes(c.dtype) + 1);
-  if (c.verb == BY_BARRIER) c.count = 0;
-  if (c.verb == BY_ALL_TO_ALL || c.verb == BY_REDUCE_SCATTER) c.count = c.count / (unsigned)ranks * (unsigned)ranks;
+  if (c.verb == BY_BARRIER)
+    c.count = 0;
+  if (c.verb == BY_ALL_TO_ALL || c.verb == BY_REDUCE_SCATTER)
+    c.count = c.count / (unsigned)ranks * (unsigned)ranks;
   c.nbytes = c.count * dtype_bytes(c.dtype);
   return c;
 }
 
 static void *rank(void *arg) {
-  const int me = (int)(intptr_t)arg, next = (me + 1) % ranks, last = (me + ranks - 1) % ranks;
+  const int me = (int)(intptr_t)arg, next = (me + 1) % ranks,
+            last = (me + ranks - 1) % ranks;
   uint64_t common = seed, own = seed ^ (uint64_t)(me + 1) << 32;
   const uint64_t most = direct ? 20000 : UINT64_MAX;
-  struct node n = {.host = &host, .checks = 1, .synchronous = synchronous, .direct_from = {most, most, most}};
-  struct channel to = {.node = {.host = &host}}, from = {.node = {.host = &host}};
+  struct node n = {.host = &host,
+                   .checks = 1,
+                   .synchronous = synchronous,
+                   .direct_from = {most, most, most}};
+  struct channel to = {.node = {.host = &host}},
+                 from = {.node = {.host = &host}};
   const size_t room = (size_t)MOST * (size_t)ranks + 64;
-  unsigned char *x[NODE_RANKS], *out = malloc(room), *want = malloc(room), *mine = malloc(room);
-  for (int r = 0; r < ranks; r++) x[r] = malloc(room);
+  unsigned char *x[NODE_RANKS], *out = malloc(room), *want = malloc(room),
+                                *mine = malloc(room);
+  for (int r = 0; r < ranks; r++)
+    x[r] = malloc(room);
   node_attach(&n, &segment, place, me);
   n.spins = (int)(draw(&own) % 200);
   channel_attach(&to, &segment, channels[me], next);
@@ -117,18 +151,23 @@ static void *rank(void *arg) {
   for (int i = 0; i < calls; i++) {
     struct call c = drawn(&common);
     const int in_place = draw(&common) % 3 == 0;
-    const size_t total = c.verb == BY_SCATTER ? c.nbytes * (size_t)ranks : c.nbytes;
+    const size_t total =
+        c.verb == BY_SCATTER ? c.nbytes * (size_t)ranks : c.nbytes;
     bring(mine, total, me, i);
     memset(out, 0xee, room);
     c.x = (char *)mine;
     c.out = (char *)out;
-    if (in_place && (c.verb == BY_ALL_REDUCE || c.verb == BY_SCAN || c.verb == BY_EXSCAN || c.verb == BY_BROADCAST || c.verb == BY_ALL_TO_ALL)) {
+    if (in_place &&
+        (c.verb == BY_ALL_REDUCE || c.verb == BY_SCAN || c.verb == BY_EXSCAN ||
+         c.verb == BY_BROADCAST || c.verb == BY_ALL_TO_ALL)) {
       memcpy(out, mine, total);
       c.x = (char *)out;
     }
     pause_a_little(&own, synchronous ? 10 : 5, synchronous ? 1500000 : 100000);
-    if (synchronous) n.timeout = 1 + draw(&own) % 1000000;
-    if (total > NODE_INLINE) atomic_store(&is_long[i], 1);
+    if (synchronous)
+      n.timeout = 1 + draw(&own) % 1000000;
+    if (total > NODE_INLINE)
+      atomic_store(&is_long[i], 1);
     const int bad = node_run(&n, &c);
     if (bad && !synchronous) {
       printf("call %d of verb %d: %d\n", i, c.verb, bad);
@@ -139,31 +178,41 @@ static void *rank(void *arg) {
       atomic_fetch_add(&passed[i], 1);
       const int length = expected(&c, me, i, total, x, want);
       if (memcmp(want, out, (size_t)length)) {
-        printf("rank %d of %d, call %d: verb %d op %d dtype %d count %zu root %d in place %d\n", me, ranks, i, c.verb, c.op, c.dtype, c.count, c.root, in_place);
+        printf("rank %d of %d, call %d: verb %d op %d dtype %d count %zu root "
+               "%d in place %d\n",
+               me, ranks, i, c.verb, c.op, c.dtype, c.count, c.root, in_place);
         atomic_store(&wrong, 1);
       }
     }
-    if (!synchronous && i % 4 == 0 && ranks > 1) { /* a message round the ring; ranks are even and odd */
+    if (!synchronous && i % 4 == 0 &&
+        ranks > 1) { /* a message round the ring; ranks are even and odd */
       const size_t length = draw(&common) % 3000;
       bring(mine, length, me, i);
-      if (me % 2 == 0 && channel_send(&to, (char *)mine, length, (uint64_t)i)) break;
-      if (channel_receive(&from, (char *)out, length, (uint64_t)i)) break;
-      if (me % 2 == 1 && channel_send(&to, (char *)mine, length, (uint64_t)i)) break;
+      if (me % 2 == 0 && channel_send(&to, (char *)mine, length, (uint64_t)i))
+        break;
+      if (channel_receive(&from, (char *)out, length, (uint64_t)i))
+        break;
+      if (me % 2 == 1 && channel_send(&to, (char *)mine, length, (uint64_t)i))
+        break;
       bring(want, length, last, i);
-      if (memcmp(want, out, length)) atomic_store(&wrong, 1);
+      if (memcmp(want, out, length))
+        atomic_store(&wrong, 1);
     }
   }
   node_left(&segment, place);
   channel_left(&segment, channels[me]);
   channel_left(&segment, channels[last]);
-  for (int r = 0; r < ranks; r++) free(x[r]);
+  for (int r = 0; r < ranks; r++)
+    free(x[r]);
   free(out), free(want), free(mine), free(n.scratch);
   return NULL;
 }
 
 int main(int argc, char **argv) {
-  if (argc < 4) return 2;
-  ranks = atoi(argv[1]), calls = atoi(argv[2]), seed = strtoull(argv[3], NULL, 0);
+  if (argc < 4)
+    return 2;
+  ranks = atoi(argv[1]), calls = atoi(argv[2]),
+  seed = strtoull(argv[3], NULL, 0);
   for (int i = 4; i < argc; i++) {
     direct |= argv[i][0] == 'd';
     synchronous |= argv[i][0] == 's';
@@ -172,15 +221,19 @@ int main(int argc, char **argv) {
   is_long = calloc((size_t)calls + 1, sizeof *is_long);
   int file = memfd_create("threads", 0);
   const size_t nbytes = segment_bytes(256u << 20);
-  if (ftruncate(file, (off_t)nbytes) || segment_open(&segment, file, nbytes, 1)) return 3;
+  if (ftruncate(file, (off_t)nbytes) || segment_open(&segment, file, nbytes, 1))
+    return 3;
   uint64_t units;
   void *before = segment_reserve(&segment, 1, &units);
   segment_release(&segment, before, units, 0);
   place = node_reserve(&segment, ranks);
-  for (int r = 0; r < ranks; r++) channels[r] = channel_reserve(&segment, 500);
+  for (int r = 0; r < ranks; r++)
+    channels[r] = channel_reserve(&segment, 500);
   pthread_t thread[NODE_RANKS];
-  for (int r = 0; r < ranks; r++) pthread_create(&thread[r], NULL, rank, (void *)(intptr_t)r);
-  for (int r = 0; r < ranks; r++) pthread_join(thread[r], NULL);
+  for (int r = 0; r < ranks; r++)
+    pthread_create(&thread[r], NULL, rank, (void *)(intptr_t)r);
+  for (int r = 0; r < ranks; r++)
+    pthread_join(thread[r], NULL);
   int complete = 0;
   for (int i = 0; i < calls; i++) {
     complete += passed[i] == ranks;
@@ -193,7 +246,8 @@ int main(int argc, char **argv) {
     wrong = 1;
     printf("units were not given back\n");
   }
-  printf("%s: %d of %d calls passed, %d failures\n", wrong ? "WRONG" : "right", complete, calls, failures);
+  printf("%s: %d of %d calls passed, %d failures\n", wrong ? "WRONG" : "right",
+         complete, calls, failures);
   segment_close(&segment);
   free((void *)passed);
   free((void *)is_long);

@@ -8,8 +8,13 @@
 
 #include "node.h"
 
-typedef struct { int32_t type, id; } dl_device;
-typedef struct { uint8_t code, bits; uint16_t lanes; } dl_type;
+typedef struct {
+  int32_t type, id;
+} dl_device;
+typedef struct {
+  uint8_t code, bits;
+  uint16_t lanes;
+} dl_type;
 typedef struct {
   void *data;
   dl_device device;
@@ -33,8 +38,9 @@ static PyObject *torch_dtypes;      /* {torch.float32: F32, ...} */
 static PyObject *is_neg, *is_conj;  /* Tensor's methods */
 
 static int type_of_dl(dl_type t) {
-  static const signed char by_code[7][4] = { /* of 1, 2, 4 and 8 bytes */
-      {I8, I16, I32, I64}, {U8, U16, U32, U64}, {0, F16, F32, F64}, {0}, {0, BF16, 0, 0}, {0, 0, 0, C64}, {BOOL, 0, 0, 0}};
+  static const signed char by_code[7][4] = {/* of 1, 2, 4 and 8 bytes */
+                                            {I8, I16, I32, I64}, {U8, U16, U32, U64}, {0, F16, F32, F64}, {0},
+                                            {0, BF16, 0, 0},     {0, 0, 0, C64},      {BOOL, 0, 0, 0}};
   if (t.lanes != 1 || t.code > 6) return 0;
   switch (t.bits) {
     case 8: return by_code[t.code][0];
@@ -156,10 +162,12 @@ int array_as(struct array *a, int dtype) {
 }
 
 static int know_dtypes(PyObject *torch) {
-  static const struct { const char *name; int dtype; } known[] = {
-      {"bool", BOOL}, {"int8", I8}, {"int16", I16}, {"int32", I32}, {"int64", I64}, {"uint8", U8}, {"uint16", U16},
-      {"uint32", U32}, {"uint64", U64}, {"float16", F16}, {"bfloat16", BF16}, {"float32", F32}, {"float64", F64},
-      {"complex64", C64}, {"complex128", C128}};
+  static const struct {
+    const char *name;
+    int dtype;
+  } known[] = {{"bool", BOOL},     {"int8", I8},     {"int16", I16},   {"int32", I32},     {"int64", I64},
+               {"uint8", U8},      {"uint16", U16},  {"uint32", U32},  {"uint64", U64},    {"float16", F16},
+               {"bfloat16", BF16}, {"float32", F32}, {"float64", F64}, {"complex64", C64}, {"complex128", C128}};
   if (!torch_dtypes && !(torch_dtypes = PyDict_New())) return -1;
   for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
     PyObject *dtype = PyObject_GetAttrString(torch, known[i].name), *code = PyLong_FromLong(known[i].dtype);

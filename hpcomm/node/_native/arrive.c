@@ -25,7 +25,9 @@
 
 #include <unistd.h>
 
-static uint64_t load_in_order(const node_word *at) { return atomic_load_explicit((node_word *)at, memory_order_seq_cst); }
+static uint64_t load_in_order(const node_word *at) {
+  return atomic_load_explicit((node_word *)at, memory_order_seq_cst);
+}
 static void store_in_order(node_word *at, uint64_t value) {
   node_stop_point();
   atomic_store_explicit(at, value, memory_order_seq_cst);

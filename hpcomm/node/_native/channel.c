@@ -11,7 +11,9 @@
 #include "node.h"
 
 static struct node_box *box(const struct channel *c) { return &c->at->box[c->count & 1]; }
-static char *data(const struct channel *c) { return (char *)(c->at + 1) + (c->count & 1) * node_peek(&c->at->capacity); }
+static char *data(const struct channel *c) {
+  return (char *)(c->at + 1) + (c->count & 1) * node_peek(&c->at->capacity);
+}
 static uint64_t word(const struct channel *c, int to_fill) { return to_fill ? 0 : (c->count << 1) | 1; }
 
 void channel_attach(struct channel *c, struct segment *s, struct node_channel *at, int peer) {

@@ -20,9 +20,12 @@ static int is_rooted(int verb) {
 
 int call_gives(const struct node *n, const struct call *c, int rank) {
   switch (c->verb) {
-    case BY_BROADCAST: case BY_SCATTER: return rank == c->root;
-    case BY_GATHER: case BY_REDUCE: return rank != c->root;
-    case BY_SCAN: case BY_EXSCAN: return rank + 1 < n->size;
+    case BY_BROADCAST:
+    case BY_SCATTER: return rank == c->root;
+    case BY_GATHER:
+    case BY_REDUCE: return rank != c->root;
+    case BY_SCAN:
+    case BY_EXSCAN: return rank + 1 < n->size;
     default: return c->verb != BY_BARRIER;
   }
 }
@@ -30,9 +33,12 @@ int call_gives(const struct node *n, const struct call *c, int rank) {
 int call_takes(const struct node *n, const struct call *c, int rank) {
   (void)n;
   switch (c->verb) {
-    case BY_BROADCAST: case BY_SCATTER: return rank != c->root;
-    case BY_GATHER: case BY_REDUCE: return rank == c->root;
-    case BY_SCAN: case BY_EXSCAN: return rank > 0;
+    case BY_BROADCAST:
+    case BY_SCATTER: return rank != c->root;
+    case BY_GATHER:
+    case BY_REDUCE: return rank == c->root;
+    case BY_SCAN:
+    case BY_EXSCAN: return rank > 0;
     default: return c->verb != BY_BARRIER;
   }
 }
@@ -70,16 +76,19 @@ static void take(struct node *n, const struct call *c) {
       copy(c->out, from + (size_t)me * nbytes, nbytes);
       break;
     }
-    case BY_GATHER: case BY_ALL_GATHER:
+    case BY_GATHER:
+    case BY_ALL_GATHER:
       if (!call_takes(n, c, me)) break;
       for (int r = 0; r < n->size; r++)
         copy(c->out + (size_t)r * nbytes, r == me ? (const void *)c->x : node_cell(n, r, n->calls)->data, nbytes);
       break;
     case BY_ALL_TO_ALL:
       for (int r = 0; r < n->size; r++)
-        copy(c->out + (size_t)r * block, (r == me ? c->x : (const char *)node_cell(n, r, n->calls)->data) + (size_t)me * block, block);
+        copy(c->out + (size_t)r * block,
+             (r == me ? c->x : (const char *)node_cell(n, r, n->calls)->data) + (size_t)me * block, block);
       break;
-    case BY_REDUCE: case BY_ALL_REDUCE:
+    case BY_REDUCE:
+    case BY_ALL_REDUCE:
       if (call_takes(n, c, me)) fold_cells(n, c, n->size, 0, nbytes);
       break;
     case BY_REDUCE_SCATTER: fold_cells(n, c, n->size, (size_t)me * block, block); break;
@@ -114,7 +123,8 @@ static int small_run(struct node *n, const struct call *c) {
 /* bits 0-5 verb, 6-10 operator, 11-18 element type, 19-30 root, 32-62 number of elements: see signature.py */
 static uint64_t signature(const struct call *c) {
   uint64_t root = is_rooted(c->verb) ? (uint64_t)c->root : 0;
-  return (uint64_t)c->verb | (uint64_t)c->op << 6 | (uint64_t)c->dtype << 11 | root << 19 | (c->count & 0x7fffffff) << 32;
+  return (uint64_t)c->verb | (uint64_t)c->op << 6 | (uint64_t)c->dtype << 11 | root << 19 |
+         (c->count & 0x7fffffff) << 32;
 }
 
 int node_run(struct node *n, struct call *c) {

@@ -79,7 +79,8 @@ static int all_reduce(struct node *n, const struct call *c) {
     size_t at = slice * (size_t)r;
     if (at >= c->nbytes) continue;
     if (long_reached(n, &n->place->rank[r].taken, NODE_FIRST_STEP + 1, r)) return -1;
-    if (pull(n, r, c->out + at, direct_address(n, r, 1) + at, c->nbytes - at < slice ? c->nbytes - at : slice)) return -1;
+    if (pull(n, r, c->out + at, direct_address(n, r, 1) + at, c->nbytes - at < slice ? c->nbytes - at : slice))
+      return -1;
   }
   return 0;
 }
@@ -110,7 +111,8 @@ static int move(struct node *n, const struct call *c) {
     case BY_SCAN: return fold(n, c, me + 1, 0, c->nbytes, c->out);
     case BY_EXSCAN: return me ? fold(n, c, me, 0, c->nbytes, c->out) : 0;
     case BY_GATHER: return is_root ? gather(n, c) : 0;
-    case BY_ALL_GATHER: case BY_ALL_TO_ALL: return gather(n, c);
+    case BY_ALL_GATHER:
+    case BY_ALL_TO_ALL: return gather(n, c);
     default: break;
   }
   const size_t from = c->verb == BY_SCATTER ? (size_t)me * c->nbytes : 0; /* broadcast, scatter */

@@ -22,9 +22,9 @@
 struct steps {
   struct node *n;
   const struct call *c;
-  size_t chunk;   /* bytes of a step that one rank folds, or that are for one rank */
-  size_t part;    /* bytes of a step: of a block, or of the whole array */
-  size_t whole;   /* bytes that are cut into parts */
+  size_t chunk; /* bytes of a step that one rank folds, or that are for one rank */
+  size_t part;  /* bytes of a step: of a block, or of the whole array */
+  size_t whole; /* bytes that are cut into parts */
   uint64_t count;
 };
 
@@ -35,19 +35,33 @@ static int is_cut(int verb) { /* each rank's x consists of a block for each rank
   return verb == BY_SCATTER || verb == BY_ALL_TO_ALL || verb == BY_REDUCE_SCATTER;
 }
 static int is_shared(int verb) { return verb == BY_ALL_REDUCE || verb == BY_REDUCE; }
-static int is_fold(int verb) { return is_shared(verb) || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN; }
-static int way_of(int verb) { return verb == BY_ALL_REDUCE ? NODE_ALL_REDUCE : verb == BY_BROADCAST ? NODE_BROADCAST : NODE_OTHERS; }
-static size_t block(const struct steps *s) { return s->c->verb == BY_SCATTER ? s->c->nbytes : s->c->nbytes / (size_t)s->n->size; }
+static int is_fold(int verb) {
+  return is_shared(verb) || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN;
+}
+static int way_of(int verb) {
+  return verb == BY_ALL_REDUCE ? NODE_ALL_REDUCE : verb == BY_BROADCAST ? NODE_BROADCAST : NODE_OTHERS;
+}
+static size_t block(const struct steps *s) {
+  return s->c->verb == BY_SCATTER ? s->c->nbytes : s->c->nbytes / (size_t)s->n->size;
+}
 
 int long_reached(struct node *n, const node_word *at, uint64_t step, int rank) {
   int bad = node_wait(n, at, NODE_AT_STEP, NODE_STEP(n->calls, step), rank);
   return bad == 0 ? 0 : bad == -100 ? -1 : node_fail(n, -bad, rank);
 }
 #define RANK(s, q) (&(s)->n->place->rank[q])
-static int all_put(const struct steps *s, int q, uint64_t step) { return long_reached(s->n, &RANK(s, q)->put, NODE_FIRST_STEP + step, q); }
-static int all_taken(const struct steps *s, int q, uint64_t step) { return long_reached(s->n, &RANK(s, q)->taken, NODE_FIRST_STEP + step, q); }
-static int all_finished(const struct steps *s, int q, uint64_t step) { return long_reached(s->n, &RANK(s, q)->finished, NODE_FIRST_STEP + step, q); }
-static void post(const struct steps *s, node_word *at, uint64_t step) { node_post(at, NODE_STEP(s->n->calls, NODE_FIRST_STEP + step)); }
+static int all_put(const struct steps *s, int q, uint64_t step) {
+  return long_reached(s->n, &RANK(s, q)->put, NODE_FIRST_STEP + step, q);
+}
+static int all_taken(const struct steps *s, int q, uint64_t step) {
+  return long_reached(s->n, &RANK(s, q)->taken, NODE_FIRST_STEP + step, q);
+}
+static int all_finished(const struct steps *s, int q, uint64_t step) {
+  return long_reached(s->n, &RANK(s, q)->finished, NODE_FIRST_STEP + step, q);
+}
+static void post(const struct steps *s, node_word *at, uint64_t step) {
+  node_post(at, NODE_STEP(s->n->calls, NODE_FIRST_STEP + step));
+}
 
 /* Ranks between which something goes: q reads what r has put. */
 static int reads(const struct steps *s, int q, int r) {

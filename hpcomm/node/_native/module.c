@@ -5,50 +5,14 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "array.h"
+#include "module.h"
 
-#include "node.h"
-
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-typedef struct {
-  PyObject_HEAD
-  struct segment segment;
-  char name[256];
-} Segment;
-typedef struct {
-  PyObject_HEAD
-  struct node node;
-  Segment *segment; /* NULL: closed */
-  PyObject *hook;   /* or NULL */
-  int busy;         /* a thread of ours is in a call */
-  int owner;        /* `forks` when it was made: a child process may not use it */
-} Node;
-typedef struct {
-  PyObject_HEAD
-  struct channel channel;
-  Segment *segment;
-  PyObject *hook;
-  int busy;
-  int owner;
-} Channel;
-static PyTypeObject *segment_type;
-static int forks; /* since the first process; asking for its pid at every call would cost as much as the call */
-static void forked(void) { forks++; }
-
-static void *new_object(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
-static void free_object(void *self) {
-  PyTypeObject *type = Py_TYPE((PyObject *)self);
-  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-  Py_DECREF(type);
-}
+PyTypeObject *segment_type;
+int node_forks;
+static void forked(void) { node_forks++; }
 
 /* -- the host: what waits and fails ------------------------------------------------------------------------------ */
 static void *leave(void) { return PyEval_SaveThread(); }
@@ -76,107 +40,21 @@ static int look(struct node *n, int why, int rank) {
   }
   ranks = why == NODE_WAITS || why == NODE_LATE ? ranks_of(n, rank) : Py_BuildValue("(i)", rank);
   if (!ranks) return -1;
-  said = hook ? PyObject_CallFunction(hook, "sOKK", reasons[why], ranks, (unsigned long long)ours, (unsigned long long)theirs) : Py_NewRef(Py_None);
+  said = hook ? PyObject_CallFunction(hook, "sOKK", reasons[why], ranks, (unsigned long long)ours,
+                                      (unsigned long long)theirs)
+              : Py_NewRef(Py_None);
   if (said && why != NODE_WAITS) {
-    PyObject *kind = why == NODE_LATE ? PyExc_TimeoutError : why == NODE_MISMATCH ? PyExc_ValueError : PyExc_ConnectionError;
-    PyErr_Format(kind, "call %llu %s: rank(s) %R; signature here %llu, there %llu", (unsigned long long)number, reasons[why], ranks, (unsigned long long)ours, (unsigned long long)theirs);
+    PyObject *kind = why == NODE_LATE       ? PyExc_TimeoutError
+                     : why == NODE_MISMATCH ? PyExc_ValueError
+                                            : PyExc_ConnectionError;
+    PyErr_Format(kind, "call %llu %s: rank(s) %R; signature here %llu, there %llu", (unsigned long long)number,
+                 reasons[why], ranks, (unsigned long long)ours, (unsigned long long)theirs);
   }
   Py_DECREF(ranks);
   Py_XDECREF(said);
   return PyErr_Occurred() ? -1 : 0;
 }
-static const struct node_host host = {leave, back, look};
-
-/* -- Segment ------------------------------------------------------------------------------------------------------- */
-static int open_new(Segment *s) { /* a name that nobody can guess, which is nobody's yet */
-  unsigned char drawn[16];
-  if (getrandom(drawn, sizeof drawn, 0) != sizeof drawn) return -1;
-  int at = snprintf(s->name, sizeof s->name, "/dev/shm/hpcomm-%u-", (unsigned)geteuid());
-  for (size_t i = 0; i < sizeof drawn; i++) at += snprintf(s->name + at, sizeof s->name - (size_t)at, "%02x", drawn[i]);
-  return open(s->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-}
-
-static int open_known(Segment *s, const char *name) { /* ours alone, and no link to something else */
-  struct stat about;
-  if (strlen(name) >= sizeof s->name) return errno = ENAMETOOLONG, -1;
-  strcpy(s->name, name);
-  int file = open(name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-  if (file < 0) return -1;
-  if (!fstat(file, &about) && S_ISREG(about.st_mode) && about.st_uid == geteuid() && !(about.st_mode & 077)) return file;
-  close(file);
-  errno = EPERM;
-  return -1;
-}
-
-static PyObject *segment_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"nbytes", "name", "file", NULL};
-  unsigned long long nbytes;
-  const char *name = NULL;
-  int file = -1, create = 1, bad;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "K|zi", words, &nbytes, &name, &file)) return NULL;
-  Segment *s = new_object(type);
-  if (!s) return NULL;
-  nbytes = segment_bytes(nbytes);
-  s->segment.file = -1;
-  if (name) {
-    create = 0;
-    file = open_known(s, name);
-  } else if (file >= 0) { /* of a memfd, say: who finds it empty makes it */
-    struct stat about;
-    file = fcntl(file, F_DUPFD_CLOEXEC, 0);
-    create = file >= 0 && !fstat(file, &about) && about.st_size == 0;
-  } else {
-    file = open_new(s);
-  }
-  if (file >= 0 && create && ftruncate(file, (off_t)nbytes)) bad = errno;
-  else bad = file < 0 ? errno : segment_open(&s->segment, file, nbytes, create);
-  s->segment.file = file;
-  if (!bad) return (PyObject *)s;
-  if (create && s->name[0]) unlink(s->name);
-  errno = bad;
-  PyErr_SetFromErrnoWithFilename(PyExc_OSError, s->name);
-  Py_DECREF(s);
-  return NULL;
-}
-
-static void segment_dealloc(PyObject *self) {
-  Segment *s = (Segment *)self;
-  segment_close(&s->segment);
-  if (s->segment.file >= 0) close(s->segment.file);
-  free_object(self);
-}
-
-static PyObject *offset_of(Segment *s, void *at) {
-  if (!at) Py_RETURN_NONE;
-  return PyLong_FromSize_t((size_t)((char *)at - (char *)s->segment.head));
-}
-static PyObject *segment_reserve_place(PyObject *self, PyObject *size) {
-  Segment *s = (Segment *)self;
-  long ranks = PyLong_AsLong(size);
-  if (PyErr_Occurred()) return NULL;
-  if (ranks < 1 || ranks > NODE_RANKS) return PyErr_Format(PyExc_ValueError, "%ld ranks: 1 to %d", ranks, NODE_RANKS);
-  return offset_of(s, node_reserve(&s->segment, (int)ranks));
-}
-static PyObject *segment_reserve_channel(PyObject *self, PyObject *capacity) {
-  Segment *s = (Segment *)self;
-  size_t nbytes = PyLong_AsSize_t(capacity);
-  if (PyErr_Occurred()) return NULL;
-  return offset_of(s, channel_reserve(&s->segment, nbytes));
-}
-static PyObject *segment_unlink(PyObject *self, PyObject *none) {
-  Segment *s = (Segment *)self;
-  (void)none;
-  if (s->name[0] && unlink(s->name) && errno != ENOENT) return PyErr_SetFromErrnoWithFilename(PyExc_OSError, s->name);
-  Py_RETURN_NONE;
-}
-static PyObject *segment_name(PyObject *self, void *none) {
-  (void)none;
-  return PyUnicode_FromString(((Segment *)self)->name);
-}
-static PyObject *segment_nbytes(PyObject *self, void *none) {
-  (void)none;
-  return PyLong_FromSize_t(((Segment *)self)->segment.nbytes);
-}
+const struct node_host python_host = {leave, back, look};
 
 /* -- calls --------------------------------------------------------------------------------------------------------- */
 static const char *const op_names[OPS] = {"sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor"};
@@ -198,10 +76,21 @@ struct arguments { /* of a method, as they stand there; NULL: it has none, or wa
 static int may_share(const struct call *c, const struct array *x, const struct array *out, size_t rank) {
   if (x->at + x->nbytes <= out->at || out->at + out->nbytes <= x->at) return 1;
   switch (c->verb) {
-    case BY_GATHER: case BY_ALL_GATHER: return x->at == out->at + rank * x->nbytes;
-    case BY_SCATTER: case BY_REDUCE_SCATTER: return out->at == x->at + rank * out->nbytes;
+    case BY_GATHER:
+    case BY_ALL_GATHER: return x->at == out->at + rank * x->nbytes;
+    case BY_SCATTER:
+    case BY_REDUCE_SCATTER: return out->at == x->at + rank * out->nbytes;
     default: return x->at == out->at;
   }
+}
+
+/* Elements of out for so many of x; NOTHING: they cannot be cut into blocks. */
+#define NOTHING SIZE_MAX
+static size_t wanted(int verb, size_t count, size_t ranks) {
+  const int is_cut = verb == BY_SCATTER || verb == BY_REDUCE_SCATTER || verb == BY_ALL_TO_ALL;
+  if (is_cut && count % ranks) return NOTHING;
+  if (verb == BY_GATHER || verb == BY_ALL_GATHER) return count * ranks;
+  return is_cut && verb != BY_ALL_TO_ALL ? count / ranks : count;
 }
 
 /* Fill in what the arrays say. 1: the core takes them; 0: not; -1: an exception. */
@@ -212,7 +101,8 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   if (g->op && (c->op = op_of(g->op)) < 0) return 0;
   if (g->root) c->root = (int)PyLong_AsLong(g->root);
   if (PyErr_Occurred()) return -1;
-  if (c->root < 0 || c->root >= n->size) return PyErr_Format(PyExc_ValueError, "root %d of %d ranks", c->root, n->size), -1;
+  if (c->root < 0 || c->root >= n->size)
+    return PyErr_Format(PyExc_ValueError, "root %d of %d ranks", c->root, n->size), -1;
   int gives = c->verb != BY_SCATTER || n->rank == c->root;
   int gets = (c->verb != BY_GATHER && c->verb != BY_REDUCE) || n->rank == c->root;
   int same = c->verb == BY_BROADCAST && (!g->out || g->out == Py_None);
@@ -234,25 +124,14 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   c->count = c->verb == BY_SCATTER ? out->count : x->count;
   c->nbytes = c->verb == BY_SCATTER ? out->nbytes : x->nbytes;
   if (gets && out->dtype != x->dtype) return 0;
-  if (g->op && (!reduce_knows(c->dtype, c->op) || (c->op == OP_AVG && (c->verb == BY_SCAN || c->verb == BY_EXSCAN)))) return 0;
-  size_t wants = x->count; /* elements of out */
-  switch (c->verb) {
-    case BY_GATHER: case BY_ALL_GATHER: wants *= ranks; break;
-    case BY_REDUCE_SCATTER: wants /= ranks; /* fall through */
-    case BY_ALL_TO_ALL:
-      if (x->count % ranks) return 0;
-      break;
-    case BY_SCATTER: wants = gives ? x->count / ranks : out->count;
-      if (gives && x->count % ranks) return 0;
-      break;
-    default: break;
-  }
-  if (gets && out->count != wants) return 0;
+  if (g->op && (!reduce_knows(c->dtype, c->op) || (c->op == OP_AVG && (c->verb == BY_SCAN || c->verb == BY_EXSCAN))))
+    return 0;
+  if (gives && gets && out->count != wanted(c->verb, x->count, ranks)) return 0;
   return !gives || !gets || may_share(c, x, out, (size_t)n->rank);
 }
 
 static int enter(Node *self) {
-  if (!self->segment || self->owner != forks) {
+  if (!self->segment || self->owner != node_forks) {
     PyErr_SetString(PyExc_ValueError, self->segment ? "this node is the parent process's" : "this node is closed");
     return -1;
   }
@@ -281,10 +160,10 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
   return result;
 }
 
-#define METHOD(name, verb, least, most, ...) \
-  static PyObject *name(PyObject *self, PyObject *const *a, Py_ssize_t n) { \
+#define METHOD(name, verb, least, most, ...)                                                                         \
+  static PyObject *name(PyObject *self, PyObject *const *a, Py_ssize_t n) {                                          \
     if (n < least || n > most) return PyErr_Format(PyExc_TypeError, #name " takes %d to %d arguments", least, most); \
-    return run(self, verb, (struct arguments){__VA_ARGS__}); \
+    return run(self, verb, (struct arguments){__VA_ARGS__});                                                         \
   }
 #define OR_NONE(i) (n > i ? a[i] : NULL)
 METHOD(all_reduce, BY_ALL_REDUCE, 3, 4, .x = a[0], .op = a[1], .out = a[2], .dtype = OR_NONE(3))
@@ -326,28 +205,36 @@ static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t n) {
   return bad ? NULL : Py_NewRef(Py_None);
 }
 
-/* -- Node ----------------------------------------------------------------------------------------------------------- */
+/* -- Node --------------------------------------------------------------------------------------------------------- */
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"segment", "place", "rank", "hook", "spins", "checks", "synchronous", "timeout", "direct_from", NULL};
+  static char *words[] = {"segment", "place",       "rank",    "hook",        "spins",
+                          "checks",  "synchronous", "timeout", "direct_from", NULL};
   Segment *segment;
   unsigned long long offset, direct[NODE_WAYS] = {1u << 20, 4u << 20, 16u << 10};
   int rank, spins = 2000, checks = 1, synchronous = 0;
   double timeout = 0;
   PyObject *hook = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oippd(KKK)", words, segment_type, &segment, &offset, &rank, &hook, &spins, &checks, &synchronous, &timeout, &direct[0], &direct[1], &direct[2]))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oippd(KKK)", words, segment_type, &segment, &offset, &rank,
+                                   &hook, &spins, &checks, &synchronous, &timeout, &direct[0], &direct[1], &direct[2]))
     return NULL;
   if (offset + sizeof(struct node_place) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
     return PyErr_Format(PyExc_ValueError, "no place begins at %llu", offset);
   struct node_place *place = (struct node_place *)((char *)segment->segment.head + offset);
-  if (rank < 0 || (uint64_t)rank >= place->size || place->size > NODE_RANKS || offset + node_place_bytes((int)place->size) > segment->segment.nbytes)
+  if (rank < 0 || (uint64_t)rank >= place->size || place->size > NODE_RANKS ||
+      offset + node_place_bytes((int)place->size) > segment->segment.nbytes)
     return PyErr_Format(PyExc_ValueError, "rank %d of %llu", rank, (unsigned long long)place->size);
   Node *self = new_object(type);
   if (!self) return NULL;
   self->segment = (Segment *)Py_NewRef((PyObject *)segment);
   self->hook = hook == Py_None ? NULL : Py_NewRef(hook);
-  self->owner = forks;
-  self->node = (struct node){.host = &host, .program = self->hook, .spins = spins, .checks = checks, .synchronous = synchronous,
-                             .timeout = (uint64_t)(timeout * 1e9), .direct_from = {direct[0], direct[1], direct[2]}};
+  self->owner = node_forks;
+  self->node = (struct node){.host = &python_host,
+                             .program = self->hook,
+                             .spins = spins,
+                             .checks = checks,
+                             .synchronous = synchronous,
+                             .timeout = (uint64_t)(timeout * 1e9),
+                             .direct_from = {direct[0], direct[1], direct[2]}};
   node_attach(&self->node, &segment->segment, place, rank);
   return (PyObject *)self;
 }
@@ -357,7 +244,7 @@ static int node_clear(PyObject *me) {
   Segment *segment = self->segment;
   if (self->busy) return 0;
   self->segment = NULL;
-  if (segment && self->owner == forks) node_left(&segment->segment, self->node.place);
+  if (segment && self->owner == node_forks) node_left(&segment->segment, self->node.place);
   Py_XDECREF((PyObject *)segment);
   self->node.program = NULL;
   Py_CLEAR(self->hook);
@@ -383,7 +270,7 @@ static PyObject *node_close(PyObject *me, PyObject *none) {
   Py_RETURN_NONE;
 }
 
-/* calls(): for each rank (number, signature, waits for, since): what it came to last, and for whom it waits since when */
+/* calls(): for each rank (number, signature, waits for, since): its last call, and for whom it waits since when */
 static PyObject *node_calls(PyObject *me, PyObject *none) {
   Node *self = (Node *)me;
   struct node *n = &self->node;
@@ -396,8 +283,11 @@ static PyObject *node_calls(PyObject *me, PyObject *none) {
     int last = NODE_NUMBER(number[1] - number[0]) < NODE_NUMBER(number[0] - number[1]);
     const int is_waiting = node_load(&rank->status.waiting) != 0;
     PyObject *waits = is_waiting ? PyLong_FromUnsignedLongLong(node_peek(&rank->status.rank)) : Py_NewRef(Py_None);
-    PyObject *since = is_waiting ? PyFloat_FromDouble((double)node_peek(&rank->status.since) * 1e-9) : Py_NewRef(Py_None);
-    PyList_SetItem(list, r, Py_BuildValue("(KKNN)", (unsigned long long)number[last], (unsigned long long)node_peek(&rank->cell[last].signature), waits, since));
+    PyObject *since =
+        is_waiting ? PyFloat_FromDouble((double)node_peek(&rank->status.since) * 1e-9) : Py_NewRef(Py_None);
+    PyList_SetItem(list, r,
+                   Py_BuildValue("(KKNN)", (unsigned long long)number[last],
+                                 (unsigned long long)node_peek(&rank->cell[last].signature), waits, since));
   }
   return list;
 }
@@ -408,127 +298,30 @@ static void set_ways(struct node *n, PyObject *value) {
   for (int i = 0; i < NODE_WAYS; i++) n->direct_from[i] = ways[i];
 }
 
-#define ATTRIBUTE(name, get, set) \
-  static PyObject *get_##name(PyObject *me, void *none) { \
-    struct node *n = &((Node *)me)->node; \
-    (void)none; \
-    return get; \
-  } \
-  static int set_##name(PyObject *me, PyObject *value, void *none) { \
-    struct node *n = &((Node *)me)->node; \
-    (void)none; \
+#define ATTRIBUTE(name, get, set)                                                      \
+  static PyObject *get_##name(PyObject *me, void *none) {                              \
+    struct node *n = &((Node *)me)->node;                                              \
+    (void)none;                                                                        \
+    return get;                                                                        \
+  }                                                                                    \
+  static int set_##name(PyObject *me, PyObject *value, void *none) {                   \
+    struct node *n = &((Node *)me)->node;                                              \
+    (void)none;                                                                        \
     if (!value) return PyErr_SetString(PyExc_AttributeError, "cannot be deleted"), -1; \
-    set; \
-    return PyErr_Occurred() ? -1 : 0; \
+    set;                                                                               \
+    return PyErr_Occurred() ? -1 : 0;                                                  \
   }
-ATTRIBUTE(timeout, PyFloat_FromDouble((double)n->timeout * 1e-9), n->timeout = (uint64_t)(PyFloat_AsDouble(value) * 1e9))
+ATTRIBUTE(timeout, PyFloat_FromDouble((double)n->timeout * 1e-9),
+          n->timeout = (uint64_t)(PyFloat_AsDouble(value) * 1e9))
 ATTRIBUTE(spins, PyLong_FromLong(n->spins), n->spins = (int)PyLong_AsLong(value))
-ATTRIBUTE(direct_from, Py_BuildValue("(KKK)", n->direct_from[0], n->direct_from[1], n->direct_from[2]), set_ways(n, value))
+ATTRIBUTE(direct_from, Py_BuildValue("(KKK)", n->direct_from[0], n->direct_from[1], n->direct_from[2]),
+          set_ways(n, value))
 static PyObject *get_rank(PyObject *me, void *none) { return (void)none, PyLong_FromLong(((Node *)me)->node.rank); }
 static PyObject *get_size(PyObject *me, void *none) { return (void)none, PyLong_FromLong(((Node *)me)->node.size); }
 static PyObject *get_direct(PyObject *me, void *none) { /* None: no long call has been made yet */
   const struct node *n = &((Node *)me)->node;
   (void)none;
   return n->settled ? PyBool_FromLong(n->direct) : Py_NewRef(Py_None);
-}
-
-/* -- Channel ---------------------------------------------------------------------------------------------------------- */
-static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"segment", "at", "peer", "hook", "spins", "timeout", NULL};
-  Segment *segment;
-  unsigned long long offset;
-  int peer, spins = 2000;
-  double timeout = 0;
-  PyObject *hook = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oid", words, segment_type, &segment, &offset, &peer, &hook, &spins, &timeout)) return NULL;
-  if (offset + sizeof(struct node_channel) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
-    return PyErr_Format(PyExc_ValueError, "no channel begins at %llu", offset);
-  Channel *self = new_object(type);
-  if (!self) return NULL;
-  self->segment = (Segment *)Py_NewRef((PyObject *)segment);
-  self->hook = hook == Py_None ? NULL : Py_NewRef(hook);
-  self->owner = forks;
-  self->channel.node = (struct node){.host = &host, .program = self->hook, .spins = spins, .timeout = (uint64_t)(timeout * 1e9)};
-  channel_attach(&self->channel, &segment->segment, (struct node_channel *)((char *)segment->segment.head + offset), peer);
-  return (PyObject *)self;
-}
-static int channel_clear(PyObject *me) {
-  Channel *self = (Channel *)me;
-  Segment *segment = self->segment;
-  if (self->busy) return 0;
-  self->segment = NULL;
-  if (segment && self->owner == forks) channel_left(&segment->segment, self->channel.at);
-  Py_XDECREF((PyObject *)segment);
-  self->channel.node.program = NULL;
-  Py_CLEAR(self->hook);
-  return 0;
-}
-static int channel_traverse(PyObject *me, visitproc visit, void *arg) {
-  Py_VISIT(Py_TYPE(me));
-  Py_VISIT((PyObject *)((Channel *)me)->segment);
-  Py_VISIT(((Channel *)me)->hook);
-  return 0;
-}
-static void channel_dealloc(PyObject *me) {
-  PyObject_GC_UnTrack(me);
-  channel_clear(me);
-  free_object(me);
-}
-static PyObject *channel_close(PyObject *me, PyObject *none) { return (void)none, channel_clear(me), Py_NewRef(Py_None); }
-
-static int channel_enter(Channel *self) {
-  if (self->segment && !self->busy) return self->busy = 1, 0;
-  PyErr_SetString(PyExc_ValueError, self->busy ? "another thread uses this channel" : "this channel is closed");
-  return -1;
-}
-static PyObject *transfer(PyObject *me, PyObject *const *a, Py_ssize_t n, int sends) { /* (x or out, tag) */
-  Channel *self = (Channel *)me;
-  struct array x;
-  uint64_t tag = n > 1 ? PyLong_AsUnsignedLongLong(a[1]) : 0;
-  if (PyErr_Occurred()) return NULL;
-  if (n < 1 || n > 2) return PyErr_Format(PyExc_TypeError, "an array and a tag");
-  int takes = array_look(a[0], !sends, &x);
-  if (takes != 1) return takes ? NULL : Py_NewRef(Py_NotImplemented);
-  int bad = channel_enter(self);
-  if (!bad) {
-    bad = sends ? channel_send(&self->channel, x.at, x.nbytes, tag) : channel_receive(&self->channel, x.at, x.nbytes, tag);
-    self->busy = 0;
-  }
-  array_done(&x);
-  return bad ? NULL : Py_NewRef(sends ? Py_None : a[0]);
-}
-static PyObject *channel_send_array(PyObject *me, PyObject *const *a, Py_ssize_t n) { return transfer(me, a, n, 1); }
-static PyObject *channel_receive_array(PyObject *me, PyObject *const *a, Py_ssize_t n) { return transfer(me, a, n, 0); }
-
-static PyObject *box_of(PyObject *me, PyObject *wait, int to_fill) { /* its memory; None where one would wait and may not */
-  Channel *self = (Channel *)me;
-  int may_wait = PyObject_IsTrue(wait);
-  if (may_wait < 0 || channel_enter(self)) return NULL;
-  char *at = may_wait ? channel_box(&self->channel, to_fill) : channel_ready(&self->channel, to_fill);
-  self->busy = 0;
-  if (!at) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-  size_t nbytes = node_peek(&self->channel.at->capacity);
-  if (to_fill) return PyMemoryView_FromMemory(at, (Py_ssize_t)nbytes, PyBUF_WRITE);
-  if (channel_nbytes(&self->channel) < nbytes) nbytes = channel_nbytes(&self->channel);
-  return PyMemoryView_FromMemory(at, (Py_ssize_t)nbytes, PyBUF_READ);
-}
-static PyObject *channel_empty_box(PyObject *me, PyObject *wait) { return box_of(me, wait, 1); }
-static PyObject *channel_full_box(PyObject *me, PyObject *wait) { return box_of(me, wait, 0); }
-static PyObject *channel_fill_box(PyObject *me, PyObject *args) {
-  Channel *self = (Channel *)me;
-  unsigned long long nbytes, tag = 0;
-  if (!PyArg_ParseTuple(args, "K|K", &nbytes, &tag)) return NULL;
-  if (!self->segment || !channel_ready(&self->channel, 1)) return PyErr_Format(PyExc_ValueError, "the box is the receiver's");
-  channel_fill(&self->channel, nbytes, tag);
-  Py_RETURN_NONE;
-}
-static PyObject *channel_free_box(PyObject *me, PyObject *none) {
-  Channel *self = (Channel *)me;
-  (void)none;
-  if (!self->segment || !channel_ready(&self->channel, 0)) return PyErr_Format(PyExc_ValueError, "the box is the sender's");
-  uint64_t tag = channel_tag(&self->channel);
-  channel_free(&self->channel);
-  return PyLong_FromUnsignedLongLong(tag);
 }
 
 /* -- functions of the module --------------------------------------------------------------------------------------- */
@@ -566,44 +359,46 @@ static PyObject *fold(PyObject *module, PyObject *const *a, Py_ssize_t n) {
   return takes < 0 ? NULL : Py_NewRef(takes ? a[2] : Py_NotImplemented);
 }
 
-/* -- tables ---------------------------------------------------------------------------------------------------------- */
+/* -- tables ------------------------------------------------------------------------------------------------------- */
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
-static PyMethodDef segment_methods[] = {
-    {"reserve", segment_reserve_place, METH_O, NULL}, {"reserve_channel", segment_reserve_channel, METH_O, NULL},
-    {"unlink", segment_unlink, METH_NOARGS, NULL}, {0}};
-static PyGetSetDef segment_attributes[] = {{"name", segment_name, NULL, NULL, NULL}, {"nbytes", segment_nbytes, NULL, NULL, NULL}, {0}};
-static PyMethodDef node_methods[] = {
-    FAST(all_reduce), FAST(reduce_scatter), FAST(scan), FAST(exscan), FAST(reduce), FAST(broadcast), FAST(gather),
-    FAST(scatter), FAST(all_gather), FAST(all_to_all), FAST(arrive), {"barrier", barrier, METH_NOARGS, NULL},
-    {"calls", node_calls, METH_NOARGS, NULL}, {"close", node_close, METH_NOARGS, NULL}, {0}};
-static PyGetSetDef node_attributes[] = {
-    {"rank", get_rank, NULL, NULL, NULL}, {"size", get_size, NULL, NULL, NULL}, {"direct", get_direct, NULL, NULL, NULL},
-    {"timeout", get_timeout, set_timeout, NULL, NULL}, {"spins", get_spins, set_spins, NULL, NULL},
-    {"direct_from", get_direct_from, set_direct_from, NULL, NULL}, {0}};
-static PyMethodDef channel_methods[] = {
-    {"send", (PyCFunction)(void (*)(void))channel_send_array, METH_FASTCALL, NULL},
-    {"receive", (PyCFunction)(void (*)(void))channel_receive_array, METH_FASTCALL, NULL},
-    {"empty_box", channel_empty_box, METH_O, NULL}, {"full_box", channel_full_box, METH_O, NULL},
-    {"fill", channel_fill_box, METH_VARARGS, NULL}, {"free", channel_free_box, METH_NOARGS, NULL},
-    {"close", channel_close, METH_NOARGS, NULL}, {0}};
-static PyType_Slot segment_slots[] = {
-    {Py_tp_new, segment_new}, {Py_tp_dealloc, segment_dealloc}, {Py_tp_methods, segment_methods}, {Py_tp_getset, segment_attributes}, {0, NULL}};
-static PyType_Slot node_slots[] = {
-    {Py_tp_new, node_new}, {Py_tp_dealloc, node_dealloc}, {Py_tp_traverse, node_traverse}, {Py_tp_clear, node_clear},
-    {Py_tp_methods, node_methods}, {Py_tp_getset, node_attributes}, {0, NULL}};
-static PyType_Slot channel_slots[] = {
-    {Py_tp_new, channel_new}, {Py_tp_dealloc, channel_dealloc}, {Py_tp_traverse, channel_traverse}, {Py_tp_clear, channel_clear},
-    {Py_tp_methods, channel_methods}, {0, NULL}};
-#define GC (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC)
-static PyType_Spec segment_spec = {"hpcomm.node._native.core.Segment", sizeof(Segment), 0, Py_TPFLAGS_DEFAULT, segment_slots};
-static PyType_Spec node_spec = {"hpcomm.node._native.core.Node", sizeof(Node), 0, GC, node_slots};
-static PyType_Spec channel_spec = {"hpcomm.node._native.core.Channel", sizeof(Channel), 0, GC, channel_slots};
+static PyMethodDef node_methods[] = {FAST(all_reduce),
+                                     FAST(reduce_scatter),
+                                     FAST(scan),
+                                     FAST(exscan),
+                                     FAST(reduce),
+                                     FAST(broadcast),
+                                     FAST(gather),
+                                     FAST(scatter),
+                                     FAST(all_gather),
+                                     FAST(all_to_all),
+                                     FAST(arrive),
+                                     {"barrier", barrier, METH_NOARGS, NULL},
+                                     {"calls", node_calls, METH_NOARGS, NULL},
+                                     {"close", node_close, METH_NOARGS, NULL},
+                                     {0}};
+static PyGetSetDef node_attributes[] = {{"rank", get_rank, NULL, NULL, NULL},
+                                        {"size", get_size, NULL, NULL, NULL},
+                                        {"direct", get_direct, NULL, NULL, NULL},
+                                        {"timeout", get_timeout, set_timeout, NULL, NULL},
+                                        {"spins", get_spins, set_spins, NULL, NULL},
+                                        {"direct_from", get_direct_from, set_direct_from, NULL, NULL},
+                                        {0}};
+static PyType_Slot node_slots[] = {{Py_tp_new, node_new},
+                                   {Py_tp_dealloc, node_dealloc},
+                                   {Py_tp_traverse, node_traverse},
+                                   {Py_tp_clear, node_clear},
+                                   {Py_tp_methods, node_methods},
+                                   {Py_tp_getset, node_attributes},
+                                   {0, NULL}};
+static PyType_Spec node_spec = {"hpcomm.node._native.core.Node", sizeof(Node), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, node_slots};
 static PyMethodDef functions[] = {{"know_torch", know_torch, METH_O, NULL}, FAST(fold), {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "core", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_core(void) {
   pthread_atfork(NULL, NULL, forked);
-  PyObject *m = PyModule_Create(&module), *node = PyType_FromSpec(&node_spec), *channel = PyType_FromSpec(&channel_spec);
+  PyObject *m = PyModule_Create(&module), *node = PyType_FromSpec(&node_spec),
+           *channel = PyType_FromSpec(&channel_spec);
   segment_type = (PyTypeObject *)PyType_FromSpec(&segment_spec);
   for (int i = 0; i < OPS; i++)
     if (!(op_words[i] = PyUnicode_InternFromString(op_names[i]))) return NULL;

@@ -26,12 +26,12 @@
 #include <string.h>
 
 #define NODE_VERSION 1
-#define NODE_RANKS 256          /* most ranks of one place */
-#define NODE_UNIT (16u << 10)   /* what a segment is divided into */
-#define NODE_CELL 8192u         /* bytes of a cell */
+#define NODE_RANKS 256        /* most ranks of one place */
+#define NODE_UNIT (16u << 10) /* what a segment is divided into */
+#define NODE_CELL 8192u       /* bytes of a cell */
 #define NODE_INLINE (NODE_CELL - 16u)
 #define NODE_LINE 64
-#define NODE_APART 128          /* words of different writers: processors fetch lines in pairs */
+#define NODE_APART 128 /* words of different writers: processors fetch lines in pairs */
 
 typedef _Atomic uint64_t node_word;
 
@@ -62,7 +62,7 @@ struct node_rank {
     node_word rank;             /* for whom; NODE_RANKS: nobody */
     node_word pid, token_at;    /* a word in its own memory holds `token`: whoever reads it there may read all */
     node_word token;
-    node_word direct;           /* 1: it can read all others' memory; set in the first long call */
+    node_word direct; /* 1: it can read all others' memory; set in the first long call */
   } status;
   _Alignas(NODE_APART) node_word put;      /* pieces that lie in its pieces */
   _Alignas(NODE_APART) node_word taken;    /* steps whose pieces it has taken or folded */
@@ -73,11 +73,11 @@ struct node_rank {
 struct node_place {
   _Alignas(NODE_APART) node_word left; /* ranks that have closed: the last one frees the units */
   node_word size, units;
-  node_word pieces, piece_units;       /* offset of the pieces; 0: none yet, 1: no room for any */
+  node_word pieces, piece_units; /* offset of the pieces; 0: none yet, 1: no room for any */
   struct node_rank rank[];
 };
 
-struct node_box { /* one of the two boxes of a channel */
+struct node_box {                      /* one of the two boxes of a channel */
   _Alignas(NODE_APART) node_word full; /* 0: the sender's; else the receiver's: number << 1 | 1 */
   uint64_t nbytes, tag;
 };
@@ -98,7 +98,9 @@ _Static_assert(sizeof(struct node_cell) == NODE_CELL, "a cell is one block");
 _Static_assert(offsetof(struct node_cell, data) == 16, "data begin in the line of the arrival");
 
 /* -- sizes ------------------------------------------------------------------------------------------------------ */
-static inline size_t node_place_bytes(int size) { return sizeof(struct node_place) + (size_t)size * sizeof(struct node_rank); }
+static inline size_t node_place_bytes(int size) {
+  return sizeof(struct node_place) + (size_t)size * sizeof(struct node_rank);
+}
 static inline int node_ring(int size) { return size <= 16 ? 4 : 2; }
 static inline size_t node_chunk(int size) { /* what a rank folds of one step, at most */
   size_t chunk = (size <= 2 ? 128u << 10 : size <= 16 ? 256u << 10 : 64u << 10) / (unsigned)size;
@@ -119,8 +121,8 @@ struct segment {
 enum { NODE_ALL_REDUCE, NODE_BROADCAST, NODE_OTHERS, NODE_WAYS }; /* verbs alike in which way is quicker */
 
 struct node;
-struct node_host { /* the program around the core: Python, or a test */
-  void *(*leave)(void);           /* let its other threads run; what is returned goes to back */
+struct node_host {      /* the program around the core: Python, or a test */
+  void *(*leave)(void); /* let its other threads run; what is returned goes to back */
   void (*back)(void *);
   int (*look)(struct node *, int why, int rank); /* WAITS: 0 goes on; all else, and any other result: the call fails */
 };
@@ -133,22 +135,22 @@ struct node {
   void *program; /* the host's */
   void *state;   /* of host->leave; NULL: the host's lock is held */
   int rank, size;
-  int spins;       /* looks before a wait gets slow; 0: more ranks than cores */
-  int checks;      /* compare signatures */
-  int synchronous; /* every call waits for all, and may be withdrawn */
-  uint64_t timeout; /* ns; 0: for ever */
-  uint64_t calls;     /* number of the call under way */
-  uint64_t published; /* last number of which our arrival stands in its cell */
-  uint64_t awaited;   /* number to which we wait for others to come; 0: we wait for something else */
-  uint64_t seen;      /* last number to which all others are known to have come */
-  uint64_t gave_up;   /* number of the last long call that this rank has left by an error */
-  uint64_t told;      /* number of the call whose mismatch has been reported */
-  uint64_t signature; /* of the call under way */
-  uint64_t arrival;   /* of the call under way, as it stands in cells */
-  uint64_t token;     /* see status.token_at */
-  int settled, direct; /* set at the first long call: pieces are there; memory of others can be read */
+  int spins;                       /* looks before a wait gets slow; 0: more ranks than cores */
+  int checks;                      /* compare signatures */
+  int synchronous;                 /* every call waits for all, and may be withdrawn */
+  uint64_t timeout;                /* ns; 0: for ever */
+  uint64_t calls;                  /* number of the call under way */
+  uint64_t published;              /* last number of which our arrival stands in its cell */
+  uint64_t awaited;                /* number to which we wait for others to come; 0: we wait for something else */
+  uint64_t seen;                   /* last number to which all others are known to have come */
+  uint64_t gave_up;                /* number of the last long call that this rank has left by an error */
+  uint64_t told;                   /* number of the call whose mismatch has been reported */
+  uint64_t signature;              /* of the call under way */
+  uint64_t arrival;                /* of the call under way, as it stands in cells */
+  uint64_t token;                  /* see status.token_at */
+  int settled, direct;             /* set at the first long call: pieces are there; memory of others can be read */
   uint64_t direct_from[NODE_WAYS]; /* bytes from which that is done; the same on all ranks */
-  char *scratch;       /* for what is read so, and folded */
+  char *scratch;                   /* for what is read so, and folded */
 };
 
 struct channel {
@@ -212,7 +214,7 @@ int call_takes(const struct node *, const struct call *, int rank); /* this rank
 
 /* -- channel.c ---- */
 void channel_attach(struct channel *, struct segment *, struct node_channel *, int peer);
-char *channel_box(struct channel *, int to_fill); /* NULL: the wait failed */
+char *channel_box(struct channel *, int to_fill);   /* NULL: the wait failed */
 char *channel_ready(struct channel *, int to_fill); /* the same, NULL where one would wait */
 void channel_fill(struct channel *, size_t nbytes, uint64_t tag);
 void channel_free(struct channel *);
@@ -222,8 +224,19 @@ int channel_send(struct channel *, const char *, size_t nbytes, uint64_t tag);
 int channel_receive(struct channel *, char *, size_t nbytes, uint64_t tag);
 
 /* -- verbs, operators, element types: the numbers of hpcomm's signatures ---- */
-enum { BY_ALL_GATHER = 1, BY_ALL_REDUCE, BY_ALL_TO_ALL, BY_BARRIER, BY_BROADCAST, BY_EXSCAN, BY_GATHER, BY_REDUCE,
-       BY_REDUCE_SCATTER, BY_SCAN, BY_SCATTER };
+enum {
+  BY_ALL_GATHER = 1,
+  BY_ALL_REDUCE,
+  BY_ALL_TO_ALL,
+  BY_BARRIER,
+  BY_BROADCAST,
+  BY_EXSCAN,
+  BY_GATHER,
+  BY_REDUCE,
+  BY_REDUCE_SCATTER,
+  BY_SCAN,
+  BY_SCATTER
+};
 enum { OP_SUM, OP_AVG, OP_PROD, OP_MIN, OP_MAX, OP_BAND, OP_BOR, OP_BXOR, OP_LAND, OP_LOR, OPS };
 enum { BOOL = 1, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, LONG_DOUBLE, C64, C128, DTYPES };
 
@@ -235,8 +248,12 @@ enum { BOOL = 1, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, LONG
 #else
 #define node_relax() ((void)0)
 #endif
-static inline uint64_t node_load(const node_word *at) { return atomic_load_explicit((node_word *)at, memory_order_acquire); }
-static inline uint64_t node_peek(const node_word *at) { return atomic_load_explicit((node_word *)at, memory_order_relaxed); }
+static inline uint64_t node_load(const node_word *at) {
+  return atomic_load_explicit((node_word *)at, memory_order_acquire);
+}
+static inline uint64_t node_peek(const node_word *at) {
+  return atomic_load_explicit((node_word *)at, memory_order_relaxed);
+}
 static inline void node_note(node_word *at, uint64_t value) { atomic_store_explicit(at, value, memory_order_relaxed); }
 #ifdef NODE_STOPS
 void node_stop_point(void); /* the tests end or stop a rank at its n-th store */

@@ -1,0 +1,128 @@
+/* channel_type.c: Channel, from one rank to another (channel.c). */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "module.h"
+
+static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+  static char *words[] = {"segment", "at", "peer", "hook", "spins", "timeout", NULL};
+  Segment *segment;
+  unsigned long long offset;
+  int peer, spins = 2000;
+  double timeout = 0;
+  PyObject *hook = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oid", words, segment_type, &segment, &offset, &peer, &hook,
+                                   &spins, &timeout))
+    return NULL;
+  if (offset + sizeof(struct node_channel) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
+    return PyErr_Format(PyExc_ValueError, "no channel begins at %llu", offset);
+  Channel *self = new_object(type);
+  if (!self) return NULL;
+  self->segment = (Segment *)Py_NewRef((PyObject *)segment);
+  self->hook = hook == Py_None ? NULL : Py_NewRef(hook);
+  self->owner = node_forks;
+  self->channel.node =
+      (struct node){.host = &python_host, .program = self->hook, .spins = spins, .timeout = (uint64_t)(timeout * 1e9)};
+  channel_attach(&self->channel, &segment->segment, (struct node_channel *)((char *)segment->segment.head + offset),
+                 peer);
+  return (PyObject *)self;
+}
+static int channel_clear(PyObject *me) {
+  Channel *self = (Channel *)me;
+  Segment *segment = self->segment;
+  if (self->busy) return 0;
+  self->segment = NULL;
+  if (segment && self->owner == node_forks) channel_left(&segment->segment, self->channel.at);
+  Py_XDECREF((PyObject *)segment);
+  self->channel.node.program = NULL;
+  Py_CLEAR(self->hook);
+  return 0;
+}
+static int channel_traverse(PyObject *me, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(me));
+  Py_VISIT((PyObject *)((Channel *)me)->segment);
+  Py_VISIT(((Channel *)me)->hook);
+  return 0;
+}
+static void channel_dealloc(PyObject *me) {
+  PyObject_GC_UnTrack(me);
+  channel_clear(me);
+  free_object(me);
+}
+static PyObject *channel_close(PyObject *me, PyObject *none) {
+  return (void)none, channel_clear(me), Py_NewRef(Py_None);
+}
+
+static int channel_enter(Channel *self) {
+  if (self->segment && !self->busy) return self->busy = 1, 0;
+  PyErr_SetString(PyExc_ValueError, self->busy ? "another thread uses this channel" : "this channel is closed");
+  return -1;
+}
+static PyObject *transfer(PyObject *me, PyObject *const *a, Py_ssize_t n, int sends) { /* (x or out, tag) */
+  Channel *self = (Channel *)me;
+  struct array x;
+  uint64_t tag = n > 1 ? PyLong_AsUnsignedLongLong(a[1]) : 0;
+  if (PyErr_Occurred()) return NULL;
+  if (n < 1 || n > 2) return PyErr_Format(PyExc_TypeError, "an array and a tag");
+  int takes = array_look(a[0], !sends, &x);
+  if (takes != 1) return takes ? NULL : Py_NewRef(Py_NotImplemented);
+  int bad = channel_enter(self);
+  if (!bad) {
+    bad = sends ? channel_send(&self->channel, x.at, x.nbytes, tag)
+                : channel_receive(&self->channel, x.at, x.nbytes, tag);
+    self->busy = 0;
+  }
+  array_done(&x);
+  return bad ? NULL : Py_NewRef(sends ? Py_None : a[0]);
+}
+static PyObject *channel_send_array(PyObject *me, PyObject *const *a, Py_ssize_t n) { return transfer(me, a, n, 1); }
+static PyObject *channel_receive_array(PyObject *me, PyObject *const *a, Py_ssize_t n) { return transfer(me, a, n, 0); }
+
+static PyObject *box_of(PyObject *me, PyObject *wait,
+                        int to_fill) { /* its memory; None where one would wait and may not */
+  Channel *self = (Channel *)me;
+  int may_wait = PyObject_IsTrue(wait);
+  if (may_wait < 0 || channel_enter(self)) return NULL;
+  char *at = may_wait ? channel_box(&self->channel, to_fill) : channel_ready(&self->channel, to_fill);
+  self->busy = 0;
+  if (!at) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+  size_t nbytes = node_peek(&self->channel.at->capacity);
+  if (to_fill) return PyMemoryView_FromMemory(at, (Py_ssize_t)nbytes, PyBUF_WRITE);
+  if (channel_nbytes(&self->channel) < nbytes) nbytes = channel_nbytes(&self->channel);
+  return PyMemoryView_FromMemory(at, (Py_ssize_t)nbytes, PyBUF_READ);
+}
+static PyObject *channel_empty_box(PyObject *me, PyObject *wait) { return box_of(me, wait, 1); }
+static PyObject *channel_full_box(PyObject *me, PyObject *wait) { return box_of(me, wait, 0); }
+static PyObject *channel_fill_box(PyObject *me, PyObject *args) {
+  Channel *self = (Channel *)me;
+  unsigned long long nbytes, tag = 0;
+  if (!PyArg_ParseTuple(args, "K|K", &nbytes, &tag)) return NULL;
+  if (!self->segment || !channel_ready(&self->channel, 1))
+    return PyErr_Format(PyExc_ValueError, "the box is the receiver's");
+  channel_fill(&self->channel, nbytes, tag);
+  Py_RETURN_NONE;
+}
+static PyObject *channel_free_box(PyObject *me, PyObject *none) {
+  Channel *self = (Channel *)me;
+  (void)none;
+  if (!self->segment || !channel_ready(&self->channel, 0))
+    return PyErr_Format(PyExc_ValueError, "the box is the sender's");
+  uint64_t tag = channel_tag(&self->channel);
+  channel_free(&self->channel);
+  return PyLong_FromUnsignedLongLong(tag);
+}
+
+static PyMethodDef channel_methods[] = {
+    {"send", (PyCFunction)(void (*)(void))channel_send_array, METH_FASTCALL, NULL},
+    {"receive", (PyCFunction)(void (*)(void))channel_receive_array, METH_FASTCALL, NULL},
+    {"empty_box", channel_empty_box, METH_O, NULL},
+    {"full_box", channel_full_box, METH_O, NULL},
+    {"fill", channel_fill_box, METH_VARARGS, NULL},
+    {"free", channel_free_box, METH_NOARGS, NULL},
+    {"close", channel_close, METH_NOARGS, NULL},
+    {0}};
+static PyType_Slot channel_slots[] = {{Py_tp_new, channel_new},           {Py_tp_dealloc, channel_dealloc},
+                                      {Py_tp_traverse, channel_traverse}, {Py_tp_clear, channel_clear},
+                                      {Py_tp_methods, channel_methods},   {0, NULL}};
+PyType_Spec channel_spec = {"hpcomm.node._native.core.Channel", sizeof(Channel), 0,
+                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, channel_slots};

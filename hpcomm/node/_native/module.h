@@ -1,0 +1,38 @@
+/* module.h: the objects of the core as Python has them, and what their files need of one another. */
+#ifndef HPCOMM_MODULE_H
+#define HPCOMM_MODULE_H
+#include "array.h"
+
+#include "node.h"
+
+typedef struct {
+  PyObject_HEAD struct segment segment;
+  char name[256];
+} Segment;
+typedef struct {
+  PyObject_HEAD struct node node;
+  Segment *segment; /* NULL: closed */
+  PyObject *hook;   /* or NULL */
+  int busy;         /* a thread of ours is in a call */
+  int owner;        /* `forks` when it was made: a child process may not use it */
+} Node;
+typedef struct {
+  PyObject_HEAD struct channel channel;
+  Segment *segment;
+  PyObject *hook;
+  int busy;
+  int owner;
+} Channel;
+
+extern const struct node_host python_host; /* module.c */
+extern int node_forks; /* since the first process: what asks for its pid at each call costs as much */
+extern PyTypeObject *segment_type;
+extern PyType_Spec segment_spec, channel_spec;
+
+static inline void *new_object(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
+static inline void free_object(void *self) {
+  PyTypeObject *type = Py_TYPE((PyObject *)self);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+#endif

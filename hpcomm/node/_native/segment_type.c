@@ -1,0 +1,118 @@
+/* segment_type.c: Segment, a file of shared memory under a name that is nobody else's. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "module.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int open_new(Segment *s) { /* a name that nobody can guess, which is nobody's yet */
+  unsigned char drawn[16];
+  if (getrandom(drawn, sizeof drawn, 0) != sizeof drawn) return -1;
+  int at = snprintf(s->name, sizeof s->name, "/dev/shm/hpcomm-%u-", (unsigned)geteuid());
+  for (size_t i = 0; i < sizeof drawn; i++) at += snprintf(s->name + at, sizeof s->name - (size_t)at, "%02x", drawn[i]);
+  return open(s->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
+static int open_known(Segment *s, const char *name) { /* ours alone, and no link to something else */
+  struct stat about;
+  if (strlen(name) >= sizeof s->name) return errno = ENAMETOOLONG, -1;
+  strcpy(s->name, name);
+  int file = open(name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+  if (file < 0) return -1;
+  if (!fstat(file, &about) && S_ISREG(about.st_mode) && about.st_uid == geteuid() && !(about.st_mode & 077))
+    return file;
+  close(file);
+  errno = EPERM;
+  return -1;
+}
+
+static PyObject *segment_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+  static char *words[] = {"nbytes", "name", "file", NULL};
+  unsigned long long nbytes;
+  const char *name = NULL;
+  int file = -1, create = 1, bad;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "K|zi", words, &nbytes, &name, &file)) return NULL;
+  Segment *s = new_object(type);
+  if (!s) return NULL;
+  nbytes = segment_bytes(nbytes);
+  s->segment.file = -1;
+  if (name) {
+    create = 0;
+    file = open_known(s, name);
+  } else if (file >= 0) { /* of a memfd, say: who finds it empty makes it */
+    struct stat about;
+    file = fcntl(file, F_DUPFD_CLOEXEC, 0);
+    create = file >= 0 && !fstat(file, &about) && about.st_size == 0;
+  } else {
+    file = open_new(s);
+  }
+  if (file >= 0 && create && ftruncate(file, (off_t)nbytes))
+    bad = errno;
+  else
+    bad = file < 0 ? errno : segment_open(&s->segment, file, nbytes, create);
+  s->segment.file = file;
+  if (!bad) return (PyObject *)s;
+  if (create && s->name[0]) unlink(s->name);
+  errno = bad;
+  PyErr_SetFromErrnoWithFilename(PyExc_OSError, s->name);
+  Py_DECREF(s);
+  return NULL;
+}
+
+static void segment_dealloc(PyObject *self) {
+  Segment *s = (Segment *)self;
+  segment_close(&s->segment);
+  if (s->segment.file >= 0) close(s->segment.file);
+  free_object(self);
+}
+
+static PyObject *offset_of(Segment *s, void *at) {
+  if (!at) Py_RETURN_NONE;
+  return PyLong_FromSize_t((size_t)((char *)at - (char *)s->segment.head));
+}
+static PyObject *segment_reserve_place(PyObject *self, PyObject *size) {
+  Segment *s = (Segment *)self;
+  long ranks = PyLong_AsLong(size);
+  if (PyErr_Occurred()) return NULL;
+  if (ranks < 1 || ranks > NODE_RANKS) return PyErr_Format(PyExc_ValueError, "%ld ranks: 1 to %d", ranks, NODE_RANKS);
+  return offset_of(s, node_reserve(&s->segment, (int)ranks));
+}
+static PyObject *segment_reserve_channel(PyObject *self, PyObject *capacity) {
+  Segment *s = (Segment *)self;
+  size_t nbytes = PyLong_AsSize_t(capacity);
+  if (PyErr_Occurred()) return NULL;
+  return offset_of(s, channel_reserve(&s->segment, nbytes));
+}
+static PyObject *segment_unlink(PyObject *self, PyObject *none) {
+  Segment *s = (Segment *)self;
+  (void)none;
+  if (s->name[0] && unlink(s->name) && errno != ENOENT) return PyErr_SetFromErrnoWithFilename(PyExc_OSError, s->name);
+  Py_RETURN_NONE;
+}
+static PyObject *segment_name(PyObject *self, void *none) {
+  (void)none;
+  return PyUnicode_FromString(((Segment *)self)->name);
+}
+static PyObject *segment_nbytes(PyObject *self, void *none) {
+  (void)none;
+  return PyLong_FromSize_t(((Segment *)self)->segment.nbytes);
+}
+
+static PyMethodDef segment_methods[] = {{"reserve", segment_reserve_place, METH_O, NULL},
+                                        {"reserve_channel", segment_reserve_channel, METH_O, NULL},
+                                        {"unlink", segment_unlink, METH_NOARGS, NULL},
+                                        {0}};
+static PyGetSetDef segment_attributes[] = {
+    {"name", segment_name, NULL, NULL, NULL}, {"nbytes", segment_nbytes, NULL, NULL, NULL}, {0}};
+static PyType_Slot segment_slots[] = {{Py_tp_new, segment_new},
+                                      {Py_tp_dealloc, segment_dealloc},
+                                      {Py_tp_methods, segment_methods},
+                                      {Py_tp_getset, segment_attributes},
+                                      {0, NULL}};
+PyType_Spec segment_spec = {"hpcomm.node._native.core.Segment", sizeof(Segment), 0, Py_TPFLAGS_DEFAULT, segment_slots};
