@@ -9,12 +9,13 @@ TORCH ?= torch==2.13.0
 
 PIP = -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-pure check pictures clean
+.PHONY: help demo core test test-pure check pictures clean
 
 help:
 	@echo 'make demo       install hpcomm with an MPI into .venv and run its main demo on 4 ranks'
 	@echo 'make test       run all tests, on 1 to 4 ranks under Open MPI and under MPICH'
 	@echo 'make test-pure  run the tests that need no ranks (seconds)'
+	@echo 'make core       build the node core anew where its sources have changed'
 	@echo 'make check      look at format, style, types and spelling'
 	@echo 'make pictures   draw the pictures of docs/ anew'
 	@echo 'make clean      remove what all these have made'
@@ -22,10 +23,16 @@ help:
 demo: .venv/ready
 	.venv/bin/hpcomm run -n 4 python -m hpcomm.apps.allreduce_demo
 
-test: .venv-openmpi/ready .venv-mpich/ready
+# Installing has built it; this is for those who change it. Where there is no compiler nothing is built.
+CORE = hpcomm/node/_native
+core: $(CORE)/core.abi3.so
+$(CORE)/core.abi3.so: $(wildcard $(CORE)/*.c $(CORE)/*.h) setup.py | .venv-openmpi/ready
+	.venv-openmpi/bin/python setup.py -q build_ext --inplace
+
+test: .venv-openmpi/ready .venv-mpich/ready core
 	.venv-openmpi/bin/python tests/run.py openmpi=.venv-openmpi/bin/python mpich=.venv-mpich/bin/python
 
-test-pure: .venv-openmpi/ready
+test-pure: .venv-openmpi/ready core
 	.venv-openmpi/bin/python -m pytest -q tests/pure
 
 check: .venv-openmpi/ready
