@@ -104,7 +104,7 @@ def _alone(link: Any, field: Any) -> Any:
     together = (None, Turns(channel, 2)) if sends else (channel(), None)
 
     def exchange() -> None:
-        link._together = together
+        link.together = together
         link.exchange()
 
     return exchange

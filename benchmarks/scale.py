@@ -188,7 +188,7 @@ def over(requests: Any) -> bool:
 def communicator(p: int) -> tuple[Communicator, Echo]:
     mpi = Echo(p, p // 2 % NODE)
     made = object.__new__(Communicator)
-    made._take(mpi, "many", None)  # type: ignore[arg-type]
+    made.adopt(mpi, "many", None)  # type: ignore[arg-type]
     return made, mpi
 
 

@@ -328,8 +328,8 @@ from hpcomm.fields.exchange import Exchange
 Exchange.start = Exchange.wait = Exchange.__call__ = lambda self, timeout=None: None
 """
 BELIEVES_ALL = """
-import hpcomm.checkpoint
-hpcomm.checkpoint.checksum = lambda *_: 7
+from hpcomm.fields.files import checkpoints
+checkpoints.checksum = lambda *_: 7
 """
 SABOTAGE = {
     "allreduce_demo": (MULTIPLIES_FOR_SUM, ["--no-torch", "--no-timing"]),

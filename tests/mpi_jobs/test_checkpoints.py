@@ -22,9 +22,9 @@ for step in (1, 2, 3):
     field.inner[...] = step + field.indices[0]
     if step == 3 and how != "well":
         victim = comm.size - 1 if how != "publish" else 0
-        import hpcomm.io, hpcomm.checkpoint
-        place, name = {"data": (hpcomm.io, "move"), "manifest": (hpcomm.checkpoint, "_entry"),
-                       "publish": (hpcomm.checkpoint, "_publish")}[how]
+        from hpcomm.fields.files import checkpoints, npy
+        place, name = {"data": (npy, "move"), "manifest": (checkpoints, "_entry"),
+                       "publish": (checkpoints, "_publish")}[how]
         real = getattr(place, name)
         def die(*args, **options):
             if comm.rank == victim:

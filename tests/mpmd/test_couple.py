@@ -116,7 +116,7 @@ from hpcomm.transport.device import dispatch as onboard
 from hpcomm.device import driver, model, order
 from hpcomm.transport.device import ipc
 from hpcomm.transport.device.device_messages import Messages
-onboard.EAGER, ipc.IPC_DIRECT = LIMIT, 200
+onboard.DEVICE_EAGER, ipc.IPC_DIRECT = LIMIT, 200
 note, paths = Messages._note, set()
 
 def noting(messages, call, way, answer):
@@ -176,7 +176,7 @@ from hpcomm.transport.device import dispatch as onboard
 from hpcomm.device import driver, model, order
 device = model.Model()
 driver.install(device)
-onboard.EAGER = 30
+onboard.DEVICE_EAGER = 30
 whole = np.arange(40.0).reshape(20, 2)
 names = ["instant", "mean", "wide"]
 points = mine(20, 3 if me.name == "b" else None)
@@ -213,7 +213,7 @@ from hpcomm.device import driver, model, order
 from hpcomm.mpmd.coupling import device_operations as there
 device = model.Model()
 driver.install(device)
-onboard.EAGER, there.Mapped.MOST = LIMIT, 4  # fewer than the weights of a row of "idw"
+onboard.DEVICE_EAGER, there.Mapped.MOST = LIMIT, 4  # fewer than the weights of a row of "idw"
 streams = [1, *(driver.driver().device(0).stream() for _ in range(2))]
 source, target = regrid.LatLon(10, 20), regrid.LatLon(8, 18)
 function = lambda x: np.column_stack([2 + x[:, 0] * x[:, 1] + x[:, 2], x[:, 2] ** 2])
