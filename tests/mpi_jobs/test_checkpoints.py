@@ -132,6 +132,7 @@ if comm.rank == 0:
 """
 
 
+@pytest.mark.once
 def test_files_past_two_gibibytes(job: Any, tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

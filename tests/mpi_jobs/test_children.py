@@ -84,6 +84,7 @@ def test_pools_and_other_children_work_in_ranks_and_are_no_ranks(job: Any) -> No
     ]
 
 
+@pytest.mark.once
 def test_workers_of_torchs_data_loaders_work_in_ranks(job: Any) -> None:
     assert job(2, LOADERS, timeout=120).stdout == "12\n12\n"
 

@@ -182,7 +182,7 @@ def test_it_does_so_under_the_mpis_own_launcher_too(tmp_path: Path, ending: str,
     check_failure(timed(note, lambda: plain_launch(2, source, tmp_path)), ending)
 
 
-@pytest.mark.parametrize("status", [256, -256, 2**31, -(2**40)])
+@pytest.mark.parametrize("status", [256, -(2**40)])
 def test_a_status_that_no_process_can_have_ends_the_job_with_another(
     job: Any, tmp_path: Path, status: int
 ) -> None:

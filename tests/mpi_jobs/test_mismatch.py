@@ -250,6 +250,7 @@ def test_a_receive_of_another_sort_than_what_was_sent_is_told_at_once(
         assert rows, done.stderr
 
 
+@pytest.mark.once
 def test_messages_of_both_sorts_under_way_raise_no_alarm(job: Any) -> None:
     """Long ones move on while their sender is in MPI only, so that what was sent later is there first."""
     code = """

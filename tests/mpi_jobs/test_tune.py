@@ -94,6 +94,7 @@ def vendor() -> str:
     ).stdout.strip()
 
 
+@pytest.mark.once
 def test_all_ranks_follow_the_table_of_rank_0(job: Any, tmp_path: Any) -> None:
     rows = {"all_reduce": [[8, "recursive_doubling"], [2000, "recursive_doubling"]]}
     rows["all_reduce"] += [[776_000, "ring"], [1 << 20, "ring"]]

@@ -217,6 +217,7 @@ dist.all_reduce(torch.eye(3).to_sparse())  # which goes through MPI
     assert any(what in text for text in found.values()), found
 
 
+@pytest.mark.once
 def test_a_part_of_torchs_own_suite(tmp_path: Path) -> None:
     """A handful of its tests; all of them: see docs/torch.md."""
     suite = ROOT / "tests" / "torch" / "peer_suite.py"
