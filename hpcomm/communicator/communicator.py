@@ -433,10 +433,11 @@ class Communicator:
         part(self)
 
     def move_on(self) -> None:
-        """Let MPI work on what is under way."""
+        """Let MPI work on what is under way; nothing once another thread has closed this communicator."""
         from ..transport import mpi as transport
 
-        transport.move_on(self.mpi_handle)
+        if mpi := self.mpi_handle:
+            transport.move_on(mpi)
 
     def drop_fastpaths(self) -> None:
         """Let fast paths be made anew."""

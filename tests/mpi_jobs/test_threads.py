@@ -143,3 +143,26 @@ def test_two_threads_inside_mpi_end_the_job_in_words(job: Any) -> None:
 
 def test_messages_and_collectives_apart_may_go_in_threads_at_once(job: Any) -> None:
     assert job(2, APART, timeout=60).stdout.count("right") == 2
+
+
+CLOSES = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from hpcomm import world as comm
+
+def sum_of(its):
+    time.sleep(0.3 * (comm.rank == 0))
+    return int(its.all_reduce(comm.rank + 1))
+
+with ThreadPoolExecutor() as pool, comm.dup() as first, comm.dup() as second:
+    sums = pool.map(sum_of, [first, second])  # rank 1 closes both while its threads still wait in them
+    if comm.rank == 0:
+        assert list(sums) == [3, 3]
+if comm.rank == 1:
+    assert list(sums) == [3, 3]
+assert comm.all_reduce(1) == 2
+"""
+
+
+def test_a_communicator_that_is_closed_while_a_thread_waits_in_it_ends_no_job(job: Any) -> None:
+    job(2, CLOSES)
