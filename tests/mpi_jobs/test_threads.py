@@ -146,20 +146,25 @@ def test_messages_and_collectives_apart_may_go_in_threads_at_once(job: Any) -> N
 
 
 CLOSES = """
-import time
+import threading, time
 from concurrent.futures import ThreadPoolExecutor
 from hpcomm import world as comm
 
+both = threading.Barrier(3)
+
 def sum_of(its):
-    time.sleep(0.3 * (comm.rank == 0))
+    both.wait(20)
+    time.sleep(1.5 * (comm.rank == 0))
     return int(its.all_reduce(comm.rank + 1))
 
 with ThreadPoolExecutor() as pool, comm.dup() as first, comm.dup() as second:
-    sums = pool.map(sum_of, [first, second])  # rank 1 closes both while its threads still wait in them
+    sums = pool.map(sum_of, [first, second])
+    both.wait(20)
     if comm.rank == 0:
         assert list(sums) == [3, 3]
-if comm.rank == 1:
-    assert list(sums) == [3, 3]
+    else:
+        time.sleep(0.5)  # both threads wait for rank 0 then, and their communicators are closed
+assert comm.rank == 0 or list(sums) == [3, 3]
 assert comm.all_reduce(1) == 2
 """
 
