@@ -475,7 +475,7 @@ def _folding(op: Any, record: Dtype) -> tuple[Any, int] | None:
     from ..core import reduction
 
     fold = reduction.resolve(op, record)
-    if fold.up is not None or fold.finish is not None or fold.fold is not None or fold.op.mpi is not None:
+    if fold.widen is not None or fold.finish is not None or fold.fold is not None or fold.op.mpi is not None:
         return None
     return fold.mpi(), fold.code
 

@@ -1,7 +1,7 @@
 """Reduction operators: which ones make sense on which element types, and how each is carried out.
 
-An operator on a dtype becomes a Reduction: what is sent instead of x (`up`), which MPI operator
-reduces it, and what the reduced values become (`down`). Halves travel as float32 and are rounded once;
+An operator on a dtype becomes a Reduction: what is sent instead of x (`widen`), which MPI operator
+reduces it, and what the reduced values become (`narrow`). Halves travel as float32 and are rounded once;
 truth values as 0 and 1; an operator that MPI does not know is reduced here, in rank order, over the
 gathered contributions.
 """
@@ -76,8 +76,8 @@ class Reduction(NamedTuple):
 
     code: the same small number on all ranks that mean the same
     mpi_op, mpi_type: names of MPI's operator and of the element type that travels; mpi_op None: fold here
-    up: storage array -> contiguous array that travels, or None: x itself can
-    down: (travelled array, number of ranks) -> storage array; None: nothing to do
+    widen: storage array -> contiguous array that travels, or None: x itself can
+    narrow: (travelled array, number of ranks) -> storage array; None: nothing to do
     finish: (storage array, number of ranks), changes it in place; None: nothing to do
     """
 
@@ -85,8 +85,8 @@ class Reduction(NamedTuple):
     code: int
     mpi_op: Any
     mpi_type: str
-    up: Callable[[Array], Array] | None = None
-    down: Callable[[Array, int], Array] | None = None
+    widen: Callable[[Array], Array] | None = None
+    narrow: Callable[[Array, int], Array] | None = None
     finish: Callable[[Array, int], None] | None = None
 
     @property
@@ -300,15 +300,15 @@ def _premultiplied(op: Op, dtype: Dtype) -> Reduction:
         raise DtypeError(
             f"the factor {op.factor} of premul_sum is no {dtype}", hint="convert x to a wider dtype"
         )
-    up = plain.up
+    widen = plain.widen
 
     def scaled(x: Array) -> Array:
-        wide = np.ascontiguousarray(x) if up is None else up(x)
+        wide = np.ascontiguousarray(x) if widen is None else widen(x)
         with np.errstate(all="ignore"):
             return np.asarray(wide * wide.dtype.type(op.factor))
 
     return Reduction(
-        op, NAMES.index("premul_sum"), plain.mpi_op, plain.mpi_type, scaled, plain.down, plain.finish
+        op, NAMES.index("premul_sum"), plain.mpi_op, plain.mpi_type, scaled, plain.narrow, plain.finish
     )
 
 

@@ -366,19 +366,19 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
     call.op = fold.mpi()
     kind = getattr(MPI, fold.mpi_type)
     landing: NDArray[Any] | None = None
-    travelling = fold.up(send.array) if fold.up is not None else _packed(send.array)
-    if fold.up is not None:
-        up = fold.up
+    travelling = fold.widen(send.array) if fold.widen is not None else _packed(send.array)
+    if fold.widen is not None:
+        up = fold.widen
         call.fill = lambda: np.copyto(travelling, up(send.array))
     elif not np.may_share_memory(travelling, send.array):
         call.fill = _filler(travelling, send.array)
     if recv is not None:
-        plain = fold.up is None and recv.array.flags.c_contiguous and (recv.array.size > 0 or send is recv)
+        plain = fold.widen is None and recv.array.flags.c_contiguous and (recv.array.size > 0 or send is recv)
         landing = recv.array if plain else np.empty(recv.shape, travelling.dtype)
         call.recv = (landing, block, kind)
     if (
         in_place
-        and fold.up is None
+        and fold.widen is None
         and recv is not None
         and landing is recv.array
         and send.array.flags.c_contiguous
@@ -399,7 +399,7 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
         if first:
             return _first_of_exscan(recv, fold)
         if landing is not recv.array:
-            recv.array[...] = (fold.down(landing, ranks) if fold.down is not None else landing).reshape(
+            recv.array[...] = (fold.narrow(landing, ranks) if fold.narrow is not None else landing).reshape(
                 recv.shape
             )
         if fold.finish is not None:

@@ -75,12 +75,12 @@ def given(dtype: Dtype, rank: int) -> Any:
 
 def on_host(fold: Any, parts: list[Any]) -> Any:
     """As transport/mpi.py has it done: convert, fold, convert."""
-    wide = [np.array(part) if fold.up is None else fold.up(part) for part in parts]
+    wide = [np.array(part) if fold.widen is None else fold.widen(part) for part in parts]
     folded = wide[0].copy()
     for each in wide[1:]:
         getattr(np, kernels.FOLDS[fold.mpi_op])(folded, each, out=folded)
-    if fold.down is not None:
-        return fold.down(folded, len(parts))
+    if fold.narrow is not None:
+        return fold.narrow(folded, len(parts))
     if fold.finish is not None:
         fold.finish(folded, len(parts))
     return folded

@@ -37,7 +37,7 @@ class Mover(Protocol):
 
 def travels(fold: Reduction | None, dtype: Dtype) -> Dtype:
     """The dtype in which elements of dtype travel under a reduction."""
-    if fold is None or fold.up is None:
+    if fold is None or fold.widen is None:
         return dtype
     if fold.mpi_type == "UINT8_T" and (dtype.kind == "b" or fold.op.name in ("land", "lor")):
         return BY_NAME["uint8"]
