@@ -1,8 +1,8 @@
-"""Limits of waiting and of sizes: the only file of them. Each section names what chose its numbers.
+"""Limits of waiting and of sizes in the calls of ranks. Each section names what chose its numbers.
 
-Numbers are of the machines on which those benchmarks ran; their files are under benchmarks/results/.
-Names in _S are seconds. Limits that a format or MPI sets, such as the largest count, stand where they are
-used.
+Numbers are of the machines on which those benchmarks ran; their files are under benchmarks/results/. Names
+in _S are seconds. What a format or MPI sets, such as the largest count, stands where it is used; so do the
+deadlines of launching and coupling, which are below this layer (job/) or a program's own (mpmd/).
 """
 
 from __future__ import annotations
