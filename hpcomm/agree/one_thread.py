@@ -2,7 +2,7 @@
 
 MPI, flags in shared memory and the call log tell the calls of a communicator apart by their order alone. So
 what two threads call at once may meet the wrong call of another rank. A thread is noted while it makes a
-call in the careful way, or once it waits in shared memory for longer than a moment; who comes to a call of
+call on the general path, or once it waits in shared memory for longer than a moment; who comes to a call of
 another thread raises, and so does that one as soon as it can. Small calls that need not wait pass
 unnoticed, and cost nothing more. The watchdog ends a job two of whose threads are inside MPI.
 """
@@ -21,13 +21,13 @@ from .call_stack import call_frame, comm_of, describe_call, is_own
 if TYPE_CHECKING:
     from ..core.comm import Comm
 
-__all__ = ["Alone", "Crossing"]
+__all__ = ["CallGuard", "ConcurrentCalls"]
 
 _WHY = "may be out of step since two threads of one called at once"
 _PATIENT = 4  # looks in a row that find two calls at once
 
 
-class Alone:
+class CallGuard:
     """A context: the calling thread makes a collective call of comm.
 
     Raises:
@@ -67,7 +67,7 @@ class Alone:
         return _error(self._comm, self._met, describe_call(frame) if frame else "a call that is over by now")
 
 
-class Crossing:
+class ConcurrentCalls:
     """Two threads of this rank that are in collective calls of one communicator at each look."""
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ from ..errors import PeerFailedError, is_ours
 from ..node.segment import NodeSegment, Region, last_call, posted
 from .agreement import told
 from .call_stack import call_frame, comm_of, describe_call, owner
-from .one_thread import Crossing
+from .one_thread import ConcurrentCalls
 from .other_sort import crossed
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _watch(
     patience_s: float | None,
     beat: Heartbeat | None,
 ) -> None:
-    waiting, crossing, reported = Waiting(patience_s), Crossing(), False
+    waiting, crossing, reported = Waiting(patience_s), ConcurrentCalls(), False
     suspected = False  # that the call cannot complete, at the last look
     while not sys.is_finalizing():
         time.sleep(WATCHDOG_TICK_S)

@@ -492,12 +492,12 @@ def carry_out(call: Call, async_op: bool) -> Any:
             return result
 
         call.finish = finish_and_leave
-        with comm.alone:
+        with comm.call_guard:
             leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
             request = transport.start(call)
         request.needs_all(comm)
         return request
-    with comm.alone:
+    with comm.call_guard:
         comm.agreement.enter(call.code, call.agreed)
         result = transport.run(call)
         comm.agreement.leave()

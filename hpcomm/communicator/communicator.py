@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agree import agreement, runtime, watchdog
 from ..agree.message_kinds import Kinds
-from ..agree.one_thread import Alone
+from ..agree.one_thread import CallGuard
 from ..core.outstanding import Outstanding
 from ..device import driver
 from ..errors import MismatchError, UsageError, where
@@ -119,7 +119,7 @@ class Communicator:
         self.to_itself: list[Request] = []  # messages of this rank that nobody waits for
         self.outstanding = Outstanding()  # calls in the background, and plans
         self.disagreed = ""  # why other ranks may have gone on to other calls
-        self.alone: Alone = Alone(self)  # which thread of this rank makes a collective call
+        self.call_guard: CallGuard = CallGuard(self)  # which thread of this rank makes a collective call
         self.kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
         self.call_log = self._places = -1
         self._lookers: Lookers = []  # the other ranks on this node, which look at both

@@ -38,9 +38,9 @@ else:
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     staging = LazyModule("hpcomm.transport.device.staging")
 
-__all__ = ["block_of", "copied", "is_laden", "library_of", "load", "unload"]
+__all__ = ["block_of", "copied", "has_device_arrays", "library_of", "load", "unload"]
 
-_LADEN = b"\x95laden"  # how a manifest begins; no description of a payload does
+_DEVICE_MARK = b"\x95laden"  # how a manifest begins; no description of a payload does
 _LABEL = struct.Struct("<q32s24sq")  # tag of what follows (-1: it stands behind), library, dtype, axes
 _MODEL = "hpcomm.device.model"
 _LIBRARIES = ("cupy", _MODEL)  # beside torch, which has its own ways
@@ -76,17 +76,17 @@ def copied(block: OnDevice) -> Any:
     return made.give()
 
 
-def is_laden(parcel: Payload) -> bool:
+def has_device_arrays(payload: Payload) -> bool:
     """Whether a payload that has come has arrays for devices in it."""
-    return bytes(parcel.blocks[0][: len(_LADEN)]) == _LADEN
+    return bytes(payload.blocks[0][: len(_DEVICE_MARK)]) == _DEVICE_MARK
 
 
-def load(comm: Communicator, parcel: Payload, ranks: Sequence[int]) -> tuple[Payload, list[Moving]]:
+def load(comm: Communicator, payload: Payload, ranks: Sequence[int]) -> tuple[Payload, list[Moving]]:
     """The payload as it travels to ranks, and what follows it to each of them, already under way."""
     blocks: list[Any] = []
     follows: list[tuple[DeviceBuffer, int]] = []
     labels = []
-    for at, block in enumerate(parcel.blocks):
+    for at, block in enumerate(payload.blocks):
         if not isinstance(block, OnDevice):
             blocks.append(block)
             continue
@@ -96,7 +96,7 @@ def load(comm: Communicator, parcel: Payload, ranks: Sequence[int]) -> tuple[Pay
             follows.append((look, tag))
         labels.append(at)
         blocks.append(memoryview(_label(block, tag)))
-    manifest = memoryview(_LADEN + struct.pack(f"<{len(labels)}q", *labels))
+    manifest = memoryview(_DEVICE_MARK + struct.pack(f"<{len(labels)}q", *labels))
     return Payload.of([manifest, *blocks]), [_depart(comm, follows, rank) for rank in ranks if follows]
 
 
@@ -130,14 +130,14 @@ def _depart(comm: Communicator, follows: list[tuple[DeviceBuffer, int]], rank: i
     return Moving(stages())
 
 
-def unload(comm: Communicator, parcel: Payload, source: int) -> Stages:
+def unload(comm: Communicator, payload: Payload, source: int) -> Stages:
     """The payload that was loaded, with arrays where labels came; what follows is received from source."""
-    parcel.settle()
-    manifest, *blocks = parcel.blocks
+    payload.settle()
+    manifest, *blocks = payload.blocks
     messages = comm.devices.messages
     coming: list[tuple[Buffer, int, int]] = []
     after = staging.After()
-    for (at,) in struct.iter_unpack("<q", manifest[len(_LADEN) :]):
+    for (at,) in struct.iter_unpack("<q", manifest[len(_DEVICE_MARK) :]):
         look, tag = _read(blocks[at], after)
         blocks[at] = look.give()
         if tag >= 0:

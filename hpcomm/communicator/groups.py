@@ -212,16 +212,16 @@ class agreed:  # noqa: N801  a context, read as a word
     """
 
     def __init__(self, comm: Communicator, verb: str, what: object = None) -> None:
-        self._comm, self.agreement, self.alone = comm, comm.agreement, comm.alone
+        self._comm, self.agreement, self.call_guard = comm, comm.agreement, comm.call_guard
         self._call = head(verb), crc32(repr(what).encode())
 
     def __enter__(self) -> None:
-        self.alone.__enter__()
+        self.call_guard.__enter__()
         try:
             self.agreement.enter(*self._call)
             self._comm.children.begin(self._comm)
         except BaseException as error:
-            self.alone.__exit__(type(error), error, None)
+            self.call_guard.__exit__(type(error), error, None)
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -229,7 +229,7 @@ class agreed:  # noqa: N801  a context, read as a word
             if kind is None:
                 self.agreement.leave()
         finally:
-            self.alone.__exit__(kind, error, trace)
+            self.call_guard.__exit__(kind, error, trace)
 
 
 def made(

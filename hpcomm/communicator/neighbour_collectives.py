@@ -168,7 +168,7 @@ class Topology(Communicator):
             request = Request(call, stages) if plain else progress.StreamRequest(call, stages, after)
             request.needs_all(self)
             return request
-        with self.alone:
+        with self.call_guard:
             self.agreement.enter(call.code, call.agreed)
             try:
                 if device_side:
@@ -285,7 +285,7 @@ class Topology(Communicator):
             raise transport.failure(error, verb, self) from None
         got: list[Any] = [_opened(inbox) if inbox.nbytes else None for inbox in inboxes]
         for i, (made, rank) in enumerate(zip(got, self.sources, strict=True)):
-            if made is not None and self.devices is not None and device_payload.is_laden(made):
+            if made is not None and self.devices is not None and device_payload.has_device_arrays(made):
                 got[i] = progress.Moving(device_payload.unload(self, made, rank))
         arrived = [_arrived(made) for made in got]
         for each in moving:

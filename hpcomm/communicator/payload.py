@@ -324,7 +324,7 @@ class Opened:
     """What a header says, as far as it is known: the blocks, and those that are still to come.
 
     Args:
-        shelves, owner: the block pool in which blocks may stand, and whose part of it.
+        pool, owner: the block pool in which blocks may stand, and whose part of it.
         memory: what gives the memory of so many bytes for the next block that is to come.
 
     Attributes:

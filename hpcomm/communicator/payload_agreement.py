@@ -111,7 +111,7 @@ def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_o
         raise error.located(verb, comm) from None
     code = head(verb, root=root)
     if async_op:
-        with comm.alone:
+        with comm.call_guard:
             leave = comm.agreement.late(code | BACKGROUND, 0)
             stages = transport.in_our_words(comm, verb, shown(comm, verb, stages, leave))
             request = Request(f"{verb}()", comm.outstanding.begin(stages))
@@ -119,7 +119,7 @@ def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_o
         request.in_rounds()
         return request
     watched = bool(comm.observers)
-    with comm.alone:
+    with comm.call_guard:
         comm.agreement.enter(code, 0)
         try:
             result = payload_transport.run(

@@ -172,7 +172,7 @@ def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
 
 def _unloaded(comm: Communicator, packed: Payload, source: int) -> Stages:
     """A payload that has come, with what follows it for devices."""
-    if comm.devices is not None and device_payload.is_laden(packed):
+    if comm.devices is not None and device_payload.has_device_arrays(packed):
         coming = Moving(device_payload.unload(comm, packed, source))
         yield [coming]
         packed = coming.result
@@ -337,7 +337,7 @@ def _spread(
 ) -> Stages:
     """Receive what follows the headers of all ranks; returns what gives the payload of a rank.
 
-    card, parcel: this rank's own header and payload.
+    header, packed: this rank's own header and payload.
     """
     nbytes = len(header)
     at = range(0, len(headers), nbytes)
@@ -467,7 +467,7 @@ def _open_all(
     if comm.devices is None:
         return (own if r == me else of(r) for r in ranks)
     got = {r: of(r) for r in ranks if r != me}
-    device_payloads = {r: packed for r, packed in got.items() if device_payload.is_laden(packed)}
+    device_payloads = {r: packed for r, packed in got.items() if device_payload.has_device_arrays(packed)}
     coming = {r: Moving(device_payload.unload(comm, packed, r)) for r, packed in device_payloads.items()}
     if moving or coming:
         yield [*moving, *coming.values()]

@@ -392,7 +392,7 @@ def _composed(
 
 
 def _collective(comm: Communicator, call: Call) -> Plan:
-    with comm.alone:
+    with comm.call_guard:
         leave = comm.agreement.late(call.code - head(call.verb) + head("plan"), call.agreed)
         made = _make(comm, call)
         if call.settle is not None:

@@ -28,7 +28,7 @@ class Comm(Protocol):
     disagreed: str
     asked_check: str
     agreement: Any
-    alone: Any
+    call_guard: Any
     message_kinds: Any
     observers: tuple[Any, ...]
     partners: Any

@@ -123,7 +123,7 @@ class ArrivalFlags:
             if line[0] == flag:
                 return
             os.sched_yield()
-        with self._comm.alone:
+        with self._comm.call_guard:
             self._wait(line, flag, mine)
 
     def _wait(self, line: memoryview, flag: int, mine: int) -> None:
@@ -142,7 +142,7 @@ class ArrivalFlags:
                 time.sleep(min(waited / 50, FLAG_SLEEP_S))
 
     def _check(self, line: memoryview, flag: int, mine: int) -> None:
-        self._comm.alone.check()
+        self._comm.call_guard.check()
         verb, rank = VERBS[mine & VERB], self._owner[id(line)]
         self._suspect(mine, None, rank)
         why = "has ended" if rank in self._comm.node_regions and self._comm.node_regions[rank].ended else ""

@@ -250,7 +250,7 @@ class NodeSegment:
     """All rank blocks of this node; regions[here] is this rank's own; node: a number common to the node.
 
     group: whose blocks they are, in their order.
-    shelves: block pool and receive buffers of the same ranks; None where there is too little.
+    pool: block pool and receive buffers of the same ranks; None where there is too little.
     cores: how many cores these ranks may use, all together; file: what the blocks lie in, kept open.
     """
 

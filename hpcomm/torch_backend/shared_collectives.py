@@ -47,20 +47,20 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from .monitored_gate import MonitoredGate
 
-__all__ = ["MOST", "SHELF", "SharedCollectives", "shelves_of"]
+__all__ = ["MOST", "RANK_BYTES", "SharedCollectives", "shared_memory_of"]
 
 Tensor = torch.Tensor
 _PLACES = 3  # a piece is laid while the one before is folded, and the one before that is taken
 _HEAD = 4096  # bytes before them; the number of the last meeting a rank has come to
-SHELF = _HEAD + _PLACES * TORCH_PIECE
+RANK_BYTES = _HEAD + _PLACES * TORCH_PIECE
 MOST = 16  # ranks; more have many cores, and algorithms of many steps
 _GAVE_UP = -1  # instead of the number of a meeting
 _KEPT = 64  # lengths of blocks whose views are kept
 
 
-def shelves_of(comm: Communicator) -> mmap.mmap | None:
+def shared_memory_of(comm: Communicator) -> mmap.mmap | None:
     """Memory for the pieces of each rank of comm; None where they share none. Collective."""
-    shared = share(comm.mpi_handle, SHELF, reserve=SHELF)
+    shared = share(comm.mpi_handle, RANK_BYTES, reserve=RANK_BYTES)
     if shared is None:
         return None
     memory, file = shared
@@ -82,7 +82,7 @@ class SharedCollectives(NetworkCollectives):
         self._memory = memory
         self._words = memoryview(memory).cast("q")
         self._bytes = np.frombuffer(memory, np.uint8)
-        self._others = [(rank, rank * SHELF // 8) for rank in range(comm.size) if rank != comm.rank]
+        self._others = [(rank, rank * RANK_BYTES // 8) for rank in range(comm.size) if rank != comm.rank]
         self._count = 0  # meetings
         self.place = 0  # where the next piece is written
         self._due = False  # the meeting in the barrier
@@ -131,7 +131,7 @@ class SharedCollectives(NetworkCollectives):
             return
         self._count = count = self._count + 1
         words = self._words
-        words[self.rank * SHELF // 8] = count
+        words[self.rank * RANK_BYTES // 8] = count
         for _, at in self._others:
             if words[at] < count:
                 for _ in self.gate.looks:
@@ -155,7 +155,7 @@ class SharedCollectives(NetworkCollectives):
 
     def _check(self, missing: list[int], waited: float) -> None:
         """Raise if ranks that are awaited within a call will not come, or the time is over."""
-        gone = [rank for rank in missing if self._words[rank * SHELF // 8] == _GAVE_UP]
+        gone = [rank for rank in missing if self._words[rank * RANK_BYTES // 8] == _GAVE_UP]
         try:
             self.gate.check(missing, gone, waited, *self.call[1:])
         except HpcommError:
@@ -164,7 +164,7 @@ class SharedCollectives(NetworkCollectives):
 
     def _give_up(self) -> None:
         """Say that this rank returns: what the others have not read by now they must not read."""
-        self._words[self.rank * SHELF // 8] = _GAVE_UP
+        self._words[self.rank * RANK_BYTES // 8] = _GAVE_UP
 
     def _through(self, pieces: int, *stages: Callable[[int, int], None]) -> None:
         """Every piece through every stage(piece, its place), with a meeting between two stages."""
@@ -199,7 +199,7 @@ class SharedCollectives(NetworkCollectives):
         return self._scratch.view(dtype)
 
     def _block(self, dtype: torch.dtype, count: int, rank: int, place: int) -> Tensor:
-        at = rank * SHELF + _HEAD + place * TORCH_PIECE
+        at = rank * RANK_BYTES + _HEAD + place * TORCH_PIECE
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=at)
 
     # -- verbs that reduce -----------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class SharedCollectives(NetworkCollectives):
 
         def give(i: int, place: int) -> None:
             low, high = cuts[i]
-            at, step = self.rank * SHELF + _HEAD + place * TORCH_PIECE, high - low
+            at, step = self.rank * RANK_BYTES + _HEAD + place * TORCH_PIECE, high - low
             for j, x in gives:
                 copy(cells[at + j * step : at + j * step + step], x[low:high])
 
@@ -369,7 +369,7 @@ class SharedCollectives(NetworkCollectives):
             low, high = cuts[i]
             at, step = _HEAD + place * TORCH_PIECE, high - low
             for q, j, x in takes:
-                there = at + q * SHELF + j * step
+                there = at + q * RANK_BYTES + j * step
                 copy(x[low:high], cells[there : there + step])
             for x, y in own:
                 copy(x[low:high], y[low:high])

@@ -20,7 +20,7 @@ from ..errors import TransportError
 from .calls import in_turn
 from .cross_memory import reach
 from .network_collectives import NetworkCollectives
-from .shared_collectives import MOST, SHELF, SharedCollectives, shelves_of
+from .shared_collectives import MOST, RANK_BYTES, SharedCollectives, shared_memory_of
 from .tensor_memory import copying, flat_of, folding, folds, give_back, rows_of, target
 from .torch_errors import as_torch
 
@@ -45,7 +45,7 @@ def carrier(comm: Communicator, gate: MonitoredGate) -> NetworkCollectives:
     """What carries out the calls of comm: the quickest that all its ranks can use. Collective."""
     if comm.size == 1 or not gate.on_node or comm.size > MOST or platform.machine() not in _ORDERED:
         return NetworkCollectives(comm, gate)
-    memory = shelves_of(comm)
+    memory = shared_memory_of(comm)
     if memory is None:
         return NetworkCollectives(comm, gate)
     others = reach(comm)
@@ -59,7 +59,7 @@ class ZeroCopy(SharedCollectives):
         super().__init__(comm, gate, memory)
         self._reach = reach
         self._peers = [q for q in range(comm.size) if q != comm.rank]
-        self._lent = [q * SHELF // 8 + _ADDRESS for q in range(comm.size)]
+        self._lent = [q * RANK_BYTES // 8 + _ADDRESS for q in range(comm.size)]
 
     def most(self, verb: str, op: Any, dtype: torch.dtype) -> int:
         return super().most(verb, op, dtype) and _MOST

@@ -1,4 +1,4 @@
-"""Broadcasts and reductions between two groups, in the background and as plans
+"""Broadcasts and reductions between two groups, in the background and as plans.
 
 Those beside the root have no part in MPI's own, and the libraries do not count such a call there (MPICH 5.0
 no broadcast, Open MPI 5.0 no reduction either): later ones of that group then wait for ever. In a scatter and

@@ -32,7 +32,7 @@ for name, (check, call) in cases.items():
     world.barrier()
     if world.rank == 0:
         def late():
-            while not comm.alone._thread:
+            while not comm.call_guard._thread:
                 time.sleep(1e-3)
             kept(lambda: comm.all_gather_object(1))
             world.send(small, 1)
