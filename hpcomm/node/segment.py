@@ -29,12 +29,15 @@ from contextlib import suppress
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
+from . import native
 from .blocks import BlockPool, shelf_bytes, slot_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mpi4py import MPI
+
+    from ._native import core
 
 __all__ = [
     "GONE",
@@ -250,6 +253,7 @@ class NodeSegment:
     """All rank blocks of this node; regions[here] is this rank's own; node: a number common to the node.
 
     group: whose blocks they are, in their order.
+    shared: memory of the native core for the same ranks; None: there is none, or no core.
     pool: block pool and receive buffers of the same ranks; None where there is too little.
     cores: how many cores these ranks may use, all together; file: what the blocks lie in, kept open.
     """
@@ -263,8 +267,10 @@ class NodeSegment:
         cores: int = 1,
         file: int = -1,
         group: MPI.Group | None = None,
+        shared: core.Segment | None = None,
     ) -> None:
         self._group = group
+        self.shared = shared
         self._file = file
         self.regions = regions
         self.here = here
@@ -377,9 +383,36 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
             pool = BlockPool(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
         for i in range(1, node.size):
             regions[(node.rank + i) % node.size].look()
-        return NodeSegment(regions, node.rank, number, pool, _cores(node), file, node.Get_group())
+        native_segment = _native_segment(node)
+        return NodeSegment(
+            regions, node.rank, number, pool, _cores(node), file, node.Get_group(), native_segment
+        )
     finally:
         node.Free()
+
+
+_NATIVE = 1 << 30  # bytes of address space; memory is taken as communicators need it
+_NAME = 80  # bytes of a file's name
+
+
+def _native_segment(node: MPI.Comm) -> core.Segment | None:
+    """The memory of the native core, the same for all ranks of node; None on all where one cannot have it."""
+    from mpi4py import MPI
+
+    core, made, name = native.core(), None, bytearray(_NAME)
+    if core is not None and node.rank == 0:
+        with suppress(OSError):  # no /dev/shm, or it is full: doctor shows it
+            made = core.Segment(_NATIVE)
+            name[: len(made.name)] = made.name.encode()
+    node.Bcast([name, MPI.BYTE], 0)
+    if core is not None and node.rank and name[0]:
+        with suppress(OSError):
+            made = core.Segment(_NATIVE, name.rstrip(b"\0").decode())
+    all_have = bytearray(struct.pack("q", made is not None))
+    node.Allreduce(MPI.IN_PLACE, [all_have, MPI.INT64_T], MPI.MIN)
+    if made is not None and node.rank == 0:
+        made.unlink()
+    return made if struct.unpack("q", all_have)[0] else None
 
 
 def exchanged(mpi: MPI.Comm, ranks: Sequence[int], card: bytes) -> dict[int, bytes]:
