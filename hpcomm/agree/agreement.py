@@ -3,9 +3,9 @@
 Every collective call has a signature (verb, operator, dtype, root, number of elements). Three levels:
 
 off    nothing is compared.
-light  ranks of one node record the signature in the node segment before the call. Each looks at those of its
-       two neighbours before the call, and at the next one's after it. Costs a few memory accesses; nobody
-       waits.
+light  Calls that the native core carries out tell their signatures with their arrivals (arrivals.py). Of all
+       others ranks of one node record the signature in the node segment before the call. Each looks at
+       those of its two neighbours before the call, and at the next one's after it; nobody waits.
 full   all ranks compare before each call, wherever they are, and all raise. Costs one small all-reduce a
        call, and two between two groups, which light does not compare. Calls are recorded, too, so that ranks
        which have ended are noticed as with light.
@@ -38,7 +38,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..core.limits import DESCRIPTION_S, REFUSAL_S
 from ..core.signature import LEFT, REFUSED, ROOT, ROOTS, VERB, describe, head, signature
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from ..core.comm import Comm
 
-__all__ = ["Agreement", "between", "full", "light", "off", "refused"]
+__all__ = ["Agreement", "asked_why", "between", "disagreement", "full", "light", "off", "refused", "told"]
 
 Error = TypeVar("Error", bound=Exception)
 
@@ -62,12 +62,11 @@ class Agreement:
     """How the ranks of one communicator agree.
 
     enter(head, count) before a call, leave() after it; late(head, count) -> leave for background calls.
-    around does both as text, for fast paths: CALL stands for the call, mine is its signature, and names holds
-    what else occurs in it. refuse(why) in place of a call that this rank refuses; depart() after the last one
-    of a rank that is out of step.
+    refuse(why) in place of a call that this rank refuses; depart() after the last one of a rank that is out
+    of step.
     """
 
-    __slots__ = ("around", "depart", "enter", "late", "leave", "level", "names", "refuse")
+    __slots__ = ("depart", "enter", "late", "leave", "level", "refuse")
 
     def __init__(
         self,
@@ -75,16 +74,12 @@ class Agreement:
         enter: Callable[[int, int], None],
         leave: Callable[[], None],
         late: Callable[[int, int], Callable[[], None]],
-        around: str = "CALL",
-        names: dict[str, Any] | None = None,
         refuse: Callable[[str], None] = lambda why: None,
         depart: Callable[[], None] = lambda: None,
     ) -> None:
         self.level = level
         self.refuse = refuse
         self.depart = depart
-        self.around = around
-        self.names = names or {}
         self.enter = enter
         self.leave = leave
         self.late = late
@@ -93,28 +88,6 @@ class Agreement:
 def off() -> Agreement:
     """Compare nothing."""
     return Agreement("off", lambda code, count: None, lambda: None, lambda code, count: lambda: None)
-
-
-# A neighbour that is at this call already and agrees need not be looked at again.
-# seen is one look: a neighbour that comes between two looks would be suspected of another call.
-_AROUND_LIGHT = """
-i = step()
-ring[i] = mine
-seen = theirs[i]
-if seen == mine:BEHIND
-    CALL
-else:
-    if seen:
-        suspect(mine)BEHIND
-    CALL
-    seen = theirs[i]
-    if seen != mine and seen:
-        suspect(mine)
-"""
-_BEHIND = """
-    if (seen := behind[i]) != mine and seen:
-        suspect(mine)
-"""
 
 
 def light(
@@ -155,15 +128,10 @@ def light(
 
         return leave_late
 
-    def suspect(expected: int, number: int | None = None, rank: int | None = None) -> None:
-        """Raise if a neighbour, or rank, makes another call than this one.
-
-        A rank whose flag is waited for may owe that of an earlier call; then its last one is looked at.
-        """
-        is_awaited = rank is not None
+    def suspect(expected: int, number: int | None = None) -> None:
+        """Raise if a neighbour makes another call than this one."""
         number = last_call(ring) if number is None else number
-        beside = [peer for peer in peers if peer[0] == rank] or [peers[0], peers[-1]]
-        rank, region, other = beside[0]
+        rank, region, other = peers[0]
         if region.ended and last_call(other) < number:
             raise PeerFailedError(
                 f"call #{number} on '{comm.name}' needs rank {rank}, which has ended",
@@ -171,17 +139,14 @@ def light(
                 "look at what that rank printed; every rank must make the same collective calls",
                 [rank],
             )
-        past = last_call(other)
-        if is_awaited and past < number and (called := posted(ring, past)) is not None:
-            number, expected = past, called
-        if all(posted(other, number) in (None, expected) for _, _, other in beside):
+        if all(posted(other, number) in (None, expected) for _, _, other in (peers[0], peers[-1])):
             return  # not there yet, or so far ahead that its entry is gone
         time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
         others = [peer for peer in peers if posted(peer[2], number) not in (None, expected)]
         if others:
             own = told(ring, number, comm.size)
             comm.fall_out()
-            raise _disagreement(comm, number, node_segment, own, others)
+            raise disagreement(comm, number, node_segment, own, others)
 
     def refuse_call(why: str) -> None:
         nonlocal now, last
@@ -195,10 +160,7 @@ def light(
     def depart() -> None:
         ring[step()] = LEFT
 
-    names = {"step": step, "ring": ring, "theirs": theirs, "behind": behind, "suspect": suspect}
-    look = _BEHIND.rstrip() if len(peers) > 1 else ""
-    around = _AROUND_LIGHT.replace("BEHIND", look)
-    return Agreement("light", enter, leave, late, around, names, refuse_call, depart)
+    return Agreement("light", enter, leave, late, refuse_call, depart)
 
 
 def full(comm: Comm, shadow: MPI.Comm, ring: memoryview | None = None) -> Agreement:
@@ -235,8 +197,7 @@ def full(comm: Comm, shadow: MPI.Comm, ring: memoryview | None = None) -> Agreem
         enter(code, count)
         return lambda: None
 
-    around = "enter(mine & 0xFFFF_FFFF, mine >> 32)\nCALL"
-    return Agreement("full", enter, lambda: None, late, around, {"enter": enter}, refuse_call)
+    return Agreement("full", enter, lambda: None, late, refuse_call)
 
 
 def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
@@ -303,7 +264,7 @@ def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
         enter(code, count)
         return lambda: None
 
-    return Agreement("full", enter, lambda: None, late, refuse=refuse_call)
+    return Agreement("full", enter, lambda: None, late, refuse_call)
 
 
 class _Said(threading.Timer):
@@ -340,41 +301,62 @@ def told(ring: memoryview, number: int, size: int) -> str | None:
     return describe(called or 0, size) if has_gone_on or called == LEFT else None
 
 
-def _disagreement(
+def disagreement(
     comm: Comm,
     number: int,
     node_segment: NodeSegment,
     own: str | None,
     others: list[tuple[int, Region, memoryview]],
 ) -> HpcommError:
-    """Ask the others (rank, region, ring) what they are doing.
+    """The error for a call of the call log, in which others (rank, region, log) are known to differ.
 
     own: this rank's call, if it has gone on since.
+    """
+    said = {rank: past for rank, _, ring in others if (past := told(ring, number, comm.size))}
+    refusing = [rank for rank, _, ring in others if posted(ring, number) == REFUSED]
+    final = {rank: said[rank] for rank in refusing}
+    for rank, region, ring in others:
+        if region.ended and rank not in final:
+            final[rank] = f"{describe(posted(ring, number) or 0, comm.size)}, and has ended"
+    asked = {rank: (region, said.get(rank)) for rank, region, _ in others if rank not in final}
+    return asked_why(comm, number, node_segment, own, final, asked, refusing)
+
+
+def asked_why(
+    comm: Comm,
+    number: int,
+    node_segment: NodeSegment,
+    own: str | None,
+    final: dict[int, str],
+    asked: dict[int, tuple[Region, str | None]],
+    refusing: list[int],
+) -> HpcommError:
+    """The error for a call about which the ranks disagree, once the others have told what they are doing.
+
+    Args:
+        own: this rank's call, if it has gone on since.
+        final: what is known of other ranks, by rank.
+        asked: those to ask, and their call, if they have gone on since.
+        refusing: who refused the call.
     """
     mine = describe_call()
     if (question := node_segment.mine.question) is not None:
         node_segment.mine.answer(question, mine)
-    rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}"}
-    called = {rank: past for rank, _, ring in others if (past := told(ring, number, comm.size))}
-    refusing = [rank for rank, _, ring in others if posted(ring, number) == REFUSED]
-    rows.update((rank, called[rank]) for rank in refusing)
-    for rank, region, ring in others:
-        if region.ended and rank not in rows:
-            rows[rank] = f"{describe(posted(ring, number) or 0, comm.size)}, and has ended"
-    questions = [(rank, region, region.ask()) for rank, region, _ in others if rank not in rows]
+    rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}", **final}
+    questions = [(rank, region, region.ask(), past) for rank, (region, past) in asked.items()]
     deadline = time.monotonic() + DESCRIPTION_S
     while questions and time.monotonic() < deadline:
         for entry in list(questions):
-            rank, region, asked = entry
-            text = region.answer_to(asked)
+            rank, region, question, past = entry
+            text = region.answer_to(question)
             if text is not None:
-                rows[rank] = f"{called[rank]}, and has gone on to {text}" if rank in called else text
+                rows[rank] = text if past is None else f"{past}, and has gone on to {text}"
                 questions.remove(entry)
         time.sleep(1e-3)
         if (question := node_segment.mine.question) is not None:
             node_segment.mine.answer(question, mine)
-    for rank, _, _ in questions:
-        rows[rank] = called.get(rank, "another call, and gave no answer when asked which")
+    for rank, _, _, past in questions:
+        rows[rank] = past or "another call, and gave no answer when asked which"
     text = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
     return _mismatch(comm, number, text, refusing)
 

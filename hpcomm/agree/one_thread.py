@@ -43,7 +43,7 @@ class CallGuard:
     def __enter__(self) -> None:
         own = threading.get_ident()
         if self._thread not in (0, own):
-            raise self._refusal()
+            raise self.refusal()
         self._thread = own
         self._depth += 1
 
@@ -60,7 +60,8 @@ class CallGuard:
             other, self._met = self._met, ""
             raise _error(self._comm, describe_call(), other)
 
-    def _refusal(self) -> UsageError:
+    def refusal(self) -> UsageError:
+        """The error for the calling thread, which has come to a call of another one; that one hears of it."""
         frame = sys._current_frames().get(self._thread)
         self._met = describe_call()
         self._comm.fall_out(_WHY)

@@ -1,4 +1,4 @@
-"""Collective operations: each tries its fast path, then prepares, agrees and runs a Call.
+"""Collective operations: each tries the direct way, then prepares, agrees and runs a Call.
 
 Throughout, p is the number of ranks (on an inter-communicator: of the other group), x and out are
 arrays as in `as_buffer`, and x is left alone unless it is also out. `async_op=True` returns a Request.
@@ -10,14 +10,13 @@ under a schedule's name; all others go through the hosts' memory then (docs/gpu.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.signature import BACKGROUND, head, marked
 from ..errors import HpcommError
-from . import fastpath
+from ..node import native
 
 if TYPE_CHECKING:
     from ..transport import mpi as transport
@@ -78,22 +77,12 @@ def broadcast(
         >>> comm.broadcast(np.full(2, comm.rank), root=3)
         array([3, 3])
     """
-    if not async_op:
-        try:
-            known = comm.fastpaths if algorithm is None else comm.fastpaths[algorithm]
-            fast = known["broadcast"][None][type(x)][x.dtype]
-        except (KeyError, AttributeError, TypeError):
-            fast = fastpath.find(comm, "broadcast", None, x, algorithm)
-        done = fast(x, out, root if src is None else src)
+    root = root if src is None else src
+    if algorithm is None and not async_op and out is not None:
+        done = comm.direct.broadcast(x, root, out)
         if done is not NotImplemented:
             return done
-        if algorithm is not None:
-            done = fastpath.chosen(comm, "broadcast", None, x, algorithm)(
-                x, out, root if src is None else src
-            )
-            if done is not NotImplemented:
-                return done
-    return careful(comm, "broadcast", x, out, None, root if src is None else src, async_op, algorithm)
+    return careful(comm, "broadcast", x, out, None, root, async_op, algorithm)
 
 
 def reduce(
@@ -127,7 +116,12 @@ def reduce(
         >>> comm.reduce(np.ones(2))
         array([4., 4.])
     """
-    return perform(comm, "reduce", x, out, op, root if dst is None else dst, async_op, algorithm)
+    root = root if dst is None else dst
+    if algorithm is None and not async_op:
+        done = comm.direct.reduce(x, op, root, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "reduce", x, out, op, root, async_op, algorithm)
 
 
 def all_reduce(
@@ -170,19 +164,10 @@ def all_reduce(
         >>> comm.all_reduce(np.ones(2))
         array([4., 4.])
     """
-    if not (async_op or deterministic):
-        try:
-            known = comm.fastpaths if algorithm is None else comm.fastpaths[algorithm]
-            fast = known["all_reduce"][op][type(x)][x.dtype]
-        except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
-            fast = fastpath.find(comm, "all_reduce", op, x, algorithm)
-        done = fast(x, out)
+    if algorithm is None and not (async_op or deterministic):
+        done = comm.direct.all_reduce(x, op, out)
         if done is not NotImplemented:
             return done
-        if algorithm is not None:
-            done = fastpath.chosen(comm, "all_reduce", op, x, algorithm)(x, out)
-            if done is not NotImplemented:
-                return done
     return careful(comm, "all_reduce", x, out, op, 0, async_op, algorithm, deterministic)
 
 
@@ -213,7 +198,12 @@ def gather(
         >>> comm.gather(np.array([comm.rank]))
         array([[0], [1], [2], [3]])
     """
-    return perform(comm, "gather", x, out, None, root if dst is None else dst, async_op, algorithm)
+    root = root if dst is None else dst
+    if algorithm is None and not async_op:
+        done = comm.direct.gather(x, root, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "gather", x, out, None, root, async_op, algorithm)
 
 
 def all_gather(
@@ -236,7 +226,11 @@ def all_gather(
         >>> comm.all_gather(np.array([comm.rank]))
         array([[0], [1], [2], [3]])
     """
-    return perform(comm, "all_gather", x, out, None, 0, async_op, algorithm)
+    if algorithm is None and not async_op:
+        done = comm.direct.all_gather(x, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "all_gather", x, out, None, 0, async_op, algorithm)
 
 
 def scatter(
@@ -266,7 +260,12 @@ def scatter(
         >>> comm.scatter(np.arange(8).reshape(4, 2))  # on rank 3
         array([6, 7])
     """
-    return perform(comm, "scatter", x, out, None, root if src is None else src, async_op, algorithm)
+    root = root if src is None else src
+    if algorithm is None and not async_op:
+        done = comm.direct.scatter(x, root, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "scatter", x, out, None, root, async_op, algorithm)
 
 
 def reduce_scatter(
@@ -297,7 +296,11 @@ def reduce_scatter(
         >>> comm.reduce_scatter(np.ones((4, 2)))
         array([4., 4.])
     """
-    return perform(comm, "reduce_scatter", x, out, op, 0, async_op, algorithm)
+    if algorithm is None and not async_op:
+        done = comm.direct.reduce_scatter(x, op, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "reduce_scatter", x, out, op, 0, async_op, algorithm)
 
 
 def all_to_all(
@@ -319,7 +322,11 @@ def all_to_all(
         >>> comm.all_to_all(np.array([10, 20]) + comm.rank)  # on rank 1
         array([20, 21])
     """
-    return perform(comm, "all_to_all", x, out, None, 0, async_op, algorithm)
+    if algorithm is None and not async_op:
+        done = comm.direct.all_to_all(x, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "all_to_all", x, out, None, 0, async_op, algorithm)
 
 
 def scan(
@@ -341,7 +348,11 @@ def scan(
         >>> comm.scan(np.ones(1))  # on rank 2
         array([3.])
     """
-    return perform(comm, "scan", x, out, op, 0, async_op, algorithm)
+    if algorithm is None and not async_op:
+        done = comm.direct.scan(x, op, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "scan", x, out, op, 0, async_op, algorithm)
 
 
 def exscan(
@@ -364,7 +375,11 @@ def exscan(
         >>> comm.exscan(np.ones(1))  # on rank 2
         array([2.])
     """
-    return perform(comm, "exscan", x, out, op, 0, async_op, algorithm)
+    if algorithm is None and not async_op:
+        done = comm.direct.exscan(x, op, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "exscan", x, out, op, 0, async_op, algorithm)
 
 
 def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = None) -> Any:
@@ -373,13 +388,8 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
     Args:
         async_op, algorithm: see all_reduce.
     """
-    if not async_op and algorithm is None:
-        try:
-            fast = comm.fastpaths["barrier"]
-        except KeyError:
-            fast = fastpath.find(comm, "barrier", None, None)
-        if fast() is not NotImplemented:
-            return None
+    if algorithm is None and not async_op and comm.direct.barrier() is not NotImplemented:
+        return None
     comm.check_open("barrier")
     call = Call(comm, "barrier", code=head("barrier"))
     own = algorithm is not None and algorithm != "tuned"  # barriers are not tuned
@@ -387,34 +397,9 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
         call = schedule_transport.schedule_call(call, algorithm) if own else call
     except HpcommError as error:
         raise refused(comm, "barrier", error) from None
-    if not (own or async_op) and comm.node_collectives is not None and comm.node_collectives.has_barrier:
-        call.carry = partial(comm.node_collectives.barrier, call.code)
+    if not (own or async_op) and comm.node is not None:
+        call.carry, call.by_core = comm.node.barrier, True
     return carry_out(call, async_op)
-
-
-def perform(
-    comm: Communicator,
-    verb: str,
-    x: Any,
-    out: Any,
-    op: Any,
-    root: int,
-    async_op: bool,
-    algorithm: str | None = None,
-) -> Any:
-    """By the fast path for this kind of array if there is one, else by the general path."""
-    if not async_op:
-        try:
-            known = comm.fastpaths if algorithm is None else comm.fastpaths[algorithm]
-            fast = known[verb][op][type(x)][x.dtype]
-        except (KeyError, AttributeError, TypeError):  # the last: an op that cannot be hashed
-            fast = fastpath.find(comm, verb, op, x, algorithm)
-        done = fast(x, out, root)
-        if done is NotImplemented and algorithm is not None:
-            done = fastpath.chosen(comm, verb, op, x, algorithm)(x, out, root)
-        if done is not NotImplemented:
-            return done
-    return careful(comm, verb, x, out, op, root, async_op, algorithm)
 
 
 def careful(
@@ -431,6 +416,8 @@ def careful(
     """The general path of every collective but barrier: look, check, agree, carry out."""
     try:
         comm.check_open(verb)
+        if comm.node is not None:
+            native.know_arrays()  # the next call of these may be direct
         own = algorithm is not None or deterministic
         tuned = algorithm == "tuned" and not deterministic
         if tuned and comm.devices is not None:  # that may look at them twice
@@ -446,20 +433,11 @@ def careful(
                 call = prepare.compose(comm, verb, x, out, op, root, blocking=True, hosts=True)
         elif own and call.after is None:
             call = schedule_transport.schedule_call(call, algorithm, op, deterministic)
-        if not (algorithm or deterministic or async_op or call.carry or call.moves):
-            _within_node(call)
         if tuned:
             call.code = code  # which one it stands for, all ranks know alike
     except Exception as error:
         raise refused(comm, verb, error) from (None if isinstance(error, HpcommError) else error.__cause__)
     return carry_out(call, async_op)
-
-
-def _within_node(call: Call) -> None:
-    """Let call go by memory that the ranks share, where calls like it do."""
-    comm = call.comm
-    if comm.node_collectives is not None and comm.node_collectives.takes(call.code, call.count):
-        call.carry = comm.node_collectives.carry(call, transport.by_library)
 
 
 def _beside(x: Any, out: Any) -> tuple[Any, Any]:
@@ -498,9 +476,12 @@ def carry_out(call: Call, async_op: bool) -> Any:
         request.needs_all(comm)
         return request
     with comm.call_guard:
-        comm.agreement.enter(call.code, call.agreed)
-        result = transport.run(call)
-        comm.agreement.leave()
+        if call.by_core:  # which compares
+            result = transport.run(call)
+        else:
+            comm.agreement.enter(call.code, call.agreed)
+            result = transport.run(call)
+            comm.agreement.leave()
     for observer in comm.observers:
         observer.after(call)
     call.let_go()

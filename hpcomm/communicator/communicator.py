@@ -13,23 +13,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from ..agree import agreement, runtime, watchdog
+from ..agree import agreement, arrivals, runtime, watchdog
 from ..agree.message_kinds import Kinds
 from ..agree.one_thread import CallGuard
 from ..core.outstanding import Outstanding
 from ..device import driver
 from ..errors import MismatchError, UsageError, where
-from ..node import segment
-from ..node.node_collectives import NodeCollectives
+from ..node import native, segment
 from ..node.segment import exchanged
 from ..transport.node_messages import NodeMessages
 from . import collectives, groups, objects, p2p, persistent, ragged
 from .block_channel import channel
+from .direct import NO_DIRECT
 from .dissemination import inside
 from .dropped import Children
 from .fastpath import NO_FASTPATHS
 from .fastpath_instance import part
-from .timeouts import Timeout, take_fastpaths
+from .timeouts import Timeout
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ..agree.partners import Partners
     from ..core.request import Request
+    from ..node._native import core
     from ..node.blocks import BlockPool
     from ..node.segment import Lookers, Region
     from .mesh import Mesh
@@ -121,7 +122,7 @@ class Communicator:
         self.disagreed = ""  # why other ranks may have gone on to other calls
         self.call_guard: CallGuard = CallGuard(self)  # which thread of this rank makes a collective call
         self.kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
-        self.call_log = self._places = -1
+        self.call_log = -1
         self._lookers: Lookers = []  # the other ranks on this node, which look at both
         self.watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
         self.node_regions: dict[int, Region] = {}  # blocks of the other ranks in the node segment
@@ -133,8 +134,10 @@ class Communicator:
             from ..transport.device.dispatch import DeviceDispatch
 
             self.devices = DeviceDispatch(self, gpu)
-        self.node_collectives: NodeCollectives | None = None  # shared-memory collectives,
-        self.node_messages: NodeMessages | None = None  # and of longer messages
+        # The native core's collectives, if all ranks are on one node; what verbs try first (direct.py):
+        self.node: core.Node | None = None
+        self.direct: Any = NO_DIRECT
+        self.node_messages: NodeMessages | None = None  # shared memory for longer messages
         self.message_kinds: Kinds | None = None  # of elements in messages within the node
         self.partners: Partners | None = None  # on a link: who of the other program has ended,
         self.patience_s: float | None = None  # and how long a blocking call may wait for it
@@ -146,6 +149,7 @@ class Communicator:
             str, dict[Any, Any]
         ] = {}  # and fastpath_instance.py: by verb, functions of kinds of arrays
         self.timeout_s: float | None = None
+        self.go_direct()
         runtime.living.add(self)
 
     def _meet_first(self, level: str) -> bool:
@@ -340,10 +344,11 @@ class Communicator:
             request.wait()
         self.to_itself.clear()
         self.leave_fastpaths()
-        if self.node_collectives is not None:
-            self.node_collectives.close()
+        if self.node is not None:
+            self.node.close()
+            self.node = None
         if self.call_log >= 0 and segment.current is not None:
-            segment.current.give_back(self.call_log, self._lookers, self._places)
+            segment.current.give_back(self.call_log, self._lookers)
         self.watched = None
         if self.exchange_channel is not None:
             self.exchange_channel[0].Free()
@@ -413,7 +418,7 @@ class Communicator:
 
         def stop() -> None:
             self.observers = tuple(o for o in self.observers if o is not observer)
-            take_fastpaths(self)
+            self.go_direct()
 
         return stop
 
@@ -430,7 +435,15 @@ class Communicator:
     def leave_fastpaths(self) -> None:
         """Let all calls take the general path from now on."""
         self.fastpaths = NO_FASTPATHS
+        self.direct = NO_DIRECT
         part(self)
+
+    def go_direct(self) -> None:
+        """Let calls take the direct path again, if nothing speaks against it."""
+        if self.observers or self.is_closed or self.disagreed or self.timeout_s:
+            return
+        self.fastpaths = {}
+        self.direct = NO_DIRECT if self.node is None else self.node
 
     def move_on(self) -> None:
         """Let MPI work on what is under way; nothing once another thread has closed this communicator."""
@@ -462,31 +475,32 @@ class Communicator:
         self.to_itself = [kept for kept in self.to_itself if not kept.done()]
         self.to_itself.append(request)
 
-    def _meet(self, level: str) -> tuple[list[tuple[int, Region, int, bool]], bool, list[list[memoryview]]]:
+    def _meet(self, level: str) -> tuple[list[tuple[int, Region, int, bool]], int]:
         """Learn where each of the other ranks of this node is: (rank, its block of the node segment, its call
-        log there or -1, whether it records its calls).
+        log there or -1, whether it records its calls). And where the place of all ranks in the core's memory
+        begins; -1: there is none, since they are on several nodes, or compare in full, or there is no room.
 
-        Collective; those behind this rank come first. And whether all ranks go the way within a node, and for
-        this the small cells of each, if each has some. Nobody is told of ranks of other nodes, so that costs
+        Collective; those behind this rank come first. Nobody is told of ranks of other nodes, so that costs
         and memory follow the ranks of a node, not all.
         """
         node_segment = segment.current
         if node_segment is None:
-            return [], False, []
+            return [], -1
         regions = dict(node_segment.near(self.mpi_handle))
         self.call_log = node_segment.take_ring()
         left = node_segment.mine.left(self.call_log) if self.call_log >= 0 else 0
         posts = level != "off" and self.call_log >= 0
-        goes = level != "full" and (posts or level == "off")
-        goes = goes and len(regions) == self.size and NodeCollectives.pays(self.size)
-        if goes and self.call_log >= 0:
-            self._places = node_segment.take_places()
-        header = _CARD.pack(self.call_log, posts, goes, self._places, left)
+        goes = level != "full" and (posts or level == "off") and self.devices is None
+        goes = goes and len(regions) == self.size and node_segment.shared is not None
+        place = -1
+        if goes and node_segment.shared is not None and self.rank == min(regions):
+            reserved = node_segment.shared.reserve(self.size)
+            place = -1 if reserved is None else reserved
+        header = _CARD.pack(self.call_log, posts, goes, place, left)
         headers = exchanged(self.object_comm, [*regions], header)
         there = {rank: _CARD.unpack(its) for rank, its in headers.items()}
+        place = max(its[3] for its in there.values())
         goes = all(theirs for _, _, theirs, _, _ in there.values())
-        numbers = [(here, there[rank][3]) for rank, here in regions.items() if goes]
-        has_places = goes and all(number >= 0 for _, number in numbers)
         del there[self.rank]
         self._lookers = [
             (node_segment.regions[regions[rank]], slot, left)
@@ -501,8 +515,7 @@ class Communicator:
                 (rank, node_segment.regions[regions[rank]], its[0], bool(its[1]))
                 for rank, its in there.items()
             ],
-            goes,
-            [node_segment.regions[i].places(number) for i, number in numbers] if has_places else [],
+            place if goes else -1,
         )
 
     def _agree(self, level: str) -> agreement.Agreement:
@@ -512,7 +525,7 @@ class Communicator:
             return agreement.between(self, self.object_comm) if is_full else agreement.off()
         if self.size == 1:
             return agreement.off()
-        near, goes, places = self._meet(level)
+        near, place = self._meet(level)
         self.node_regions = {rank: region for rank, region, _, _ in near}
         node_segment, is_full = segment.current, level == "full"
         notes = {r: region.notes(slot) for r, region, slot, _ in near if slot >= 0}
@@ -522,22 +535,13 @@ class Communicator:
         if node_segment is not None and self.call_log >= 0 and level != "off" and self.devices is None:
             theirs = {r: region.kinds(slot) for r, region, slot, posts in near if posts}
             self.message_kinds = Kinds(self, node_segment.mine.kinds(self.call_log), theirs)
-        goes = goes and self.devices is None
+        if node_segment is not None and place >= 0:
+            self.node = native.node(node_segment, place, self.rank, arrivals.hook(self), level != "off")
         if node_segment is None or level == "off" or self.call_log < 0 or not peers:
-            if is_full:
-                return agreement.full(self, self.object_comm)
-            if goes:  # of the same flags on all ranks: if one compares, all tell their calls
-                is_any = bool(peers) or level == "light"
-                self.node_collectives = NodeCollectives(
-                    self, (lambda *call: None) if is_any else None, places
-                )
-            return agreement.off()
+            return agreement.full(self, self.object_comm) if is_full else agreement.off()
         ring = node_segment.mine.ring(self.call_log)
         self.watched = (ring, peers)
         watchdog.follow(self)
         if is_full:
             return agreement.full(self, self.object_comm, ring)
-        light = agreement.light(self, node_segment, ring, peers)
-        if goes:
-            self.node_collectives = NodeCollectives(self, light.names["suspect"], places)
-        return light
+        return agreement.light(self, node_segment, ring, peers)

@@ -25,10 +25,8 @@ from ..core.limits import GUARD_PROBED, RENDEZVOUS_LEAST, RENDEZVOUS_MOST_BOTH
 from ..core.signature import VERBS, head, marked
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, REDUCTIONS, ROOTED
 from ..errors import HpcommError
-from ..node.collective_steps import few
 from ..transport import guarded_receive
 from ..transport.matching import is_awaited
-from . import fastpath_node
 from .fastpath_compile import PLAIN_CALL, compiled
 from .fastpath_instance import fuse
 from .fastpath_text import (
@@ -44,7 +42,6 @@ from .fastpath_text import (
     GUARDED,
     IN_PLACE,
     MATCH,
-    MEET,
     MESSAGES,
     NOTE,
     NUMPY,
@@ -55,7 +52,6 @@ from .fastpath_text import (
     SWAP,
     TAKE,
     TORCH,
-    WITHIN,
     out_of_place,
 )
 
@@ -102,11 +98,7 @@ def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None =
 
 
 def _barrier(comm: Communicator) -> FastPath:
-    within = comm.node_collectives
-    if within is None or not within.has_barrier:
-        return _compose(comm, "barrier", BODIES["barrier"], {"meet": ""}, {})
-    fragments = {"meet": MEET, "post": _watched(comm, "barrier")[0]}
-    return _compose(comm, "barrier", BODIES["barrier"], fragments, {"meet": within.barrier})
+    return _compose(comm, "barrier", BODIES["barrier"], {"meet": ""}, {})
 
 
 def _watched(comm: Communicator, verb: str) -> tuple[str, str]:
@@ -328,16 +320,8 @@ def _make(
         return marked(head(*what), algorithm) if algorithm else head(*what)
 
     names["code"] = sign(verb, fold, record.code) if verb not in MESSAGES else 0
-    if verb == "all_reduce":
-        names.update(last=_NOTHING, turns=None)
-        fragments = {**fragments, **fastpath_node.signed(verb, fragments)}
     if verb in MESSAGES:
         fragments = {**fragments, **_message(comm, verb, record, fragments, names)}
-    else:
-        fragments = {
-            **fragments,
-            **_within(comm, verb, fold, record, dtype, fragments, names, function is None),
-        }
     if verb in ROOTED:
         names["codes"] = _Codes(lambda root: sign(verb, fold, record.code, root), comm.size)
     if "CUT" in fragments["readable"]:
@@ -363,64 +347,6 @@ class _Codes(dict[int, int]):
             raise KeyError(root)
         self[root] = code = self._of(root)
         return code
-
-
-def _within(
-    comm: Communicator,
-    verb: str,
-    fold: int,
-    record: Dtype,
-    dtype: Any,
-    fragments: dict[str, str],
-    names: dict[str, Any],
-    is_default: bool,
-) -> dict[str, str]:
-    """What leads calls of some lengths by memory of the node, in each of the three forms of a body."""
-    import numpy as np
-
-    found = dict.fromkeys(("within", "within_apart", "within_given", "small", "small_apart"), "")
-    within, code = comm.node_collectives if is_default else None, head(verb, fold, record.code)
-    least, end = within.limits(code) if within is not None else (0, 0)
-    if within is None or not end:
-        return found
-    kind = dtype if isinstance(dtype, np.dtype) else np.dtype(record.storage)
-
-    ways: dict[int, Any] = {}
-
-    def way_of(mine: int, root: int) -> Any:
-        count = mine >> 32
-        way = within.way(head(verb, fold, record.code, root), count, kind), within.contest(code, count)
-        if way[0] is not None:
-            if len(ways) >= _KEPT:
-                ways.clear()
-            ways[mine] = way
-        return way
-
-    known: dict[int, Any] = {}
-
-    def turns_of(mine: int, root: int = 0) -> Any:
-        if len(known) >= _KEPT:
-            known.clear()
-        found = known[mine] = within.turns(head(verb, fold, record.code, root), mine >> 32, kind, mine)
-        return found
-
-    names.update(within_from=least << 32, within_to=end << 32, ways=ways, way_of=way_of)
-    found["post"], found["look"] = _watched(comm, verb)
-    text = WITHIN.replace("ROOT", "root" if verb in ROOTED else "0")
-    found["within_apart"], found["within"] = text, fastpath_node.in_place(text)
-    found["within_given"] = found["within"].replace("way(X_flat, X_flat", "way(X_flat, None")
-    found["within_given"] = found["within_given"].replace("return X", "return None")
-    places, small_end = within.small, within.small_end(code) if verb in fastpath_node.VERBS else 0
-    if places is not None and small_end:
-        unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what fast paths know of its length
-        names.update(small=places, small_to=small_end * record.itemsize // unit)
-        names.update(known=known, turns_of=turns_of, number=places.number, look=places.flags.look)
-        names.update(last=_NOTHING, signs={}, narrow=memoryview(bytearray(4)).cast("f"))
-        is_narrow = record.name == "float32"
-        found |= fastpath_node.step(
-            verb, fragments, record.itemsize // unit, few(verb, code, kind), is_narrow, comm.size
-        )
-    return found
 
 
 def _message(
@@ -495,9 +421,8 @@ def _compose(
     from ..transport import mpi
 
     agreed = verb not in MESSAGES  # of those only two ranks know
-    around = comm.agreement.around if agreed else PLAIN_CALL
+    around = PLAIN_CALL
     names.setdefault("code", head(verb) if agreed else 0)
-    names.update(comm.agreement.names)
     names.update(
         IN_PLACE=MPI.IN_PLACE,
         MPIError=MPI.Exception,

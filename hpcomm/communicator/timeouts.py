@@ -27,7 +27,7 @@ else:
 
     buffer = LazyModule("hpcomm.core.buffer")
 
-__all__ = ["Timeout", "take_fastpaths"]
+__all__ = ["Timeout"]
 
 
 class Timeout:
@@ -56,7 +56,7 @@ class Timeout:
         if seconds is None:
             for name in (*_verbs(type(comm)), *_BY_HAND):
                 made.pop(name, None)
-            take_fastpaths(comm)
+            comm.go_direct()
             return
         comm.leave_fastpaths()
         for plan in tuple(comm.outstanding.plans):
@@ -65,12 +65,6 @@ class Timeout:
             made[name] = partial(_call, comm, function, at)
         for name, begin in _BY_HAND.items():
             made[name] = partial(begin, comm)
-
-
-def take_fastpaths(comm: Communicator) -> None:
-    """Let there be fast paths again, if nothing speaks against it."""
-    if not (comm.observers or comm.is_closed or comm.disagreed or comm.timeout_s):
-        comm.fastpaths = {}
 
 
 def _verbs(kind: type) -> dict[str, tuple[Callable[..., Any], int]]:

@@ -38,7 +38,8 @@ class Comm(Protocol):
     call_log: int
 
     node_regions: dict[int, Any]
-    node_collectives: Any
+    node: Any
+    direct: Any
     node_messages: Any
     block_channel: MPI.Comm
     block_homes: dict[int, int]

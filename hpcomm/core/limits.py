@@ -9,6 +9,7 @@ from __future__ import annotations
 
 # Waiting in shared memory: look, then yield the core, then sleep.
 # Chosen by benchmarks/overhead.py, on 2 ranks with a core each and on 4 and 8 on two cores.
+NODE_SPINS = 2000  # looks of the native core at a word before its waits get slow, some microseconds
 FLAG_LOOKS = 300  # looks at a flag before a rank yields its core
 FLAG_YIELDS_CROWDED = 64  # yields before anything else, where ranks are more than cores
 FLAG_YIELDING_S = 1e-3  # of yielding; then it sleeps, a little longer each time

@@ -31,6 +31,7 @@ class Call:
         moves: the verb whose MPI function carries the bytes, where it is not the call's own.
         fill: copies x into the memory that travels, where that is not x itself; done once already.
         carry: done instead of one MPI call, where a verb needs several (blocking calls only).
+        by_core: whether carry lets the native core do it, which compares the ranks' calls itself.
         stages: done instead of one MPI call in the background: makes the generator that a Request drives.
         prepare: done instead of asking MPI for persistent requests, where a plan is carried out otherwise.
         finish: what is left to do when the bytes have arrived; returns the result.
@@ -44,8 +45,8 @@ class Call:
     """
 
     __slots__ = (
-        "after", "carry", "chosen", "code", "comm", "count", "fill", "finish", "give", "look", "moves",
-        "op", "peer", "prepare", "recv", "root", "send", "settle", "stages", "tag", "verb",
+        "after", "by_core", "carry", "chosen", "code", "comm", "count", "fill", "finish", "give", "look",
+        "moves", "op", "peer", "prepare", "recv", "root", "send", "settle", "stages", "tag", "verb",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +65,7 @@ class Call:
         self.moves = ""
         self.fill: Callable[[], None] | None = None
         self.carry: Callable[[], None] | None = None
+        self.by_core = False
         self.stages: Callable[[], Any] | None = None
         self.prepare: Callable[[], Any] | None = None
         self.finish: Callable[[MPI.Status | None], Any] = _nothing

@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from types import ModuleType
+from typing import TYPE_CHECKING
 
+from .._lazy import loaded
+from ..core.limits import NODE_SPINS
 from ..errors import ConfigError
 
-__all__ = ["core", "why_not"]
+if TYPE_CHECKING:
+    from ._native import core as native_core
+    from .segment import NodeSegment
+
+__all__ = ["core", "node", "why_not"]
 
 
 @lru_cache(maxsize=1)
@@ -38,3 +45,36 @@ def core() -> ModuleType | None:
 def why_not() -> str:
     """Why core() is None; empty if it is there."""
     return _found()[1]
+
+
+def node(
+    there: NodeSegment, place: int, rank: int, hook: native_core.Hook, checks: bool
+) -> native_core.Node | None:
+    """This rank's part of a place that was reserved for all ranks of a communicator.
+
+    Args:
+        hook: see agree/arrivals.py.
+        checks: whether this rank compares calls.
+    """
+    module = core()
+    if module is None or there.shared is None:
+        return None
+    know_arrays()
+    made: native_core.Node = module.Node(
+        there.shared, place, rank, hook, 0 if there.is_crowded else NODE_SPINS, checks
+    )
+    return made
+
+
+@lru_cache(maxsize=2)
+def _know_torch(torch: object) -> None:
+    module = core()
+    if module is not None:
+        module.know_torch(torch)
+
+
+def know_arrays() -> None:
+    """Let the core take tensors, if torch is loaded."""
+    torch = loaded("torch")
+    if torch is not None:
+        _know_torch(torch)

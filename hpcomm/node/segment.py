@@ -6,7 +6,6 @@ Each rank owns one block. Others only read it, except that they may ask for the 
                        answer (4096 bytes) | note for the whole node (512 bytes)
                        how often each call log was left (255 words)
                        255 times: call log | receive descriptors (7 words) | element types (128 words)
-                       two small cells for each of 128 (40) communicators
 
     call log           128 signatures, a ring; 0: not made yet | number of the call that began the line
                        Of 128 entries 32 are wiped at a time, one line ahead of the calls.
@@ -23,7 +22,6 @@ import fcntl
 import mmap
 import os
 import struct
-import sys
 from collections import deque
 from contextlib import suppress
 from itertools import chain, count
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = [
     "GONE",
     "LAPS",
-    "PLACE",
     "Lookers",
     "NodeSegment",
     "Region",
@@ -62,8 +59,6 @@ _LINE = 32  # of which so many are wiped at a time, one line ahead
 RINGS = 255  # communicators of one rank that are watched at a time
 _TEXT = 4096
 _NOTE = 512  # bytes behind it, for what concerns the whole node
-_PAIRS = {16: 128, sys.maxsize: 40}  # communicators of a rank, of up to so many, with cells for small arrays
-PLACE = 6208  # (node_collectives.py) at a time: two places of so many bytes, whole cache lines
 _REFUSAL = 48  # words of a call log: the number of the last call that was refused, and why
 _NOTES, _KINDS = 7, 128  # words behind a call log
 _RING = LAPS + 1 + _REFUSAL  # signatures, the number of the call that began the line, and that
@@ -72,7 +67,7 @@ _START = 63  # the signature of call 0, which nobody makes
 GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
 _LEFT = 8 + (_TEXT + _NOTE) // 8  # where it is counted how often each call log was left
 _HEAD_WORDS = _LEFT + -(-RINGS // 8) * 8
-_PLACES = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # where those begin
+_REGION = -(-(_HEAD_WORDS + RINGS * _RING_WORDS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE  # bytes of a block
 _CORES = 2048  # of a node; where there are more, some count as one
 _ENDED, _ASKED, _ANSWERED, _LENGTH, _FAILED, _NOTED = range(6)
 
@@ -179,11 +174,6 @@ class Region:
     def leave(self, slot: int) -> None:
         self._words[_LEFT + slot] += 1
 
-    def places(self, number: int) -> list[memoryview]:
-        """Two cells for small arrays: see node_collectives.py."""
-        starts = (_PLACES + (2 * number + i) * PLACE for i in (0, 1))
-        return [self._bytes[at : at + PLACE] for at in starts]
-
     @property
     def ended(self) -> bool:
         return bool(self._words[_ENDED])
@@ -279,9 +269,6 @@ class NodeSegment:
         self.is_crowded = len(regions) > cores
         # What is free, and who may still look at it: ranks in their last call of an earlier communicator.
         self._free: deque[tuple[int, Lookers]] = deque((slot, []) for slot in range(RINGS))
-        self._free_places: deque[tuple[int, Lookers]] = deque(
-            (number, []) for number in range(_pairs(len(regions)))
-        )
         self._had: set[int] = set()  # call logs; the others have no memory yet
 
     @property
@@ -314,38 +301,22 @@ class NodeSegment:
         ring[0] = _START
         return slot
 
-    def give_back(self, slot: int, lookers: Lookers, number: int = -1) -> None:
+    def give_back(self, slot: int, lookers: Lookers) -> None:
         """Leave a communicator: its call log may serve another one when the others have left it, too.
 
-        Args:
-            lookers: its other ranks on this node.
-            number: of its cells, if it had some.
+        lookers: its other ranks on this node.
         """
         self.mine.leave(slot)
         self._free.append((slot, lookers))
-        if number >= 0:
-            self._free_places.append((number, lookers))
 
     def end(self) -> None:
         """Say that this rank will make no more calls."""
         self.mine.end(self._had)
 
-    def take_places(self) -> int:
-        """Two cells for small arrays of a new communicator, without flags; -1 as above."""
-        number = _first_left(self._free_places)
-        if number < 0:
-            return -1
-        if not self._has(_PLACES + 2 * number * PLACE, 2 * PLACE):
-            self._free_places.appendleft((number, []))
-            return -1
-        for place in self.mine.places(number):
-            place[:8] = bytes(8)
-        return number
-
     def _has(self, start: int, nbytes: int) -> bool:
         """Whether there is memory for a part of one's own region: else to touch it were a bus error."""
         try:
-            os.posix_fallocate(self._file, self.here * _region_bytes(len(self.regions)) + start, nbytes)
+            os.posix_fallocate(self._file, self.here * _REGION + start, nbytes)
         except OSError:
             return False
         return True
@@ -367,7 +338,7 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
             struct.pack_into("2q", card, 0, number, slot_bytes(node.size, _free()))
         node.Bcast([card, MPI.BYTE], 0)
         number, slot = struct.unpack("2q", card)
-        own = _region_bytes(node.size)
+        own = _REGION
         shared = share(node, own, reserve=8 * _HEAD_WORDS)
         if shared is None:
             return None
@@ -444,15 +415,6 @@ def _first_left(free: deque[tuple[int, Lookers]]) -> int:
             return slot
         free.append((slot, lookers))
     return -1
-
-
-def _pairs(ranks: int) -> int:
-    """Communicators of one of so many ranks that may have places at a time: not all memory of many ranks."""
-    return next(pairs for most, pairs in _PAIRS.items() if ranks <= most)
-
-
-def _region_bytes(ranks: int) -> int:
-    return -(-(_PLACES + _pairs(ranks) * 2 * PLACE) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _cores(node: MPI.Comm) -> int:

@@ -44,7 +44,6 @@ from ..core.limits import (
 )
 from ..core.request import abandon
 from ..errors import PeerFailedError, where
-from ..node.arrival_flags import is_wanted
 from ..node.blocks import landing_bytes
 from .guarded_receive import receive
 
@@ -140,7 +139,7 @@ class NodeMessages:
     @classmethod
     def of(cls, comm: Comm, node_segment: NodeSegment, notes: dict[int, memoryview]) -> NodeMessages | None:
         """That of a communicator; None where its ranks have no memory for it, or shall not use it."""
-        if node_segment.pool is None or comm.size > _RANKS or not is_wanted():
+        if node_segment.pool is None or comm.size > _RANKS or os.environ.get("HPCOMM_NODE") == "off":
             return None
         return cls(comm, node_segment, node_segment.pool, notes)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ..core.buffer import Buffer, Shape
     from ..core.comm import Comm
+    from ..core.dtypes import Dtype
     from ..core.reduction import Reduction
     from .device import host_copy
 else:
@@ -107,6 +108,8 @@ def compose(
         send = None
     devices, nbytes = comm.devices, block * dtype.itemsize
     if devices is None:  # no rank of comm has a device
+        if blocking and not hosts and comm.node is not None and _core_takes(comm, dtype, fold):
+            return _by_core(call, send, recv, fold)
         return on_hosts(call, send, recv, fold, blocking)
     if not hosts and devices.takes(send, recv, block=nbytes):
         return devices.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
@@ -136,6 +139,61 @@ def on_hosts(
         assert recv is not None
         return _fold_blocks(call, send, recv, fold)
     return _fold_there(call, send, recv, block, fold)
+
+
+_CORE_DTYPES = range(1, 17)  # codes of the element types that the native core knows,
+_NO_LONG_DOUBLE = 14  # but for this one
+
+
+def _core_takes(comm: Comm, dtype: Dtype, fold: Reduction | None) -> bool:
+    """Whether the native core carries out calls on such elements: the same on all ranks."""
+    knows = dtype.code in _CORE_DTYPES and dtype.code != _NO_LONG_DOUBLE
+    plain = fold is None or (fold.op.factor is None and fold.fold is None and fold.op.mpi is None)
+    return knows and plain and getattr(comm.node, "has_long", None) is not False
+
+
+def _by_core(call: Call, send: Buffer | None, recv: Buffer | None, fold: Reduction | None) -> Call:
+    """By the native core, on contiguous arrays: x itself and out itself, where they are.
+
+        x ── pack, if strided ──> packed ── core ──> landing ── finish, if out is strided ──> out
+
+    Which memory x and out may have in common: see _move. The core takes the same.
+    """
+    comm, verb, dtype = call.comm, call.verb, call.look.dtype
+    if send is not None and recv is not None and not _core_may_share(call, send, recv):
+        _refuse_overlap(send, recv)
+    landing = None if recv is None else _landing(recv)
+    packed = (
+        landing if send is None and verb == "broadcast" else None if send is None else _packed(send.array)
+    )
+    how = () if fold is None else (fold.op.name,)
+    root = (call.root,) if verb in ROOTED else ()
+
+    def carry() -> None:
+        done = getattr(comm.node, verb)(packed, *how, *root, landing, dtype.code)
+        if done is NotImplemented:  # no room for long calls, as all ranks know by now
+            again = Call(comm, verb, root=call.root)
+            again.code, again.count, again.look = call.code, call.count, call.look
+            x, out = (_as_buffer(array, call.look) for array in (packed, landing))
+            transport.run(on_hosts(again, None if send is None else x, out, fold, True))
+
+    call.carry, call.by_core = carry, True
+    _deliver(call, recv, landing)
+    return call
+
+
+def _as_buffer(array: NDArray[Any] | None, like: Buffer) -> Buffer | None:
+    return None if array is None else buffer.Buffer(array, like.dtype, like.make, lambda: None)
+
+
+def _core_may_share(call: Call, send: Buffer, recv: Buffer) -> bool:
+    """Whether x and out have memory in common in a way that needs no copy."""
+    comm, verb = call.comm, call.verb
+    if verb in GATHERING:
+        return recv.array.flags.c_contiguous and _is_block(recv, send, comm.rank, comm.size)
+    if verb == "scatter":
+        return send.array.flags.c_contiguous and _is_block(send, recv, comm.rank, comm.size)
+    return send is recv or buffer.same_memory(send.array, recv.array)
 
 
 def _roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:

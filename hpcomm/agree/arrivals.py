@@ -1,0 +1,126 @@
+"""Arrivals: what the native core asks while a rank waits in a call, and what is said when the call fails.
+
+Calls that the core carries out are not in the call log: their signatures come with the ranks' arrivals, and
+the core compares them. Of what goes on around it the core knows nothing. So it asks about every ms of a wait:
+
+    hook("waits", ranks that have not come)
+      │  moves MPI on: others may wait for it
+      ├─ a second thread of this rank has come to a call ─────────> UsageError
+      ├─ one of the ranks has ended, or is out of step ───────────> PeerFailedError
+      └─ one of them has begun another call, as its log tells ────> MismatchError; PeerFailedError: it refused
+    hook("mismatch", ranks, mine, theirs) ────────────────────────> the same two
+    hook("busy") another thread of this rank is in a call ────────> UsageError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..core.signature import LEFT, REFUSED, describe
+from ..errors import HpcommError, PeerFailedError, WaitTimeoutError, where
+from ..node import segment
+from ..node.segment import last_call, posted
+from .agreement import asked_why, told
+from .call_stack import describe_call
+
+if TYPE_CHECKING:
+    from ..core.comm import Comm
+
+__all__ = ["hook"]
+
+
+def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
+    """What the core calls for a node of which comm's ranks are all the ranks."""
+
+    def asked(reason: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
+        if reason == "waits":
+            comm.move_on()
+            comm.call_guard.check()
+            _look_at(comm, ranks)
+        elif reason == "busy":
+            raise comm.call_guard.refusal()
+        elif reason == "mismatch":
+            raise _mismatch(comm, ranks[0], mine, theirs)
+        elif reason == "late":
+            raise WaitTimeoutError(
+                f"rank {', '.join(map(str, ranks))} did not come in {comm.node.timeout:g} s",
+                where(_verb(), comm),
+                "look for the rank that did not make the matching call",
+            )
+        else:
+            raise PeerFailedError(
+                f"rank {ranks[0]} left this call by an error",
+                where(_verb(), comm),
+                "look at what that rank printed",
+                list(ranks),
+            )
+
+    return asked
+
+
+def _verb() -> str:
+    return describe_call().partition("(")[0]
+
+
+def _look_at(comm: Comm, ranks: tuple[int, ...]) -> None:
+    """Raise if one of those who have not come to this call never will."""
+    for rank in ranks:
+        region = comm.node_regions.get(rank)
+        log = next((log for peer, _, log in comm.watched[1] if peer == rank), None) if comm.watched else None
+        has_left = log is not None and posted(log, last_call(log)) == LEFT
+        has_ended = region is not None and region.ended
+        begun = 0 if log is None or comm.watched is None else last_call(comm.watched[0]) + 1
+        is_elsewhere = log is not None and last_call(log) >= begun
+        if not (has_left or has_ended or is_elsewhere) or _has_come(comm, rank):
+            continue
+        if is_elsewhere and log is not None and region is not None and not has_left:
+            raise _elsewhere(comm, rank, begun, log)
+        comm.fall_out()
+        why = "is out of step" if has_left else "has ended"
+        raise PeerFailedError(
+            f"{_verb()} on '{comm.name}' needs rank {rank}, which {why}",
+            where(_verb(), comm),
+            "look at what that rank printed; every rank must make the same collective calls",
+            [rank],
+        )
+
+
+def _has_come(comm: Comm, rank: int) -> bool:
+    """Whether a rank has come to the call in which this one waits: looked at again, after all else."""
+    calls = comm.node.calls()
+    return bool(calls[rank][0] >= calls[comm.rank][0])
+
+
+def _elsewhere(comm: Comm, rank: int, number: int, log: memoryview) -> HpcommError:
+    """A rank that has not come to this call has begun one that is in the call log."""
+    assert segment.current is not None
+    region = comm.node_regions[rank]
+    comm.fall_out()
+    total = number + int(comm.node.calls()[comm.rank][0])
+    if posted(log, number) == REFUSED:
+        return asked_why(
+            comm, total, segment.current, None, {rank: told(log, number, comm.size) or ""}, {}, [rank]
+        )
+    return asked_why(comm, total, segment.current, None, {}, {rank: (region, None)}, [])
+
+
+def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
+    """rank has come to the same call with another signature."""
+    if segment.current is None:
+        raise AssertionError("a node without a segment")
+    comm.fall_out()
+    calls = comm.node.calls()
+    number = int(calls[comm.rank][0])
+    own = describe(mine, comm.size) if comm.node.number > number else None
+    final: dict[int, str] = {}
+    asked = {}
+    for other, (theirs_number, signature, _, _) in enumerate(calls):
+        if other == comm.rank or (theirs_number == number and signature == mine):
+            continue
+        if theirs_number == number or other == rank:
+            called = theirs if other == rank else signature
+            past = describe(called, comm.size) if theirs_number > number else None
+            asked[other] = comm.node_regions[other], past
+    total = number + (last_call(comm.watched[0]) if comm.watched else 0)
+    return asked_why(comm, total, segment.current, own, final, asked, [])
