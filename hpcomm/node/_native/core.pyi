@@ -23,6 +23,7 @@ class Segment:
 class Node:
     rank: int
     size: int
+    number: int  # of this rank's last call
     direct: bool | None
     timeout: float
     spins: int

@@ -316,6 +316,9 @@ ATTRIBUTE(timeout, PyFloat_FromDouble((double)n->timeout * 1e-9),
 ATTRIBUTE(spins, PyLong_FromLong(n->spins), n->spins = (int)PyLong_AsLong(value))
 ATTRIBUTE(direct_from, Py_BuildValue("(KKK)", n->direct_from[0], n->direct_from[1], n->direct_from[2]),
           set_ways(n, value))
+static PyObject *get_number(PyObject *me, void *none) { /* of this rank's last call */
+  return (void)none, PyLong_FromUnsignedLongLong(((Node *)me)->node.calls);
+}
 static PyObject *get_rank(PyObject *me, void *none) { return (void)none, PyLong_FromLong(((Node *)me)->node.rank); }
 static PyObject *get_size(PyObject *me, void *none) { return (void)none, PyLong_FromLong(((Node *)me)->node.size); }
 static PyObject *get_direct(PyObject *me, void *none) { /* None: no long call has been made yet */
@@ -380,6 +383,7 @@ static PyGetSetDef node_attributes[] = {{"rank", get_rank, NULL, NULL, NULL},
                                         {"size", get_size, NULL, NULL, NULL},
                                         {"direct", get_direct, NULL, NULL, NULL},
                                         {"timeout", get_timeout, set_timeout, NULL, NULL},
+                                        {"number", get_number, NULL, NULL, NULL},
                                         {"spins", get_spins, set_spins, NULL, NULL},
                                         {"direct_from", get_direct_from, set_direct_from, NULL, NULL},
                                         {0}};
