@@ -24,7 +24,7 @@ from ..node.segment import exchanged
 from ..transport.node_messages import NodeMessages
 from . import collectives, groups, objects, p2p, persistent, ragged
 from .block_channel import channel
-from .direct import NO_DIRECT
+from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
 from .dropped import Children
 from .fastpath import NO_FASTPATHS
@@ -443,7 +443,7 @@ class Communicator:
         if self.observers or self.is_closed or self.disagreed or self.timeout_s:
             return
         self.fastpaths = {}
-        self.direct = NO_DIRECT if self.node is None else self.node
+        self.direct = self.node or (NO_DIRECT if self.is_inter else ByLibrary(self))
 
     def move_on(self) -> None:
         """Let MPI work on what is under way; nothing once another thread has closed this communicator."""

@@ -377,8 +377,10 @@ class DeviceDispatch:
         """
         call, count = job.call, job.call.count
         comm, verb = call.comm, call.verb
-        here = SimpleNamespace(rank=comm.rank, size=comm.size, is_inter=comm.is_inter, name=comm.name,
-                               remote_size=comm.remote_size, mpi_handle=mpi, devices=None, node=None)  # fmt: skip
+        here = SimpleNamespace(
+            rank=comm.rank, size=comm.size, is_inter=comm.is_inter, name=comm.name,
+            remote_size=comm.remote_size, mpi_handle=mpi, devices=None, node=None,
+        )  # fmt: skip
         in_turn = mpi is self.channel
         source = None if job.packed is None else source_of(job.packed, job.blocks_in, count, piece, job.recv)
         in_place = verb == "broadcast" and job.send is not None and job.send is job.recv
