@@ -230,6 +230,9 @@ def _is_inside() -> bool:
 
 def _late(call: Blocked) -> list[tuple[int, Region]]:
     """The ranks of this node that a call waits for."""
+    if call.number == IN_CORE:
+        calls, regions = _core_calls(call.comm), call.comm.node_regions
+        return [(r, regions[r]) for r in sorted(regions) if calls and calls[r][0] < calls[call.comm.rank][0]]
     if call.comm.watched is None:
         return []
     _, peers = call.comm.watched
@@ -238,12 +241,21 @@ def _late(call: Blocked) -> list[tuple[int, Region]]:
     return [(rank, region) for rank, region, _ in peers if rank == call.source]
 
 
+def _core_calls(comm: Comm) -> list[tuple[int, int, int | None, float | None]]:
+    """What the native core knows of each rank's last call; nothing where it carries out none."""
+    node = comm.node
+    try:
+        return [] if node is None else list(node.calls())
+    except ValueError:  # the main thread has closed it meanwhile
+        return []
+
+
 def _is_first(call: Blocked) -> bool:
     """Whether no lower rank of this node waits in the same collective call, and says so."""
-    if call.number <= 0 or call.comm.watched is None:
+    if call.number != IN_CORE and (call.number <= 0 or call.comm.watched is None):
         return True
     late = [rank for rank, _ in _late(call)]
-    return all(rank > call.comm.rank or rank in late for rank, _, _ in call.comm.watched[1])
+    return all(rank > call.comm.rank or rank in late for rank in call.comm.node_regions)
 
 
 def _report(call: Blocked, waited_s: float, silent: str) -> str:
@@ -294,11 +306,15 @@ def _failure(request: Request) -> PeerFailedError | None:
     )
 
 
+IN_CORE = -2
+
+
 class Blocked(NamedTuple):
     """Which call the main thread is in. While we keep its frame, no other call's can take its place.
 
     source: the rank that a message must come from, or go to; None or below 0 for any
-    number: of a collective call; 0 for messages, -1 for one without a number, such as a plan's
+    number: of a collective call; 0 for messages, -1 for one without a number, such as a plan's; IN_CORE for
+        one that waits in the native core, which asks itself why (arrivals.py)
     """
 
     frame: FrameType
@@ -347,6 +363,9 @@ def _blocked_call() -> Blocked | None:
         return None
     if needs is None and "source" not in names and "dest" not in names:
         number = -1 if comm.watched is None else last_call(comm.watched[0])
+        calls = _core_calls(comm)
+        if calls and calls[comm.rank][2] is not None:
+            number = IN_CORE
     return Blocked(verb, verb.f_lasti, comm, source, number)
 
 
@@ -359,6 +378,8 @@ def _is_verb(frame: FrameType) -> bool:
 
 def _judge(comm: Comm, source: int | None, call: int) -> str | None:
     """Why the call cannot complete, or None."""
+    if call == IN_CORE:
+        return None
     for rank, region, other, number in _differing(comm, call):
         assert comm.watched is not None
         text, own = told(other, number, comm.size), told(comm.watched[0], number, comm.size)

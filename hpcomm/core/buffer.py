@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from .._lazy import loaded
 from ..errors import DtypeError, LayoutError, UsageError
-from . import dtypes
+from . import dtypes, result_memory
 from .dtypes import Dtype
+from .limits import RESULT_LARGE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -267,7 +268,9 @@ def _stored(array: NDArray[Any], dtype: Dtype) -> NDArray[Any]:
 def _numpy(x: NDArray[Any]) -> Buffer:
     dtype = dtypes.from_numpy(x.dtype)
     own = x.dtype
-    return Buffer(_stored(x, dtype), dtype, lambda shape: _numpy(np.empty(shape, own)), lambda: x, _frozen(x))
+    return Buffer(
+        _stored(x, dtype), dtype, lambda shape: _numpy(result_memory.empty(shape, own)), lambda: x, _frozen(x)
+    )
 
 
 def _torch(x: Any, torch: Any) -> Buffer:
@@ -291,7 +294,16 @@ def _torch(x: Any, torch: Any) -> Buffer:
     array = tensor_memory(plain, dtype.storage, tuple(plain.shape), strides)
     frozen = "is a lazy conjugate or negative" if lazy else _frozen(array)
     own = x.dtype
-    return Buffer(array, dtype, lambda shape: _torch(torch.empty(shape, dtype=own), torch), lambda: x, frozen)
+
+    def make(shape: Shape) -> Buffer:
+        if math.prod(shape) * dtype.itemsize < RESULT_LARGE:
+            return _torch(torch.empty(shape, dtype=own), torch)
+        memory = torch.from_numpy(
+            result_memory.empty((math.prod(shape) * dtype.itemsize,), np.dtype(np.uint8))
+        )
+        return _torch(memory.view(own).view(shape), torch)
+
+    return Buffer(array, dtype, make, lambda: x, frozen)
 
 
 class _Memory:

@@ -75,6 +75,11 @@ TORCH_REDUCE_WHOLE = 128 * 1024  # of all ranks up to which each rank reduces ev
 TORCH_REDUCE_WHOLE_HALVES = 16 * 1024  # the same of half types
 TORCH_CROWDED = 1 << 20  # from which MPI exchanges blocks in fewer turns where ranks share cores
 
+# New results: bytes.
+# Chosen by benchmarks/node_core.py --new: the C library keeps memory of up to 32 MiB itself.
+RESULT_LARGE = 32 << 20  # of a result whose memory is used again
+RESULT_KEPT = 512 << 20  # of memory that nobody uses and a process keeps
+
 # Reading another process's memory (process_vm_readv): bytes.
 # Chosen by benchmarks/torch_backends.py.
 READ_LEAST = 1 << 18  # of a call from which that is the shorter way

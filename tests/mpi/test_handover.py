@@ -20,8 +20,12 @@ from mpi4py import MPI
 import hpcomm
 from hpcomm.core.limits import RENDEZVOUS_LEAST, RENDEZVOUS_MOST_BOTH
 from hpcomm.node import segment
+
+
 def is_wanted():
     return False
+
+
 from hpcomm.node.segment import _cores
 from hpcomm.transport import node_messages
 from hpcomm.transport.node_messages import NodeMessages

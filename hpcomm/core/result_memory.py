@@ -1,0 +1,75 @@
+"""Memory of large results, used again when nobody has the result any more.
+
+A new array of 64 MiB has no memory yet: the system gives and clears each page when it is first written, which
+takes as long as an all-reduce of it. So the memory of large results is kept for the next one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from .limits import RESULT_KEPT, RESULT_LARGE
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["empty"]
+
+_HUGE_PAGE = 2 << 20  # bytes
+_free: deque[mmap.mmap] = deque()  # the last one was given back last; threads may do so at any time
+
+
+class _Lease:
+    """What the arrays in a piece of memory have in common: when it goes, all of them have gone."""
+
+    __slots__ = ("__array_interface__", "__weakref__")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {
+            "version": 3, "data": (address, False), "typestr": "|u1", "shape": (nbytes,),
+        }  # fmt: skip
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+    """As numpy.empty."""
+    nbytes = dtype.itemsize
+    for n in shape:
+        nbytes *= n
+    if nbytes < RESULT_LARGE or dtype.hasobject:
+        return np.empty(shape, dtype)
+    memory = _taken(nbytes)
+    lease = _Lease(np.frombuffer(memory, np.uint8).__array_interface__["data"][0], nbytes)
+    weakref.finalize(lease, _give_back, memory).atexit = False
+    return np.asarray(lease).view(dtype).reshape(shape)
+
+
+def _taken(nbytes: int) -> mmap.mmap:
+    """Memory of so many bytes, and not much more, that nobody uses."""
+    wanted = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
+    for _ in range(len(_free)):
+        try:
+            memory = _free.pop()
+        except IndexError:  # another thread has it
+            break
+        if wanted <= len(memory) <= wanted + wanted // 4:
+            return memory
+        _free.appendleft(memory)
+    memory = mmap.mmap(-1, wanted, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _give_back(memory: mmap.mmap) -> None:
+    _free.append(memory)
+    while sum(map(len, list(_free))) > RESULT_KEPT:
+        with suppress(IndexError):  # another thread has it
+            _free.popleft()  # unmapped when it is dropped
