@@ -7,6 +7,7 @@ import pickle
 import signal
 import time
 import traceback
+from contextlib import suppress
 
 from hpcomm.node._native import core
 
@@ -56,14 +57,22 @@ def _be(rank, size, segment, place, body, writing, options):
 
 
 def end(ranks, timeout=30.0):
-    """What each rank has returned; None: it was killed."""
+    """What each rank has returned; None: it was killed. No rank stays behind."""
+    try:
+        return _ended(ranks, timeout)
+    except RankError:
+        for pid, _ in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def _ended(ranks, timeout):
     results = []
     deadline = time.monotonic() + timeout
     for rank, (pid, reading) in enumerate(ranks):
         while not os.waitpid(pid, os.WNOHANG)[0]:
             if time.monotonic() > deadline:
-                for other, _ in ranks[rank:]:
-                    os.kill(other, signal.SIGKILL)
                 raise RankError(f"rank {rank} hangs")
             time.sleep(0.002)
         with os.fdopen(reading, "rb") as pipe:

@@ -224,6 +224,21 @@ def test_a_deadline_of_one_arrival_can_be_given():
     ranks.together(2, body, synchronous=True)
 
 
+def test_who_refuses_a_call_comes_to_it_and_the_others_hear_at_once():
+    from hpcomm.core.signature import REFUSED
+
+    def body(node):
+        assert node.arrive(77) == 1
+        if node.rank == 1:
+            assert node.come(REFUSED) == 2
+        else:
+            with pytest.raises(RuntimeError, match=r"mismatch \(1,\)"):
+                node.all_reduce(np.ones(2), "sum", np.ones(2))
+        return node.arrive(78)
+
+    assert ranks.together(3, body) == [3, 3, 3]
+
+
 def test_what_a_waiting_rank_waits_for_can_be_read():
     def body(node):
         if node.rank:
@@ -301,6 +316,40 @@ def test_other_threads_run_while_a_rank_waits_and_may_not_enter_the_same_node():
         return len(ticks)
 
     assert min(ranks.together(2, body)) >= 10
+
+
+def test_the_hook_says_what_a_second_thread_is_told_and_may_end_the_wait_of_the_first():
+    import threading
+
+    asked = []
+
+    def hook(reason, who, mine, theirs):
+        if reason == "busy":
+            asked.append(who)
+            raise KeyError("one thread at a time")
+        if asked:
+            raise KeyError("another thread came")
+
+    def body(node):
+        if node.rank:
+            time.sleep(0.2)
+            return []
+        said = []
+
+        def second():
+            time.sleep(0.02)
+            with pytest.raises(KeyError, match="at a time"):
+                node.all_reduce(np.ones(1), "sum", np.ones(1))
+            said.append(1)
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        with pytest.raises(KeyError, match="another thread came"):
+            node.barrier()
+        thread.join()
+        return said + asked
+
+    assert ranks.together(2, body, hook=hook)[0] == [1, ()]
 
 
 def test_places_are_used_again_when_all_ranks_have_left():

@@ -135,11 +135,11 @@ static int enter(Node *self) {
     PyErr_SetString(PyExc_ValueError, self->segment ? "this node is the parent process's" : "this node is closed");
     return -1;
   }
-  if (self->busy) {
-    PyErr_SetString(PyExc_RuntimeError, "another thread is in a call of this node");
-    return -1;
-  }
-  return self->busy = 1, 0;
+  if (!self->busy) return self->busy = 1, 0;
+  PyObject *said = self->hook ? PyObject_CallFunction(self->hook, "s()ii", "busy", 0, 0) : Py_NewRef(Py_None);
+  if (said) PyErr_SetString(PyExc_RuntimeError, "another thread is in a call of this node");
+  Py_XDECREF(said);
+  return -1;
 }
 
 static PyObject *run(PyObject *me, int verb, struct arguments g) {
@@ -187,23 +187,29 @@ static PyObject *barrier(PyObject *me, PyObject *none) {
   return bad ? NULL : Py_NewRef(Py_None);
 }
 
-/* arrive(signature, timeout): come to a call that is carried out elsewhere, and wait for all to come to the same. */
-static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t n) {
+/* Come to a call that is carried out elsewhere: its number. waits: and wait for all to come to the same one. */
+static PyObject *meet(PyObject *me, PyObject *signature_, PyObject *timeout_, int waits) {
   Node *self = (Node *)me;
-  if (n < 1 || n > 2) return PyErr_Format(PyExc_TypeError, "arrive takes 1 to 2 arguments");
-  uint64_t signature = PyLong_AsUnsignedLongLong(a[0]), timeout = self->node.timeout;
-  double seconds = n > 1 && a[1] != Py_None ? PyFloat_AsDouble(a[1]) : 0;
+  struct node *n = &self->node;
+  uint64_t signature = PyLong_AsUnsignedLongLong(signature_), timeout = n->timeout;
+  double seconds = timeout_ && timeout_ != Py_None ? PyFloat_AsDouble(timeout_) : 0;
   if (PyErr_Occurred() || enter(self)) return NULL;
-  if (seconds > 0) self->node.timeout = (uint64_t)(seconds * 1e9) + 1;
-  int bad = node_enter(&self->node, signature);
+  if (seconds > 0) n->timeout = (uint64_t)(seconds * 1e9) + 1;
+  int bad = node_enter(n, signature);
   if (!bad) {
-    node_arrive(&self->node);
-    bad = node_await_all(&self->node);
+    node_arrive(n);
+    if (!waits) n->told = n->calls; /* it knows why the others do not agree */
+    bad = waits && node_await_all(n);
   }
-  self->node.timeout = timeout;
+  n->timeout = timeout;
   self->busy = 0;
-  return bad ? NULL : Py_NewRef(Py_None);
+  return bad ? NULL : PyLong_FromUnsignedLongLong(n->calls);
 }
+static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t n) { /* (signature, timeout) */
+  if (n < 1 || n > 2) return PyErr_Format(PyExc_TypeError, "arrive takes 1 to 2 arguments");
+  return meet(me, a[0], OR_NONE(1), 1);
+}
+static PyObject *come(PyObject *me, PyObject *signature) { return meet(me, signature, NULL, 0); }
 
 /* -- Node --------------------------------------------------------------------------------------------------------- */
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
@@ -375,6 +381,7 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      FAST(all_gather),
                                      FAST(all_to_all),
                                      FAST(arrive),
+                                     {"come", come, METH_O, NULL},
                                      {"barrier", barrier, METH_NOARGS, NULL},
                                      {"calls", node_calls, METH_NOARGS, NULL},
                                      {"close", node_close, METH_NOARGS, NULL},
