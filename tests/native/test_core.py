@@ -75,6 +75,7 @@ def test_every_verb_gives_what_its_definition_says(size, direct_from):
         for length in SIZES:
             every_verb(node, np.float32, length)
         every_verb(node, np.int64, 1001)
+        assert node.has_long or size == 1
         return node.direct
 
     assert len(set(ranks.together(size, body, direct_from=(direct_from,) * 3))) == 1
@@ -388,13 +389,20 @@ def test_names_that_are_not_ours_are_refused(tmp_path):
         core.Segment(1 << 20, str(real))
 
 
-def test_a_segment_without_room_for_pieces_leaves_long_calls_to_others_on_all_ranks():
+def test_where_there_is_no_room_for_long_calls_all_ranks_know_since_the_first():
     def body(node):
-        x = np.ones(100_000)
-        small = node.all_reduce(np.ones(1), "sum", np.ones(1))
-        return float(small[0]), node.all_reduce(x, "sum", x) is NotImplemented or node.direct
+        x, one = np.ones(100_000), np.ones(1)
+        known = [node.has_long]
+        if node.rank == 1:
+            time.sleep(0.05)
+        for _ in range(2):
+            assert node.all_reduce(x, "sum", x) is NotImplemented
+            known.append(node.has_long)
+        # the first one was a meeting, the second one nobody came to
+        return known, node.arrive(77), float(node.all_reduce(one, "sum", one)[0])
 
-    assert ranks.together(2, body, nbytes=4 * core.UNIT + core.UNIT) == [(2.0, True)] * 2
+    said = ranks.together(2, body, nbytes=5 * core.UNIT)
+    assert said == [([None, False, False], 2, 2.0)] * 2
 
 
 @pytest.mark.parametrize("capacity", [64, 5000])

@@ -24,6 +24,7 @@ class Node:
     rank: int
     size: int
     number: int  # of this rank's last call
+    has_long: bool | None  # None: no long call yet
     direct: bool | None
     timeout: float
     spins: int

@@ -234,6 +234,7 @@ static int meet(struct node *n, const struct call *c) {
   memcpy(node_cell(n, n->rank, n->calls)->data, addresses, sizeof addresses);
   node_arrive(n);
   if (node_await_all(n)) return give_up(n);
+  n->has_long = node_peek(&n->place->pieces) > 1 ? 1 : -1;
   if (!afresh) begin_steps(n);
   n->awaited = 0;
   return 0;
@@ -249,17 +250,16 @@ static int may_read(const struct node *n, const struct call *c) {
 
 int long_run(struct node *n, const struct call *c) {
   struct steps s = {.n = n, .c = c};
+  if (n->has_long < 0) return NODE_NO_ROOM; /* all know it since the first, so nobody comes */
   if (meet(n, c)) return -1;
+  if (n->has_long < 0) return NODE_NO_ROOM;
   int unlocked = node_unlock(n), bad = settle(n);
-  const int has_pieces = node_peek(&n->place->pieces) > 1;
-  if (!bad && may_read(n, c) && (!has_pieces || c->nbytes >= n->direct_from[way_of(c->verb)])) {
+  if (!bad && may_read(n, c) && c->nbytes >= n->direct_from[way_of(c->verb)]) {
     bad = direct_run(n, c);
-  } else if (!bad && has_pieces) {
+  } else if (!bad) {
     plan(&s);
     bad = carry_out(&s);
-  } else if (!bad) {
-    bad = NODE_NO_ROOM;
   }
   if (unlocked) node_lock(n);
-  return bad == -1 ? give_up(n) : bad;
+  return bad ? give_up(n) : 0;
 }

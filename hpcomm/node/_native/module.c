@@ -333,6 +333,12 @@ static PyObject *get_direct(PyObject *me, void *none) { /* None: no long call ha
   return n->settled ? PyBool_FromLong(n->direct) : Py_NewRef(Py_None);
 }
 
+static PyObject *get_has_long(PyObject *me, void *none) { /* None: as above */
+  const int has_long = ((Node *)me)->node.has_long;
+  (void)none;
+  return has_long ? PyBool_FromLong(has_long > 0) : Py_NewRef(Py_None);
+}
+
 /* -- functions of the module --------------------------------------------------------------------------------------- */
 static PyObject *know_torch(PyObject *module, PyObject *torch) {
   int by_table = array_know_torch(torch);
@@ -389,6 +395,7 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
 static PyGetSetDef node_attributes[] = {{"rank", get_rank, NULL, NULL, NULL},
                                         {"size", get_size, NULL, NULL, NULL},
                                         {"direct", get_direct, NULL, NULL, NULL},
+                                        {"has_long", get_has_long, NULL, NULL, NULL},
                                         {"timeout", get_timeout, set_timeout, NULL, NULL},
                                         {"number", get_number, NULL, NULL, NULL},
                                         {"spins", get_spins, set_spins, NULL, NULL},

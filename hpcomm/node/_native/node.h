@@ -148,7 +148,8 @@ struct node {
   uint64_t signature;              /* of the call under way */
   uint64_t arrival;                /* of the call under way, as it stands in cells */
   uint64_t token;                  /* see status.token_at */
-  int settled, direct;             /* set at the first long call: pieces are there; memory of others can be read */
+  int has_long;                    /* there are pieces: 1; there is no room for them: -1; 0: no long call yet */
+  int settled, direct;             /* set at the first one: memory of others can be read */
   uint64_t direct_from[NODE_WAYS]; /* bytes from which that is done; the same on all ranks */
   char *scratch;                   /* for what is read so, and folded */
 };
