@@ -1,4 +1,4 @@
-"""Long messages and collectives between cores that are near each other, and that are far apart.
+"""Long collectives between cores that are near each other, and that are far apart.
 
     hpcomm run -n 2 python benchmarks/far.py [--seconds 120] [--save]
 
@@ -6,10 +6,9 @@ A virtual machine's cores may be moved about while programs run, from one die or
 each sample stands what 8 bytes took there and back by raw mpi4py at that moment: those of the quickest third
 are called near, those of the slowest third far. Where cores stay where they are, choose them by `taskset`.
 
-Messages go there and back: arrays that are written before they are sent, as most are, and such that stay as
-they are, which both cores' caches keep. Broadcasts are from either root in turn.
+Broadcasts are from either root in turn.
 
-`always`: hpcomm as it would be if it never left long calls and messages between far cores to MPI.
+`always`: hpcomm as it would be if it never left long calls between far cores to MPI.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from mpi4py import MPI
 
 import hpcomm
 from hpcomm.node import autotune
-from hpcomm.transport import node_messages
 
 SPAN_S = 0.005  # of a contender's turn
 NAMES = ("raw", "hpcomm", "always")
@@ -35,34 +33,10 @@ def cases() -> Iterator[tuple[str, int, tuple[Callable[[], Any], ...]]]:
     """What is called, bytes, and a call of each contender."""
     raw, chooses = MPI.COMM_WORLD, hpcomm.world
     always = chooses.dup()
-    peer = 1 - raw.rank
-
-    def there_and_back(
-        send: Callable[..., Any], recv: Callable[..., Any], x: Any, y: Any, is_new: bool
-    ) -> Callable[[], Any]:
-        def sends() -> None:
-            if is_new:
-                x[:] = y
-            send(x, peer)
-            recv(y, peer)
-
-        def answers() -> None:
-            recv(y, peer)
-            if is_new:
-                x[:] = y
-            send(x, peer)
-
-        return answers if raw.rank else sends
 
     def both(call: Callable[[int], Any]) -> Callable[[], Any]:
         return lambda: (call(0), call(1))
 
-    for nbytes in (16 << 10, 64 << 10, 256 << 10, 1 << 20):
-        x, y = np.zeros(nbytes // 8), np.zeros(nbytes // 8)
-        ways = [(raw.Send, raw.Recv), (chooses.send, chooses.recv), (always.send, always.recv)]
-        for is_new in (True, False):
-            name = f"{'a new' if is_new else 'the same'} array, sent"
-            yield name, nbytes, tuple(there_and_back(*way, x, y, is_new) for way in ways)
     for nbytes in (1 << 20, 4 << 20, 16 << 20):
         z = np.zeros(nbytes // 8)
         yield "broadcast", nbytes, (
@@ -106,7 +80,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="keep the table in benchmarks/results")
     arguments = parser.parse_args()
     need_two_ranks("far")
-    near, least = node_messages._NEAR, autotune.LEAST
+    least = autotune.LEAST
     world, samples, made = MPI.COMM_WORLD, {}, list(cases())
     for verb, nbytes, calls in made:
         for name, call in zip(NAMES, calls, strict=True):
@@ -118,9 +92,7 @@ def main() -> None:
         for verb, nbytes, calls in made:
             row = [latency()]
             n = max(4, int(SPAN_S * 3e9 / nbytes))
-            for name, call in zip(NAMES, calls, strict=True):
-                node_messages._NEAR = 0.0 if name == "always" else near
-                row.append(turn(call, n))
+            row += [turn(call, n) for call in calls]
             row.append(latency())
             samples[verb, nbytes].append(row)
     table(samples, arguments.save)

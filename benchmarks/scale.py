@@ -193,14 +193,8 @@ def communicator(p: int) -> tuple[Communicator, Echo]:
 
 
 def making(p: int) -> Any:
-    """A communicator, and messages to ranks near and far."""
+    """A communicator."""
     comm, mpi = communicator(p)
-    hand = comm.node_messages
-    assert hand is not None
-    for rank in (1, 2, p - 1):
-        hand.sends(rank)
-        hand.expects()
-        hand.came(rank)
     return comm, mpi.told
 
 

@@ -21,7 +21,6 @@ from ..device import driver
 from ..errors import MismatchError, UsageError, where
 from ..node import native, segment
 from ..node.segment import exchanged
-from ..transport.node_messages import NodeMessages
 from . import collectives, groups, objects, p2p, persistent, ragged
 from .block_channel import channel
 from .direct import NO_DIRECT, ByLibrary
@@ -137,7 +136,6 @@ class Communicator:
         # The native core's collectives, if all ranks are on one node; what verbs try first (direct.py):
         self.node: core.Node | None = None
         self.direct: Any = NO_DIRECT
-        self.node_messages: NodeMessages | None = None  # shared memory for longer messages
         self.message_kinds: Kinds | None = None  # of elements in messages within the node
         self.partners: Partners | None = None  # on a link: who of the other program has ended,
         self.patience_s: float | None = None  # and how long a blocking call may wait for it
@@ -181,11 +179,9 @@ class Communicator:
     def mpi(self) -> MPI.Comm:
         """The mpi4py communicator underneath.
 
-        Whoever has it may send and receive on it, unseen by hpcomm: so from the first look at it on, messages
-        of this rank go by MPI alone, which keeps the order of both.
+        Whoever has it may send on it, unseen by hpcomm: so from the first look at it on, messages of this
+        rank may have elements of any type.
         """
-        if self.node_messages is not None:
-            self.node_messages.stop()
         if self.message_kinds is not None:
             self.message_kinds.open()
         return self.mpi_handle
@@ -528,9 +524,6 @@ class Communicator:
         near, place = self._meet(level)
         self.node_regions = {rank: region for rank, region, _, _ in near}
         node_segment, is_full = segment.current, level == "full"
-        notes = {r: region.notes(slot) for r, region, slot, _ in near if slot >= 0}
-        if node_segment is not None and self.call_log >= 0 and notes and self.devices is None and not is_full:
-            self.node_messages = NodeMessages.of(self, node_segment, notes)
         peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
         if node_segment is not None and self.call_log >= 0 and level != "off" and self.devices is None:
             theirs = {r: region.kinds(slot) for r, region, slot, posts in near if posts}

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import loaded
-from ..core.limits import GUARD_PROBED, RENDEZVOUS_LEAST, RENDEZVOUS_MOST_BOTH
+from ..core.limits import GUARD_PROBED
 from ..core.signature import VERBS, head, marked
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, REDUCTIONS, ROOTED
 from ..errors import HpcommError
@@ -35,10 +35,6 @@ from .fastpath_text import (
     ARRIVE,
     BEGUN,
     BODIES,
-    COUNTED,
-    EXCHANGE,
-    EXPECTED,
-    GIVE,
     GUARDED,
     IN_PLACE,
     MATCH,
@@ -46,11 +42,8 @@ from .fastpath_text import (
     NOTE,
     NUMPY,
     ON_HOST,
-    RECEIVED,
-    SENT,
     SHORT,
     SWAP,
-    TAKE,
     TORCH,
     out_of_place,
 )
@@ -352,20 +345,19 @@ class _Codes(dict[int, int]):
 def _message(
     comm: Communicator, verb: str, record: Dtype, fragments: dict[str, str], names: dict[str, Any]
 ) -> dict[str, str]:
-    """What counts messages, and hands those of some lengths over in memory of the node."""
+    """What guards receives, and notes the element types of messages."""
     from ..transport.message_request import Message
     from ..transport.mpi import swap
 
     names.update(Message=Message)
-    parts = ("give", "take", "received", "counted", "expected", "sent", "exchange", "note", "match")
-    texts = dict.fromkeys(parts, "")
+    texts = dict.fromkeys(("note", "match"), "")
     kinds = comm.message_kinds
     names["sure"] = None if kinds is None else kinds.sure(record)
     if kinds is not None:
         texts |= {"note": NOTE, "match": MATCH}
         names.update(noted=kinds.noted(record))
         names.update(dict.fromkeys(("noted_dest", "noted_tag", "sure_source", "sure_tag"), _NOTHING))
-    texts |= {"arrive": "@take X\n@arrive_by_mpi X", "swap": ""}
+    texts |= {"arrive": "@arrive_by_mpi X", "swap": ""}
     unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what fast paths know of its length
     if guarded_receive.is_needed():
         most, kind = guarded_receive.most(comm, verb != "irecv"), names["kind"]
@@ -380,13 +372,6 @@ def _message(
             is_guarded = most > GUARD_PROBED and verb != "irecv"
             texts |= {"short": SHORT, "long": "X_spec = guard(X, n)" if is_guarded else fragments["landing"]}
             texts["landing"] = "" if verb == "recv" else GUARDED
-    hand = comm.node_messages
-    if hand is not None:
-        names.update(hand_from=-(-RENDEZVOUS_LEAST // unit), hand_to=hand.most // unit + 1)
-        names.update(number=hand.number, received=hand.received, give=hand.give, take=hand.take)
-        names.update(hand=hand, exchange=hand.exchange, swap_to=RENDEZVOUS_MOST_BOTH // unit + 1)
-        texts |= {"give": GIVE, "take": TAKE, "received": RECEIVED, "counted": COUNTED, "expected": EXPECTED}
-        texts |= {"sent": SENT, "exchange": EXCHANGE}
     texts["begun"] = BEGUN
     for name, text in texts.items():
         for word, part in (("AMOUNT", "amount"), ("BYTES", "bytes")):

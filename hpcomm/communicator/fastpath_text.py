@@ -14,10 +14,6 @@ __all__ = [
     "ARRIVE",
     "BEGUN",
     "BODIES",
-    "COUNTED",
-    "EXCHANGE",
-    "EXPECTED",
-    "GIVE",
     "GUARDED",
     "IN_PLACE",
     "MATCH",
@@ -26,11 +22,8 @@ __all__ = [
     "NOTE",
     "NUMPY",
     "ON_HOST",
-    "RECEIVED",
-    "SENT",
     "SHORT",
     "SWAP",
-    "TAKE",
     "TORCH",
     "WITHIN",
     "out_of_place",
@@ -128,7 +121,6 @@ def fast(x, dest, tag):
     @readable x
     @spec x
     @note x, tag
-    @give x
     @call function(x_spec, dest, tag)
     return None
 """
@@ -140,7 +132,6 @@ def fast(x, dest, tag):
     @readable x
     @spec x
     @note x, tag
-    @counted
     @call going = function(x_spec, dest, tag)
     return Message(comm, "send", x, dest, tag, going, 0)
 """
@@ -152,7 +143,6 @@ def fast(x, source, tag):
     @writable x
     @landing x
     @arrive x
-    @received
     @match x, tag
     @length x
     return x
@@ -163,7 +153,6 @@ def fast(x, source, tag):
     @source tag
     @writable x
     @landing x
-    @expected
     @call going = function(x_spec, source, tag)
     @begun x
 """
@@ -177,42 +166,19 @@ def fast(x, out, dest, source, sendtag, recvtag):
         return NotImplemented
     @readable x
     @spec x
-    @sent x
     @writable out
     @apart x, out
     @landing out
     @apart_in_memory x, out
     @note x, sendtag
-    @counted
-    @exchange x, out
     status = Status()
     @swap x, out
     @call function(x_spec, dest, sendtag, out_spec, source, recvtag, status)
-    @received
     @match out, recvtag
     @length out
     return out
 """
 
-# Messages between ranks of a node: see node_messages.py.
-GIVE = """
-this = number[dest]()
-if hand_from <= AMOUNT < hand_to:
-    @flat X
-    if give(dest, tag, X_flat, BYTES, this):
-        return None
-"""
-TAKE = """
-if hand_from <= AMOUNT < hand_to:
-    @flat X
-    try:
-        if take(source, tag, X_flat, BYTES):
-            @match X, tag
-            return X
-    except MPIError as error:
-        raise failure(error, verb, comm) from None
-"""
-RECEIVED = "received[source] += 1"
 # Which kinds there are between two ranks: see message_kinds.py. Mostly rank and tag are those of the last
 # message.
 NOTE = """
@@ -226,18 +192,6 @@ if source is not sure_source or Y is not sure_tag:
     if source << 6 | Y & 63 not in sure:
         sure.match(verb, X, source, Y)
     sure_source, sure_tag = source, Y
-"""
-COUNTED = "this = number[dest]()"
-SENT = "sent, nbytes = AMOUNT, BYTES"
-EXCHANGE = """
-if hand_from <= sent < swap_to and hand_from <= AMOUNTY < swap_to:
-    @flats X, Y
-    try:
-        if exchange(dest, sendtag, X_flat, nbytes, this, X_spec, X, source, recvtag, Y_flat, BYTESY, Y_spec):
-            @match Y, recvtag
-            return Y
-    except MPIError as error:
-        raise failure(error, verb, comm) from None
 """
 # Past whose end Open MPI must not write: see guarded_receive.py.
 GUARDED = """
@@ -258,19 +212,16 @@ if AMOUNT < look_from:
     @arrive_by_mpi X
 else:
     @long X
-    @take X
     status = Status()
     @call receive(mpi, X_spec, source, tag, status)
 """
 SWAP = """
 if AMOUNTY >= guard_to:
     @call swap(mpi, X_spec, dest, sendtag, Y_spec, source, recvtag, status, X)
-    @received
     @match Y, recvtag
     @length Y
     return Y
 """
-EXPECTED = "hand.pending += 1"  # expects()
 BEGUN = 'return Message(comm, "recv", X, source, tag, going, BYTES, sure)'
 
 

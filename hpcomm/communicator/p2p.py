@@ -245,10 +245,6 @@ def sendrecv(
     call.look = look
     for observer in comm.observers:
         observer.before(call)
-    hand = comm.node_messages
-    if hand is not None:
-        hand.sends(dest)
-        hand.expects()
     if comm.message_kinds is not None:
         comm.message_kinds.noted(look.dtype).note("sendrecv", look, dest, sendtag)
     part = transport.message(packed, look.array.size, look.dtype)
@@ -259,8 +255,6 @@ def sendrecv(
         transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, recvtag, seen, packed)
     except MPI.Exception as error:
         raise transport.failure(error, "sendrecv", comm) from None
-    if hand is not None:
-        hand.came(seen.source)
     if comm.message_kinds is not None:
         comm.message_kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
@@ -388,8 +382,6 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
     if to_self:
         comm.keep_request(collectives.carry_out(call, True))
         return None
-    if comm.node_messages is not None:
-        comm.node_messages.sends(dest)
     if comm.message_kinds is not None:
         comm.message_kinds.noted(look.dtype).note("isend" if async_op else "send", look, dest, tag)
     return _going(collectives.carry_out(call, async_op), async_op, comm, dest)
@@ -459,14 +451,9 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
     if device_calls is None and source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, tag):
         return in_order(comm, recv_behind(comm, look, source, tag, status), source, tag, status, async_op)
     landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
-    hand = comm.node_messages
-    if hand is not None:
-        hand.expects()
 
     def finish(seen: MPI.Status | None) -> Any:
         assert seen is not None
-        if hand is not None:
-            hand.came(seen.source)
         if source != MPI.PROC_NULL:
             if comm.message_kinds is not None:
                 comm.message_kinds.sure(look.dtype).match("recv", look, seen.source, seen.tag)

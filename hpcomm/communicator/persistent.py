@@ -443,11 +443,6 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
         return look.give()
 
     call.finish = finish
-    if comm.node_messages is not None:
-        if sending:
-            comm.node_messages.leave(rank)
-        else:
-            comm.node_messages.expects()
     if comm.message_kinds is not None and sending:
         comm.message_kinds.noted(look.dtype).note("send", look, rank, number)
     return _make(comm, call)

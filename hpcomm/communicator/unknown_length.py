@@ -46,8 +46,6 @@ def in_order(comm: Communicator, stages: Stages, source: int, tag: int, status: 
 def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status: Any) -> Stages:
     """Receive into an array, when receives that were begun before have theirs."""
     arrival = Arrival(comm.mpi_handle, source, tag)
-    if comm.node_messages is not None:
-        comm.node_messages.expects()
     yield [arrival]
     nbytes = arrival.status.Get_elements(MPI.BYTE)
     if nbytes != look.nbytes:
@@ -59,8 +57,6 @@ def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status:
     if landing is not look.array:
         look.array[...] = landing
     fill(status, arrival.status)
-    if comm.node_messages is not None:
-        comm.node_messages.came(arrival.status.source)
     return look.give()
 
 
@@ -68,8 +64,6 @@ def recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: 
     """Wait for the message, make an array of its length, take it."""
     record, torch = dtypes.parse(dtype)
     arrival = Arrival(comm.mpi_handle, source, tag)
-    if comm.node_messages is not None:
-        comm.node_messages.expects()
     raw = None if comm.devices is None else comm.devices.messages.take(source, tag, arrival.status)
     if raw is None:
         yield [arrival]
@@ -105,8 +99,6 @@ def recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: 
         nbytes = announced
         arrival.status.Set_elements(MPI.BYTE, nbytes)
     fill(status, arrival.status)
-    if comm.node_messages is not None:
-        comm.node_messages.came(arrival.status.source)
     return look.give()
 
 

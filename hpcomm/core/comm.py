@@ -40,7 +40,6 @@ class Comm(Protocol):
     node_regions: dict[int, Any]
     node: Any
     direct: Any
-    node_messages: Any
     block_channel: MPI.Comm
     block_homes: dict[int, int]
 

@@ -22,14 +22,6 @@ BLOCK_LOOKS = 300  # looks at a block that is being filled
 BLOCK_YIELDING_S = 2e-3  # of yielding
 BLOCK_SLEEP_S = 1e-4  # of one sleep at most
 BLOCK_CHECK_S = 0.5  # between two looks whether the owner of a block has ended
-RENDEZVOUS_LOOKS = 30  # looks at a rendezvous, between two looks whether MPI has a message
-RENDEZVOUS_SENDER_LOOKS = 200  # looks of a sender for a receive that is not posted yet
-RENDEZVOUS_LOOKS_CROWDED = 4  # of either, where ranks are more than cores
-RENDEZVOUS_TRIES = 4  # waits without success, after which a sender stops trying
-RENDEZVOUS_AGAIN = 31  # except for one message in so many plus one
-RENDEZVOUS_PATIENCE_S = 1e-3  # of waiting; then MPI waits
-RENDEZVOUS_SLEEP_S = 1e-4  # of one sleep at most
-RENDEZVOUS_CHECK_S = 0.2  # between two looks whether the sender has ended
 GATE_LOOKS = 200  # looks at what another rank posts, some 10 us
 GATE_LOOKS_CROWDED = 50  # the same, where ranks are more than cores
 GATE_SPIN_S = 20e-6  # of looking without pause
@@ -87,10 +79,8 @@ READ_LEAST_ALL_REDUCE = (1 << 20) + 1  # the same for all_reduce, which reads tw
 READ_PIECE = 1 << 18  # that are read at a time to be reduced, and are then in the cache
 READ_SCRATCH = 1 << 20  # of what is read from all at a time
 
-# Messages within a node: bytes.
-# Chosen by benchmarks/overhead.py, rows of send and recv; benchmarks/guard.py; benchmarks/far.py.
-RENDEZVOUS_LEAST = 8 << 10  # of a message; below, MPI is as quick
-RENDEZVOUS_MOST_BOTH = 512 << 10  # of a message where both send at once; above, MPI copies once only
+# Receives: bytes.
+# Chosen by benchmarks/guard.py.
 GUARD_PROBED = 8 << 10  # from which a message is probed before a blocking receive
 GUARD_LEFT = 64 << 10  # from which other receives are left as they are
 

@@ -285,13 +285,12 @@ class Request:
         """
         if self.status is None or self.waits_for is None or not self._pending:
             return False
-        comm, each = self.waits_for[0], self._pending[0]
+        each = self._pending[0]
         with self._moving:
             if hasattr(each, "withdraw"):
                 each.withdraw()
-                is_plain = each.mpi is comm.mpi_handle
             elif getattr(self._call, "verb", "") == "recv" and hasattr(each, "Cancel"):
-                is_plain, seen = True, self._status_of(0)
+                seen = self._status_of(0)
                 each.Cancel()
                 each.Wait(seen)
                 if not seen.Is_cancelled():
@@ -300,8 +299,6 @@ class Request:
                     return True
             else:
                 return False
-            if is_plain and comm.node_messages is not None:
-                comm.node_messages.came(-1)
             self._stages, self._pending = None, []
         return False
 

@@ -4,7 +4,7 @@ MPI copies a message into memory that the receiver has found for it. Here every 
 all ranks of its node have mapped. To hand over a block it copies the block into a free slot of its part and
 names the slot; the receiver's object lives in the slot.
 
-    part of a rank     a page: one word per slot | slot 0 | ... | slot 7 | receive buffer (node_messages.py)
+    part of a rank     a page: one word per slot | slot 0 | ... | slot 7
 
     word of a slot     FREE ── owner leases it ──> LENT ── owner has copied ──> FULL
                         ^                            └── owner was stopped ──> SPOILT

@@ -5,7 +5,7 @@ Each rank owns one block. Others only read it, except that they may ask for the 
     block of a rank    8 words: ended, asked, answered, length of the answer, failed, length of the note
                        answer (4096 bytes) | note for the whole node (512 bytes)
                        how often each call log was left (255 words)
-                       255 times: call log | receive descriptors (7 words) | element types (128 words)
+                       255 times: call log | element types (128 words)
 
     call log           128 signatures, a ring; 0: not made yet | number of the call that began the line
                        Of 128 entries 32 are wiped at a time, one line ahead of the calls.
@@ -60,9 +60,9 @@ RINGS = 255  # communicators of one rank that are watched at a time
 _TEXT = 4096
 _NOTE = 512  # bytes behind it, for what concerns the whole node
 _REFUSAL = 48  # words of a call log: the number of the last call that was refused, and why
-_NOTES, _KINDS = 7, 128  # words behind a call log
+_KINDS = 128  # words behind a call log
 _RING = LAPS + 1 + _REFUSAL  # signatures, the number of the call that began the line, and that
-_RING_WORDS = _RING + _NOTES + _KINDS
+_RING_WORDS = _RING + _KINDS
 _START = 63  # the signature of call 0, which nobody makes
 GONE = 1 << 62  # the entries of calls that a rank which has ended does not make: everybody looks twice
 _LEFT = 8 + (_TEXT + _NOTE) // 8  # where it is counted how often each call log was left
@@ -157,13 +157,8 @@ class Region:
         start = _HEAD_WORDS + slot * _RING_WORDS
         return self._words[start : start + _RING]
 
-    def notes(self, slot: int) -> memoryview:
-        """Seven words behind a call log: see node_messages.py."""
-        start = _HEAD_WORDS + slot * _RING_WORDS + _RING
-        return self._words[start : start + _NOTES]
-
     def kinds(self, slot: int) -> memoryview:
-        """The words behind those: see message_kinds.py."""
+        """The words behind a call log: see message_kinds.py."""
         end = _HEAD_WORDS + (slot + 1) * _RING_WORDS
         return self._words[end - _KINDS : end]
 
@@ -296,7 +291,7 @@ class NodeSegment:
             return -1
         self._had.add(slot)
         ring = self.mine.ring(slot)
-        for words in (ring, self.mine.notes(slot), self.mine.kinds(slot)):
+        for words in (ring, self.mine.kinds(slot)):
             words[:] = memoryview(bytes(words.nbytes)).cast("q")
         ring[0] = _START
         return slot

@@ -10,7 +10,7 @@ no other library is given one.
 At 8 bytes this takes 0.03 us, and from 4 KiB on less time than the one copy where the kernel is slow to reach
 another process (benchmarks/guard.py). Where it is quick, long messages would lose by it: between cores far
 apart copying twice takes 2.6 to 5 times as long as the one copy of an array that was sent before as it is,
-and as long as that of one just written (benchmarks/far.py). So those of 8 KiB and more are looked at before
+and as long as that of one just written. So those of 8 KiB and more are looked at before
 they are received, where the call waits for them anyhow; and receives of 64 KiB and more in the background,
 planned ones, and those of a communicator with devices are left, but for check="full".
 """

@@ -110,10 +110,6 @@ class Message(Request):
     def _arrived(self, seen: MPI.Status) -> None:
         """Give what was received, unless it is of another length."""
         comm, peer, _ = self.waits_for
-        hand = comm.node_messages
-        if hand is not None:  # hand.came(peer)
-            hand.pending -= 1
-            hand.received[peer] += 1
         if self._sure is not None and peer << 6 | seen.tag & 63 not in self._sure:
             self._sure.match("recv", self._x, peer, seen.tag)
         if seen.count != self._nbytes:
@@ -136,10 +132,7 @@ class Message(Request):
                 self._pending.append(self._going)
             raise error
         if isinstance(error, MPI.Exception):
-            comm, peer, _ = self.waits_for
-            if comm.node_messages is not None and error.Get_error_class() == MPI.ERR_TRUNCATE:  # it has come
-                comm.node_messages.came(peer)
-            error = transport.failure(error, self._verb, comm)
+            error = transport.failure(error, self._verb, self.waits_for[0])
         self._error, self._stages = error, None
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

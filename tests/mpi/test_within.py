@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import warnings
@@ -18,9 +19,9 @@ import hpcomm
 from hpcomm.core import verbs
 from hpcomm.core.dtypes import BY_NAME
 from hpcomm.core.signature import head
-from hpcomm.node import arrival_flags, cells, node_collectives
+from hpcomm.node import arrival_flags, cells, node_collectives, segment
 from hpcomm.node.arrival_flags import is_wanted
-from hpcomm.node.segment import NodeSegment
+from hpcomm.node.segment import NodeSegment, _cores
 
 pytestmark = pytest.mark.skipif(
     MPI.COMM_WORLD.size == 1 or not is_wanted(), reason="one rank, or a processor without this way"
@@ -339,3 +340,16 @@ def test_a_rank_that_waits_moves_mpi_on_while_a_message_that_has_come_waits(own_
     if comm.rank == 0:
         comm.recv(np.empty(1), 1, 1)
     assert in_time, "rank 0 did not take what was sent to it while it waited"
+
+
+def test_cores_are_counted_for_all_ranks_together(comm: Any) -> None:
+    """Each alone may be bound to one, which does not make the node crowded."""
+    node_segment, own = segment.current, os.sched_getaffinity(0)
+    assert node_segment is not None
+    everyone = set().union(*comm.all_gather_object(own))
+    assert node_segment.is_crowded == (comm.size > len(everyone))
+    os.sched_setaffinity(0, {sorted(everyone)[comm.rank % len(everyone)]})
+    try:
+        assert _cores(MPI.COMM_WORLD) == min(comm.size, len(everyone))
+    finally:
+        os.sched_setaffinity(0, own)
