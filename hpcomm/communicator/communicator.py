@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ..agree.partners import Partners
     from ..core.request import Request
     from ..node._native import core
-    from ..node.blocks import BlockPool
     from ..node.segment import Lookers, Region
     from .mesh import Mesh
     from .topology import Cart, Graph
@@ -125,8 +124,6 @@ class Communicator:
         self._lookers: Lookers = []  # the other ranks on this node, which look at both
         self.watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
         self.node_regions: dict[int, Region] = {}  # blocks of the other ranks in the node segment
-        self.block_pool: BlockPool | None = None  # shared memory of this node for large blocks of objects,
-        self.block_homes: dict[int, int] = {}  # and the ranks that have a part of it
         self._gpu = gpu
         self.devices: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
         if may_have_devices:
@@ -503,9 +500,6 @@ class Communicator:
             for rank, (slot, *_, left) in there.items()
             if slot >= 0
         ]
-        self.block_pool = node_segment.pool
-        if node_segment.pool is not None:
-            self.block_homes = {rank: regions[rank] for rank in there}
         return (
             [
                 (rank, node_segment.regions[regions[rank]], its[0], bool(its[1]))

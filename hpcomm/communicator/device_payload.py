@@ -132,7 +132,6 @@ def _depart(comm: Communicator, follows: list[tuple[DeviceBuffer, int]], rank: i
 
 def unload(comm: Communicator, payload: Payload, source: int) -> Stages:
     """The payload that was loaded, with arrays where labels came; what follows is received from source."""
-    payload.settle()
     manifest, *blocks = payload.blocks
     messages = comm.devices.messages
     coming: list[tuple[Buffer, int, int]] = []

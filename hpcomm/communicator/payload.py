@@ -6,8 +6,7 @@ wrap single arrays. payload_transport.py moves both.
 
     header    number of blocks | tag of the parts | a mark for each block | the blocks that fit
 
-The mark is the length of a block that is in the header, and below 0 for one that is not: -1 - length, and
-_PLACE less for each slot up to that in which the block stands, if it is in the shared block pool (blocks.py).
+The mark is the length of a block that is in the header, and below 0 for one that is not: -1 - length.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.limits import BLOCK_LEAST, EAGER_OBJECT, HEADER
+from ..core.limits import EAGER_OBJECT, HEADER
 from ..errors import PeerFailedError
 from .block_channel import part_tag
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
     from ..core.buffer import DeviceBuffer
     from ..errors import HpcommError
-    from ..node.blocks import BlockPool
 else:
     from .._lazy import LazyModule
 
@@ -65,8 +62,6 @@ _ALIGN = 64
 _HEAD = struct.Struct("<qq")  # number of blocks, tag of the parts (-1: everything is here)
 _FIRST = struct.Struct("<qqq")  # and the mark of the first block
 _ONE = struct.Struct("<qqq40x")  # the same and the length of the only block, which stands at _ALIGN
-_TWO = struct.Struct("<qqqq32x")  # the same for a block there, and one in the block pool
-_PLACE = 1 << 48  # more bytes than a block has
 
 ARRAY = b"\x93hpcomm"  # how the description of an array begins; no pickle does: both share one channel
 _REFUSED = b"\x94refused: "  # and what comes in place of something that its rank refuses to send
@@ -75,34 +70,21 @@ Block = Any  # memoryview or uint8 array
 
 
 class Payload:
-    """description: bytes; blocks: flat byte views. The description counts as block 0 on the way.
+    """description: bytes; blocks: flat byte views. The description counts as block 0 on the way."""
 
-    Of one that has been received the description is there; the other blocks are after settle().
-    """
-
-    __slots__ = ("_waits", "blocks")
+    __slots__ = ("blocks",)
 
     def __init__(self, description: bytes | bytearray | memoryview, blocks: Sequence[Any] = ()) -> None:
-        self._waits: Sequence[Callable[[], None]] = ()
         self.blocks: list[Block] = [memoryview(description)]
         if blocks:
             self.blocks += [memoryview(b).cast("B") for b in blocks]
 
     @classmethod
-    def of(cls, blocks: list[Block], waits: Sequence[Callable[[], None]] = ()) -> Payload:
+    def of(cls, blocks: list[Block]) -> Payload:
         """From blocks that are flat byte views already, the description first."""
         made = cls.__new__(cls)
-        made.blocks, made._waits = blocks, waits
+        made.blocks = blocks
         return made
-
-    def settle(self) -> None:
-        """Wait for the blocks that the sender is still copying to where they stand.
-
-        Raises:
-            PeerFailedError: the sender was stopped, or ended, meanwhile.
-        """
-        for wait in self._waits:
-            wait()
 
     @property
     def description(self) -> Any:
@@ -151,20 +133,12 @@ class DevicePayload(Payload):
     __slots__ = ()
 
 
-def eager_of(packed: Payload, pool: BlockPool | None) -> tuple[bytearray, int, list[tuple[int, Block]]]:
-    """The header of a message, as long as need be, and the tag of the parts that follow it (-1: none).
-
-    Beside them the blocks that are still to be copied to this rank's block pool, each with its position.
-    """
+def eager_of(packed: Payload) -> tuple[bytearray, int]:
+    """The header of a message, as long as need be, and the tag of the parts that follow it (-1: none)."""
     blocks = packed.blocks
     if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= EAGER_OBJECT - _ALIGN:  # what most messages are
-        return bytearray(_ONE.pack(1, -1, nbytes)) + blocks[0], -1, []
-    if pool is not None and len(blocks) == 2 and (nbytes := blocks[1].nbytes) >= BLOCK_LEAST:  # or an array
-        size = blocks[0].nbytes
-        if size <= EAGER_OBJECT - _ALIGN and (place := pool.lend(blocks[1])) >= 0:
-            header = bytearray(_TWO.pack(2, -1, size, -1 - nbytes - _PLACE * (1 + place))) + blocks[0]
-            return header, -1, [(place, blocks[1])]
-    return _laid_out(blocks, EAGER_OBJECT, False, pool)
+        return bytearray(_ONE.pack(1, -1, nbytes)) + blocks[0], -1
+    return _laid_out(blocks, EAGER_OBJECT, False)
 
 
 def only_block(headers: memoryview, at: int = 0) -> Block | None:
@@ -176,18 +150,18 @@ def only_block(headers: memoryview, at: int = 0) -> Block | None:
 def comes_alone(headers: Any, at: int) -> bool:
     """Whether the header that stands there announces one block that follows, and nothing else."""
     count, _, mark = _FIRST.unpack_from(headers, at)
-    return bool(count == 1 and -_PLACE <= mark < 0)
+    return bool(count == 1 and mark < 0)
 
 
 def lengths_after(headers: Any, at: int) -> tuple[int, tuple[int, ...]]:
     """Of the header that stands there: how many lengths follow it, and those known of blocks that do."""
     count, _, mark = _FIRST.unpack_from(headers, at)
     if count == 1:
-        return 0, (-1 - mark,) if _follows(mark) else ()
+        return 0, (-1 - mark,) if mark < 0 else ()
     if count < 0:
         return -count, ()
     marks = struct.unpack_from(f"<{count}q", headers, at + _HEAD.size)
-    return 0, tuple(-1 - mark for mark in marks if _follows(mark))
+    return 0, tuple(-1 - mark for mark in marks if mark < 0)
 
 
 def room(ranks: int) -> int:
@@ -203,8 +177,7 @@ def header_of(packed: Payload, nbytes: int = HEADER) -> tuple[bytearray, int]:
         _ONE.pack_into(header, 0, 1, -1, size)
         header[_ALIGN : _ALIGN + size] = blocks[0]
         return header, -1
-    header, tag, _ = _laid_out(blocks, nbytes, True, None)
-    return header, tag
+    return _laid_out(blocks, nbytes, True)
 
 
 def name_tag(header: bytearray) -> None:
@@ -228,14 +201,12 @@ def are_whole(headers: Any, nbytes: int) -> bool:
     return True
 
 
-def _laid_out(
-    blocks: list[Block], room: int, exactly: bool, pool: BlockPool | None
-) -> tuple[bytearray, int, list[tuple[int, Block]]]:
+def _laid_out(blocks: list[Block], room: int, exactly: bool) -> tuple[bytearray, int]:
     end = _HEAD.size + 8 * len(blocks)
     if end > room:  # thousands of blocks: their lengths travel as a part of their own
         tag = part_tag()
-        return bytearray(_HEAD.pack(-len(blocks), tag).ljust(room, b"\0")), tag, []
-    marks, here, shelved, tag = [], [], [], -1
+        return bytearray(_HEAD.pack(-len(blocks), tag).ljust(room, b"\0")), tag
+    marks, here, tag = [], [], -1
     for block in blocks:
         nbytes = block.nbytes
         at = (end + _ALIGN - 1) & -_ALIGN
@@ -244,22 +215,14 @@ def _laid_out(
             here.append((at, block))
             end = at + nbytes
             continue
-        place = pool.lend(block) if pool is not None and nbytes >= BLOCK_LEAST else -1
-        marks.append(-1 - nbytes - _PLACE * (1 + place))
-        if place >= 0:
-            shelved.append((place, block))
-        elif tag < 0:
+        marks.append(-1 - nbytes)
+        if tag < 0:
             tag = part_tag()
     header = bytearray(room if exactly else end)
     struct.pack_into(f"<2q{len(blocks)}q", header, 0, len(blocks), tag, *marks)
     for at, block in here:
         header[at : at + block.nbytes] = block
-    return header, tag, shelved
-
-
-def _follows(mark: int) -> bool:
-    """Whether the block of this mark comes by a message of its own."""
-    return -_PLACE <= mark < 0
+    return header, tag
 
 
 def lengths_of(header: bytearray, packed: Payload) -> list[Any]:
@@ -275,7 +238,7 @@ def blocks_after(header: bytearray, packed: Payload) -> list[Any]:
     if count < 0:
         return packed.blocks
     marks = struct.unpack_from(f"<{count}q", header, _HEAD.size)
-    return [block for block, mark in zip(packed.blocks, marks, strict=True) if _follows(mark)]
+    return [block for block, mark in zip(packed.blocks, marks, strict=True) if mark < 0]
 
 
 def parts_after(header: bytearray, packed: Payload) -> list[Any]:
@@ -324,27 +287,19 @@ class Opened:
     """What a header says, as far as it is known: the blocks, and those that are still to come.
 
     Args:
-        pool, owner: the block pool in which blocks may stand, and whose part of it.
         memory: what gives the memory of so many bytes for the next block that is to come.
 
     Attributes:
         tag: of the parts that follow; -1: none.
     """
 
-    __slots__ = ("_count", "_memory", "_to_come", "_waits", "blocks", "tag")
+    __slots__ = ("_count", "_memory", "_to_come", "blocks", "tag")
 
-    def __init__(
-        self,
-        header: Any,
-        pool: BlockPool | None = None,
-        owner: int = -1,
-        memory: Callable[[int], Any] | None = None,
-    ) -> None:
+    def __init__(self, header: Any, memory: Callable[[int], Any] | None = None) -> None:
         self._count, self.tag = _HEAD.unpack_from(header, 0)
         self._memory = memory or pooled
         self.blocks: list[Any] = []
         self._to_come: list[Any] = []
-        self._waits: list[Callable[[], None]] = []
         if self._count < 0:
             return
         view = memoryview(header)
@@ -354,17 +309,8 @@ class Opened:
                 at = (end + _ALIGN - 1) & -_ALIGN
                 end = at + mark
                 self.blocks.append(view[at:end])
-            elif mark >= -_PLACE:
-                self._expect(-1 - mark)
             else:
-                assert pool is not None
-                place, nbytes = divmod(-1 - mark, _PLACE)
-                block = pool.take(owner, place - 1, nbytes)
-                if self.blocks:
-                    self._waits.append(partial(pool.wait, owner, place - 1))
-                else:  # the description, which says how to go on
-                    pool.wait(owner, place - 1)
-                self.blocks.append(block)
+                self._expect(-1 - mark)
 
     def _expect(self, nbytes: int) -> None:
         block = self._memory(nbytes)
@@ -382,4 +328,4 @@ class Opened:
         return cut(self._to_come)
 
     def packed(self) -> Payload:
-        return Payload.of(self.blocks, self._waits)
+        return Payload.of(self.blocks)

@@ -2,8 +2,7 @@
 
 First everybody exchanges headers of fixed size. What fits is in the header, so small data travel in one
 round. What does not fit follows block by block, straight from and into its memory, in pieces that any MPI
-takes. In a message to a rank of the same node, large blocks go through the shared block pool (blocks.py)
-while there is room, and the header says where they stand.
+takes.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from .payload import (  # fmt: skip
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..node.blocks import BlockPool
     from ..transport import mpi as transport
     from . import device_payload
     from .communicator import Communicator
@@ -86,12 +84,8 @@ def send(comm: Communicator, packed: Payload, dest: int, tag: int) -> None:
     if rounds_under_way or type(packed) is DevicePayload:  # others that dest may need, or stages of its own
         Request("send", isend(comm, packed, dest, tag)).wait()
         return
-    pool = comm.block_pool if dest in comm.block_homes else None
-    header, part_tag, shelved = eager_of(packed, pool)
-    if not shelved:
-        comm.object_comm.Send((header, MPI.BYTE), dest, tag)
-    else:
-        _send_shelved(pool, shelved, comm.object_comm.Send, (header, MPI.BYTE), dest, tag)
+    header, part_tag = eager_of(packed)
+    comm.object_comm.Send((header, MPI.BYTE), dest, tag)
     if part_tag >= 0:
         for piece in parts_after(header, packed):
             comm.block_channel.Send((piece, MPI.BYTE), dest, part_tag)
@@ -102,23 +96,10 @@ def isend(comm: Communicator, packed: Payload, dest: int, tag: int) -> Stages:
     moving: list[Moving] = []
     if type(packed) is DevicePayload:
         packed, moving = device_payload.load(comm, packed, [dest])
-    pool = comm.block_pool if dest in comm.block_homes else None
-    header, part_tag, shelved = eager_of(packed, pool)
-    first = _send_shelved(pool, shelved, comm.object_comm.Isend, (header, MPI.BYTE), dest, tag)
+    header, part_tag = eager_of(packed)
+    first = comm.object_comm.Isend((header, MPI.BYTE), dest, tag)
     parts = [] if part_tag < 0 else parts_after(header, packed)
     yield [first, *(comm.block_channel.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts), *moving]
-
-
-def _send_shelved(
-    pool: BlockPool | None, shelved: list[tuple[int, Any]], begin: Callable[..., Any], *header: Any
-) -> Any:
-    """Begin to send a header, and fill the slots that it names: after that, where its receiver can wait."""
-    late = pool is not None and pool.fills_late
-    sent = begin(*header) if late else None
-    for slot, block in shelved:
-        assert pool is not None
-        pool.fill(slot, block)
-    return sent if late else begin(*header)
 
 
 _desks: list[memoryview] = []  # where incoming messages are received; more than one where threads receive
@@ -144,7 +125,7 @@ def receive(comm: Communicator, source: int, tag: int) -> tuple[Payload | None, 
     if (alone := only_block(memoryview(header))) is not None:
         return Payload.of([alone]), status
     source = status.source
-    opened = _opened(comm, header, source)
+    opened = Opened(header)
     pieces = opened.pieces()
     if len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
         comm.block_channel.Recv((pieces[0], MPI.BYTE), source, opened.tag)
@@ -165,7 +146,7 @@ def ireceive(comm: Communicator, source: int, tag: int) -> Stages:
     header = bytearray(arrival.status.count)
     arrival.message.Recv((header, MPI.BYTE))
     source = arrival.status.source
-    opened = _opened(comm, header, source)
+    opened = Opened(header)
     yield from _fetch(comm, opened, source)
     return (yield from _unloaded(comm, opened.packed(), source)), arrival.status
 
@@ -177,10 +158,6 @@ def _unloaded(comm: Communicator, packed: Payload, source: int) -> Stages:
         yield [coming]
         packed = coming.result
     return packed
-
-
-def _opened(comm: Communicator, header: bytearray, source: int) -> Opened:
-    return Opened(header, comm.block_pool, comm.block_homes.get(source, -1))
 
 
 def _fetch(comm: Communicator, opened: Opened, source: int) -> Stages:

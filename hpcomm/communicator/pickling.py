@@ -29,8 +29,7 @@ __all__ = ["decode", "encode"]
 
 _REUSED = 64 << 10  # bytes of a pickle up to which it is copied out of its file
 
-_PICKLED = 0x80  # how every pickle begins,
-_PLAIN = b"\0"  # and how that of an object ends whose arrays nobody looks at to unpickle it
+_PICKLED = 0x80  # how every pickle begins
 _ON_DEVICES = (("cupy", "ndarray"), ("hpcomm.device.model", "DeviceArray"))
 
 
@@ -57,13 +56,7 @@ def encode(obj: Any) -> Payload:
 
 
 class _Ways(dict[type, Any]):
-    """How types are pickled: arrays in our own way, all else as copyreg says.
-
-    plain: whether nothing else was asked for, so that whoever unpickles puts arrays together and looks at
-    none: pickle knows lists, numbers and the like by itself.
-    """
-
-    plain = True
+    """How types are pickled: arrays in our own way, all else as copyreg says."""
 
     def __missing__(self, kind: type) -> Any:
         if kind is getattr(sys.modules.get("numpy"), "ndarray", None):
@@ -73,7 +66,6 @@ class _Ways(dict[type, Any]):
         elif any(kind is getattr(sys.modules.get(name), array, None) for name, array in _ON_DEVICES):
             self[kind] = _take_device_array_apart
         else:
-            self.plain = False
             return copyreg.dispatch_table[kind]
         return self[kind]
 
@@ -89,7 +81,7 @@ class _Wrapping:
     def _renew(self) -> None:
         self._file = BytesIO()
         self._pickler = pickle.Pickler(self._file, 5, buffer_callback=self._keeps_in)
-        self._pickler.dispatch_table = self._ways = _Ways()
+        self._pickler.dispatch_table = _Ways()
 
     def _keeps_in(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -99,18 +91,13 @@ class _Wrapping:
             self._blocks.append(raw.obj)
             self._is_laden = True
             return False
-        if raw.readonly:  # a tensor of it is made as a copy
-            self._ways.plain = False
         self._blocks.append(raw)
         return False
 
     def wrap(self, obj: Any) -> Payload:
         file, blocks = self._file, self._blocks
-        self._ways.plain = True
         self._is_laden = False
         self._pickler.dump(obj)
-        if blocks and self._ways.plain:
-            file.write(_PLAIN)
         kind = DevicePayload if self._is_laden else Payload
         if file.tell() > _REUSED:
             made = kind.of([file.getbuffer(), *blocks])
@@ -140,8 +127,6 @@ def decode(got: Payload, rank: int | None = None) -> Any:
         whose = "" if rank is None else f" from rank {rank}"
         what = f"an array of send_ragged arrived{whose} where an object was expected"
         raise UsageError(what, hint="recv_ragged for what send_ragged sends")
-    if first[-1] != _PLAIN[0]:
-        got.settle()
     try:
         return pickle.loads(first, buffers=got.blocks[1:])
     except (HpcommError, MemoryError):
@@ -152,8 +137,6 @@ def decode(got: Payload, rank: int | None = None) -> Any:
             f"the object {whose} cannot be unpickled here: {type(error).__name__}: {error}",
             hint="define its class in a module that both ranks import, not in one rank's program",
         ) from error
-    finally:
-        got.settle()
 
 
 class _Names(dict[Any, "str | None"]):

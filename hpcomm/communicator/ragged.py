@@ -241,7 +241,6 @@ def _from_device(look: DeviceBuffer) -> Payload:
 
 def decode(got: Payload, rank: int | None = None) -> Any:
     """The array in a payload, of that rank, living in the memory that was received into."""
-    got.settle()
     text = bytes(got.description)
     if not text.startswith(ARRAY):
         check_came(text, rank)

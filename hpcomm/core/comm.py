@@ -41,7 +41,6 @@ class Comm(Protocol):
     node: Any
     direct: Any
     block_channel: MPI.Comm
-    block_homes: dict[int, int]
 
     devices: Any
     exchange_channel: list[Any] | None

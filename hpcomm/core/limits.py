@@ -18,10 +18,6 @@ SLOT_LOOKS = 300  # looks at a slot of a halo exchange before a rank yields
 SLOT_LOOKS_CROWDED = 10  # the same, where ranks are more than cores
 SLOT_YIELDING_S = 1e-2  # of yielding
 SLOT_SLEEP_S = 2e-4  # of one sleep at most
-BLOCK_LOOKS = 300  # looks at a block that is being filled
-BLOCK_YIELDING_S = 2e-3  # of yielding
-BLOCK_SLEEP_S = 1e-4  # of one sleep at most
-BLOCK_CHECK_S = 0.5  # between two looks whether the owner of a block has ended
 GATE_LOOKS = 200  # looks at what another rank posts, some 10 us
 GATE_LOOKS_CROWDED = 50  # the same, where ranks are more than cores
 GATE_SPIN_S = 20e-6  # of looking without pause
@@ -85,10 +81,7 @@ GUARD_PROBED = 8 << 10  # from which a message is probed before a blocking recei
 GUARD_LEFT = 64 << 10  # from which other receives are left as they are
 
 # Objects: bytes.
-# Chosen by benchmarks/overhead.py --objects; benchmarks/alignment.py.
-BLOCK_LEAST = 32 << 10  # of an array in an object, from which it goes through a shared block
-BLOCK_COPY = 512 << 10  # copied at a time: 1 MiB goes past a core's own caches
-BLOCK_MEMORY = 2 << 30  # of all blocks of a node, if all are full
+# Chosen by benchmarks/overhead.py --objects.
 OUT_OF_BAND = 2048  # from which an array is not copied into the pickle
 HEADER = 1024  # of a header in collectives
 EAGER_OBJECT = 32 * 1024  # of an object that travels with its header: it is copied once on either side

@@ -28,7 +28,6 @@ from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from . import native
-from .blocks import BlockPool, shelf_bytes, slot_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -239,7 +238,6 @@ class NodeSegment:
 
     group: whose blocks they are, in their order.
     shared: memory of the native core for the same ranks; None: there is none, or no core.
-    pool: block pool and receive buffers of the same ranks; None where there is too little.
     cores: how many cores these ranks may use, all together; file: what the blocks lie in, kept open.
     """
 
@@ -248,7 +246,6 @@ class NodeSegment:
         regions: list[Region],
         here: int,
         node: int,
-        pool: BlockPool | None = None,
         cores: int = 1,
         file: int = -1,
         group: MPI.Group | None = None,
@@ -260,7 +257,6 @@ class NodeSegment:
         self.regions = regions
         self.here = here
         self.node = node
-        self.pool = pool
         self.is_crowded = len(regions) > cores
         # What is free, and who may still look at it: ranks in their last call of an earlier communicator.
         self._free: deque[tuple[int, Lookers]] = deque((slot, []) for slot in range(RINGS))
@@ -326,13 +322,10 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        card = bytearray(16)  # the number of the node, bytes of a slot of its block pool
+        number = bytearray(7)  # of the node; ranks of another job may come to compare theirs (mpmd/jobs.py)
         if node.rank == 0:
-            # Drawn at random: ranks of another job may come to compare theirs with it (mpmd/jobs.py).
-            number = int.from_bytes(os.urandom(7), "little")
-            struct.pack_into("2q", card, 0, number, slot_bytes(node.size, _free()))
-        node.Bcast([card, MPI.BYTE], 0)
-        number, slot = struct.unpack("2q", card)
+            number[:] = os.urandom(7)
+        node.Bcast([number, MPI.BYTE], 0)
         own = _REGION
         shared = share(node, own, reserve=8 * _HEAD_WORDS)
         if shared is None:
@@ -341,17 +334,12 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
         view = memoryview(memory)
         regions = [Region(view[i * own : (i + 1) * own], file, i * own) for i in range(node.size)]
         regions[node.rank].hold()
-        shared = share(node, shelf_bytes(slot)) if slot else None  # all have come to this before it ends
-        pool = None
-        if shared is None:
-            node.Barrier()
-        else:
-            pool = BlockPool(*shared, node.size, node.rank, slot, lambda owner: regions[owner].gone)
+        node.Barrier()
         for i in range(1, node.size):
             regions[(node.rank + i) % node.size].look()
-        native_segment = _native_segment(node)
+        its_number = int.from_bytes(number, "little")
         return NodeSegment(
-            regions, node.rank, number, pool, _cores(node), file, node.Get_group(), native_segment
+            regions, node.rank, its_number, _cores(node), file, node.Get_group(), _native_segment(node)
         )
     finally:
         node.Free()
@@ -427,14 +415,6 @@ def cores() -> bytearray:
     for core in os.sched_getaffinity(0):
         mine[core // 8 % len(mine)] |= 1 << core % 8
     return mine
-
-
-def _free() -> int:
-    try:
-        about = os.statvfs("/dev/shm")
-    except OSError:
-        return 0
-    return about.f_bavail * about.f_frsize
 
 
 def share(node: MPI.Comm, own: int, reserve: int = 0) -> tuple[mmap.mmap, int] | None:

@@ -15,7 +15,6 @@ import torch
 
 import hpcomm
 from hpcomm.communicator import dissemination, payload
-from hpcomm.node import segment
 
 WAIT_S = 30
 
@@ -189,7 +188,7 @@ def test_what_was_received_from_another_rank_is_nobody_elses(comm: Any) -> None:
 
 @pytest.mark.parametrize("nbytes", [60_000, 70_000, 1 << 20, 9 << 20])
 def test_objects_that_are_kept_stay_what_they_are(comm: Any, nbytes: int) -> None:
-    """More of them than there are slots to hand them over in; some sizes fit into none."""
+    """More of them than there are blocks that serve again; some sizes fit into none."""
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     kept, count = [], 4 if nbytes > 1 << 20 else 12
     for i in range(count):
@@ -204,26 +203,6 @@ def test_objects_that_are_kept_stay_what_they_are(comm: Any, nbytes: int) -> Non
         assert (got["x"][nbytes // 2 :] == want).all()
         assert (got["t"] == i).all()
         assert len(got["t"]) == nbytes // 4
-
-
-def test_objects_are_handed_over_in_shared_memory(comm: Any) -> None:
-    """As many as come one after the other: their slots serve again."""
-
-    pool = segment.current.pool if segment.current is not None else None
-    if pool is None or comm.size == 1:
-        pytest.skip("needs two ranks that share memory")
-    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    lend, used = pool.lend, []
-    pool.lend = lambda nbytes: used.append(lend(nbytes)) or used[-1]
-    try:
-        for _ in range(20):
-            request = comm.isend_object(np.ones(1 << 18), right)
-            assert comm.recv_object(left).sum() == 1 << 18
-            request.wait(timeout=WAIT_S)
-    finally:
-        del pool.lend
-    assert len(used) == 20
-    assert -1 not in used
 
 
 class Summed:

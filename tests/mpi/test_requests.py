@@ -219,13 +219,6 @@ async def awaited(request: Any) -> None:
     await request
 
 
-@pytest.fixture
-def far_comm(own_comm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A communicator whose objects go by messages, as between nodes."""
-    monkeypatch.setattr(own_comm, "block_homes", {})
-    return own_comm
-
-
 WAYS: dict[str, Any] = {
     "wait": lambda sent, coming: sent.wait(),
     "wait(timeout)": lambda sent, coming: sent.wait(timeout=WAIT_S),
@@ -238,64 +231,64 @@ WAYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_whoever_waits_for_what_is_sent_receives_objects_meanwhile(far_comm: Any, way: str) -> None:
-    left, right = ring(far_comm)
-    coming = far_comm.irecv_object(left)
-    sent = far_comm.isend_object(bytes(8_000_000 + far_comm.rank), right)
+def test_whoever_waits_for_what_is_sent_receives_objects_meanwhile(own_comm: Any, way: str) -> None:
+    left, right = ring(own_comm)
+    coming = own_comm.irecv_object(left)
+    sent = own_comm.isend_object(bytes(8_000_000 + own_comm.rank), right)
     WAYS[way](sent, coming)
     assert len(coming.wait()) == 8_000_000 + left
 
 
 @pytest.mark.parametrize("form", ["object", "ragged"])
-def test_a_blocking_send_receives_objects_meanwhile(far_comm: Any, form: str) -> None:
-    left, right = ring(far_comm)
-    x = np.full(1_000_000, float(far_comm.rank))
+def test_a_blocking_send_receives_objects_meanwhile(own_comm: Any, form: str) -> None:
+    left, right = ring(own_comm)
+    x = np.full(1_000_000, float(own_comm.rank))
     if form == "object":
-        coming = far_comm.irecv_object(left)
-        far_comm.send_object(x, right)
+        coming = own_comm.irecv_object(left)
+        own_comm.send_object(x, right)
     else:
-        coming = far_comm.recv_ragged(left, async_op=True)
-        far_comm.send_ragged(x, right)
+        coming = own_comm.recv_ragged(left, async_op=True)
+        own_comm.send_ragged(x, right)
     assert coming.wait()[-1] == left
 
 
-def test_waiting_for_an_array_receives_objects_meanwhile(far_comm: Any) -> None:
+def test_waiting_for_an_array_receives_objects_meanwhile(own_comm: Any) -> None:
     """The sender of the array comes to it only when his object has been received."""
-    left, right = ring(far_comm)
-    objects, array = far_comm.irecv_object(left, tag=1), far_comm.irecv(np.zeros(1), left, tag=2)
-    if far_comm.rank == 0 and far_comm.size > 1:
-        sent = far_comm.isend_object(bytes(8_000_000), right, tag=1)
+    left, right = ring(own_comm)
+    objects, array = own_comm.irecv_object(left, tag=1), own_comm.irecv(np.zeros(1), left, tag=2)
+    if own_comm.rank == 0 and own_comm.size > 1:
+        sent = own_comm.isend_object(bytes(8_000_000), right, tag=1)
         array.wait()
         sent.wait()
-        far_comm.send(np.ones(1), right, tag=2)
+        own_comm.send(np.ones(1), right, tag=2)
     else:
-        far_comm.isend_object(bytes(8_000_000), right, tag=1).wait()
-        far_comm.send(np.ones(1), right, tag=2)
+        own_comm.isend_object(bytes(8_000_000), right, tag=1).wait()
+        own_comm.send(np.ones(1), right, tag=2)
         array.wait()
     assert len(objects.wait()) == 8_000_000
 
 
 @pytest.mark.parametrize("source", ["left", None])
-def test_the_first_object_is_for_the_first_who_asked(far_comm: Any, source: Any) -> None:
-    left, right = ring(far_comm)
-    first = far_comm.irecv_object(left if source else None)
-    second = far_comm.irecv_object(left)
+def test_the_first_object_is_for_the_first_who_asked(own_comm: Any, source: Any) -> None:
+    left, right = ring(own_comm)
+    first = own_comm.irecv_object(left if source else None)
+    second = own_comm.irecv_object(left)
     with pytest.warns(RuntimeWarning):
-        far_comm.irecv_object(left)  # dropped: it takes nothing
-    third = far_comm.irecv_object(left, tag=3)
+        own_comm.irecv_object(left)  # dropped: it takes nothing
+    third = own_comm.irecv_object(left, tag=3)
     for k in range(3):
-        far_comm.send_object(k, right, tag=3)
-    far_comm.barrier()
+        own_comm.send_object(k, right, tag=3)
+    own_comm.barrier()
     assert [each.wait() for each in (third, second, first)] == [2, 1, 0]
 
 
-def test_an_object_that_can_be_received_waits_for_no_other(far_comm: Any) -> None:
-    left, right = ring(far_comm)
-    late, soon = far_comm.irecv_object(left, tag=1), far_comm.irecv_object(left, tag=2)
-    far_comm.isend_object(bytes(8_000_000), right, tag=2).wait()
+def test_an_object_that_can_be_received_waits_for_no_other(own_comm: Any) -> None:
+    left, right = ring(own_comm)
+    late, soon = own_comm.irecv_object(left, tag=1), own_comm.irecv_object(left, tag=2)
+    own_comm.isend_object(bytes(8_000_000), right, tag=2).wait()
     assert hpcomm.wait_any([late, soon])[0] == 1
-    far_comm.barrier()
-    sent = far_comm.isend_object("late", right, tag=1)
+    own_comm.barrier()
+    sent = own_comm.isend_object("late", right, tag=1)
     assert hpcomm.wait_all([late, sent])[0] == "late"
 
 
