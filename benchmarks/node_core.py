@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--quietest", type=float, help="instead: seconds of short turns, the best hundredth")
     parser.add_argument("--also", default="", help="hpcomm, torch, half, ways: more contenders")
     given = parser.parse_args()
+    core.know_numpy(np)
     ways, channels = parts()
     also = set(given.also.split(","))
     if also & {"torch", "half"}:

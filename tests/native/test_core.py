@@ -14,6 +14,8 @@ pytestmark = pytest.mark.once
 
 import ranks  # noqa: E402
 
+core.know_numpy(np)
+
 SIZES = [1, 1000, 3000, 400_001]  # of elements: in the cells, in one piece, in many
 
 
@@ -65,7 +67,38 @@ def every_verb(node, kind, length):
     x = x_of(me, p * length)
     check("all_to_all in place", node.all_to_all(x, x), np.concatenate([b[me] for b in blocks]))
     check("scan", node.scan(x_of(me), "sum", new()), sum(everything[: me + 1]))
-    check("exscan", node.exscan(x_of(me), "sum", new()), sum(everything[:me]) if me else np.full(length, 77))
+    check("exscan", node.exscan(x_of(me), "sum", new()), sum(everything[:me]) if me else np.zeros(length))
+    every_new_result(node, kind, length, x_of, check)
+
+
+def every_new_result(node, kind, length, x_of, check):
+    """Each verb without out; x of the verbs that cut it has an axis of the ranks."""
+    p, me, root = node.size, node.rank, node.size - 1
+    everything = np.stack([plain(x_of(r)) for r in range(p)])
+    blocks = [plain(x_of(r, p * length)).reshape(p, length) for r in range(p)]
+    x, cut = x_of(me), x_of(me, p * length).reshape(p, length)
+    for verb, result, want in (
+        ("all_reduce", node.all_reduce(x, "sum"), everything.sum(0)),
+        ("scan", node.scan(x, "max", None), everything[: me + 1].max(0)),
+        ("exscan", node.exscan(x, "prod", None), everything[:me].prod(0)),
+        ("broadcast", node.broadcast(x, root, None), everything[root]),
+        ("all_gather", node.all_gather(x), everything),
+        ("all_to_all", node.all_to_all(cut), np.stack([b[me] for b in blocks])),
+        ("scatter", node.scatter(cut, root), blocks[root][me]),
+        ("reduce_scatter", node.reduce_scatter(cut, "sum"), sum(blocks)[me]),
+    ):
+        check(f"new {verb}", result, want)
+        assert (type(result), result.dtype, result.shape) == (type(x), x.dtype, want.shape)
+    for result, want in (
+        (node.gather(x, root), everything),
+        (node.reduce(x, "sum", root), everything.sum(0)),
+    ):
+        if me == root:
+            check("new at the root", result, want)
+            assert result.shape == want.shape
+        else:
+            assert result is None
+    check("x is left alone", x, everything[me])
 
 
 @pytest.mark.parametrize("direct_from", [1 << 60, 9000])
@@ -117,7 +150,6 @@ def test_what_the_core_does_not_take_is_left_to_python_before_anybody_knows():
             lambda: node.all_reduce(x, "sum", y[:4]),
             lambda: node.all_reduce(x, "band", y),
             lambda: node.all_reduce(x, "nonsense", y),
-            lambda: node.all_reduce(x, "sum", None),
             lambda: node.all_reduce(x[:4], "sum", x[1:5]),
             lambda: node.all_reduce(x.astype(">f8"), "sum", y),
             lambda: node.all_reduce(object(), "sum", y),

@@ -1,6 +1,7 @@
 """The core's operators on its element types, held against numpy and against whole numbers."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -146,6 +147,39 @@ def test_the_result_may_be_any_of_the_inputs(dtype, which):
     xs = [np.full(10_007, i + 1, dtype) for i in range(3)]
     assert core.fold("sum", xs, xs[which]) is xs[which]
     assert (xs[which] == 6).all()
+
+
+def test_the_core_has_the_operators_that_the_package_has_on_each_element_type():
+    from hpcomm.core import dtypes, reduction
+    from hpcomm.errors import DtypeError
+
+    for dtype, op in itertools.product(dtypes.BY_NAME.values(), OPS):
+        try:
+            known = reduction.resolve(op, dtype).code
+        except DtypeError:
+            known = None
+        x = np.ones(2, "u1" if dtype.itemsize == 1 else f"u{min(dtype.itemsize, 8)}")
+        x = np.ones(2 * dtype.itemsize // x.itemsize, x.dtype)
+        takes = core.fold(op, [x, x], x, dtype.code) is not NotImplemented
+        assert takes == (known is not None and "long" not in dtype.name), f"{op} of {dtype}"
+
+
+def test_the_first_rank_of_an_exscan_gets_what_the_operator_does_not_notice():
+    from hpcomm.core import dtypes, reduction
+
+    core.know_numpy(np)
+    segment = core.Segment(1 << 20, file=os.memfd_create("one"))
+    node = core.Node(segment, segment.reserve(1), 0)
+    tried = 0
+    for dtype, op in itertools.product(dtypes.BY_NAME.values(), OPS):
+        x = np.full(3, 7).astype(dtype.storage)
+        out = node.exscan(x, op, None, dtype.code)
+        if out is not NotImplemented:
+            np.testing.assert_array_equal(
+                out, reduction.identity(reduction.named(op), dtype), err_msg=f"{op} of {dtype}"
+            )
+            tried += 1
+    assert tried == 8 * 9 + 9 + 4 * 6 + 2 * 4
 
 
 def test_torch_and_numpy_fold_alike():

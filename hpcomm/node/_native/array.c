@@ -32,7 +32,10 @@ typedef struct {
 } dl_exchange;
 enum { DL_CPU = 1 };
 
-static PyObject *tensor_type;
+_Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "shapes of buffers are like DLPack's");
+
+static PyObject *ndarray_type, *numpy_empty;
+static PyObject *tensor_type, *new_empty;
 static const dl_exchange *exchange; /* NULL: by attributes */
 static PyObject *torch_dtypes;      /* {torch.float32: F32, ...} */
 static PyObject *is_neg, *is_conj;  /* Tensor's methods */
@@ -83,55 +86,64 @@ static int is_pending(PyObject *question, PyObject *x) {
   return answer != Py_False;
 }
 
+/* Take over the axes; 1: their elements lie in order (steps NULL: they do). */
+static int take_shape(struct array *a, int axes, const int64_t *shape, const int64_t *steps) {
+  if (axes > ARRAY_AXES) return 0;
+  a->axes = axes;
+  a->count = 1;
+  for (int i = 0; i < axes; i++) a->count *= (size_t)(a->shape[i] = shape[i]);
+  for (int64_t i = axes, step = 1; steps && a->count && i-- > 0; step *= shape[i])
+    if (shape[i] != 1 && steps[i] != step) return 0;
+  return 1;
+}
+
 static int look_dlpack(PyObject *x, struct array *a) {
   dl_tensor t;
   if (exchange->look(x, &t)) {
     PyErr_Clear();
     return 0;
   }
-  if (t.device.type != DL_CPU || !(a->dtype = type_of_dl(t.dtype))) return 0;
-  a->count = 1;
-  for (int i = t.ndim - 1; i >= 0; i--) {
-    if (t.strides && t.shape[i] != 1 && t.strides[i] != (int64_t)a->count && t.shape[i]) return 0;
-    a->count *= (size_t)t.shape[i];
-  }
   a->at = (char *)t.data + t.byte_offset;
-  return 1;
+  return t.device.type == DL_CPU && (a->dtype = type_of_dl(t.dtype)) && take_shape(a, t.ndim, t.shape, t.strides);
 }
 
 static int look_attributes(PyObject *x, struct array *a) {
-  static const char *const questions[] = {"is_contiguous", "data_ptr", "numel"};
-  size_t answers[3];
+  static const char *const questions[] = {"is_contiguous", "data_ptr"};
+  size_t answers[2];
+  int64_t axes[ARRAY_AXES];
   PyObject *is_cpu = PyObject_GetAttrString(x, "is_cpu"), *dtype = PyObject_GetAttrString(x, "dtype");
   PyObject *code = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL;
   int takes = is_cpu && code && PyObject_IsTrue(is_cpu);
   a->dtype = takes ? (int)PyLong_AsLong(code) : 0;
-  for (int i = 0; takes && i < 3; i++) {
+  for (int i = 0; takes && i < 2; i++) {
     PyObject *answer = PyObject_CallMethod(x, questions[i], NULL);
     answers[i] = answer ? PyLong_AsSize_t(answer) : 0;
     takes = answer && !PyErr_Occurred();
     Py_XDECREF(answer);
   }
+  PyObject *shape = PyObject_GetAttrString(x, "shape");
+  Py_ssize_t length = shape ? PyTuple_Size(shape) : -1;
+  takes &= length >= 0 && length <= ARRAY_AXES;
+  for (Py_ssize_t i = 0; takes && i < length; i++) axes[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
+  Py_XDECREF(shape);
   Py_XDECREF(is_cpu);
   Py_XDECREF(dtype);
   PyErr_Clear();
   if (!takes || !answers[0]) return 0;
   a->at = (char *)answers[1];
-  a->count = answers[2];
-  return 1;
+  return take_shape(a, (int)length, axes, NULL);
 }
 
 static int look_tensor(PyObject *x, struct array *a) {
+  a->kind = ARRAY_TORCH;
   int yes = exchange ? look_dlpack(x, a) : look_attributes(x, a);
   if (yes != 1) return yes;
-  a->nbytes = a->count * dtype_bytes(a->dtype);
   if (a->dtype >= F32 && (is_pending(is_neg, x) || (a->dtype > F64 && is_pending(is_conj, x)))) yes = 0;
   return PyErr_Occurred() ? -1 : yes;
 }
 
-int array_look(PyObject *x, int writable, struct array *a) {
-  a->view.obj = NULL;
-  if ((PyObject *)Py_TYPE(x) == tensor_type) return look_tensor(x, a);
+static int look_buffer(PyObject *x, int writable, struct array *a) {
+  a->kind = (PyObject *)Py_TYPE(x) == ndarray_type ? ARRAY_NUMPY : ARRAY_OTHER;
   if (PyObject_GetBuffer(x, &a->view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0))) {
     PyErr_Clear();
     a->view.obj = NULL;
@@ -139,13 +151,21 @@ int array_look(PyObject *x, int writable, struct array *a) {
   }
   a->dtype = type_of_format(a->view.format);
   a->at = a->view.buf;
-  a->nbytes = (size_t)a->view.len;
-  if (!a->dtype || dtype_bytes(a->dtype) != (size_t)a->view.itemsize) {
-    array_done(a);
-    return 0;
+  return dtype_bytes(a->dtype) == (size_t)a->view.itemsize &&
+         take_shape(a, a->view.ndim, (const int64_t *)a->view.shape, NULL);
+}
+
+static int is_aligned(const struct array *a, size_t size) { return !((uintptr_t)a->at & (size > 8 ? 7 : size - 1)); }
+
+int array_look(PyObject *x, int writable, struct array *a) {
+  a->view.obj = NULL;
+  int yes = (PyObject *)Py_TYPE(x) == tensor_type ? look_tensor(x, a) : look_buffer(x, writable, a);
+  if (yes == 1) {
+    a->nbytes = a->count * dtype_bytes(a->dtype);
+    yes = a->dtype && is_aligned(a, dtype_bytes(a->dtype)) && (a->at || !a->count); /* a freed storage is nowhere */
   }
-  a->count = a->nbytes / dtype_bytes(a->dtype);
-  return 1;
+  if (yes != 1) array_done(a);
+  return yes;
 }
 
 void array_done(struct array *a) {
@@ -155,7 +175,7 @@ void array_done(struct array *a) {
 
 int array_as(struct array *a, int dtype) {
   size_t size = dtype_bytes(dtype);
-  if (!size || a->nbytes % size || ((uintptr_t)a->at & (size > 8 ? 7 : size - 1))) return 0;
+  if (!size || a->nbytes % size || !is_aligned(a, size)) return 0;
   a->dtype = dtype;
   a->count = a->nbytes / size;
   return 1;
@@ -180,10 +200,34 @@ static int know_dtypes(PyObject *torch) {
   return 0;
 }
 
+int array_know_numpy(PyObject *numpy) {
+  PyObject *type = PyObject_GetAttrString(numpy, "ndarray"), *empty = PyObject_GetAttrString(numpy, "empty");
+  if (!type || !empty) return -1;
+  numpy_empty = empty; /* kept for ever, as the module is */
+  ndarray_type = type;
+  return 0;
+}
+
+/* A new array like x, which is an array of numpy or torch; NULL and no exception: it could not be made. */
+PyObject *array_like(PyObject *x, const struct array *a, int axes, const int64_t *shape) {
+  PyObject *made = NULL, *sizes = PyTuple_New(axes);
+  for (int i = 0; sizes && i < axes; i++) PyTuple_SetItem(sizes, i, PyLong_FromLongLong(shape[i]));
+  if (sizes && a->kind == ARRAY_NUMPY) {
+    PyObject *dtype = PyObject_GetAttrString(x, "dtype");
+    made = dtype ? PyObject_CallFunctionObjArgs(numpy_empty, sizes, dtype, NULL) : NULL;
+    Py_XDECREF(dtype);
+  } else if (sizes) {
+    made = PyObject_CallFunctionObjArgs(new_empty, x, sizes, NULL);
+  }
+  Py_XDECREF(sizes);
+  if (!made) PyErr_Clear();
+  return made;
+}
+
 int array_know_torch(PyObject *torch) {
   PyObject *type = PyObject_GetAttrString(torch, "Tensor");
   if (!type || know_dtypes(torch) || !(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
-      !(is_conj = PyObject_GetAttrString(type, "is_conj"))) {
+      !(is_conj = PyObject_GetAttrString(type, "is_conj")) || !(new_empty = PyObject_GetAttrString(type, "new_empty"))) {
     Py_XDECREF(type);
     return -1;
   }

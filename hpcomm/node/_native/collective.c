@@ -128,11 +128,12 @@ static uint64_t signature(const struct call *c) {
 }
 
 int node_run(struct node *n, struct call *c) {
+  int bad = 0;
   c->signature = signature(c);
-  if (n->size == 1) {
+  if (n->size == 1)
     take(n, c);
-    return 0;
-  }
-  if (laid_bytes(n, c) <= NODE_INLINE) return small_run(n, c);
-  return long_run(n, c);
+  else
+    bad = laid_bytes(n, c) <= NODE_INLINE ? small_run(n, c) : long_run(n, c);
+  if (c->verb == BY_EXSCAN && n->rank == 0 && !bad) reduce_neutral(c->dtype, c->op, c->out, c->count);
+  return bad;
 }

@@ -78,56 +78,88 @@ static int may_share(const struct call *c, const struct array *x, const struct a
   switch (c->verb) {
     case BY_GATHER:
     case BY_ALL_GATHER: return x->at == out->at + rank * x->nbytes;
-    case BY_SCATTER:
-    case BY_REDUCE_SCATTER: return out->at == x->at + rank * out->nbytes;
-    default: return x->at == out->at;
+    case BY_SCATTER: return out->at == x->at + rank * out->nbytes;
+    default: return x->at == out->at && x->nbytes == out->nbytes;
   }
 }
 
-/* Elements of out for so many of x; NOTHING: they cannot be cut into blocks. */
-#define NOTHING SIZE_MAX
-static size_t wanted(int verb, size_t count, size_t ranks) {
-  const int is_cut = verb == BY_SCATTER || verb == BY_REDUCE_SCATTER || verb == BY_ALL_TO_ALL;
-  if (is_cut && count % ranks) return NOTHING;
-  if (verb == BY_GATHER || verb == BY_ALL_GATHER) return count * ranks;
-  return is_cut && verb != BY_ALL_TO_ALL ? count / ranks : count;
+static int gathers(int verb) { return verb == BY_GATHER || verb == BY_ALL_GATHER; }
+static int cuts(int verb) { return verb == BY_SCATTER || verb == BY_REDUCE_SCATTER || verb == BY_ALL_TO_ALL; }
+
+/* The shape of the result for this x. has_out: then blocks may also lie one after the other along the first axis. */
+static int shape_of_result(int verb, const struct array *x, int64_t ranks, int has_out, int64_t *shape) {
+  const int gathered = gathers(verb), cut = cuts(verb), is_stacked = cut && x->axes && x->shape[0] == ranks;
+  int axes = 0;
+  if (cut && !is_stacked && (!has_out || !x->axes || x->shape[0] % ranks)) return -1;
+  if (gathered) shape[axes++] = ranks;
+  for (int i = is_stacked && verb != BY_ALL_TO_ALL; i < x->axes; i++) shape[axes++] = x->shape[i];
+  if (cut && !is_stacked && verb != BY_ALL_TO_ALL) shape[0] /= ranks;
+  return axes;
 }
 
-/* Fill in what the arrays say. 1: the core takes them; 0: not; -1: an exception. */
-static int prepare(Node *self, const struct arguments *g, struct call *c, struct array *x, struct array *out) {
+/* Whether out has it, or that of the blocks one after the other. */
+static int has_shape(int verb, const struct array *out, int axes, const int64_t *shape) {
+  const size_t rest = sizeof *shape;
+  if (out->axes == axes && !memcmp(out->shape, shape, (size_t)axes * rest)) return 1;
+  if (gathers(verb) && axes >= 2)
+    return out->axes == axes - 1 && out->shape[0] == shape[0] * shape[1] &&
+           !memcmp(out->shape + 1, shape + 2, (size_t)(axes - 2) * rest);
+  return cuts(verb) && verb != BY_ALL_TO_ALL && out->axes == axes + 1 && out->shape[0] == 1 &&
+         !memcmp(out->shape + 1, shape, (size_t)axes * rest);
+}
+
+static int look_at(PyObject *object, int writable, int as, struct array *a) {
+  int takes = array_look(object, writable, a);
+  return takes == 1 ? a->kind != ARRAY_OTHER && (!as || array_as(a, as)) : takes;
+}
+
+/* What the call means for this rank: 1; 0: nothing that the core could do. */
+static int say(const struct node *n, const struct arguments *g, struct call *c) {
+  if (g->op && (c->op = op_of(g->op)) < 0) return 0;
+  if (!g->root) return 1;
+  if (!PyLong_CheckExact(g->root)) return 0;
+  int overflow;
+  long root = PyLong_AsLongAndOverflow(g->root, &overflow);
+  c->root = (int)root;
+  return !overflow && root >= 0 && root < n->size;
+}
+
+/* Fill in what the arrays say, as prepare.py does, and make the result. 1: the core takes them; 0: not; -1: an
+   exception. *result: new, NULL where this rank receives nothing. */
+static int prepare(Node *self, const struct arguments *g, struct call *c, struct array *x, struct array *out,
+                   PyObject **result) {
   const struct node *n = &self->node;
   const size_t ranks = (size_t)n->size;
-  int as = g->dtype && g->dtype != Py_None ? (int)PyLong_AsLong(g->dtype) : 0, takes;
-  if (g->op && (c->op = op_of(g->op)) < 0) return 0;
-  if (g->root) c->root = (int)PyLong_AsLong(g->root);
+  const int as = g->dtype && g->dtype != Py_None ? (int)PyLong_AsLong(g->dtype) : 0;
   if (PyErr_Occurred()) return -1;
-  if (c->root < 0 || c->root >= n->size)
-    return PyErr_Format(PyExc_ValueError, "root %d of %d ranks", c->root, n->size), -1;
-  int gives = c->verb != BY_SCATTER || n->rank == c->root;
-  int gets = (c->verb != BY_GATHER && c->verb != BY_REDUCE) || n->rank == c->root;
-  int same = c->verb == BY_BROADCAST && (!g->out || g->out == Py_None);
-  if ((gives && (!g->x || g->x == Py_None)) || (gets && !same && (!g->out || g->out == Py_None))) return 0;
-  if (gives && (takes = array_look(g->x, same && n->rank != c->root, x)) != 1) return takes;
-  if (gives && as && !array_as(x, as)) return 0;
-  if (same || !gets || g->out == g->x) {
-    if (gets && !same && x->view.readonly && x->view.obj) return 0;
-    *out = *x;
-    out->view.obj = NULL;
-  } else {
-    if ((takes = array_look(g->out, 1, out)) != 1) return takes;
-    if (as && !array_as(out, as)) return 0;
+  if (!say(n, g, c)) return 0;
+  const int gives = (c->verb != BY_SCATTER && c->verb != BY_BROADCAST) || n->rank == c->root;
+  const int gets = (c->verb != BY_GATHER && c->verb != BY_REDUCE) || n->rank == c->root;
+  const int has_x = g->x && g->x != Py_None, has_out = gets && g->out && g->out != Py_None, same = g->out == g->x;
+  int64_t shape[ARRAY_AXES + 1];
+  int takes, axes = 0;
+  if (!has_x && (gives || !has_out)) return 0; /* x of the others tells what it looks like at the root, if it is there */
+  if (has_x && (takes = look_at(g->x, has_out && same, as, x)) != 1) return takes;
+  if (has_out && !same && (takes = look_at(g->out, 1, as, out)) != 1) return takes;
+  if (has_out && same) *out = *x, out->view.obj = NULL;
+  if (has_x) {
+    axes = shape_of_result(c->verb, x, n->size, has_out, shape);
+    if (axes < 0 || (has_out && (out->dtype != x->dtype || !has_shape(c->verb, out, axes, shape)))) return 0;
+    if (cuts(c->verb) && x->count % ranks) return 0;
   }
-  if (!gives) *x = (struct array){.count = out->count, .nbytes = out->nbytes, .dtype = out->dtype, .at = NULL};
-  c->dtype = x->dtype;
-  c->x = x->at;
-  c->out = gets ? out->at : NULL;
-  c->count = c->verb == BY_SCATTER ? out->count : x->count;
-  c->nbytes = c->verb == BY_SCATTER ? out->nbytes : x->nbytes;
-  if (gets && out->dtype != x->dtype) return 0;
+  const struct array *seen = has_x ? x : out;
+  const size_t blocks = has_x && cuts(c->verb) ? ranks : 1;
+  c->dtype = seen->dtype;
+  c->count = seen->count / blocks;
+  c->nbytes = c->verb == BY_SCATTER ? seen->nbytes / blocks : seen->nbytes;
   if (g->op && (!reduce_knows(c->dtype, c->op) || (c->op == OP_AVG && (c->verb == BY_SCAN || c->verb == BY_EXSCAN))))
     return 0;
-  if (gives && gets && out->count != wanted(c->verb, x->count, ranks)) return 0;
-  return !gives || !gets || may_share(c, x, out, (size_t)n->rank);
+  if (gives && has_out && !may_share(c, x, out, (size_t)n->rank)) return 0;
+  if (gets && !(*result = has_out ? Py_NewRef(g->out) : array_like(g->x, x, axes, shape))) return 0;
+  if (gets && !has_out && (takes = look_at(*result, 1, as, out)) != 1) return takes;
+  c->x = gives ? x->at : NULL;
+  c->out = gets ? out->at : NULL;
+  return 1;
 }
 
 static int enter(Node *self) {
@@ -146,18 +178,19 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
   Node *self = (Node *)me;
   struct call c = {.verb = verb};
   struct array x, out;
+  PyObject *result = NULL;
   x.view.obj = out.view.obj = NULL;
-  int takes = prepare(self, &g, &c, &x, &out);
-  PyObject *result = takes == 0 ? Py_NewRef(Py_NotImplemented) : NULL;
-  if (takes == 1 && enter(self) == 0) {
-    int bad = node_run(&self->node, &c);
+  int bad = prepare(self, &g, &c, &x, &out, &result) - 1; /* -1: not taken, -2: an exception */
+  if (bad == 0 && (bad = enter(self) * 2) == 0) {
+    bad = node_run(&self->node, &c);
     self->busy = 0;
-    if (bad == 0) result = Py_NewRef(!g.out || g.out == Py_None ? (verb == BY_BROADCAST ? g.x : Py_None) : g.out);
-    if (bad == NODE_NO_ROOM) result = Py_NewRef(Py_NotImplemented);
+    bad = bad == NODE_NO_ROOM ? -1 : bad * 2;
   }
   array_done(&x);
   array_done(&out);
-  return result;
+  if (bad == 0) return result ? result : Py_NewRef(Py_None);
+  Py_XDECREF(result);
+  return bad == -1 ? Py_NewRef(Py_NotImplemented) : NULL;
 }
 
 #define METHOD(name, verb, least, most, ...)                                                                         \
@@ -166,16 +199,16 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
     return run(self, verb, (struct arguments){__VA_ARGS__});                                                         \
   }
 #define OR_NONE(i) (n > i ? a[i] : NULL)
-METHOD(all_reduce, BY_ALL_REDUCE, 3, 4, .x = a[0], .op = a[1], .out = a[2], .dtype = OR_NONE(3))
-METHOD(reduce_scatter, BY_REDUCE_SCATTER, 3, 4, .x = a[0], .op = a[1], .out = a[2], .dtype = OR_NONE(3))
-METHOD(scan, BY_SCAN, 3, 4, .x = a[0], .op = a[1], .out = a[2], .dtype = OR_NONE(3))
-METHOD(exscan, BY_EXSCAN, 3, 4, .x = a[0], .op = a[1], .out = a[2], .dtype = OR_NONE(3))
-METHOD(reduce, BY_REDUCE, 4, 5, .x = a[0], .op = a[1], .root = a[2], .out = a[3], .dtype = OR_NONE(4))
-METHOD(broadcast, BY_BROADCAST, 2, 4, .x = a[0], .root = a[1], .out = OR_NONE(2), .dtype = OR_NONE(3))
-METHOD(gather, BY_GATHER, 3, 4, .x = a[0], .root = a[1], .out = a[2], .dtype = OR_NONE(3))
-METHOD(scatter, BY_SCATTER, 3, 4, .x = a[0], .root = a[1], .out = a[2], .dtype = OR_NONE(3))
-METHOD(all_gather, BY_ALL_GATHER, 2, 3, .x = a[0], .out = a[1], .dtype = OR_NONE(2))
-METHOD(all_to_all, BY_ALL_TO_ALL, 2, 3, .x = a[0], .out = a[1], .dtype = OR_NONE(2))
+METHOD(all_reduce, BY_ALL_REDUCE, 2, 4, .x = a[0], .op = a[1], .out = OR_NONE(2), .dtype = OR_NONE(3))
+METHOD(reduce_scatter, BY_REDUCE_SCATTER, 2, 4, .x = a[0], .op = a[1], .out = OR_NONE(2), .dtype = OR_NONE(3))
+METHOD(scan, BY_SCAN, 2, 4, .x = a[0], .op = a[1], .out = OR_NONE(2), .dtype = OR_NONE(3))
+METHOD(exscan, BY_EXSCAN, 2, 4, .x = a[0], .op = a[1], .out = OR_NONE(2), .dtype = OR_NONE(3))
+METHOD(reduce, BY_REDUCE, 3, 5, .x = a[0], .op = a[1], .root = a[2], .out = OR_NONE(3), .dtype = OR_NONE(4))
+METHOD(broadcast, BY_BROADCAST, 2, 4, .x = a[0], .root = a[1], .out = n > 2 ? a[2] : a[0], .dtype = OR_NONE(3))
+METHOD(gather, BY_GATHER, 2, 4, .x = a[0], .root = a[1], .out = OR_NONE(2), .dtype = OR_NONE(3))
+METHOD(scatter, BY_SCATTER, 2, 4, .x = a[0], .root = a[1], .out = OR_NONE(2), .dtype = OR_NONE(3))
+METHOD(all_gather, BY_ALL_GATHER, 1, 3, .x = a[0], .out = OR_NONE(1), .dtype = OR_NONE(2))
+METHOD(all_to_all, BY_ALL_TO_ALL, 1, 3, .x = a[0], .out = OR_NONE(1), .dtype = OR_NONE(2))
 
 static PyObject *barrier(PyObject *me, PyObject *none) {
   Node *self = (Node *)me;
@@ -340,6 +373,9 @@ static PyObject *get_has_long(PyObject *me, void *none) { /* None: as above */
 }
 
 /* -- functions of the module --------------------------------------------------------------------------------------- */
+static PyObject *know_numpy(PyObject *module, PyObject *numpy) {
+  return (void)module, array_know_numpy(numpy) ? NULL : Py_NewRef(Py_None);
+}
 static PyObject *know_torch(PyObject *module, PyObject *torch) {
   int by_table = array_know_torch(torch);
   (void)module;
@@ -410,7 +446,8 @@ static PyType_Slot node_slots[] = {{Py_tp_new, node_new},
                                    {0, NULL}};
 static PyType_Spec node_spec = {"hpcomm.node._native.core.Node", sizeof(Node), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, node_slots};
-static PyMethodDef functions[] = {{"know_torch", know_torch, METH_O, NULL}, FAST(fold), {0}};
+static PyMethodDef functions[] = {
+    {"know_numpy", know_numpy, METH_O, NULL}, {"know_torch", know_torch, METH_O, NULL}, FAST(fold), {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "core", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_core(void) {

@@ -191,13 +191,14 @@ int node_missing(struct node *, unsigned char *which); /* which[r] = 1: has not 
 /* -- reduce.c ---- */
 int reduce_knows(int dtype, int op);
 void reduce_fold(int dtype, int op, int divide_by, void *out, const void *const *in, int inputs, size_t count);
+void reduce_neutral(int dtype, int op, void *out, size_t count); /* what exscan leaves on rank 0 */
 size_t dtype_bytes(int dtype);
 
 /* -- collective.c, long.c, direct.c ---- */
 struct call {
   int verb, op, dtype, root;
-  size_t count;  /* elements that are compared: of x; of out where only the root has x */
-  size_t nbytes; /* of that */
+  size_t count;  /* elements that are compared: of a block where x has one for each rank, else of x */
+  size_t nbytes; /* of x; of out where only the root has x */
   uint64_t signature;
   const char *x;
   char *out;

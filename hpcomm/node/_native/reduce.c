@@ -115,6 +115,27 @@ size_t dtype_bytes(int dtype) {
   return dtype > 0 && dtype < DTYPES ? bytes[dtype] : 0;
 }
 
+/* The value that an operator does not notice; the low bytes of a word come first. */
+static uint64_t neutral(int dtype, int op) {
+  static const uint64_t ones[DTYPES] = {[F16] = 0x3c00, [BF16] = 0x3f80, [F32] = 0x3f800000, [C64] = 0x3f800000,
+      [F64] = 0x3ff0000000000000, [C128] = 0x3ff0000000000000};
+  static const uint64_t infinity[DTYPES] = {[F16] = 0x7c00, [BF16] = 0x7f80, [F32] = 0x7f800000,
+      [F64] = 0x7ff0000000000000};
+  const uint64_t one = ones[dtype] ? ones[dtype] : 1, sign = 1ull << (8 * dtype_bytes(dtype) - 1) % 64;
+  const int is_least = op == OP_MAX, is_whole = dtype <= U64, is_signed = dtype <= I64;
+  if (op == OP_PROD || op == OP_LAND || (dtype == BOOL && (op == OP_MIN || op == OP_BAND))) return one;
+  if (op == OP_BAND) return UINT64_MAX;
+  if (dtype == BOOL || (op != OP_MIN && op != OP_MAX)) return 0;
+  if (is_whole) return is_signed ? (is_least ? sign : sign - 1) : is_least ? 0 : UINT64_MAX;
+  return infinity[dtype] | (is_least ? sign : 0);
+}
+
+void reduce_neutral(int dtype, int op, void *out, size_t count) {
+  const uint64_t value[2] = {neutral(dtype, op), 0};
+  const size_t size = dtype_bytes(dtype);
+  for (size_t i = 0; i < count; i++) memcpy((char *)out + i * size, value, size);
+}
+
 /* -- half types ---------------------------------------------------------------------------------------------- */
 static inline float as_float(uint32_t u) {
   float f;

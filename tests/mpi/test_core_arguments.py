@@ -1,0 +1,134 @@
+"""The node core takes what the general path takes, never more: then that says what is wrong."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcomm.errors import HpcommError
+from hpcomm.transport import prepare
+
+core = pytest.importorskip("hpcomm.node._native.core")
+pytestmark = pytest.mark.once
+
+REDUCTIONS = ["reduce", "all_reduce", "reduce_scatter", "scan", "exscan"]
+ROOTED = ["broadcast", "reduce", "gather", "scatter"]
+VERBS = [*REDUCTIONS, "broadcast", "gather", "scatter", "all_gather", "all_to_all"]
+
+
+class CameError(Exception):
+    """A call of the core that would have gone on to the others."""
+
+
+@pytest.fixture
+def node(comm: Any) -> Any:
+    """As many ranks as comm has, of which only this one is there."""
+
+    def hook(*args: Any) -> None:
+        raise CameError
+
+    core.know_numpy(np)
+    segment = core.Segment(1 << 20, file=os.memfd_create("alone"))
+    node = core.Node(segment, segment.reserve(comm.size), comm.rank, hook, 0)
+    yield node
+    node.close()
+
+
+def core_takes(node: Any, verb: str, x: Any, out: Any, op: Any, root: Any) -> bool:
+    given = [x, *[op] * (verb in REDUCTIONS), *[root] * (verb in ROOTED), out]
+    try:
+        return getattr(node, verb)(*given) is not NotImplemented
+    except CameError:
+        return True
+
+
+def package_takes(comm: Any, verb: str, x: Any, out: Any, op: Any, root: Any) -> bool:
+    try:
+        prepare.compose(comm, verb, x, out, op, root, blocking=True)
+    except HpcommError:
+        return False
+    return True
+
+
+def differing(comm: Any, node: Any, cases: Any) -> list[str]:
+    wrong = []
+    for verb, x, out, op, root in cases:
+        ours, theirs = (
+            takes(where, verb, x, out, op, root)
+            for takes, where in ((core_takes, node), (package_takes, comm))
+        )
+        if ours != theirs:
+            seen = [getattr(a, "shape", a) for a in (x, out)]
+            wrong.append(f"{verb} of {seen}, op {op}, root {root!r}: core {ours}, package {theirs}")
+    return wrong
+
+
+def test_shapes(comm: Any, node: Any) -> None:
+    p = comm.size
+    shapes = [(), (0,), (1,), (p,), (4,), (2, 2), (4, p), (2 * p,), (p, 4), (2 * p, 2), (p, 0), (p, 2, 2)]
+    shapes += [(1, 4), (1, p, 4), (p, p, 4), (p * p, 4), (1, 1)]
+    arrays = [None, *(np.zeros(shape) for shape in shapes)]
+    outs = [None, *(np.zeros(shape) for shape in shapes)]
+    assert differing(comm, node, itertools.product(VERBS, arrays, outs, ["sum"], [p - 1])) == []
+
+
+def test_memory_in_common(comm: Any, node: Any) -> None:
+    p = comm.size
+    memory = np.zeros((p + 1, 4))
+    views = [memory[:p], memory[1:], *memory, memory[:p].reshape(-1), memory[:1], memory[p - 1 :][:1]]
+    assert differing(comm, node, itertools.product(VERBS, views, views, ["sum"], [0])) == []
+
+
+def test_operators_roots_and_element_types(comm: Any, node: Any) -> None:
+    names = [
+        "sum",
+        "avg",
+        "prod",
+        "min",
+        "max",
+        "band",
+        "bor",
+        "bxor",
+        "land",
+        "lor",
+        "nonsense",
+        "premul_sum",
+    ]
+    arrays = [np.zeros((comm.size, 2), t) for t in ("?", "i4", "u1", "f2", "f8", "c8", ">f8", "M8[s]", "S4")]
+    wrong = differing(comm, node, itertools.product(VERBS, arrays, [None], names, [0]))
+    assert [line for line in wrong if "core True" in line] == []
+    x = np.zeros((comm.size, 2))
+    roots = [-1, 0, comm.size - 1, comm.size, 1 << 40, True, False, 0.0, None, "0"]
+    assert differing(comm, node, itertools.product(ROOTED, [x], [None], ["sum"], roots)) == []
+    readonly, small = np.zeros((comm.size, 2)), x.astype("f4")
+    readonly.flags.writeable = False
+    outs = [readonly, small, x]
+    assert differing(comm, node, itertools.product(VERBS, [x, readonly], outs, ["sum"], [0])) == []
+
+
+def test_what_only_the_general_path_takes(comm: Any, node: Any) -> None:
+    class Own(np.ndarray):
+        pass
+
+    x = np.zeros((comm.size, 4))
+    unaligned = np.frombuffer(bytes(8 * x.size + 1), np.uint8)[1:].view("f8").reshape(x.shape)
+    others = [
+        x.view(Own),
+        x[:, ::2],
+        x.T,
+        x.data,
+        bytes(8),
+        1.5,
+        np.float64(1),
+        [1.0],
+        unaligned,
+        x.astype("g"),
+    ]
+    for verb, other in itertools.product(VERBS, others):
+        assert not core_takes(node, verb, other, None, "sum", 0)
+    for op in (sum, max, np.add, True, 0, None, ["sum"], comm):
+        assert not core_takes(node, "all_reduce", x, None, op, 0)
