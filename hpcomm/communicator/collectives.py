@@ -78,7 +78,7 @@ def broadcast(
         array([3, 3])
     """
     root = root if src is None else src
-    if algorithm is None and not async_op and out is not None:
+    if algorithm is None and not async_op:
         done = comm.direct.broadcast(x, root, out)
         if done is not NotImplemented:
             return done

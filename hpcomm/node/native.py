@@ -66,15 +66,15 @@ def node(
     return made
 
 
-@lru_cache(maxsize=2)
-def _know_torch(torch: object) -> None:
+@lru_cache(maxsize=4)
+def _know(name: str) -> None:
     module = core()
     if module is not None:
-        module.know_torch(torch)
+        getattr(module, f"know_{name}")(loaded(name))
 
 
 def know_arrays() -> None:
-    """Let the core take tensors, if torch is loaded."""
-    torch = loaded("torch")
-    if torch is not None:
-        _know_torch(torch)
+    """Let the core take the arrays of numpy and torch, as far as these are loaded."""
+    for name in ("numpy", "torch"):
+        if loaded(name) is not None:
+            _know(name)

@@ -149,7 +149,7 @@ def _core_takes(comm: Comm, dtype: Dtype, fold: Reduction | None) -> bool:
     """Whether the native core carries out calls on such elements: the same on all ranks."""
     knows = dtype.code in _CORE_DTYPES and dtype.code != _NO_LONG_DOUBLE
     plain = fold is None or (fold.op.factor is None and fold.fold is None and fold.op.mpi is None)
-    return knows and plain and getattr(comm.node, "has_long", None) is not False
+    return knows and plain and comm.node.has_long is not False
 
 
 def _by_core(call: Call, send: Buffer | None, recv: Buffer | None, fold: Reduction | None) -> Call:
