@@ -15,6 +15,7 @@ from ..core.signature import head
 from ..core.verbs import (
     GATHERING,
     INPUT_BLOCKS,
+    OUTPUT_BLOCKS,
     PREFIXES,
     REDUCTIONS,
     ROOT_RECEIVES,
@@ -163,26 +164,26 @@ def _by_core(call: Call, send: Buffer | None, recv: Buffer | None, fold: Reducti
     if send is not None and recv is not None and not _core_may_share(call, send, recv):
         _refuse_overlap(send, recv)
     landing = None if recv is None else _landing(recv)
-    packed = (
-        landing if send is None and verb == "broadcast" else None if send is None else _packed(send.array)
-    )
+    packed = None if send is None else _packed(send.array)
+    rows, row = (comm.size, call.count), (call.count,)
+    x = None if packed is None else packed.reshape(rows if verb in INPUT_BLOCKS else row)
+    out = None if landing is None else landing.reshape(rows if verb in OUTPUT_BLOCKS else row)
     how = () if fold is None else (fold.op.name,)
-    root = (call.root,) if verb in ROOTED else ()
+    root = (int(call.root),) if verb in ROOTED else ()
 
     def carry() -> None:
-        done = getattr(comm.node, verb)(packed, *how, *root, landing, dtype.code)
+        done = getattr(comm.node, verb)(x, *how, *root, out, dtype.code)
         if done is NotImplemented:  # no room for long calls, as all ranks know by now
             again = Call(comm, verb, root=call.root)
             again.code, again.count, again.look = call.code, call.count, call.look
-            x, out = (_as_buffer(array, call.look) for array in (packed, landing))
-            transport.run(on_hosts(again, None if send is None else x, out, fold, True))
+            transport.run(on_hosts(again, _like(packed, call.look), _like(landing, call.look), fold, True))
 
     call.carry, call.by_core = carry, True
     _deliver(call, recv, landing)
     return call
 
 
-def _as_buffer(array: NDArray[Any] | None, like: Buffer) -> Buffer | None:
+def _like(array: NDArray[Any] | None, like: Buffer) -> Buffer | None:
     return None if array is None else buffer.Buffer(array, like.dtype, like.make, lambda: None)
 
 
