@@ -484,7 +484,11 @@ def test_tensors_of_a_torch_without_an_exchange_table_are_looked_at_by_attribute
 
     try:
         assert (
-            core.know_torch(SimpleNamespace(Tensor=Old, **{name: getattr(torch, name) for name in names}))
+            core.know_torch(
+                SimpleNamespace(
+                    Tensor=Old, empty_like=torch.empty_like, **{name: getattr(torch, name) for name in names}
+                )
+            )
             is False
         )
         for name in names[1:]:

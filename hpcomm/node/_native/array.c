@@ -35,7 +35,7 @@ enum { DL_CPU = 1 };
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "shapes of buffers are like DLPack's");
 
 static PyObject *ndarray_type, *numpy_empty;
-static PyObject *tensor_type, *new_empty;
+static PyObject *tensor_type, *new_empty, *empty_like; /* the last takes half as long */
 static const dl_exchange *exchange; /* NULL: by attributes */
 static PyObject *torch_dtypes;      /* {torch.float32: F32, ...} */
 static PyObject *is_neg, *is_conj;  /* Tensor's methods */
@@ -200,26 +200,49 @@ static int know_dtypes(PyObject *torch) {
   return 0;
 }
 
+/* Where a new array's memory is. The buffer protocol makes numpy build a description of each array that it has not
+   seen, which takes as long as the array itself; so its first field is read, if that is seen to be the address. */
+struct ndarray {
+  PyObject_HEAD char *data;
+};
+static int has_data; /* numpy lays it there */
+
+static int find(PyObject *made, char **at) {
+  struct array a;
+  if ((PyObject *)Py_TYPE(made) == ndarray_type && has_data) return *at = ((struct ndarray *)made)->data, 1;
+  int yes = array_look(made, 1, &a);
+  if (yes == 1) array_done(&a);
+  return *at = a.at, yes == 1;
+}
+
 int array_know_numpy(PyObject *numpy) {
   PyObject *type = PyObject_GetAttrString(numpy, "ndarray"), *empty = PyObject_GetAttrString(numpy, "empty");
-  if (!type || !empty) return -1;
+  PyObject *tried = empty ? PyObject_CallFunction(empty, "i", 3) : NULL;
+  char *at;
+  if (!type || !tried) return -1;
   numpy_empty = empty; /* kept for ever, as the module is */
   ndarray_type = type;
+  has_data = find(tried, &at) && at == ((struct ndarray *)tried)->data;
+  Py_DECREF(tried);
   return 0;
 }
 
-/* A new array like x, which is an array of numpy or torch; NULL and no exception: it could not be made. */
-PyObject *array_like(PyObject *x, const struct array *a, int axes, const int64_t *shape) {
-  PyObject *made = NULL, *sizes = PyTuple_New(axes);
+static PyObject *empty_array(PyObject *x, const struct array *a, int axes, const int64_t *shape) {
+  if (a->kind == ARRAY_TORCH && axes == a->axes && !memcmp(shape, a->shape, (size_t)axes * sizeof *shape))
+    return PyObject_CallFunctionObjArgs(empty_like, x, NULL);
+  PyObject *made = NULL, *sizes = PyTuple_New(axes), *dtype = PyObject_GetAttrString(x, "dtype");
   for (int i = 0; sizes && i < axes; i++) PyTuple_SetItem(sizes, i, PyLong_FromLongLong(shape[i]));
-  if (sizes && a->kind == ARRAY_NUMPY) {
-    PyObject *dtype = PyObject_GetAttrString(x, "dtype");
-    made = dtype ? PyObject_CallFunctionObjArgs(numpy_empty, sizes, dtype, NULL) : NULL;
-    Py_XDECREF(dtype);
-  } else if (sizes) {
-    made = PyObject_CallFunctionObjArgs(new_empty, x, sizes, NULL);
-  }
+  if (sizes && dtype)
+    made = a->kind == ARRAY_NUMPY ? PyObject_CallFunctionObjArgs(numpy_empty, sizes, dtype, NULL)
+                                  : PyObject_CallFunctionObjArgs(new_empty, x, sizes, NULL);
   Py_XDECREF(sizes);
+  Py_XDECREF(dtype);
+  return made;
+}
+
+PyObject *array_like(PyObject *x, const struct array *a, int axes, const int64_t *shape, char **at) {
+  PyObject *made = empty_array(x, a, axes, shape);
+  if (made && !find(made, at)) Py_CLEAR(made);
   if (!made) PyErr_Clear();
   return made;
 }
@@ -227,7 +250,8 @@ PyObject *array_like(PyObject *x, const struct array *a, int axes, const int64_t
 int array_know_torch(PyObject *torch) {
   PyObject *type = PyObject_GetAttrString(torch, "Tensor");
   if (!type || know_dtypes(torch) || !(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
-      !(is_conj = PyObject_GetAttrString(type, "is_conj")) || !(new_empty = PyObject_GetAttrString(type, "new_empty"))) {
+      !(is_conj = PyObject_GetAttrString(type, "is_conj")) || !(new_empty = PyObject_GetAttrString(type, "new_empty")) ||
+      !(empty_like = PyObject_GetAttrString(torch, "empty_like"))) {
     Py_XDECREF(type);
     return -1;
   }

@@ -21,5 +21,6 @@ void array_done(struct array *);
 int array_as(struct array *, int dtype); /* its bytes are elements of this type; 0: they cannot be */
 int array_know_numpy(PyObject *numpy);   /* from now on its arrays are known by their type; -1: an exception */
 int array_know_torch(PyObject *torch);   /* from now on its tensors are taken; 1: by DLPack, 0: by attributes, -1 */
-PyObject *array_like(PyObject *x, const struct array *, int axes, const int64_t *shape); /* new; NULL: no exception */
+/* A new array like x; NULL and no exception: it could not be made. *at: its memory. */
+PyObject *array_like(PyObject *x, const struct array *, int axes, const int64_t *shape, char **at);
 #endif

@@ -165,11 +165,11 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
     return 0;
   if (gives && has_out && !may_share(c, x, out, (size_t)n->rank)) return 0;
   if (gets && !has_out && is_large(axes, shape, c->dtype)) return 0;
-  if (gets && !(*result = has_out ? Py_NewRef(g->out) : array_like(g->x, x, axes, shape))) return 0;
-  if (gets && !has_out && (takes = look_at(*result, 1, as, out)) != 1) return takes;
   c->x = gives ? x->at : NULL;
-  c->out = gets ? out->at : NULL;
-  return 1;
+  c->out = has_out ? out->at : NULL;
+  if (!gets) return 1;
+  *result = has_out ? Py_NewRef(g->out) : array_like(g->x, x, axes, shape, &c->out);
+  return *result != NULL;
 }
 
 static int enter(Node *self) {
