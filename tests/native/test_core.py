@@ -385,6 +385,36 @@ def test_the_hook_says_what_a_second_thread_is_told_and_may_end_the_wait_of_the_
     assert ranks.together(2, body, hook=hook)[0] == [1, ()]
 
 
+def test_who_waits_sees_that_another_rank_has_begun_more_background_calls():
+    nodes, seen = [], []
+
+    def hook(reason, who, mine, theirs):
+        if reason == "waits":
+            begun = nodes[0].began(1)  # first this, then whether it has come
+            has_come = nodes[0].calls()[1][0] >= nodes[0].calls()[0][0]
+            if not has_come and begun > nodes[0].began(0):
+                seen.append(begun)
+                raise KeyError("elsewhere")
+
+    def body(node):
+        nodes.append(node)
+        assert node.begin(100 + node.rank) == 1
+        if node.rank == 0:
+            with pytest.raises(KeyError, match="elsewhere"):
+                node.barrier()
+            return seen
+        time.sleep(0.05)
+        for signature in range(200, 200 + core.LOG):
+            node.begin(signature)
+        assert [node.begun(1, number) for number in (1, 2, core.LOG + 2)] == [None, 200, None]
+        time.sleep(0.1)
+        return node.begun(0, 1)
+
+    (begun,), first = ranks.together(2, body, hook=hook)
+    assert 2 <= begun <= 1 + core.LOG
+    assert first == 100
+
+
 def test_places_are_used_again_when_all_ranks_have_left():
     segment = core.Segment(1 << 20)
     try:

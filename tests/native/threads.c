@@ -128,6 +128,30 @@ static struct call drawn(uint64_t *common) {
   return c;
 }
 
+/* Some more background calls of ours, and a look at what others have begun:
+   whatever is found must be that number's, and what was begun is there. */
+static void look_at_logs(struct node *n, uint64_t *own) {
+  const uint64_t factor = 0x9E3779B97F4A7C15ull;
+  for (uint64_t more = draw(own) % 9; more; more--) {
+    uint64_t number = node_begin(n, 0);
+    if (number % 3)
+      node_begin(n, (number + 1) * factor);
+  }
+  for (int look = 0; look < 50; look++) {
+    const int rank = (int)(draw(own) % (unsigned)ranks);
+    const uint64_t last = node_load(&place->rank[rank].log.began),
+                   back = draw(own) % (NODE_LOG + 4);
+    uint64_t signature = 0, number = back < last ? last - back : 1;
+    const int found = node_begun(n, rank, number, &signature);
+    if ((found && signature && signature != number * factor) ||
+        (!found && last && rank == n->rank && back < NODE_LOG)) {
+      printf("rank %d's call %d of %d: %d\n", rank, (int)number, (int)last,
+             found);
+      atomic_store(&wrong, 1);
+    }
+  }
+}
+
 static void *rank(void *arg) {
   const int me = (int)(intptr_t)arg, next = (me + 1) % ranks,
             last = (me + ranks - 1) % ranks;
@@ -168,6 +192,7 @@ static void *rank(void *arg) {
       n.timeout = 1 + draw(&own) % 1000000;
     if (total > NODE_INLINE)
       atomic_store(&is_long[i], 1);
+    look_at_logs(&n, &own);
     const int bad = node_run(&n, &c);
     if (bad && !synchronous) {
       printf("call %d of verb %d: %d\n", i, c.verb, bad);

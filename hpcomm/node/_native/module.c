@@ -254,6 +254,40 @@ static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t n) { /* (si
 }
 static PyObject *come(PyObject *me, PyObject *signature) { return meet(me, signature, NULL, 0); }
 
+/* begin(signature), began(rank), begun(rank, number): the log of background calls. They wait for nobody, so a thread may
+   look while another one is in a call. */
+static struct node *open_node(PyObject *me) {
+  Node *self = (Node *)me;
+  if (self->segment) return &self->node;
+  PyErr_SetString(PyExc_ValueError, "this node is closed");
+  return NULL;
+}
+static PyObject *begin(PyObject *me, PyObject *given) {
+  struct node *n = open_node(me);
+  uint64_t signature = PyLong_AsUnsignedLongLong(given);
+  if (!n || PyErr_Occurred()) return NULL;
+  return PyLong_FromUnsignedLongLong(node_begin(n, signature));
+}
+static int rank_of(const struct node *n, PyObject *given) {
+  long rank = n ? PyLong_AsLong(given) : -1;
+  if (!PyErr_Occurred() && (rank < 0 || rank >= n->size)) PyErr_Format(PyExc_ValueError, "rank %ld", rank);
+  return PyErr_Occurred() ? -1 : (int)rank;
+}
+static PyObject *began(PyObject *me, PyObject *given) {
+  struct node *n = open_node(me);
+  int rank = rank_of(n, given);
+  return rank < 0 ? NULL : PyLong_FromUnsignedLongLong(node_load(&n->place->rank[rank].log.began));
+}
+static PyObject *begun(PyObject *me, PyObject *const *a, Py_ssize_t count) {
+  struct node *n = open_node(me);
+  uint64_t signature, number = n && count == 2 ? PyLong_AsUnsignedLongLong(a[1]) : 0;
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "begun takes a rank and a number");
+  int rank = rank_of(n, a[0]);
+  if (rank < 0) return NULL;
+  if (!number || !node_begun(n, rank, number, &signature)) Py_RETURN_NONE;
+  return PyLong_FromUnsignedLongLong(signature);
+}
+
 /* -- Node --------------------------------------------------------------------------------------------------------- */
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
   static char *words[] = {"segment", "place",       "rank",    "hook",        "spins",
@@ -321,11 +355,9 @@ static PyObject *node_close(PyObject *me, PyObject *none) {
 
 /* calls(): for each rank (number, signature, waits for, since): its last call, and for whom it waits since when */
 static PyObject *node_calls(PyObject *me, PyObject *none) {
-  Node *self = (Node *)me;
-  struct node *n = &self->node;
+  struct node *n = open_node(me);
   (void)none;
-  if (!self->segment) return PyErr_Format(PyExc_ValueError, "this node is closed");
-  PyObject *list = PyList_New(n->size);
+  PyObject *list = n ? PyList_New(n->size) : NULL;
   for (int r = 0; list && r < n->size; r++) {
     struct node_rank *rank = &n->place->rank[r];
     uint64_t number[2] = {node_load(&rank->cell[0].arrival) >> 2, node_load(&rank->cell[1].arrival) >> 2};
@@ -433,7 +465,10 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      FAST(all_gather),
                                      FAST(all_to_all),
                                      FAST(arrive),
+                                     FAST(begun),
                                      {"come", come, METH_O, NULL},
+                                     {"begin", begin, METH_O, NULL},
+                                     {"began", began, METH_O, NULL},
                                      {"barrier", barrier, METH_NOARGS, NULL},
                                      {"calls", node_calls, METH_NOARGS, NULL},
                                      {"close", node_close, METH_NOARGS, NULL},
@@ -469,7 +504,8 @@ PyMODINIT_FUNC PyInit_core(void) {
     if (!(op_words[i] = PyUnicode_InternFromString(op_names[i]))) return NULL;
   if (!m || !node || !channel || !segment_type || PyModule_AddObjectRef(m, "Segment", (PyObject *)segment_type) ||
       PyModule_AddObjectRef(m, "Node", node) || PyModule_AddObjectRef(m, "Channel", channel) ||
-      PyModule_AddIntConstant(m, "RANKS", NODE_RANKS) || PyModule_AddIntConstant(m, "INLINE", NODE_INLINE) ||
+      PyModule_AddIntConstant(m, "RANKS", NODE_RANKS) || PyModule_AddIntConstant(m, "LOG", NODE_LOG) ||
+      PyModule_AddIntConstant(m, "INLINE", NODE_INLINE) ||
       PyModule_AddIntConstant(m, "UNIT", NODE_UNIT))
     return NULL;
   return m;

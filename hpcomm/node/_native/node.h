@@ -7,9 +7,10 @@
 
      place     | head | rank 0 | rank 1 | ...                      for as long as the communicator lives
 
-     rank      | status | put | taken | finished | cell 0 | cell 1 |
-                 what it    steps of long calls    call k uses cell k % 2
-                 waits for
+     rank      | status | log | put | taken | finished | cell 0 | cell 1 |
+                 what it  what it  steps of long calls   call k uses cell k % 2
+                 waits    has
+                 for      begun
 
      cell      | arrival | signature | data ...                    arrival: number of the call and state,
                  8 bytes   8 bytes     8 bytes of data travel         stored last, with release
@@ -28,6 +29,7 @@
 #define NODE_VERSION 1
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
+#define NODE_LOG 64           /* calls that a rank has begun which others can look up */
 #define NODE_CELL 8192u       /* bytes of a cell */
 #define NODE_INLINE (NODE_CELL - 16u)
 #define NODE_LINE 64
@@ -55,6 +57,10 @@ struct node_cell {
   unsigned char data[NODE_INLINE];
 };
 
+struct node_entry { /* of the log; its signature is that of this number if the number is the same before and after */
+  node_word number, signature;
+};
+
 struct node_rank {
   _Alignas(NODE_APART) struct { /* for others to read: what this rank waits for, and where its memory is */
     node_word waiting;          /* number of the call in which it has begun to wait slowly; 0: it does not */
@@ -64,6 +70,10 @@ struct node_rank {
     node_word token;
     node_word direct; /* 1: it can read all others' memory; set in the first long call */
   } status;
+  _Alignas(NODE_APART) struct {
+    node_word began; /* number of the last entry */
+    struct node_entry entry[NODE_LOG];
+  } log;
   _Alignas(NODE_APART) node_word put;      /* pieces that lie in its pieces */
   _Alignas(NODE_APART) node_word taken;    /* steps whose pieces it has taken or folded */
   _Alignas(NODE_APART) node_word finished; /* steps whose results it has taken */
@@ -186,6 +196,8 @@ int node_enter(struct node *, uint64_t signature);
 void node_arrive(struct node *);
 int node_await(struct node *, int rank);
 int node_await_all(struct node *);
+uint64_t node_begin(struct node *, uint64_t signature);
+int node_begun(const struct node *, int rank, uint64_t number, uint64_t *signature); /* 0: not yet, or gone */
 int node_missing(struct node *, unsigned char *which); /* which[r] = 1: has not come to the call awaited */
 
 /* -- reduce.c ---- */
