@@ -438,6 +438,29 @@ def test_places_are_used_again_when_all_ranks_have_left():
         core.Segment(1 << 20, segment.name)
 
 
+def test_words_are_seen_by_all_who_have_the_segment():
+    segment = core.Segment(1 << 20, file=os.memfd_create("words"))
+    other = core.Segment(1 << 20, file=segment.fileno())
+    at = segment.reserve_words(5000)
+    assert [segment.store(at, -5), other.load(at), other.add(at, 7), segment.load(at)] == [-5, -5, 2, 2]
+    assert segment.store(at + 8, (1 << 64) - 1) == other.load(at + 8) == -1
+    other.store_bytes(at + 16, b"sixteen bytes in")
+    assert segment.load_bytes(at + 16, 3) == b"sixteen bytes in" + bytes(8)
+    with pytest.raises(ValueError, match="no 1 words begin at"):
+        segment.load(0)  # owners of units
+    for bad in (at + 4, 1 << 20, 1 << 60):
+        with pytest.raises(ValueError, match="words begin at"):
+            segment.store(bad, 1)
+    with pytest.raises(ValueError, match="words begin at"):
+        segment.load_bytes(at, 1 << 60)
+    with pytest.raises(TypeError):
+        segment.store_bytes(at, b"seven..")
+    segment.release_words(at, 5000)
+    assert other.reserve_words(5000) == at
+    assert segment.load_bytes(at, 5) == bytes(40)
+    assert segment.reserve_words(1 << 60) is None
+
+
 def test_names_that_are_not_ours_are_refused(tmp_path):
     real = tmp_path / "real"
     real.write_bytes(bytes(1 << 20))

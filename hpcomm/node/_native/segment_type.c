@@ -89,6 +89,74 @@ static PyObject *segment_reserve_channel(PyObject *self, PyObject *capacity) {
   if (PyErr_Occurred()) return NULL;
   return offset_of(s, channel_reserve(&s->segment, nbytes));
 }
+
+/* Words: memory for whatever Python has to tell other ranks. Stores are releases, loads are acquires. */
+static node_word *word_of(Segment *s, PyObject *given, size_t count) { /* the first of so many; NULL: an exception */
+  const size_t at = PyLong_AsSize_t(given);
+  if (PyErr_Occurred()) return NULL;
+  if (at % 8 == 0 && at >= NODE_UNIT && at <= s->segment.nbytes && count <= (s->segment.nbytes - at) / 8)
+    return (node_word *)(void *)((char *)s->segment.head + at);
+  PyErr_Format(PyExc_ValueError, "no %zu words begin at %zu", count, at);
+  return NULL;
+}
+static PyObject *segment_reserve_words(PyObject *self, PyObject *count) {
+  Segment *s = (Segment *)self;
+  uint64_t units;
+  const size_t nbytes = PyLong_AsSize_t(count) * 8;
+  void *at = PyErr_Occurred() || nbytes > s->segment.nbytes ? NULL : segment_reserve(&s->segment, nbytes, &units);
+  if (at) memset(at, 0, nbytes);
+  return PyErr_Occurred() ? NULL : offset_of(s, at);
+}
+static PyObject *segment_release_words(PyObject *self, PyObject *const *a, Py_ssize_t n) { /* at, how many */
+  Segment *s = (Segment *)self;
+  const size_t count = n == 2 ? PyLong_AsSize_t(a[1]) : 0;
+  node_word *at = n == 2 && !PyErr_Occurred() ? word_of(s, a[0], count) : NULL;
+  if (at) segment_release(&s->segment, at, (count * 8 + NODE_UNIT - 1) / NODE_UNIT, 0);
+  return at ? Py_NewRef(Py_None) : PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "a place, and how many");
+}
+static PyObject *segment_load(PyObject *self, PyObject *given) {
+  const node_word *at = word_of((Segment *)self, given, 1);
+  return at ? PyLong_FromLongLong((int64_t)node_load(at)) : NULL;
+}
+static PyObject *change(PyObject *self, PyObject *const *a, Py_ssize_t n, int adds) { /* at, value: what stands there */
+  if (n != 2) return PyErr_Format(PyExc_TypeError, "a place and a value");
+  node_word *at = word_of((Segment *)self, a[0], 1);
+  uint64_t value = at ? PyLong_AsUnsignedLongLongMask(a[1]) : 0;
+  if (!at || PyErr_Occurred()) return NULL;
+  if (adds)
+    value += atomic_fetch_add(at, value);
+  else
+    node_post(at, value);
+  return PyLong_FromLongLong((int64_t)value);
+}
+static PyObject *segment_store(PyObject *self, PyObject *const *a, Py_ssize_t n) { return change(self, a, n, 0); }
+static PyObject *segment_add(PyObject *self, PyObject *const *a, Py_ssize_t n) { return change(self, a, n, 1); }
+static PyObject *segment_load_bytes(PyObject *self, PyObject *const *a, Py_ssize_t n) { /* at, of how many words */
+  const size_t count = n == 2 ? PyLong_AsSize_t(a[1]) : 0;
+  const node_word *at = n == 2 && !PyErr_Occurred() ? word_of((Segment *)self, a[0], count) : NULL;
+  PyObject *made = at ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * 8) : NULL;
+  for (size_t i = 0; made && i < count; i++) {
+    const uint64_t word = node_load(at + i);
+    memcpy(PyBytes_AsString(made) + 8 * i, &word, 8);
+  }
+  return made || PyErr_Occurred() ? made : PyErr_Format(PyExc_TypeError, "a place, and how many");
+}
+static PyObject *segment_store_bytes(PyObject *self, PyObject *const *a, Py_ssize_t n) { /* at, bytes: of whole words */
+  if (n != 2 || !PyBytes_Check(a[1]) || PyBytes_Size(a[1]) % 8)
+    return PyErr_Format(PyExc_TypeError, "a place, and bytes of whole words");
+  const size_t count = (size_t)PyBytes_Size(a[1]) / 8;
+  node_word *at = word_of((Segment *)self, a[0], count);
+  for (size_t i = 0; at && i < count; i++) {
+    uint64_t word;
+    memcpy(&word, PyBytes_AsString(a[1]) + 8 * i, 8);
+    node_post(at + i, word);
+  }
+  return at ? Py_NewRef(Py_None) : NULL;
+}
+static PyObject *segment_fileno(PyObject *self, PyObject *none) { /* for locks, which tell who lives */
+  return (void)none, PyLong_FromLong(((Segment *)self)->segment.file);
+}
+
 static PyObject *segment_unlink(PyObject *self, PyObject *none) {
   Segment *s = (Segment *)self;
   (void)none;
@@ -104,8 +172,17 @@ static PyObject *segment_nbytes(PyObject *self, void *none) {
   return PyLong_FromSize_t(((Segment *)self)->segment.nbytes);
 }
 
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))segment_##name, METH_FASTCALL, NULL}
 static PyMethodDef segment_methods[] = {{"reserve", segment_reserve_place, METH_O, NULL},
                                         {"reserve_channel", segment_reserve_channel, METH_O, NULL},
+                                        {"reserve_words", segment_reserve_words, METH_O, NULL},
+                                        FAST(release_words),
+                                        {"load", segment_load, METH_O, NULL},
+                                        FAST(store),
+                                        FAST(add),
+                                        FAST(load_bytes),
+                                        FAST(store_bytes),
+                                        {"fileno", segment_fileno, METH_NOARGS, NULL},
                                         {"unlink", segment_unlink, METH_NOARGS, NULL},
                                         {0}};
 static PyGetSetDef segment_attributes[] = {
