@@ -53,7 +53,18 @@ if TYPE_CHECKING:
 
     from ..core.comm import Comm
 
-__all__ = ["Agreement", "asked_why", "between", "disagreement", "full", "light", "off", "refused", "told"]
+__all__ = [
+    "Agreement",
+    "asked_why",
+    "between",
+    "call_number",
+    "disagreement",
+    "full",
+    "light",
+    "off",
+    "refused",
+    "told",
+]
 
 Error = TypeVar("Error", bound=Exception)
 
@@ -312,6 +323,7 @@ def disagreement(
 
     own: this rank's call, if it has gone on since.
     """
+    total = number + (0 if comm.node is None else int(comm.node.number))
     said = {rank: past for rank, _, ring in others if (past := told(ring, number, comm.size))}
     refusing = [rank for rank, _, ring in others if posted(ring, number) == REFUSED]
     final = {rank: said[rank] for rank in refusing}
@@ -319,7 +331,13 @@ def disagreement(
         if region.ended and rank not in final:
             final[rank] = f"{describe(posted(ring, number) or 0, comm.size)}, and has ended"
     asked = {rank: (region, said.get(rank)) for rank, region, _ in others if rank not in final}
-    return asked_why(comm, number, node_segment, own, final, asked, refusing)
+    return asked_why(comm, total, node_segment, own, final, asked, refusing)
+
+
+def call_number(comm: Comm) -> int:
+    """How many calls this rank has made, by the core and in the call log, the present one included."""
+    logged = last_call(comm.watched[0]) if comm.watched else 0
+    return logged + (0 if comm.node is None else int(comm.node.calls()[comm.rank][0]))
 
 
 def asked_why(

@@ -21,7 +21,7 @@ from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, PeerFailedError, WaitTimeoutError, where
 from ..node import segment
 from ..node.segment import last_call, posted
-from .agreement import asked_why, told
+from .agreement import asked_why, call_number, told
 from .call_stack import describe_call
 
 if TYPE_CHECKING:
@@ -95,9 +95,8 @@ def _has_come(comm: Comm, rank: int) -> bool:
 def _elsewhere(comm: Comm, rank: int, number: int, log: memoryview) -> HpcommError:
     """A rank that has not come to this call has begun one that is in the call log."""
     assert segment.current is not None
-    region = comm.node_regions[rank]
+    region, total = comm.node_regions[rank], call_number(comm)
     comm.fall_out()
-    total = number + int(comm.node.calls()[comm.rank][0])
     if posted(log, number) == REFUSED:
         return asked_why(
             comm, total, segment.current, None, {rank: told(log, number, comm.size) or ""}, {}, [rank]
@@ -109,6 +108,7 @@ def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
     """rank has come to the same call with another signature."""
     if segment.current is None:
         raise AssertionError("a node without a segment")
+    total = call_number(comm)
     comm.fall_out()
     calls = comm.node.calls()
     number = int(calls[comm.rank][0])
@@ -122,5 +122,4 @@ def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
             called = theirs if other == rank else signature
             past = describe(called, comm.size) if theirs_number > number else None
             asked[other] = comm.node_regions[other], past
-    total = number + (last_call(comm.watched[0]) if comm.watched else 0)
     return asked_why(comm, total, segment.current, own, final, asked, [])

@@ -389,6 +389,7 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
             text = region.answer_to(question) or describe(posted(other, number) or 0, comm.size)
         mine = describe_call() if own is None else f"{own}, and has gone on to {describe_call()}"
         rows = f"  rank {comm.rank}: {mine}\n  rank {rank}: {text}"
+        number += 0 if comm.node is None else int(comm.node.number)
         return f"ranks disagree about call #{number} on '{comm.name}'.\n{rows}"
     found = _ended(comm, source, call)
     return None if found is None else describe_call() + found[0]
