@@ -119,7 +119,10 @@ def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
         if other == comm.rank or (theirs_number == number and signature == mine):
             continue
         if theirs_number == number or other == rank:
-            called = theirs if other == rank else signature
-            past = describe(called, comm.size) if theirs_number > number else None
-            asked[other] = comm.node_regions[other], past
+            called = describe(theirs if other == rank else signature, comm.size)
+            region = comm.node_regions[other]
+            if region.ended:
+                final[other] = f"{called}, and has ended"
+            else:
+                asked[other] = region, called if theirs_number > number else None
     return asked_why(comm, total, segment.current, own, final, asked, [])

@@ -142,6 +142,20 @@ int node_await(struct node *n, int rank) {
   return 0;
 }
 
+/* Compare with those for whom we did not wait, as far as they have come: of two ranks that wait for nobody, as two roots
+   of one broadcast, the later one hears of it. */
+int node_compare(struct node *n) {
+  atomic_thread_fence(memory_order_seq_cst); /* our arrival is out before we look: one of two sees the other */
+  for (int r = 0; r < n->size; r++) {
+    if (r == n->rank || node_load(&node_cell(n, r, n->calls)->arrival) != n->arrival) continue;
+    if (differs(n, r, n->calls, n->signature)) {
+      n->told = n->calls;
+      return node_fail(n, NODE_MISMATCH, r);
+    }
+  }
+  return 0;
+}
+
 int node_await_all(struct node *n) {
   for (int pass = 0; pass < (n->synchronous && n->size > 2 ? 2 : 1); pass++)
     for (int r = 0; r < n->size; r++)

@@ -115,6 +115,7 @@ static int small_run(struct node *n, const struct call *c) {
   } else {
     for (int r = 0; r < n->size; r++)
       if (r != n->rank && waits_for(n, c, r) && node_await(n, r)) return -1;
+    if (node_compare(n)) return -1;
   }
   take(n, c);
   return 0;

@@ -196,6 +196,7 @@ int node_enter(struct node *, uint64_t signature);
 void node_arrive(struct node *);
 int node_await(struct node *, int rank);
 int node_await_all(struct node *);
+int node_compare(struct node *);
 uint64_t node_begin(struct node *, uint64_t signature);
 int node_begun(const struct node *, int rank, uint64_t number, uint64_t *signature); /* 0: not yet, or gone */
 int node_missing(struct node *, unsigned char *which); /* which[r] = 1: has not come to the call awaited */
