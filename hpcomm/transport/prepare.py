@@ -109,7 +109,7 @@ def compose(
         send = None
     devices, nbytes = comm.devices, block * dtype.itemsize
     if devices is None:  # no rank of comm has a device
-        if blocking and not hosts and comm.node is not None and _core_takes(comm, dtype, fold):
+        if blocking and not hosts and comm.node is not None and _core_takes(dtype, fold):
             return _by_core(call, send, recv, fold)
         return on_hosts(call, send, recv, fold, blocking)
     if not hosts and devices.takes(send, recv, block=nbytes):
@@ -146,11 +146,11 @@ _CORE_DTYPES = range(1, 17)  # codes of the element types that the native core k
 _NO_LONG_DOUBLE = 14  # but for this one
 
 
-def _core_takes(comm: Comm, dtype: Dtype, fold: Reduction | None) -> bool:
+def _core_takes(dtype: Dtype, fold: Reduction | None) -> bool:
     """Whether the native core carries out calls on such elements: the same on all ranks."""
     knows = dtype.code in _CORE_DTYPES and dtype.code != _NO_LONG_DOUBLE
     plain = fold is None or (fold.op.factor is None and fold.fold is None and fold.op.mpi is None)
-    return knows and plain and comm.node.has_long is not False
+    return knows and plain
 
 
 def _by_core(call: Call, send: Buffer | None, recv: Buffer | None, fold: Reduction | None) -> Call:
@@ -158,13 +158,17 @@ def _by_core(call: Call, send: Buffer | None, recv: Buffer | None, fold: Reducti
 
         x ── pack, if strided ──> packed ── core ──> landing ── finish, if out is strided ──> out
 
-    Which memory x and out may have in common: see _move. The core takes the same.
+    The core takes these on every rank. Which memory x and out may have in common: see _move.
     """
     comm, verb, dtype = call.comm, call.verb, call.look.dtype
     if send is not None and recv is not None and not _core_may_share(call, send, recv):
         _refuse_overlap(send, recv)
     landing = None if recv is None else _landing(recv)
+    if landing is not None and not landing.flags.aligned:
+        landing = np.empty(landing.shape, landing.dtype)
     packed = None if send is None else _packed(send.array)
+    if packed is not None and not packed.flags.aligned:
+        packed = packed.copy()
     rows, row = (comm.size, call.count), (call.count,)
     x = None if packed is None else packed.reshape(rows if verb in INPUT_BLOCKS else row)
     out = None if landing is None else landing.reshape(rows if verb in OUTPUT_BLOCKS else row)
@@ -176,7 +180,9 @@ def _by_core(call: Call, send: Buffer | None, recv: Buffer | None, fold: Reducti
         if done is NotImplemented:  # no room for long calls, as all ranks know by now
             again = Call(comm, verb, root=call.root)
             again.code, again.count, again.look = call.code, call.count, call.look
+            comm.agreement.enter(call.code, call.agreed)
             transport.run(on_hosts(again, _like(packed, call.look), _like(landing, call.look), fold, True))
+            comm.agreement.leave()
 
     call.carry, call.by_core = carry, True
     _deliver(call, recv, landing)
