@@ -155,14 +155,17 @@ static int look_buffer(PyObject *x, int writable, struct array *a) {
          take_shape(a, a->view.ndim, (const int64_t *)a->view.shape, NULL);
 }
 
-static int is_aligned(const struct array *a, size_t size) { return !((uintptr_t)a->at & (size > 8 ? 7 : size - 1)); }
+/* As C wants it: a complex number like its parts. */
+static int is_aligned(const struct array *a, int dtype) {
+  return !((uintptr_t)a->at & ((dtype_bytes(dtype) >> (dtype >= C64)) - 1));
+}
 
 int array_look(PyObject *x, int writable, struct array *a) {
   a->view.obj = NULL;
   int yes = (PyObject *)Py_TYPE(x) == tensor_type ? look_tensor(x, a) : look_buffer(x, writable, a);
   if (yes == 1) {
     a->nbytes = a->count * dtype_bytes(a->dtype);
-    yes = a->dtype && is_aligned(a, dtype_bytes(a->dtype)) && (a->at || !a->count); /* a freed storage is nowhere */
+    yes = a->dtype && is_aligned(a, a->dtype) && (a->at || !a->count); /* a freed storage is nowhere */
   }
   if (yes != 1) array_done(a);
   return yes;
@@ -175,7 +178,7 @@ void array_done(struct array *a) {
 
 int array_as(struct array *a, int dtype) {
   size_t size = dtype_bytes(dtype);
-  if (!size || a->nbytes % size || !is_aligned(a, size)) return 0;
+  if (!size || a->nbytes % size || !is_aligned(a, dtype)) return 0;
   a->dtype = dtype;
   a->count = a->nbytes / size;
   return 1;
