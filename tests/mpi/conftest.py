@@ -39,8 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.mpi)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TEST_S))
-    # Places for small calls within a node are few, and meshes of other tests keep some.
-    items.sort(key=lambda item: item.path.name not in ("test_small.py", "test_within.py"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
