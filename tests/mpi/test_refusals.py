@@ -101,7 +101,7 @@ def test_full_tells_all_ranks_whatever_is_refused(comm: Any, about: str) -> None
 def test_within_a_node_light_tells_those_who_wait(comm: Any, verb: str, first: bool) -> None:
     """first: rank 0 comes before the others, else after them. Those who need nothing of it may go on."""
     with hpcomm.Communicator(MPI.COMM_WORLD, name="light", check="light") as light:
-        if light.node_collectives is None:
+        if light.node is None:
             pytest.skip("goes by MPI here")
         light.all_reduce(np.ones(9000))  # there is memory for long ones from now on
         last = light.rank == ROOTED.get(verb, light.rank) % light.size
