@@ -13,6 +13,7 @@
 
 #include <stdlib.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #define SCRATCH (512u << 10) /* bytes that are read at a time, from all ranks together: half of a second cache */
 
@@ -43,9 +44,16 @@ int direct_probe(struct node *n) {
   return n->scratch != NULL;
 }
 
-/* Where the x (0) or out (1) of a rank's call is. */
+/* Whether the system reads this memory of ours for others: its first byte and its last. */
+int direct_reaches(const char *at, size_t nbytes) {
+  char seen[2];
+  struct iovec here = {seen, 2}, there[2] = {{(void *)(uintptr_t)at, 1}, {(void *)(uintptr_t)(at + nbytes - 1), 1}};
+  return !at || process_vm_readv(getpid(), &here, 1, there, 2, 0) == 2;
+}
+
+/* Where the x (0) or out (1) of a rank's call is; 2: whether others cannot read that. */
 uint64_t direct_address(const struct node *n, int rank, int which) {
-  uint64_t addresses[2];
+  uint64_t addresses[3];
   memcpy(addresses, node_cell(n, rank, n->calls)->data, sizeof addresses);
   return addresses[which];
 }

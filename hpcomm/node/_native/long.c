@@ -230,7 +230,9 @@ static int meet(struct node *n, const struct call *c) {
   const int afresh = n->gave_up + 1 != n->calls;
   if (n->rank == 0 && !node_peek(&n->place->pieces)) reserve_pieces(n);
   if (afresh) begin_steps(n);
-  uint64_t addresses[2] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out};
+  uint64_t addresses[3] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out, 0};
+  if (c->nbytes >= n->direct_from[way_of(c->verb)])
+    addresses[2] = !direct_reaches(c->x, c->nbytes) || (c->verb == BY_ALL_REDUCE && !direct_reaches(c->out, c->nbytes));
   memcpy(node_cell(n, n->rank, n->calls)->data, addresses, sizeof addresses);
   node_arrive(n);
   if (node_await_all(n)) return give_up(n);
@@ -240,11 +242,14 @@ static int meet(struct node *n, const struct call *c) {
   return 0;
 }
 
-/* Nobody's x may change while others read it: not where a rank works in place on what they need. */
+/* Nobody's x may change while others read it: not where a rank works in place on what they need. Nor may it be what a
+   device's driver has mapped, which the system reads for nobody. */
 static int may_read(const struct node *n, const struct call *c) {
   const int verb = c->verb, keeps_x = verb != BY_ALL_TO_ALL && verb != BY_SCAN && verb != BY_EXSCAN;
-  for (int r = 0; !keeps_x && r < n->size; r++)
-    if (direct_address(n, r, 0) == direct_address(n, r, 1)) return 0;
+  for (int r = 0; r < n->size; r++) {
+    if (!keeps_x && direct_address(n, r, 0) == direct_address(n, r, 1)) return 0;
+    if (direct_address(n, r, 2)) return 0;
+  }
   return n->direct;
 }
 

@@ -223,6 +223,7 @@ int long_run(struct node *, const struct call *);
 int long_reached(struct node *, const node_word *, uint64_t step, int rank);
 int direct_run(struct node *, const struct call *);
 int direct_probe(struct node *);
+int direct_reaches(const char *at, size_t nbytes);
 uint64_t direct_address(const struct node *, int rank, int which);
 int call_gives(const struct node *, const struct call *, int rank); /* others need of this rank's x */
 int call_takes(const struct node *, const struct call *, int rank); /* this rank needs of others' x */
