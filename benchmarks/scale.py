@@ -239,7 +239,7 @@ def gate(p: int) -> Any:
     from hpcomm.torch_backend.monitored_gate import MonitoredGate
 
     comm, mpi = communicator(p)
-    return (MonitoredGate(comm, "many", dict), comm), mpi.told
+    return (MonitoredGate(comm, "many", dict, 1.0), comm), mpi.told
 
 
 class Counts(dict[str, int]):
@@ -261,7 +261,7 @@ def silent(p: int) -> Any:
 
     comm, _ = communicator(p)
     store = Counts(p)
-    found = MonitoredGate(comm, "many", lambda: store)
+    found = MonitoredGate(comm, "many", lambda: store, 1.0)
     assert found._silent() == f"ranks 5, {p - 1}"
     return found, {"messages": store.asked}
 

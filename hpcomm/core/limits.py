@@ -18,11 +18,8 @@ SLOT_LOOKS = 300  # looks at a slot of a halo exchange before a rank yields
 SLOT_LOOKS_CROWDED = 10  # the same, where ranks are more than cores
 SLOT_YIELDING_S = 1e-2  # of yielding
 SLOT_SLEEP_S = 2e-4  # of one sleep at most
-GATE_LOOKS = 200  # looks at what another rank posts, some 10 us
-GATE_LOOKS_CROWDED = 50  # the same, where ranks are more than cores
 GATE_SPIN_S = 20e-6  # of looking without pause
 GATE_YIELDING_S = 1e-3  # from when on the core is yielded to whoever wants it
-GATE_NEAR_S = 2e-4  # ranks that come together come so close; a thread in the background does not sleep yet
 GATE_SLEEP_S = 1e-3  # of one sleep at most
 
 # Waiting for MPI in the background.
@@ -57,23 +54,11 @@ NODE_MOVED_PIECE = 256 << 10  # of a piece that is only moved
 NODE_FIRST_CELL = 64 << 10  # of a cell at first
 NODE_MEMORY = 64 << 20  # of a rank for all its communicators
 NODE_REDUCE_WHOLE = 128 << 10  # of all ranks up to which each rank reduces everything itself
-TORCH_PIECE = 1 << 20  # of a cell; half of it costs 2 MiB a sixth more, twice it 16 MiB a quarter
-TORCH_MOVED_PIECE = 1 << 18  # of a piece that is only moved
-TORCH_REDUCE_WHOLE = 128 * 1024  # of all ranks up to which each rank reduces everything itself
-TORCH_REDUCE_WHOLE_HALVES = 16 * 1024  # the same of half types
-TORCH_CROWDED = 1 << 20  # from which MPI exchanges blocks in fewer turns where ranks share cores
 
 # New results: bytes.
 # Chosen by benchmarks/node_core.py --new: the C library keeps memory of up to 32 MiB itself.
 RESULT_LARGE = 32 << 20  # of a result whose memory is used again
 RESULT_KEPT = 512 << 20  # of memory that nobody uses and a process keeps
-
-# Reading another process's memory (process_vm_readv): bytes.
-# Chosen by benchmarks/torch_backends.py.
-READ_LEAST = 1 << 18  # of a call from which that is the shorter way
-READ_LEAST_ALL_REDUCE = (1 << 20) + 1  # the same for all_reduce, which reads twice, and on crowded cores
-READ_PIECE = 1 << 18  # that are read at a time to be reduced, and are then in the cache
-READ_SCRATCH = 1 << 20  # of what is read from all at a time
 
 # Receives: bytes.
 # Chosen by benchmarks/guard.py.

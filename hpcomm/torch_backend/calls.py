@@ -27,7 +27,9 @@ __all__ = [
     "in_turn",
     "later",
     "made_options",
+    "nothing",
     "operator",
+    "refusing",
     "rooted",
     "spelling",
     "total",
@@ -132,21 +134,36 @@ def unlike(x: torch.Tensor, others: Any) -> torch.Tensor:
     return next((each for each in others if each.numel() != x.numel() or each.dtype != x.dtype), x)
 
 
+def refusing(by: Any, x: torch.Tensor, odd: torch.Tensor) -> Callable[[], None]:
+    """What runs for a list that holds such a tensor: the ranks meet, and so are told."""
+
+    def run() -> None:
+        getattr(by, "arrive", nothing)()
+        raise LayoutError(f"the list holds {array(odd)} beside {array(x)}", hint="tensors that are alike")
+
+    return run
+
+
 def total(tensors: Any) -> int:
     """Elements of all of them."""
     return sum(0 if x.is_sparse else x.numel() for x in tensors)
 
 
-def in_turn(runs: list[Callable[[], None]]) -> Callable[[], None]:
-    """One after the other."""
+def in_turn(by: Any, runs: list[Callable[[], None]]) -> Callable[[], None]:
+    """One after the other, once all ranks have come to all of them."""
     if len(runs) == 1:
         return runs[0]
 
     def run() -> None:
+        getattr(by, "arrive", nothing)()  # a Communicator's ranks need not
         for one in runs:
             one()
 
     return run
+
+
+def nothing() -> None:
+    pass
 
 
 def check_length(verb: str, name: str, tensors: Any, group: Any) -> None:

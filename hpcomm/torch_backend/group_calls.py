@@ -1,7 +1,8 @@
 """torch's collective calls as Communicator calls: each looks at tensors and returns what is to run.
 
-A network_collectives.Far carries the verbs out, or a class on it. Lists of tensors become one stacked array
-and back, without a copy where they are so already. cuda_streams.py sees to tensors that lie elsewhere.
+A NetworkCollectives carries the verbs out, or a class on it, on plain contiguous memory: rows of elements,
+one for each rank. Lists of tensors become such rows and back, without a copy where they are so already.
+cuda_streams.py sees to tensors that lie elsewhere.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import torch
 
 from ..core.limits import TORCH_LIST_COPIED
 from ..errors import DtypeError, LayoutError
+from .calls import in_turn
 from .cuda_streams import is_onboard, staged
 from .network_collectives import exchange
-from .tensor_memory import flat_of, give_back
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
@@ -48,7 +49,12 @@ def all_reduce(comm: NetworkCollectives, x: Tensor, op: Any) -> Run:
     if x.is_sparse:
         return _all_reduce_sparse(comm, x, op)
 
-    return lambda: comm.all_reduce(x, op, out=x)
+    def run() -> None:
+        flat = target(x)
+        comm.all_reduce(flat, op, out=flat)
+        give_back(flat, x)
+
+    return run
 
 
 def _all_reduce_sparse(comm: NetworkCollectives, x: Tensor, op: Any) -> Run:
@@ -76,13 +82,7 @@ def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: An
         or sum(x.nbytes for x in tensors) > TORCH_LIST_COPIED
         or len({x.dtype for x in tensors}) > 1
     ):
-        runs = [all_reduce(comm, x, op) for x in tensors]
-
-        def each() -> None:
-            for run in runs:
-                run()
-
-        return each
+        return in_turn(comm, [all_reduce(comm, x, op) for x in tensors])
 
     def run() -> None:
         whole = torch.cat([x.reshape(-1) for x in tensors])
@@ -95,13 +95,21 @@ def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: An
 
 @staged("x", takes_devices=True)
 def broadcast(comm: NetworkCollectives, x: Tensor, root: int) -> Run:
-    return lambda: comm.broadcast(x, root, out=x)
+    def run() -> None:
+        flat = target(x)
+        comm.broadcast(flat, root, out=flat)
+        give_back(flat, x)
+
+    return run
 
 
 @staged("x", takes_devices=True)
 def reduce(comm: NetworkCollectives, x: Tensor, op: Any, root: int) -> Run:
     def run() -> None:
-        comm.reduce(x, op, root, out=x if comm.rank == root else None)
+        flat = target(x) if comm.rank == root else flat_of(x)
+        comm.reduce(flat, op, root, out=flat if comm.rank == root else None)
+        if comm.rank == root:
+            give_back(flat, x)
 
     return run
 
@@ -109,7 +117,7 @@ def reduce(comm: NetworkCollectives, x: Tensor, op: Any, root: int) -> Run:
 def _stacked(tensors: list[Tensor]) -> Tensor | None:
     """The memory of equal tensors that lie one after the other, as one of shape (n, *shape)."""
     first, n = tensors[0], len(tensors)
-    if not all(x.shape == first.shape and x.is_contiguous() for x in tensors) or first.is_sparse:
+    if first.is_sparse or not all(x.shape == first.shape and _is_plain(x) for x in tensors):
         return None
     step, begin = first.nbytes, first.data_ptr()
     same = all(
@@ -137,7 +145,7 @@ def all_gather(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> tu
 
     def run() -> None:
         stack = there if there is not None else x.new_empty((comm.size, *x.shape))
-        comm.all_gather(x.view(outputs[0].shape) if x.is_contiguous() else x, out=stack)
+        comm.all_gather(flat_of(x), out=_rows(stack, comm.size))
         if there is None:
             _unstack(stack, outputs)
 
@@ -178,14 +186,14 @@ def all_gather_into(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Run:
         )
 
     def run() -> None:
-        comm.all_gather(x.detach().reshape(-1), out=_rows(output, comm.size))
+        comm.all_gather(flat_of(x), out=_rows(output, comm.size))
 
     return _unpacking(run, output)
 
 
 def _rows(x: Tensor, n: int) -> Tensor:
-    """x as n rows: its own memory; see _unpacking where that is not possible."""
-    return x.detach().view(n, -1) if x.numel() else x.detach().new_empty((n, 0))
+    """x as n rows, its own memory if that is plain and contiguous."""
+    return flat_of(x).view(n, -1) if x.numel() else x.detach().new_empty((n, 0))
 
 
 def _unpacking(run: Run, output: Tensor) -> Run:
@@ -202,8 +210,12 @@ def gather(comm: NetworkCollectives, outputs: list[Tensor] | None, x: Tensor, ro
     there = _stacked(outputs) if outputs else None
 
     def run() -> None:
-        stack = comm.gather(x.detach(), root, out=there)
-        if outputs is not None and there is None:
+        if not outputs:
+            comm.gather(flat_of(x), root)
+            return
+        stack = there if there is not None else x.new_empty((comm.size, *x.shape))
+        comm.gather(flat_of(x), root, out=_rows(stack, comm.size))
+        if there is None:
             _unstack(stack, outputs)
 
     return run
@@ -217,7 +229,9 @@ def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | Non
         stack = torch.stack([x.detach() for x in inputs]) if stack is None else stack
 
     def run() -> None:
-        comm.scatter(stack, root, out=output)
+        into = target(output)
+        comm.scatter(None if stack is None else _rows(stack, comm.size), root, out=into)
+        give_back(into, output)
 
     return run
 
@@ -237,18 +251,16 @@ def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor
 
 def _fold_rows(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Any) -> None:
     """Row r of x, of shape (size, ...), folded, into output of rank r."""
-    rows = _rows(x.contiguous(), comm.size)
     is_apart = x.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()  # FSDP reduces in place
-    if is_apart and output.is_contiguous():
-        comm.reduce_scatter(rows, op, out=output.detach().view(-1))
-    else:
-        output.data.copy_(comm.reduce_scatter(rows, op).view(output.shape))
+    into = target(output) if is_apart else output.detach().new_empty(output.numel())
+    comm.reduce_scatter(_rows(x, comm.size), op, out=into)
+    give_back(into, output)
 
 
 def _reduce_scatter_uneven(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
     def run() -> None:
         for root, x in enumerate(inputs):
-            received = comm.reduce(x.detach(), op, root)
+            received = comm.reduce(flat_of(x), op, root)
             if received is not None:
                 output.data.copy_(received.view(output.shape))
 
@@ -275,7 +287,7 @@ def all_to_all_single(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Ru
         )
 
     def run() -> None:
-        comm.all_to_all(_rows(x.contiguous(), comm.size), out=_rows(output, comm.size))
+        comm.all_to_all(_rows(x, comm.size), out=_rows(output, comm.size))
 
     return _unpacking(run, output)
 
@@ -295,7 +307,7 @@ def all_to_all_uneven(
     there, here = cut(output, output_sizes), cut(x, input_sizes)
 
     def run() -> None:
-        exchange(comm, output.detach().view(-1), there, x.detach().contiguous().view(-1), here)
+        exchange(comm, output.detach().view(-1), there, flat_of(x), here)
 
     return _unpacking(run, output)
 
@@ -305,7 +317,7 @@ def all_to_all(comm: NetworkCollectives, outputs: list[Tensor], inputs: list[Ten
     def run() -> None:
         there = [out.numel() for out in outputs]
         landing = outputs[0].new_empty(sum(there))
-        whole = torch.cat([x.detach().reshape(-1) for x in inputs])
+        whole = torch.cat([flat_of(x) for x in inputs])
         exchange(comm, landing, there, whole, [x.numel() for x in inputs])
         for out, part in zip(outputs, landing.split(there), strict=True):
             out.data.copy_(part.view(out.shape))
@@ -324,3 +336,33 @@ def message(
     flat = flat_of(x) if x.is_cpu else x.detach().cpu().view(-1)  # what is not filled stays as it is
     apart = flat.data_ptr() != x.data_ptr()
     return comm.irecv(flat, peer, tag), (lambda: give_back(flat, x)) if apart else None
+
+
+def flat_of(x: Tensor) -> Tensor:
+    """x as one row of plain memory, its own if it is; not seen by autograd, nor counted by its versions."""
+    x = x.data
+    if not _is_plain(x):
+        x = x.resolve_neg().resolve_conj().contiguous()
+    if x.dim() != 1:
+        x = x.view(-1)
+    return x if x.stride(0) == 1 else x.as_strided(x.shape, (1,))  # one element is contiguous with any stride
+
+
+def target(x: Tensor) -> Tensor:
+    """As flat_of, of a tensor that is to be filled."""
+    if any(step == 0 and length > 1 for step, length in zip(x.stride(), x.shape, strict=True)):
+        raise LayoutError(
+            f"out is broadcast: shape {tuple(x.shape)}, strides {x.stride()}; several elements share memory",
+            hint="give a tensor with memory for each element, x.contiguous()",
+        )
+    return flat_of(x)
+
+
+def give_back(flat: Tensor, x: Tensor) -> None:
+    """Fill x from what flat_of(x) gave."""
+    if flat.data_ptr() != x.data_ptr():
+        x.data.copy_(flat.view(x.dtype).view(x.shape))
+
+
+def _is_plain(x: Tensor) -> bool:
+    return x.is_contiguous() and not x.is_neg() and not x.is_conj()

@@ -3,117 +3,98 @@
 Once a rank is inside the MPI library nobody can call it back. So the ranks meet before: each says which call
 it makes, waits for the others with a deadline, and compares. Who does not come is named. Ranks that mean
 different calls all raise, and the group stays usable, because none of them has entered MPI. On one node they
-meet in the node segment (node/segment.py), which costs a fraction of a microsecond; across nodes by a small
-nonblocking all-reduce. torch's own word for it is a monitored barrier.
-
-In the segment no rank may give up a call that another rank passes. So giving up takes two steps:
-
-    entry of a rank in its call log, for one call
-
-      0 ── comes ──> signature ── time is over, or a rank has ended ──> DOUBTS (tentative withdrawal)
-                      ^   │                                              │  wait 1 ms, look again
-                      │   └─ all others show a signature ──> pass        ├─ somebody is missing ──> GAVE_UP
-                      └────────────── all have come meanwhile ───────────┘                     (withdrawn)
-
-A rank passes only when it has seen all others there, none tentatively withdrawn, in one look that began
-when all had come. A withdrawal that turned out to be justified was visible before that look began, so no
-rank passes a call that another one has withdrawn from.
+meet in the native core, whose collectives are such meetings themselves (node/_native/arrive.c); across nodes
+by a small nonblocking all-reduce. torch's own word for it is a monitored barrier.
 """
 
 from __future__ import annotations
 
-import operator
 import os
 import struct
-import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
-from functools import partial, reduce
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ..core.limits import (
-    GATE_LOOKS,
-    GATE_LOOKS_CROWDED,
-    GATE_NEAR_S,
-    GATE_SLEEP_S,
-    GATE_SPIN_S,
-    GATE_YIELDING_S,
-)
-from ..core.signature import describe
+from ..core.limits import GATE_SLEEP_S, GATE_SPIN_S, GATE_YIELDING_S, NODE_SPINS
+from ..core.signature import REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
-from ..node import segment
-from ..node.segment import GONE, LAPS, cores, exchanged, last_call, post
+from ..node import native, segment
+from ..node.segment import exchanged
 from .shutdown import remember, state
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
-    from ..node.segment import Lookers, NodeSegment, Region
+    from ..node._native import core
+    from ..node.segment import NodeSegment, Region
 
-__all__ = ["LOOK_S", "MonitoredGate", "pause", "rest"]
+__all__ = ["Ended", "MonitoredGate", "pause"]
 
-GAVE_UP = -1  # posted instead of a signature by a rank that waits no more,
-DOUBTS = -2  # and by one that is about to
-_SETTLE_S = 1e-3  # until all see what was posted: a core that goes on, or changes its work, writes it out
-_NOT_HERE = (0, GONE, DOUBTS)
-LOOK_S = 0.05  # between looks whether the missing ranks still live
+_LOOK_S = 0.05  # between looks whether the missing ranks still live
+_GOING_S = 0.5  # for what a rank that has ended sent before
+_LEAVING_S = 0.05  # for the end of a rank that left a call to be seen
 _ANSWER_S = 1.0  # for other ranks to say what they do
-_TELL_S = 5.0  # for ranks that disagree to tell each other what they called
-_WORDS = 256  # bytes of that
-_CARD = struct.Struct("4q")  # what a rank tells those of its node: see Gate._meet
+_LONGEST_S = 1e9  # of waiting
+_MEETING = 1 << 63  # in a signature: whoever meets brings no data to those who make the call itself
+_WORDS = 256  # bytes of what a rank called, for ranks that disagree
+_CARD = struct.Struct("3q")  # what a rank tells those of its node: see MonitoredGate._near
 _BLOCK = 32  # ranks, or blocks of them, that are counted together,
 _NAMED = 16  # and how many are named that have not come
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
+
+
+class Ended(Exception):  # noqa: N818  users never see it
+    """A call of the core that fails; why is one of its hook's reasons, or "ended"."""
+
+    def __init__(self, why: str, ranks: tuple[int, ...], theirs: int) -> None:
+        self.why, self.ranks, self.theirs = why, list(ranks), theirs
 
 
 class MonitoredGate:
     """meet(signature, seconds, words, told=()) returns when all ranks have met for the same call.
 
     words(*told) says the call for messages; it is asked only when something is wrong.
+
+    Attributes:
+        node: these ranks in the native core; None where they do not share memory.
+        failed: why no call can pass any more.
     """
 
-    def __init__(self, comm: Communicator, name: str, store: Callable[[], Any]) -> None:
+    def __init__(self, comm: Communicator, name: str, store: Callable[[], Any], seconds: float) -> None:
         self._comm, self._name, self._store = comm, name, store
         self._meetings = 0  # by message
-        self.failed: HpcommError | None = None  # why no call can pass any more
-        node_segment = segment.current
-        self._slot = node_segment.take_ring() if node_segment is not None else -1
-        near = self._meet(node_segment)
-        usable = reduce(operator.or_, (int.from_bytes(card[-1], "little") for card in near.values()), 0)
-        self.crowded = len(near) > max(usable.bit_count(), 1)  # what other nodes are is theirs
-        self.looks: Iterable[Any] = _GivingWay() if self.crowded else range(GATE_LOOKS)
+        self._looked = 0.0
+        self.failed: HpcommError | None = None
         self._lives: dict[int, tuple[Region, int]] = {}  # of the other ranks on this node: region, pid
-        self._lookers: Lookers = []
-        rings: list[tuple[int, memoryview]] = []
-        space = _pid_space()
-        for rank, (here, slot, left, pid, its_space, _) in near.items():
-            if node_segment is not None and rank != comm.rank and slot >= 0 and self._slot >= 0:
-                rings.append((rank, node_segment.regions[here].ring(slot)))
-                self._lookers.append((node_segment.regions[here], slot, left))
-                self._lives[rank] = (node_segment.regions[here], pid if space == its_space else 0)
-        self.on_node = len(rings) == comm.size - 1
-        self.meet: Callable[..., None]
-        if comm.size == 1:
-            self.meet = lambda mine, seconds, words, told=(): None
-        elif self.on_node and node_segment is not None:
-            self._ring = node_segment.mine.ring(self._slot)
-            self.meet = self._on_node(self._ring, rings)
-        else:
-            self.meet = self._by_message
+        self.node: core.Node | None = None
+        if segment.current is not None:
+            self._near(segment.current, seconds)
 
-    def _meet(self, node_segment: NodeSegment | None) -> dict[int, tuple[Any, ...]]:
-        """By rank, of those of this node: region, ring, how often it was left, process, its space, cores.
+    def _near(self, here: NodeSegment, seconds: float) -> None:
+        """Get to know the ranks of this node, and share memory with them if they are all.
 
         Ranks of other nodes tell nothing: what is kept of all grows with their number.
         """
-        if node_segment is None:
-            return {}
-        left = node_segment.mine.left(self._slot) if self._slot >= 0 else 0
-        mine = _CARD.pack(self._slot, left, os.getpid(), _pid_space()) + cores()
-        here = dict(node_segment.near(self._comm.mpi_handle))
-        cards = exchanged(self._comm.mpi_handle, [*here], mine)
-        return {r: (here[r], *_CARD.unpack_from(cards[r]), cards[r][_CARD.size :]) for r in here}
+        mpi, me, shared, core = self._comm.mpi_handle, self._comm.rank, here.shared, native.core()
+        blocks, space = dict(here.near(mpi)), _pid_space()
+        if not blocks:
+            return
+        place = None
+        if shared is not None and me == 0 and len(blocks) == self._comm.size:
+            place = shared.reserve(len(blocks))
+        cards = exchanged(mpi, [*blocks], _CARD.pack(place or 0, os.getpid(), space))
+        for rank, card in cards.items():
+            its_place, pid, its_space = _CARD.unpack(card)
+            if rank != me:
+                self._lives[rank] = here.regions[blocks[rank]], pid if space == its_space else 0
+            place = its_place or place
+        if place and shared is not None and core is not None:
+            spins = 0 if here.is_crowded else NODE_SPINS
+            timeout = min(seconds, _LONGEST_S)
+            self.node = core.Node(shared, place, me, self._look, spins, synchronous=True, timeout=timeout)
 
     def close(self) -> None:
         """Let no call pass any more; the group's place in the node segment may serve another one."""
@@ -123,105 +104,98 @@ class MonitoredGate:
                 hint="init_process_group() or new_group() makes a new one",
             )
         )
-        if self._slot >= 0 and segment.current is not None:
-            segment.current.give_back(self._slot, self._lookers)
-            self._slot = -1
+        if self.node is not None:
+            self.node.close()
 
-    def _on_node(self, ring: memoryview, others: list[tuple[int, memoryview]]) -> Callable[..., None]:
-        rings = [other for _, other in others]
-        again = rings if len(rings) > 1 else []  # the last may have come after the first doubted
-        step = post(ring)
-        looks = self.looks
+    def set_timeout(self, seconds: float) -> None:
+        """For calls of the node; meetings have their own."""
+        if self.node is not None and self.failed is None:
+            self.node.timeout = min(seconds, _LONGEST_S)
 
-        def meet(mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
-            if self.failed is not None:
-                raise self.failed
-            i = step()
-            ring[i] = mine
-            for theirs in rings:
-                # nobody is two calls ahead, it would have waited here for this rank: so what stands there
-                # is of this call, or it is 0
-                if theirs[i] != mine:
-                    for _ in looks:
-                        if theirs[i]:
-                            break
-                    if theirs[i] != mine:
-                        self._wait(last_call(ring), mine, ring, others, seconds, partial(words, *told))
-                        return
-            for theirs in again:
-                if theirs[i] != mine:
-                    self._wait(last_call(ring), mine, ring, others, seconds, partial(words, *told))
-                    return
+    def meet(self, mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
+        if self.failed is not None:
+            raise self.failed
+        if self.node is not None:
+            self.enter(self.node.arrive, (mine | _MEETING, min(seconds, _LONGEST_S)), seconds, words, told)
+        elif self._comm.size > 1:
+            self._by_message(mine, seconds, partial(words, *told))
 
-        return meet
+    def refuse(self) -> None:
+        """Tell the others of this node that this rank does not make the call that it has been asked for."""
+        if self.node is not None and self.failed is None:
+            with suppress(Ended):
+                self.node.come(REFUSED)
 
-    def _wait(
+    def enter(
         self,
-        call: int,
-        mine: int,
-        ring: memoryview,
-        others: list[tuple[int, memoryview]],
+        call: Callable[..., Any],
+        arguments: tuple[Any, ...],
         seconds: float,
-        words: Callable[[], str],
-    ) -> None:
-        begin = time.monotonic()
-        look = begin + LOOK_S
-        leave = self.leave()
-        i = call % LAPS
-        while True:
-            seen = [theirs[i] for _, theirs in others]
-            absent = [rank for (rank, _), value in zip(others, seen, strict=True) if value in _NOT_HERE]
-            if not absent:  # all have come: one more look, whole, decides (see the head of this file)
-                if any(value != mine for value in seen):
-                    time.sleep(1e-4)  # where stores may be seen out of order
-                if seen == [theirs[i] for _, theirs in others]:
-                    break
-                continue
-            waited = (now := time.monotonic()) - begin
-            if now > look or waited > seconds:
-                look = now + LOOK_S
-                lost = self.lost(absent)
-                if (lost or waited > seconds) and (missing := self._give_up(i, mine, ring, others, lost)):
-                    self._raise_absent(call, lost, missing, waited, words)
-            leave(waited)
-        if any(value != mine for value in seen):
-            self._accuse(call, {rank: value for (rank, _), value in zip(others, seen, strict=True)}, words)
+        words: Callable[..., str],
+        told: Any = (),
+    ) -> Any:
+        """Make a call of the core, and return what it returns."""
+        if self.failed is not None:
+            raise self.failed
+        try:
+            return call(*arguments)
+        except Ended as end:
+            raise self.judged(end, seconds, words(*told)) from None
 
-    def leave(self) -> Callable[[float], None]:
-        """What the calling thread does between two looks, told for how long it has waited."""
-        leave = pause if threading.current_thread() is threading.main_thread() else rest
-        return partial(leave, spin_s=0.0) if self.crowded else leave
+    # -- in the native core --------------------------------------------------------------------------------
+    def _look(self, why: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
+        """The core's hook: it waits, or the call fails."""
+        if why == "waits":
+            if (now := time.monotonic()) - self._looked < _LOOK_S:
+                return
+            self._looked = now
+            if not (lost := self.lost(ranks)):
+                return
+            why, ranks = "ended", tuple(lost)
+        raise Ended(why, ranks, theirs)
 
-    def _give_up(
-        self, i: int, mine: int, ring: memoryview, others: list[tuple[int, memoryview]], lost: list[int]
-    ) -> list[int]:
-        """Give this call up and return who is missing; unless all have come by now, lost ranks apart."""
-        ring[i] = DOUBTS
-        time.sleep(_SETTLE_S)
-        missing = [rank for rank, theirs in others if theirs[i] in (0, GONE) or rank in lost]
-        ring[i] = GAVE_UP if missing else mine
-        return missing
+    def judged(self, end: Ended, seconds: float, words: str) -> HpcommError:
+        """What to raise for a call of the core that ended so."""
+        assert self.node is not None
+        number = self.node.calls()[self._comm.rank][0]
+        what = f"{words} (call #{number} on '{self._name}')"
+        if end.why == "mismatch":
+            rows = {rank: describe(end.theirs & ~_MEETING) for rank in end.ranks} | {self._comm.rank: words}
+            return self._disagree(f"call #{number}", rows, seconds, end.theirs == REFUSED)
+        if end.why == "late":
+            return self._absent(what, [], end.ranks, seconds)
+        begin = time.monotonic()  # who left may have done so for another one, or be just ending
+        while not (lost := self.lost(range(self._comm.size))) and time.monotonic() - begin < _LEAVING_S:
+            time.sleep(1e-3)
+        if lost:
+            return self._absent(what, lost, lost, seconds)
+        self.failed = as_torch(
+            PeerFailedError(
+                f"{what} needs {ranks(end.ranks)}, which waited for it in vain and gave up",
+                self.where,
+                "make this rank come in time, or give the group a longer timeout",
+                end.ranks,
+            )
+        )
+        return self.failed
 
-    def _raise_absent(
-        self, call: int, lost: list[int], missing: list[int], waited: float, words: Callable[[], str]
-    ) -> NoReturn:
+    def _absent(self, what: str, lost: list[int], missing: list[int], waited: float) -> HpcommError:
         if lost:
             error: HpcommError = PeerFailedError(
-                f"{words()} (call #{call} on '{self._name}') needs {ranks(lost)}, which {has(lost)} ended",
+                f"{what} needs {ranks(lost)}, which {has(lost)} ended",
                 self.where,
                 "look at what that rank printed",
                 lost,
             )
         else:
-            error = self._late(call, waited, ranks(missing), words)
+            error = self._late(what, waited, ranks(missing))
         self.remember(lost or missing)
         self.failed = as_torch(error)
-        raise self.failed
+        return self.failed
 
-    def _late(self, call: int, waited: float, missing: str, words: Callable[[], str]) -> WaitTimeoutError:
-        what = f"{words()} (call #{call} on '{self._name}') reached its timeout after it"
+    def _late(self, what: str, waited: float, missing: str) -> WaitTimeoutError:
         return WaitTimeoutError(
-            f"{what} waited {waited:.3g} s for {missing}",
+            f"{what} reached its timeout after it waited {waited:.3g} s for {missing}",
             self.where,
             "look at what that rank does; init_process_group(timeout=...) sets the time",
         )
@@ -232,22 +206,65 @@ class MonitoredGate:
             if rank in missing:
                 remember(f"rank {rank} of process group '{self._name}'", *life)
 
-    def check(
-        self,
-        missing: list[int],
-        gone: list[int],
-        waited: float,
-        seconds: float,
-        words: Callable[..., str],
-        told: Any = (),
-    ) -> None:
-        """Raise if ranks that are awaited within a call have ended or given it up, or the time is over."""
-        absent = [rank for rank in missing if rank not in gone]
-        lost, call, words = self.lost(absent), last_call(self._ring), partial(words, *told)
-        if lost or (absent and waited > seconds):
-            self._raise_absent(call, lost, absent, waited, words)
-        if not absent:
-            self._raise_gone(call, gone, words)
+    # -- for all -------------------------------------------------------------------------------------------
+    def _disagree(self, call: str, rows: dict[int, str], seconds: float, is_all: bool = False) -> HpcommError:
+        """The error that all ranks raise; its rows say what each of them called, by its own words.
+
+        Args:
+            rows: what is known, this rank's words among it. If the others do not come to tell theirs, the
+                group is broken.
+            is_all: a rank has refused its call: there is nothing else to tell.
+        """
+        everybody = None if is_all else self._words_of_all(rows[self._comm.rank], seconds)
+        rows = everybody or rows
+        lines = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
+        error = as_torch(
+            MismatchError(
+                f"ranks disagree about {call} on '{self._name}'.\n{lines}",
+                self.where,
+                "give every rank the same verb, operator, dtype, shape and root, in the same order",
+            )
+        )
+        if everybody is None and not is_all:
+            self.failed = error
+        return error
+
+    def _words_of_all(self, words: str, seconds: float) -> dict[int, str] | None:
+        """What all ranks say they called; None: not all came to say it."""
+        from mpi4py import MPI
+
+        told, mine = bytearray(_WORDS * self._comm.size), bytearray(words.encode()[:_WORDS].ljust(_WORDS))
+        telling = self._comm.object_comm.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
+        if not self._comes(telling, seconds)[0]:
+            _abandoned.append((telling, mine, told))
+            return None
+        parts = [bytes(told[i : i + _WORDS]).decode(errors="replace") for i in range(0, len(told), _WORDS)]
+        return dict(enumerate(map(str.strip, parts)))
+
+    def _comes(self, message: Any, seconds: float) -> tuple[bool, list[int]]:
+        """Wait for a message of all ranks: whether it came in time, and which of this node had ended by then.
+
+        What a rank that has ended sent before may still be under way.
+        """
+        begin = look = time.monotonic()
+        lost: list[int] = []
+        while not message.Test():
+            waited = (now := time.monotonic()) - begin
+            if now - look > _LOOK_S and not lost:
+                look = now
+                lost = self.lost(range(self._comm.size))
+            if waited > seconds or (lost and now - look > _GOING_S):
+                return False, lost
+            pause(waited)
+        return True, []
+
+    def lost(self, missing: Container[int]) -> list[int]:
+        """Those of the missing ranks that have ended, are about to end by failure, or were killed."""
+        return [rank for rank, life in self._lives.items() if rank in missing and _is_gone(*life)]
+
+    @property
+    def where(self) -> str:
+        return f"process group '{self._name}' (rank {self._comm.rank} of {self._comm.size})"
 
     def stuck(
         self, lost: list[int], seconds: float, words: Callable[..., str], told: Any = ()
@@ -267,77 +284,28 @@ class MonitoredGate:
         what = "\n".join([f"{what} for more than {seconds:g} s.", *rows])
         return WaitTimeoutError(what, self.where, "look at the ranks that do something else, or nothing")
 
-    def _accuse(self, call: int, posted: dict[int, int], words: Callable[[], str]) -> NoReturn:
-        gone = sorted(rank for rank, value in posted.items() if value == GAVE_UP)
-        if gone:
-            self._raise_gone(call, gone, words)
-        rows = {rank: describe(value) for rank, value in posted.items()}
-        raise self._disagree(f"call #{call}", rows, words)
-
-    def _raise_gone(self, call: int, gone: list[int], words: Callable[[], str]) -> NoReturn:
-        self.failed = as_torch(
-            PeerFailedError(
-                f"{words()} (call #{call} on '{self._name}') needs {ranks(gone)}, which waited for it "
-                "in vain and gave up",
-                self.where,
-                "make this rank come in time, or give the group a longer timeout",
-                gone,
-            )
-        )
-        raise self.failed
-
-    def _disagree(self, call: str, rows: dict[int, str], words: Callable[[], str]) -> HpcommError:
-        """The error that all ranks raise; its rows say what each of them called, by its own words.
-
-        Args:
-            rows: what to say of ranks which do not come to tell it, and so break the group.
-        """
+    # -- by message ----------------------------------------------------------------------------------------
+    def _by_message(self, mine: int, seconds: float, words: Callable[[], str]) -> None:
         from mpi4py import MPI
 
-        told, mine = bytearray(_WORDS * self._comm.size), bytearray(words().encode()[:_WORDS].ljust(_WORDS))
-        telling = self._comm.object_comm.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
-        begin = time.monotonic()
-        while not (over := telling.Test()) and (waited := time.monotonic() - begin) < _TELL_S:
-            pause(waited)
-        parts = [bytes(told[i : i + _WORDS]).decode(errors="replace") for i in range(0, len(told), _WORDS)]
-        rows = dict(enumerate(map(str.strip, parts))) if over else {**rows, self._comm.rank: words()}
-        lines = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
-        error = as_torch(
-            MismatchError(
-                f"ranks disagree about {call} on '{self._name}'.\n{lines}",
-                self.where,
-                "give every rank the same verb, operator, dtype, shape and root, in the same order",
-            )
-        )
-        if not over:
-            _abandoned.append((telling, mine, told))
-            self.failed = error
-        return error
-
-    def _by_message(self, mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
-        from mpi4py import MPI
-
-        words = partial(words, *told)
-        if self.failed is not None:
-            raise self.failed
         self._meetings += 1
         both = bytearray(struct.pack("2q", mine, -mine))
         meeting = self._comm.object_comm.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
-        begin = time.monotonic()
-        said = False
-        while not meeting.Test():
-            waited = time.monotonic() - begin
-            if not said and waited > min(seconds / 2, _SAY_S):
-                self._say_here()
-                said = True
-            if waited > seconds:
-                _abandoned.append((meeting, both))
-                self.failed = as_torch(self._late(self._meetings, waited, self._silent(), words))
-                raise self.failed
-            pause(waited)
+        soon = min(seconds / 2, _SAY_S)
+        came, lost = self._comes(meeting, soon)
+        if not came and not lost:
+            self._say_here()
+            came, lost = self._comes(meeting, seconds - soon)
+        if not came:
+            _abandoned.append((meeting, both))
+            what = f"{words()} (call #{self._meetings} on '{self._name}')"
+            if lost:
+                raise self._absent(what, lost, lost, seconds)
+            self.failed = as_torch(self._late(what, seconds, self._silent()))
+            raise self.failed
         high, low = struct.unpack("2q", both)
         if high != -low:
-            raise self._disagree(f"call #{self._meetings}", {}, words)
+            raise self._disagree(f"call #{self._meetings}", {self._comm.rank: words()}, seconds)
 
     def _say_here(self) -> None:
         """Count this rank in the store, alone and in ever larger blocks of ranks: see _silent."""
@@ -371,41 +339,16 @@ class MonitoredGate:
         some = list(islice(absent(0, width), _NAMED + 1))
         return ranks(some[:_NAMED]) + " and others" * (len(some) > _NAMED)
 
-    def lost(self, missing: Container[int]) -> list[int]:
-        """Those of the missing ranks that have ended, are about to end by failure, or were killed."""
-        return [rank for rank, life in self._lives.items() if rank in missing and _is_gone(*life)]
-
-    @property
-    def where(self) -> str:
-        return f"process group '{self._name}' (rank {self._comm.rank} of {self._comm.size})"
-
 
 _abandoned: list[Any] = []  # requests that nobody answers: MPI still writes into their memory
 
 
-def pause(waited: float, spin_s: float = GATE_SPIN_S) -> None:
+def pause(waited: float) -> None:
     """Between two looks, the longer the longer one has waited; the first looks follow at once."""
     if waited > GATE_YIELDING_S:
         time.sleep(min(waited / 16, GATE_SLEEP_S))
-    elif waited > spin_s:
+    elif waited > GATE_SPIN_S:
         os.sched_yield()
-
-
-def rest(waited: float, spin_s: float = GATE_SPIN_S) -> None:
-    """Between two looks of a thread in the background: soon, the program's own thread wants to go on."""
-    if waited < GATE_NEAR_S:
-        pause(waited, spin_s)
-    else:
-        time.sleep(min(waited / 16, GATE_SLEEP_S))
-
-
-class _GivingWay:
-    """To be gone through as a range, with the core given to whoever wants it after each step."""
-
-    def __iter__(self) -> Iterator[None]:
-        for _ in range(GATE_LOOKS_CROWDED):
-            yield
-            os.sched_yield()
 
 
 def ranks(some: list[int]) -> str:

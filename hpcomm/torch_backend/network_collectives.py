@@ -36,14 +36,12 @@ _LENT = (
     "mpi_handle",
     "all_gather_ragged",
     "all_to_all_ragged",
-    "gather",
-    "scatter",
 )  # the communicator's own
 _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 
 
 class NetworkCollectives:
-    """The verbs of comm that need more than MPI has; all else is comm's own.
+    """The verbs, for plain contiguous tensors; blocks of all ranks lie one after the other, as (size, ...).
 
     A call is made between expect() and done(): the ranks meet in the barrier before they enter MPI.
 
@@ -70,7 +68,7 @@ class NetworkCollectives:
     def arrive(self) -> None:
         """Before this rank enters MPI: meet the others, if that has not happened yet."""
 
-    def done(self) -> None:
+    def done(self, error: BaseException | None = None) -> None:
         """After the call, however it ended: meet the others, if that has not happened yet."""
         self.inside = None
         self.call = NO_CALL  # whose tensors are not held
@@ -88,13 +86,13 @@ class NetworkCollectives:
             self._fold_halves(x, op)
         elif op == "avg" and x.dtype in FLOATS:
             self.all_reduce(x, "sum", out=x)
-            x.data.div_(self.size)
+            x.div_(self.size)
         elif op == "avg" and x.dtype in WHOLE:
-            wide = x.data.long()
+            wide = x.long()
             self.all_reduce(wide, "sum", out=wide)
-            x.data.copy_(self._shared_out(wide))
-        elif x.nbytes > TORCH_CUT and x.is_contiguous() and not x.is_conj() and not x.is_neg():
-            for piece in x.detach().view(-1).split(TORCH_CUT_PIECE // x.element_size()):
+            x.copy_(self._shared_out(wide))
+        elif x.nbytes > TORCH_CUT:
+            for piece in x.view(-1).split(TORCH_CUT_PIECE // x.element_size()):
                 self.comm.all_reduce(piece, op, out=piece)
         else:
             self.comm.all_reduce(x, op, out=x)
@@ -107,13 +105,13 @@ class NetworkCollectives:
 
         Reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p sent.
         """
-        x, p = x.data, self.size
+        p = self.size
         if x.nbytes < TORCH_HALVES_BY_BLOCKS or p == 1:
             wide = x.float()
             self.comm.all_reduce(wide, "sum" if op == "avg" else op, out=wide)
             x.copy_(wide.div_(p) if op == "avg" else wide)
             return
-        flat = x.contiguous().view(-1)
+        flat = x.view(-1)
         step = TORCH_PASSAGE // x.element_size()
         parts = flat.new_empty(p * -(-min(step, flat.numel()) // p))
         for piece in flat.split(step):
@@ -123,43 +121,50 @@ class NetworkCollectives:
             here = parts[: p * mine]
             exchange(self.comm, here, [mine] * p, piece, counts)
             _collect(self.comm, piece, counts, folded(here.view(p, mine), op))
-        if flat.data_ptr() != x.data_ptr():
-            x.copy_(flat.view(x.shape))
 
     def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
+        """out: where there is a result; None makes one."""
         self.arrive()
         if op != "avg" or x.dtype not in WHOLE:
             found: Tensor | None = self.comm.reduce(x, op, root, out=out)
             return found
-        total = self.comm.reduce(x.data.long(), "sum", root)
+        total = self.reduce(x.long(), "sum", root)
         if total is None:
             return None
         total = self._shared_out(total).to(x.dtype)
-        return total if out is None else out.data.copy_(total)
+        return total if out is None else out.copy_(total)
 
-    def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor | None = None) -> Tensor:
-        """Block r of x, of shape (size, ...), folded, to rank r."""
-        out = torch.empty_like(x[0]) if out is None else out
+    def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor) -> None:
+        """Block r of x, folded, to rank r; out lies elsewhere."""
         if x.dtype in HALVES and op in _FOLDS and x.numel():
             parts = torch.empty_like(x)
             self.comm.all_to_all(as_bits(x), out=as_bits(parts))
-            out.data.copy_(folded(parts, op).view(out.shape))
+            out.copy_(folded(parts, op).view(out.shape))
         elif op == "avg" and x.dtype in FLOATS:
             self.comm.reduce_scatter(x, "sum", out=out)
-            out.data.div_(self.size)
+            out.div_(self.size)
         elif op == "avg" and x.dtype in WHOLE:
-            total = self.comm.reduce_scatter(x.data.long(), "sum")
-            out.data.copy_(self._shared_out(total).view(out.shape))
+            total = torch.empty_like(out, dtype=torch.int64)
+            self.reduce_scatter(x.long(), "sum", out=total)
+            out.copy_(self._shared_out(total))
         else:
             self.comm.reduce_scatter(x, op, out=out)
-        return out
 
     def broadcast(self, x: Tensor, root: int, *, out: Tensor) -> None:
+        """In place: out is x."""
         x = as_bits(x)
         self.comm.broadcast(x, root, out=x)
 
     def all_gather(self, x: Tensor, *, out: Tensor) -> None:
         self.comm.all_gather(as_bits(x), out=as_bits(out))
+
+    def gather(self, x: Tensor, root: int, *, out: Tensor | None = None) -> None:
+        """out: at the root."""
+        self.comm.gather(x, root, out=out)
+
+    def scatter(self, x: Tensor | None, root: int, *, out: Tensor) -> None:
+        """x: at the root."""
+        self.comm.scatter(x, root, out=out)
 
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
         self.comm.all_to_all(as_bits(x), out=as_bits(out))
@@ -167,7 +172,7 @@ class NetworkCollectives:
 
 def as_bits(x: Tensor) -> Tensor:
     """Halves as integers, which MPI has a type for; what is only moved is not looked at."""
-    return x.view(torch.int16) if x.dtype in HALVES and x.is_contiguous() else x
+    return x.view(torch.int16) if x.dtype in HALVES else x
 
 
 def folded(parts: Tensor, op: str) -> Tensor:

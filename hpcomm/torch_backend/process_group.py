@@ -10,20 +10,23 @@ import torch
 from ..errors import HpcommError
 from . import group_calls, monitored_barrier
 from .calls import (
+    OPERATORS,
     array,
     by_name,
     check_length,
     in_turn,
     later,
     made_options,
+    nothing,
     operator,
+    refusing,
     rooted,
     spelling,
     total,
     unlike,
 )
 from .names import options
-from .process_group_base import CommProcessGroup, nothing
+from .process_group_base import CommProcessGroup
 from .profile import recorded, recording
 from .torch_errors import as_torch
 from .work import MessageWork, Work
@@ -38,7 +41,7 @@ _ReduceScatterOptions = options.ReduceScatterOptions
 class ProcessGroupMPI(CommProcessGroup):
     """A process group of torch.distributed over a Communicator of its own.
 
-    Calls return a Work; blocking ones that had a cached plan None, as torch allows."""
+    Calls return a Work; blocking ones that the core made at once None, as torch allows."""
 
     # -- collective calls ----------------------------------------------------------------------------
     def allreduce(self, tensors: Any = None, opts: Any = None, *more: Any, **named: Any) -> Work | None:
@@ -46,7 +49,7 @@ class ProcessGroupMPI(CommProcessGroup):
             tensors, opts = by_name(named, tensors, opts, tensor=0, op=1)
         if type(opts) is _AllreduceOptions and len(tensors) == 1:
             x = tensors[0]
-            if self._short.make("all_reduce", opts, 0, x, x, True):
+            if self._at_once(opts, "all_reduce", x, OPERATORS.get(hash(opts.reduceOp)), x):
                 return None
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
@@ -55,7 +58,7 @@ class ProcessGroupMPI(CommProcessGroup):
         if self._foreign(x):
             return self._inner.allreduce(tensors, opts)
         op = operator(opts.reduceOp)
-        run = in_turn([group_calls.all_reduce(self._by, each, op) for each in tensors])
+        run = in_turn(self._by, [group_calls.all_reduce(self._by, each, op) for each in tensors])
         count = total(tensors) if len(tensors) > 1 or x.is_sparse else None
         return self._call(
             "all_reduce", run, tensors, x, op=op, count=count, background=later(opts), inputs=tensors
@@ -85,11 +88,11 @@ class ProcessGroupMPI(CommProcessGroup):
             tensors, opts = [tensors], rooted(options.BroadcastOptions, opts)
         opts = made_options(opts, options.BroadcastOptions)
         root, x = opts.rootRank, tensors[0]
-        if len(tensors) == 1 and self._short.make("broadcast", opts, root, x, x):
+        if len(tensors) == 1 and self._at_once(opts, "broadcast", x, root):
             return None
         if self._foreign(x):
             return self._inner.broadcast(tensors, opts)
-        run = in_turn([group_calls.broadcast(self._by, x, root) for x in tensors])
+        run = in_turn(self._by, [group_calls.broadcast(self._by, x, root) for x in tensors])
         return self._call(
             "broadcast", run, tensors, tensors[0], root=root, count=total(tensors), background=later(opts)
         )
@@ -128,7 +131,7 @@ class ProcessGroupMPI(CommProcessGroup):
         *more: Any,
     ) -> Work | None:
         x = input
-        if type(opts) is _AllgatherOptions and self._short.make("all_gather", opts, 0, x, output):
+        if type(opts) is _AllgatherOptions and self._at_once(opts, "all_gather", x, output):
             return None
         opts = made_options(opts, options.AllgatherOptions)
         if self._foreign(x):
@@ -144,7 +147,8 @@ class ProcessGroupMPI(CommProcessGroup):
                 self._inner, spelling("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
             )(outputs, inputs)
         run = in_turn(
-            [group_calls.all_gather_into(self._by, o, x) for o, x in zip(outputs, inputs, strict=True)]
+            self._by,
+            [group_calls.all_gather_into(self._by, o, x) for o, x in zip(outputs, inputs, strict=True)],
         )
         return self._call(
             "all_gather",
@@ -167,7 +171,7 @@ class ProcessGroupMPI(CommProcessGroup):
         ]
         return self._call(
             "all_gather",
-            in_turn(parts),
+            in_turn(self._by, parts),
             outputs,
             inputs[0],
             count=total(inputs),
@@ -193,8 +197,8 @@ class ProcessGroupMPI(CommProcessGroup):
         here = outputs[0] if outputs and self._rank == root else None
         if self._rank == root:
             check_length("gather", "gather_list", here or [], self)
-        run = group_calls.gather(self._by, here, inputs[0], root)
-        like = unlike(inputs[0], here or [])
+        x, like = inputs[0], unlike(inputs[0], here or [])
+        run = group_calls.gather(self._by, here, x, root) if like is x else refusing(self._by, x, like)
         return self._call("gather", run, outputs, like, root=root, background=later(opts), inputs=inputs)
 
     def scatter(
@@ -220,8 +224,8 @@ class ProcessGroupMPI(CommProcessGroup):
         here = inputs[0] if inputs and self._rank == root else None
         if self._rank == root:
             check_length("scatter", "scatter_list", here or [], self)
-        run = group_calls.scatter(self._by, outputs[0], here, root)
-        like = unlike(outputs[0], here or [])
+        x, like = outputs[0], unlike(outputs[0], here or [])
+        run = group_calls.scatter(self._by, x, here, root) if like is x else refusing(self._by, x, like)
         return self._call("scatter", run, outputs, like, root=root, background=later(opts), others=here or ())
 
     def reduce_scatter(
@@ -261,10 +265,10 @@ class ProcessGroupMPI(CommProcessGroup):
         *more: Any,
     ) -> Work | None:
         output, x = outputTensor, inputTensor
-        if type(opts) is _ReduceScatterOptions and self._short.make(
-            "reduce_scatter", opts, 0, x, output, True
-        ):
-            return None
+        if type(opts) is _ReduceScatterOptions:
+            op = OPERATORS.get(hash(opts.reduceOp))
+            if self._at_once(opts, "reduce_scatter", x, op, output):
+                return None
         opts = made_options(opts, options.ReduceScatterOptions)
         if self._foreign(x):
             return getattr(self._inner, spelling("reduce_scatter_single", "_reduce_scatter_base"))(
@@ -280,10 +284,11 @@ class ProcessGroupMPI(CommProcessGroup):
         opts = made_options(opts, options.ReduceScatterOptions)
         op = operator(opts.reduceOp)
         run = in_turn(
+            self._by,
             [
                 group_calls.reduce_scatter_into(self._by, o, x, op)
                 for o, x in zip(outputs, inputs, strict=True)
-            ]
+            ],
         )
         return self._call(
             "reduce_scatter",
@@ -313,7 +318,7 @@ class ProcessGroupMPI(CommProcessGroup):
         x, output_sizes, input_sizes = input, output_split_sizes, input_split_sizes
         opts = made_options(opts, options.AllToAllOptions)
         is_even = not output_sizes and not input_sizes
-        if is_even and x.dim() == 1 and self._short.make("all_to_all", opts, 0, x, output):
+        if is_even and x.dim() == 1 and self._at_once(opts, "all_to_all", x, output):
             return None
         if self._foreign(x):
             return getattr(self._inner, spelling("all_to_all_single", "alltoall_base"))(

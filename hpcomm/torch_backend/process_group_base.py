@@ -20,18 +20,17 @@ import torch
 from ..communicator.communicator import Communicator
 from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
-from .cached_calls import CachedCalls
-from .calls import SAYS_LATER, head_of, words
+from .calls import SAYS_LATER, head_of, nothing, words
 from .cuda_streams import Aside, is_onboard
-from .monitored_gate import MonitoredGate
+from .monitored_gate import Ended, MonitoredGate
 from .names import c10d, dist, label
+from .node_collectives import carrier
 from .profile import recorded, recording
 from .torch_errors import as_torch
 from .work import JointWork, QueuedWork, Work, flat
 from .worker import Poller, Worker
-from .zero_copy import carrier
 
-__all__ = ["CommProcessGroup", "nothing"]
+__all__ = ["CommProcessGroup"]
 
 _DRAIN_S = 5.0  # that the end of a group waits for what is still queued, and for the other ranks
 
@@ -55,7 +54,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._key = comm.broadcast_object(self._group_name)  # in the store; names may differ between ranks
         timeout = told.get("timeout") or c10d.default_pg_timeout
         self.seconds = timeout.total_seconds()
-        self.gate = MonitoredGate(comm, self.label, self.get_group_store)
+        self.gate = MonitoredGate(comm, self.label, self.get_group_store, self.seconds)
         self._by = carrier(comm, self.gate)
         self._turn = threading.Lock()  # held by whoever makes collective calls
         self.worker = Worker(f"hpcomm-{self._group_name}")
@@ -67,8 +66,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._detail = dist.get_debug_level() == dist.DebugLevel.DETAIL
         self._inner: Any = None  # torch's own group for devices of other backends
         self._devices = self._register_others()
-        self._plain = SAYS_LATER and self._inner is None and not self._detail
-        self._short = CachedCalls(self._by, self.worker, self._turn, self.seconds, self._plain)
+        is_plain = SAYS_LATER and self._inner is None and not self._detail
+        self._node = self.gate.node if is_plain else None  # for calls that need nothing else
 
     # -- what torch asks of a group ----------------------------------------------------------------
     def rank(self) -> int:
@@ -131,10 +130,11 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         pass
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._calls + self._short.calls
+        return self._calls
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
-        self.seconds = self._short.seconds = timeout.total_seconds()
+        self.seconds = timeout.total_seconds()
+        self.gate.set_timeout(self.seconds)
 
     set_timeout = _set_default_timeout
 
@@ -162,6 +162,26 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return devices
 
     # -- how a call is carried out -----------------------------------------------------------------
+    def _at_once(self, opts: Any, verb: str, x: torch.Tensor, *more: Any) -> bool:
+        """Have the core make a blocking call on plain tensors, which most are; False: look closer."""
+        if self._node is None or opts.asyncOp or self.worker.waiting or self._together is not None:
+            return False
+        if self.gate.failed is not None or recording():
+            return False
+        turn = self._turn
+        turn.acquire()  # with its release, half as long as `with`
+        try:
+            if getattr(self._node, verb)(x, *more) is NotImplemented:
+                return False
+        except Ended as end:
+            op = next((each for each in more if isinstance(each, str)), None)
+            root = next((each for each in more if isinstance(each, int)), 0)
+            raise self.gate.judged(end, self.seconds, words(verb, x, op, root)) from None
+        finally:
+            turn.release()
+        self._calls += 1
+        return True
+
     def _call(
         self,
         verb: str,
@@ -212,10 +232,16 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _meet_and_run(self, run: Callable[[], None], *call: Any) -> None:
         with self._turn:
             self._by.expect(*call)
+            error: BaseException | None = None
             try:
+                if self._detail:
+                    self._by.arrive()  # shapes are compared, too
                 run()
+            except BaseException as found:
+                error = found
+                raise
             finally:
-                self._by.done()
+                self._by.done(error)
 
     def _now_or_later(
         self,
@@ -245,10 +271,10 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # -- several calls as one --------------------------------------------------------------------------
     def _start_coalescing(self, device_type: Any = None) -> None:
-        self._together, self._short.plain = [], False
+        self._together = []
 
     def _end_coalescing(self, device_type: Any = None) -> Work:
-        works, self._together, self._short.plain = self._together or [], None, self._plain
+        works, self._together = self._together or [], None
         return JointWork(works)
 
     # -- more groups, and the end ----------------------------------------------------------------------
@@ -317,7 +343,3 @@ def _ending(deed: Callable[[], None], end: Callable[[], None]) -> Callable[[], N
             end()
 
     return run
-
-
-def nothing() -> None:
-    pass

@@ -70,11 +70,18 @@ class Tensor(model.DeviceArray):
     def is_inference(self) -> bool:
         return False
 
+    is_neg = is_conj = is_inference
+
+    @property
+    def data(self) -> Tensor:
+        return self
+
     def detach(self) -> Tensor:
         return self
 
-    def stride(self) -> tuple[int, ...]:
-        return tuple(int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape)))
+    def stride(self, dim: int | None = None) -> Any:
+        strides = tuple(int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape)))
+        return strides if dim is None else strides[dim]
 
     def as_strided(self, shape: Any, strides: Any) -> Tensor:
         return Tensor(self.address, shape, None, self.untyped_storage())

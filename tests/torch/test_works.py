@@ -15,7 +15,7 @@ from steady import steady_time
 
 import hpcomm
 from hpcomm.torch_backend.network_collectives import NetworkCollectives
-from hpcomm.torch_backend.shared_collectives import SharedCollectives
+from hpcomm.torch_backend.node_collectives import NodeCollectives
 
 
 def test_background_calls_keep_their_order_and_let_the_caller_go_on(rank: int, size: int) -> None:
@@ -117,48 +117,15 @@ def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int,
         with pytest.raises(hpcomm.WaitTimeoutError):  # this group is broken for good, and says so at once
             dist.all_reduce(torch.ones(2), group=group)
     dist.barrier()
-    if rank == size - 1:
+    if rank == size - 1 and group.gate.node is not None:
         with pytest.raises(hpcomm.PeerFailedError, match="gave up"):
             dist.all_reduce(torch.ones(2), group=group)
 
 
-@pytest.mark.parametrize(
-    ("n", "last"), [(60_000, 1), (2_000_000, 1), (2_000_000, 2)], ids=["by shelves", "straight", "at its end"]
-)
-def test_a_rank_that_stands_still_in_the_middle_of_a_call_is_named(
-    n: int, last: int, rank: int, size: int
-) -> None:
-    """All have come to the gate, some pieces have gone over, and what it then has is not to be trusted."""
-    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=0.5))
-    carrier = group._by
-    if not isinstance(carrier, SharedCollectives):
-        pytest.skip("the ranks share no memory")
-    if rank == size - 1:
-        go_on, meetings = carrier.together, [0]
-
-        def stand_still() -> None:
-            meetings[0] += not carrier._due  # that one is at the gate
-            if meetings[0] == last:
-                time.sleep(1.5)
-            go_on()
-
-        carrier.together = stand_still  # type: ignore[method-assign]
-    if rank == size - 1:
-        told = pytest.raises(hpcomm.PeerFailedError, match=r"all_reduce\(.* needs ranks? \d.* gave up")
-    else:
-        late = rf"all_reduce\(float32 .*waited .* s for rank {size - 1}\n"
-        told = pytest.raises(hpcomm.WaitTimeoutError, match=late)
-    with told:
-        dist.all_reduce(torch.ones(n), group=group)
-    with pytest.raises(hpcomm.PeerFailedError if rank == size - 1 else hpcomm.WaitTimeoutError):
-        dist.barrier(group)
-    dist.barrier()
-
-
 def test_who_looks_at_a_carrier_from_outside_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentinel asks what it finds in frames for names of its own, also before a call came to the gate."""
-    carrier, met = SharedCollectives.__new__(SharedCollectives), []
-    monkeypatch.setattr(SharedCollectives, "arrive", lambda self: met.append(self))
+    carrier, met = NodeCollectives.__new__(NodeCollectives), []
+    monkeypatch.setattr(NodeCollectives, "arrive", lambda self: met.append(self))
     assert not any(hasattr(carrier, name) for name in ("waits_for", "_stages", "watched", "partners"))
     assert not met
 
@@ -167,7 +134,7 @@ def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
     """As without a node segment: disagreement is told, and who does not come is named."""
     group, hasty = dist.new_group(list(range(size))), dist.new_group(timeout=timedelta(seconds=1))
     for each in group, hasty:
-        each.gate.meet = each.gate._by_message
+        each.gate.node = each._node = None
         each._by = NetworkCollectives(each.comm, each.gate)
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for n in (2, 700, 50_000, 300_000):

@@ -1,0 +1,119 @@
+"""Collectives of ranks that share memory, by the native core, which takes tensors as they are."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..node import native
+from .network_collectives import NetworkCollectives
+
+if TYPE_CHECKING:
+    from ..communicator.communicator import Communicator
+    from .monitored_gate import MonitoredGate
+
+__all__ = ["NodeCollectives", "carrier"]
+
+Tensor = torch.Tensor
+
+
+def carrier(comm: Communicator, gate: MonitoredGate) -> NetworkCollectives:
+    """What carries out the calls of comm."""
+    if gate.node is None:
+        return NetworkCollectives(comm, gate)
+    native.know_arrays()
+    return NodeCollectives(comm, gate)
+
+
+class NodeCollectives(NetworkCollectives):
+    """Each verb is a call of the core, and so a meeting itself; what that does not take MPI carries out.
+
+    Which of both depends on the signature only. A verb that makes other calls out of one is met for first.
+    """
+
+    def __init__(self, comm: Communicator, gate: MonitoredGate) -> None:
+        super().__init__(comm, gate)
+        self._due = False  # the meeting for the call under way
+
+    def expect(self, *call: Any) -> None:
+        self.call, self._due = call, True
+
+    def arrive(self) -> None:
+        if self._due:
+            self._due = False
+            self.gate.meet(*self.call)
+        self.inside = time.monotonic()
+
+    def done(self, error: BaseException | None = None) -> None:
+        self.inside = None
+        try:
+            if self._due and error is None:
+                self.gate.meet(*self.call)
+            elif self._due:
+                self.gate.refuse()
+        finally:
+            self._due = False
+            super().done()
+
+    def _makes(self, verb: str, *arguments: Any) -> Any:
+        """Have the core make a call; NotImplemented: it does not take it, whatever rank one asks."""
+        due, self._due, self.inside = self._due, False, None
+        made = self.gate.enter(getattr(self.gate.node, verb), arguments, *self.call[1:])
+        if made is NotImplemented:
+            self._due = due
+        return made
+
+    def _moves(self, verb: str, *arguments: Any) -> bool:
+        """The same, of a verb that only moves; elements of which the core knows nothing go as bytes."""
+        if self._makes(verb, *arguments) is not NotImplemented:
+            return True
+        self.arrive()
+        as_bytes = [x.view(-1).view(torch.uint8) if isinstance(x, Tensor) else x for x in arguments]
+        return self._makes(verb, *as_bytes) is not NotImplemented
+
+    # -- verbs that reduce ---------------------------------------------------------------------------------
+    def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
+        if self._makes("all_reduce", x, op, out) is NotImplemented:
+            self.arrive()
+            super().all_reduce(x, op, out=out)
+
+    def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
+        found: Any = self._makes("reduce", x, op, root, out)
+        return super().reduce(x, op, root, out=out) if found is NotImplemented else found
+
+    def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor) -> None:
+        if self._makes("reduce_scatter", x, op, out) is NotImplemented:
+            self.arrive()
+            super().reduce_scatter(x, op, out=out)
+
+    # -- verbs that only move ------------------------------------------------------------------------------
+    def broadcast(self, x: Tensor, root: int, *, out: Tensor) -> None:
+        if not self._moves("broadcast", x, root):
+            super().broadcast(x, root, out=out)
+
+    def all_gather(self, x: Tensor, *, out: Tensor) -> None:
+        if not self._moves("all_gather", _apart(x, out, self.rank * x.nbytes), out):
+            super().all_gather(x, out=out)
+
+    def gather(self, x: Tensor, root: int, *, out: Tensor | None = None) -> None:
+        x = x if out is None else _apart(x, out, root * x.nbytes)
+        if not self._moves("gather", x, root, out):
+            super().gather(x, root, out=out)
+
+    def scatter(self, x: Tensor | None, root: int, *, out: Tensor) -> None:
+        x = None if x is None else _apart(x, out, -root * out.nbytes)
+        if not self._moves("scatter", x, root, out):
+            super().scatter(x, root, out=out)
+
+    def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
+        if not self._moves("all_to_all", _apart(x, out, 0), out):
+            super().all_to_all(x, out=out)
+
+
+def _apart(x: Tensor, out: Tensor, at: int) -> Tensor:
+    """x, or a copy of it where it lies in the memory of out, and not at that byte of it."""
+    first, there = x.data_ptr(), out.data_ptr()
+    overlaps = first < there + out.nbytes and there < first + x.nbytes
+    return x.clone() if overlaps and first != there + at else x
