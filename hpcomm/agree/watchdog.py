@@ -243,7 +243,7 @@ def _late(call: Blocked) -> list[tuple[int, Region]]:
 
 def _core_calls(comm: Comm) -> list[tuple[int, int, int | None, float | None]]:
     """What the native core knows of each rank's last call; nothing where it carries out none."""
-    node = comm.node
+    node = getattr(comm, "node", None)  # it may just be made
     try:
         return [] if node is None else list(node.calls())
     except ValueError:  # the main thread has closed it meanwhile
