@@ -10,14 +10,6 @@ from __future__ import annotations
 # Waiting in shared memory: look, then yield the core, then sleep.
 # Chosen by benchmarks/overhead.py, on 2 ranks with a core each and on 4 and 8 on two cores.
 NODE_SPINS = 2000  # looks of the native core at a word before its waits get slow, some microseconds
-FLAG_LOOKS = 300  # looks at a flag before a rank yields its core
-FLAG_YIELDS_CROWDED = 64  # yields before anything else, where ranks are more than cores
-FLAG_YIELDING_S = 1e-3  # of yielding; then it sleeps, a little longer each time
-FLAG_SLEEP_S = 2e-4  # of one sleep at most
-SLOT_LOOKS = 300  # looks at a slot of a halo exchange before a rank yields
-SLOT_LOOKS_CROWDED = 10  # the same, where ranks are more than cores
-SLOT_YIELDING_S = 1e-2  # of yielding
-SLOT_SLEEP_S = 2e-4  # of one sleep at most
 GATE_SPIN_S = 20e-6  # of looking without pause
 GATE_YIELDING_S = 1e-3  # from when on the core is yielded to whoever wants it
 GATE_SLEEP_S = 1e-3  # of one sleep at most
@@ -47,13 +39,6 @@ NETWORK_PATIENCE_S = 2.0  # for a call that a rank which has ended may have left
 
 # Collectives within a node: bytes.
 # Chosen by benchmarks/within.py.
-NODE_LEAST = 4 << 10  # of a rank from which on all verbs go this way; below, Open MPI is as quick
-NODE_LEAST_OF_BLOCKS = 16 << 10  # the same, where each rank needs a part only
-NODE_PIECE = 512 << 10  # of a piece, which a core's cache holds beside what it comes from
-NODE_MOVED_PIECE = 256 << 10  # of a piece that is only moved
-NODE_FIRST_CELL = 64 << 10  # of a cell at first
-NODE_MEMORY = 64 << 20  # of a rank for all its communicators
-NODE_REDUCE_WHOLE = 128 << 10  # of all ranks up to which each rank reduces everything itself
 
 # New results: bytes.
 # Chosen by benchmarks/node_core.py --new: the C library keeps memory of up to 32 MiB itself.
@@ -73,7 +58,7 @@ EAGER_OBJECT = 32 * 1024  # of an object that travels with its header: it is cop
 
 # Halos and other planned exchanges: bytes.
 # Chosen by benchmarks/halo.py, benchmarks/redistribute.py.
-SLOT_MOST = 1 << 20  # of a message that goes through a slot
+CHANNEL_MOST = 1 << 20  # of a message that goes through a channel of the node; above, MPI copies once only
 VIEW_ALONE = 32 << 10  # of a view that is worth a message of its own
 VIEWS_ALONE = 4  # messages that cost less than the handshake before a longer one
 COPIED_BY_PYTHON = 64 << 10  # up to which it matters who copies

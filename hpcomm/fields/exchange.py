@@ -4,17 +4,17 @@ Halos, redistribution and their reverses are all this: places in memory that are
 filled. Several to the same rank, of one array or of many, travel as one message. How a message travels is
 decided when the exchange is planned (_plan):
 
-    to a rank of the node, small, both ends agree   copy into a slot of shared memory (node/slots.py)
+    to a rank of the node, small, both ends agree   copy into a box of shared memory (node/channels.py)
     an end on a device                              one plan of a Communicator per view
     else                                            one persistent message of MPI: a derived datatype, or
                                                     packed before and unpacked after (transport/datatypes.py)
 
     planned ── start() ──> under way ── wait() ──> planned          exchange() is start() and wait()
-               copy out,                wait for slots,
-               start requests           requests and plans, copy in
+               copy out,                wait for requests,
+               start requests           plans and boxes, copy in
 
-_starts and _ends list what start() and wait() do, once for each of the two slots of every message (turn 0 and
-1). An exchange that is called again and again becomes one function that does both lists in turn (_in_turn).
+_starts and _ends list what start() and wait() do, once for each of the two boxes of every channel (turn 0 and
+1).
 
 Arrays on devices travel as messages of a Communicator, one for each view. Kernels of the array's own library
 pack what is strided into memory of the exchange there, and unpack what has arrived. So they are in order on
@@ -24,40 +24,37 @@ the streams that are current at start() and at wait().
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import ref
 
 from ..agree import runtime
 from ..core.limits import STARTED_ALONE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
-from ..node.slots import Box, awaiting
 from ..transport.datatypes import divided, gathered, gathers, spec
 from ..transport.endpoints import Rows, block, copying, count, in_one_piece, on_device, sites
 from ..transport.exchange_comm import Channel, channel
 from .negotiation import Capabilities, agreed
 
 if TYPE_CHECKING:
-    from types import CodeType
-
+    import numpy as np
     from mpi4py import MPI
 
     from ..communicator.communicator import Communicator
     from ..communicator.persistent import Plan
     from ..core import buffer
+    from ..node._native import core
     from ..transport import mpi as transport
 else:
     from .._lazy import LazyModule
 
+    np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Exchange"]
-
-_IN_TURN = 64  # acts that are worth a function of their own
 
 Act = Callable[[], Any]
 
@@ -81,12 +78,6 @@ class Exchange:
         LayoutError: on a device, with no kernel to gather it, or where nobody expected it.
     """
 
-    __slots__ = ("__call__", "__dict__", "__weakref__")
-
-    # exchange(timeout=None): start() and wait(). A slot, in which a function stands: a method that looks at
-    # its exchange first costs 0.1 us, a fifteenth of a small exchange.
-    __call__: Callable[..., None]
-
     def __init__(
         self,
         comm: Communicator,
@@ -108,11 +99,10 @@ class Exchange:
         self._requests: list[MPI.Prequest] = []
         self._plans: list[Plan] = []
         # what start() does in turn before the plans begin, and wait() after they have ended; of calls that
-        # go through the first and the second of the slots in shared memory
+        # go through the first and the second of the boxes of each channel
         self._starts: tuple[list[Act], list[Act]] = ([], [])
         self._ends: tuple[list[Act], list[Act]] = ([], [])
-        self._boxes: list[tuple[Box, Box]] = []
-        self._due: tuple[list[Callable[[], bool]], list[Callable[[], bool]]] = ([], [])  # of wait(timeout)
+        self._due: list[Callable[[], bool]] = []  # whether a channel is ready for what wait() does with it
         self._next = cycle((0, 1)).__next__
         self._turn = 0  # which of the two it is
         self._packed = 0  # bytes
@@ -128,7 +118,7 @@ class Exchange:
             terms = Capabilities(device_side=device_side or ())
             if tag is None or (lines.carrier is not None and device_side is None):
                 arriving = {peer: [view for view, _ in each] for peer, each in incoming.items()}
-                terms = agreed(comm, lines.mpi, number, outgoing, arriving, boxes=tag is None)
+                terms = agreed(comm, lines.mpi, number, outgoing, arriving, verb, near=tag is None)
             if tag is not None:  # the other end may plan another time, and without asking
                 terms = Capabilities(device_side=terms.device_side)
             self.device_side = terms.device_side
@@ -143,34 +133,32 @@ class Exchange:
         self._own = len(own)
         self._first([copying(to, view, i in add) for (i, to), view in zip(own, out, strict=True)])
         self._under_way = False
+        self._broken: BaseException | None = None  # what has ended it half-way: some messages are out of step
         self._going: list[Plan] = []
-        self._round: Callable[..., None] | None = None  # all that a call does, once it has been called
-        acts = len(self._starts[0]) + len(self._ends[0])
-        self._is_plain = not self._plans and not self._sites and acts <= _IN_TURN
+        self._is_plain = not self._plans and not self._sites  # then a call is all its acts in turn
+        self._calls = [[*starts, *ends] for starts, ends in zip(self._starts, self._ends, strict=True)]
         runtime.living.add(self)
-        self._careful = partial(_call, ref(self))  # no circle of references: arrays go when their users do
-        self.__call__ = self._careful
+
+    def __call__(self, timeout: float | None = None) -> None:
+        """Start it and wait for it."""
+        if timeout is not None or self._under_way or not self._is_plain or self._comm.timeout_s is not None:
+            self.start()
+            self.wait(timeout)
+        else:
+            self._act(self._calls[self._next()])
 
     def start(self) -> None:
         """Begin.
 
         Raises:
-            UsageError: the last start was not waited for, or the exchange is closed.
+            UsageError: the last start was not waited for, the exchange is closed, or an error has ended it.
         """
         if self._under_way or self._keep is None:
-            what = "has been started and not waited for" if self._under_way else "is closed"
-            raise UsageError(
-                f"the {self._verb} {what}", where(self._verb, self._comm), "wait() after each start()"
-            )
+            raise self._misuse("is closed" if self._keep is None else "has been started and not waited for")
         self._under_way = True
-        self.__call__ = self._careful
         self._follow()
         self._turn = self._next()
-        try:
-            for act in self._starts[self._turn]:
-                act()
-        except MPI.Exception as error:
-            raise transport.failure(error, self._verb, self._comm) from None
+        self._act(self._starts[self._turn])
         for plan in self._plans:
             plan.start()
             self._going.append(plan)
@@ -180,33 +168,48 @@ class Exchange:
         """Wait for the end.
 
         Raises:
-            UsageError: not started.
+            UsageError: not started, or an error has ended it.
             WaitTimeoutError: timeout seconds are over; the exchange is still under way.
             PeerFailedError: a rank of this node that it needs has ended.
         """
-        if not self._under_way:
-            raise UsageError(
-                f"the {self._verb} was not started", where(self._verb, self._comm), "start() before wait()"
-            )
+        if not self._under_way or self._broken:
+            raise self._misuse("was not started")
         timeout = self._comm.timeout_s if timeout is None else timeout
         deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            if timeout is not None:
-                self._poll(timeout)
-            while self._going:
-                self._going[0].wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-                del self._going[0]
-            self._follow()
-            for act in self._ends[self._turn]:
-                act()
-        except MPI.Exception as error:
-            self._under_way = False
-            raise transport.failure(error, self._verb, self._comm) from None
+        if timeout is not None:
+            self._poll(timeout)
+        while self._going:
+            self._going[0].wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            del self._going[0]
+        self._follow()
+        self._act(self._ends[self._turn])
         self._under_way = False
         self._mark()
 
+    def _act(self, acts: Iterable[Act]) -> None:
+        try:
+            for act in acts:
+                act()
+        except MPI.Exception as error:
+            raise self._failure(error) from None
+        except BaseException as error:
+            self._under_way, self._broken = True, error
+            raise
+
+    def _failure(self, error: MPI.Exception) -> HpcommError:
+        self._under_way, self._broken = True, error
+        return transport.failure(error, self._verb, self._comm)
+
+    def _misuse(self, what: str) -> UsageError:
+        if self._broken is not None:
+            what = f"was broken off ({type(self._broken).__name__}: {self._broken})"
+        hint = "start(), then wait(), in turn; what was broken off or closed is to be made anew, on all ranks"
+        return UsageError(f"the {self._verb} {what}", where(self._verb, self._comm), hint)
+
     def close(self) -> None:
         """Give MPI's requests and types back; waits for an exchange under way."""
+        if self._broken is not None:
+            return  # MPI may be at work on it still
         if self._under_way:
             self.wait()
         for request in self._requests:
@@ -217,26 +220,27 @@ class Exchange:
             plan.close()
         for site in self._sites:
             site.device.destroy_event(site.event)
-        self._requests, self._types, self._plans, self._sites, self._boxes = [], [], [], [], []
-        self._starts = self._ends = self._due = [], []
-        self._round = self._keep = None
-        self.__call__ = self._careful
+        self._forget()
 
     def forget_mpi(self) -> None:
         """Be as after close(): MPI is finalized."""
-        self._under_way, self._round, self._keep = False, None, None
-        self._requests, self._types, self._plans = [], [], []
-        self.__call__ = self._careful
+        self._under_way = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._requests, self._types, self._plans, self._sites, self._due = [], [], [], [], []
+        self._starts, self._ends, self._calls, self._is_plain = ([], []), ([], []), [], False  # and channels
+        self._keep = None
 
     @property
     def messages(self) -> int:
         """How many messages this rank sends and receives."""
-        return len(self._requests) + len(self._plans) + len(self._boxes)
+        return len(self._requests) + len(self._plans) + len(self._due)
 
     def explain(self) -> str:
         """Which way the bytes take."""
         told = (
-            f"{self._verb}: {len(self._boxes)} messages through memory of this node, {len(self._requests)} "
+            f"{self._verb}: {len(self._due)} messages through memory of this node, {len(self._requests)} "
             f"persistent ones of MPI, {len(self._types)} of them by derived datatype, "
             f"{self._packed} bytes gathered before or scattered after, "
             f"{self._own} copies within this rank"
@@ -246,14 +250,13 @@ class Exchange:
     # -- how ------------------------------------------------------------------------------------------
     def _plan(self, lines: Channel, number: int, outgoing: Any, incoming: Any, terms: Capabilities) -> None:
         """Make the messages, and say in which order they and the copies before and after them are made."""
-        # Receives are started first, so that messages find them posted. Within _starts the order is
-        # copies out, requests; within _ends requests, copies in. Slots and device plans add to both.
+        # Receives are started first, so that messages find them posted. Within _starts the order is copies
+        # out, requests, boxes; within _ends requests, boxes, copies in. Plans of devices add to both.
         me = self._comm.rank
         coming: list[_Message] = []
         going: list[_Message] = []
         for peer, arriving in incoming:
-            if peer in terms.inboxes:
-                self._take_out(peer, arriving, terms.inboxes[peer])
+            if peer in terms.incoming:
                 continue
             if self._goes_aboard((peer, me), [view for view, _ in arriving]):
                 self._plans += [self._carried(lines, peer, number, *each) for each in arriving]
@@ -262,8 +265,7 @@ class Exchange:
                 there, copies = self._incoming(part)
                 coming.append(_Message(lines.mpi.Recv_init(there, peer, number), copies))
         for peer, leaving in outgoing:
-            if peer in terms.outboxes:
-                self._lay(peer, leaving, terms.outboxes[peer], peer not in terms.inboxes)
+            if peer in terms.outgoing:
                 continue
             if self._goes_aboard((me, peer), leaving):
                 self._plans += [self._carried(lines, peer, number, each) for each in leaving]
@@ -279,6 +281,12 @@ class Exchange:
         elif self._requests:
             self._first([partial(MPI.Prequest.Startall, self._requests)])
             self._then([partial(MPI.Request.Waitall, self._requests)])
+        for peer, arriving in incoming:
+            if peer in terms.incoming:
+                self._unpack(terms.incoming[peer], arriving)
+        for peer, leaving in outgoing:
+            if peer in terms.outgoing:
+                self._pack(terms.outgoing[peer], leaving)
         self._then([copy for _, copies in coming for copy in copies])
 
     def _first(self, acts: list[Act]) -> None:
@@ -289,32 +297,25 @@ class Exchange:
         for ends in self._ends:
             ends += acts
 
-    def _lay(self, peer: int, views: list[Any], boxes: tuple[Box, Box], ahead: bool) -> None:
-        """Send views through shared memory.
+    def _pack(self, channel: core.Channel, views: list[Any]) -> None:
+        """Send views through memory of the node.
 
-        ahead: nothing comes back that way which would tell that the peer has emptied a slot, so that is
-        waited for: in good time, before the next start().
+        The box of the next start() is waited for in good time, at the end of wait(): so a start never waits.
         """
-        self._boxes.append(boxes)
-        for turn, box in enumerate(boxes):  # no wait before the copies: see ahead, and slots.py
-            parts = divided(box.data, views)
-            self._starts[turn].extend(copying(*each) for each in zip(parts, views, strict=True))
-            self._starts[turn].append(partial(box.word.__setitem__, 0, 1))
-            if ahead:
-                self._await(1 - turn, box, False, peer)
+        for acts, box in zip(self._starts, _boxes(channel), strict=True):
+            acts += [copying(*each) for each in zip(divided(box, views), views, strict=True)]
+            acts.append(partial(channel.fill, sum(view.nbytes for view in views)))
+        self._then([partial(channel.empty_box, True)])
+        self._due.append(partial(channel.empty_box, False))
 
-    def _take_out(self, peer: int, views: list[tuple[Any, bool]], boxes: tuple[Box, Box]) -> None:
-        """Receive views through shared memory."""
-        self._boxes.append(boxes)
-        for turn, box in enumerate(boxes):
-            self._await(turn, box, True, peer)
-            parts = divided(box.data, [view for view, _ in views])
-            copies = [copying(view, part, adds) for (view, adds), part in zip(views, parts, strict=True)]
-            self._ends[turn].extend([*copies, partial(box.word.__setitem__, 0, 0)])
-
-    def _await(self, turn: int, box: Box, full: bool, peer: int) -> None:
-        self._ends[turn].append(awaiting(box, full, self._comm, peer, self._verb))
-        self._due[turn].append(lambda: box.word[0] == full)
+    def _unpack(self, channel: core.Channel, views: list[tuple[Any, bool]]) -> None:
+        """Receive views through memory of the node."""
+        for acts, box in zip(self._ends, _boxes(channel), strict=True):
+            parts = divided(box, [view for view, _ in views])
+            acts.append(partial(channel.full_box, True))
+            acts += [copying(view, part, adds) for (view, adds), part in zip(views, parts, strict=True)]
+            acts.append(channel.free)
+        self._due.append(partial(channel.full_box, False))
 
     def _outgoing(self, views: list[Any]) -> tuple[Any, list[Callable[[], Any]]]:
         """What MPI sends, and the copies before."""
@@ -344,7 +345,7 @@ class Exchange:
 
     def _poll(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while not MPI.Request.Testall(self._requests) or not all(due() for due in self._due[self._turn]):
+        while not self._is_due():
             if time.monotonic() >= deadline:
                 raise WaitTimeoutError(
                     f"the {self._verb} was not complete after {timeout:g} s",
@@ -352,6 +353,12 @@ class Exchange:
                     "wait again, or look for the rank that did not start its exchange",
                 )
             time.sleep(2e-5)
+
+    def _is_due(self) -> bool:
+        try:
+            return MPI.Request.Testall(self._requests) and all(due() for due in self._due)
+        except MPI.Exception as error:
+            raise self._failure(error) from None
 
     # -- on devices -----------------------------------------------------------------------------------
     def _goes_aboard(self, pair: tuple[int, int], views: Sequence[Any]) -> bool:
@@ -398,48 +405,7 @@ class _Message(NamedTuple):
     copies: list[Callable[[], Any]]
 
 
-def _call(exchange: ref[Exchange], timeout: float | None = None) -> None:
-    """Start it and wait for it, and see to it that the next call is quick."""
-    own = exchange()
-    assert own is not None
-    own.start()
-    own.wait(timeout)
-    if own._is_plain and own._comm.timeout_s is None:  # and called: it will be called again
-        if own._round is None:
-            own._round = _in_turn(own)
-        own.__call__ = own._round
-
-
-def _in_turn(exchange: Exchange) -> Callable[..., None]:
-    """One function that does all acts of an exchange: a loop costs 12 ns more for each of them."""
-    turns = [[*exchange._starts[i], *exchange._ends[i]] for i in ((1, 0) if exchange._boxes else (0,))]
-    scope: dict[str, Any] = {
-        "careful": exchange._careful,
-        "next": exchange._next,
-        "Failure": MPI.Exception,
-        "told": partial(transport.failure, verb=exchange._verb, comm=exchange._comm),
-    }
-    scope |= {f"act{t}_{i}": act for t, acts in enumerate(turns) for i, act in enumerate(acts)}
-    exec(_text(tuple(map(len, turns))), scope)
-    made: Callable[..., None] = scope.pop("acts")  # left there, function and arrays would keep each other
-    return made
-
-
-@cache
-def _text(lengths: tuple[int, ...]) -> CodeType:
-    """acts(), of so many acts each in turns of 1 and 0, or in any turn."""
-    blocks = [[f"act{t}_{i}()" for i in range(n)] or ["pass"] for t, n in enumerate(lengths)]
-    lines = [
-        "def acts(timeout=None):",
-        "    if timeout is not None:",
-        "        return careful(timeout)",
-        "    try:",
-        *(["        if next():"] if len(blocks) > 1 else []),
-        *(f"            {line}" if len(blocks) > 1 else f"        {line}" for line in blocks[0]),
-        *(["        else:"] if len(blocks) > 1 else []),
-        *(f"            {line}" for block in blocks[1:] for line in block),
-        "        return None",
-        "    except Failure as error:",
-        "        raise told(error) from None",
-    ]
-    return compile("\n".join(lines), f"{__file__}:acts", "exec")
+def _boxes(channel: core.Channel) -> Any:
+    """The memory of both boxes of a channel."""
+    both = np.frombuffer(memoryview(channel), np.uint8)
+    return both[: both.size // 2], both[both.size // 2 :]

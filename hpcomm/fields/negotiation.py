@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.limits import SLOT_MOST
-from ..node.slots import CARD, Box, Outbox, has_memory, inbox
+from ..core.limits import CHANNEL_MOST
+from ..errors import MismatchError
+from ..node.channels import attached, has_memory, reserved
 from ..transport.datatypes import alone, is_scattered
-from ..transport.endpoints import on_device
+from ..transport.endpoints import count, on_device
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..communicator.communicator import Communicator
+    from ..node._native.core import Channel
 else:
     from .._lazy import LazyModule
 
@@ -26,8 +27,9 @@ else:
 
 __all__ = ["Capabilities", "agreed"]
 
-_ALONE, _ABOARD, _BOXED = 1, 2, 4  # bits of a wish: views as messages of their own, on a device, by slots
-_WISH = struct.Struct("=q")
+_ALONE, _ABOARD, _NEAR = 1, 2, 4  # bits of a wish: views as messages of their own, on a device, by a channel
+_WISH = struct.Struct("=qq")  # bits, bytes of the message
+_PLACE = struct.Struct("=Q")  # of a channel; 0: there was no room
 
 
 class Capabilities(NamedTuple):
@@ -35,13 +37,13 @@ class Capabilities(NamedTuple):
 
     apart: their views go as messages of their own, because both ends would have it so.
     device_side: one end or both lie on a device.
-    outboxes, inboxes: by the other rank, the two slots in shared memory that they go through.
+    outgoing, incoming: by the other rank, the channel of this node that they go through.
     """
 
     apart: Collection[tuple[int, int]] = ()
     device_side: Collection[tuple[int, int]] = ()
-    outboxes: Mapping[int, tuple[Box, Box]] = {}
-    inboxes: Mapping[int, tuple[Box, Box]] = {}
+    outgoing: Mapping[int, Channel] = {}
+    incoming: Mapping[int, Channel] = {}
 
 
 def agreed(
@@ -50,67 +52,61 @@ def agreed(
     tag: int,
     outgoing: Mapping[int, Sequence[Any]],
     incoming: Mapping[int, Sequence[Any]],
-    boxes: bool,
+    verb: str,
+    near: bool,
 ) -> Capabilities:
     """What is agreed for the messages of this rank to and from others, who call it, too.
 
     Two rounds of small messages between the two ends of each message:
 
-        1  both    wish of this end; from the sender also the name of its slots' file, if it has made one
-        2  dest    whether it could open that file (not from another container)
+        1  both    wish of this end
+        2  source  where in the node's memory the channel is, if both wish for one
 
-    A message goes by slots, or in messages of its own, only if both ends wish it; it counts as one between
-    devices if either end is on one.
+    A message goes by a channel, or in messages of its own, only if both ends wish it; it counts as one
+    between devices if either end is on one.
 
     Args:
-        boxes: whether messages may go through shared memory; the same on all ranks.
+        near: whether messages may go by channels; the same on all ranks.
+
+    Raises:
+        MismatchError: the two ends of a message differ about its length.
     """
     me = comm.rank
-    outbox = _outbox(comm, outgoing) if boxes else None
-    laid = {} if outbox is None else {(me, p): outbox.card(p) for p in outbox.sizes}
-    wishes = {(me, p): _wish(views, sending=True) for p, views in outgoing.items()}
-    wishes |= {(p, me): _wish(views, sending=False) for p, views in incoming.items()}
-    for pair, wish in wishes.items():  # wishes of both directions: this rank is source or dest
-        here = boxes and wish != _ABOARD and pair[0] in comm.node_regions and has_memory()
-        if pair in laid or here:
-            wishes[pair] |= _BOXED
-    mine = {pair: _WISH.pack(wish) + laid.get(pair, bytes(CARD.size)) for pair, wish in wishes.items()}
-    cards = _traded(mpi, tag, me, mine, wishes, _WISH.size + CARD.size)
-    theirs = {pair: _WISH.unpack_from(card)[0] for pair, card in cards.items()}
-    both = {pair: wish & theirs[pair] for pair, wish in wishes.items()}
-    boxed = [pair for pair, flags in both.items() if flags & _BOXED]
-    inboxes = {source: inbox(cards[source, me][_WISH.size :]) for source, dest in boxed if dest == me}
-    told = {(source, me): bytes([there is not None]) for source, there in inboxes.items()}
-    seen = _traded(mpi, tag, me, told, [pair for pair in boxed if pair[0] == me], 1)
-    if outbox is not None:  # whoever will open the file has done so: nothing is left behind if we die
-        outbox.hide()
-    return Capabilities(
+    peers = comm.node_regions if near and has_memory() else {}
+    wishes = {(me, p): _wish(views, True, p in peers) for p, views in outgoing.items()}
+    wishes |= {(p, me): _wish(views, False, p in peers) for p, views in incoming.items()}
+    mine = {pair: _WISH.pack(*wish) for pair, wish in wishes.items()}
+    heard = _traded(mpi, tag, me, mine, wishes, _WISH.size)
+    theirs = {pair: _WISH.unpack(wish) for pair, wish in heard.items()}
+    both = {pair: flags & theirs[pair][0] for pair, (flags, _) in wishes.items()}
+    near_pairs = [pair for pair, flags in both.items() if flags & _NEAR]
+    laid = {pair: reserved(wishes[pair][1]) for pair in near_pairs if pair[0] == me}
+    told = {pair: _PLACE.pack(at) for pair, at in laid.items()}
+    places = _traded(mpi, tag, me, told, [pair for pair in near_pairs if pair[1] == me], _PLACE.size)
+    found = {pair: _PLACE.unpack(place)[0] for pair, place in places.items()}
+    terms = Capabilities(
         {pair for pair, flags in both.items() if flags & _ALONE},
-        {pair for pair, wish in wishes.items() if (wish | theirs[pair]) & _ABOARD},
-        {dest: outbox.boxes(dest) for (_, dest), so in seen.items() if outbox is not None and so[0]},
-        {source: there for source, there in inboxes.items() if there is not None},
+        {pair for pair, (flags, _) in wishes.items() if (flags | theirs[pair][0]) & _ABOARD},
+        {dest: attached(at, comm, dest, verb) for (_, dest), at in laid.items() if at},
+        {source: attached(at, comm, source, verb) for (source, _), at in found.items() if at},
     )
+    for pair, (_, nbytes) in wishes.items():  # at last: others wait for this rank until here
+        if nbytes != theirs[pair][1]:
+            raise MismatchError(
+                f"from rank {pair[0]} to rank {pair[1]} go {nbytes} bytes as this rank has it, "
+                f"{theirs[pair][1]} as the other has it",
+                hint="the same shapes, halos and dtypes on all ranks",
+            )
+    return terms
 
 
-def _outbox(comm: Communicator, outgoing: Mapping[int, Sequence[Any]]) -> Outbox | None:
-    """Memory for what goes to ranks of this node, if there is some."""
-    sizes = {
-        peer: nbytes
-        for peer, views in outgoing.items()
-        if peer in comm.node_regions and not any(map(on_device, views)) and not is_scattered(views)
-        if (nbytes := sum(view.nbytes for view in views)) <= SLOT_MOST
-    }
-    if sizes and has_memory():
-        with suppress(OSError):  # MPI has some
-            return Outbox(sizes)
-    return None
-
-
-def _wish(views: Sequence[Any], sending: bool) -> int:
-    """How this end would have views sent, or gets them."""
+def _wish(views: Sequence[Any], sending: bool, is_near: bool) -> tuple[int, int]:
+    """How this end would have views sent, or gets them, and their bytes."""
+    nbytes = sum(count(view) * view.dtype.itemsize for view in views)
     if any(map(on_device, views)):
-        return _ABOARD
-    return _ALONE if alone(views, sending) else 0
+        return _ABOARD, nbytes
+    goes = is_near and (not sending or (nbytes <= CHANNEL_MOST and not is_scattered(views)))
+    return (_ALONE if alone(views, sending) else 0) | (_NEAR if goes else 0), nbytes
 
 
 def _traded(

@@ -524,7 +524,7 @@ def test_where_there_is_no_room_for_long_calls_all_ranks_know_since_the_first():
 
 
 @pytest.mark.parametrize("capacity", [64, 5000])
-def test_messages_and_boxes_of_a_channel_come_in_order(capacity):
+def test_messages_of_a_channel_come_in_order(capacity):
     file = os.memfd_create("channel")
     segment = core.Segment(1 << 20, file=file)
     at = segment.reserve_channel(capacity)
@@ -533,18 +533,39 @@ def test_messages_and_boxes_of_a_channel_come_in_order(capacity):
         channel = core.Channel(segment, at, 0)
         for i in range(200):
             channel.send(np.full(i * 7, i, np.int16), i)
-        for i in range(20):
-            channel.empty_box(True)[:4] = np.int32(i).tobytes()
-            channel.fill(4, i + 1000)
         os._exit(0)
     channel = core.Channel(segment, at, 1, ranks.raising, timeout=10)
     for i in range(200):
         assert (channel.receive(np.empty(i * 7, np.int16), i) == i).all()
-    for i in range(20):
-        assert np.frombuffer(channel.full_box(True), np.int32)[0] == i
-        assert channel.free() == 1000 + i
-    assert channel.full_box(False) is None
     os.waitpid(child, 0)
+
+
+def test_boxes_of_a_channel_are_used_in_turn_and_stay_while_somebody_has_a_view():
+    segment = core.Segment(1 << 20, file=os.memfd_create("channel"))
+    at = segment.reserve_channel(100)
+    sends, receives = core.Channel(segment, at, 1), core.Channel(segment, at, 0)
+    there, here = (np.frombuffer(end, np.int32).reshape(2, -1) for end in (sends, receives))
+    for i in range(20):
+        assert sends.empty_box(True)
+        there[i % 2, :25] = i
+        sends.fill(100, i)
+        if i:
+            assert not sends.empty_box(False)
+            assert receives.full_box(True)
+            assert (here[(i - 1) % 2, :25] == i - 1).all()
+            assert receives.free() == i - 1
+    receives.free()
+    assert not receives.full_box(False)
+    with pytest.raises(BufferError, match="views"):
+        receives.close()
+    del here, receives
+    with pytest.raises(ValueError, match="receiver's"):
+        [sends.fill(100) for _ in range(3)]
+    del there
+    sends.close()
+    with pytest.raises(ValueError, match="closed"):
+        memoryview(sends)
+    assert segment.reserve_channel(100) == at
 
 
 def test_a_message_that_was_not_meant_is_refused():

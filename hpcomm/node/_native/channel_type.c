@@ -30,7 +30,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 static int channel_clear(PyObject *me) {
   Channel *self = (Channel *)me;
   Segment *segment = self->segment;
-  if (self->busy) return 0;
+  if (self->busy || self->views) return 0;
   self->segment = NULL;
   if (segment && self->owner == node_forks) channel_left(&segment->segment, self->channel.at);
   Py_XDECREF((PyObject *)segment);
@@ -50,8 +50,22 @@ static void channel_dealloc(PyObject *me) {
   free_object(me);
 }
 static PyObject *channel_close(PyObject *me, PyObject *none) {
-  return (void)none, channel_clear(me), Py_NewRef(Py_None);
+  (void)none;
+  if (((Channel *)me)->views) return PyErr_Format(PyExc_BufferError, "there are views of this channel's boxes");
+  channel_clear(me);
+  Py_RETURN_NONE;
 }
+
+/* memoryview(channel): both boxes, one behind the other; it keeps the channel open */
+static int channel_view(PyObject *me, Py_buffer *view, int flags) {
+  Channel *self = (Channel *)me;
+  view->obj = NULL;
+  if (!self->segment) return PyErr_SetString(PyExc_ValueError, "this channel is closed"), -1;
+  struct node_channel *at = self->channel.at;
+  if (PyBuffer_FillInfo(view, me, at + 1, (Py_ssize_t)(2 * node_peek(&at->capacity)), 0, flags)) return -1;
+  return self->views++, 0;
+}
+static void channel_view_ends(PyObject *me, Py_buffer *view) { (void)view, ((Channel *)me)->views--; }
 
 static int channel_enter(Channel *self) {
   if (self->segment && !self->busy) return self->busy = 1, 0;
@@ -78,25 +92,23 @@ static PyObject *transfer(PyObject *me, PyObject *const *a, Py_ssize_t n, int se
 static PyObject *channel_send_array(PyObject *me, PyObject *const *a, Py_ssize_t n) { return transfer(me, a, n, 1); }
 static PyObject *channel_receive_array(PyObject *me, PyObject *const *a, Py_ssize_t n) { return transfer(me, a, n, 0); }
 
-static PyObject *box_of(PyObject *me, PyObject *wait,
-                        int to_fill) { /* its memory; None where one would wait and may not */
+/* Whether the next box is ours; it is waited for if we may. */
+static PyObject *box_of(PyObject *me, PyObject *wait, int to_fill) {
   Channel *self = (Channel *)me;
   int may_wait = PyObject_IsTrue(wait);
   if (may_wait < 0 || channel_enter(self)) return NULL;
   char *at = may_wait ? channel_box(&self->channel, to_fill) : channel_ready(&self->channel, to_fill);
   self->busy = 0;
-  if (!at) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-  size_t nbytes = node_peek(&self->channel.at->capacity);
-  if (to_fill) return PyMemoryView_FromMemory(at, (Py_ssize_t)nbytes, PyBUF_WRITE);
-  if (channel_nbytes(&self->channel) < nbytes) nbytes = channel_nbytes(&self->channel);
-  return PyMemoryView_FromMemory(at, (Py_ssize_t)nbytes, PyBUF_READ);
+  return at || !may_wait ? PyBool_FromLong(at != NULL) : NULL;
 }
 static PyObject *channel_empty_box(PyObject *me, PyObject *wait) { return box_of(me, wait, 1); }
 static PyObject *channel_full_box(PyObject *me, PyObject *wait) { return box_of(me, wait, 0); }
-static PyObject *channel_fill_box(PyObject *me, PyObject *args) {
+static PyObject *channel_fill_box(PyObject *me, PyObject *const *a, Py_ssize_t n) { /* (nbytes, tag) */
   Channel *self = (Channel *)me;
-  unsigned long long nbytes, tag = 0;
-  if (!PyArg_ParseTuple(args, "K|K", &nbytes, &tag)) return NULL;
+  if (n < 1 || n > 2) return PyErr_Format(PyExc_TypeError, "a number of bytes and a tag");
+  size_t nbytes = PyLong_AsSize_t(a[0]);
+  uint64_t tag = n > 1 ? PyLong_AsUnsignedLongLong(a[1]) : 0;
+  if (PyErr_Occurred()) return NULL;
   if (!self->segment || !channel_ready(&self->channel, 1))
     return PyErr_Format(PyExc_ValueError, "the box is the receiver's");
   channel_fill(&self->channel, nbytes, tag);
@@ -117,12 +129,17 @@ static PyMethodDef channel_methods[] = {
     {"receive", (PyCFunction)(void (*)(void))channel_receive_array, METH_FASTCALL, NULL},
     {"empty_box", channel_empty_box, METH_O, NULL},
     {"full_box", channel_full_box, METH_O, NULL},
-    {"fill", channel_fill_box, METH_VARARGS, NULL},
+    {"fill", (PyCFunction)(void (*)(void))channel_fill_box, METH_FASTCALL, NULL},
     {"free", channel_free_box, METH_NOARGS, NULL},
     {"close", channel_close, METH_NOARGS, NULL},
     {0}};
-static PyType_Slot channel_slots[] = {{Py_tp_new, channel_new},           {Py_tp_dealloc, channel_dealloc},
-                                      {Py_tp_traverse, channel_traverse}, {Py_tp_clear, channel_clear},
-                                      {Py_tp_methods, channel_methods},   {0, NULL}};
+static PyType_Slot channel_slots[] = {{Py_tp_new, channel_new},
+                                      {Py_tp_dealloc, channel_dealloc},
+                                      {Py_tp_traverse, channel_traverse},
+                                      {Py_tp_clear, channel_clear},
+                                      {Py_bf_getbuffer, channel_view},
+                                      {Py_bf_releasebuffer, channel_view_ends},
+                                      {Py_tp_methods, channel_methods},
+                                      {0, NULL}};
 PyType_Spec channel_spec = {"hpcomm.node._native.core.Channel", sizeof(Channel), 0,
                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, channel_slots};

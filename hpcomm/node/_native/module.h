@@ -21,6 +21,7 @@ typedef struct {
   Segment *segment;
   PyObject *hook;
   int busy;
+  int views; /* of its boxes, which somebody holds */
   int owner;
 } Channel;
 

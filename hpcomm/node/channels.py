@@ -1,0 +1,64 @@
+"""Channels of planned exchanges: messages to ranks of the node, packed where the receiver unpacks them.
+
+Two copies, where MPI makes three or drives an engine for datatypes. A channel has two boxes, used in turn, so
+its sender may be one exchange ahead of its receiver, as with MPI, and no further (_native/channel.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PeerFailedError, where
+from . import segment
+from .native import core
+
+if TYPE_CHECKING:
+    from ..core.comm import Comm
+    from ._native.core import Channel
+
+__all__ = ["attached", "has_memory", "reserved"]
+
+
+def has_memory() -> bool:
+    """Whether the ranks of this node have channels at all; the same on all of them."""
+    return segment.current is not None and segment.current.shared is not None
+
+
+def reserved(nbytes: int) -> int:
+    """Room for messages of so many bytes, for attached() at both ends; 0: there is none."""
+    memory = _near().shared
+    return 0 if memory is None else memory.reserve_channel(nbytes) or 0
+
+
+def attached(at: int, comm: Comm, peer: int, verb: str) -> Channel:
+    """One end of a channel, which both ends take once. Its waits raise PeerFailedError."""
+    native, near = core(), _near()
+    assert native is not None
+    hook, spins = _watching(comm, peer, verb), 0 if near.is_crowded else 2000
+    made: Channel = native.Channel(near.shared, at, peer, hook, spins)
+    return made
+
+
+def _near() -> segment.NodeSegment:
+    assert segment.current is not None
+    return segment.current
+
+
+def _watching(comm: Comm, peer: int, verb: str) -> Callable[..., None]:
+    """What a wait for a peer calls again and again."""
+    region, is_gone = comm.node_regions[peer], False
+
+    def look(*_: Any) -> None:
+        nonlocal is_gone
+        comm.move_on()  # others may wait for what MPI has to do here
+        if is_gone:  # and what it had left to say has not been it
+            raise PeerFailedError(
+                f"the {verb} needs rank {peer}, which has ended",
+                where(verb, comm),
+                "look at what that rank printed; every rank must make as many exchanges",
+                [peer],
+            )
+        is_gone = region.gone
+
+    return look
