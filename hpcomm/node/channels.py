@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..core.limits import NODE_SPINS
 from ..errors import PeerFailedError, where
 from . import segment
 from .native import core
@@ -35,7 +36,7 @@ def attached(at: int, comm: Comm, peer: int, verb: str) -> Channel:
     """One end of a channel, which both ends take once. Its waits raise PeerFailedError."""
     native, near = core(), _near()
     assert native is not None
-    hook, spins = _watching(comm, peer, verb), 0 if near.is_crowded else 2000
+    hook, spins = _watching(comm, peer, verb), 0 if near.is_crowded else NODE_SPINS
     made: Channel = native.Channel(near.shared, at, peer, hook, spins)
     return made
 
