@@ -1,4 +1,4 @@
-# Needs Python >= 3.10 and make; everything else is installed into environments below this folder.
+# Needs Python >= 3.11 and make; everything else is installed into environments below this folder.
 
 PYTHON ?= python3
 
@@ -66,8 +66,8 @@ clean:
 
 # Make the environment that holds the target, with PACKAGES; the file `ready` is written last.
 define environment
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	  echo 'hpcomm needs Python 3.10 or later, and "$(PYTHON)" is not that: make ... PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'hpcomm needs Python 3.11 or later, and "$(PYTHON)" is not that: make ... PYTHON=python3.14' >&2; exit 1; }
 	@echo 'installing into $(@D) (once)'
 	@rm -rf $(@D)
 	@$(PYTHON) -m venv $(@D) || { \

@@ -98,7 +98,7 @@ def missing(shown: str, output: str) -> str | None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_every_example_prints_what_the_document_shows(example: Example, tmp_path: Path) -> None:
-    for library, words in (("torch", "import torch"), ("zarr", "zarr.save(")):  # zarr 3 has no Python 3.10
+    for library, words in (("torch", "import torch"), ("zarr", "zarr.save(")):
         if words in example.code and not importlib.util.find_spec(library):
             pytest.skip(f"{library} is not installed")
     status, output = run(example.code, tmp_path)

@@ -180,7 +180,7 @@ def given(
     for item in items:
         try:
             made.append(encode(item))
-        except HpcommError as error:  # noqa: PERF203  the loop is over ranks
+        except HpcommError as error:
             failed = error
             made.append(refusal(error))
     return made, failed

@@ -349,7 +349,7 @@ def _widen(dtype: Dtype) -> Callable[[Array], Array]:
 def _narrow(dtype: Dtype, average: bool) -> Callable[[Array, int], Array]:
     def averaged(folded: Array, ranks: int) -> Array:
         with np.errstate(all="ignore"):
-            return dtypes.narrow(folded / np.float32(ranks), dtype)
+            return dtypes.narrow(np.divide(folded, np.float32(ranks)), dtype)
 
     return averaged if average else lambda folded, ranks: dtypes.narrow(folded, dtype)
 

@@ -240,7 +240,7 @@ def test_random_mutations_of_schedules_are_caught(name: str) -> None:
         for exact in (True, False):
             try:
                 prove(broken, exact=exact)
-            except ScheduleError:  # noqa: PERF203
+            except ScheduleError:
                 caught += 1
             else:
                 assert not wrong, broken
@@ -262,7 +262,7 @@ def test_fingerprints_refuse_what_sets_refuse_at_the_end(verb: str, name: str) -
         for exact in (True, False):
             try:
                 prove(broken, exact=exact)
-            except ScheduleError as error:  # noqa: PERF203
+            except ScheduleError as error:
                 judged.append(str(error))
             else:
                 judged.append("")

@@ -111,7 +111,7 @@ def load(
     for path in found:
         try:
             return _load(comm, path, fields)
-        except TransportError as error:  # noqa: PERF203  once for each checkpoint
+        except TransportError as error:
             if step is not None or path is found[-1]:
                 raise
             if comm.rank == 0:

@@ -126,7 +126,7 @@ def read_into(field: Field, path: file_folder.PathLike, name: str | None = None)
 
 # -- how ----------------------------------------------------------------------------------------------------
 def _library() -> Any:
-    hint = "pip install 'hpcomm[zarr]', which needs Python 3.11"
+    hint = "pip install 'hpcomm[zarr]'"
     try:
         import zarr
     except ImportError as error:

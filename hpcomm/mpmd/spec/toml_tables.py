@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,15 +25,6 @@ def parse(path: Path, text: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is no valid TOML.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise ConfigError(
-                "reading a spec needs tomli on Python 3.10", "hpcomm run", "pip install 'hpcomm[mpmd]'"
-            ) from None
     try:
         tables: dict[str, Any] = tomllib.loads(text)
     except RecursionError:

@@ -59,7 +59,7 @@ class _Turn:
         for line, view in self.recvs:
             try:
                 view[:] = line.get(timeout=TIMEOUT_S)
-            except queue.Empty:  # noqa: PERF203
+            except queue.Empty:
                 raise WaitTimeoutError(
                     f"no message came within {TIMEOUT_S:g} s", hint="look at the other ranks"
                 ) from None
