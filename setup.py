@@ -1,15 +1,27 @@
-"""The node core, in C: built where a compiler is found; where there is none, all goes by MPI."""
+"""The node core, in C: built where a compiler is found or can be had; else all goes by MPI."""
 
+import os
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
 
+from build_backend import compiler
+
 CORE = Path("hpcomm/node/_native")
-# One binary for 3.11 and all later Pythons. It needs the lock, and a buffer protocol that is stable.
-STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+# One binary for 3.11 and all later Pythons. It needs the lock.
+STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 FLAGS = ["-std=c11", "-O3", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden"]
+FLAGS += ["-Wno-pass-failed"]  # clang's: some loops have no gain from some vector widths
+
+if command := compiler():
+    os.environ["CC"] = command
+else:
+    print("hpcomm: no C compiler: built without the node core, so all goes by MPI", file=sys.stderr)
+cache = tempfile.TemporaryDirectory()  # of the compiler from a wheel: it would leave 100 MB in the home
+os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", cache.name)
 
 setup(
     ext_modules=[
@@ -19,11 +31,13 @@ setup(
             depends=sorted(str(path) for path in CORE.glob("*.h")),
             define_macros=[("_GNU_SOURCE", None)],
             extra_compile_args=FLAGS,
+            extra_link_args=["-s"],  # no symbols: they are half of it
             py_limited_api=True,
             optional=True,
         )
     ]
-    if STABLE
+    if STABLE and command
     else [],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE and command else {},
 )
+# Everything else about the package stands in pyproject.toml.
