@@ -18,6 +18,7 @@ LEFT_OUT = (
     ".test-logs",
     ".*_cache",
     ".hypothesis",
+    "*.so",
     "build",
     "dist",
     "*.egg-info",
@@ -47,11 +48,15 @@ def run(*command, cwd, **environ):
     return done.stdout
 
 
+def copied(folder):
+    shutil.copytree(ROOT, folder / "hpcomm", ignore=shutil.ignore_patterns(*LEFT_OUT))
+    return folder / "hpcomm"
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The folder with the sdist, and the wheel that was built from that sdist alone."""
-    copy = tmp_path_factory.mktemp("clean") / "hpcomm"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    copy = copied(tmp_path_factory.mktemp("clean"))
     outdir = str(copy.parent / "dist")
     # What setuptools only warns of today, it refuses tomorrow.
     forbidden = {"PYTHONWARNINGS": "error:::setuptools.command.build_py"}
@@ -139,6 +144,46 @@ def test_an_installed_hpcomm_starts_a_job(installed, tmp_path):
     code = "import hpcomm; w = hpcomm.world; n = w.all_reduce(1); print(n) if w.rank == 0 else None"
     command = ["-m", "hpcomm", "run", "-n", "2", "--timeout", "50", "python", "-c", code]
     assert run(*command, cwd=tmp_path, PYTHONPATH=str(installed)) == "2\n"
+
+
+WHY_NOT = "from hpcomm.node import native; print(native.missing().why)"
+NO_COMPILER = {"PATH": "", "PIP_NO_INDEX": "1"}
+
+
+def test_without_a_compiler_and_an_index_all_but_the_core_is_installed(tmp_path):
+    options = ["--no-build-isolation", "--no-deps", "--quiet", "--target", str(tmp_path / "there")]
+    run("-m", "pip", "install", *options, str(copied(tmp_path)), cwd=tmp_path, **NO_COMPILER)
+    said = run("-c", WHY_NOT, cwd=tmp_path, PYTHONPATH=str(tmp_path / "there"), HPCOMM_NODE="on")
+    assert said == "this installation was built without it\n"
+    assert modules(tmp_path / "there") == modules(ROOT)
+
+
+def test_a_compiler_from_a_wheel_is_required_only_where_there_is_none_and_it_can_be_had(tmp_path):
+    (tmp_path / "ziglang-0.17.1-py3-none-any.whl").touch()
+    ask = "import build_backend; print(build_backend.get_requires_for_build_{}())"
+    for kind in ("wheel", "editable"):
+        has = {"PIP_FIND_LINKS": str(tmp_path)}
+        assert run("-c", ask.format(kind), cwd=ROOT, **NO_COMPILER, **has).endswith("['ziglang']\n")
+        assert run("-c", ask.format(kind), cwd=ROOT, **NO_COMPILER, PIP_FIND_LINKS="").endswith("[]\n")
+        assert run("-c", ask.format(kind), cwd=ROOT, **has, CC="cc").endswith("[]\n")
+
+
+def test_without_a_compiler_one_from_a_wheel_builds_the_core_of_an_editable_installation(tmp_path):
+    """In a fresh environment: zig compiles some 10 s."""
+    asked = [sys.executable, "-m", "pip", "index", "versions", "--retries=0", "--timeout=10", "ziglang"]
+    if subprocess.run(asked, capture_output=True, timeout=60).returncode:
+        pytest.skip("no index has ziglang")
+    source, python = copied(tmp_path), tmp_path / "environment/bin/python"
+    run("-m", "venv", str(python.parents[1]), cwd=tmp_path)
+    command = [python, "-m", "pip", "install", "--no-deps", "--quiet", "-e", source]
+    done = subprocess.run(
+        command, env={**os.environ, "PATH": ""}, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (source / "hpcomm/node/_native/core.abi3.so").exists()
+    find = "from hpcomm.node import native; print(native.core().__file__)"
+    found = subprocess.run([python, "-c", find], cwd=tmp_path, capture_output=True, text=True, timeout=20)
+    assert found.stdout.strip() == str(source / "hpcomm/node/_native/core.abi3.so"), found.stderr
 
 
 def test_importing_torch_alone_brings_the_backend_and_no_mpi(installed, tmp_path):

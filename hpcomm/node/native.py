@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
 from functools import lru_cache
+from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .._lazy import loaded
 from ..core.limits import NODE_SPINS
@@ -15,11 +18,30 @@ if TYPE_CHECKING:
     from ._native import core as native_core
     from .segment import NodeSegment
 
-__all__ = ["core", "node", "why_not"]
+__all__ = ["MOST_RANKS", "Lack", "core", "lack", "missing", "node", "warn"]
+
+MOST_RANKS = 256  # of a node: NODE_RANKS of _native/node.h
+_AGAIN = (
+    "pip install --force-reinstall --no-deps --no-cache-dir hpcomm, as it was installed, "
+    "with a C compiler (Debian: gcc libc6-dev), or where pip finds ziglang"
+)
+_ROOM = "some hundred MiB of /dev/shm (docker run --shm-size=1g ...), the same one for all ranks of a node"
+
+
+class Lack(NamedTuple):
+    """Why ranks of a node do without the core, and what to do."""
+
+    why: str
+    hint: str
+
+
+OFF = Lack("HPCOMM_NODE=off", "unset HPCOMM_NODE")
+NO_ROOM = Lack("there is no room in /dev/shm", _ROOM)
+ELSEWHERE = Lack("another rank of the node has none", "python -m hpcomm doctor in the same job says which")
 
 
 @lru_cache(maxsize=1)
-def _found() -> tuple[ModuleType | None, str]:
+def _found() -> tuple[ModuleType | None, Lack | None]:
     """The module, or why there is none.
 
     Raises:
@@ -29,12 +51,15 @@ def _found() -> tuple[ModuleType | None, str]:
     if said not in ("on", "off"):
         raise ConfigError(f"HPCOMM_NODE is {said!r}", hint="on, or off to leave all to MPI")
     if said == "off":
-        return None, "HPCOMM_NODE=off"
+        return None, OFF
     try:
-        from ._native import core
-    except ImportError as error:  # built without a compiler
-        return None, f"it was not built with this installation ({error})"
-    return core, ""
+        return import_module(f"{__package__}._native.core"), None
+    except ModuleNotFoundError:
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            return None, Lack("it needs the global lock, which this Python lacks", "another build of Python")
+        return None, Lack("this installation was built without it", _AGAIN)
+    except ImportError as error:
+        return None, Lack(f"it cannot be loaded: {error}", _AGAIN)
 
 
 def core() -> ModuleType | None:
@@ -42,9 +67,31 @@ def core() -> ModuleType | None:
     return _found()[0]
 
 
-def why_not() -> str:
-    """Why core() is None; empty if it is there."""
+def missing() -> Lack | None:
+    """Why core() is None; None: it is there."""
     return _found()[1]
+
+
+def lack(there: NodeSegment | None, ranks: int) -> Lack:
+    """Why a communicator within this node has no core.Node.
+
+    Args:
+        there: memory of the node; None: there is none.
+        ranks: of the communicator.
+    """
+    if why := missing():
+        return why
+    if there is None:
+        return Lack("its ranks share no memory", _ROOM)
+    if there.shared is not None and ranks > MOST_RANKS:
+        return Lack(f"{ranks} ranks of one node, of at most {MOST_RANKS}", "fewer ranks, with threads each")
+    return NO_ROOM
+
+
+def warn(why: Lack) -> None:
+    """Say, on one rank of a job, that the core could be there."""
+    what = "no node core: between ranks of a node all goes by MPI, which takes several times as long"
+    print(f"hpcomm: {what}; {why.why}\n  try: {why.hint}; HPCOMM_NODE=off: as it is, unsaid", file=sys.stderr)
 
 
 def node(

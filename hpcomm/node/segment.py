@@ -329,6 +329,8 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
         own = _REGION
         shared = share(node, own, reserve=8 * _HEAD_WORDS)
         if shared is None:
+            if world.rank == 0 and node.size > 1 and native.core() is not None:
+                native.warn(native.NO_ROOM)
             return None
         memory, file = shared
         view = memoryview(memory)
@@ -338,8 +340,11 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
         for i in range(1, node.size):
             regions[(node.rank + i) % node.size].look()
         its_number = int.from_bytes(number, "little")
+        native_segment, lack = _native_segment(node)
+        if lack is not None and world.rank == 0 and node.size > 1:
+            native.warn(lack)
         return NodeSegment(
-            regions, node.rank, its_number, _cores(node), file, node.Get_group(), _native_segment(node)
+            regions, node.rank, its_number, _cores(node), file, node.Get_group(), native_segment
         )
     finally:
         node.Free()
@@ -349,8 +354,11 @@ _NATIVE = 1 << 30  # bytes of address space; memory is taken as communicators ne
 _NAME = 80  # bytes of a file's name
 
 
-def _native_segment(node: MPI.Comm) -> core.Segment | None:
-    """The memory of the native core, the same for all ranks of node; None on all where one cannot have it."""
+def _native_segment(node: MPI.Comm) -> tuple[core.Segment | None, native.Lack | None]:
+    """The memory of the native core, the same for all ranks of node; None on all where one cannot have it.
+
+    And what is missing, unless somebody wants to do without.
+    """
     from mpi4py import MPI
 
     core, made, name = native.core(), None, bytearray(_NAME)
@@ -362,11 +370,15 @@ def _native_segment(node: MPI.Comm) -> core.Segment | None:
     if core is not None and node.rank and name[0]:
         with suppress(OSError):
             made = core.Segment(_NATIVE, name.rstrip(b"\0").decode())
-    all_have = bytearray(struct.pack("q", made is not None))
-    node.Allreduce(MPI.IN_PLACE, [all_have, MPI.INT64_T], MPI.MIN)
+    lack = native.missing() or native.NO_ROOM
+    worst = bytearray(struct.pack("q", 2 if made is not None else lack is not native.OFF))
+    node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
     if made is not None and node.rank == 0:
         made.unlink()
-    return made if struct.unpack("q", all_have)[0] else None
+    state = struct.unpack("q", worst)[0]  # of all: 2: they have it, 0: somebody does not want it
+    if state == 2:
+        return made, None
+    return None, None if state == 0 else native.ELSEWHERE if made is not None else lack
 
 
 def exchanged(mpi: MPI.Comm, ranks: Sequence[int], card: bytes) -> dict[int, bytes]:

@@ -87,6 +87,7 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     memory["reads_memory_of_peers"] = mpi["reads_memory_of_peers"] if mpi else None
     gpu = _gpu(mpi)
     findings[:0] = _about_memory(memory)  # first: it may be why MPI does not come up
+    findings += _about_core(mpi)
     findings += _about_mpi(mpi, environ)
     findings += _about_nodes(nodes, environ) if _first(environ, _RANK) else []
     findings += _about_gpu(gpu, packages)
@@ -301,6 +302,23 @@ def _about_mpi(mpi: Mapping[str, Any] | None, environ: Mapping[str, str]) -> lis
     return found
 
 
+def _about_core(mpi: Mapping[str, Any] | None) -> list[Finding]:
+    found = []
+    for (why, hint), ranks in _core_lacks(mpi).items():
+        what = f"between ranks of a node all goes by MPI, not by the node core: {_on(ranks)}{why}."
+        found.append(Finding("advice", what, hint))
+    return found
+
+
+def _core_lacks(mpi: Mapping[str, Any] | None) -> dict[tuple[str, str], list[int]]:
+    """Why there is no core and what to do: which ranks say so."""
+    said: dict[tuple[str, str], list[int]] = {}
+    for rank, lack in enumerate(mpi["core_lacks"] if mpi else ()):
+        if lack:
+            said.setdefault(tuple(lack), []).append(rank)
+    return said
+
+
 def _about_nodes(nodes: list[dict[str, Any]], environ: Mapping[str, str]) -> list[Finding]:
     found = []
     for node in nodes:
@@ -435,6 +453,9 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(
         ("peers' memory", _yes_no(memory["reads_memory_of_peers"], "readable", "not readable", "not tried"))
     )
+    if mpi and mpi["size"] > 1:
+        whys = [_on(ranks) + why for (why, _), ranks in _core_lacks(mpi).items()]
+        rows.append(("node core", f"not used: {'; '.join(whys)}" if whys else "used"))
     driver = f"driver present, {gpu['devices']} devices" if gpu["driver"] else "no driver"
     says = _yes_no(gpu["mpi_reads_cuda_memory"], "reads", "does not read", "does not say whether it reads")
     rows.append(("GPU", f"{driver}; MPI {says} CUDA memory" if mpi else driver))
@@ -458,6 +479,10 @@ def _size(nbytes: int) -> str:
         if nbytes >= step:
             return f"{nbytes / step:.1f} {unit}"
     return f"{nbytes / 1024:.0f} KiB"
+
+
+def _on(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}: "
 
 
 def spans(ranks: Sequence[int]) -> str:

@@ -41,7 +41,7 @@ def probe() -> None:
     ]
     readable = world.allgather(_reads(others[0]) if others else None)  # also keeps secret alive until read
     paths = _device_paths(world, [each["host"] for each in everyone])
-    _meet(world)
+    lacks = _meet(world)
     if world.rank == 0:
         vendor, version = MPI.get_vendor()
         about = {
@@ -54,19 +54,32 @@ def probe() -> None:
             "reads_memory_of_peers": None if set(readable) == {None} else False not in readable,
             "reads_cuda_memory": says(vendor, MPI.Get_library_version()),
             "device_paths": paths,
+            "core_lacks": lacks,
             "ranks": [{"host": each["host"], "cores": each["cores"]} for each in everyone],
         }
         print(ANSWER + json.dumps(about), flush=True)
 
 
-def _meet(world: MPI.Intracomm) -> None:
-    """Let all ranks talk through hpcomm: its settings and its own shared memory are tried, too."""
-    from ..communicator.communicator import Communicator
+def _meet(world: MPI.Intracomm) -> list[tuple[str, str] | None]:
+    """Let all ranks talk through hpcomm: its settings and its own shared memory are tried, too.
 
-    with Communicator(world, name="doctor") as comm:
+    For each rank, why its node has no core and what to do; None: it has, or this rank is alone there.
+    """
+    from ..communicator.communicator import Communicator
+    from ..node import native, segment
+
+    with Communicator(world, name="doctor") as comm, comm.split_node() as node:
         total = comm.all_reduce(1)
         if total != comm.size:
             raise RuntimeError(f"error: all_reduce of ones gives {total} on {comm.size} ranks")
+        lack: native.Lack | None = None
+        if node.devices is not None:
+            lack = native.Lack("there is a GPU driver, so arrays may lie on devices", "docs/gpu.md")
+        elif node.node is None and node.size > 1:
+            lack = native.lack(segment.current, node.size)
+        if {*node.all_gather_object(lack)} != {lack} and lack == native.NO_ROOM:
+            lack = None  # there is none because another rank has none, and that one says why
+        return world.allgather(lack)
 
 
 class _Iovec(ctypes.Structure):

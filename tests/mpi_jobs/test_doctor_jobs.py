@@ -10,6 +10,7 @@ import pytest
 from processes import finish, judge
 
 from hpcomm.job.installation import VENDORS, find_mpi
+from hpcomm.node import native
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,6 +54,43 @@ def test_under_a_launcher_rank_0_shows_who_is_where(job, n):
     [node] = report["nodes"]
     assert node["ranks"] == list(range(n))
     assert ("ranks share" in str(report["findings"])) == (n > node["cores"])
+
+
+WITHOUT = """
+import os
+if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == os.environ["OFF"]:
+    os.environ["HPCOMM_NODE"] = "off"
+from hpcomm.__main__ import main
+main(["doctor"])
+"""
+
+
+@pytest.mark.skipif(native.core() is None, reason="there is no node core")
+@pytest.mark.parametrize(("off", "line"), [("9", "used"), ("1", "not used: rank 1: HPCOMM_NODE=off")])
+def test_the_doctor_says_which_rank_does_without_the_node_core(job, off, line):
+    done = job(3, WITHOUT, env={"OFF": off})
+    assert f"\nnode core     {line}\n" in done.stdout
+    assert "no node core" not in done.stderr  # nobody who wants it is without
+
+
+UNBUILT = """
+import sys
+sys.modules["hpcomm.node._native.core"] = None  # as if it had not been built
+from hpcomm import world
+total = world.all_reduce(1)
+print(total) if world.rank == 0 else None
+"""
+
+
+def test_one_rank_says_that_the_node_core_could_be_there(job):
+    done = job(3, UNBUILT)
+    assert done.stdout == "3\n"
+    assert done.stderr.count("hpcomm: no node core") == 1, done.stderr
+    assert "this installation was built without it" in done.stderr
+    assert "pip install --force-reinstall" in done.stderr
+    assert "no node core" not in job(2, UNBUILT, env={"HPCOMM_NODE": "off"}).stderr
+    wrong = job(2, UNBUILT, env={"HPCOMM_NODE": "no"}, expect=1)
+    assert "ConfigError: HPCOMM_NODE is 'no'" in wrong.stderr
 
 
 @pytest.fixture
@@ -115,8 +153,8 @@ for comm in made:
     assert comm.all_reduce(np.ones(2)).tolist() == [2, 2]
     assert comm.all_reduce(np.ones(3000))[-1] == 2
     assert comm.broadcast_object(bytes(300_000)) == bytes(300_000)
-there = [comm.node is not None for comm in made]
-assert there == sorted(there, reverse=True), there
+has_node = [comm.node is not None for comm in made]
+assert has_node == sorted(has_node, reverse=True) and not has_node[-1], has_node
 """
 
 

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hpcomm.node import native
+
 core = pytest.importorskip("hpcomm.node._native.core")
 pytestmark = pytest.mark.once
 
@@ -460,6 +462,7 @@ def test_places_are_used_again_when_all_ranks_have_left():
         assert segment.reserve(2) > place
         nodes[1].close()
         assert segment.reserve(2) == place
+        assert segment.reserve(native.MOST_RANKS + 1) is None
         while segment.reserve(2) is not None:
             pass
         assert other.reserve(1) is None or other.reserve(2) is None

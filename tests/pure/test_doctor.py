@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import hpcomm
 from hpcomm.errors import ConfigError
+from hpcomm.node import native
 from hpcomm.tools import doctor
 from hpcomm.tools.doctor import spans
 
@@ -259,3 +261,27 @@ def test_without_mpi4py_the_doctor_says_what_to_install(tmp_path):
     assert done.returncode == 1, done.stderr
     assert "problem: mpi4py is not installed.\n  try: pip install 'hpcomm[openmpi]'" in done.stdout
     assert "not healthy" in done.stdout
+
+
+def test_whether_the_node_core_is_used_has_a_line_and_why_not_a_next_step():
+    lack = ["HPCOMM_NODE=off", "unset HPCOMM_NODE"]
+    said = {**MPI, "core_lacks": [None, lack, lack]}
+    level, what, hint = only(doctor._about_core(said))
+    assert (level, hint) == ("advice", "unset HPCOMM_NODE")
+    assert what.endswith("not by the node core: ranks 1-2: HPCOMM_NODE=off.")
+    assert doctor._about_core({**MPI, "core_lacks": [None, None]}) == doctor._about_core(None) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "ranks", "why"),
+    [
+        (None, 2, "its ranks share no memory"),
+        (SimpleNamespace(shared=None), 2, "there is no room in /dev/shm"),
+        (SimpleNamespace(shared=object()), 2, "there is no room in /dev/shm"),
+        (SimpleNamespace(shared=object()), 257, "257 ranks of one node, of at most 256"),
+    ],
+)
+def test_why_ranks_of_a_node_have_no_core_can_be_told(monkeypatch, there, ranks, why):
+    monkeypatch.setattr(native, "missing", lambda: None)
+    assert native.lack(there, ranks).why == why
+    assert native.lack(there, ranks).hint

@@ -80,7 +80,8 @@ static PyObject *segment_reserve_place(PyObject *self, PyObject *size) {
   Segment *s = (Segment *)self;
   long ranks = PyLong_AsLong(size);
   if (PyErr_Occurred()) return NULL;
-  if (ranks < 1 || ranks > NODE_RANKS) return PyErr_Format(PyExc_ValueError, "%ld ranks: 1 to %d", ranks, NODE_RANKS);
+  if (ranks < 1) return PyErr_Format(PyExc_ValueError, "%ld ranks", ranks);
+  if (ranks > NODE_RANKS) Py_RETURN_NONE; /* not refused: one rank asks, and the others wait for what it tells them */
   return offset_of(s, node_reserve(&s->segment, (int)ranks));
 }
 static PyObject *segment_reserve_channel(PyObject *self, PyObject *capacity) {
