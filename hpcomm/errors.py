@@ -109,11 +109,12 @@ class MismatchError(HpcommError):
 
     Attributes:
         lacks: bytes that a message was shorter than the contiguous array whose beginning it has filled.
-        source: the rank which sent it.
+        source, tag, nbytes: of that message: the rank which sent it, its tag and length.
     """
 
     lacks = 0
-    source = -1
+    source = tag = -1
+    nbytes = 0
 
 
 class TransportError(HpcommError):

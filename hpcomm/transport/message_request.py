@@ -107,6 +107,22 @@ class Message(Request):
             self._failed(error, seen)
         return True
 
+    def withdraw(self) -> bool:
+        try:
+            going = self._pending.pop() if self._verb == "recv" else None
+        except IndexError:  # another thread waits
+            return False
+        if going is None:
+            return False
+        seen = MPI.Status()
+        going.Cancel()
+        going.Wait(seen)
+        self._stages = None
+        if seen.Is_cancelled():
+            return False
+        self._arrived(seen)
+        return True
+
     def _arrived(self, seen: MPI.Status) -> None:
         """Give what was received, unless it is of another length."""
         comm, peer, _ = self.waits_for

@@ -195,7 +195,8 @@ def check_length(comm: Comm, verb: str, status: MPI.Status, expected: int) -> No
             where(verb, comm),
             "give both ranks the same shape and dtype, or use send_ragged and recv_ragged",
         )
-        error.lacks, error.source = expected - nbytes, status.Get_source()
+        error.lacks, error.nbytes = expected - nbytes, nbytes
+        error.source, error.tag = status.Get_source(), status.Get_tag()
         raise error
 
 

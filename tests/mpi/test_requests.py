@@ -557,3 +557,18 @@ def test_plans_are_waited_for_together_and_with_requests(own_comm: Any) -> None:
         got = hpcomm.wait_all([plan, coming], timeout=WAIT_S)
     assert got[0].tolist() == [1.0] * 3
     assert got[1] == "text"
+
+
+def test_a_receive_can_be_withdrawn_and_a_short_message_tells_all_of_itself(own_comm: Any) -> None:
+    comm, x = own_comm, np.empty(2)
+    for tag in (1, 2, 3):  # the first by the general path, the others by the fast one
+        request = comm.irecv(x, comm.rank, tag)
+        assert request.withdraw() is False
+        assert request.done()
+    request = comm.irecv(x, comm.rank, 4)
+    comm.isend(np.ones(1), comm.rank, 4).wait()
+    with pytest.raises(hpcomm.MismatchError) as caught:
+        request.wait()
+    error = caught.value
+    assert (error.lacks, error.source, error.tag, error.nbytes) == (8, comm.rank, 4, 8)
+    assert x[0] == 1
