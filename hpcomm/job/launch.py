@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from . import supervise
 from .installation import Mpi, check_python, find_mpi, which
 from .launcher import host_and_slots, named, wrong_name
+from .rank_output import told_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,6 +55,8 @@ Start COMMAND on N ranks, under the MPI that mpi4py in this Python uses.
   --timeout SECONDS     end the job after that time, show where each rank was, exit with 124
   --stall SECONDS       end the job when a rank has waited so long in one call, and say for whom
   -x, --env NAME=VALUE  set a variable for every rank (NAME alone: hand over its present value)
+  --label               put [RANK] before each line that a rank prints
+  --output FOLDER       write what each rank prints to FOLDER/rank-RANK; with --label here as well
   --launcher WHICH      mpiexec, srun or a path, instead of the one that fits
   --dry-run             print the command line and what it adds to the environment; run nothing
   -v, --verbose         print the command line, then run it
@@ -94,6 +97,8 @@ class Job(NamedTuple):
     launcher: str | None = None
     dry_run: bool = False
     verbose: bool = False
+    label: bool = False
+    output: str | None = None
 
 
 _SHARED_EACH = 32 << 20  # bytes of /dev/shm for a rank of Open MPI's: a segment takes 16 MiB
@@ -138,6 +143,11 @@ def main(argv: Sequence[str]) -> int:
     mpi = find_mpi(job.launcher)
     for program in job.programs:
         check_python(program.command[0], mpi)
+    job = job._replace(
+        programs=tuple(
+            each._replace(command=told_apart(each.command, job.label, job.output)) for each in job.programs
+        )
+    )
     machine = _here()
     command, added = compose(job, mpi, machine)
     if job.dry_run or job.verbose:
@@ -281,7 +291,7 @@ def _read_hosts(text: str) -> str:
 
 
 _SPEC_OPTIONS = ("--as", "--only", "--record", "--files", "--progress")  # those of a spec, with a value
-_FLAGS = {"--dry-run": "dry_run", "-v": "verbose", "--verbose": "verbose"}
+_FLAGS = {"--dry-run": "dry_run", "-v": "verbose", "--verbose": "verbose", "--label": "label"}
 _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "-n": ("ranks", _read_ranks),
     "-np": ("ranks", _read_ranks),
@@ -292,6 +302,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "-x": ("env", _read_env),
     "--env": ("env", _read_env),
     "--launcher": ("launcher", str),
+    "--output": ("output", str),
 }
 
 

@@ -116,6 +116,29 @@ def test_a_job_that_hangs_is_ended_with_the_stack_of_every_rank(job):
     assert "the job had not ended after 4 s, so it was ended" in done.stderr
 
 
+SPEAKS = """
+    import sys
+    from mpi4py import MPI
+    rank = MPI.COMM_WORLD.rank
+    print("first", flush=True)
+    sys.stderr.write("no end of line")
+    MPI.COMM_WORLD.Barrier()
+    sys.exit(3 * rank)
+"""
+
+
+def test_what_ranks_print_is_told_apart(job, tmp_path):
+    said = job(2, SPEAKS, expect=None, options=["--label", "--output", str(tmp_path / "logs")])
+    assert said.returncode == 3
+    for rank in (0, 1):
+        assert f"[{rank}] first\n" in said.stdout
+        assert f"[{rank}] no end of line\n" in said.stderr
+        assert sorted((tmp_path / "logs" / f"rank-{rank}").read_text().split("\n")[:2]) == [
+            "first",
+            "no end of line",
+        ]
+
+
 def test_a_job_that_was_ended_leaves_no_shared_memory_behind(job):
     code = """
         from mpi4py import MPI

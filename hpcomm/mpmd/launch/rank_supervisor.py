@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from ...job import rank_output
 from ..coupling_progress import DONE, JOINED, PIPE
 from ..handshake import PROGRAMS
 from ..monitor.job_monitor import MARK, told
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["environment", "main"]
 
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of programs, in turn
 
 
@@ -40,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if "--replay" in options:
         spec = specs.JobSpec(spec.path, spec.name, {name: spec.programs[name]}, spec.grids, spec.fields)
     ranks = spec.world_ranks()[name]
-    rank = world_rank() - ranks[0]
+    rank = rank_output.world_rank() - ranks[0]
     environ = environment(spec, name, rank)
     for option, variable in (("--record", "HPCOMM_RECORD"), ("--replay", "HPCOMM_REPLAY")):
         environ |= {variable: options[option]} if option in options else {}
@@ -53,11 +52,6 @@ def _read(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         option = words.pop(0)
         options[option] = "" if option in ("--head", "--colour") else words.pop(0)
     return options, words
-
-
-def world_rank() -> int:
-    """This process's rank in the world, as its launcher says."""
-    return next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
 
 
 def environment(spec: specs.JobSpec, name: str, rank: int) -> dict[str, str]:
@@ -92,32 +86,21 @@ def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], opt
         os.set_inheritable(pipe[1], True)
         environ = {**environ, PIPE: str(pipe[1])}
     try:
-        child = subprocess.Popen(
-            program.command,
-            cwd=program.workdir,
-            env=environ,
-            close_fds=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=_die_with_parent,
-        )
+        child = rank_output.begin(program.command, environ, program.workdir)
     except OSError as error:
         sys.stderr.write(f"hpcomm: program '{name}' cannot be started: {error}\n")
         return 127
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, lambda n, _: child.send_signal(n))
-    prefix = prefix_of(spec, name, rank, "--colour" in options)
-    copies = [
-        _copy(stream, fd, prefix, options.get("--files"), f"{name}.{rank}.{end}")
-        for stream, fd, end in ((child.stdout, 1, "out"), (child.stderr, 2, "err"))
-    ]
+    prefix, folder = prefix_of(spec, name, rank, "--colour" in options), options.get("--files")
+    copies = []
+    for stream, fd, end in ((child.stdout, 1, "out"), (child.stderr, 2, "err")):
+        target = (rank_output.opened(folder, f"{name}.{rank}.{end}"), b"") if folder else (fd, prefix)
+        copies.append(rank_output.copy(stream, [target]))
     said: list[str] = []
     if has_head:
         os.close(pipe[1])
         copies.append(_pass_on(pipe[0], f"{name} {rank}", said))
     status, when = child.wait(), time.time()
-    for copy in copies:
-        copy.join(2.0)
+    rank_output.finish(child, copies)
     _say_end(program, rank, status, when if has_head else None)
     if program.on_failure == "continue" and (JOINED in said or not program.joins):
         if status and has_head and DONE not in said:
@@ -148,38 +131,11 @@ def _tell(words: str) -> None:
     os.write(1, f"{MARK}{words}\n".encode())
 
 
-def _die_with_parent() -> None:
-    """A supervisor that is killed takes its program along (Linux)."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "prctl"):
-        libc.prctl(1, signal.SIGKILL)
-
-
 def prefix_of(spec: specs.JobSpec, name: str, rank: int, coloured: bool) -> bytes:
     """`[ocean 0] `, in a colour of the program's own if a terminal shows it."""
     text = f"[{name} {rank}] " if spec.programs[name].ranks > 1 else f"[{name}] "
     colour = _COLOURS[list(spec.programs).index(name) % len(_COLOURS)]
     return f"\033[{colour}m{text}\033[0m".encode() if coloured else text.encode()
-
-
-def _copy(
-    stream: IO[bytes] | None, fd: int, prefix: bytes, folder: str | None, name: str
-) -> threading.Thread:
-    """Copy stream line by line, marked, to our own output or to a file."""
-    assert stream is not None
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        fd, prefix = os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), b""
-
-    def copy() -> None:
-        for line in stream:
-            os.write(fd, prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
-
-    thread = threading.Thread(target=copy, daemon=True)
-    thread.start()
-    return thread
 
 
 def _pass_on(fd: int, name: str, said: list[str]) -> threading.Thread:
