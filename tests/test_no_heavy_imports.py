@@ -36,7 +36,7 @@ def python(code: str) -> str:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import hpcomm",
+        "import hpcomm, hpcomm.compat",
         "import hpcomm; dir(hpcomm); hpcomm.__version__",
         "from hpcomm import HpcommError, RankError, WaitTimeoutError",
         "from hpcomm import Communicator, Request, Status, P2POp, premul_sum, wait_all, as_buffer",

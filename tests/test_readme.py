@@ -22,7 +22,7 @@ DOCUMENTS = [
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("tour", "concepts", "errors", "algorithms", "meshes", "torch", "within")
+        for name in ("tour", "concepts", "errors", "algorithms", "meshes", "mpi4py", "torch", "within")
     ),
 ]
 TIMEOUT_S = 60
@@ -65,11 +65,12 @@ EXAMPLES = [example for document in DOCUMENTS for example in examples(document)]
 
 
 def run(code: str, folder: Path) -> tuple[int, str]:
-    """Exit status and output of code as train.py on two ranks."""
+    """Exit status and output of code as train.py on two ranks, or as many as its first line says."""
+    ranks = re.match(r"# (\d) ranks", code)
     (folder / "train.py").write_text(code, encoding="utf-8")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
-        [sys.executable, "-m", "hpcomm", "run", "-n", "2", "python", "train.py"],
+        [sys.executable, "-m", "hpcomm", "run", "-n", ranks[1] if ranks else "2", "python", "train.py"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
@@ -98,8 +99,9 @@ def missing(shown: str, output: str) -> str | None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_every_example_prints_what_the_document_shows(example: Example, tmp_path: Path) -> None:
-    for library, words in (("torch", "import torch"), ("zarr", "zarr.save(")):
-        if words in example.code and not importlib.util.find_spec(library):
+    libraries = re.findall(r"^(?:import|from) (\w+)", example.code, re.MULTILINE)
+    for library in [*libraries, *["zarr"] * ("zarr.save(" in example.code)]:
+        if not importlib.util.find_spec(library):
             pytest.skip(f"{library} is not installed")
     status, output = run(example.code, tmp_path)
     assert (status != 0) == example.fails, f"status {status}:\n{output}"

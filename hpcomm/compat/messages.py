@@ -1,0 +1,199 @@
+"""Messages between two ranks, of arrays and of objects.
+
+An object travels as with mpi4py: as the bytes that MPI.pickle makes of it, in a plain message. So Probe finds
+both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from ..errors import MismatchError
+from .buffers import plain
+from .requests import Request, is_short, note
+from .surface import Like, Surface, beside
+
+if TYPE_CHECKING:
+    from mpi4py.typing import Buffer, BufSpec
+    from typing_extensions import Self
+
+    from .buffers import Array
+
+__all__ = ["Message", "Messages"]
+
+_Status = MPI.Status | None
+
+
+class Messages(Surface):
+    """Messages. What is contiguous goes by hpcomm; other datatypes, and modes of sending, beside it."""
+
+    # -- arrays ----------------------------------------------------------------------------------------
+    def Send(self, buf: BufSpec, dest: int, tag: int = 0) -> None:  # noqa: N802
+        x = plain(buf)
+        if x is None:
+            return self.communicator.mpi.Send(buf, dest, tag)
+        self.communicator.send(x, dest, tag)
+
+    def Recv(  # noqa: N802
+        self, buf: BufSpec, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
+    ) -> None:
+        x = plain(buf)
+        if x is None:
+            return self.communicator.mpi.Recv(buf, source, tag, status)
+        try:
+            self.communicator.recv(x, source, tag, status=status)
+        except MismatchError as error:
+            if not is_short(error, status):
+                raise
+
+    def Isend(self, buf: BufSpec, dest: int, tag: int = 0) -> MPI.Request:  # noqa: N802
+        x = plain(buf)
+        if x is None:
+            return self.communicator.mpi.Isend(buf, dest, tag)
+        return Request.over(self.communicator.isend(x, dest, tag))
+
+    def Irecv(  # noqa: N802
+        self, buf: BufSpec, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG
+    ) -> MPI.Request:
+        x = plain(buf)
+        if x is None:
+            return self.communicator.mpi.Irecv(buf, source, tag)
+        return Request.over(self.communicator.irecv(x, source, tag))
+
+    def Sendrecv(  # noqa: N802
+        self, sendbuf: BufSpec, dest: int, sendtag: int = 0, recvbuf: BufSpec | None = None,
+        source: int = MPI.ANY_SOURCE, recvtag: int = MPI.ANY_TAG, status: _Status = None,
+    ) -> None:  # fmt: skip
+        x, out = plain(sendbuf), plain(recvbuf)
+        if x is None or out is None:
+            mpi = self.communicator.mpi
+            return mpi.Sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
+        self._swap(x, out, dest, sendtag, source, recvtag, status)
+
+    def Sendrecv_replace(  # noqa: N802
+        self, buf: BufSpec, dest: int, sendtag: int = 0, source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG, status: _Status = None,
+    ) -> None:  # fmt: skip
+        x = plain(buf)
+        if x is None:
+            return self.communicator.mpi.Sendrecv_replace(buf, dest, sendtag, source, recvtag, status)
+        self._swap(x, x, dest, sendtag, source, recvtag, status)
+
+    def _swap(
+        self, x: Array, out: Array, dest: int, sendtag: int, source: int, recvtag: int, status: _Status
+    ) -> None:
+        try:
+            self.communicator.sendrecv(x, dest, source, sendtag, recvtag, out=out, status=status)
+        except MismatchError as error:
+            if not is_short(error, status):
+                raise
+
+    def Probe(  # noqa: N802
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
+    ) -> Literal[True]:
+        seen = self.communicator.probe(source, tag)
+        note(status, seen.source, seen.tag, seen.nbytes)
+        return True
+
+    def Iprobe(  # noqa: N802
+        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
+    ) -> bool:
+        seen = self.communicator.iprobe(source, tag)
+        if seen is not None:
+            note(status, seen.source, seen.tag, seen.nbytes)
+        return seen is not None
+
+    # -- objects ---------------------------------------------------------------------------------------
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self.communicator.send(_pickled(obj, dest), dest, tag)
+
+    def recv(
+        self, buf: Buffer | None = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG,
+        status: _Status = None,
+    ) -> Any:  # fmt: skip
+        """buf: memory for what comes, which need not be given, and is not taken."""
+        if source == MPI.PROC_NULL:
+            return self.communicator.mpi.recv(buf, source, tag, status)
+        return _unpickled(self.communicator.recv(None, source, tag, dtype="uint8", status=status))
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> MPI.Request:
+        return Request.over(self.communicator.isend(_pickled(obj, dest), dest, tag))
+
+    def irecv(
+        self, buf: Buffer | None = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG
+    ) -> MPI.Request:
+        """An object of any size; buf is not taken."""
+        if source == MPI.PROC_NULL:
+            return self.communicator.mpi.irecv(buf, source, tag)
+        return Request.over(self.communicator.irecv(None, source, tag, dtype="uint8"), _unpickled)
+
+    def sendrecv(
+        self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Buffer | None = None,
+        source: int = MPI.ANY_SOURCE, recvtag: int = MPI.ANY_TAG, status: _Status = None,
+    ) -> Any:  # fmt: skip
+        going = self.communicator.isend(_pickled(sendobj, dest), dest, sendtag)
+        got = self.recv(recvbuf, source, recvtag, status)
+        going.wait()
+        return got
+
+    probe, iprobe = Probe, Iprobe
+
+    # -- beside hpcomm ---------------------------------------------------------------------------------
+    Ssend, Bsend, Rsend = beside(MPI.Comm.Ssend), beside(MPI.Comm.Bsend), beside(MPI.Comm.Rsend)
+    Issend, Ibsend, Irsend = beside(MPI.Comm.Issend), beside(MPI.Comm.Ibsend), beside(MPI.Comm.Irsend)
+    ssend, bsend = beside(MPI.Comm.ssend), beside(MPI.Comm.bsend)
+    issend, ibsend = beside(MPI.Comm.issend), beside(MPI.Comm.ibsend)
+    Isendrecv, Isendrecv_replace = beside(MPI.Comm.Isendrecv), beside(MPI.Comm.Isendrecv_replace)
+    Mprobe, Improbe = beside(MPI.Comm.Mprobe), beside(MPI.Comm.Improbe)
+    mprobe, improbe = beside(MPI.Comm.mprobe), beside(MPI.Comm.improbe)
+    Send_init, Recv_init = beside(MPI.Comm.Send_init), beside(MPI.Comm.Recv_init)
+    Psend_init, Precv_init = beside(MPI.Comm.Psend_init), beside(MPI.Comm.Precv_init)
+    Ssend_init, Bsend_init = beside(MPI.Comm.Ssend_init), beside(MPI.Comm.Bsend_init)
+    Rsend_init = beside(MPI.Comm.Rsend_init)
+    Attach_buffer, Detach_buffer = beside(MPI.Comm.Attach_buffer), beside(MPI.Comm.Detach_buffer)
+    Flush_buffer, Iflush_buffer = beside(MPI.Comm.Flush_buffer), beside(MPI.Comm.Iflush_buffer)
+
+
+class Message(MPI.Message, metaclass=Like):
+    """A message that was matched by a probe."""
+
+    @classmethod
+    def Probe(  # noqa: N802
+        cls, comm: MPI.Comm, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
+    ) -> Self:
+        return cast("Self", _there(comm).Mprobe(source, tag, status))
+
+    @classmethod
+    def Iprobe(  # noqa: N802
+        cls, comm: MPI.Comm, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
+    ) -> Self | None:
+        return cast("Self | None", _there(comm).Improbe(source, tag, status))
+
+    @classmethod
+    def probe(
+        cls, comm: MPI.Comm, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
+    ) -> Self:
+        return cast("Self", _there(comm).mprobe(source, tag, status))
+
+    @classmethod
+    def iprobe(
+        cls, comm: MPI.Comm, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
+    ) -> Self | None:
+        return cast("Self | None", _there(comm).improbe(source, tag, status))
+
+
+def _there(comm: MPI.Comm) -> MPI.Comm:
+    """Where the messages of comm are."""
+    return comm.communicator.mpi if isinstance(comm, Surface) else comm
+
+
+def _pickled(obj: object, dest: int) -> Array:
+    """obj as bytes; to nobody nothing is sent, as with mpi4py."""
+    return np.frombuffer(b"" if dest == MPI.PROC_NULL else MPI.pickle.dumps(obj), np.uint8)
+
+
+def _unpickled(got: Array) -> object:
+    return MPI.pickle.loads(got.data) if got.size else None

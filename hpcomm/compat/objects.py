@@ -1,0 +1,54 @@
+"""Collectives on Python objects: hpcomm's, in which arrays travel from and into their own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+from mpi4py import MPI
+
+from .surface import Surface
+
+__all__ = ["Objects"]
+
+_Op = MPI.Op | Callable[[Any, Any], Any]
+
+
+class Objects(Surface):
+    """Collectives on objects. Operators are called as Python functions, in the order of ranks."""
+
+    def barrier(self) -> None:
+        self.communicator.barrier()
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        return self.communicator.broadcast_object(obj, root)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        got: list[Any] | None = self.communicator.gather_object(sendobj, root)
+        return got
+
+    def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
+        return self.communicator.scatter_object(sendobj, root)
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        got: list[Any] = self.communicator.all_gather_object(sendobj)
+        return got
+
+    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+        got: list[Any] = self.communicator.all_to_all_object(sendobj)
+        return got
+
+    def reduce(self, sendobj: Any, op: _Op = MPI.SUM, root: int = 0) -> Any | None:
+        return self.communicator.reduce_object(sendobj, op, root)
+
+    def allreduce(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
+        return self.communicator.all_reduce_object(sendobj, op)
+
+    def scan(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
+        return reduce(op, self.allgather(sendobj)[: self.rank + 1])
+
+    def exscan(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
+        """None on rank 0."""
+        before = self.allgather(sendobj)[: self.rank]
+        return reduce(op, before) if before else None

@@ -1,0 +1,305 @@
+"""Requests as mpi4py has them, over requests of hpcomm; both kinds may stand in one list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from mpi4py import MPI
+
+from ..core.request import wait_any
+from ..errors import MismatchError
+from .surface import Like
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ..core.request import Request as OwnRequest
+
+__all__ = ["Request", "is_short", "note"]
+
+Then = Callable[[Any], object]
+Statuses = list[MPI.Status] | None
+
+
+def is_short(error: MismatchError, status: MPI.Status | None) -> bool:
+    """Whether a message was only shorter than its array, which MPI allows: status says so to the program."""
+    if error.lacks <= 0:
+        return False
+    note(status, error.source, error.tag, error.nbytes)
+    return True
+
+
+def note(status: MPI.Status | None, source: int, tag: int, nbytes: int) -> None:
+    """Tell the program where a message came from."""
+    if status is not None:
+        status.Set_source(source)
+        status.Set_tag(tag)
+        status.Set_elements(MPI.BYTE, nbytes)
+        status.Set_error(MPI.SUCCESS)
+
+
+class Request(MPI.Request, metaclass=Like):
+    """A request of hpcomm's, or one of MPI's own.
+
+    then: makes of what has come what the program gets, or brings it to its place.
+    """
+
+    _under: OwnRequest | None = None
+    _then: Then | None = None
+    _cancelled = False
+
+    @classmethod
+    def over(cls, under: OwnRequest, then: Then | None = None) -> Self:
+        """The program's handle of a request."""
+        made = cls()
+        made._under, made._then = under, then
+        return made
+
+    def __bool__(self) -> bool:
+        return self._under is not None or super().__bool__()
+
+    def __eq__(self, other: object, /) -> bool:
+        if self._under is not None or getattr(other, "_under", None) is not None:
+            return self is other
+        return super().__eq__(other)
+
+    def __ne__(self, other: object, /) -> bool:
+        return not self == other
+
+    __hash__ = object.__hash__
+
+    def _take(self, under: OwnRequest, status: MPI.Status | None) -> object:
+        """Wait for the end; the handle is null then."""
+        try:
+            got = None if self._cancelled else under.wait()
+        except MismatchError as error:
+            self._under = None
+            if not is_short(error, status):
+                raise
+            got = under.result
+        self._under = None
+        seen = under.status
+        if status is not None:
+            status.Set_cancelled(self._cancelled)
+            if seen is None or self._cancelled:
+                note(status, MPI.ANY_SOURCE, MPI.ANY_TAG, 0)
+            elif seen.nbytes or seen.source != -1:
+                note(status, seen.source, seen.tag, seen.nbytes)
+        return None if self._then is None else self._then(got)
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:  # noqa: N802
+        if self._under is None:
+            return super().Wait(status)
+        self._take(self._under, status)
+        return True
+
+    def wait(self, status: MPI.Status | None = None) -> Any:
+        if self._under is None:
+            return super().wait(status)
+        return self._take(self._under, status)
+
+    def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
+        if self._under is None:
+            return super().Test(status)
+        if not self._is_over():
+            return False
+        self._take(self._under, status)
+        return True
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, Any | None]:
+        if self._under is None:
+            return super().test(status)
+        return (True, self._take(self._under, status)) if self._is_over() else (False, None)
+
+    def Get_status(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
+        if self._under is None:
+            return super().Get_status(status)
+        return self._is_over()
+
+    get_status = Get_status
+
+    def Cancel(self) -> None:  # noqa: N802
+        """Take a receive back whose message has not begun to come; anything else goes on."""
+        if self._under is None:
+            super().Cancel()
+        elif not self._under.done():
+            self._cancelled = not self._under.withdraw() and self._under.done()
+
+    cancel = Cancel
+
+    def Free(self) -> None:  # noqa: N802
+        """Let it end unseen."""
+        if self._under is None:
+            super().Free()
+        else:
+            _freed[:] = [each for each in _freed if not each.done()]
+            _freed.append(self._under)
+            self._under = None
+
+    free = Free
+
+    def _is_over(self) -> bool:
+        return self._under is None or self._cancelled or self._under.done()
+
+    # -- several at once -----------------------------------------------------------------------------
+    @classmethod
+    def Waitall(cls, requests: Sequence[MPI.Request], statuses: Statuses = None) -> Literal[True]:  # noqa: N802
+        if not _any_own(requests):
+            return MPI.Request.Waitall(requests, statuses)
+        _ended(requests, range(len(requests)), statuses)
+        return True
+
+    @classmethod
+    def waitall(cls, requests: Sequence[MPI.Request], statuses: Statuses = None) -> list[Any]:
+        if not _any_own(requests):
+            return MPI.Request.waitall(requests, statuses)
+        return _ended(requests, range(len(requests)), statuses)
+
+    @classmethod
+    def Testall(cls, requests: Sequence[MPI.Request], statuses: Statuses = None) -> bool:  # noqa: N802
+        return cls.testall(requests, statuses)[0]
+
+    @classmethod
+    def testall(
+        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
+    ) -> tuple[bool, list[Any] | None]:
+        if not all(each.Get_status() for each in requests):
+            return False, None
+        return True, _ended(requests, range(len(requests)), statuses)
+
+    @classmethod
+    def Waitany(cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> int:  # noqa: N802
+        return cls.waitany(requests, status)[0]
+
+    @classmethod
+    def waitany(cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> tuple[int, Any]:
+        if not _any_own(requests):
+            return MPI.Request.waitany(requests, status)
+        i = _some(requests)[0]
+        return i, requests[i].wait(status)
+
+    @classmethod
+    def Testany(  # noqa: N802
+        cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None
+    ) -> tuple[int, bool]:
+        return cls.testany(requests, status)[:2]
+
+    @classmethod
+    def testany(
+        cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None
+    ) -> tuple[int, bool, Any | None]:
+        if not _any_own(requests):
+            return MPI.Request.testany(requests, status)
+        i = next(_over(requests), None)
+        return (MPI.UNDEFINED, False, None) if i is None else (i, True, requests[i].wait(status))
+
+    @classmethod
+    def Waitsome(  # noqa: N802
+        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
+    ) -> list[int] | None:
+        return cls.waitsome(requests, statuses)[0]
+
+    @classmethod
+    def waitsome(
+        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        if not _any_own(requests):
+            return MPI.Request.waitsome(requests, statuses)
+        ready = _some(requests)
+        return ready, _ended(requests, ready, statuses)
+
+    @classmethod
+    def Testsome(  # noqa: N802
+        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
+    ) -> list[int] | None:
+        return cls.testsome(requests, statuses)[0]
+
+    @classmethod
+    def testsome(
+        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        if not _any_own(requests):
+            return MPI.Request.testsome(requests, statuses)
+        ready = list(_over(requests))
+        return ready, _ended(requests, ready, statuses)
+
+    @classmethod
+    def Get_status_all(  # noqa: N802
+        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
+    ) -> bool:
+        if not _any_own(requests):
+            return MPI.Request.Get_status_all(requests, statuses)
+        return all(each.Get_status() for each in requests)
+
+    get_status_all = Get_status_all
+
+    @classmethod
+    def Get_status_any(  # noqa: N802
+        cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None
+    ) -> tuple[int, bool]:
+        if not _any_own(requests):
+            return MPI.Request.Get_status_any(requests, status)
+        i = next(_over(requests), None)
+        return (MPI.UNDEFINED, False) if i is None else (i, True)
+
+    get_status_any = Get_status_any
+
+    @classmethod
+    def Get_status_some(  # noqa: N802
+        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
+    ) -> list[int] | None:
+        if not _any_own(requests):
+            return MPI.Request.Get_status_some(requests, statuses)
+        return list(_over(requests))
+
+    get_status_some = Get_status_some
+
+
+_freed: list[OwnRequest] = []
+
+
+def _own(request: MPI.Request) -> OwnRequest | None:
+    return getattr(request, "_under", None)
+
+
+def _any_own(requests: Sequence[MPI.Request]) -> bool:
+    return any(_own(each) is not None for each in requests)
+
+
+def _ended(requests: Sequence[MPI.Request], which: Sequence[int], statuses: Statuses) -> list[Any]:
+    """Wait for those at these places, hpcomm's first: while these wait, MPI moves its own on."""
+    seen = [MPI.Status() for _ in which]
+    results: list[Any] = [None] * len(which)
+    for at in sorted(range(len(which)), key=lambda at: _own(requests[which[at]]) is None):
+        results[at] = requests[which[at]].wait(seen[at])
+    if statuses is not None:
+        statuses[: len(seen)] = seen
+    return results
+
+
+def _over(requests: Sequence[MPI.Request]) -> Iterator[int]:
+    """The places of those that are complete and that nobody has waited for."""
+    return (i for i, each in enumerate(requests) if each and each.Get_status())
+
+
+def _some(requests: Sequence[MPI.Request]) -> list[int]:
+    """Wait until some are complete: which."""
+    own = [under for each in requests if (under := _own(each)) is not None]
+    delay = 0.0
+    while not (ready := list(_over(requests))):
+        if len(own) == sum(map(bool, requests)):
+            _until_any(own)
+        else:
+            time.sleep(delay)
+            delay = min(delay + 2e-6, 5e-4)
+    return ready
+
+
+def _until_any(own: list[OwnRequest]) -> None:
+    needs = own[0].waits_for
+    try:
+        wait_any(own, None if needs is None else needs[0].timeout_s)
+    except MismatchError:
+        return  # who takes the request hears of it

