@@ -289,7 +289,8 @@ def no_attribute(comm: Communicator, name: str) -> str:
         hint += " takes and returns arrays; "
     if not hasattr(MPI.Comm, name) and not hasattr(MPI.Intracomm, name):
         return what
-    return f"{what}\n  where: {where(name, comm)}\n  try:   {hint}comm.mpi.{name} is mpi4py's own"
+    own = f"MPI.of(comm).{name} of hpcomm.compat is as mpi4py has it, comm.mpi.{name} mpi4py's own"
+    return f"{what}\n  where: {where(name, comm)}\n  try:   {hint}{own}"
 
 
 def _tag(comm: Communicator, verb: str, tag: int) -> int:

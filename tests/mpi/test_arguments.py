@@ -485,6 +485,7 @@ def test_mpi4pys_verbs_of_buffers_name_their_twin_and_are_not_there(comm: Any) -
         text = said(lambda name=name: getattr(comm, name))
         assert hint in text
         assert f"comm.mpi.{name}" in text
+        assert f"MPI.of(comm).{name} of hpcomm.compat" in text
         assert "test_arguments.py" in text
         assert not hasattr(comm, name)
     assert said(lambda: comm.nosuch) == "a Communicator has no nosuch"
