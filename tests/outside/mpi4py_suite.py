@@ -3,10 +3,10 @@
     pip download --no-binary :all: --no-deps mpi4py==4.1.2; tar xf mpi4py-4.1.2.tar.gz
     .venv-openmpi/bin/python tests/outside/mpi4py_suite.py mpi4py-4.1.2 --ranks 1 3
 
-Prints a table: for each of its files, how many tests pass on all ranks through mpi4py itself, and through
-hpcomm.compat. A file runs in a job of its own, and each test is noted as it ends: so it is known which one
-ends the job, or hangs. A demo (--demos) passes if it ends with status 0, on three ranks; benchmarks, programs
-that start others and those for one rank are left out.
+Prints a table: for each of its files, how many tests pass on all ranks through mpi4py itself, and how many of
+these through hpcomm.compat. Each test is noted as it ends: so it is known which one ends the job, or hangs.
+A demo (--demos) passes if it ends with status 0, on three ranks; benchmarks, programs that start others and
+those for one rank are left out.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Noted(unittest.TestResult):
             self.addFailure(test, err)
 
 
-def as_rank(folder: str, module: str, through: str, out: str) -> None:
-    """Run one file's tests on this rank."""
+def as_rank(folder: str, modules: str, through: str, out: str) -> None:
+    """Run the tests of some files on this rank."""
     sys.path.insert(0, folder)
     for name in ("cupy", "numba"):
         sys.modules[name] = None  # type: ignore[assignment]
@@ -101,33 +101,65 @@ def as_rank(folder: str, module: str, through: str, out: str) -> None:
         sys.meta_path.insert(0, Finder)
     from mpi4py import MPI
 
-    suite = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
     with (Path(out) / f"rank-{MPI.COMM_WORLD.Get_rank()}").open("w") as file:
-        suite.run(Noted(file))
+        for module in modules.split(","):
+            suite = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
+            suite.run(Noted(file))
+            file.write(json.dumps([module, "ended", ""]) + "\n")
 
 
-def outcomes(python: str, folder: Path, module: str, through: str, ranks: int) -> dict[str, tuple[str, str]]:
-    """What came of each test of a file: the worst of all ranks, and why."""
+Outcomes = dict[str, tuple[str, str]]  # of tests: how it went, and why
+
+
+def outcomes(folder: Path, modules: list[str], through: str, ranks: int) -> Outcomes:
+    """What came of each test of these files: the worst of all ranks.
+
+    All in one job; if a test ends it, the files behind it go on in another one.
+    """
+    found: Outcomes = {}
+    left = list(modules)
+    while left:
+        rows = job(folder, left, through, ranks)
+        over = 0
+        while over < len(left) and all(left[over] in row for row in rows):
+            over += 1
+        for row in rows:
+            for name, (outcome, why) in row.items():
+                known = found.get(name, ("passed", ""))
+                if name not in modules and _ORDER.index(outcome) <= _ORDER.index(known[0]):
+                    found[name] = outcome, why
+        if over < len(left) and not any(name.startswith(f"{left[over]}.") for name in found):
+            found[left[over]] = "failed", "no test ran"
+        left = left[over + 1 :]
+    return found
+
+
+_ORDER = ("failed", "begun", "skipped", "passed")
+
+
+def job(folder: Path, modules: list[str], through: str, ranks: int) -> list[Outcomes]:
+    """What each rank has noted."""
     with tempfile.TemporaryDirectory() as out:
-        words = [__file__, "--as-rank", str(folder), module, through, out]
-        launch = [python, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", "90", "python", *words]
-        done = subprocess.run(launch, capture_output=True, text=True, timeout=150, check=False)
-        found: dict[str, tuple[str, str]] = {}
-        rows = [_read(Path(out) / f"rank-{rank}") for rank in range(ranks)]
-    if not any(rows):
-        return {module: ("failed", done.stderr[-600:])}
-    order = ("failed", "begun", "skipped", "passed")
-    for row in rows:
-        for name, (outcome, why) in row.items():
-            known = found.get(name, ("passed", ""))
-            if name not in found or order.index(outcome) < order.index(known[0]):
-                found[name] = outcome, why
-    return {name: ("hung" if outcome == "begun" else outcome, why) for name, (outcome, why) in found.items()}
+        words = [__file__, "--as-rank", str(folder), ",".join(modules), through, out]
+        launch = [
+            sys.executable,
+            "-m",
+            "hpcomm",
+            "run",
+            "-n",
+            str(ranks),
+            "--timeout",
+            "240",
+            "python",
+            *words,
+        ]
+        subprocess.run(launch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300, check=False)
+        return [_read(Path(out) / f"rank-{rank}") for rank in range(ranks)]
 
 
-def _read(path: Path) -> dict[str, tuple[str, str]]:
+def _read(path: Path) -> Outcomes:
     """Of each test the last line, but one that failed does not pass afterwards."""
-    found: dict[str, tuple[str, str]] = {}
+    found: Outcomes = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         name, outcome, why = json.loads(line)
         if found.get(name, ("",))[0] != "failed":
@@ -180,28 +212,31 @@ def main(words: Sequence[str] | None = None) -> None:
     folder = given.sdist.resolve() / "test"
     modules = sorted(path.stem for path in folder.glob("test_*.py"))
     modules = [m for m in modules if given.only in m and m.removeprefix("test_") not in _OTHERS]
-    print("| file | ranks | mpi4py passes | through hpcomm: passes | fails | hangs | skips |")
-    print("|---|---|---|---|---|---|---|")
+    for ranks in given.ranks:
+        show(folder, modules, ranks, given.why)
+
+
+def show(folder: Path, modules: list[str], ranks: int, says_why: bool) -> None:
+    """Print the table of one number of ranks."""
+    raw = outcomes(folder, modules, "mpi4py", ranks)
+    own = outcomes(folder, modules, "hpcomm", ranks)
+    print(f"| file ({ranks} ranks) | pass with mpi4py | of these with hpcomm.compat | fail | end the job |")
+    print("|---|---|---|---|---|")
     total: Counter[str] = Counter()
-    whys = []
-    for module in modules:
-        for ranks in given.ranks:
-            raw = outcomes(sys.executable, folder, module, "mpi4py", ranks)
-            own = outcomes(sys.executable, folder, module, "hpcomm", ranks)
-            before = Counter(outcome for outcome, _ in raw.values())
-            after = Counter(outcome for outcome, _ in own.values())
-            print(f"| {module} | {ranks} | {before['passed']} | {after['passed']} | {after['failed']} "
-                  f"| {after['hung']} | {after['skipped']} |", flush=True)  # fmt: skip
-            total += Counter({"mpi4py": before["passed"]}) + after
-            whys += [
-                f"{name} ({ranks} ranks): {outcome}: {why}"
-                for name, (outcome, why) in own.items()
-                if outcome in ("failed", "hung") and raw.get(name, ("",))[0] == "passed"
-            ]
-    print(f"| all | | {total['mpi4py']} | {total['passed']} | {total['failed']} | {total['hung']} "
-          f"| {total['skipped']} |")  # fmt: skip
-    if given.why:
-        print(*whys, sep="\n")
+    for module in [*modules, ""]:
+        names = [name for name, (how, _) in raw.items() if how == "passed" and name.startswith(f"{module}.")]
+        after = Counter(own.get(name, ("not reached", ""))[0] for name in names)
+        after["all"] = len(names)
+        total += after
+        shown = after if module else total
+        numbers = (
+            shown["all"], shown["passed"], shown["failed"] + shown["skipped"],
+            shown["begun"] + shown["not reached"],
+        )  # fmt: skip
+        print("|", module.removeprefix("test_") or "all", *(f"| {number}" for number in numbers), "|")
+    for name, (how, why) in own.items() if says_why else ():
+        if how != "passed" and raw.get(name, ("",))[0] == "passed":
+            print(f"{name}: {how}: {why}")
 
 
 if __name__ == "__main__":
