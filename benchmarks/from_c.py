@@ -61,7 +61,9 @@ def here() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-n", type=int, default=2, help="ranks (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="jobs of each kind (%(default)s)")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)

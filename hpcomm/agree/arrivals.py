@@ -66,15 +66,13 @@ def _verb() -> str:
 def _look_at(comm: Comm, ranks: tuple[int, ...]) -> None:
     """Raise if one of those who have not come to this call never will."""
     for rank in ranks:
+        begun, log = _call_between(comm, rank)
         region = comm.node_regions.get(rank)
-        log = next((log for peer, _, log in comm.watched[1] if peer == rank), None) if comm.watched else None
         has_left = log is not None and posted(log, last_call(log)) == LEFT
         has_ended = region is not None and region.ended
-        begun = 0 if log is None or comm.watched is None else last_call(comm.watched[0]) + 1
-        is_elsewhere = log is not None and last_call(log) >= begun
-        if not (has_left or has_ended or is_elsewhere) or _has_come(comm, rank):
+        if not (has_left or has_ended or begun) or _has_come(comm, rank):
             continue
-        if is_elsewhere and log is not None and region is not None and not has_left:
+        if begun and log is not None:
             raise _elsewhere(comm, rank, begun, log)
         comm.fall_out()
         why = "is out of step" if has_left else "has ended"
@@ -84,6 +82,17 @@ def _look_at(comm: Comm, ranks: tuple[int, ...]) -> None:
             "look at what that rank printed; every rank must make the same collective calls",
             [rank],
         )
+
+
+def _call_between(comm: Comm, rank: int) -> tuple[int, memoryview | None]:
+    """The number of a call in the log that a rank has made and this one has not, 0 if there is none; and the
+    log."""
+    mine, peers = comm.watched or (None, [])
+    log = next((log for peer, _, log in peers if peer == rank), None)
+    if mine is None or log is None:
+        return 0, log
+    number = last_call(mine) + 1
+    return (0 if posted(log, number) in (None, LEFT) else number), log
 
 
 def _has_come(comm: Comm, rank: int) -> bool:
@@ -106,6 +115,9 @@ def _elsewhere(comm: Comm, rank: int, number: int, log: memoryview) -> HpcommErr
 
 def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
     """rank has come to the same call with another signature."""
+    begun, log = _call_between(comm, rank)
+    if begun and log is not None:  # it made, or refused, another call before
+        return _elsewhere(comm, rank, begun, log)
     if segment.current is None:
         raise AssertionError("a node without a segment")
     total = call_number(comm)

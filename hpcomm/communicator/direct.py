@@ -37,6 +37,9 @@ else:
 __all__ = ["NO_DIRECT", "ByLibrary"]
 
 
+_LARGEST = 2**31 - 1  # elements of one call of MPI, and so bytes that are no more
+
+
 class NoDirect:
     """Every call takes the general path."""
 
@@ -58,8 +61,8 @@ class ByLibrary(NoDirect):
 
     def __init__(self, comm: Communicator) -> None:
         self._comm, self._size, self._rank = comm, comm.size, comm.rank
-        self._mpi, self._array = comm.mpi_handle, np.ndarray
-        self._most = transport.largest_count if comm.devices is None else comm.devices.eager
+        self._mpi = comm.mpi_handle
+        self._most = _LARGEST if comm.devices is None else comm.devices.eager  # bytes
         self._moved = cache(_moved)  # by dtype: MPI's type, its code
         self._reduced = cache(_reduced)  # by operator and dtype: the same, MPI's operator, its code
 
@@ -161,7 +164,7 @@ class ByLibrary(NoDirect):
 
     def _takes(self, x: Any, blocks: bool = False) -> bool:
         """Whether x is a plain array; blocks: of one block for each rank."""
-        if type(x) is not self._array or not x.flags.c_contiguous or x.nbytes > self._most:
+        if type(x) is not np.ndarray or not x.flags.c_contiguous or x.nbytes > self._most:
             return False
         return not blocks or (x.ndim > 0 and len(x) == self._size)
 
@@ -172,7 +175,7 @@ class ByLibrary(NoDirect):
         """out if it can receive, or a new array; None: the general path has to look at it."""
         if out is None:
             return np.empty(shape, x.dtype)
-        if type(out) is not self._array or out.shape != shape or out.dtype != x.dtype:
+        if type(out) is not np.ndarray or out.shape != shape or out.dtype != x.dtype:
             return None
         if not (out.flags.c_contiguous and out.flags.writeable):
             return None

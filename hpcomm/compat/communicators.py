@@ -15,7 +15,7 @@ from .requests import Request
 from .surface import Like, Surface, met, named, theirs
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = [
     "Cartcomm",

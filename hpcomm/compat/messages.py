@@ -17,8 +17,9 @@ from .requests import Request, is_short, note
 from .surface import Like, Surface, beside
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from mpi4py.typing import Buffer, BufSpec
-    from typing_extensions import Self
 
     from .buffers import Array
 

@@ -13,7 +13,7 @@ from ..errors import MismatchError
 from .surface import Like
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from ..core.request import Request as OwnRequest
 
