@@ -240,8 +240,8 @@ def _dtype_of(buf: Any) -> np.dtype[Any]:
     capsule = buf.__dlpack__()
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    code, bits = ctypes.string_at(pointer(capsule, b"dltensor") + _DTYPE_AT, 2)
-    return np.dtype(f"{_DLPACK_KINDS[code]}{bits // 8}")
+    code, bits, lanes, _ = ctypes.string_at(pointer(capsule, b"dltensor") + _DTYPE_AT, 4)
+    return np.dtype(f"{'c' if lanes == 2 else _DLPACK_KINDS[code]}{bits * lanes // 8}")
 
 
 def _view(spec: _Spec, blocks: int) -> Array:

@@ -91,8 +91,8 @@ class Noted(unittest.TestResult):
             self.addFailure(test, err)
 
 
-def as_rank(folder: str, modules: str, through: str, out: str) -> None:
-    """Run the tests of some files on this rank."""
+def as_rank(folder: str, module: str, through: str, out: str) -> None:
+    """Run one file's tests on this rank."""
     sys.path.insert(0, folder)
     for name in ("cupy", "numba"):
         sys.modules[name] = None  # type: ignore[assignment]
@@ -101,46 +101,34 @@ def as_rank(folder: str, modules: str, through: str, out: str) -> None:
         sys.meta_path.insert(0, Finder)
     from mpi4py import MPI
 
+    suite = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
     with (Path(out) / f"rank-{MPI.COMM_WORLD.Get_rank()}").open("w") as file:
-        for module in modules.split(","):
-            suite = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
-            suite.run(Noted(file))
-            file.write(json.dumps([module, "ended", ""]) + "\n")
+        suite.run(Noted(file))
 
 
 Outcomes = dict[str, tuple[str, str]]  # of tests: how it went, and why
 
 
-def outcomes(folder: Path, modules: list[str], through: str, ranks: int) -> Outcomes:
-    """What came of each test of these files: the worst of all ranks.
-
-    All in one job; if a test ends it, the files behind it go on in another one.
+def outcomes(folder: Path, module: str, through: str, ranks: int) -> Outcomes:
+    """What came of each test of a file: the worst of all ranks. In a job of its own, since ranks that have
+    disagreed about a call stay out of step.
     """
     found: Outcomes = {}
-    left = list(modules)
-    while left:
-        rows = job(folder, left, through, ranks)
-        over = 0
-        while over < len(left) and all(left[over] in row for row in rows):
-            over += 1
-        for row in rows:
-            for name, (outcome, why) in row.items():
-                known = found.get(name, ("passed", ""))
-                if name not in modules and _ORDER.index(outcome) <= _ORDER.index(known[0]):
-                    found[name] = outcome, why
-        if over < len(left) and not any(name.startswith(f"{left[over]}.") for name in found):
-            found[left[over]] = "failed", "no test ran"
-        left = left[over + 1 :]
+    for row in job(folder, module, through, ranks):
+        for name, (outcome, why) in row.items():
+            known = found.get(name, ("passed", ""))
+            if _ORDER.index(outcome) <= _ORDER.index(known[0]):
+                found[name] = outcome, why
     return found
 
 
 _ORDER = ("failed", "begun", "skipped", "passed")
 
 
-def job(folder: Path, modules: list[str], through: str, ranks: int) -> list[Outcomes]:
+def job(folder: Path, module: str, through: str, ranks: int) -> list[Outcomes]:
     """What each rank has noted."""
     with tempfile.TemporaryDirectory() as out:
-        words = [__file__, "--as-rank", str(folder), ",".join(modules), through, out]
+        words = [__file__, "--as-rank", str(folder), module, through, out]
         launch = [
             sys.executable,
             "-m",
@@ -153,7 +141,7 @@ def job(folder: Path, modules: list[str], through: str, ranks: int) -> list[Outc
             "python",
             *words,
         ]
-        subprocess.run(launch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300, check=False)
+        subprocess.run(launch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=150, check=False)
         return [_read(Path(out) / f"rank-{rank}") for rank in range(ranks)]
 
 
@@ -202,7 +190,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sdist", type=Path, help="unpacked source of the mpi4py that is installed")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 3])
-    parser.add_argument("--only", default="", help="files whose name has this in it")
+    parser.add_argument("--only", default="", help="files whose name this regular expression finds")
     parser.add_argument("--why", action="store_true", help="say of each test that does not pass why")
     parser.add_argument("--demos", action="store_true", help="the demos alone")
     given = parser.parse_args(words)
@@ -211,32 +199,33 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     folder = given.sdist.resolve() / "test"
     modules = sorted(path.stem for path in folder.glob("test_*.py"))
-    modules = [m for m in modules if given.only in m and m.removeprefix("test_") not in _OTHERS]
+    modules = [m for m in modules if re.search(given.only, m) and m.removeprefix("test_") not in _OTHERS]
     for ranks in given.ranks:
         show(folder, modules, ranks, given.why)
 
 
 def show(folder: Path, modules: list[str], ranks: int, says_why: bool) -> None:
     """Print the table of one number of ranks."""
-    raw = outcomes(folder, modules, "mpi4py", ranks)
-    own = outcomes(folder, modules, "hpcomm", ranks)
     print(f"| file ({ranks} ranks) | pass with mpi4py | of these with hpcomm.compat | fail | end the job |")
     print("|---|---|---|---|---|")
     total: Counter[str] = Counter()
-    for module in [*modules, ""]:
-        names = [name for name, (how, _) in raw.items() if how == "passed" and name.startswith(f"{module}.")]
-        after = Counter(own.get(name, ("not reached", ""))[0] for name in names)
+    whys = []
+    for module in modules:
+        raw, own = (outcomes(folder, module, through, ranks) for through in ("mpi4py", "hpcomm"))
+        names = [name for name, (how, _) in raw.items() if how == "passed"]
+        after = Counter(own.get(name, ("begun", ""))[0] for name in names)
         after["all"] = len(names)
         total += after
-        shown = after if module else total
-        numbers = (
-            shown["all"], shown["passed"], shown["failed"] + shown["skipped"],
-            shown["begun"] + shown["not reached"],
-        )  # fmt: skip
-        print("|", module.removeprefix("test_") or "all", *(f"| {number}" for number in numbers), "|")
-    for name, (how, why) in own.items() if says_why else ():
-        if how != "passed" and raw.get(name, ("",))[0] == "passed":
-            print(f"{name}: {how}: {why}")
+        show_row(module.removeprefix("test_"), after)
+        whys += [f"{name}: {how}: {why}" for name, (how, why) in own.items() if how in ("failed", "begun")]
+    show_row("all", total)
+    if says_why:
+        print(*whys, sep="\n")
+
+
+def show_row(name: str, counts: Counter[str]) -> None:
+    columns = counts["all"], counts["passed"], counts["failed"] + counts["skipped"], counts["begun"]
+    print("|", name, *(f"| {number}" for number in columns), "|", flush=True)
 
 
 if __name__ == "__main__":
