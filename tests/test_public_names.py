@@ -64,6 +64,7 @@ COLLECTIVES = {
     "scan",
     "exscan",
     "barrier",
+    "all_reduce_loc",
 }
 P2P = {"send", "recv", "isend", "irecv", "sendrecv", "probe", "iprobe", "batch_isend_irecv"}
 OBJECTS = {
@@ -85,7 +86,17 @@ OBJECTS = {
 }
 RAGGED = {
     f"{verb}_ragged"
-    for verb in ("send", "recv", "broadcast", "gather", "all_gather", "scatter", "all_to_all")
+    for verb in (
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "broadcast",
+        "gather",
+        "all_gather",
+        "scatter",
+        "all_to_all",
+    )
 }
 MAKING = {"split", "split_node", "group", "dup", "create_intercomm", "merge", "close", "observe", "plan"} | {
     "mesh",

@@ -21,7 +21,7 @@ from ..device import driver
 from ..errors import MismatchError, UsageError, where
 from ..node import native, segment
 from ..node.segment import exchanged
-from . import collectives, groups, objects, p2p, persistent, ragged
+from . import collectives, extremes, groups, objects, p2p, persistent, ragged
 from .block_channel import channel
 from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
@@ -196,6 +196,7 @@ class Communicator:
     scan = collectives.scan
     exscan = collectives.exscan
     barrier = collectives.barrier
+    all_reduce_loc = extremes.all_reduce_loc
 
     send = p2p.send
     recv = p2p.recv
@@ -221,6 +222,8 @@ class Communicator:
 
     send_ragged = ragged.send_ragged
     recv_ragged = ragged.recv_ragged
+    isend_ragged = ragged.isend_ragged
+    irecv_ragged = ragged.irecv_ragged
     broadcast_ragged = ragged.broadcast_ragged
     gather_ragged = ragged.gather_ragged
     all_gather_ragged = ragged.all_gather_ragged

@@ -86,12 +86,18 @@ def split(
         return made(comm, "split", name or f"{comm.name}/{color}", comm.mpi_handle.Split, color, key)
 
 
-def split_node(comm: Communicator, name: str | None = None) -> Communicator:
-    """The ranks that share this node's memory. Collective. Same as MPI_Comm_split_type(SHARED)."""
+def split_node(comm: Communicator, name: str | None = None, *, key: int = 0) -> Communicator:
+    """The ranks that share this node's memory, ordered by key, then rank.
+
+    Collective. Same as MPI_Comm_split_type(SHARED).
+    """
     comm.check_open("split_node")
+    if not hasattr(key, "__index__") or abs(key) > _MOST:
+        what = f"key {key!r} does not fit into an int of C"
+        raise refused(comm, "split_node", UsageError(what, hint="numbers below 2**31"))
     name = name or f"{comm.name}/node"
     with agreed(comm, "split_node"):
-        return made(comm, "split_node", name, comm.mpi_handle.Split_type, MPI.COMM_TYPE_SHARED)
+        return made(comm, "split_node", name, comm.mpi_handle.Split_type, MPI.COMM_TYPE_SHARED, key)
 
 
 def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:

@@ -54,13 +54,24 @@ __all__ = [
 ]
 
 
-def send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
-    """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send."""
+def send_object(
+    comm: Communicator, obj: Any, dest: int, tag: int = 0, *, async_op: bool = False
+) -> Request | None:
+    """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send.
+
+    Args:
+        async_op: begin, and return a Request to wait for.
+    """
     peer, number, made = _addressed(comm, "send_object", obj, dest, tag)
-    if peer == comm.rank and not comm.is_inter:  # would wait for itself
-        comm.keep_request(isend(comm, "send_object", made, peer, number))
-    else:
+    to_self = peer == comm.rank and not comm.is_inter  # would wait for itself
+    if not (async_op or to_self):
         at_once(comm, "send_object", peer, number, payload_transport.send, comm, made, peer, number)
+        return None
+    request = isend(comm, f"send_object(dest={dest}, tag={tag})", made, peer, number)
+    if async_op:
+        return request
+    comm.keep_request(request)
+    return None
 
 
 def isend_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> Request:
@@ -70,14 +81,22 @@ def isend_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> Reque
 
 
 def recv_object(
-    comm: Communicator, source: int | None = None, tag: int | None = None, *, status: Any = None
+    comm: Communicator,
+    source: int | None = None,
+    tag: int | None = None,
+    *,
+    status: Any = None,
+    async_op: bool = False,
 ) -> Any:
     """Receive an object of any size.
 
     Args:
         source, tag: None for any.
         status: a Status that is filled.
+        async_op: begin, and return a Request to wait for.
     """
+    if async_op:
+        return ireceive(comm, "recv_object", source, tag, Status() if status is None else status, decode)
     return receive(comm, "recv_object", source, tag, status, decode)
 
 

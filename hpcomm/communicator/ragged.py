@@ -50,6 +50,8 @@ __all__ = [
     "all_to_all_ragged",
     "broadcast_ragged",
     "gather_ragged",
+    "irecv_ragged",
+    "isend_ragged",
     "recv_ragged",
     "scatter_ragged",
     "send_ragged",
@@ -66,14 +68,7 @@ def send_ragged(
     Args:
         async_op: begin, and return a Request to wait for.
     """
-    try:
-        comm.check_open("send_ragged")
-        peer, number = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True)
-        made = encode(x)
-    except HpcommError as error:
-        raise error.located("send_ragged", comm) from None
-    if comm.message_kinds is not None:
-        comm.message_kinds.note_parcel("send_ragged", x, peer, number)
+    peer, number, made = _addressed(comm, "send_ragged", x, dest, tag)
     to_self = peer == comm.rank and not comm.is_inter  # would wait for itself
     if not (async_op or to_self):
         at_once(comm, "send_ragged", peer, number, payload_transport.send, comm, made, peer, number)
@@ -83,6 +78,12 @@ def send_ragged(
         return request
     comm.keep_request(request)
     return None
+
+
+def isend_ragged(comm: Communicator, x: Any, dest: int, tag: int = 0) -> Request:
+    """Begin to send x with its shape and dtype; x must not change before the request is complete."""
+    peer, number, made = _addressed(comm, "isend_ragged", x, dest, tag)
+    return isend(comm, f"isend_ragged(dest={dest}, tag={tag})", made, peer, number)
 
 
 def recv_ragged(
@@ -103,6 +104,11 @@ def recv_ragged(
     if async_op:
         return ireceive(comm, "recv_ragged", source, tag, Status() if status is None else status, decode)
     return receive(comm, "recv_ragged", source, tag, status, decode)
+
+
+def irecv_ragged(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request:
+    """Begin to receive an array without knowing its shape and dtype; None for any source or tag."""
+    return ireceive(comm, "irecv_ragged", source, tag, Status(), decode)
 
 
 def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_op: bool = False) -> Any:
@@ -280,3 +286,15 @@ def _copied(own: Payload) -> Payload:
 
 def _decode_all(got: Iterable[Payload], rank: int) -> list[Any]:
     return [decode(_copied(p) if r == rank else p, r) for r, p in enumerate(got)]
+
+
+def _addressed(comm: Communicator, verb: str, x: Any, dest: Any, tag: Any) -> tuple[int, int, Payload]:
+    """Receiver and tag as MPI takes them, and what to send."""
+    try:
+        comm.check_open(verb)
+        peer, number, made = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True), encode(x)
+    except HpcommError as error:
+        raise error.located(verb, comm) from None
+    if comm.message_kinds is not None:
+        comm.message_kinds.note_parcel(verb, x, peer, number)
+    return peer, number, made

@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.request import Request, abandon
 from ..errors import UsageError, WaitTimeoutError, where
-from ..transport.matching import Status
-from .payload_agreement import ireceive
-from .pickling import decode
 
 if TYPE_CHECKING:
     from ..core import buffer
@@ -132,20 +129,6 @@ def _sendrecv(
     return result
 
 
-def _send_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> None:
-    if dest == comm.rank:
-        type(comm).send_object(comm, obj, dest, tag)
-    else:
-        _waited(comm, comm.isend_object(obj, dest, tag))
-
-
-def _recv_object(
-    comm: Communicator, source: int | None = None, tag: int | None = None, *, status: Any = None
-) -> Any:
-    status = Status() if status is None else status
-    return _waited(comm, ireceive(comm, "recv_object", source, tag, status, decode))
-
-
 def _sendrecv_object(
     comm: Communicator,
     obj: Any,
@@ -157,7 +140,7 @@ def _sendrecv_object(
     status: Any = None,
 ) -> Any:
     going = comm.isend_object(obj, dest, sendtag)
-    result = _recv_object(comm, source, recvtag, status=status)
+    result = _waited(comm, type(comm).recv_object(comm, source, recvtag, status=status, async_op=True))
     _waited(comm, going)
     return result
 
@@ -176,7 +159,4 @@ def _probe(comm: Communicator, source: int | None = None, tag: int | None = None
     return seen
 
 
-_BY_HAND = {
-    "sendrecv": _sendrecv, "send_object": _send_object, "recv_object": _recv_object,
-    "sendrecv_object": _sendrecv_object, "probe": _probe,
-}  # fmt: skip
+_BY_HAND = {"sendrecv": _sendrecv, "sendrecv_object": _sendrecv_object, "probe": _probe}

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Absent", "connect", "links"]
 
-_LATER = ("isend", "irecv", "isend_object", "irecv_object")  # return a request, as async_op=True makes all
+_LATER = (
+    "isend",
+    "irecv",
+    "isend_object",
+    "irecv_object",
+    "isend_ragged",
+    "irecv_ragged",
+)  # return a request, as async_op=True makes all
 
 
 class Absent(Link):

@@ -108,6 +108,11 @@ def test_split_node_joins_the_ranks_that_share_memory(comm: Any) -> None:
     with comm.split_node() as node:
         assert node.size == names.count(names[comm.rank])
         assert node.all_gather_object(MPI.Get_processor_name()) == [names[comm.rank]] * node.size
+    with comm.split_node(key=-comm.rank) as node:  # on one node, as all tests are
+        assert node.all_gather(comm.rank).tolist() == [*range(comm.size)][::-1]
+    with pytest.raises(hpcomm.UsageError, match="key '0' does not fit into an int of C"):
+        comm.split_node(key="0")
+    assert comm.all_reduce(1) == comm.size
 
 
 def test_a_group_is_made_by_its_members_alone_in_the_order_given(comm: Any) -> None:

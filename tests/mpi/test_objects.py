@@ -460,3 +460,18 @@ def test_an_operator_that_one_rank_refuses_is_told_the_others(own_comm: Any) -> 
     with pytest.raises(hpcomm.HpcommError, match="no operator 'hypot'"):
         own_comm.all_reduce_object(1, "sum" if own_comm.rank else "hypot")
     assert own_comm.all_reduce(1) == own_comm.size
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_messages_of_objects_take_async_op_like_all_others(comm: Any, timeout: float | None) -> None:
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    with comm.dup() as other:
+        other.timeout = timeout
+        status = hpcomm.Status()
+        coming = other.recv_object(left, 3, status=status, async_op=True)
+        going = other.send_object({"from": comm.rank}, right, 3, async_op=True)
+        assert coming.wait(timeout=30) == {"from": left}
+        assert going.wait(timeout=30) is None
+        assert (status.source, status.tag) == (left, 3)
+        assert other.send_object("again", comm.rank) is None
+        assert other.recv_object(comm.rank) == "again"

@@ -214,3 +214,12 @@ def test_what_is_no_array_is_refused_before_anything_moves(comm: Any) -> None:
     with pytest.raises(hpcomm.UsageError, match="dict"):
         comm.all_gather_ragged({})
     assert len(comm.all_gather_ragged(np.ones(1))) == comm.size
+
+
+def test_ragged_messages_may_go_in_the_background_under_names_of_their_own(comm: Any) -> None:
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    coming = comm.irecv_ragged(left, 3)
+    going = comm.isend_ragged(bring(comm.rank, 1)[0], right, 3)
+    assert same(coming.wait(timeout=WAIT_S), bring(left, 1)[0])
+    assert going.wait(timeout=WAIT_S) is None
+    assert (coming.status.source, coming.status.tag) == (left, 3)
