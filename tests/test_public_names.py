@@ -98,7 +98,18 @@ RAGGED = {
         "all_to_all",
     )
 }
-MAKING = {"split", "split_node", "group", "dup", "create_intercomm", "merge", "close", "observe", "plan"} | {
+MAKING = {
+    "split",
+    "split_node",
+    "group",
+    "dup",
+    "create_intercomm",
+    "merge",
+    "close",
+    "observe",
+    "plan",
+    "shared_array",
+} | {
     "mesh",
     "cart",
     "graph",

@@ -1,0 +1,144 @@
+"""Shared arrays: one array per node in memory that its ranks share, comm.shared_array(shape, dtype)."""
+
+from __future__ import annotations
+
+import math
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from ..agree.agreement import refused
+from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
+from ..node.segment import share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import DTypeLike, NDArray
+
+    from ..core import dtypes
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    dtypes = LazyModule("hpcomm.core.dtypes")
+
+__all__ = ["SharedArray", "shared_array"]
+
+
+class SharedArray:
+    """One array of a node, in memory of all its ranks. comm.shared_array(shape, dtype) makes it.
+
+    Attributes:
+        node: the ranks that share it, a Communicator of its own.
+        shape, dtype: of the array.
+
+    Memory goes back when close() was called and no view of it is left, or at the end of the ranks.
+    """
+
+    def __init__(self, node: Communicator, array: NDArray[Any]) -> None:
+        self.node = node
+        self.shape, self.dtype = array.shape, array.dtype
+        self._array: NDArray[Any] | None = array
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The array: what is written there the other ranks of the node see after fence()."""
+        if self._array is None:
+            raise UsageError("this shared array is closed", where("array", None), "use it before close()")
+        return self._array
+
+    @property
+    def tensor(self) -> Any:
+        """The same memory as a torch tensor."""
+        import importlib
+
+        return importlib.import_module("torch").from_numpy(self.array)
+
+    def fence(self) -> None:
+        """What any rank of the node wrote before, all of them see after. Collective over the node."""
+        self.node.barrier()
+
+    def close(self) -> None:
+        """Let the memory go. Collective over the node; a second close does nothing."""
+        self._array = None
+        self.node.close()
+
+    def __enter__(self) -> SharedArray:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # while an error passes, other ranks may never come to a collective close
+            self.close()
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._array is None else ""
+        return f"<SharedArray {self.dtype} {self.shape} of {self.node.size} ranks{closed}>"
+
+
+def shared_array(comm: Communicator, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> SharedArray:
+    """One array of zeros on each node, in memory that all ranks of the node share.
+
+    Collective. On several nodes each has an array of its own.
+
+    Args:
+        shape, dtype: the same on every rank.
+
+    Raises:
+        LayoutError, DtypeError: there is no such array.
+        MismatchError: the ranks of a node give different ones.
+        ConfigError: there is not so much shared memory.
+
+    Example:
+        >>> with comm.shared_array((comm.size, 3)) as shared:
+        ...     shared.array[comm.rank] = comm.rank
+        ...     shared.fence()
+        ...     total = shared.array.sum()
+    """
+    comm.check_one_group("shared_array")
+    try:
+        lengths = _shape(shape)
+        kind = dtypes.numpy_dtype(dtypes.parse(dtype)[0])
+    except HpcommError as error:
+        raise refused(comm, "split_node", error) from None
+    node = comm.split_node(name=f"{comm.name}/shared")
+    try:
+        given = lengths, str(kind)
+        for rank, other in enumerate(node.all_gather_object(given)):
+            if other != given:
+                what = (
+                    f"this rank asks for {kind} {lengths}, rank {rank} of the node for {other[1]} {other[0]}"
+                )
+                raise LayoutError(what, hint="the same shape and dtype on every rank")
+        return SharedArray(node, _array(node, lengths, kind))
+    except HpcommError as error:
+        node.close()
+        raise error.located("shared_array", comm) from None
+
+
+def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+    """The array in new memory, made sure of by the first rank: what is not there is no bus error later."""
+    from os import close
+
+    nbytes = max(math.prod(shape) * kind.itemsize, 1)
+    own = -(-nbytes // node.size)
+    memory = share(node.mpi_handle, own, reserve=own)
+    if memory is None:
+        what = f"{nbytes} bytes of shared memory cannot be had on this node"
+        raise ConfigError(what, hint="df /dev/shm shows what is left; `hpcomm doctor` tells more")
+    close(memory[1])  # the map stays
+    return np.frombuffer(memory[0], np.uint8)[: math.prod(shape) * kind.itemsize].view(kind).reshape(shape)
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    try:
+        lengths = (index(shape),) if hasattr(shape, "__index__") else tuple(map(index, shape))
+    except TypeError:
+        lengths = (-1,)
+    if min(lengths, default=0) < 0:
+        raise LayoutError(f"{shape!r} is no shape of an array", hint="lengths from 0, such as (100, 3)")
+    return lengths
