@@ -109,6 +109,7 @@ MAKING = {
     "observe",
     "plan",
     "shared_array",
+    "pool",
 } | {
     "mesh",
     "cart",
@@ -179,7 +180,9 @@ def test_a_verb_is_documented_and_its_options_may_be_left_away(name: str) -> Non
     assert text.splitlines()[0].endswith((".", ":"))
     parameters = inspect.signature(verb).parameters
     for option in ("out", "async_op", "status", "dtype", "shape"):
-        first = (option == "out" and name in ("recv", "irecv")) or (option == "shape" and name == "cart")
+        first = (option == "out" and name in ("recv", "irecv")) or (
+            option == "shape" and name in ("cart", "shared_array")
+        )
         if option in parameters and not first:
             assert parameters[option].default is not inspect.Parameter.empty, option
 

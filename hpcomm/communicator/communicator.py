@@ -21,7 +21,7 @@ from ..device import driver
 from ..errors import MismatchError, UsageError, where
 from ..node import native, segment
 from ..node.segment import exchanged
-from . import collectives, extremes, groups, objects, p2p, persistent, ragged, shared_array
+from . import collectives, extremes, groups, objects, p2p, persistent, pools, ragged, shared_array
 from .block_channel import channel
 from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
@@ -272,6 +272,7 @@ class Communicator:
     split = groups.split
     split_node = groups.split_node
     shared_array = shared_array.shared_array
+    pool = pools.pool
     group = groups.group
     dup = groups.dup
     create_intercomm = groups.create_intercomm

@@ -1,0 +1,256 @@
+"""Pools of workers: comm.pool(), a concurrent.futures.Executor over the ranks, on mpi4py.futures.
+
+mpi4py moves tasks and results. What is here packs them, so that a failure tells which rank it was on, and
+what cannot be pickled is told where it was submitted.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+import traceback
+from concurrent.futures import Executor, Future, as_completed
+from itertools import islice
+from operator import index
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ..agree.agreement import refused
+from ..errors import RankError, UsageError, WaitTimeoutError, where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+
+    from .communicator import Communicator
+
+__all__ = ["Pool", "TaskTraceback", "Workers", "pool"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_LINES = 10  # of progress
+
+
+class TaskTraceback(Exception):  # noqa: N818  the cause of an exception, as a text
+    """Where a task has failed: the traceback on its rank."""
+
+
+class Pool(Executor):
+    """Workers that carry out tasks; what `with comm.pool() as pool` gives the root."""
+
+    def __init__(self, inner: Any, progress: bool) -> None:
+        self._inner, self._progress = inner, progress
+        inner.Future = _Future
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Let a worker call fn(*args, **kwargs).
+
+        Raises:
+            UsageError: the task cannot be pickled, or the pool has ended.
+        """
+        task = _packed((fn, args, kwargs), fn)
+        try:
+            begun: Future[T] = self._inner.submit(_run, task)
+        except RuntimeError as error:
+            raise UsageError(f"the pool takes no tasks: {error}", where("submit", None)) from None
+        return begun
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        ordered: bool = True,
+        progress: bool | None = None,
+        **unknown: Any,
+    ) -> Iterator[T]:
+        """The results of fn for the items, as map has them; tasks begin at once.
+
+        Args:
+            timeout: seconds from now until the last result.
+            chunksize: items of one task.
+            ordered: False: results as they come.
+            progress: say on stderr how many tasks are done; None: as comm.pool() was told.
+
+        Raises:
+            WaitTimeoutError: results are late.
+        """
+        if unknown or index(chunksize) < 1:
+            what = f"map has no {', '.join(unknown)}" if unknown else f"chunksize is {chunksize}"
+            raise UsageError(what, where("map", None), "timeout, ordered, progress, and chunksize from 1")
+        items = zip(*iterables, strict=False)
+        chunks = iter(lambda: tuple(islice(items, chunksize)), ())
+        tasks = [self.submit(_each, fn, chunk) for chunk in chunks]
+        if self._progress if progress is None else progress:
+            shown = _Progress(len(tasks))
+            for task in tasks:
+                task.add_done_callback(shown.count)
+        return _results(tasks, timeout, ordered)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more tasks; wait for those that there are, or cancel those that have not begun."""
+        self._inner.shutdown(wait, cancel_futures=cancel_futures)
+
+
+def pool(comm: Communicator, root: int = 0, *, progress: bool = False) -> Workers:
+    """Let all ranks but root work for root: `with comm.pool() as pool: if pool: pool.map(f, items)`.
+
+    Collective. Root gets a Pool; the others work until the block of root ends, and get None. One rank alone
+    works for itself, in a thread.
+
+    Args:
+        root: the rank that submits.
+        progress: let map say on stderr how many tasks are done.
+
+    Raises:
+        RankError: root is no rank. An exception of a task is root's, with the traceback on its rank.
+    """
+    return Workers(comm, root, progress=progress)
+
+
+class Workers:
+    """The context that comm.pool() returns."""
+
+    _pool: Pool | None = None
+
+    def __init__(self, comm: Communicator, root: int, *, progress: bool) -> None:
+        comm.check_one_group("pool")
+        if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < comm.size:
+            error = RankError(f"root {root!r} is no rank of '{comm.name}'", hint=f"0 to {comm.size - 1}")
+            raise refused(comm, "dup", error)
+        self._comm, self._root, self._progress = comm, index(root), progress
+
+    def __enter__(self) -> Pool | None:
+        from mpi4py.futures import MPICommExecutor
+
+        global _here
+        self._ranks = self._comm.dup(name=f"{self._comm.name}/pool")
+        outer, _here = _here, f"rank {self._comm.rank} of '{self._comm.name}'"
+        self._executor = MPICommExecutor(self._ranks.mpi_handle, self._root, use_pkl5=True)  # type: ignore[arg-type]
+        inner = self._executor.__enter__()  # workers work in here
+        if inner is None:
+            _here = outer
+            return None
+        self._pool = Pool(inner, self._progress)
+        return self._pool
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=kind is not None)
+            self._executor.__exit__(None, None, None)
+        if kind is None:
+            self._ranks.close()
+        elif self._pool is None and isinstance(error, AttributeError) and hasattr(error, "add_note"):
+            error.add_note("comm.pool() gives None to the ranks that work: `if pool:`")
+
+
+_here = "this rank"
+
+
+class _Packed:
+    """A pickle beside its blocks, which mpi4py sends from their own memory."""
+
+    def __init__(self, data: bytes, blocks: list[pickle.PickleBuffer]) -> None:
+        self.data, self.blocks = data, blocks
+
+    def __reduce__(self) -> Any:
+        return _Packed, (self.data, self.blocks)
+
+    def open(self) -> Any:
+        return pickle.loads(self.data, buffers=self.blocks)
+
+
+def _packed(obj: Any, named: Any) -> _Packed:
+    """obj pickled; by cloudpickle, where it is installed, what pickle cannot (lambdas)."""
+    blocks: list[pickle.PickleBuffer] = []
+    try:
+        return _Packed(pickle.dumps(obj, 5, buffer_callback=blocks.append), blocks)
+    except Exception as error:  # whatever the object's own way of being pickled raises
+        why: Exception = error
+    try:
+        import cloudpickle  # type: ignore[import-untyped]
+
+        blocks = []
+        return _Packed(cloudpickle.dumps(obj, 5, buffer_callback=blocks.append), blocks)
+    except ImportError:
+        hint = "pip install cloudpickle for lambdas and functions within functions"
+    except Exception as error:
+        why, hint = error, "send data instead of files or locks"
+    name = getattr(named, "__qualname__", type(named).__name__)
+    raise UsageError(f"{name} or what belongs to it cannot be pickled: {why}", where("pool", None), hint)
+
+
+def _run(task: _Packed) -> tuple[bool, _Packed, str]:
+    """Carry out a task on a worker: whether it went well, result or exception, and where that was raised."""
+    try:
+        fn, args, kwargs = task.open()
+        result = fn(*args, **kwargs)
+        return True, _packed(result, result), ""
+    except BaseException as error:
+        text = f"on {_here}:\n{''.join(traceback.format_exception(error))}"
+        try:
+            packed = _packed(error, error)
+            packed.open()
+        except Exception:  # it can only be told
+            packed = _packed(RuntimeError(f"{type(error).__name__}: {error}"), None)
+        return False, packed, text
+
+
+def _each(fn: Callable[..., T], chunk: tuple[tuple[Any, ...], ...]) -> list[T]:
+    return [fn(*items) for items in chunk]
+
+
+class _Future(Future[Any]):
+    """One whose result comes as _run gives it."""
+
+    def set_result(self, result: tuple[bool, _Packed, str]) -> None:
+        is_well, packed, text = result
+        try:
+            value = packed.open()
+        except Exception as error:
+            self.set_exception(error)
+            return
+        if is_well:
+            super().set_result(value)
+        else:
+            value.__cause__ = TaskTraceback(text)
+            self.set_exception(value)
+
+
+def _results(tasks: list[Future[list[T]]], timeout: float | None, ordered: bool) -> Iterator[T]:
+    end = None if timeout is None else time.monotonic() + timeout
+
+    def left() -> float | None:
+        return None if end is None else max(0.0, end - time.monotonic())
+
+    def given() -> Iterator[T]:
+        try:
+            for task in tasks if ordered else as_completed(tasks, left()):
+                yield from task.result(left())
+        except TimeoutError as error:
+            if all(task.done() for task in tasks):
+                raise  # a task's own
+            waiting = sum(not task.done() for task in tasks)
+            what = f"{waiting} of {len(tasks)} tasks are not done after {timeout} s"
+            raise WaitTimeoutError(what, where("map", None), "a longer timeout=") from error
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    return given()
+
+
+class _Progress:
+    """Lines on stderr, some in all."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._since = total, 0, time.monotonic()
+
+    def count(self, task: Future[Any]) -> None:
+        self._done += 1
+        if self._done * _LINES // self._total > (self._done - 1) * _LINES // self._total:
+            seconds = time.monotonic() - self._since
+            sys.stderr.write(f"pool: {self._done} of {self._total} tasks, {seconds:.1f} s\n")
