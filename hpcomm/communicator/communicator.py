@@ -28,6 +28,7 @@ from .dissemination import inside
 from .dropped import Children
 from .fastpath import NO_FASTPATHS
 from .fastpath_instance import part
+from .known_messages import forget
 from .timeouts import Timeout
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ class Communicator:
         self.asked_check = level  # what was asked for, and is again of communicators made of this one
         self.agreement: agreement.Agreement = self._agree(level) if not plain else agreement.off()
         self.check: str = self.agreement.level
+        self.known_sends: dict[Any, Any] = {}  # see known_messages.py
+        self.known_receives: dict[Any, Any] = {}
         self.fastpaths: Any = {}  # see fastpath.py,
         self.own_fastpaths: dict[
             str, dict[Any, Any]
@@ -435,6 +438,7 @@ class Communicator:
         self.fastpaths = NO_FASTPATHS
         self.direct = NO_DIRECT
         part(self)
+        forget(self)
 
     def go_direct(self) -> None:
         """Let calls take the direct path again, if nothing speaks against it."""

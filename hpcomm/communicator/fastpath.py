@@ -21,29 +21,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import loaded
-from ..core.limits import GUARD_PROBED
 from ..core.signature import VERBS, head, marked
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, REDUCTIONS, ROOTED
 from ..errors import HpcommError
-from ..transport import guarded_receive
-from ..transport.matching import is_awaited
 from .fastpath_compile import PLAIN_CALL, compiled
 from .fastpath_instance import fuse
 from .fastpath_text import (
     ALIKE,
     APART,
-    ARRIVE,
-    BEGUN,
     BODIES,
-    GUARDED,
     IN_PLACE,
-    MATCH,
-    MESSAGES,
-    NOTE,
     NUMPY,
     ON_HOST,
-    SHORT,
-    SWAP,
     TORCH,
     out_of_place,
 )
@@ -52,13 +41,11 @@ if TYPE_CHECKING:
     from ..core.dtypes import Dtype
     from .communicator import Communicator
 
-__all__ = ["NO_FASTPATHS", "TAKERS", "chosen", "detour", "find"]
+__all__ = ["NO_FASTPATHS", "chosen", "detour", "find"]
 
 FastPath = Callable[..., Any]
 NO_FASTPATHS: Mapping[Any, Any] = MappingProxyType({})  # of a communicator that is watched, or closed
 
-TAKERS = ("recv", "irecv", "sendrecv")  # which must not take what another receive waits for already
-_LANDS_X, _LANDS_OUT = ("recv", "irecv"), ("sendrecv",)  # where messages land
 _NOTHING = object()  # which no caller gives
 _KEPT = 256  # lengths of calls within a node
 
@@ -81,7 +68,7 @@ def find(comm: Communicator, verb: str, op: Any, x: Any, algorithm: str | None =
         fast = comm.fastpaths[verb] = detour if comm.is_inter else _barrier(comm)
     else:
         make = _maker(comm, verb, op, x)
-        if make is None or (verb in TAKERS and is_awaited(comm.mpi_handle)):
+        if make is None:
             return detour
         fast = detour if comm.is_inter else make(comm, verb, op, x.dtype)
         comm.fastpaths.setdefault(verb, {}).setdefault(op, {}).setdefault(type(x), {})[x.dtype] = fast
@@ -200,11 +187,9 @@ def _torch(comm: Communicator, verb: str, op: Any, dtype: Any, by: Any = None) -
         _most(comm, record.itemsize),
         by[2] * (comm.size if verb in INPUT_BLOCKS else 1) if by else sys.maxsize,
     )
-    most_guarded = guarded_receive.most(comm, verb != "irecv")
-    x_guarded, out_guarded = (most_guarded * (verb in verbs) for verbs in (_LANDS_X, _LANDS_OUT))
-    windows_x, window_x = _windows(kind, record, comm.size if verb in INPUT_BLOCKS else 1, most, x_guarded)
+    windows_x, window_x = _windows(kind, record, comm.size if verb in INPUT_BLOCKS else 1, most)
     out_blocks = comm.size if verb in OUTPUT_BLOCKS else 1
-    windows_out, window_out = _windows(kind, record, out_blocks, most, out_guarded)
+    windows_out, window_out = _windows(kind, record, out_blocks, most)
     names = {
         "dtype": dtype,
         "empty": torch.empty,
@@ -243,12 +228,11 @@ Window = tuple[int, Any, int, Any, memoryview | None, int, memoryview | None]
 
 
 def _windows(
-    kind: Any, record: Dtype, blocks: int, most: int, guarded: int
+    kind: Any, record: Dtype, blocks: int, most: int
 ) -> tuple[dict[int, Window], Callable[[int, int], Window | None]]:
     """Windows by address, and how to make one of so many bytes at most.
 
     blocks: one of so many parts is what a call counts.
-    guarded: up to how many bytes nothing is to be written behind it.
     """
     import numpy as np
     from mpi4py import MPI
@@ -266,8 +250,7 @@ def _windows(
         if nbytes > 0:
             flat = np.frombuffer(memory, record.storage)  # type: ignore[call-overload]
             seen, elements = memoryview(memory), flat.data  # type: ignore[arg-type]
-        spec = guarded_receive.guarded((memory, n, kind), guarded)
-        found = known[address] = (nbytes, spec, n << 32, flat, seen, address + nbytes, elements)
+        found = known[address] = (nbytes, (memory, n, kind), n << 32, flat, seen, address + nbytes, elements)
         return found
 
     return known, window
@@ -312,9 +295,7 @@ def _make(
     def sign(*what: Any) -> int:
         return marked(head(*what), algorithm) if algorithm else head(*what)
 
-    names["code"] = sign(verb, fold, record.code) if verb not in MESSAGES else 0
-    if verb in MESSAGES:
-        fragments = {**fragments, **_message(comm, verb, record, fragments, names)}
+    names["code"] = sign(verb, fold, record.code)
     if verb in ROOTED:
         names["codes"] = _Codes(lambda root: sign(verb, fold, record.code, root), comm.size)
     if "CUT" in fragments["readable"]:
@@ -342,45 +323,6 @@ class _Codes(dict[int, int]):
         return code
 
 
-def _message(
-    comm: Communicator, verb: str, record: Dtype, fragments: dict[str, str], names: dict[str, Any]
-) -> dict[str, str]:
-    """What guards receives, and notes the element types of messages."""
-    from ..transport.message_request import Message
-    from ..transport.mpi import swap
-
-    names.update(Message=Message)
-    texts = dict.fromkeys(("note", "match"), "")
-    kinds = comm.message_kinds
-    names["sure"] = None if kinds is None else kinds.sure(record)
-    if kinds is not None:
-        texts |= {"note": NOTE, "match": MATCH}
-        names.update(noted=kinds.noted(record))
-        names.update(dict.fromkeys(("noted_dest", "noted_tag", "sure_source", "sure_tag"), _NOTHING))
-    texts |= {"arrive": "@arrive_by_mpi X", "swap": ""}
-    unit = 1 if fragments["amount"] == "X_size" else record.itemsize  # what fast paths know of its length
-    if guarded_receive.is_needed():
-        most, kind = guarded_receive.most(comm, verb != "irecv"), names["kind"]
-        names.update(
-            guards=guarded_receive.of_kind(kind, most),
-            guard=lambda x, n: guarded_receive.guarded((x, n, kind), most),
-        )
-        names.update(mpi=comm.mpi_handle, receive=guarded_receive.receive, guard_to=most // unit, swap=swap)
-        names.update(look_from=GUARD_PROBED // unit)
-        texts |= {"arrive": ARRIVE, "swap": SWAP, "short": "pass", "long": ""}  # windows are guarded
-        if fragments["landing"] == NUMPY["landing"]:
-            is_guarded = most > GUARD_PROBED and verb != "irecv"
-            texts |= {"short": SHORT, "long": "X_spec = guard(X, n)" if is_guarded else fragments["landing"]}
-            texts["landing"] = "" if verb == "recv" else GUARDED
-    texts["begun"] = BEGUN
-    for name, text in texts.items():
-        for word, part in (("AMOUNT", "amount"), ("BYTES", "bytes")):
-            text = text.replace(f"{word}Y", fragments[part].replace("X", "Y"))
-            text = text.replace(f"{word}X", fragments[part]).replace(word, fragments[part])
-        texts[name] = text
-    return texts
-
-
 def _folding(op: Any, record: Dtype) -> tuple[Any, int] | None:
     """MPI's operator and its code in signatures, where MPI alone does the whole job."""
     from ..core import reduction
@@ -405,27 +347,18 @@ def _compose(
 
     from ..transport import mpi
 
-    agreed = verb not in MESSAGES  # of those only two ranks know
-    around = PLAIN_CALL
-    names.setdefault("code", head(verb) if agreed else 0)
+    names.setdefault("code", head(verb))
     names.update(
         IN_PLACE=MPI.IN_PLACE,
         MPIError=MPI.Exception,
-        Status=MPI.Status,
-        any_tag=MPI.ANY_TAG,
-        check_length=mpi.check_length,
         comm=comm,
         failure=mpi.failure,
         function=names.get("function") or getattr(comm.mpi_handle, mpi.function_of(comm, verb)),
-        last_tag=mpi.largest_tag(),
         p=comm.size,
         rank=comm.rank,
-        seen_dest=_NOTHING,
-        seen_source=_NOTHING,
-        seen_tag=_NOTHING,
         verb=verb,
     )
-    code, source = compiled(verb, body, tuple((ALIKE | fragments).items()), around)
+    code, source = compiled(verb, body, tuple((ALIKE | fragments).items()), PLAIN_CALL)
     names.update(__name__=f"fast path of {verb}", __loader__=source)
     exec(code, names)
     fast: FastPath = names["fast"]

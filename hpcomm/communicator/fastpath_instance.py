@@ -20,18 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["fuse", "part"]
 
-_OURS = (
-    "hpcomm.communicator.collectives",
-    "hpcomm.communicator.p2p",
-)  # whose functions may be hidden; not those of a subclass
+_OURS = ("hpcomm.communicator.collectives",)  # whose functions may be hidden; not those of a subclass
 _OTHERS = 16  # calls with other arrays, before the function for those takes its place
 _NEVER = {  # what a fast path knows nothing of
     "async_op": "async_op",
     "deterministic": "deterministic",
     "algorithm": "algorithm is not None",
-    "status": "status is not None",
 }
-_TORCHS = {"dst": ("dest", "root"), "src": ("source", "root")}  # words, for what
+_TORCHS = ("dst", "src")  # words for the root
 
 
 def fuse(comm: Communicator, verb: str, op: Any, x: Any, fast: Any) -> None:
@@ -94,24 +90,20 @@ def _compiled(verb: str, method: FunctionType, fast: str) -> tuple[CodeType, Sou
         header += ["*", *(f"{name}={given[name]!r}" for name in by_name)]
     again = f"return again({', '.join(['comm', *names, *(f'{name}={name}' for name in by_name)])})"
     names += by_name
-    x = "out" if verb in ("recv", "irecv") else "x"
     never = [test for name, test in _NEVER.items() if name in names]
-    other = [] if verb == "barrier" else [f"type({x}) is not its_type", f"{x}.dtype is not its_dtype"]
+    other = [] if verb == "barrier" else ["type(x) is not its_type", "x.dtype is not its_dtype"]
     op = "op" if "op" in names else None
     other += ["op is not its_op"] if op else []
     lines = [f"def {verb}({', '.join(header)}):"]
     if other:
         lines += ["    global left", f"    if {' or '.join(other)}:", "        left -= 1"]
-        lines += ["        if not left:", f"            left = turn({op}, {x})", f"        {again}"]
+        lines += ["        if not left:", f"            left = turn({op}, x)", f"        {again}"]
     else:
         never += ["its_type is None"]
     lines += [f"    if {' or '.join(never)}:", f"        {again}"] if never else []
-    for word, meant in _TORCHS.items():
-        for name in meant:
-            if word in names and name in names:  # where both are given: as the method has it
-                test = f"{word} is not None" if name == "root" else f"{name} is None"
-                lines += [f"    if {test}:", f"        {name} = {word}"]
-    lines += ["    x = out"] if x == "out" else []
+    for word in _TORCHS:
+        if word in names and "root" in names:
+            lines += [f"    if {word} is not None:", f"        root = {word}"]
     head, *body = fast.splitlines()
     lines += ["    root = 0"] if "root" in head and "root" not in names else []
     lines += [line.replace("return NotImplemented", again) for line in body]

@@ -11,25 +11,15 @@ from ..core.verbs import GATHERING, INPUT_BLOCKS, ROOT_RECEIVES, ROOTED, SCATTER
 __all__ = [
     "ALIKE",
     "APART",
-    "ARRIVE",
-    "BEGUN",
     "BODIES",
-    "GUARDED",
     "IN_PLACE",
-    "MATCH",
     "MEET",
-    "MESSAGES",
-    "NOTE",
     "NUMPY",
     "ON_HOST",
-    "SHORT",
-    "SWAP",
     "TORCH",
     "WITHIN",
     "out_of_place",
 ]
-
-MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 
 _BARRIER = """
 def fast():
@@ -114,116 +104,6 @@ def fast(x, out, root):
     return x
 """
 
-_SEND = """
-def fast(x, dest, tag):
-    global noted_dest, noted_tag
-    @dest tag
-    @readable x
-    @spec x
-    @note x, tag
-    @call function(x_spec, dest, tag)
-    return None
-"""
-
-_ISEND = """
-def fast(x, dest, tag):
-    global noted_dest, noted_tag
-    @dest tag
-    @readable x
-    @spec x
-    @note x, tag
-    @call going = function(x_spec, dest, tag)
-    return Message(comm, "send", x, dest, tag, going, 0)
-"""
-
-_RECV = """
-def fast(x, source, tag):
-    global sure_source, sure_tag
-    @source tag
-    @writable x
-    @landing x
-    @arrive x
-    @match x, tag
-    @length x
-    return x
-"""
-
-_IRECV = """
-def fast(x, source, tag):
-    @source tag
-    @writable x
-    @landing x
-    @call going = function(x_spec, source, tag)
-    @begun x
-"""
-
-_SENDRECV = """
-def fast(x, out, dest, source, sendtag, recvtag):
-    global noted_dest, noted_tag, sure_source, sure_tag
-    @dest sendtag
-    @source recvtag
-    if x is out or source == rank or type(out) is not type(x) or out.dtype is not dtype:
-        return NotImplemented
-    @readable x
-    @spec x
-    @writable out
-    @apart x, out
-    @landing out
-    @apart_in_memory x, out
-    @note x, sendtag
-    status = Status()
-    @swap x, out
-    @call function(x_spec, dest, sendtag, out_spec, source, recvtag, status)
-    @match out, recvtag
-    @length out
-    return out
-"""
-
-# Which kinds there are between two ranks: see message_kinds.py. Mostly rank and tag are those of the last
-# message.
-NOTE = """
-if dest is not noted_dest or Y is not noted_tag:
-    if dest & 31 not in noted or Y & 31 | 32 not in noted:
-        noted.note(verb, X, dest, Y)
-    noted_dest, noted_tag = dest, Y
-"""
-MATCH = """
-if source is not sure_source or Y is not sure_tag:
-    if source << 6 | Y & 63 not in sure:
-        sure.match(verb, X, source, Y)
-    sure_source, sure_tag = source, Y
-"""
-# Past whose end Open MPI must not write: see guarded_receive.py.
-GUARDED = """
-if AMOUNT < guard_to:
-    @short X
-else:
-    @long X
-"""
-SHORT = """
-try:
-    X_spec = (X, 1, guards[n])
-except KeyError:
-    X_spec = guard(X, n)
-"""
-ARRIVE = """
-if AMOUNT < look_from:
-    @short X
-    @arrive_by_mpi X
-else:
-    @long X
-    status = Status()
-    @call receive(mpi, X_spec, source, tag, status)
-"""
-SWAP = """
-if AMOUNTY >= guard_to:
-    @call swap(mpi, X_spec, dest, sendtag, Y_spec, source, recvtag, status, X)
-    @match Y, recvtag
-    @length Y
-    return Y
-"""
-BEGUN = 'return Message(comm, "recv", X, source, tag, going, BYTES, sure)'
-
 
 def out_of_place(verb: str, folds: bool, first: bool) -> str:
     """Every other collective, from one plain array into another.
@@ -298,7 +178,6 @@ if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
     "window": "",
     "described": "X_spec = (X, n, kind)",
     "spec": "X_spec = (X, n, kind)",
-    "landing": "X_spec = (X, n, kind)",
     "sign": "mine = n << 32 ^ code",
     "changed": "n != last",
     "which": "n",
@@ -309,7 +188,6 @@ if not (X_flags.owndata and Y_flags.owndata) and may_share_memory(X, Y):
     "bytes": "n * itemsize",
     "item": "X_flat.item()",
     "elements": "X_flat",
-    "length": "if status.Get_count() != n * itemsize:\n    check_length(comm, verb, status, n * itemsize)",
 }
 
 # mpi4py takes microseconds to look into a tensor, and a tenth of one for an address. Windows are what it
@@ -365,10 +243,8 @@ X_spec = X_seen[1]
     "amount": "X_size",
     "bytes": "X_size",
     "elements": "X_seen[6]",
-    "length": "if status.Get_count() != X_size:\n    check_length(comm, verb, status, X_size)",
 }
 TORCH["writable"] = TORCH["writable_too"] = TORCH["readable"]
-TORCH["landing"] = TORCH["spec"]
 TORCH["window"] = TORCH["spec"].replace("X_spec = X_seen[1]\n", "")
 
 _ROOT = """
@@ -380,35 +256,8 @@ except KeyError:
     return NotImplemented
 """
 
-_DEST = """
-global seen_dest, seen_tag  # that were found right; the same objects are so again
-if dest is not seen_dest:
-    if type(dest) is not int or not 0 <= dest < p or dest == rank:
-        return NotImplemented
-    seen_dest = dest
-if X is not seen_tag:
-    if type(X) is not int or not 0 <= X <= last_tag:
-        return NotImplemented
-    seen_tag = X
-"""
-
-_SOURCE = """
-global seen_source
-if X is None:
-    X = any_tag
-elif type(X) is not int:
-    return NotImplemented
-if source is not seen_source:
-    if type(source) is not int or not 0 <= source < p:
-        return NotImplemented
-    seen_source = source
-"""
-
 ALIKE = {  # for arrays of all kinds
-    "arrive_by_mpi": "status = Status()\n@call function(X_spec, source, tag, status)",
     "root": _ROOT,
-    "dest": _DEST,
-    "source": _SOURCE,
     "flats": "@flat X\n@flat Y",
     "fold": "fold(X_flat)",
 }
@@ -420,7 +269,4 @@ IN_PLACE = {
 }
 APART = "@call function(X_spec, Y_spec, operator)"
 
-BODIES = {
-    "all_reduce": _ALL_REDUCE, "barrier": _BARRIER, "broadcast": _BROADCAST, "send": _SEND, "recv": _RECV,
-    "isend": _ISEND, "irecv": _IRECV, "sendrecv": _SENDRECV,
-}  # fmt: skip
+BODIES = {"all_reduce": _ALL_REDUCE, "barrier": _BARRIER, "broadcast": _BROADCAST}

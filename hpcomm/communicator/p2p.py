@@ -16,8 +16,7 @@ from ..core.request import Request
 from ..errors import HpcommError, LayoutError, UsageError
 from ..transport import guarded_receive
 from ..transport.matching import Status, fill, is_awaited, peer_rank, source_and_tag, source_rank, tag_number
-from . import fastpath
-from .fastpath_instance import part
+from .known_messages import known_receive, known_send, remember_receive, remember_send
 from .unknown_length import in_order, recv_behind, recv_unsized
 
 if TYPE_CHECKING:
@@ -26,9 +25,11 @@ if TYPE_CHECKING:
 
     from ..core import buffer, dtypes
     from ..core.buffer import Buffer
+    from ..transport import message_request
     from ..transport import mpi as transport
     from . import collectives
     from .communicator import Communicator
+    from .known_messages import Known, Part
 else:
     from .._lazy import LazyModule
 
@@ -37,6 +38,7 @@ else:
     buffer = LazyModule("hpcomm.core.buffer")
     dtypes = LazyModule("hpcomm.core.dtypes")
     collectives = LazyModule("hpcomm.communicator.collectives")
+    message_request = LazyModule("hpcomm.transport.message_request")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = [
@@ -89,30 +91,30 @@ def send(
         >>> comm.send(np.arange(3), dest=1) if comm.rank == 0 else comm.recv(np.empty(3, int), source=0)
         array([0, 1, 2])
     """
-    if dest is None:
-        dest = dst
-    if not async_op:
-        try:
-            fast = comm.fastpaths["send"][None][type(x)][x.dtype]
-        except (KeyError, AttributeError):
-            fast = fastpath.find(comm, "send", None, x)
-        if fast(x, dest, tag) is not NotImplemented:
-            return None
-    return _send(comm, x, dest, tag, async_op)
+    peer: Any = dst if dest is None else dest
+    if async_op or (part := known_send(comm, x, peer, tag)) is None:
+        return _send(comm, x, peer, tag, async_op)
+    try:
+        comm.mpi_handle.Send(part, peer, tag)
+    except MPI.Exception as error:
+        raise transport.failure(error, "send", comm) from None
+    return None
 
 
 def isend(
     comm: Communicator, x: Any, dest: int | None = None, tag: int = 0, *, dst: int | None = None
 ) -> Request:
     """Begin to send x to dest; x must not change before the request is complete. Same as MPI_Isend."""
-    if dest is None:
-        dest = dst
+    peer: Any = dst if dest is None else dest
+    part = known_send(comm, x, peer, tag)
+    if part is None:
+        request: Request = _send(comm, x, peer, tag, True)
+        return request
     try:
-        fast = comm.fastpaths["isend"][None][type(x)][x.dtype]
-    except (KeyError, AttributeError):
-        fast = fastpath.find(comm, "isend", None, x)
-    request: Request = fast(x, dest, tag)
-    return _send(comm, x, dest, tag, True) if request is NotImplemented else request
+        going = comm.mpi_handle.Isend(part, peer, tag)
+    except MPI.Exception as error:
+        raise transport.failure(error, "send", comm) from None
+    return message_request.Message(comm, "send", x, peer, tag, going)
 
 
 def recv(
@@ -143,17 +145,21 @@ def recv(
         MismatchError: the message does not fill out exactly.
         UsageError: neither out nor dtype.
     """
-    if source is None:
-        source = src
-    if out is not None and status is None and not async_op:
-        try:
-            fast = comm.fastpaths["recv"][None][type(out)][out.dtype]
-        except (KeyError, AttributeError):
-            fast = fastpath.find(comm, "recv", None, out)
-        done = fast(out, source, tag)
-        if done is not NotImplemented:
-            return done
-    return _recv(comm, out, source, tag, dtype, shape, status, async_op)
+    peer: Any = src if source is None else source
+    if status is not None or async_op or (known := known_receive(comm, out, peer, tag, True)) is None:
+        return _recv(comm, out, peer, tag, dtype, shape, status, async_op)
+    (part, probed, tags), seen = known, MPI.Status()
+    number = MPI.ANY_TAG if tag is None else tag
+    try:
+        if part[1] < probed:
+            comm.mpi_handle.Recv(part, peer, number, seen)
+        else:
+            guarded_receive.receive(comm.mpi_handle, part, peer, number, seen)
+    except MPI.Exception as error:
+        raise transport.failure(error, "recv", comm) from None
+    if seen.Get_count() != out.nbytes or seen.tag not in tags:
+        transport.check_arrived(comm, "recv", out, seen, tags)
+    return out
 
 
 def irecv(
@@ -167,19 +173,17 @@ def irecv(
     src: int | None = None,
 ) -> Request:
     """Begin to receive a message, as recv; the request's status says from where. Same as MPI_Irecv."""
-    if source is None:
-        source = src
-    request: Request
-    if out is not None:
-        try:
-            fast = comm.fastpaths["irecv"][None][type(out)][out.dtype]
-        except (KeyError, AttributeError):
-            fast = fastpath.find(comm, "irecv", None, out)
-        request = fast(out, source, tag)
-        if request is not NotImplemented:
-            return request
-    request = _recv(comm, out, source, tag, dtype, shape, None, True)
-    return request
+    peer: Any = src if source is None else source
+    known = known_receive(comm, out, peer, tag, False)
+    if known is None:
+        request: Request = _recv(comm, out, peer, tag, dtype, shape, None, True)
+        return request
+    number = MPI.ANY_TAG if tag is None else tag
+    try:
+        going = comm.mpi_handle.Irecv(known[0], peer, number)
+    except MPI.Exception as error:
+        raise transport.failure(error, "recv", comm) from None
+    return message_request.Message(comm, "recv", out, peer, number, going, known[2])
 
 
 def sendrecv(
@@ -201,14 +205,10 @@ def sendrecv(
     Returns:
         out, or the array made.
     """
-    if out is not None and status is None:
-        try:
-            fast = comm.fastpaths["sendrecv"][None][type(x)][x.dtype]
-        except (KeyError, AttributeError):
-            fast = fastpath.find(comm, "sendrecv", None, x)
-        done = fast(x, out, dest, source, sendtag, recvtag)
-        if done is not NotImplemented:
-            return done
+    if status is None and x is not out and (part := known_send(comm, x, dest, sendtag)) is not None:
+        known = known_receive(comm, out, source, recvtag, True)
+        if known is not None and not _may_overlap(part[0], known[0][0]):
+            return _sendrecv_known(comm, part, dest, sendtag, known, source, recvtag, out)
     try:
         comm.check_open("sendrecv")
         look = buffer.as_buffer(x)
@@ -236,7 +236,7 @@ def sendrecv(
     if source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, recvtag):
         going = buffer.Buffer(packed, look.dtype, look.make, look.give)  # which is still of x's dtype
         request = _send(comm, going, dest, sendtag, True)
-        result = _recv_into(comm, recv, source, recvtag, status, False)
+        result = _recv_into(comm, out, recv, source, recvtag, status, False)
         request.wait()
         return result
     landing = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
@@ -258,12 +258,41 @@ def sendrecv(
     if comm.message_kinds is not None:
         comm.message_kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
+    remember_send(comm, x, look.dtype, dest)
+    remember_receive(comm, out, recv.dtype, source)
     if landing is not recv.array and source != MPI.PROC_NULL:
         recv.array[...] = landing
     fill(status, seen)
     for observer in comm.observers:
         observer.after(call)
     return recv.give()
+
+
+def _sendrecv_known(
+    comm: Communicator, part: Part, dest: int, sendtag: int, known: Known, source: Any, recvtag: int | None,
+    out: Any,
+) -> Any:  # fmt: skip
+    (into, probed, tags), seen = known, MPI.Status()
+    number = MPI.ANY_TAG if recvtag is None else recvtag
+    try:
+        if into[1] < probed:
+            comm.mpi_handle.Sendrecv(part, dest, sendtag, into, source, number, seen)
+        else:
+            transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, number, seen, part[0])
+    except MPI.Exception as error:
+        raise transport.failure(error, "sendrecv", comm) from None
+    if seen.Get_count() != out.nbytes or seen.tag not in tags:
+        transport.check_arrived(comm, "sendrecv", out, seen, tags)
+    return out
+
+
+def _may_overlap(x: Any, out: Any) -> bool:
+    """Of memory as mpi4py takes it, of two arrays that are not the same; of two sorts: as if they did."""
+    if type(x) is not type(out):
+        return True
+    if type(x) is not np.ndarray:
+        return bool(x.address < out.address + out.nbytes and out.address < x.address + x.nbytes)
+    return not (x.flags.owndata and out.flags.owndata) and np.may_share_memory(x, out)
 
 
 def _sendrecv_devices(
@@ -292,7 +321,7 @@ def probe(comm: Communicator, source: int | None = None, tag: int | None = None)
         comm.mpi_handle.Probe(*wanted, seen)
     else:
         comm.devices.probe(*wanted, seen)
-        comm.leave_fastpaths()  # what is held must be looked for first
+        comm.known_receives.clear()  # what is held must be looked for first
     filled: Status = fill(Status(), seen)
     return filled
 
@@ -306,7 +335,7 @@ def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None
     ):
         return None
     if comm.devices is not None:
-        comm.leave_fastpaths()
+        comm.known_receives.clear()
     filled: Status = fill(Status(), seen)
     return filled
 
@@ -384,6 +413,7 @@ def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> An
         return None
     if comm.message_kinds is not None:
         comm.message_kinds.noted(look.dtype).note("isend" if async_op else "send", look, dest, tag)
+    remember_send(comm, x, look.dtype, dest)
     return _going(collectives.carry_out(call, async_op), async_op, comm, dest)
 
 
@@ -403,7 +433,7 @@ def _recv(
         if out is not None:
             look = buffer.as_buffer(out)
             _check_writable(look)
-            return _recv_into(comm, look, source, tag, status, async_op)
+            return _recv_into(comm, out, look, source, tag, status, async_op)
         if dtype is None:
             raise UsageError(
                 "recv without out needs to know what arrives",
@@ -413,12 +443,11 @@ def _recv(
         if shape is not None:
             record, torch = dtypes.parse(dtype)
             shape = _shape(shape)
-            return _recv_into(comm, buffer.empty(shape, record, torch), source, tag, status, async_op)
+            made = buffer.empty(shape, record, torch)
+            return _recv_into(comm, None, made, source, tag, status, async_op)
         status = Status() if status is None else status
-        if async_op and comm.fastpaths is not fastpath.NO_FASTPATHS:  # they ask MPI alone
-            for verb in fastpath.TAKERS:
-                comm.fastpaths.pop(verb, None)
-                part(comm, verb)
+        if async_op:
+            comm.known_receives.clear()  # they ask MPI alone
         return in_order(comm, recv_unsized(comm, source, tag, dtype, status), source, tag, status, async_op)
     except HpcommError as error:
         raise error.located("irecv" if async_op else "recv", comm) from None
@@ -434,7 +463,9 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return sizes
 
 
-def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: Any, async_op: bool) -> Any:
+def _recv_into(
+    comm: Communicator, out: Any, look: Buffer, source: int, tag: int, status: Any, async_op: bool
+) -> Any:
     device_calls = comm.devices
     if device_calls is not None and (device_calls.takes_message(look) or device_calls.messages.held):
         status = Status() if status is None else status
@@ -458,6 +489,7 @@ def _recv_into(comm: Communicator, look: Buffer, source: int, tag: int, status: 
             if comm.message_kinds is not None:
                 comm.message_kinds.sure(look.dtype).match("recv", look, seen.source, seen.tag)
             transport.check_length(comm, "recv", seen, look.nbytes)
+            remember_receive(comm, out, look.dtype, source)
             if landing is not look.array:
                 look.array[...] = landing
         fill(status, seen)

@@ -35,13 +35,13 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["guarded", "is_needed", "most", "of_kind", "receive"]
+__all__ = ["guarded", "guards", "is_needed", "most", "receive"]
 
 _KEPT = 1 << 16  # datatypes of one kind, of 0.9 KB each: all lengths below 64 KiB
 
 _LARGEST = 2**31 - 1  # elements that MPI counts in one block
 
-_known: dict[tuple[int, int], dict[int, MPI.Datatype]] = {}
+_known: dict[int, Guards] = {}
 _landing = bytearray(64)  # of messages to arrays without elements
 
 
@@ -67,9 +67,22 @@ def most(comm: Comm, waits: bool) -> int:
     return sys.maxsize if comm.asked_check == "full" else GUARD_PROBED if waits else GUARD_LEFT
 
 
-def of_kind(kind: MPI.Datatype, most: int) -> dict[int, MPI.Datatype]:
-    """The datatypes that guarded has made of kind, by the number of elements."""
-    return _known.setdefault((kind.py2f(), most), {})
+class Guards(dict[int, "MPI.Datatype"]):
+    """Datatypes of one kind of elements that guard arrays of so many."""
+
+    def __init__(self, kind: MPI.Datatype) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, n: int) -> MPI.Datatype:
+        made = _one_more(n, self._kind)
+        if len(self) < _KEPT:
+            self[n] = made
+        return made
+
+
+def guards(kind: MPI.Datatype) -> Guards:
+    return _known.setdefault(kind.py2f(), Guards(kind))
 
 
 def guarded(part: Part, most: int) -> Part:
@@ -82,13 +95,7 @@ def guarded(part: Part, most: int) -> Part:
         return part
     if not n:
         array, n = _landing, 1
-    known = of_kind(kind, most)
-    guard = known.get(n)
-    if guard is None:
-        guard = _one_more(n, kind)
-        if len(known) < _KEPT:
-            known[n] = guard
-    return array, 1, guard
+    return array, 1, guards(kind)[n]
 
 
 def receive(mpi: MPI.Comm, part: Part, source: int, tag: int, status: MPI.Status | None) -> None:

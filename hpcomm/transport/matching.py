@@ -37,8 +37,10 @@ else:
 __all__ = [
     "Arrival",
     "Status",
+    "add_tag",
     "fill",
     "is_awaited",
+    "is_plain_tag",
     "peer_rank",
     "source_and_tag",
     "source_rank",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _ANY_MPI = 32767  # tags up to here are taken by every MPI
+_MOST = 1024  # tags that are kept
 
 
 class Status:
@@ -182,9 +185,21 @@ def source_rank(comm: Comm, source: Any) -> int:
     return peer_rank(comm, source, "source")
 
 
+def is_plain_tag(tag: Any) -> bool:
+    """Whether every MPI takes it."""
+    return type(tag) is int and 0 <= tag <= _ANY_MPI
+
+
+def add_tag(tags: set[int], tag: int) -> None:
+    """Keep a tag, and not too many."""
+    if len(tags) >= _MOST:
+        tags.clear()
+    tags.add(tag)
+
+
 def tag_number(comm: Comm, tag: Any, sending: bool = False) -> int:
-    if type(tag) is int and 0 <= tag <= _ANY_MPI:
-        return tag
+    if is_plain_tag(tag):
+        return int(tag)
     if not sending and (tag is None or tag == MPI.ANY_TAG):
         return MPI.ANY_TAG
     if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= transport.largest_tag():

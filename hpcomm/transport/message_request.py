@@ -1,4 +1,7 @@
-"""Requests of background messages that a fast path began: one MPI request each."""
+"""Requests of background messages that are known: one MPI request each.
+
+What is known of messages stands in communicator/known_messages.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from . import mpi as transport
 from .matching import Status, fill
 
 if TYPE_CHECKING:
-    from ..agree.message_kinds import Sure
     from ..core.comm import Comm
 
 __all__ = ["Message"]
@@ -37,22 +39,22 @@ _UNDER_WAY: Any = _UnderWay()
 
 
 class Message(Request):
-    """A message of one request, from a fast path.
+    """A message of one request.
 
     Args:
-        verb: "send" or "recv"; x, peer, tag: as the fast path was given them.
-        going: what MPI began; nbytes, sure: of a receive.
+        verb: "send" or "recv"; x, peer, tag: of the message.
+        going: what MPI began; tags: of a receive: those of which its element type has matched.
     """
 
-    __slots__ = ("_going", "_nbytes", "_seen", "_status", "_sure", "_tag", "_verb", "_x")
+    __slots__ = ("_going", "_seen", "_status", "_tag", "_tags", "_verb", "_x")
     _call = _Words()
     waits_for: tuple[Comm, int, int]
 
     def __init__(
-        self, comm: Comm, verb: str, x: Any, peer: int, tag: int, going: MPI.Request, nbytes: int,
-        sure: Sure | None = None,
+        self, comm: Comm, verb: str, x: Any, peer: int, tag: int, going: MPI.Request,
+        tags: set[int] | None = None,
     ) -> None:  # fmt: skip
-        self._verb, self._x, self._tag, self._nbytes, self._sure = verb, x, tag, nbytes, sure
+        self._verb, self._x, self._tag, self._tags = verb, x, tag, tags
         self.waits_for = comm, peer, 0
         frame = sys._getframe(2)
         code = frame.f_code
@@ -125,11 +127,9 @@ class Message(Request):
 
     def _arrived(self, seen: MPI.Status) -> None:
         """Give what was received, unless it is of another length."""
-        comm, peer, _ = self.waits_for
-        if self._sure is not None and peer << 6 | seen.tag & 63 not in self._sure:
-            self._sure.match("recv", self._x, peer, seen.tag)
-        if seen.count != self._nbytes:
-            transport.check_length(comm, "recv", seen, self._nbytes)
+        assert self._tags is not None
+        if seen.Get_count() != self._x.nbytes or seen.tag not in self._tags:
+            transport.check_arrived(self.waits_for[0], "recv", self._x, seen, self._tags)
         self._seen, self.result = seen, self._x
         if self._status is not None:
             fill(self._status, seen)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from ..core.buffer import as_buffer
 from ..core.limits import BACKGROUND_COPIED
 from ..core.request import Request, Stages, abandon
 from ..core.verbs import REDUCTIONS
 from ..errors import HpcommError, MismatchError, TransportError, where
 from . import guarded_receive
 from .between_groups import have_counted
+from .matching import add_tag
 from .progress import StreamRequest
 
 if TYPE_CHECKING:
@@ -35,8 +37,9 @@ else:
     np = LazyModule("numpy")
 
 __all__ = [
-    "background", "by_library", "check_length", "failure", "function_of", "in_our_words", "largest_count",
-    "largest_tag", "message", "move_on", "native", "pieces", "prepare", "run", "spec", "start",
+    "background", "by_library", "check_arrived", "check_length", "failure", "function_of", "in_our_words",
+    "largest_count", "largest_tag", "message", "move_on", "native", "pieces", "prepare", "run", "spec",
+    "start",
 ]  # fmt: skip
 
 _NAMES = {
@@ -198,6 +201,18 @@ def check_length(comm: Comm, verb: str, status: MPI.Status, expected: int) -> No
         error.lacks, error.nbytes = expected - nbytes, nbytes
         error.source, error.tag = status.Get_source(), status.Get_tag()
         raise error
+
+
+def check_arrived(comm: Comm, verb: str, out: Any, seen: MPI.Status, tags: set[int]) -> None:
+    """Refuse a message of another element type than out's, or one that does not fill it.
+
+    tags: of which that type has matched; this one is added.
+    """
+    look = as_buffer(out)
+    if comm.message_kinds is not None:
+        comm.message_kinds.sure(look.dtype).match(verb, look, seen.source, seen.tag)
+    check_length(comm, verb, seen, look.nbytes)
+    add_tag(tags, seen.tag)
 
 
 @lru_cache(maxsize=1)

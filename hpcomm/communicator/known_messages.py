@@ -1,0 +1,211 @@
+"""Known messages: those whose checks have been made, so that the next like them is one call of MPI.
+
+The general path of a message (p2p.py) looks at everything: the array, the rank, the tag, whether the sender
+has noted that it sends such elements, whether another receive waits already. When it has found a call right,
+that is kept here, by type of array, dtype and rank; comm.known_sends and comm.known_receives hold:
+
+    type of array | dtype | tags that were right | how to look at the next array | what else the verb needs
+
+The look returns the array as mpi4py takes it, or None where it is not contiguous, too long, read-only, or not
+in the host's memory. Then, as for all that is not known, the general path takes over and says what is wrong.
+Under a rank alone stands the last kind for it, which the next call mostly is of.
+
+Nothing is kept while something needs the general path, and all is forgotten when that begins: an observer, a
+timeout, a receive of unknown length in the background, close().
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .._lazy import loaded
+from ..agree.message_kinds import tag_place
+from ..core.limits import GUARD_PROBED
+from ..transport import guarded_receive
+from ..transport.matching import add_tag, is_awaited, is_plain_tag
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..core.dtypes import Dtype
+    from ..transport import mpi as transport
+    from .communicator import Communicator
+
+    Part = tuple[Any, int, MPI.Datatype]  # memory, elements, type: what mpi4py takes
+    Look = Callable[[Any], Part | None]
+    Known = tuple[Part, int, set[int]]
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["forget", "known_receive", "known_send", "remember_receive", "remember_send"]
+
+_MOST = 1024  # kinds of calls
+
+
+def known_send(comm: Communicator, x: Any, dest: Any, tag: Any) -> Part | None:
+    """x as mpi4py takes it, if such a send was found right before; else None."""
+    try:
+        kind, dtype, tags, look, _ = comm.known_sends[dest]
+        if type(x) is not kind or x.dtype is not dtype or tag not in tags:
+            tags, look = _other_send(comm, x, dest, tag)
+        return look(x) if type(tag) is int and type(dest) is int else None  # True and 1.0 are 1, too
+    except (AttributeError, KeyError, TypeError):  # no array, not known, cannot be hashed
+        return None
+
+
+def known_receive(comm: Communicator, out: Any, source: Any, tag: Any, waits: bool) -> Known | None:
+    """How to receive into out, if such a receive was found right before; else None.
+
+    Args:
+        waits: whether the call waits for the message.
+
+    Returns:
+        out as mpi4py takes it; from how many elements on the message is to be looked at first; the tags of
+        which the element type has matched.
+    """
+    try:
+        kind, dtype, tags, look, (look_later, probed) = comm.known_receives[source]
+        if type(out) is not kind or out.dtype is not dtype:
+            key = type(out), out.dtype, source
+            comm.known_receives[source] = _, _, tags, look, (look_later, probed) = comm.known_receives[key]
+        if type(source) is not int or not (tag is None or is_plain_tag(tag)):
+            return None
+        part = look(out) if waits else look_later(out)
+        return None if part is None else (part, probed, tags)
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+def _other_send(comm: Communicator, x: Any, dest: int, tag: int) -> tuple[set[int], Look]:
+    """As known_send, of another kind or tag than the last one to dest.
+
+    Raises:
+        KeyError: it is not known.
+    """
+    known = comm.known_sends[type(x), x.dtype, dest]
+    _, _, tags, look, noted = known
+    if tag not in tags:
+        if not is_plain_tag(tag) or not (noted is None or tag_place(tag) in noted):
+            raise KeyError(tag)
+        add_tag(tags, tag)
+    comm.known_sends[dest] = known
+    return tags, look
+
+
+def remember_send(comm: Communicator, x: Any, dtype: Dtype, dest: int) -> None:
+    """Keep a send that was found right, and whose element type was noted for dest and its tag."""
+    key = type(x), getattr(x, "dtype", None), dest
+    if key in comm.known_sends or dest == comm.rank or not _may_be_known(comm, comm.known_sends, dest):
+        return
+    if (look := _look(comm, x, dtype)) is not None:
+        noted = None if comm.message_kinds is None else comm.message_kinds.noted(dtype)
+        comm.known_sends[dest] = comm.known_sends[key] = key[0], key[1], set(), look, noted
+
+
+def remember_receive(comm: Communicator, out: Any, dtype: Dtype, source: int) -> None:
+    """Keep a receive that was found right."""
+    key = type(out), getattr(out, "dtype", None), source
+    if key in comm.known_receives or not _may_be_known(comm, comm.known_receives, source):
+        return
+    now = later = 0  # elements up to which a receive is guarded
+    if guarded_receive.is_needed():
+        now, later = (-(-n // dtype.itemsize) for n in (GUARD_PROBED, guarded_receive.most(comm, False)))
+    look, look_later = _look(comm, out, dtype, now), _look(comm, out, dtype, later)
+    if look is not None and not is_awaited(comm.mpi_handle):
+        tags: set[int] = set()
+        known = key[0], key[1], tags, look, (look_later, now or sys.maxsize)
+        comm.known_receives[source] = comm.known_receives[key] = known
+
+
+def forget(comm: Communicator) -> None:
+    """Let all messages take the general path again."""
+    comm.known_sends.clear()
+    comm.known_receives.clear()
+
+
+def _may_be_known(comm: Communicator, known: dict[Any, Any], peer: int) -> bool:
+    if len(known) >= _MOST:
+        known.clear()
+    if comm.observers or comm.is_closed or comm.disagreed or comm.timeout_s or comm.is_inter:
+        return False
+    return 0 <= peer < comm.size and (comm.devices is None or not comm.devices.messages.held)
+
+
+def _look(comm: Communicator, x: Any, dtype: Dtype, guarded: int | None = None) -> Look | None:
+    """What looks at arrays like x; None: there is nothing quicker than the general path.
+
+    guarded: of arrays to receive into: up to how many elements nothing is to be written behind them.
+    """
+    kind = MPI.UINT16_T if dtype.kind == "h" else transport.native(dtype)
+    if kind is None:
+        return None
+    most = transport.largest_count * dtype.itemsize
+    if comm.devices is not None:
+        most = min(most, comm.devices.eager)
+    numpy, torch = loaded("numpy"), loaded("torch")
+    if numpy is not None and type(x) is numpy.ndarray:
+        if guarded is None:
+            return _look_at_numpy(kind, most // dtype.itemsize)
+        return _land_in_numpy(kind, most // dtype.itemsize, guarded)
+    if torch is not None and type(x) is torch.Tensor and dtype.kind != "c":  # which may be lazy conjugates
+        return _look_at_torch(kind, dtype.itemsize, most, guarded or 0, _knows_devices(torch))
+    return None
+
+
+def _look_at_numpy(kind: MPI.Datatype, most: int) -> Look:
+    def look(x: Any) -> Part | None:
+        n = x.size
+        return (x, n, kind) if n <= most and x.flags.c_contiguous else None
+
+    return look
+
+
+def _land_in_numpy(kind: MPI.Datatype, most: int, guarded: int) -> Look:
+    guards = guarded_receive.guards(kind)
+
+    def look(x: Any) -> Part | None:
+        n = x.size
+        if n > most or not x.flags.carray:
+            return None
+        if n >= guarded:
+            return x, n, kind
+        return (x, 1, guards[n]) if n else None
+
+    return look
+
+
+def _look_at_torch(kind: MPI.Datatype, itemsize: int, most: int, guarded: int, has_devices: bool) -> Look:
+    """By address, since mpi4py takes microseconds to look into a tensor."""
+    guards, fromaddress = guarded_receive.guards(kind), MPI.buffer.fromaddress
+
+    def look(x: Any) -> Part | None:
+        try:
+            nbytes = x.nbytes
+            # A lazy negative has gaps, unless it is a single element.
+            is_plain = x.is_contiguous() if nbytes > itemsize else nbytes and not x.is_neg()
+            if not is_plain or nbytes > most or (has_devices and not x.is_cpu):
+                return None
+            address = x.data_ptr()
+        except RuntimeError:  # sparse tensors, and those of torch.func, have no memory of their own
+            return None
+        if not address:  # its storage was freed
+            return None
+        n = nbytes // itemsize
+        memory = fromaddress(address, nbytes)
+        return (memory, n, kind) if n >= guarded else (memory, 1, guards[n])
+
+    return look
+
+
+def _knows_devices(torch: Any) -> bool:
+    """Whether tensors of this build of torch may have an address that is not in the host's memory."""
+    accelerator = getattr(torch, "accelerator", None)
+    try:
+        return accelerator is None or accelerator.current_accelerator() is not None
+    except RuntimeError:  # torch 2.6, built for a device that this machine has not
+        return True
