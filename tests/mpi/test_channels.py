@@ -127,7 +127,7 @@ def test_exchanges_that_are_dropped_or_closed_give_their_memory_back(comm: Any) 
         gc.collect()
         comm.barrier()
         if comm.rank == 0 and turn:  # the first one is what earlier tests have left
-   # the others wait: nobody else reserves memory
+            # the others wait: nobody else reserves memory
             places.add(end_of_memory())
         comm.barrier()
         halo = Halo(numbered(comm, periodic=[0], shape=(8, 3000)))
