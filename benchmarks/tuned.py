@@ -41,8 +41,8 @@ def measure(out: str) -> None:
     arrays = tune._arrays(comm, "all_reduce", 8)
     calls = {name: tune._call(comm, "all_reduce", name, *arrays) for name in ("", OWN)}
     plain = comm.dup()
-    plain._short = None  # so that MPI's own function is called, also under MPICH
-    plain.fastpaths.clear()
+    plain.node = None  # so that MPI's own function is called
+    plain.go_direct()
     calls["mpi"] = tune._call(plain, "all_reduce", "", *arrays)
     own = tune._alternated(comm, calls, list(calls), ROUNDS)
     if comm.rank == 0:
@@ -63,7 +63,7 @@ def table(found: dict) -> str:
         "",
         f"all_reduce of 8 bytes by {OWN} {own:.1f}, by MPI's own choice {mpi:.1f}: +{own - mpi:.1f}",
     ]
-    lines[-1] += f"; hpcomm's default {default:.1f} (hpcomm/node/node_collectives.py)"
+    lines[-1] += f"; hpcomm's default {default:.1f} (hpcomm/node/_native)"
     return "\n".join(lines)
 
 

@@ -26,8 +26,6 @@ from .block_channel import channel
 from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
 from .dropped import Children
-from .fastpath import NO_FASTPATHS
-from .fastpath_instance import part
 from .known_messages import forget
 from .timeouts import Timeout
 
@@ -142,10 +140,6 @@ class Communicator:
         self.check: str = self.agreement.level
         self.known_sends: dict[Any, Any] = {}  # see known_messages.py
         self.known_receives: dict[Any, Any] = {}
-        self.fastpaths: Any = {}  # see fastpath.py,
-        self.own_fastpaths: dict[
-            str, dict[Any, Any]
-        ] = {}  # and fastpath_instance.py: by verb, functions of kinds of arrays
         self.timeout_s: float | None = None
         self.go_direct()
         runtime.living.add(self)
@@ -344,7 +338,7 @@ class Communicator:
         for request in self.to_itself:
             request.wait()
         self.to_itself.clear()
-        self.leave_fastpaths()
+        self.leave_direct()
         if self.node is not None:
             self.node.close()
             self.node = None
@@ -368,7 +362,7 @@ class Communicator:
     def forget_mpi(self) -> None:
         """Be as after close(): MPI is finalized."""
         self.mpi_handle = type(self.mpi_handle)()
-        self.leave_fastpaths()
+        self.leave_direct()
         self.outstanding.forget_mpi(self.to_itself)
 
     @property
@@ -415,7 +409,7 @@ class Communicator:
                 f"{observer!r} is no observer", where("observe", self), "before(call), after(call)"
             )
         self.observers = (*self.observers, observer)
-        self.leave_fastpaths()
+        self.leave_direct()
 
         def stop() -> None:
             self.observers = tuple(o for o in self.observers if o is not observer)
@@ -431,20 +425,17 @@ class Communicator:
         if not self.disagreed:
             self.disagreed = why
             self.agreement.depart()
-        self.leave_fastpaths()
+        self.leave_direct()
 
-    def leave_fastpaths(self) -> None:
+    def leave_direct(self) -> None:
         """Let all calls take the general path from now on."""
-        self.fastpaths = NO_FASTPATHS
         self.direct = NO_DIRECT
-        part(self)
         forget(self)
 
     def go_direct(self) -> None:
         """Let calls take the direct path again, if nothing speaks against it."""
         if self.observers or self.is_closed or self.disagreed or self.timeout_s:
             return
-        self.fastpaths = {}
         self.direct = self.node or (NO_DIRECT if self.is_inter else ByLibrary(self))
 
     def move_on(self) -> None:
@@ -453,12 +444,6 @@ class Communicator:
 
         if mpi := self.mpi_handle:
             transport.move_on(mpi)
-
-    def drop_fastpaths(self) -> None:
-        """Let fast paths be made anew."""
-        if self.fastpaths is not NO_FASTPATHS:
-            self.fastpaths = {}
-            part(self)
 
     def last_call(self) -> int:
         """The number of the last call that this rank has come to, where others see it."""

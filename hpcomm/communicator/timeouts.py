@@ -55,7 +55,7 @@ class Timeout:
                 made.pop(name, None)
             comm.go_direct()
             return
-        comm.leave_fastpaths()
+        comm.leave_direct()
         for plan in tuple(comm.outstanding.plans):
             plan.slow_down()
         for name, (function, at) in _verbs(type(comm)).items():

@@ -76,7 +76,7 @@ class Own:
         """The executor for key, made at its first use; the oldest one gives way.
 
         The oldest, not the one that was not used for longest: so that ranks of which some come here by a
-        fast path and others by the general path keep the same ones.
+        quick way and others by the general path keep the same ones.
         """
         found = self._kept.get(key)
         if found is None:
