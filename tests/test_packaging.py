@@ -182,7 +182,10 @@ def test_without_a_compiler_one_from_a_wheel_builds_the_core_of_an_editable_inst
     assert done.returncode == 0, done.stdout + done.stderr
     assert (source / "hpcomm/node/_native/core.abi3.so").exists()
     find = "from hpcomm.node import native; print(native.core().__file__)"
-    found = subprocess.run([python, "-c", find], cwd=tmp_path, capture_output=True, text=True, timeout=20)
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run(
+        [python, "-c", find], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=20
+    )
     assert found.stdout.strip() == str(source / "hpcomm/node/_native/core.abi3.so"), found.stderr
 
 

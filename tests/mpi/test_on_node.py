@@ -329,3 +329,11 @@ def test_a_timeout_lets_calls_go_in_the_background_until_it_is_gone(comm: Any) -
         assert comm.broadcast(np.full(3000, comm.rank), 1)[-1] == 1
         comm.barrier()
         assert (calls(comm) > begun) == (seconds is None and comm.node is not None)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_halves_with_a_sign_still_to_be_applied(comm: Any) -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).to(torch.complex32).conj().imag
+    assert x.is_neg()
+    assert x.dtype == torch.float16
+    assert comm.all_reduce(x).tolist() == [-2 * comm.size, 4 * comm.size]

@@ -138,7 +138,8 @@ static int look_tensor(PyObject *x, struct array *a) {
   a->kind = ARRAY_TORCH;
   int yes = exchange ? look_dlpack(x, a) : look_attributes(x, a);
   if (yes != 1) return yes;
-  if (a->dtype >= F32 && (is_pending(is_neg, x) || (a->dtype > F64 && is_pending(is_conj, x)))) yes = 0;
+  const int is_part = a->dtype == F16 || a->dtype >= F32; /* or the whole, of a complex type */
+  if (is_part && (is_pending(is_neg, x) || (a->dtype > F64 && is_pending(is_conj, x)))) yes = 0;
   return PyErr_Occurred() ? -1 : yes;
 }
 
