@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from ..core import buffer, dtypes, reduction
-from ..core.limits import HALVES_BY_BLOCKS
+from ..core import buffer, reduction
 from ..core.operation import Call
 from ..core.signature import head
 from ..core.verbs import (
     GATHERING,
     INPUT_BLOCKS,
-    OUTPUT_BLOCKS,
     PREFIXES,
     REDUCTIONS,
     ROOT_RECEIVES,
@@ -24,14 +22,11 @@ from ..core.verbs import (
     SCATTERING,
 )
 from ..errors import DtypeError, HpcommError, LayoutError, RankError, UsageError
-from . import mpi as transport
+from .host_calls import by_core, core_takes, on_hosts
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..core.buffer import Buffer, Shape
     from ..core.comm import Comm
-    from ..core.dtypes import Dtype
     from ..core.reduction import Reduction
     from .device import host_copy
 else:
@@ -39,15 +34,7 @@ else:
 
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
 
-__all__ = ["compose", "look", "no_remote_root", "on_hosts"]
-
-_MOVES_FOR_FOLD = {
-    "reduce": "gather",
-    "all_reduce": "all_gather",
-    "scan": "all_gather",
-    "exscan": "all_gather",
-    "reduce_scatter": "all_to_all",
-}
+__all__ = ["compose", "look", "no_remote_root"]
 
 
 def compose(
@@ -109,8 +96,8 @@ def compose(
         send = None
     devices, nbytes = comm.devices, block * dtype.itemsize
     if devices is None:  # no rank of comm has a device
-        if blocking and not hosts and comm.node is not None and _core_takes(dtype, fold):
-            return _by_core(call, send, recv, fold)
+        if blocking and not hosts and comm.node is not None and core_takes(dtype, fold):
+            return by_core(call, send, recv, fold)
         return on_hosts(call, send, recv, fold, blocking)
     if not hosts and devices.takes(send, recv, block=nbytes):
         return devices.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
@@ -122,85 +109,6 @@ def compose(
     given = None if send is None else host_copy.beside(send, filled=True)
     taken = given if recv is send else None if recv is None else host_copy.beside(recv, filled=False)
     return host_copy.renewed(on_hosts(call, given, taken, fold, blocking), given, taken)
-
-
-def on_hosts(
-    call: Call, send: Buffer | None, recv: Buffer | None, fold: Reduction | None, blocking: bool
-) -> Call:
-    """What is to be done on these arrays in host memory; call says the rest."""
-    verb, block, dtype, comm = call.verb, call.count, call.look.dtype, call.comm
-    if fold is None:
-        return _move(call, send, recv, block)
-    if send is None:  # the root of another group gives nothing
-        send = recv
-    assert send is not None
-    if fold.fold is not None:
-        return _fold_here(call, send, recv, block, fold)
-    if blocking and dtype.kind == "h" and verb == "all_reduce" and _worth_blocks(comm, send, fold):
-        assert recv is not None
-        return _fold_blocks(call, send, recv, fold)
-    return _fold_there(call, send, recv, block, fold)
-
-
-_CORE_DTYPES = range(1, 17)  # codes of the element types that the native core knows,
-_NO_LONG_DOUBLE = 14  # but for this one
-
-
-def _core_takes(dtype: Dtype, fold: Reduction | None) -> bool:
-    """Whether the native core carries out calls on such elements: the same on all ranks."""
-    knows = dtype.code in _CORE_DTYPES and dtype.code != _NO_LONG_DOUBLE
-    plain = fold is None or (fold.op.factor is None and fold.fold is None and fold.op.mpi is None)
-    return knows and plain
-
-
-def _by_core(call: Call, send: Buffer | None, recv: Buffer | None, fold: Reduction | None) -> Call:
-    """By the native core, on contiguous arrays: x itself and out itself, where they are.
-
-        x ── pack, if strided ──> packed ── core ──> landing ── finish, if out is strided ──> out
-
-    The core takes these on every rank. Which memory x and out may have in common: see _move.
-    """
-    comm, verb, dtype = call.comm, call.verb, call.look.dtype
-    if send is not None and recv is not None and not _core_may_share(call, send, recv):
-        _refuse_overlap(send, recv)
-    landing = None if recv is None else _landing(recv)
-    if landing is not None and not landing.flags.aligned:
-        landing = np.empty(landing.shape, landing.dtype)
-    packed = None if send is None else _packed(send.array)
-    if packed is not None and not packed.flags.aligned:
-        packed = packed.copy()
-    rows, row = (comm.size, call.count), (call.count,)
-    x = None if packed is None else packed.reshape(rows if verb in INPUT_BLOCKS else row)
-    out = None if landing is None else landing.reshape(rows if verb in OUTPUT_BLOCKS else row)
-    how = () if fold is None else (fold.op.name,)
-    root = (int(call.root),) if verb in ROOTED else ()
-
-    def carry() -> None:
-        done = getattr(comm.node, verb)(x, *how, *root, out, dtype.code)
-        if done is NotImplemented:  # no room for long calls, as all ranks know by now
-            again = Call(comm, verb, root=call.root)
-            again.code, again.count, again.look = call.code, call.count, call.look
-            comm.agreement.enter(call.code, call.agreed)
-            transport.run(on_hosts(again, _like(packed, call.look), _like(landing, call.look), fold, True))
-            comm.agreement.leave()
-
-    call.carry, call.by_core = carry, True
-    _deliver(call, recv, landing)
-    return call
-
-
-def _like(array: NDArray[Any] | None, like: Buffer) -> Buffer | None:
-    return None if array is None else buffer.Buffer(array, like.dtype, like.make, lambda: None)
-
-
-def _core_may_share(call: Call, send: Buffer, recv: Buffer) -> bool:
-    """Whether x and out have memory in common in a way that needs no copy."""
-    comm, verb = call.comm, call.verb
-    if verb in GATHERING:
-        return recv.array.flags.c_contiguous and _is_block(recv, send, comm.rank, comm.size)
-    if verb == "scatter":
-        return send.array.flags.c_contiguous and _is_block(send, recv, comm.rank, comm.size)
-    return send is recv or buffer.same_memory(send.array, recv.array)
 
 
 def _roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:
@@ -313,275 +221,3 @@ def _joined(verb: str, shape: Shape) -> Shape:
     if verb in SCATTERING:
         return (1, *shape)
     return shape
-
-
-def _refuse_overlap(send: Buffer | None, recv: Buffer | None) -> None:
-    if send is not None and recv is not None and buffer.overlap(send.array, recv.array):
-        raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
-
-
-def _packed(array: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(array)
-
-
-def _filler(memory: NDArray[Any], array: NDArray[Any]) -> Any:
-    return lambda: np.copyto(memory, array.reshape(memory.shape))
-
-
-def _landing(recv: Buffer) -> NDArray[Any]:
-    """Where MPI writes: out itself if its elements lie in order, else memory to unpack from."""
-    return recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
-
-
-def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> Call:
-    """Verbs that carry elements unchanged.
-
-    MPI reads and writes contiguous memory. So x may have to be packed before (call.fill) and the result
-    unpacked from another array afterwards (landing; _deliver):
-
-        x ── fill, if strided ──> packed ── MPI ──> landing ── finish, if out is strided ──> out
-
-    Where x and out overlap, three cases are right without a copy or with one: all_to_all in place, one's own
-    block of a gathered array, and one's own block of a scattered one. All others are refused.
-    """
-    comm, verb = call.comm, call.verb
-    landing = _landing(recv) if recv is not None else None
-    if verb == "broadcast":  # one array for both: x is copied into it on the root
-        if send is not None and recv is not None:
-            if send is not recv and not buffer.same_memory(send.array, recv.array):
-                _refuse_overlap(send, recv)
-            if landing is not None and not buffer.same_memory(landing, send.array):
-                call.fill = _filler(landing, send.array)
-        elif send is not None:  # root of an inter-communicator
-            landing = np.empty(send.shape, send.array.dtype)
-            call.fill = _filler(landing, send.array)
-        if call.fill is not None:
-            call.fill()
-        call.recv = transport.spec(landing, block, call.look.dtype) if landing is not None else None
-        _deliver(call, recv, landing)
-        return call
-    if send is not None:
-        packed = _packed(send.array)
-        if not np.may_share_memory(packed, send.array):
-            call.fill = _filler(packed, send.array)
-        call.send = transport.spec(packed, block, send.dtype)
-    if recv is not None:
-        assert landing is not None
-        call.recv = transport.spec(landing, block, recv.dtype)
-    if send is not None and recv is not None and buffer.overlap(send.array, recv.array):
-        if verb == "all_to_all" and buffer.same_memory(send.array, recv.array):
-            copy = send.array.copy()  # a plan fills it anew at each start
-            call.fill = _filler(copy, send.array)
-            call.send = transport.spec(copy, block, send.dtype)
-        elif (
-            verb in GATHERING
-            and not comm.is_inter
-            and landing is recv.array
-            and _is_block(recv, send, comm.rank, comm.size)
-        ):
-            call.send = MPI.IN_PLACE
-        elif (
-            verb == "scatter"
-            and not comm.is_inter
-            and send.array.flags.c_contiguous
-            and _is_block(send, recv, comm.rank, comm.size)
-        ):
-            call.recv = MPI.IN_PLACE
-        else:
-            _refuse_overlap(send, recv)
-    _deliver(call, recv, landing)
-    return call
-
-
-def _is_block(whole: Buffer, part: Buffer, rank: int, p: int) -> bool:
-    """Whether part is whole[rank] itself, as when each rank's shard lives inside the gathered array."""
-    return (
-        buffer.same_memory(whole.array.reshape(p, -1)[rank], part.array.reshape(-1))
-        and part.array.flags.c_contiguous
-    )
-
-
-def _deliver(call: Call, recv: Buffer | None, landing: NDArray[Any] | None) -> None:
-    """Finish call by giving recv back, filled from where the bytes have landed."""
-
-    def finish(status: Any) -> Any:
-        if recv is None:
-            return None
-        if landing is not recv.array:
-            recv.array[...] = landing
-        return recv.give()
-
-    call.finish = finish
-    if recv is None or landing is recv.array:
-        call.give = recv.give if recv is not None else lambda: None
-
-
-def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: Reduction) -> Call:
-    """Reductions by the MPI library.
-
-        x ── up, or pack ──> travelling ── MPI ──> landing ── down ──> out ── finish (avg, in place)
-
-    landing is out itself where nothing has to be converted or unpacked. Then, and if the operator has no
-    `finish`, the call leaves nothing to do (call.give), so requests and plans of it are cheap.
-    """
-    comm, verb = call.comm, call.verb
-    in_place = recv is not None and (send is recv or buffer.same_memory(send.array, recv.array))
-    if not in_place:
-        _refuse_overlap(send, recv)
-    call.op = fold.mpi()
-    kind = getattr(MPI, fold.mpi_type)
-    landing: NDArray[Any] | None = None
-    travelling = fold.widen(send.array) if fold.widen is not None else _packed(send.array)
-    if fold.widen is not None:
-        up = fold.widen
-        call.fill = lambda: np.copyto(travelling, up(send.array))
-    elif not np.may_share_memory(travelling, send.array):
-        call.fill = _filler(travelling, send.array)
-    if recv is not None:
-        plain = fold.widen is None and recv.array.flags.c_contiguous and (recv.array.size > 0 or send is recv)
-        landing = recv.array if plain else np.empty(recv.shape, travelling.dtype)
-        call.recv = (landing, block, kind)
-    if (
-        in_place
-        and fold.widen is None
-        and recv is not None
-        and landing is recv.array
-        and send.array.flags.c_contiguous
-    ):
-        call.send = MPI.IN_PLACE
-        if comm.is_inter:  # where MPI knows of no such thing
-            copy = travelling.copy()
-            call.fill = _filler(copy, send.array)
-            call.send = (copy, block, kind)
-    else:
-        call.send = (travelling, block, kind)
-    ranks = comm.remote_size if comm.is_inter else comm.size
-    first = verb == "exscan" and comm.rank == 0  # MPI leaves its result undefined
-
-    def finish(status: Any) -> Any:
-        if recv is None or landing is None:
-            return None
-        if first:
-            return _first_of_exscan(recv, fold)
-        if landing is not recv.array:
-            recv.array[...] = (fold.narrow(landing, ranks) if fold.narrow is not None else landing).reshape(
-                recv.shape
-            )
-        if fold.finish is not None:
-            fold.finish(recv.array, ranks)
-        return recv.give()
-
-    call.finish = finish
-    if recv is None or (landing is recv.array and not first and fold.finish is None):
-        call.give = recv.give if recv is not None else lambda: None
-    return call
-
-
-def _first_of_exscan(recv: Buffer, fold: Reduction) -> Any:
-    value = reduction.identity(fold.op, recv.dtype)
-    if value is None:
-        return None
-    recv.array[...] = value
-    return recv.give()
-
-
-def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: Reduction) -> Call:
-    """Reductions by a function of the user's: gather the contributions, reduce them in rank order.
-
-    MPI may combine contributions in any order if an operator commutes, and calls a user's function with
-    memory only. So the contributions themselves travel (call.moves: all_gather for all_reduce, and so on).
-    """
-    comm, verb = call.comm, call.verb
-    if recv is not None and send is not recv and not buffer.same_memory(send.array, recv.array):
-        _refuse_overlap(send, recv)
-    p = comm.remote_size if comm.is_inter else comm.size
-    if verb == "reduce_scatter" and comm.is_inter and p != comm.size:
-        raise UsageError(
-            "a function cannot be the op of reduce_scatter between groups of different size",
-            hint="all_reduce, and take a block of it",
-        )
-    packed = _packed(send.array)
-    if recv is not None and np.may_share_memory(packed, recv.array):
-        packed = packed.copy()
-    call.moves = _MOVES_FOR_FOLD[verb]
-    if not np.may_share_memory(packed, send.array):
-        call.fill = _filler(packed, send.array)
-    call.send = transport.spec(packed, block, send.dtype)
-    part_shape = recv.shape if recv is not None else send.shape
-    gathered = np.empty((p, *part_shape), packed.dtype) if recv is not None else None
-    call.recv = transport.spec(gathered, block, send.dtype) if gathered is not None else None
-    until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, p)  # contributions that count here
-
-    def finish(status: Any) -> Any:
-        if recv is None or gathered is None or until == 0:
-            return None
-        folded = send.wrap(gathered[0])
-        for part in gathered[1:until]:
-            folded = fold.fold(folded, send.wrap(part))  # type: ignore[misc]
-            _check_fold(comm, verb, fold, folded, send, part_shape)
-        recv.array[...] = buffer.as_buffer(folded).array
-        return recv.give()
-
-    call.finish = finish
-    return call
-
-
-def _check_fold(comm: Comm, verb: str, fold: Reduction, made: Any, send: Buffer, shape: Shape) -> None:
-    """Refuse what a function made of two arrays if it is not such an array again."""
-    try:
-        result: Any = buffer.as_buffer(made)
-        kept = result.shape == shape and result.dtype == send.dtype
-    except HpcommError:
-        result, kept = f"a {type(made).__name__}", False
-    if not kept:
-        raise UsageError(
-            f"op {fold.op} made {result} of {send.dtype} {shape}", hint="op must keep shape and dtype"
-        ).located(verb, comm)
-
-
-def _worth_blocks(comm: Comm, send: Buffer, fold: Reduction) -> bool:
-    return (
-        send.nbytes >= HALVES_BY_BLOCKS
-        and 1 < comm.size <= 64
-        and not comm.is_inter
-        and fold.op.factor is None
-        and fold.op.name in _FOLD_BLOCK
-    )
-
-
-_FOLD_BLOCK = {"sum": "add", "avg": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
-
-
-def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Call:
-    """all_reduce of many halves: each rank reduces one block in float32, and halves travel both ways.
-
-    Half the bytes of a float32 all-reduce; each result is rounded once. Reduce-scatter by all-to-all
-    followed by all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p bytes sent per rank.
-    """
-    comm = call.comm
-    if send is not recv and not buffer.same_memory(send.array, recv.array):
-        _refuse_overlap(send, recv)
-    n, p = send.array.size, comm.size
-    counts = [n // p + (r < n % p) for r in range(p)]
-    starts = [sum(counts[:r]) for r in range(p)]
-    mine = counts[comm.rank]
-    landing = _landing(recv)
-    packed = _packed(send.array).reshape(-1)
-
-    def carry() -> None:
-        parts = np.empty((p, mine), np.uint16)
-        comm.mpi_handle.Alltoallv(
-            (packed, counts, starts, MPI.UINT16_T),
-            (parts, [mine] * p, [r * mine for r in range(p)], MPI.UINT16_T),
-        )
-        wide = dtypes.widen(parts, send.dtype)
-        with np.errstate(all="ignore"):  # MPI does not warn either
-            folded = getattr(np, _FOLD_BLOCK[fold.op.name]).reduce(wide, axis=0)
-            if fold.op.name == "avg":
-                folded /= np.float32(p)
-        narrow = dtypes.narrow(folded, send.dtype)
-        comm.mpi_handle.Allgatherv((narrow, mine, MPI.UINT16_T), (landing, counts, starts, MPI.UINT16_T))
-
-    call.carry = carry
-    _deliver(call, recv, landing)
-    return call

@@ -29,8 +29,8 @@ from ...core.signature import describe, marked, signature
 from ...core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS
 from ...device.driver import watching
 from ...errors import ConfigError, LayoutError, MismatchError, UsageError, where
+from .. import host_calls, prepare
 from .. import mpi as transport
-from .. import prepare
 from ..progress import Thread, drive
 from ..scheduled import schedule_transport
 from ..scheduled.comm_cache import own
@@ -247,7 +247,7 @@ class DeviceDispatch:
         """What the call is where its arrays are these, in host memory."""
         here = Call(job.call.comm, job.call.verb, root=job.call.root)
         here.look, here.count = job.call.look, job.call.count
-        return prepare.on_hosts(here, x, out, job.fold, blocking=False)
+        return host_calls.on_hosts(here, x, out, job.fold, blocking=False)
 
     def _mover(self, job: Job, path: str) -> Generator[list[Any], Any, device_columns.Mover]:
         call, fold, arena = job.call, job.fold, self.arena
