@@ -15,6 +15,7 @@ the core compares them. Of what goes on around it the core knows nothing. So it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ..core.signature import LEFT, REFUSED, describe
@@ -36,6 +37,7 @@ def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
     def asked(reason: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
         if reason == "waits":
             comm.move_on()
+            comm.call_guard.waiting = get_ident()
             comm.call_guard.check()
             _look_at(comm, ranks)
         elif reason == "busy":

@@ -34,15 +34,17 @@ class CallGuard:
         UsageError: another thread is in one, at the beginning; or has come to this one, at the end.
     """
 
-    __slots__ = ("_comm", "_depth", "_met", "_thread")
+    __slots__ = ("_comm", "_depth", "_met", "_thread", "waiting")
 
     def __init__(self, comm: Comm) -> None:
         self._comm, self._met = comm, ""  # what a second thread called
+        self.waiting = 0  # the thread that waited last in the native core (arrivals.py)
         self._thread = self._depth = 0  # who is in a call, and in how many: an operator may make one
 
     def __enter__(self) -> None:
         own = threading.get_ident()
-        if self._thread not in (0, own):
+        node = self._comm.node
+        if self._thread not in (0, own) or (node is not None and node.busy):
             raise self.refusal()
         self._thread = own
         self._depth += 1
@@ -62,7 +64,7 @@ class CallGuard:
 
     def refusal(self) -> UsageError:
         """The error for the calling thread, which has come to a call of another one; that one hears of it."""
-        frame = sys._current_frames().get(self._thread)
+        frame = sys._current_frames().get(self._thread or self.waiting)
         self._met = describe_call()
         self._comm.fall_out(_WHY)
         return _error(self._comm, self._met, describe_call(frame) if frame else "a call that is over by now")

@@ -32,9 +32,10 @@ for name, (check, call) in cases.items():
     world.barrier()
     if world.rank == 0:
         def late():
-            while not comm.call_guard._thread:
+            while not (comm.call_guard._thread or comm.call_guard.waiting):
                 time.sleep(1e-3)
             kept(lambda: comm.all_gather_object(1))
+            time.sleep(0.05)  # the other thread is told while it waits
             world.send(small, 1)
         threads = [threading.Thread(target=late), threading.Thread(target=kept, args=(lambda: call(comm),))]
         for thread in threads: thread.start()

@@ -34,6 +34,7 @@ class Node:
     rank: int
     size: int
     number: int  # of this rank's last call
+    busy: bool  # a thread of this process is in one
     has_long: bool | None  # None: no long call yet
     direct: bool | None
     timeout: float

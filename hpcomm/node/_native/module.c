@@ -397,6 +397,9 @@ ATTRIBUTE(timeout, PyFloat_FromDouble((double)n->timeout * 1e-9),
 ATTRIBUTE(spins, PyLong_FromLong(n->spins), n->spins = (int)PyLong_AsLong(value))
 ATTRIBUTE(direct_from, Py_BuildValue("(KKK)", n->direct_from[0], n->direct_from[1], n->direct_from[2]),
           set_ways(n, value))
+static PyObject *get_busy(PyObject *me, void *none) { /* a thread of this process is in a call */
+  return (void)none, PyBool_FromLong(((Node *)me)->busy);
+}
 static PyObject *get_number(PyObject *me, void *none) { /* of this rank's last call */
   return (void)none, PyLong_FromUnsignedLongLong(((Node *)me)->node.calls);
 }
@@ -479,6 +482,7 @@ static PyGetSetDef node_attributes[] = {{"rank", get_rank, NULL, NULL, NULL},
                                         {"has_long", get_has_long, NULL, NULL, NULL},
                                         {"timeout", get_timeout, set_timeout, NULL, NULL},
                                         {"number", get_number, NULL, NULL, NULL},
+                                        {"busy", get_busy, NULL, NULL, NULL},
                                         {"spins", get_spins, set_spins, NULL, NULL},
                                         {"direct_from", get_direct_from, set_direct_from, NULL, NULL},
                                         {0}};
