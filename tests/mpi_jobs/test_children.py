@@ -24,14 +24,16 @@ POOLS = """
     def show(how, results, said):
         total = comm.all_reduce(sum(results))
         if comm.rank == 0:
-            print(how, total, len({words for words in said if "is a child of rank 0 (process " in words}))
+            children = len({words for words in said if "is a child of rank 0 (process " in words})
+            print(f"{how} {total} {children}\\n", end="")  # in one piece: ranks' lines get mixed
 
     if __name__ == "__main__":
         verbs = ["all_reduce", "scan", "all_gather_object", "broadcast_object", "recv_object"]
         began = multiprocessing.get_context("fork").Pool(1)  # before MPI is up
         comm.barrier()
         with began as pool:
-            print("early", "is a child of the rank that is process" in pool.map(use, verbs)[0], flush=True)
+            is_child = "is a child of the rank that is process" in pool.map(use, verbs)[0]
+            print(f"early {is_child}\\n", end="", flush=True)
         for how in ("fork", "spawn", "forkserver"):
             with multiprocessing.get_context(how).Pool(1) as pool:
                 show(how, pool.map(square, range(3)), pool.map(use, verbs))
