@@ -132,8 +132,14 @@ static uint64_t neutral(int dtype, int op) {
 
 void reduce_neutral(int dtype, int op, void *out, size_t count) {
   const uint64_t value[2] = {neutral(dtype, op), 0};
-  const size_t size = dtype_bytes(dtype);
-  for (size_t i = 0; i < count; i++) memcpy((char *)out + i * size, value, size);
+  const size_t size = dtype_bytes(dtype), nbytes = count * size;
+  char *to = out;
+  for (size_t done = 0; done < nbytes;) { /* each time as much as there is already, up to what caches hold */
+    size_t part = done == 0 ? size : done < 4096 ? done : 4096;
+    if (part > nbytes - done) part = nbytes - done;
+    memcpy(to + done, done ? to : (const char *)value, part);
+    done += part;
+  }
 }
 
 /* -- half types ---------------------------------------------------------------------------------------------- */
