@@ -145,7 +145,7 @@ class ByLibrary(NoDirect):
         if kind is None or out is None:
             return NotImplemented
         n, code = out.size, head("reduce_scatter", fold, code)
-        ends = (x, n * self._size, kind), (out, n, kind)
+        ends = (x, n, kind), (out, n, kind)  # mpi4py counts a block
         self._run("reduce_scatter", code, n, self._mpi.Reduce_scatter_block, *ends, operator)
         return out
 

@@ -1,0 +1,72 @@
+"""Direct calls by MPI, as across nodes: what the general path gives, or left to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcomm
+from hpcomm.communicator.collectives import careful
+from hpcomm.communicator.direct import ByLibrary
+
+pytestmark = pytest.mark.mpi(min_size=2)
+P = "p"
+CALLS = {
+    "broadcast": (3,), "reduce": (3,), "all_reduce": (3,), "gather": (3,), "all_gather": (3,),
+    "reduce_scatter": (P, 3), "all_to_all": (P, 3),
+}  # fmt: skip
+REDUCES, ROOTED = ("reduce", "all_reduce", "reduce_scatter"), ("broadcast", "reduce", "gather")
+
+
+@pytest.fixture
+def comm(own_comm: Any) -> Any:
+    own_comm.node = None
+    own_comm.go_direct()
+    assert type(own_comm.direct) is ByLibrary
+    return own_comm
+
+
+def arguments(comm: Any, verb: str, root: int, out: Any) -> tuple[Any, ...]:
+    return (*["sum"] * (verb in REDUCES), *[root] * (verb in ROOTED), out)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "i4", "c8", "?"])
+@pytest.mark.parametrize("verb", CALLS)
+def test_a_direct_call_gives_what_the_general_path_gives(comm: Any, verb: str, dtype: str) -> None:
+    shape = tuple(comm.size if n == P else n for n in CALLS[verb])
+    x = (np.arange(np.prod(shape)).reshape(shape) * (comm.rank + 1)).astype(dtype)
+    kept, root = x.copy(), comm.size - 1
+    expected = careful(comm, verb, x, None, "sum" if verb in REDUCES else None, root, False)
+    into = None if expected is None else np.empty_like(expected)
+    for out in (None, into):
+        if verb == "broadcast" and out is not None:
+            out = x.copy()  # in place is what it takes
+            done = comm.direct.broadcast(out, root, out)
+        else:
+            done = getattr(comm.direct, verb)(x, *arguments(comm, verb, root, out))
+        if done is NotImplemented:  # on all ranks alike: all bring the same
+            assert dtype in ("c8", "?"), verb
+            continue
+        np.testing.assert_array_equal(done, expected)
+        assert out is None or done is out
+    assert np.array_equal(x, kept)
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_what_is_not_plain_is_left_to_the_general_path(comm: Any, verb: str) -> None:
+    shape = tuple(comm.size if n == P else n for n in CALLS[verb])
+    strided = np.ones((*shape[:-1], 6))[..., ::2]
+    readonly = np.ones(shape)
+    readonly.flags.writeable = False
+    for x, out in ((strided, None), (memoryview(b"abc"), None), (np.ones(shape), readonly)):
+        if out is None or verb not in ("reduce", "gather") or comm.rank == 0:
+            assert getattr(comm.direct, verb)(x, *arguments(comm, verb, 0, out)) is NotImplemented
+    if verb in ROOTED:
+        for root in (-1, comm.size, True, 0.0, None):
+            assert (
+                getattr(comm.direct, verb)(np.ones(3), *arguments(comm, verb, root, None)) is NotImplemented
+            )
+    with pytest.raises(hpcomm.UsageError):
+        getattr(comm, verb)(None)
