@@ -122,15 +122,14 @@ def test_waiting_ends_in_time_and_goes_on(comm: Any) -> None:
 def test_exchanges_that_are_dropped_or_closed_give_their_memory_back(comm: Any) -> None:
     if comm.size == 1 or not has_memory():
         pytest.skip("no memory in common")
-    places = set()
+    places, field = set(), numbered(comm, periodic=[0], shape=(8, 3000))  # its communicator stays
     for turn in range(5):
         gc.collect()
         comm.barrier()
-        if comm.rank == 0 and turn:  # the first one is what earlier tests have left
-            # the others wait: nobody else reserves memory
+        if comm.rank == 0 and turn:  # the others wait: nobody else reserves memory
             places.add(end_of_memory())
         comm.barrier()
-        halo = Halo(numbered(comm, periodic=[0], shape=(8, 3000)))
+        halo = Halo(field)
         halo()
         if turn % 2:
             halo.close()
