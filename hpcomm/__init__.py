@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from .core.buffer import as_buffer
     from .core.partition import Box, Partition, Points
     from .core.reduction import Op, premul_sum
-    from .core.request import Request, wait_all, wait_any
+    from .core.request import Request
+    from .core.status import Status
+    from .core.types import Algorithm
+    from .core.waiting import wait_all, wait_any
     from .fields.field import Field
     from .fields.halo import Halo
     from .fields.redistribution import Redistribution
     from .mpmd.join import join
     from .torch_backend.bridge import from_torch
-    from .transport.matching import Status
 
     world: Communicator
     self_: Communicator
@@ -54,6 +56,7 @@ __all__ = [
     "ANY_TAG",
     "PROC_NULL",
     "ROOT",
+    "Algorithm",
     "Box",
     "Communicator",
     "ConfigError",
@@ -89,6 +92,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Algorithm": "core.types",
     "Box": "core.partition",
     "Communicator": "communicator.communicator",
     "Field": "fields.field",
@@ -101,14 +105,14 @@ _HOMES = {
     "Points": "core.partition",
     "Redistribution": "fields.redistribution",
     "Request": "core.request",
-    "Status": "transport.matching",
+    "Status": "core.status",
     "as_buffer": "core.buffer",
     "batch_isend_irecv": "communicator.p2p",
     "from_torch": "torch_backend.bridge",
     "join": "mpmd.join",
     "premul_sum": "core.reduction",
-    "wait_all": "core.request",
-    "wait_any": "core.request",
+    "wait_all": "core.waiting",
+    "wait_any": "core.waiting",
 }
 
 

@@ -18,6 +18,7 @@ PROMISED = {
     "ANY_TAG",
     "PROC_NULL",
     "ROOT",
+    "Algorithm",
     "Box",
     "Communicator",
     "ConfigError",

@@ -289,7 +289,7 @@ def _look_at(asked: Polled) -> None:
             asked.failure = failures[0]
 
 
-def _failure(request: Request) -> PeerFailedError | None:
+def _failure(request: Request[object]) -> PeerFailedError | None:
     """Why a request cannot complete, or None."""
     needs = getattr(request, "waits_for", None)
     if needs is None or request._stages is None:

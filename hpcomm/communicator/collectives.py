@@ -1,5 +1,7 @@
 """Collective operations: each tries the direct way, then prepares, agrees and runs a Call.
 
+Here are those that move blocks, and what all share; those that reduce are in reductions.py.
+
 Throughout, p is the number of ranks (on an inter-communicator: of the other group), x and out are
 arrays as in `as_buffer`, and x is left alone unless it is also out. `async_op=True` returns a Request.
 `algorithm="tuned"` takes what `hpcomm tune` found, "mpi:ring" an algorithm that the MPI library calls so;
@@ -10,7 +12,7 @@ under a schedule's name; all others go through the hosts' memory then (docs/gpu.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..agree.agreement import refused
 from ..core.operation import Call
@@ -19,6 +21,11 @@ from ..errors import HpcommError
 from ..node import native
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+
+    from ..core.request import Request
+    from ..core.types import AlgorithmName, AnyArray, Array, ArrayLike, Later, Now, Operator, Scalar
     from ..transport import mpi as transport
     from ..transport import prepare
     from ..transport.device import host_copy
@@ -34,28 +41,45 @@ else:
 
 __all__ = [
     "all_gather",
-    "all_reduce",
     "all_to_all",
     "barrier",
     "broadcast",
-    "exscan",
     "gather",
-    "reduce",
-    "reduce_scatter",
-    "scan",
     "scatter",
 ]
 
 
+# fmt: off
+@overload
+def broadcast(
+    comm: Communicator, x: Array, root: int = ..., out: Array | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ..., src: int | None = ...,
+) -> Array: ...
+@overload
+def broadcast(
+    comm: Communicator, x: Array, root: int = ..., out: Array | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ..., src: int | None = ...,
+) -> Request[Array]: ...
+@overload
+def broadcast(
+    comm: Communicator, x: None = ..., root: int = ..., *, out: Array, async_op: Now = ...,
+    algorithm: AlgorithmName | None = ..., src: int | None = ...,
+) -> Array: ...
+@overload
+def broadcast(
+    comm: Communicator, x: None = ..., root: int = ..., *, out: Array, async_op: Later,
+    algorithm: AlgorithmName | None = ..., src: int | None = ...,
+) -> Request[Array]: ...
+# fmt: on
 def broadcast(
     comm: Communicator,
-    x: Any = None,
+    x: ArrayLike | None = None,
     root: int = 0,
-    out: Any = None,
+    out: ArrayLike | None = None,
     async_op: bool = False,
     algorithm: str | None = None,
     src: int | None = None,
-) -> Any:
+) -> object:
     """Give every rank the array of root.
 
     On root x is the data. On the other ranks x tells shape and dtype and is left alone, or is None
@@ -85,101 +109,47 @@ def broadcast(
     return careful(comm, "broadcast", x, out, None, root, async_op, algorithm)
 
 
-def reduce(
-    comm: Communicator,
-    x: Any,
-    op: Any = "sum",
-    root: int = 0,
-    out: Any = None,
-    async_op: bool = False,
-    algorithm: str | None = None,
-    dst: int | None = None,
-) -> Any:
-    """Reduce the arrays of all ranks element by element; root gets the result.
-
-    Same as MPI_Reduce, torch.distributed.reduce.
-
-    Args:
-        x: array, same shape and dtype on every rank.
-        op: see all_reduce.
-        root: rank that receives; dst is torch's word for it.
-        out: on root, array that receives; ignored elsewhere.
-        async_op, algorithm: see all_reduce.
-
-    Returns:
-        On root out, or a new array; None elsewhere.
-
-    Raises:
-        As all_reduce; RankError: no such root.
-
-    Example (4 ranks):
-        >>> comm.reduce(np.ones(2))
-        array([4., 4.])
-    """
-    root = root if dst is None else dst
-    if algorithm is None and not async_op:
-        done = comm.direct.reduce(x, op, root, out)
-        if done is not NotImplemented:
-            return done
-    return careful(comm, "reduce", x, out, op, root, async_op, algorithm)
-
-
-def all_reduce(
-    comm: Communicator,
-    x: Any,
-    op: Any = "sum",
-    out: Any = None,
-    async_op: bool = False,
-    algorithm: str | None = None,
-    deterministic: bool = False,
-) -> Any:
-    """Reduce the arrays of all ranks element by element; every rank gets the result.
-
-    Same as MPI_Allreduce, torch.distributed.all_reduce (there in place: out=x).
-
-    Args:
-        x: array, same shape and dtype on every rank.
-        op: "sum", "avg" (floating or complex), "prod", "min", "max" (not complex), "band", "bor", "bxor"
-            (bool and integers), "land", "lor", premul_sum(factor), a torch ReduceOp, an MPI.Op, or a
-            function f(a, b) -> c of two arrays of x's kind, reduced in rank order, which need not commute;
-            Python's sum, max, any and the like mean what they reduce by. float16 and bfloat16 are reduced in
-            float32 and rounded once; min and max of floats keep what is not a number, as numpy's do. On
-            arrays of bool, sum and max are "or", prod and min "and"; Python's own bools are counted.
-        out: array that receives, of x's shape and dtype; out=x is in place.
-        algorithm: an own schedule: "ring", "double_tree", "circulant:wire=bfloat16", ...
-        deterministic: the same bits whatever the number and order of the ranks: sums of floats are the
-            exact sum of all contributions, rounded once. Costs an all_to_all and an all_gather.
-        async_op: begin, and return a Request to wait for.
-
-    Returns:
-        out, or a new array.
-
-    Raises:
-        DtypeError: op has no right result on this dtype.
-        LayoutError: x and out overlap without being the same, or out does not fit.
-
-    Cost: the MPI library's; a function as op costs an all_gather and memory for p arrays.
-
-    Example (4 ranks):
-        >>> comm.all_reduce(np.ones(2))
-        array([4., 4.])
-    """
-    if algorithm is None and not (async_op or deterministic):
-        done = comm.direct.all_reduce(x, op, out)
-        if done is not NotImplemented:
-            return done
-    return careful(comm, "all_reduce", x, out, op, 0, async_op, algorithm, deterministic)
-
-
+# fmt: off
+@overload
+def gather(
+    comm: Communicator, x: NDArray[Scalar], root: int = ..., out: NDArray[Scalar] | None = ...,
+    async_op: Now = ..., algorithm: AlgorithmName | None = ..., dst: int | None = ...,
+) -> NDArray[Scalar] | None: ...
+@overload
+def gather(
+    comm: Communicator, x: NDArray[Scalar], root: int = ..., out: NDArray[Scalar] | None = ..., *,
+    async_op: Later, algorithm: AlgorithmName | None = ..., dst: int | None = ...,
+) -> Request[NDArray[Scalar] | None]: ...
+@overload
+def gather(
+    comm: Communicator, x: complex, root: int = ..., out: AnyArray | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ..., dst: int | None = ...,
+) -> AnyArray | None: ...
+@overload
+def gather(
+    comm: Communicator, x: complex, root: int = ..., out: AnyArray | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ..., dst: int | None = ...,
+) -> Request[AnyArray | None]: ...
+@overload
+def gather(
+    comm: Communicator, x: Array, root: int = ..., out: Array | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ..., dst: int | None = ...,
+) -> Array | None: ...
+@overload
+def gather(
+    comm: Communicator, x: Array, root: int = ..., out: Array | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ..., dst: int | None = ...,
+) -> Request[Array | None]: ...
+# fmt: on
 def gather(
     comm: Communicator,
-    x: Any,
+    x: ArrayLike,
     root: int = 0,
-    out: Any = None,
+    out: ArrayLike | None = None,
     async_op: bool = False,
     algorithm: str | None = None,
     dst: int | None = None,
-) -> Any:
+) -> object:
     """Collect the arrays of all ranks on root.
 
     Same as MPI_Gather, torch.distributed.gather.
@@ -206,9 +176,45 @@ def gather(
     return careful(comm, "gather", x, out, None, root, async_op, algorithm)
 
 
+# fmt: off
+@overload
 def all_gather(
-    comm: Communicator, x: Any, out: Any = None, async_op: bool = False, algorithm: str | None = None
-) -> Any:
+    comm: Communicator, x: NDArray[Scalar], out: NDArray[Scalar] | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ...,
+) -> NDArray[Scalar]: ...
+@overload
+def all_gather(
+    comm: Communicator, x: NDArray[Scalar], out: NDArray[Scalar] | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ...,
+) -> Request[NDArray[Scalar]]: ...
+@overload
+def all_gather(
+    comm: Communicator, x: complex, out: AnyArray | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ...,
+) -> AnyArray: ...
+@overload
+def all_gather(
+    comm: Communicator, x: complex, out: AnyArray | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ...,
+) -> Request[AnyArray]: ...
+@overload
+def all_gather(
+    comm: Communicator, x: Array, out: Array | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ...,
+) -> Array: ...
+@overload
+def all_gather(
+    comm: Communicator, x: Array, out: Array | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ...,
+) -> Request[Array]: ...
+# fmt: on
+def all_gather(
+    comm: Communicator,
+    x: ArrayLike,
+    out: ArrayLike | None = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+) -> object:
     """Collect the arrays of all ranks on every rank.
 
     Same as MPI_Allgather, torch.distributed.all_gather_into_tensor.
@@ -233,15 +239,47 @@ def all_gather(
     return careful(comm, "all_gather", x, out, None, 0, async_op, algorithm)
 
 
+# fmt: off
+@overload
+def scatter(
+    comm: Communicator, x: NDArray[Scalar], root: int = ..., out: NDArray[Scalar] | None = ...,
+    async_op: Now = ..., algorithm: AlgorithmName | None = ..., src: int | None = ...,
+) -> NDArray[Scalar]: ...
+@overload
+def scatter(
+    comm: Communicator, x: NDArray[Scalar], root: int = ..., out: NDArray[Scalar] | None = ..., *,
+    async_op: Later, algorithm: AlgorithmName | None = ..., src: int | None = ...,
+) -> Request[NDArray[Scalar]]: ...
+@overload
+def scatter(
+    comm: Communicator, x: Array, root: int = ..., out: Array | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ..., src: int | None = ...,
+) -> Array: ...
+@overload
+def scatter(
+    comm: Communicator, x: Array, root: int = ..., out: Array | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ..., src: int | None = ...,
+) -> Request[Array]: ...
+@overload
+def scatter(
+    comm: Communicator, x: None = ..., root: int = ..., *, out: Array, async_op: Now = ...,
+    algorithm: AlgorithmName | None = ..., src: int | None = ...,
+) -> Array: ...
+@overload
+def scatter(
+    comm: Communicator, x: None = ..., root: int = ..., *, out: Array, async_op: Later,
+    algorithm: AlgorithmName | None = ..., src: int | None = ...,
+) -> Request[Array]: ...
+# fmt: on
 def scatter(
     comm: Communicator,
-    x: Any = None,
+    x: ArrayLike | None = None,
     root: int = 0,
-    out: Any = None,
+    out: ArrayLike | None = None,
     async_op: bool = False,
     algorithm: str | None = None,
     src: int | None = None,
-) -> Any:
+) -> object:
     """Give each rank its own block of root's array.
 
     On root x has shape (p, *block). On the other ranks x tells shape and dtype and is left alone, or
@@ -268,44 +306,25 @@ def scatter(
     return careful(comm, "scatter", x, out, None, root, async_op, algorithm)
 
 
-def reduce_scatter(
+# fmt: off
+@overload
+def all_to_all(
+    comm: Communicator, x: Array, out: Array | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ...,
+) -> Array: ...
+@overload
+def all_to_all(
+    comm: Communicator, x: Array, out: Array | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ...,
+) -> Request[Array]: ...
+# fmt: on
+def all_to_all(
     comm: Communicator,
-    x: Any,
-    op: Any = "sum",
-    out: Any = None,
+    x: ArrayLike,
+    out: ArrayLike | None = None,
     async_op: bool = False,
     algorithm: str | None = None,
-) -> Any:
-    """Reduce x over the ranks and leave each rank its own block of the result.
-
-    Same as MPI_Reduce_scatter_block, torch.distributed.reduce_scatter_tensor.
-
-    Args:
-        x: array of shape (p, *block), same on every rank; with out= also (p * n, ...) where out is (n, ...).
-        op: see all_reduce.
-        out: array that receives.
-        async_op, algorithm: see all_reduce.
-
-    Returns:
-        out, or a new array of shape block.
-
-    Raises:
-        LayoutError: the first axis of x is not the number of ranks.
-
-    Example (4 ranks):
-        >>> comm.reduce_scatter(np.ones((4, 2)))
-        array([4., 4.])
-    """
-    if algorithm is None and not async_op:
-        done = comm.direct.reduce_scatter(x, op, out)
-        if done is not NotImplemented:
-            return done
-    return careful(comm, "reduce_scatter", x, out, op, 0, async_op, algorithm)
-
-
-def all_to_all(
-    comm: Communicator, x: Any, out: Any = None, async_op: bool = False, algorithm: str | None = None
-) -> Any:
+) -> object:
     """Send block j of x to rank j, and receive block i from rank i.
 
     Same as MPI_Alltoall, torch.distributed.all_to_all_single.
@@ -329,60 +348,13 @@ def all_to_all(
     return careful(comm, "all_to_all", x, out, None, 0, async_op, algorithm)
 
 
-def scan(
-    comm: Communicator,
-    x: Any,
-    op: Any = "sum",
-    out: Any = None,
-    async_op: bool = False,
-    algorithm: str | None = None,
-) -> Any:
-    """Reduce the arrays of the ranks up to and with this one (inclusive prefix).
-
-    Same as MPI_Scan. Args and errors as all_reduce, but op "avg" is refused.
-
-    Args:
-        async_op, algorithm: see all_reduce.
-
-    Example (4 ranks):
-        >>> comm.scan(np.ones(1))  # on rank 2
-        array([3.])
-    """
-    if algorithm is None and not async_op:
-        done = comm.direct.scan(x, op, out)
-        if done is not NotImplemented:
-            return done
-    return careful(comm, "scan", x, out, op, 0, async_op, algorithm)
-
-
-def exscan(
-    comm: Communicator,
-    x: Any,
-    op: Any = "sum",
-    out: Any = None,
-    async_op: bool = False,
-    algorithm: str | None = None,
-) -> Any:
-    """Reduce the arrays of the ranks below this one (exclusive prefix).
-
-    Same as MPI_Exscan, but rank 0 gets what op does not notice: 0 for sum, 1 for prod, the largest
-    value for min and so on. Where op is a function or an MPI.Op, rank 0 gets None and out is left alone.
-
-    Args:
-        async_op, algorithm: see all_reduce.
-
-    Example (4 ranks):
-        >>> comm.exscan(np.ones(1))  # on rank 2
-        array([2.])
-    """
-    if algorithm is None and not async_op:
-        done = comm.direct.exscan(x, op, out)
-        if done is not NotImplemented:
-            return done
-    return careful(comm, "exscan", x, out, op, 0, async_op, algorithm)
-
-
-def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = None) -> Any:
+@overload
+def barrier(comm: Communicator, async_op: Now = ..., algorithm: AlgorithmName | None = ...) -> None: ...
+@overload
+def barrier(
+    comm: Communicator, *, async_op: Later, algorithm: AlgorithmName | None = ...
+) -> Request[None]: ...
+def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = None) -> object:
     """Wait until every rank has come here. Same as MPI_Barrier, torch.distributed.barrier.
 
     Args:
@@ -405,14 +377,14 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
 def careful(
     comm: Communicator,
     verb: str,
-    x: Any,
-    out: Any,
-    op: Any,
+    x: ArrayLike | None,
+    out: ArrayLike | None,
+    op: Operator | None,
     root: int,
     async_op: bool,
     algorithm: str | None = None,
     deterministic: bool = False,
-) -> Any:
+) -> object:
     """The general path of every collective but barrier: look, check, agree, carry out."""
     try:
         comm.check_open(verb)
@@ -440,7 +412,7 @@ def careful(
     return carry_out(call, async_op)
 
 
-def _beside(x: Any, out: Any) -> tuple[Any, Any]:
+def _beside(x: ArrayLike | None, out: ArrayLike | None) -> tuple[ArrayLike | None, ArrayLike | None]:
     """x and out, or memory of the host in their place."""
     there = None if x is None else host_copy.beside(prepare.look(x, "x"), True)
     if out is None or out is x:
@@ -448,7 +420,11 @@ def _beside(x: Any, out: Any) -> tuple[Any, Any]:
     return there, host_copy.beside(prepare.look(out, "out"), False)
 
 
-def carry_out(call: Call, async_op: bool) -> Any:
+@overload
+def carry_out(call: Call, async_op: Literal[True]) -> Request[Any]: ...
+@overload
+def carry_out(call: Call, async_op: bool) -> Any: ...
+def carry_out(call: Call, async_op: bool) -> object:
     """Agree with the other ranks about call, show it to the observers, and hand it to the transport."""
     comm = call.comm
     for observer in comm.observers:
@@ -461,7 +437,7 @@ def carry_out(call: Call, async_op: bool) -> Any:
     if async_op:
         finish = call.finish
 
-        def finish_and_leave(status: Any) -> Any:
+        def finish_and_leave(status: MPI.Status | None) -> object:
             leave()
             result = finish(status)
             for observer in comm.observers:

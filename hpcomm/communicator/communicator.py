@@ -11,7 +11,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..agree import agreement, arrivals, runtime, watchdog
 from ..agree.message_kinds import Kinds
@@ -21,7 +21,19 @@ from ..device import driver
 from ..errors import MismatchError, UsageError, where
 from ..node import native, segment
 from ..node.segment import exchanged
-from . import collectives, extremes, groups, objects, p2p, persistent, pools, ragged, shared_array
+from . import (
+    collectives,
+    extremes,
+    groups,
+    objects,
+    p2p,
+    persistent,
+    pools,
+    ragged,
+    reductions,
+    sendrecv,
+    shared_array,
+)
 from .block_channel import channel
 from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
@@ -35,6 +47,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..agree.partners import Partners
+    from ..core.operation import Observer
     from ..core.request import Request
     from ..node._native import core
     from ..node.segment import Lookers, Region
@@ -113,8 +126,8 @@ class Communicator:
         self.children = Children()
         # For planned exchanges, once there is one (fields/exchange.py):
         self.exchange_channel: list[Any] | None = None
-        self.observers: tuple[Any, ...] = ()
-        self.to_itself: list[Request] = []  # messages of this rank that nobody waits for
+        self.observers: tuple[Observer, ...] = ()
+        self.to_itself: list[Request[object]] = []  # messages of this rank that nobody waits for
         self.outstanding = Outstanding()  # calls in the background, and plans
         self.disagreed = ""  # why other ranks may have gone on to other calls
         self.call_guard: CallGuard = CallGuard(self)  # which thread of this rank makes a collective call
@@ -183,15 +196,15 @@ class Communicator:
     timeout = Timeout()
     # -- the verbs --------------------------------------------------------------------------------
     broadcast = collectives.broadcast
-    reduce = collectives.reduce
-    all_reduce = collectives.all_reduce
+    reduce = reductions.reduce
+    all_reduce = reductions.all_reduce
     gather = collectives.gather
     all_gather = collectives.all_gather
     scatter = collectives.scatter
-    reduce_scatter = collectives.reduce_scatter
+    reduce_scatter = reductions.reduce_scatter
     all_to_all = collectives.all_to_all
-    scan = collectives.scan
-    exscan = collectives.exscan
+    scan = reductions.scan
+    exscan = reductions.exscan
     barrier = collectives.barrier
     all_reduce_loc = extremes.all_reduce_loc
 
@@ -199,7 +212,7 @@ class Communicator:
     recv = p2p.recv
     isend = p2p.isend
     irecv = p2p.irecv
-    sendrecv = p2p.sendrecv
+    sendrecv = sendrecv.sendrecv
     probe = p2p.probe
     iprobe = p2p.iprobe
     batch_isend_irecv = p2p.batch_isend_irecv
@@ -231,10 +244,10 @@ class Communicator:
 
     # -- mpi4py's spellings of the same ------------------------------------------------------------
     bcast = collectives.broadcast
-    allreduce = collectives.all_reduce
+    allreduce = reductions.all_reduce
     allgather = collectives.all_gather
     alltoall = collectives.all_to_all
-    reduce_scatter_block = collectives.reduce_scatter
+    reduce_scatter_block = reductions.reduce_scatter
     Barrier = collectives.barrier
 
     def Get_rank(self) -> int:  # noqa: N802  the spelling is the point
@@ -291,21 +304,24 @@ class Communicator:
         self.check_one_group("mesh")
         return mesh.mesh(self, axes, periodic=periodic, order=order, **sizes)
 
-    def cart(self, shape: Sequence[int], periodic: bool | Sequence[bool] = False, **options: Any) -> Cart:
+    def cart(
+        self, shape: Sequence[int], periodic: bool | Sequence[bool] = False, *, reorder: bool = False,
+        name: str | None = None,
+    ) -> Cart:  # fmt: skip
         """The ranks on a grid, with neighbour verbs. Collective. See hpcomm.communicator.topology.cart."""
         from . import topology
 
         self.check_one_group("cart")
-        return topology.cart(self, shape, periodic, **options)
+        return topology.cart(self, shape, periodic, reorder=reorder, name=name)
 
     def graph(
-        self, destinations: Sequence[int], sources: Sequence[int] | None = None, **options: Any
+        self, destinations: Sequence[int], sources: Sequence[int] | None = None, *, name: str | None = None
     ) -> Graph:
         """The ranks as a directed graph, with neighbour verbs. Collective. See communicator/topology.py."""
         from . import topology
 
         self.check_one_group("graph")
-        return topology.graph(self, destinations, sources, **options)
+        return topology.graph(self, destinations, sources, name=name)
 
     def as_process_group(self) -> Any:
         """A process group of torch.distributed with these ranks. Collective when first asked.
@@ -386,7 +402,7 @@ class Communicator:
             if self.home is not None and not self.is_closed:
                 self.home[0].drop(self.home[1], self)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise UsageError(
             f"communicator '{self.name}' cannot be pickled or copied: it is one of this process only",
             hint="dup() makes another one on all ranks; leave it out of what is sent (__getstate__)",
@@ -398,7 +414,7 @@ class Communicator:
         return f"<Communicator '{self.name}', rank {self.rank} of {self.size}>"
 
     # -- looking on ----------------------------------------------------------------------------------
-    def observe(self, observer: Any) -> Callable[[], None]:
+    def observe(self, observer: Observer) -> Callable[[], None]:
         """Show every call to observer: observer.before(call), observer.after(call). Returns how to stop.
 
         While anybody looks, calls take the general path, which costs some microseconds.
@@ -457,7 +473,7 @@ class Communicator:
                 f"{verb} needs one group of ranks", hint="comm.merge() makes one of two"
             ).located(verb, self)
 
-    def keep_request(self, request: Request) -> None:
+    def keep_request(self, request: Request[object]) -> None:
         """Own a request that nobody waits for: a message to this rank itself."""
         self.to_itself = [kept for kept in self.to_itself if not kept.done()]
         self.to_itself.append(request)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 from zlib import crc32
 
 from ..agree.agreement import refused
@@ -41,6 +41,8 @@ __all__ = [
     "split",
     "split_node",
 ]
+
+T = TypeVar("T")
 
 _TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given there, and nothing is returned
     "Allgather": "all_gather", "Allgatherv": "all_gather_ragged", "Allreduce": "all_reduce",
@@ -243,20 +245,20 @@ def made(
     verb: str,
     name: str,
     make: Callable[..., MPI.Comm],
-    *arguments: Any,
+    *arguments: object,
     check: str | None = None,
     gpu: str | None = None,
     kind: type[Communicator] | None = None,
 ) -> Communicator:
     """One that MPI makes by make(*arguments), of this kind (None: a Communicator)."""
     mpi = mapped(comm, verb, make, *arguments)
-    new: Communicator = mapped(comm, verb, partial(comm.derive, check=check, gpu=gpu, kind=kind), mpi, name)
+    new = mapped(comm, verb, partial(comm.derive, check=check, gpu=gpu, kind=kind), mpi, name)
     if verb != "group":
         comm.children.add(new)
     return new
 
 
-def mapped(comm: Communicator, verb: str, make: Callable[..., Any], *arguments: Any) -> Any:
+def mapped(comm: Communicator, verb: str, make: Callable[..., T], *arguments: object) -> T:
     """make(*arguments); MPI has room for so many communicators only."""
     try:
         return make(*arguments)

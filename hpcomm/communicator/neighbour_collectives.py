@@ -7,9 +7,9 @@ out in that of `destinations`; on a grid that is, axis by axis, the neighbour be
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ..agree.agreement import refused
 from ..core.operation import Call
@@ -25,12 +25,16 @@ from .payload import DevicePayload, Payload
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
+    from numpy.typing import NDArray
 
     from ..core import buffer
     from ..core.buffer import Buffer
+    from ..core.request import Pending
+    from ..core.types import AnyArray, Array, ArrayLike, Later, Now, Scalar
     from ..transport import mpi as transport
     from ..transport import progress
     from ..transport.device import host_copy, staging
+    from ..transport.mpi import Spec
     from . import device_payload, ragged
 else:
     from .._lazy import LazyModule
@@ -59,7 +63,33 @@ class Topology(Communicator):
     sources: tuple[int, ...] = ()
     destinations: tuple[int, ...] = ()
 
-    def neighbour_all_gather(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
+    # fmt: off
+    @overload
+    def neighbour_all_gather(
+        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Now = ...,
+    ) -> NDArray[Scalar]: ...
+    @overload
+    def neighbour_all_gather(
+        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Later,
+    ) -> Request[NDArray[Scalar]]: ...
+    @overload
+    def neighbour_all_gather(
+        self, x: complex, *, out: AnyArray | None = ..., async_op: Now = ...,
+    ) -> AnyArray: ...
+    @overload
+    def neighbour_all_gather(
+        self, x: complex, *, out: AnyArray | None = ..., async_op: Later,
+    ) -> Request[AnyArray]: ...
+    @overload
+    def neighbour_all_gather(self, x: Array, *, out: Array | None = ..., async_op: Now = ...) -> Array: ...
+    @overload
+    def neighbour_all_gather(
+        self, x: Array, *, out: Array | None = ..., async_op: Later,
+    ) -> Request[Array]: ...
+    # fmt: on
+    def neighbour_all_gather(
+        self, x: ArrayLike, *, out: ArrayLike | None = None, async_op: bool = False
+    ) -> object:
         """Collect the x of every source: result[i] is that of sources[i], zero where nobody is.
 
         Same as MPI_Neighbor_allgather. x has the same shape and dtype on all ranks.
@@ -74,7 +104,25 @@ class Topology(Communicator):
         """
         return self._neighbours("neighbour_all_gather", x, out, async_op, "allgather")
 
-    def neighbour_all_to_all(self, x: Any, *, out: Any = None, async_op: bool = False) -> Any:
+    # fmt: off
+    @overload
+    def neighbour_all_to_all(
+        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Now = ...,
+    ) -> NDArray[Scalar]: ...
+    @overload
+    def neighbour_all_to_all(
+        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Later,
+    ) -> Request[NDArray[Scalar]]: ...
+    @overload
+    def neighbour_all_to_all(self, x: Array, *, out: Array | None = ..., async_op: Now = ...) -> Array: ...
+    @overload
+    def neighbour_all_to_all(
+        self, x: Array, *, out: Array | None = ..., async_op: Later,
+    ) -> Request[Array]: ...
+    # fmt: on
+    def neighbour_all_to_all(
+        self, x: ArrayLike, *, out: ArrayLike | None = None, async_op: bool = False
+    ) -> object:
         """Send x[i] to destinations[i]; result[i] came from sources[i], zero where nobody is.
 
         Same as MPI_Neighbor_alltoall. Blocks have the same shape and dtype on all ranks.
@@ -86,7 +134,7 @@ class Topology(Communicator):
         """
         return self._neighbours("neighbour_all_to_all", x, out, async_op, "alltoall")
 
-    def neighbour_all_gather_ragged(self, x: Any) -> list[Any]:
+    def neighbour_all_gather_ragged(self, x: Array) -> list[Array | None]:
         """Collect the array of every source, of any shape and dtype; None where nobody is.
 
         Same as MPI_Neighbor_allgatherv, without counts.
@@ -95,7 +143,7 @@ class Topology(Communicator):
             "neighbour_all_gather_ragged", [x] * len(self.destinations), len(self.destinations)
         )
 
-    def neighbour_all_to_all_ragged(self, xs: Sequence[Any]) -> list[Any]:
+    def neighbour_all_to_all_ragged(self, xs: Sequence[Array]) -> list[Array | None]:
         """Send array i of the list to destinations[i]; receive one of any shape from every source.
 
         Same as MPI_Neighbor_alltoallv, without counts. Where a destination is nobody the array goes nowhere.
@@ -103,7 +151,9 @@ class Topology(Communicator):
         return self._neighbours_ragged("neighbour_all_to_all_ragged", xs, len(self.destinations))
 
     # -- how ------------------------------------------------------------------------------------------
-    def _neighbours(self, verb: str, x: Any, out: Any, async_op: bool, moves: str) -> Any:
+    def _neighbours(
+        self, verb: str, x: ArrayLike, out: ArrayLike | None, async_op: bool, moves: str
+    ) -> object:
         try:
             self.check_open(verb)
             look = buffer.as_buffer(x)
@@ -137,7 +187,7 @@ class Topology(Communicator):
             if source == MPI.PROC_NULL:
                 _zero(landing, i, after)
 
-        def finish() -> Any:
+        def finish() -> object:
             if up is not None:
                 up.fill(landing.array, after)
             elif not stays:
@@ -149,7 +199,7 @@ class Topology(Communicator):
         for observer in self.observers:
             observer.before(call)
 
-        def seen() -> Any:
+        def seen() -> object:
             result = finish()
             for observer in self.observers:
                 observer.after(call)
@@ -184,7 +234,9 @@ class Topology(Communicator):
         after.order()
         return arrived
 
-    def _going(self, verb: str, moving: Stages, leave: Any, finish: Any) -> Stages:
+    def _going(
+        self, verb: str, moving: Stages, leave: Callable[[], None], finish: Callable[[], object]
+    ) -> Stages:
         mpi_error = MPI.Exception
         try:
             yield from moving
@@ -255,10 +307,10 @@ class Topology(Communicator):
         """The places of destinations in the order in which two ranks that are neighbours twice pair them."""
         return range(len(self.destinations))
 
-    def _begun(self, name: str, ends: Any) -> list[Any]:
+    def _begun(self, name: str, ends: tuple[Spec, Spec]) -> list[Pending]:
         return [getattr(self.mpi_handle, name)(*ends)]
 
-    def _neighbours_ragged(self, verb: str, xs: Any, n: int) -> list[Any]:
+    def _neighbours_ragged(self, verb: str, xs: Sequence[Array], n: int) -> list[Array | None]:
         """First everybody says how long its blocks are, then they travel: one message for each pair."""
         try:
             self.check_open(verb)
@@ -295,7 +347,7 @@ class Topology(Communicator):
             observer.after(call)
         return arrived
 
-    def _posted(self, pieces: list[Any]) -> list[Any]:
+    def _posted(self, pieces: list[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
         """What comes from each source, where piece i goes to destination i; empty where nobody is."""
         if self.size == 1:  # as in _to_itself
             pairs = zip(self.sources, self._outward(), strict=True)
@@ -310,13 +362,14 @@ class Topology(Communicator):
         return inboxes
 
 
-def _on_host(look: Any) -> Buffer:
+def _on_host(look: Buffer) -> Buffer:
+    assert isinstance(look, buffer.DeviceBuffer)
     made = buffer.empty(look.shape, look.dtype)
     made.array[...] = host_copy.to_host(look)
     return made
 
 
-def _ends(call: Call, given: Buffer, landing: Buffer) -> Any:
+def _ends(call: Call, given: Buffer, landing: Buffer) -> tuple[Spec, Spec]:
     """What MPI is told of both arrays."""
     count, dtype = call.count, call.look.dtype
     packed = np.ascontiguousarray(given.array)
@@ -351,19 +404,19 @@ def _zero(landing: Buffer, i: int, after: staging.After) -> None:
         host_copy.Landing(block).fill(np.zeros(block.shape, block.dtype.storage), after)
 
 
-def _letter(made: Payload) -> Any:
+def _letter(made: Payload) -> NDArray[np.uint8]:
     """A payload as flat bytes: the number of its blocks, their lengths, the blocks."""
     blocks = [np.frombuffer(block, np.uint8) for block in made.blocks]
     lengths = np.array([len(blocks), *(block.nbytes for block in blocks)], np.int64)
     return np.concatenate([lengths.view(np.uint8), *blocks])
 
 
-def _opened(piece: Any) -> Payload:
+def _opened(piece: NDArray[np.uint8]) -> Payload:
     n = int(piece[:8].view(np.int64)[0])
     lengths = piece[8 : 8 + 8 * n].view(np.int64)
     ends = 8 + 8 * n + np.cumsum(lengths)
     # copies: where what they hold lies aligned
-    return Payload.of([memoryview(piece[end - m : end].copy()) for end, m in zip(ends, lengths, strict=True)])
+    return Payload.of([piece[end - m : end].copy().data for end, m in zip(ends, lengths, strict=True)])
 
 
 def _arrived(made: Payload | progress.Moving | None) -> Any:
@@ -376,7 +429,7 @@ def _arrived(made: Payload | progress.Moving | None) -> Any:
 class _Scattered:
     """Blocks anywhere in memory as one argument of Alltoallw; blocks past 2 GiB are single elements."""
 
-    def __init__(self, blocks: Sequence[Any]) -> None:
+    def __init__(self, blocks: Sequence[NDArray[np.uint8]]) -> None:
         self._types = [_bytes_type(block.nbytes) for block in blocks]
         addresses = [MPI.Get_address(block) if block.nbytes else 0 for block in blocks]
         self.spec = [MPI.BOTTOM, ([1] * len(blocks), addresses), self._types]

@@ -10,7 +10,7 @@ import functools
 import operator
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from ..core.request import Request, Stages
 from ..errors import HpcommError, UsageError
@@ -32,6 +32,7 @@ from .pickling import decode, encode
 
 if TYPE_CHECKING:
     from ..core import reduction
+    from ..core.types import AnyStatus, Later, Now
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
@@ -53,10 +54,26 @@ __all__ = [
     "sendrecv_object",
 ]
 
+T = TypeVar("T")
+ObjectOperator: TypeAlias = (
+    Callable[..., object]
+    | Literal["sum", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "minloc", "maxloc"]
+)
 
+
+# fmt: off
+@overload
 def send_object(
-    comm: Communicator, obj: Any, dest: int, tag: int = 0, *, async_op: bool = False
-) -> Request | None:
+    comm: Communicator, obj: object, dest: int, tag: int = ..., *, async_op: Now = ...,
+) -> None: ...
+@overload
+def send_object(
+    comm: Communicator, obj: object, dest: int, tag: int = ..., *, async_op: Later,
+) -> Request[None]: ...
+# fmt: on
+def send_object(
+    comm: Communicator, obj: object, dest: int, tag: int = 0, *, async_op: bool = False
+) -> Request[None] | None:
     """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send.
 
     Args:
@@ -74,20 +91,32 @@ def send_object(
     return None
 
 
-def isend_object(comm: Communicator, obj: Any, dest: int, tag: int = 0) -> Request:
+def isend_object(comm: Communicator, obj: object, dest: int, tag: int = 0) -> Request[None]:
     """Begin to send obj; arrays in it must not change before the request is complete."""
     peer, number, made = _addressed(comm, "isend_object", obj, dest, tag)
     return isend(comm, f"isend_object(dest={dest}, tag={tag})", made, peer, number)
 
 
+# fmt: off
+@overload
+def recv_object(
+    comm: Communicator, source: int | None = ..., tag: int | None = ..., *, status: AnyStatus | None = ...,
+    async_op: Now = ...,
+) -> Any: ...
+@overload
+def recv_object(
+    comm: Communicator, source: int | None = ..., tag: int | None = ..., *, status: AnyStatus | None = ...,
+    async_op: Later,
+) -> Request[Any]: ...
+# fmt: on
 def recv_object(
     comm: Communicator,
     source: int | None = None,
     tag: int | None = None,
     *,
-    status: Any = None,
+    status: AnyStatus | None = None,
     async_op: bool = False,
-) -> Any:
+) -> object:
     """Receive an object of any size.
 
     Args:
@@ -100,7 +129,7 @@ def recv_object(
     return receive(comm, "recv_object", source, tag, status, decode)
 
 
-def irecv_object(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request:
+def irecv_object(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request[Any]:
     """Begin to receive an object of any size; nobody needs to know how large it is.
 
     It progresses while this rank waits for any request, or asks it, and in send_object and recv_object.
@@ -110,13 +139,13 @@ def irecv_object(comm: Communicator, source: int | None = None, tag: int | None 
 
 def sendrecv_object(
     comm: Communicator,
-    obj: Any,
+    obj: object,
     dest: int,
     source: int | None = None,
     sendtag: int = 0,
     recvtag: int | None = None,
     *,
-    status: Any = None,
+    status: AnyStatus | None = None,
 ) -> Any:
     """Send obj to dest and receive another from source at once, without deadlock."""
     peer, number, made = _addressed(comm, "sendrecv_object", obj, dest, sendtag)
@@ -127,7 +156,23 @@ def sendrecv_object(
         going.wait()
 
 
-def broadcast_object(comm: Communicator, obj: Any = None, root: int = 0, *, async_op: bool = False) -> Any:
+# fmt: off
+@overload
+def broadcast_object(comm: Communicator, obj: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
+@overload
+def broadcast_object(
+    comm: Communicator, obj: None = ..., root: int = ..., *, async_op: Later,
+) -> Request[Any]: ...
+@overload
+def broadcast_object(comm: Communicator, obj: T | None, root: int = ..., *, async_op: Now = ...) -> T: ...
+@overload
+def broadcast_object(
+    comm: Communicator, obj: T | None, root: int = ..., *, async_op: Later,
+) -> Request[T]: ...
+# fmt: on
+def broadcast_object(
+    comm: Communicator, obj: object = None, root: int = 0, *, async_op: bool = False
+) -> object:
     """Give every rank root's object; on root it is returned as it is. Same as mpi4py's bcast.
 
     Args:
@@ -149,7 +194,15 @@ def broadcast_object(comm: Communicator, obj: Any = None, root: int = 0, *, asyn
     return collective(comm, "broadcast_object", root, stages(), async_op)
 
 
-def gather_object(comm: Communicator, obj: Any, root: int = 0, *, async_op: bool = False) -> Any:
+# fmt: off
+@overload
+def gather_object(comm: Communicator, obj: T, root: int = ..., *, async_op: Now = ...) -> list[T] | None: ...
+@overload
+def gather_object(
+    comm: Communicator, obj: T, root: int = ..., *, async_op: Later,
+) -> Request[list[T] | None]: ...
+# fmt: on
+def gather_object(comm: Communicator, obj: object, root: int = 0, *, async_op: bool = False) -> object:
     """Collect the objects of all ranks in a list on root; None elsewhere.
 
     Args:
@@ -159,7 +212,7 @@ def gather_object(comm: Communicator, obj: Any, root: int = 0, *, async_op: bool
 
 
 def _gather(
-    comm: Communicator, obj: Any, root: int, async_op: bool, refused: UsageError | None = None
+    comm: Communicator, obj: object, root: int, async_op: bool, refused: UsageError | None = None
 ) -> Any:
     is_root = check_root(comm, "gather_object", root)
 
@@ -173,7 +226,13 @@ def _gather(
     return collective(comm, "gather_object", root, stages(), async_op)
 
 
-def all_gather_object(comm: Communicator, obj: Any, *, async_op: bool = False) -> Any:
+# fmt: off
+@overload
+def all_gather_object(comm: Communicator, obj: T, *, async_op: Now = ...) -> list[T]: ...
+@overload
+def all_gather_object(comm: Communicator, obj: T, *, async_op: Later) -> Request[list[T]]: ...
+# fmt: on
+def all_gather_object(comm: Communicator, obj: object, *, async_op: bool = False) -> object:
     """Collect the objects of all ranks in a list on every rank.
 
     Args:
@@ -182,7 +241,7 @@ def all_gather_object(comm: Communicator, obj: Any, *, async_op: bool = False) -
     return _all_gather(comm, obj, async_op)
 
 
-def _all_gather(comm: Communicator, obj: Any, async_op: bool, refused: UsageError | None = None) -> Any:
+def _all_gather(comm: Communicator, obj: object, async_op: bool, refused: UsageError | None = None) -> Any:
     def stages() -> Stages:
         made, failed = given(encode, [obj], refused)
         got = yield from payload_transport.all_gather(comm, made[0], not async_op)
@@ -193,9 +252,25 @@ def _all_gather(comm: Communicator, obj: Any, async_op: bool, refused: UsageErro
     return collective(comm, "all_gather_object", 0, stages(), async_op)
 
 
+# fmt: off
+@overload
+def scatter_object(comm: Communicator, objs: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
+@overload
 def scatter_object(
-    comm: Communicator, objs: Sequence[Any] | None = None, root: int = 0, *, async_op: bool = False
-) -> Any:
+    comm: Communicator, objs: None = ..., root: int = ..., *, async_op: Later,
+) -> Request[Any]: ...
+@overload
+def scatter_object(
+    comm: Communicator, objs: Sequence[T] | None, root: int = ..., *, async_op: Now = ...,
+) -> T: ...
+@overload
+def scatter_object(
+    comm: Communicator, objs: Sequence[T] | None, root: int = ..., *, async_op: Later,
+) -> Request[T]: ...
+# fmt: on
+def scatter_object(
+    comm: Communicator, objs: Sequence[object] | None = None, root: int = 0, *, async_op: bool = False
+) -> object:
     """Give each rank its own of root's objects, a list as long as there are ranks; None elsewhere.
 
     Args:
@@ -216,7 +291,13 @@ def scatter_object(
     return collective(comm, "scatter_object", root, stages(), async_op)
 
 
-def all_to_all_object(comm: Communicator, objs: Sequence[Any], *, async_op: bool = False) -> Any:
+# fmt: off
+@overload
+def all_to_all_object(comm: Communicator, objs: Sequence[T], *, async_op: Now = ...) -> list[T]: ...
+@overload
+def all_to_all_object(comm: Communicator, objs: Sequence[T], *, async_op: Later) -> Request[list[T]]: ...
+# fmt: on
+def all_to_all_object(comm: Communicator, objs: Sequence[object], *, async_op: bool = False) -> object:
     """Send object j of the list to rank j; receive a list with one from every rank.
 
     Args:
@@ -235,7 +316,7 @@ def all_to_all_object(comm: Communicator, objs: Sequence[Any], *, async_op: bool
     return collective(comm, "all_to_all_object", 0, stages(), async_op)
 
 
-def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) -> Any:
+def reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum", root: int = 0) -> T | None:
     """Reduce the objects of all ranks in rank order on root; None elsewhere.
 
     Args:
@@ -244,28 +325,29 @@ def reduce_object(comm: Communicator, obj: Any, op: Any = "sum", root: int = 0) 
             "minloc" and "maxloc".
     """
     fold, refused = _python_op(op)
-    got = _gather(comm, obj, root, False, refused)
+    got: list[T] | None = _gather(comm, obj, root, False, refused)
     return None if got is None else _fold(fold, got, own_place(comm))
 
 
-def all_reduce_object(comm: Communicator, obj: Any, op: Any = "sum") -> Any:
+def all_reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum") -> T:
     """Reduce the objects of all ranks in rank order on every rank; op as reduce_object has it."""
     fold, refused = _python_op(op)
-    return _fold(fold, _all_gather(comm, obj, False, refused), own_place(comm))
+    got: list[T] = _all_gather(comm, obj, False, refused)
+    return _fold(fold, got, own_place(comm))
 
 
-def _fold(op: Callable[[Any, Any], Any], objs: list[Any], rank: int) -> Any:
+def _fold(op: Callable[[T, T], T], objs: list[T], rank: int) -> T:
     """Reduce in rank order; op may change its first argument, so this rank's own object is copied."""
     if rank >= 0:
         objs[rank] = pickle.loads(pickle.dumps(objs[rank], 5))
     return functools.reduce(op, objs)
 
 
-def _decode_all(got: Iterable[Payload], rank: int, own: Any) -> list[Any]:
+def _decode_all(got: Iterable[Payload], rank: int, own: object) -> list[object]:
     return [own if r == rank else decode(p, r) for r, p in enumerate(got)]
 
 
-def _python_op(op: Any) -> tuple[Callable[[Any, Any], Any], UsageError | None]:
+def _python_op(op: object) -> tuple[Callable[[Any, Any], Any], UsageError | None]:
     """The function for op, or an error."""
     known: dict[str, Callable[[Any, Any], Any]] = {
         "sum": operator.add,
@@ -289,7 +371,7 @@ def _python_op(op: Any) -> tuple[Callable[[Any, Any], Any], UsageError | None]:
     return operator.add, UsageError(what, hint=hint)
 
 
-def _addressed(comm: Communicator, verb: str, obj: Any, dest: Any, tag: Any) -> tuple[int, int, Payload]:
+def _addressed(comm: Communicator, verb: str, obj: object, dest: int, tag: int) -> tuple[int, int, Payload]:
     """Receiver and tag as MPI takes them, and what to send."""
     try:
         comm.check_open(verb)

@@ -7,9 +7,9 @@ Where the receiver knows neither, send_ragged and recv_ragged carry both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from ..core.operation import Call
 from ..core.request import Request
@@ -22,14 +22,15 @@ from .unknown_length import in_order, recv_behind, recv_unsized
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
+    from numpy.typing import NDArray
 
     from ..core import buffer, dtypes
-    from ..core.buffer import Buffer
+    from ..core.buffer import Buffer, Shape
+    from ..core.types import AnyStatus, Array, ArrayLike, Later, Now, Scalar
     from ..transport import message_request
     from ..transport import mpi as transport
     from . import collectives
     from .communicator import Communicator
-    from .known_messages import Known, Part
 else:
     from .._lazy import LazyModule
 
@@ -50,14 +51,17 @@ __all__ = [
     "probe",
     "recv",
     "send",
-    "sendrecv",
 ]
+
+
+# "send" or "recv", or isend or irecv of torch's or of a communicator
+BatchVerb: TypeAlias = Literal["send", "recv", "isend", "irecv"] | Callable[..., object]
 
 
 class P2POp:
     """One message of a batch. verb: "send" or "recv"; x: array sent or filled; peer: rank."""
 
-    def __init__(self, verb: Any, x: Any, peer: int, tag: int = 0) -> None:
+    def __init__(self, verb: BatchVerb, x: ArrayLike, peer: int, tag: int = 0) -> None:
         self.verb = verb
         self.x = x
         self.peer = peer
@@ -67,14 +71,26 @@ class P2POp:
         return f"P2POp({self.verb!r}, {type(self.x).__name__}, {self.peer}, tag={self.tag})"
 
 
+# fmt: off
+@overload
+def send(
+    comm: Communicator, x: ArrayLike, dest: int | None = ..., tag: int = ..., async_op: Now = ...,
+    dst: int | None = ...,
+) -> None: ...
+@overload
+def send(
+    comm: Communicator, x: ArrayLike, dest: int | None = ..., tag: int = ..., *, async_op: Later,
+    dst: int | None = ...,
+) -> Request[None]: ...
+# fmt: on
 def send(
     comm: Communicator,
-    x: Any,
+    x: ArrayLike,
     dest: int | None = None,
     tag: int = 0,
     async_op: bool = False,
     dst: int | None = None,
-) -> Any:
+) -> Request[None] | None:
     """Send x to dest; return when x may be changed again. Same as MPI_Send, torch.distributed.send.
 
     Args:
@@ -93,7 +109,8 @@ def send(
     """
     peer: Any = dst if dest is None else dest
     if async_op or (part := known_send(comm, x, peer, tag)) is None:
-        return _send(comm, x, peer, tag, async_op)
+        going: Request[None] | None = send_carefully(comm, x, peer, tag, async_op)
+        return going
     try:
         comm.mpi_handle.Send(part, peer, tag)
     except MPI.Exception as error:
@@ -102,13 +119,13 @@ def send(
 
 
 def isend(
-    comm: Communicator, x: Any, dest: int | None = None, tag: int = 0, *, dst: int | None = None
-) -> Request:
+    comm: Communicator, x: ArrayLike, dest: int | None = None, tag: int = 0, *, dst: int | None = None
+) -> Request[None]:
     """Begin to send x to dest; x must not change before the request is complete. Same as MPI_Isend."""
     peer: Any = dst if dest is None else dest
     part = known_send(comm, x, peer, tag)
     if part is None:
-        request: Request = _send(comm, x, peer, tag, True)
+        request: Request[None] = send_carefully(comm, x, peer, tag, True)
         return request
     try:
         going = comm.mpi_handle.Isend(part, peer, tag)
@@ -117,17 +134,54 @@ def isend(
     return message_request.Message(comm, "send", x, peer, tag, going)
 
 
+# fmt: off
+@overload
+def recv(
+    comm: Communicator, out: Array, source: int | None = ..., tag: int | None = ..., dtype: object = ...,
+    shape: Shape | int | None = ..., status: AnyStatus | None = ..., async_op: Now = ...,
+    src: int | None = ...,
+) -> Array: ...
+@overload
+def recv(
+    comm: Communicator, out: Array, source: int | None = ..., tag: int | None = ..., dtype: object = ...,
+    shape: Shape | int | None = ..., status: AnyStatus | None = ..., *, async_op: Later,
+    src: int | None = ...,
+) -> Request[Array]: ...
+@overload
+def recv(
+    comm: Communicator, out: None = ..., source: int | None = ..., tag: int | None = ..., *,
+    dtype: type[Scalar] | np.dtype[Scalar], shape: Shape | int | None = ..., status: AnyStatus | None = ...,
+    async_op: Now = ..., src: int | None = ...,
+) -> NDArray[Scalar]: ...
+@overload
+def recv(
+    comm: Communicator, out: None = ..., source: int | None = ..., tag: int | None = ..., *,
+    dtype: type[Scalar] | np.dtype[Scalar], shape: Shape | int | None = ..., status: AnyStatus | None = ...,
+    async_op: Later, src: int | None = ...,
+) -> Request[NDArray[Scalar]]: ...
+@overload
+def recv(
+    comm: Communicator, out: None = ..., source: int | None = ..., tag: int | None = ..., *, dtype: object,
+    shape: Shape | int | None = ..., status: AnyStatus | None = ..., async_op: Now = ...,
+    src: int | None = ...,
+) -> Any: ...
+@overload
+def recv(
+    comm: Communicator, out: None = ..., source: int | None = ..., tag: int | None = ..., *, dtype: object,
+    shape: Shape | int | None = ..., status: AnyStatus | None = ..., async_op: Later, src: int | None = ...,
+) -> Request[Any]: ...
+# fmt: on
 def recv(
     comm: Communicator,
-    out: Any = None,
+    out: ArrayLike | None = None,
     source: int | None = None,
     tag: int | None = None,
-    dtype: Any = None,
-    shape: Any = None,
-    status: Any = None,
+    dtype: object = None,
+    shape: Shape | int | None = None,
+    status: AnyStatus | None = None,
     async_op: bool = False,
     src: int | None = None,
-) -> Any:
+) -> object:
     """Receive a message. Same as MPI_Recv, torch.distributed.recv.
 
     Args:
@@ -147,7 +201,7 @@ def recv(
     """
     peer: Any = src if source is None else source
     if status is not None or async_op or (known := known_receive(comm, out, peer, tag, True)) is None:
-        return _recv(comm, out, peer, tag, dtype, shape, status, async_op)
+        return receive_carefully(comm, out, peer, tag, dtype, shape, status, async_op)
     (part, probed, tags), seen = known, MPI.Status()
     number = MPI.ANY_TAG if tag is None else tag
     try:
@@ -157,26 +211,43 @@ def recv(
             guarded_receive.receive(comm.mpi_handle, part, peer, number, seen)
     except MPI.Exception as error:
         raise transport.failure(error, "recv", comm) from None
-    if seen.Get_count() != out.nbytes or seen.tag not in tags:
+    if seen.Get_count() != out.nbytes or seen.tag not in tags:  # type: ignore[union-attr]  # it is known
         transport.check_arrived(comm, "recv", out, seen, tags)
     return out
 
 
+# fmt: off
+@overload
+def irecv(
+    comm: Communicator, out: Array, source: int | None = ..., tag: int | None = ..., *, dtype: object = ...,
+    shape: Shape | int | None = ..., src: int | None = ...,
+) -> Request[Array]: ...
+@overload
+def irecv(
+    comm: Communicator, out: None = ..., source: int | None = ..., tag: int | None = ..., *,
+    dtype: type[Scalar] | np.dtype[Scalar], shape: Shape | int | None = ..., src: int | None = ...,
+) -> Request[NDArray[Scalar]]: ...
+@overload
+def irecv(
+    comm: Communicator, out: None = ..., source: int | None = ..., tag: int | None = ..., *, dtype: object,
+    shape: Shape | int | None = ..., src: int | None = ...,
+) -> Request[Any]: ...
+# fmt: on
 def irecv(
     comm: Communicator,
-    out: Any = None,
+    out: ArrayLike | None = None,
     source: int | None = None,
     tag: int | None = None,
     *,
-    dtype: Any = None,
-    shape: Any = None,
+    dtype: object = None,
+    shape: Shape | int | None = None,
     src: int | None = None,
-) -> Request:
+) -> Request[Any]:
     """Begin to receive a message, as recv; the request's status says from where. Same as MPI_Irecv."""
     peer: Any = src if source is None else source
     known = known_receive(comm, out, peer, tag, False)
     if known is None:
-        request: Request = _recv(comm, out, peer, tag, dtype, shape, None, True)
+        request: Request[Any] = receive_carefully(comm, out, peer, tag, dtype, shape, None, True)
         return request
     number = MPI.ANY_TAG if tag is None else tag
     try:
@@ -184,133 +255,6 @@ def irecv(
     except MPI.Exception as error:
         raise transport.failure(error, "recv", comm) from None
     return message_request.Message(comm, "recv", out, peer, number, going, known[2])
-
-
-def sendrecv(
-    comm: Communicator,
-    x: Any,
-    dest: int,
-    source: int | None = None,
-    sendtag: int = 0,
-    recvtag: int | None = None,
-    *,
-    out: Any = None,
-    status: Any = None,
-) -> Any:
-    """Send x to dest and receive from source at once, without deadlock. Same as MPI_Sendrecv.
-
-    Args:
-        out: array that receives; None: one like x is made; out=x is in place.
-
-    Returns:
-        out, or the array made.
-    """
-    if status is None and x is not out and (part := known_send(comm, x, dest, sendtag)) is not None:
-        known = known_receive(comm, out, source, recvtag, True)
-        if known is not None and not _may_overlap(part[0], known[0][0]):
-            return _sendrecv_known(comm, part, dest, sendtag, known, source, recvtag, out)
-    try:
-        comm.check_open("sendrecv")
-        look = buffer.as_buffer(x)
-        recv = look if out is x else (buffer.as_buffer(out) if out is not None else look.make(look.shape))
-        _check_writable(recv)
-        device_calls = comm.devices
-        if device_calls is not None and (
-            device_calls.takes_message(look, recv) or device_calls.messages.held
-        ):
-            return _sendrecv_devices(comm, look, recv, dest, source, sendtag, recvtag, status)
-        in_place = recv is look or buffer.same_memory(look.array, recv.array)
-        if not in_place and buffer.overlap(look.array, recv.array):
-            raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
-        dest, source, recvtag = (
-            peer_rank(comm, dest, "dest"),
-            source_rank(comm, source),
-            tag_number(comm, recvtag),
-        )
-        sendtag = tag_number(comm, sendtag, sending=True)
-    except HpcommError as error:
-        raise error.located("sendrecv", comm) from None
-    packed = np.ascontiguousarray(look.array)
-    if buffer.overlap(packed, recv.array):
-        packed = packed.copy()
-    if source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, recvtag):
-        going = buffer.Buffer(packed, look.dtype, look.make, look.give)  # which is still of x's dtype
-        request = _send(comm, going, dest, sendtag, True)
-        result = _recv_into(comm, out, recv, source, recvtag, status, False)
-        request.wait()
-        return result
-    landing = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
-    seen = MPI.Status()
-    call = Call(comm, "sendrecv")
-    call.look = look
-    for observer in comm.observers:
-        observer.before(call)
-    if comm.message_kinds is not None:
-        comm.message_kinds.noted(look.dtype).note("sendrecv", look, dest, sendtag)
-    part = transport.message(packed, look.array.size, look.dtype)
-    into = guarded_receive.guarded(
-        transport.message(landing, recv.array.size, recv.dtype), guarded_receive.most(comm, True)
-    )
-    try:
-        transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, recvtag, seen, packed)
-    except MPI.Exception as error:
-        raise transport.failure(error, "sendrecv", comm) from None
-    if comm.message_kinds is not None:
-        comm.message_kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
-    transport.check_length(comm, "sendrecv", seen, recv.nbytes)
-    remember_send(comm, x, look.dtype, dest)
-    remember_receive(comm, out, recv.dtype, source)
-    if landing is not recv.array and source != MPI.PROC_NULL:
-        recv.array[...] = landing
-    fill(status, seen)
-    for observer in comm.observers:
-        observer.after(call)
-    return recv.give()
-
-
-def _sendrecv_known(
-    comm: Communicator, part: Part, dest: int, sendtag: int, known: Known, source: Any, recvtag: int | None,
-    out: Any,
-) -> Any:  # fmt: skip
-    (into, probed, tags), seen = known, MPI.Status()
-    number = MPI.ANY_TAG if recvtag is None else recvtag
-    try:
-        if into[1] < probed:
-            comm.mpi_handle.Sendrecv(part, dest, sendtag, into, source, number, seen)
-        else:
-            transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, number, seen, part[0])
-    except MPI.Exception as error:
-        raise transport.failure(error, "sendrecv", comm) from None
-    if seen.Get_count() != out.nbytes or seen.tag not in tags:
-        transport.check_arrived(comm, "sendrecv", out, seen, tags)
-    return out
-
-
-def _may_overlap(x: Any, out: Any) -> bool:
-    """Of memory as mpi4py takes it, of two arrays that are not the same; of two sorts: as if they did."""
-    if type(x) is not type(out):
-        return True
-    if type(x) is not np.ndarray:
-        return bool(x.address < out.address + out.nbytes and out.address < x.address + x.nbytes)
-    return not (x.flags.owndata and out.flags.owndata) and np.may_share_memory(x, out)
-
-
-def _sendrecv_devices(
-    comm: Communicator, look: Buffer, recv: Buffer, dest: Any, source: Any, sendtag: Any, recvtag: Any,
-    status: Any,
-) -> Any:  # fmt: skip
-    """sendrecv where arrays may lie on devices; in place, what is sent is a copy."""
-    sent = look.give()
-    if recv is look or (look.place is None and recv.place is None and buffer.overlap(look.array, recv.array)):
-        sent = comm.devices.copy(look).give()
-    elif look.place is not None and recv.place is not None:
-        low, there = look.place.address, recv.place.address
-        if low < there + recv.nbytes and there < low + look.nbytes:
-            raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
-    going = _send(comm, sent, dest, sendtag, True)
-    result = _recv(comm, recv.give(), source, recvtag, None, None, status, False)
-    going.wait()
-    return result
 
 
 def probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:
@@ -340,7 +284,7 @@ def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None
     return filled
 
 
-def batch_isend_irecv(comm: Communicator, ops: Iterable[P2POp]) -> list[Request]:
+def batch_isend_irecv(comm: Communicator, ops: Iterable[P2POp]) -> list[Request[Any]]:
     """Begin several messages at once; receives are posted first, so no order of ops can deadlock.
 
     Same as torch.distributed.batch_isend_irecv.
@@ -351,7 +295,7 @@ def batch_isend_irecv(comm: Communicator, ops: Iterable[P2POp]) -> list[Request]
     Returns:
         A request for each of ops, in their order.
     """
-    requests: dict[int, Request] = {}
+    requests: dict[int, Request[Any]] = {}
     ops = list(ops) if isinstance(ops, Iterable) else [ops]
     try:
         kinds = [_check_op(comm, op) for op in ops]  # all of them before any is begun
@@ -377,7 +321,7 @@ def _check_op(comm: Communicator, op: P2POp) -> str:
         )
     look = buffer.as_buffer(op.x)
     if name == "recv":
-        _check_writable(look)
+        check_writable(look)
         source_rank(comm, op.peer)
     else:
         peer_rank(comm, op.peer, "peer")
@@ -385,7 +329,7 @@ def _check_op(comm: Communicator, op: P2POp) -> str:
     return name
 
 
-def _send(comm: Communicator, x: Any, dest: Any, tag: int, async_op: bool) -> Any:
+def send_carefully(comm: Communicator, x: object, dest: int, tag: int, async_op: bool) -> Any:
     try:
         comm.check_open("send")
         dest = peer_rank(comm, dest, "dest")
@@ -424,7 +368,7 @@ def _going(sent: Any, async_op: bool, comm: Communicator, dest: int) -> Any:
     return sent
 
 
-def _recv(
+def receive_carefully(
     comm: Communicator, out: Any, source: Any, tag: Any, dtype: Any, shape: Any, status: Any, async_op: bool
 ) -> Any:
     try:
@@ -432,8 +376,8 @@ def _recv(
         source, tag = source_rank(comm, source), tag_number(comm, tag)
         if out is not None:
             look = buffer.as_buffer(out)
-            _check_writable(look)
-            return _recv_into(comm, out, look, source, tag, status, async_op)
+            check_writable(look)
+            return receive_into(comm, out, look, source, tag, status, async_op)
         if dtype is None:
             raise UsageError(
                 "recv without out needs to know what arrives",
@@ -444,7 +388,7 @@ def _recv(
             record, torch = dtypes.parse(dtype)
             shape = _shape(shape)
             made = buffer.empty(shape, record, torch)
-            return _recv_into(comm, None, made, source, tag, status, async_op)
+            return receive_into(comm, None, made, source, tag, status, async_op)
         status = Status() if status is None else status
         if async_op:
             comm.known_receives.clear()  # they ask MPI alone
@@ -453,7 +397,7 @@ def _recv(
         raise error.located("irecv" if async_op else "recv", comm) from None
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
+def _shape(shape: Shape | int) -> tuple[int, ...]:
     try:
         sizes = tuple(map(index, shape)) if isinstance(shape, (tuple, list)) else (index(shape),)
     except TypeError:
@@ -463,7 +407,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return sizes
 
 
-def _recv_into(
+def receive_into(
     comm: Communicator, out: Any, look: Buffer, source: int, tag: int, status: Any, async_op: bool
 ) -> Any:
     device_calls = comm.devices
@@ -508,6 +452,6 @@ def _recv_into(
     return result
 
 
-def _check_writable(look: Buffer) -> None:
+def check_writable(look: Buffer) -> None:
     if look.frozen:
         raise LayoutError(f"out {look.frozen}", hint="give an array that can be written")

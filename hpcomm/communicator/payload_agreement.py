@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from ..agree.agreement import refused
 from ..core.operation import Call
-from ..core.request import Request, Stages
+from ..core.request import Request, Stages, StagesOf
 from ..core.signature import BACKGROUND, head
 from ..errors import HpcommError, RankError, UsageError
 from ..transport.matching import fill, source_and_tag
@@ -17,6 +17,7 @@ from .payload import Payload, refusal
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from ..core.types import AnyStatus
     from ..transport import mpi as transport
     from .communicator import Communicator
 else:
@@ -29,6 +30,9 @@ __all__ = [
     "at_once", "check_root", "collective", "each_of", "given", "ireceive", "isend", "own_place", "receive",
 ]  # fmt: skip
 
+T = TypeVar("T")
+Given = TypeVarTuple("Given")
+
 
 def own_place(comm: Communicator) -> int:
     """Where this rank's own stands among what all ranks give; -1: that is the other group's."""
@@ -36,12 +40,13 @@ def own_place(comm: Communicator) -> int:
 
 
 def receive(
-    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Payload, int], Any]
-) -> Any:
+    comm: Communicator, verb: str, source: int | None, tag: int | None, status: AnyStatus | None,
+    decode: Callable[[Payload, int], T],
+) -> T | None:  # fmt: skip
     """Wait for a payload; what decode makes of it and its sender, None from hpcomm.PROC_NULL."""
     peer, number = source_and_tag(comm, verb, source, tag)
 
-    def action() -> Any:
+    def action() -> T | None:
         got, seen = payload_transport.receive(comm, peer, number)
         if status is not None:
             fill(status, seen)
@@ -51,8 +56,9 @@ def receive(
 
 
 def ireceive(
-    comm: Communicator, verb: str, source: Any, tag: Any, status: Any, decode: Callable[[Payload, int], Any]
-) -> Request:
+    comm: Communicator, verb: str, source: int | None, tag: int | None, status: AnyStatus,
+    decode: Callable[[Payload, int], T],
+) -> Request[T | None]:  # fmt: skip
     """The same in the background."""
     peer, number = source_and_tag(comm, verb, source, tag)
 
@@ -74,7 +80,7 @@ def in_background(comm: Communicator, verb: str, stages: Stages, peer: int, tag:
     return comm.outstanding.begin(transport.in_our_words(comm, verb, watched))
 
 
-def isend(comm: Communicator, call: str, packed: Payload, peer: int, tag: int) -> Request:
+def isend(comm: Communicator, call: str, packed: Payload, peer: int, tag: int) -> Request[None]:
     """Begin to send a payload; call: in words, such as isend_object(dest=1, tag=0)."""
     verb = call.partition("(")[0].replace("isend", "send")
     request = Request(
@@ -85,20 +91,23 @@ def isend(comm: Communicator, call: str, packed: Payload, peer: int, tag: int) -
 
 
 def at_once(
-    comm: Communicator, verb: str, peer: int, tag: int, action: Callable[..., Any], *arguments: Any
-) -> Any:
+    comm: Communicator, verb: str, peer: int, tag: int, action: Callable[[*Given], T], *arguments: *Given
+) -> T:
     """Carry out a message now, with the observers looking on and errors in hpcomm's words."""
     try:
         if not comm.observers:
             return action(*arguments)
-        return payload_transport.run(shown(comm, verb, _one_stage(action, *arguments), peer=peer, tag=tag))
+        result: T = payload_transport.run(
+            shown(comm, verb, _one_stage(action, *arguments), peer=peer, tag=tag)
+        )
+        return result
     except MPI.Exception as error:
         raise transport.failure(error, verb, comm) from None
     except HpcommError as error:
         raise error.located(verb, comm) from error.__cause__
 
 
-def _one_stage(action: Callable[..., Any], *arguments: Any) -> Stages:
+def _one_stage(action: Callable[[*Given], T], *arguments: *Given) -> StagesOf[T]:
     yield []
     return action(*arguments)
 
@@ -135,7 +144,7 @@ def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_o
 
 
 def shown(
-    comm: Communicator, verb: str, stages: Stages, leave: Callable[[], None] | None = None, **fields: Any
+    comm: Communicator, verb: str, stages: Stages, leave: Callable[[], None] | None = None, **fields: int
 ) -> Stages:
     """The same stages with the observers looking on, and leave() at the end."""
     if not comm.observers and leave is None:
@@ -152,7 +161,7 @@ def shown(
     return result
 
 
-def check_root(comm: Communicator, verb: str, root: Any) -> bool:
+def check_root(comm: Communicator, verb: str, root: int) -> bool:
     """Whether this rank is root, which must be a rank of comm; of the other group, if there are two."""
     is_rank = not isinstance(root, bool) and hasattr(root, "__index__")
     if comm.is_inter:
@@ -168,7 +177,7 @@ def check_root(comm: Communicator, verb: str, root: Any) -> bool:
 
 
 def given(
-    encode: Callable[[Any], Payload], items: Sequence[Any], failed: HpcommError | None = None
+    encode: Callable[[T], Payload], items: Sequence[T], failed: HpcommError | None = None
 ) -> tuple[list[Payload], HpcommError | None]:
     """A payload for each of items, and what this rank is to raise when the others have theirs.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 from ..agree.agreement import refused
 from ..core.operation import Call
@@ -16,10 +16,27 @@ from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, whe
 from ..transport import guarded_receive, matching
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from inspect import Signature
+
     from mpi4py import MPI
+    from numpy.typing import NDArray
 
     from ..core import buffer
     from ..core.request import Stages
+    from ..core.types import (
+        AlgorithmName,
+        Array,
+        ArrayLike,
+        FromRoot,
+        OfBlocks,
+        Operator,
+        Prepared,
+        Scalar,
+        ToAll,
+        ToRoot,
+        Waiting,
+    )  # fmt: skip
     from ..transport import mpi as transport
     from ..transport import prepare
     from ..transport.scheduled import schedule_transport
@@ -35,8 +52,10 @@ else:
 
 __all__ = ["Plan", "plan"]
 
+T_co = TypeVar("T_co", covariant=True)
 
-class Plan:
+
+class Plan(Generic[T_co]):
     """A prepared call on fixed arrays.
 
     start() begins it, wait() ends it and returns the result, calling the plan does both. Between start
@@ -52,7 +71,7 @@ class Plan:
     _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
     waits_for: tuple[Communicator, int | None, int] | None = None  # see Request
 
-    def __init__(self, comm: Communicator, call: Call, prepared: list[Any]) -> None:
+    def __init__(self, comm: Communicator, call: Call, prepared: Sequence[Prepared]) -> None:
         self._comm = comm
         self._call = call
         self.waits_for = (comm, call.peer, 0) if call.verb in ("send", "recv") else (comm, None, -1)
@@ -60,7 +79,7 @@ class Plan:
         if call.after is not None:  # on devices nothing is prepared but the call itself
             requests: list[Any] = []  # the one under way
             self._onboard = requests
-            self._prepared: list[Any] = [call]
+            self._prepared: Sequence[Any] = [call]
             self._begin: Any = lambda: requests.append(transport.start(call))
             self._fill, self._complete = None, 0
             return
@@ -92,7 +111,7 @@ class Plan:
             self._fill()
         self._begin()
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> T_co:
         """Wait for the end; returns out.
 
         Raises:
@@ -104,7 +123,7 @@ class Plan:
                 f"the plan of {self._call} was not started", hint="plan.start(), or plan()"
             ).located("plan", self._comm)
         if self._onboard is not None:
-            result = self._onboard[0].wait(timeout)
+            result: T_co = self._onboard[0].wait(timeout)
             self._onboard.clear()
             self._state.is_under_way = False
             return result
@@ -121,14 +140,15 @@ class Plan:
         self._state.is_under_way, self._complete = False, 0
         if self._leave is not None:
             self._agree()
-        return self._call.finish(status)
+        finished: T_co = self._call.finish(status)
+        return finished
 
     def _agree(self) -> None:
         """Look a last time whether all made this plan. A plan is made without waiting for anybody."""
         leave, self._leave = self._leave, None
         leave()
 
-    def __call__(self, timeout: float | None = None) -> Any:
+    def __call__(self, timeout: float | None = None) -> T_co:
         self.start()
         return self.wait(timeout)
 
@@ -140,7 +160,7 @@ class Plan:
             request.Free()
         self._prepared = []
 
-    def __enter__(self) -> Plan:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -218,7 +238,7 @@ class Plan:
                 time.sleep(2e-5)
 
 
-class _DirectPlan(Plan):
+class _DirectPlan(Plan[T_co]):
     """A plan of which each round is two calls of MPI's and nothing else.
 
     Its start(), wait() and call are functions made for it, in slots, which look at nothing that it does not
@@ -227,7 +247,7 @@ class _DirectPlan(Plan):
 
     __slots__ = ("__call__", "start", "wait")
 
-    def __init__(self, comm: Communicator, call: Call, prepared: list[Any], result: Any) -> None:
+    def __init__(self, comm: Communicator, call: Call, prepared: Sequence[Prepared], result: T_co) -> None:
         super().__init__(comm, call, prepared)
         begin, end = prepared[0].Start, prepared[0].Wait
         mpi_error, state = MPI.Exception, self._state
@@ -239,7 +259,7 @@ class _DirectPlan(Plan):
             state.is_under_way = True
             begin()
 
-        def wait(timeout: float | None = None) -> Any:
+        def wait(timeout: float | None = None) -> T_co:
             if timeout is not None or not state.is_under_way:
                 return carefully_wait(timeout)
             state.is_under_way = False
@@ -249,7 +269,7 @@ class _DirectPlan(Plan):
                 raise transport.failure(error, call.verb, comm) from None
             return result
 
-        def plan(timeout: float | None = None) -> Any:
+        def plan(timeout: float | None = None) -> T_co:
             if timeout is not None or state.is_under_way:
                 return carefully_call(timeout)
             try:
@@ -276,17 +296,17 @@ class _DirectPlan(Plan):
         self._be(*self._careful())
 
     @property
-    def __signature__(self) -> Any:
+    def __signature__(self) -> Signature:
         """For inspect.signature(), which looks at a class otherwise."""
         import inspect
 
         return inspect.signature(super().__call__)
 
-    def _careful(self) -> tuple[Any, Any, Any]:
+    def _careful(self) -> tuple[Callable[[], None], Waiting[T_co], Waiting[T_co]]:
         """What a plan does that looks at everything."""
         return super().start, super().wait, super().__call__
 
-    def _be(self, start: Any, wait: Any, plan: Any) -> None:
+    def _be(self, start: Callable[[], None], wait: Waiting[T_co], plan: Waiting[T_co]) -> None:
         for name, function in {"start": start, "wait": wait, "__call__": plan}.items():
             setattr(self, name, function)
 
@@ -309,19 +329,59 @@ def _never_over() -> Stages:
     yield []
 
 
+# fmt: off
+@overload
+def plan(
+    comm: Communicator, verb: Literal["barrier"], *, algorithm: AlgorithmName | None = ...,
+) -> Plan[None]: ...
+@overload
+def plan(
+    comm: Communicator, verb: Literal["send"], x: ArrayLike, *, dest: int | None = ...,
+    tag: int | None = ...,
+) -> Plan[None]: ...
+@overload
+def plan(
+    comm: Communicator, verb: Literal["recv"], x: Array, *, source: int | None = ..., tag: int | None = ...,
+) -> Plan[Array]: ...
+@overload
+def plan(
+    comm: Communicator, verb: Literal["recv"], x: object = ..., *, out: Array, source: int | None = ...,
+    tag: int | None = ...,
+) -> Plan[Array]: ...
+@overload
+def plan(
+    comm: Communicator, verb: OfBlocks, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ...,
+    op: Operator = ..., root: int = ..., algorithm: AlgorithmName | None = ...,
+) -> Plan[NDArray[Scalar]]: ...
+@overload
+def plan(
+    comm: Communicator, verb: ToAll, x: Array, *, out: Array | None = ..., op: Operator = ...,
+    root: int = ..., algorithm: AlgorithmName | None = ...,
+) -> Plan[Array]: ...
+@overload
+def plan(
+    comm: Communicator, verb: FromRoot, x: None = ..., *, out: Array, root: int = ...,
+    algorithm: AlgorithmName | None = ...,
+) -> Plan[Array]: ...
+@overload
+def plan(
+    comm: Communicator, verb: ToRoot, x: Array, *, out: Array | None = ..., op: Operator = ...,
+    root: int = ..., algorithm: AlgorithmName | None = ...,
+) -> Plan[Array | None]: ...
+# fmt: on
 def plan(
     comm: Communicator,
     verb: str,
-    x: Any = None,
+    x: object = None,
     *,
-    out: Any = None,
-    op: Any = "sum",
+    out: object = None,
+    op: Operator = "sum",
     root: int = 0,
     dest: int | None = None,
     source: int | None = None,
     tag: int | None = None,
     algorithm: str | None = None,
-) -> Plan:
+) -> Plan[Any]:
     """Prepare a call once to start it many times. Same as MPI_Allreduce_init and its kin.
 
     Args:
@@ -365,7 +425,7 @@ def plan(
     return _collective(comm, call)
 
 
-def _make(comm: Communicator, call: Call) -> Plan:
+def _make(comm: Communicator, call: Call) -> Plan[Any]:
     if call.after is not None:
         return Plan(comm, call, [])
     prepared = transport.prepare(call)
@@ -378,7 +438,7 @@ def _make(comm: Communicator, call: Call) -> Plan:
 
 
 def _composed(
-    comm: Communicator, verb: str, x: Any, out: Any, op: Any, root: int, algorithm: str | None
+    comm: Communicator, verb: str, x: object, out: object, op: Operator, root: int, algorithm: str | None
 ) -> Call:
     if verb == "barrier":
         call = Call(comm, "barrier", code=head("barrier"))
@@ -391,7 +451,7 @@ def _composed(
     return call
 
 
-def _collective(comm: Communicator, call: Call) -> Plan:
+def _collective(comm: Communicator, call: Call) -> Plan[Any]:
     with comm.call_guard:
         leave = comm.agreement.late(call.code - head(call.verb) + head("plan"), call.agreed)
         made = _make(comm, call)
@@ -403,7 +463,9 @@ def _collective(comm: Communicator, call: Call) -> Plan:
     return made
 
 
-def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: Any) -> Plan:
+def _message(
+    comm: Communicator, verb: str, x: object, out: object, peer: int | None, tag: int | None
+) -> Plan[Any]:
     sending = verb == "send"
     target = x if sending else (out if out is not None else x)
     if target is None:
@@ -433,9 +495,10 @@ def _message(comm: Communicator, verb: str, x: Any, out: Any, peer: Any, tag: An
     else:
         call.recv = guarded_receive.guarded(part, guarded_receive.most(comm, False))
 
-    def finish(status: Any) -> Any:
+    def finish(status: MPI.Status | None) -> object:
         if sending:
             return None
+        assert status is not None
         if rank != MPI.PROC_NULL:
             if comm.message_kinds is not None:
                 comm.message_kinds.sure(look.dtype).match("recv", look, status.source, status.tag)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from .._lazy import loaded
 from ..core.request import Request, Stages
@@ -32,9 +32,11 @@ from .payload_agreement import (
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
     from ..core import buffer, dtypes
     from ..core.buffer import DeviceBuffer, Shape
+    from ..core.types import AnyArray, AnyStatus, Array, ArrayLike, Later, Now, Scalar
     from . import device_payload
     from .communicator import Communicator
 else:
@@ -60,9 +62,19 @@ __all__ = [
 _ON_DEVICE = "device"  # in place of a library: the block is an array
 
 
+# fmt: off
+@overload
 def send_ragged(
-    comm: Communicator, x: Any, dest: int, tag: int = 0, *, async_op: bool = False
-) -> Request | None:
+    comm: Communicator, x: ArrayLike, dest: int, tag: int = ..., *, async_op: Now = ...,
+) -> None: ...
+@overload
+def send_ragged(
+    comm: Communicator, x: ArrayLike, dest: int, tag: int = ..., *, async_op: Later,
+) -> Request[None]: ...
+# fmt: on
+def send_ragged(
+    comm: Communicator, x: ArrayLike, dest: int, tag: int = 0, *, async_op: bool = False
+) -> Request[None] | None:
     """Send x with its shape and dtype; recv_ragged takes it.
 
     Args:
@@ -80,20 +92,32 @@ def send_ragged(
     return None
 
 
-def isend_ragged(comm: Communicator, x: Any, dest: int, tag: int = 0) -> Request:
+def isend_ragged(comm: Communicator, x: ArrayLike, dest: int, tag: int = 0) -> Request[None]:
     """Begin to send x with its shape and dtype; x must not change before the request is complete."""
     peer, number, made = _addressed(comm, "isend_ragged", x, dest, tag)
     return isend(comm, f"isend_ragged(dest={dest}, tag={tag})", made, peer, number)
 
 
+# fmt: off
+@overload
+def recv_ragged(
+    comm: Communicator, source: int | None = ..., tag: int | None = ..., *, status: AnyStatus | None = ...,
+    async_op: Now = ...,
+) -> Any: ...
+@overload
+def recv_ragged(
+    comm: Communicator, source: int | None = ..., tag: int | None = ..., *, status: AnyStatus | None = ...,
+    async_op: Later,
+) -> Request[Any]: ...
+# fmt: on
 def recv_ragged(
     comm: Communicator,
     source: int | None = None,
     tag: int | None = None,
     *,
-    status: Any = None,
+    status: AnyStatus | None = None,
     async_op: bool = False,
-) -> Any:
+) -> object:
     """Receive an array without knowing its shape and dtype.
 
     Args:
@@ -106,12 +130,38 @@ def recv_ragged(
     return receive(comm, "recv_ragged", source, tag, status, decode)
 
 
-def irecv_ragged(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request:
+def irecv_ragged(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request[Any]:
     """Begin to receive an array without knowing its shape and dtype; None for any source or tag."""
     return ireceive(comm, "irecv_ragged", source, tag, Status(), decode)
 
 
-def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_op: bool = False) -> Any:
+# fmt: off
+@overload
+def broadcast_ragged(comm: Communicator, x: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
+@overload
+def broadcast_ragged(
+    comm: Communicator, x: None = ..., root: int = ..., *, async_op: Later,
+) -> Request[Any]: ...
+@overload
+def broadcast_ragged(
+    comm: Communicator, x: NDArray[Scalar] | None, root: int = ..., *, async_op: Now = ...,
+) -> NDArray[Scalar]: ...
+@overload
+def broadcast_ragged(
+    comm: Communicator, x: NDArray[Scalar] | None, root: int = ..., *, async_op: Later,
+) -> Request[NDArray[Scalar]]: ...
+@overload
+def broadcast_ragged(
+    comm: Communicator, x: Array | None, root: int = ..., *, async_op: Now = ...,
+) -> Array: ...
+@overload
+def broadcast_ragged(
+    comm: Communicator, x: Array | None, root: int = ..., *, async_op: Later,
+) -> Request[Array]: ...
+# fmt: on
+def broadcast_ragged(
+    comm: Communicator, x: ArrayLike | None = None, root: int = 0, *, async_op: bool = False
+) -> object:
     """Give every rank root's array, whatever its shape and dtype; x is ignored elsewhere.
 
     Args:
@@ -131,7 +181,25 @@ def broadcast_ragged(comm: Communicator, x: Any = None, root: int = 0, *, async_
     return collective(comm, "broadcast_ragged", root, stages(), async_op)
 
 
-def gather_ragged(comm: Communicator, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
+# fmt: off
+@overload
+def gather_ragged(
+    comm: Communicator, x: NDArray[Scalar], root: int = ..., *, async_op: Now = ...,
+) -> list[NDArray[Scalar]] | None: ...
+@overload
+def gather_ragged(
+    comm: Communicator, x: NDArray[Scalar], root: int = ..., *, async_op: Later,
+) -> Request[list[NDArray[Scalar]] | None]: ...
+@overload
+def gather_ragged(
+    comm: Communicator, x: Array, root: int = ..., *, async_op: Now = ...,
+) -> list[Array] | None: ...
+@overload
+def gather_ragged(
+    comm: Communicator, x: Array, root: int = ..., *, async_op: Later,
+) -> Request[list[Array] | None]: ...
+# fmt: on
+def gather_ragged(comm: Communicator, x: ArrayLike, root: int = 0, *, async_op: bool = False) -> object:
     """Collect arrays of any shapes and dtypes in a list on root; None elsewhere.
 
     Args:
@@ -149,7 +217,21 @@ def gather_ragged(comm: Communicator, x: Any, root: int = 0, *, async_op: bool =
     return collective(comm, "gather_ragged", root, stages(), async_op)
 
 
-def all_gather_ragged(comm: Communicator, x: Any, *, async_op: bool = False) -> Any:
+# fmt: off
+@overload
+def all_gather_ragged(
+    comm: Communicator, x: NDArray[Scalar], *, async_op: Now = ...,
+) -> list[NDArray[Scalar]]: ...
+@overload
+def all_gather_ragged(
+    comm: Communicator, x: NDArray[Scalar], *, async_op: Later,
+) -> Request[list[NDArray[Scalar]]]: ...
+@overload
+def all_gather_ragged(comm: Communicator, x: Array, *, async_op: Now = ...) -> list[Array]: ...
+@overload
+def all_gather_ragged(comm: Communicator, x: Array, *, async_op: Later) -> Request[list[Array]]: ...
+# fmt: on
+def all_gather_ragged(comm: Communicator, x: ArrayLike, *, async_op: bool = False) -> object:
     """Collect arrays of any shapes and dtypes in a list on every rank.
 
     Args:
@@ -170,9 +252,33 @@ def all_gather_ragged(comm: Communicator, x: Any, *, async_op: bool = False) -> 
     return collective(comm, "all_gather_ragged", 0, stages(), async_op)
 
 
+# fmt: off
+@overload
+def scatter_ragged(comm: Communicator, xs: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
+@overload
 def scatter_ragged(
-    comm: Communicator, xs: Sequence[Any] | None = None, root: int = 0, *, async_op: bool = False
-) -> Any:
+    comm: Communicator, xs: None = ..., root: int = ..., *, async_op: Later,
+) -> Request[Any]: ...
+@overload
+def scatter_ragged(
+    comm: Communicator, xs: Sequence[NDArray[Scalar]] | None, root: int = ..., *, async_op: Now = ...,
+) -> NDArray[Scalar]: ...
+@overload
+def scatter_ragged(
+    comm: Communicator, xs: Sequence[NDArray[Scalar]] | None, root: int = ..., *, async_op: Later,
+) -> Request[NDArray[Scalar]]: ...
+@overload
+def scatter_ragged(
+    comm: Communicator, xs: Sequence[Array] | None, root: int = ..., *, async_op: Now = ...,
+) -> Array: ...
+@overload
+def scatter_ragged(
+    comm: Communicator, xs: Sequence[Array] | None, root: int = ..., *, async_op: Later,
+) -> Request[Array]: ...
+# fmt: on
+def scatter_ragged(
+    comm: Communicator, xs: Sequence[ArrayLike] | None = None, root: int = 0, *, async_op: bool = False
+) -> object:
     """Give each rank its own of root's arrays, a list as long as there are ranks; None elsewhere.
 
     Args:
@@ -193,7 +299,23 @@ def scatter_ragged(
     return collective(comm, "scatter_ragged", root, stages(), async_op)
 
 
-def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool = False) -> Any:
+# fmt: off
+@overload
+def all_to_all_ragged(
+    comm: Communicator, xs: Sequence[NDArray[Scalar]], *, async_op: Now = ...,
+) -> list[NDArray[Scalar]]: ...
+@overload
+def all_to_all_ragged(
+    comm: Communicator, xs: Sequence[NDArray[Scalar]], *, async_op: Later,
+) -> Request[list[NDArray[Scalar]]]: ...
+@overload
+def all_to_all_ragged(comm: Communicator, xs: Sequence[Array], *, async_op: Now = ...) -> list[Array]: ...
+@overload
+def all_to_all_ragged(
+    comm: Communicator, xs: Sequence[Array], *, async_op: Later,
+) -> Request[list[Array]]: ...
+# fmt: on
+def all_to_all_ragged(comm: Communicator, xs: Sequence[ArrayLike], *, async_op: bool = False) -> object:
     """Send array j of the list to rank j; receive a list with one from every rank.
 
     Args:
@@ -211,7 +333,7 @@ def all_to_all_ragged(comm: Communicator, xs: Sequence[Any], *, async_op: bool =
     return collective(comm, "all_to_all_ragged", 0, stages(), async_op)
 
 
-def encode(x: Any) -> Payload:
+def encode(x: object) -> Payload:
     """An array with its shape, dtype and library."""
     look = buffer.as_buffer(x)
     if isinstance(look, buffer.DeviceBuffer):
@@ -222,7 +344,7 @@ def encode(x: Any) -> Payload:
     return _parcel(look.array, library, name)
 
 
-def _described(dtype: np.dtype[Any]) -> str:
+def _described(dtype: np.dtype[np.generic]) -> str:
     """A dtype that has no name of ours, in words that make it again."""
     descr = np.lib.format.dtype_to_descr(dtype)
     if np.lib.format.descr_to_dtype(descr) != dtype:
@@ -230,7 +352,7 @@ def _described(dtype: np.dtype[Any]) -> str:
     return repr(descr)
 
 
-def _parcel(array: Any, library: str, name: str) -> Payload:
+def _parcel(array: AnyArray, library: str, name: str) -> Payload:
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return Payload(_description(array.shape, library, name), [flat])
 
@@ -288,7 +410,7 @@ def _decode_all(got: Iterable[Payload], rank: int) -> list[Any]:
     return [decode(_copied(p) if r == rank else p, r) for r, p in enumerate(got)]
 
 
-def _addressed(comm: Communicator, verb: str, x: Any, dest: Any, tag: Any) -> tuple[int, int, Payload]:
+def _addressed(comm: Communicator, verb: str, x: ArrayLike, dest: int, tag: int) -> tuple[int, int, Payload]:
     """Receiver and tag as MPI takes them, and what to send."""
     try:
         comm.check_open(verb)

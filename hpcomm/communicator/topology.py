@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
 
+    from ..core.request import Pending
     from ..transport import mpi as transport
+    from ..transport.mpi import Spec
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
@@ -99,7 +101,7 @@ class Cart(Topology):
     def _outward(self) -> Sequence[int]:
         return [i ^ 1 for i in range(len(self.destinations))]  # what goes up comes from below
 
-    def _begun(self, name: str, ends: Any) -> list[Any]:
+    def _begun(self, name: str, ends: tuple[Spec, Spec]) -> list[Pending]:
         """On rings of one or two ranks both neighbours are one, and Open MPI 5.0 mixes up their blocks."""
         if not any(ring and n < 3 for ring, n in zip(self.periodic, self.shape, strict=True)):
             return super()._begun(name, ends)
@@ -159,7 +161,7 @@ def cart(
         return _as_cart(made(comm, "cart", name, create, list(sizes), list(rings), False, kind=Cart))
 
 
-def _made(comm: Communicator, verb: str, create: str, place: int | None, *arguments: Any) -> MPI.Comm:
+def _made(comm: Communicator, verb: str, create: str, place: int | None, *arguments: object) -> MPI.Comm:
     """A topology that MPI makes of comm's ranks; place: of this rank there, None: all keep theirs.
 
     Of a communicator that has a topology Open MPI 5.0 makes one with both, and mixes up their neighbours.
@@ -211,17 +213,20 @@ def graph(
             sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
         create = partial(_made, comm, "graph", "Create_dist_graph_adjacent", None)
         ends = list(sources), list(destinations)
-        new: Any = made(comm, "graph", name or f"{comm.name}.graph", create, *ends, kind=Graph)
+        new = made(comm, "graph", name or f"{comm.name}.graph", create, *ends, kind=Graph)
+        assert isinstance(new, Graph)
         new.sources, new.destinations = sources, destinations
-        return new  # type: ignore[no-any-return]
+        return new
 
 
-def _as_cart(grid: Any) -> Cart:
-    shape, periodic, coords = grid.mpi_handle.Get_topo()
+def _as_cart(grid: Communicator) -> Cart:
+    assert isinstance(grid, Cart)
+    mpi: Any = grid.mpi_handle
+    shape, periodic, coords = mpi.Get_topo()
     grid.shape, grid.coords = tuple(shape), tuple(coords)
     grid.periodic = tuple(bool(ring) for ring in periodic)
     grid.sources = grid.destinations = tuple(r for a in range(len(shape)) for r in grid.shift(a))
-    return grid  # type: ignore[no-any-return]
+    return grid
 
 
 def fill_in(size: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpi4py import MPI
 
-from ..core.request import wait_any
+from ..core.waiting import wait_any
 from ..errors import MismatchError
 from .surface import Like
 
@@ -46,12 +46,12 @@ class Request(MPI.Request, metaclass=Like):
     then: makes of what has come what the program gets, or brings it to its place.
     """
 
-    _under: OwnRequest | None = None
+    _under: OwnRequest[object] | None = None
     _then: Then | None = None
     _cancelled = False
 
     @classmethod
-    def over(cls, under: OwnRequest, then: Then | None = None) -> Self:
+    def over(cls, under: OwnRequest[object], then: Then | None = None) -> Self:
         """The program's handle of a request."""
         made = cls()
         made._under, made._then = under, then
@@ -70,7 +70,7 @@ class Request(MPI.Request, metaclass=Like):
 
     __hash__ = object.__hash__
 
-    def _take(self, under: OwnRequest, status: MPI.Status | None) -> object:
+    def _take(self, under: OwnRequest[object], status: MPI.Status | None) -> object:
         """Wait for the end; the handle is null then."""
         try:
             got = None if self._cancelled else under.wait()
@@ -257,10 +257,10 @@ class Request(MPI.Request, metaclass=Like):
     get_status_some = Get_status_some
 
 
-_freed: list[OwnRequest] = []
+_freed: list[OwnRequest[object]] = []
 
 
-def _own(request: MPI.Request) -> OwnRequest | None:
+def _own(request: MPI.Request) -> OwnRequest[object] | None:
     return getattr(request, "_under", None)
 
 
@@ -297,7 +297,7 @@ def _some(requests: Sequence[MPI.Request]) -> list[int]:
     return ready
 
 
-def _until_any(own: list[OwnRequest]) -> None:
+def _until_any(own: list[OwnRequest[object]]) -> None:
     needs = own[0].waits_for
     try:
         wait_any(own, None if needs is None else needs[0].timeout_s)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from .operation import Observer
+
 __all__ = ["Comm"]
 
 
@@ -30,7 +32,7 @@ class Comm(Protocol):
     agreement: Any
     call_guard: Any
     message_kinds: Any
-    observers: tuple[Any, ...]
+    observers: tuple[Observer, ...]
     partners: Any
     patience_s: float | None
     timeout_s: float | None

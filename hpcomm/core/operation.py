@@ -6,17 +6,17 @@ Verbs make a Call, the agreement compares its signature, observers look at it, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .comm import Comm
 
-__all__ = ["Call"]
+__all__ = ["Call", "Observer"]
 
 
-def _nothing(status: MPI.Status | None) -> Any:
+def _nothing(status: MPI.Status | None) -> None:
     return None
 
 
@@ -95,3 +95,10 @@ class Call:
             end = "dest" if self.verb == "send" else "source"
             return f"{self.verb}({self.look}, {end}={self.peer}, tag={self.tag})"
         return f"{self.verb}({self.look})"
+
+
+class Observer(Protocol):
+    """Who looks on, see Communicator.observe."""
+
+    def before(self, call: Call, /) -> object: ...
+    def after(self, call: Call, /) -> object: ...

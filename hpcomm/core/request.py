@@ -15,10 +15,10 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from numbers import Real
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from ..errors import HpcommError, PeerFailedError, UsageError, WaitTimeoutError, calling_frame, place
 
@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .comm import Comm
+    from .status import Status
+    from .types import AnyStatus
 else:
     from .._lazy import LazyModule
 
     MPI = LazyModule("mpi4py.MPI")
 
 __all__ = [
+    "Pending",
     "Polled",
     "Request",
     "Stages",
@@ -45,20 +48,29 @@ __all__ = [
     "on_rounds",
     "polled",
     "rounds_under_way",
-    "wait_all",
-    "wait_any",
 ]
 
-Stages = Generator["list[Any]", "list[MPI.Status]", Any]  # of MPI requests, or what waits like one
+T_co = TypeVar("T_co", covariant=True)
 
-_abandoned: list[Any] = []  # requests dropped unfinished: MPI still writes into their memory
+
+class Pending(Protocol):
+    """A request of MPI, or what waits like one."""
+
+    def Test(self, status: MPI.Status | None = None, /) -> bool: ...  # noqa: N802
+    def Wait(self, status: MPI.Status | None = None, /) -> object: ...  # noqa: N802
+
+
+StagesOf: TypeAlias = Generator["list[Any]", "list[MPI.Status]", T_co]  # of what is Pending
+Stages: TypeAlias = StagesOf[Any]
+
+_abandoned: list[object] = []  # requests dropped unfinished: MPI still writes into their memory
 # Requests that are progressed by whoever waits for any request, and in other blocking calls by a thread.
-rounds_under_way: dict[int, weakref.ref[Request]] = {}
+rounds_under_way: dict[int, weakref.ref[Request[object]]] = {}
 on_rounds: list[Callable[[], None]] = []  # to call when there are some: see transport.progress
 _next_sweep = 0.0  # s, by time.monotonic(): not before that they are asked again
 
 
-class Request:
+class Request(Generic[T_co]):
     """A call that has begun. Keep it and wait for it; dropping it unfinished is warned about.
 
     Several threads and tasks may wait for one request; each gets its result.
@@ -82,15 +94,15 @@ class Request:
         "waits_for",
     )
 
-    _memory: Any = None  # what MPI reads or writes, if stages do not keep it
+    _memory: object = None  # what MPI reads or writes, if stages do not keep it
 
-    def __init__(self, call: object, stages: Stages, status: Any = None) -> None:
+    def __init__(self, call: object, stages: StagesOf[T_co], status: AnyStatus | None = None) -> None:
         self._call = call
-        self.result: Any = None
-        self.status: Any = status
+        self.result: T_co | None = None
+        self.status: Status | None = status  # type: ignore[assignment]  # or mpi4py's, where it was given
         self._error: BaseException | None = None
         self.waits_for: tuple[Comm, int | None, int] | None = None
-        self._stages: Stages | None = None  # until the first stage has begun there is nothing to own
+        self._stages: StagesOf[T_co] | None = None  # until the first stage has begun there is nothing to own
         self._statuses: list[MPI.Status] = []
         self._born = birth(sys._getframe(1))
         self._pending: list[Any] = []
@@ -101,7 +113,7 @@ class Request:
         except StopIteration as end:  # nothing to wait for
             self.result = end.value
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> T_co:
         """Wait for the end and return what the blocking call would have returned. May be repeated.
 
         Args:
@@ -201,7 +213,7 @@ class Request:
         code, at = self._born
         return next((line for low, end, line in code.co_lines() if low <= at < end), None)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, T_co]:
         import asyncio
 
         polled, delay = Polled([self]), 0.0
@@ -230,10 +242,10 @@ class Request:
             self._line() or 0,
         )
 
-    def _outcome(self) -> Any:
+    def _outcome(self) -> T_co:
         if self._error is not None:
             raise self._error
-        return self.result
+        return self.result  # type: ignore[return-value]  # it is complete
 
     def _wait_beside_others(self) -> None:
         """Wait while there are others to be progressed: their ranks may be what this one waits for."""
@@ -325,7 +337,7 @@ def birth(frame: FrameType | None) -> tuple[CodeType, int] | None:
     return (user.f_code, user.f_lasti) if user else None
 
 
-def abandon(*memory: Any) -> None:
+def abandon(*memory: object) -> None:
     """Keep for ever what MPI may still write into, though nobody else looks at it any more."""
     _abandoned.append(memory)
 
@@ -339,7 +351,7 @@ def has_rounds() -> bool:
     return bool(rounds_under_way)
 
 
-def move_rounds(but: Request | None = None) -> bool:
+def move_rounds(but: Request[object] | None = None) -> bool:
     """Ask all requests that go in rounds, but for one; whether there are any.
 
     It takes half of the time at most: who asks each of many requests in turn comes by once for each.
@@ -372,7 +384,7 @@ class Polled:
 
     __slots__ = ("__weakref__", "failure", "is_any", "judged", "looks", "requests", "turns")
 
-    def __init__(self, requests: Sequence[Request], is_any: bool = False) -> None:
+    def __init__(self, requests: Sequence[Request[object]], is_any: bool = False) -> None:
         self.requests, self.is_any = requests, is_any
         self.turns = self.judged = self.looks = 0
         self.failure: PeerFailedError | None = None
@@ -409,96 +421,3 @@ def deadline(timeout: float) -> float:
     if isinstance(timeout, Real) and timeout >= 0:
         return time.monotonic() + float(timeout)
     raise UsageError(f"timeout={timeout!r} is no number of seconds", hint="leave it away to wait for ever")
-
-
-def wait_all(requests: Iterable[Request], timeout: float | None = None) -> list[Any]:
-    """Wait for all requests and return their results in order.
-
-    Raises:
-        WaitTimeoutError: after timeout seconds for all of them together; those that are complete stay so.
-        PeerFailedError: a rank that an object or ragged array must come from, or with a timeout anything,
-            has ended.
-        UsageError: timeout is no number of seconds, or something is no request.
-    """
-    pending = _requests("wait_all", requests)
-    end = None if timeout is None else deadline(timeout)
-    if len(pending) > 1 and any(getattr(request._call, "stages", pending) is not None for request in pending):
-        _move_on([request for request in pending if hasattr(request, "done")], end)  # not plans
-    if end is None:
-        return [request.wait() for request in pending]
-    done: list[Any] = []
-    try:
-        for request in pending:
-            done.append(request.wait(max(0.0, end - time.monotonic())))  # noqa: PERF401  it counts them
-    except WaitTimeoutError as error:
-        late = f"{pending[len(done)]._call}, of {len(pending)} requests,"
-        what = f"{late} was not complete after {float(timeout or 0):g} s"
-        raise WaitTimeoutError(what, error.where, error.hint) from None
-    return done
-
-
-def _move_on(requests: list[Request], end: float | None) -> None:
-    """Ask all of them in turn, until they are complete or it is time: some progress only if asked."""
-    polled, delay = Polled(requests), 0.0
-    while True:
-        polled.requests = [request for request in polled.requests if not _has_ended(request)]
-        if not polled.requests or (end is not None and time.monotonic() >= end):
-            return
-        polled.turn()
-        time.sleep(delay)
-        delay = min(delay + 2e-6, 5e-4)
-
-
-def _has_ended(request: Request) -> bool:
-    if not request.done():
-        return False
-    request.wait()  # raises what went wrong
-    return True
-
-
-def wait_any(requests: Sequence[Request], timeout: float | None = None) -> tuple[int, Any]:
-    """Wait until one of the requests is complete; return its place in requests and its result.
-
-    Raises:
-        WaitTimeoutError: none was complete after timeout seconds.
-        PeerFailedError: none can be complete any more, since the ranks that they need have ended.
-        UsageError: requests is empty, or something in it is no request; timeout is no number of seconds.
-    """
-    pending = _requests("wait_any", requests)
-    if not pending:
-        raise UsageError(
-            "wait_any was given no request", "wait_any", "at least one; wait_all takes none, too"
-        )
-    end = None if timeout is None else deadline(timeout)
-    polled, delay = Polled(pending, is_any=True), 0.0
-    while True:
-        for i, request in enumerate(pending):
-            if request.done():
-                return i, request.wait()
-        if timeout is not None and end is not None and time.monotonic() >= end:
-            raise WaitTimeoutError(
-                f"none of {len(pending)} requests was complete after {float(timeout):g} s",
-                f"the first, {pending[0].call}, was started at {pending[0].birth}",
-                "wait again, or look for the ranks that did not make the matching calls",
-            )
-        polled.turn()
-        time.sleep(delay)
-        delay = min(delay + 2e-6, 5e-4)
-
-
-def _requests(name: str, given: Iterable[Request]) -> list[Request]:
-    """What was given to wait for, as a list.
-
-    Raises:
-        UsageError: something in it is no request.
-    """
-    found = list(given) if isinstance(given, Iterable) else [given]
-    needed = ("wait", "done") if name == "wait_any" else ("wait", "_call")  # plans can be waited for
-    for each in found:
-        if not all(hasattr(each, what) for what in needed):
-            raise UsageError(
-                f"{name} was given {each!r}, which is no request",
-                name,
-                "what isend, irecv and calls with async_op=True return, in a list",
-            )
-    return found

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..communicator.communicator import Communicator
 from ..errors import DtypeError, LayoutError, UsageError, demand, where
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-def all_reduce(comm: Communicator, x: Any, op: str = "sum") -> Any:
+def all_reduce(comm: Communicator, x: Any, op: Literal["sum", "avg"] = "sum") -> Any:
     """comm.all_reduce(x, op) for op "sum" or "avg"."""
     _over(comm, "all_reduce")
     if op not in ("sum", "avg"):

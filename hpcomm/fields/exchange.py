@@ -97,7 +97,7 @@ class Exchange:
         self._keep: list[Any] | None = [view for _, view in (*sends, *receives)]
         self._types: list[MPI.Datatype] = []
         self._requests: list[MPI.Prequest] = []
-        self._plans: list[Plan] = []
+        self._plans: list[Plan[object]] = []
         # what start() does in turn before the plans begin, and wait() after they have ended; of calls that
         # go through the first and the second of the boxes of each channel
         self._starts: tuple[list[Act], list[Act]] = ([], [])
@@ -134,7 +134,7 @@ class Exchange:
         self._first([copying(to, view, i in add) for (i, to), view in zip(own, out, strict=True)])
         self._under_way = False
         self._broken: BaseException | None = None  # what has ended it half-way: some messages are out of step
-        self._going: list[Plan] = []
+        self._going: list[Plan[object]] = []
         self._is_plain = not self._plans and not self._sites  # then a call is all its acts in turn
         self._calls = [[*starts, *ends] for starts, ends in zip(self._starts, self._ends, strict=True)]
         runtime.living.add(self)
@@ -369,7 +369,9 @@ class Exchange:
             )
         return pair in self.device_side
 
-    def _carried(self, lines: Channel, peer: int, tag: int, view: Any, adds: bool | None = None) -> Plan:
+    def _carried(
+        self, lines: Channel, peer: int, tag: int, view: Any, adds: bool | None = None
+    ) -> Plan[object]:
         """A message of one view by the carrier; adds: for what comes in, whether it is added."""
         if lines.carrier is None:
             raise LayoutError(
@@ -382,10 +384,10 @@ class Exchange:
         self._packed += 0 if direct else count(view) * view.dtype.itemsize
         if adds is None:
             self._first([] if direct else [copying(piece, view)])
-            sending: Plan = lines.carrier.plan("send", piece, dest=peer, tag=tag)
+            sending: Plan[object] = lines.carrier.plan("send", piece, dest=peer, tag=tag)
             return sending
         self._then([] if direct else [copying(view, piece, adds)])
-        receiving: Plan = lines.carrier.plan("recv", out=piece, source=peer, tag=tag)
+        receiving: Plan[object] = lines.carrier.plan("recv", out=piece, source=peer, tag=tag)
         return receiving
 
     def _follow(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..core.partition import Box, Partition, Points, Split
@@ -285,14 +285,13 @@ class Field(NumpyLike):
             try:
                 look = buffer.as_buffer(x)
                 if look.shape != self.shape or look.dtype != self.look.dtype:
-                    kind = LayoutError if look.shape != self.shape else DtypeError
+                    kind: type[HpcommError] = LayoutError if look.shape != self.shape else DtypeError
                     raise kind(f"x is {look}, the field {self.look.dtype} {self.shape}")
             except HpcommError as error:
                 wrong = type(error), error.what
         wrong = self.comm.broadcast_object(wrong, root)
         if wrong:
-            kind, what = wrong
-            raise kind(what, where("scatter", self.comm), "an array of the whole's shape and dtype")
+            raise wrong[0](wrong[1], where("scatter", self.comm), "an array of the whole's shape and dtype")
         if look is not None and (look.place is None) != (self.look.place is None):  # to where the field is
             there = self.look.make(self.shape)
             if look.place is None:
@@ -447,7 +446,7 @@ class Field(NumpyLike):
         theirs = other._wide()
         return self.comm.all_reduce(self._local(lambda a: (a.conj() * theirs).sum(), 0))
 
-    def _extreme(self, op: str) -> Any:
+    def _extreme(self, op: Literal["min", "max"]) -> Any:
         nothing = _bound(self._wide().dtype, high=op == "min")
         return self.comm.all_reduce(self._local(lambda a: getattr(a, op)(), nothing), op)
 

@@ -129,7 +129,7 @@ class Recorded:
 class _Pending:
     """A request whose result is kept at the first wait."""
 
-    def __init__(self, request: Request, keep: Callable[[Any], None]) -> None:
+    def __init__(self, request: Request[object], keep: Callable[[Any], None]) -> None:
         self._request = request
         self._keep: Callable[[Any], None] | None = keep
 

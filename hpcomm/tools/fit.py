@@ -169,7 +169,7 @@ def collectives(path: str) -> None:
             x, out = np.ones(nbytes // 8), np.empty(nbytes // 8)
 
             def call(x: Any = x, out: Any = out, name: str = name) -> None:
-                comm.all_reduce(x, out=out, algorithm=name)
+                comm.all_reduce(x, out=out, algorithm=hpcomm.Algorithm(name))
 
             rows.append(
                 {"algorithm": name, "ranks": comm.size, "bytes": nbytes, "seconds": _median(comm, call)}

@@ -114,7 +114,7 @@ def _device_paths(world: Any, hosts: list[str]) -> list[str] | None:
     except HpcommError as error:
         block, why = None, error.what
     whys: list[str] = world.allgather(why)
-    if any(whys):
+    if any(whys) or block is None:
         return whys
     with Communicator(world, name="doctor") as comm, comm.plan("broadcast", block, out=block) as step:
         return [str(each) for each in world.allgather(step.explain().partition(": ")[2])]

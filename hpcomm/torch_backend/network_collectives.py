@@ -17,6 +17,7 @@ from .network_watchdog import watch
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
+    from ..core.types import OPERATORS
     from .monitored_gate import MonitoredGate
 
 __all__ = ["FLOATS", "HALVES", "NO_CALL", "NetworkCollectives", "as_bits", "exchange", "folded"]
@@ -100,7 +101,7 @@ class NetworkCollectives:
     def _shared_out(self, total: Tensor) -> Tensor:
         return total.div_(self.size, rounding_mode="trunc")
 
-    def _fold_halves(self, x: Tensor, op: str) -> None:
+    def _fold_halves(self, x: Tensor, op: OPERATORS) -> None:
         """Halves are reduced in float32 and rounded once; large ones travel as halves, a block per rank.
 
         Reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p sent.
@@ -175,7 +176,7 @@ def as_bits(x: Tensor) -> Tensor:
     return x.view(torch.int16) if x.dtype in HALVES else x
 
 
-def folded(parts: Tensor, op: str) -> Tensor:
+def folded(parts: Tensor, op: OPERATORS) -> Tensor:
     """The halves of all ranks, of shape (p, ...), reduced in float32 and rounded once."""
     return _FOLDS[op](parts.float()).to(parts.dtype)
 

@@ -186,7 +186,7 @@ class MessageWork(Work):
     def __init__(
         self,
         group: ProcessGroupMPI,
-        request: Request,
+        request: Request[object],
         outputs: Any,
         peer: int | None,
         words: str,
@@ -266,8 +266,10 @@ class MessageWork(Work):
 
     def source_rank(self) -> int:
         """Where a message that was received from anybody came from; rank of the group."""
-        source: int = self._request.status.source if self._source is None else self._source
-        return source
+        if self._source is not None:
+            return self._source
+        assert self._request.status is not None
+        return self._request.status.source
 
     _source_rank = source_rank
 

@@ -19,6 +19,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from ..core.status import Status
 from ..errors import HpcommError, RankError, UsageError
 
 if TYPE_CHECKING:
@@ -49,23 +50,6 @@ __all__ = [
 
 _ANY_MPI = 32767  # tags up to here are taken by every MPI
 _MOST = 1024  # tags that are kept
-
-
-class Status:
-    """Where a message came from: source (rank), tag, nbytes."""
-
-    def __init__(self, source: int = -1, tag: int = -1, nbytes: int = 0) -> None:
-        self.source = source
-        self.tag = tag
-        self.nbytes = nbytes
-
-    def __repr__(self) -> str:
-        return f"Status(source={self.source}, tag={self.tag}, nbytes={self.nbytes})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Status) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class Arrival:

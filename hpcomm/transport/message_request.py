@@ -38,7 +38,7 @@ class _UnderWay:
 _UNDER_WAY: Any = _UnderWay()
 
 
-class Message(Request):
+class Message(Request[Any]):
     """A message of one request.
 
     Args:
@@ -161,7 +161,7 @@ class Message(Request):
         return f"{self._verb}({buffer.as_buffer(self._x)}, {end}={self.waits_for[1]}, tag={self._tag})"
 
     @property  # made for those who look
-    def status(self) -> Any:
+    def status(self) -> Status | None:
         if self._status is None and self._verb == "recv":
             self._status = Status()
             if self._seen is not None:
@@ -169,9 +169,9 @@ class Message(Request):
         return self._status
 
     @status.setter
-    def status(self, value: Any) -> None:
+    def status(self, value: Status | None) -> None:
         self._status = value
 
     @property
-    def _memory(self) -> Any:  # where MPI was told its address only, nothing else keeps it
+    def _memory(self) -> object:  # type: ignore[override]  # where MPI was told its address only, nothing else keeps it
         return self._x

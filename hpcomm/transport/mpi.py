@@ -121,7 +121,7 @@ def swap(
         raise
 
 
-def start(call: Call) -> Request:
+def start(call: Call) -> Request[Any]:
     """Begin call; the request finishes it."""
     stages = call.stages() if call.stages is not None else background(call)
     call.comm.outstanding.begin(stages)

@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.limits import PROGRESS_LOOK_S, PROGRESS_POLLS
-from ..core.request import Request, Stages, deadline, has_rounds, move_rounds, on_rounds
+from ..core.request import Request, Stages, StagesOf, T_co, deadline, has_rounds, move_rounds, on_rounds
 from ..errors import WaitTimeoutError, is_ours
 
 if TYPE_CHECKING:
@@ -28,14 +28,23 @@ else:
 
 __all__ = ["Moving", "StreamRequest", "Thread", "Together", "beside", "drive", "in_thread", "stop", "wake"]
 
+
+class After(Protocol):
+    """What a call leaves on a device (device/staging.py)."""
+
+    def done(self) -> bool: ...
+    def order(self) -> None: ...
+    def synchronize(self) -> None: ...
+
+
 _lock = threading.RLock()
-_under_way: list[StreamRequest | Moving] = []
+_under_way: list[StreamRequest[Any] | Moving] = []
 _work = threading.Event()
 _thread: list[threading.Thread] = []
 _others: list[tuple[list[Any], Callable[[], None]]] = []  # what else goes in rounds, and how to move it on
 
 
-class StreamRequest(Request):
+class StreamRequest(Request[T_co]):
     """A call whose arrays lie on a device.
 
     wait() returns when the current stream is in order behind the call: what is put into it from now on sees
@@ -44,7 +53,7 @@ class StreamRequest(Request):
 
     __slots__ = ("_after",)
 
-    def __init__(self, call: object, stages: Stages, after: Any) -> None:
+    def __init__(self, call: object, stages: StagesOf[T_co], after: After) -> None:
         self._after = after
         with _lock:
             super().__init__(call, stages)
@@ -52,7 +61,7 @@ class StreamRequest(Request):
                 _under_way.append(self)
                 wake()
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> T_co:
         end = None if timeout is None else deadline(timeout)
         pause = _pauses()
         while self._stages is not None:
@@ -89,7 +98,7 @@ class Together:
     def __init__(self, branches: Iterable[Stages]) -> None:
         self._under_way = [(stages, list(next(stages, ()))) for stages in branches]
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
         self._under_way = [branch for branch in self._under_way if not self._ended(*branch)]
         return not self._under_way
 
@@ -139,14 +148,14 @@ class Moving:
             self._error, self._stages = error, None
         return True
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
         with _lock:
             is_over = self.step()
         if self._error is not None:
             raise self._error
         return is_over
 
-    def Wait(self, status: Any = None) -> None:  # noqa: N802
+    def Wait(self, status: object = None) -> None:  # noqa: N802
         pause = _pauses()
         while not self.Test():
             advance()
@@ -175,7 +184,7 @@ class Thread:
         """What went wrong, or ""."""
         return "" if self.error is None else f"{getattr(self.error, 'what', self.error)}"
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
         if self._thread.is_alive() and self._end is not None and time.monotonic() > self._end:
             self.error = WaitTimeoutError(f"it took longer than {self._limit_s:g} s")
             return True

@@ -38,7 +38,7 @@ class Share:
         dtype: np.dtype[Any], *, sends: bool, own: bool,
     ) -> None:  # fmt: skip
         self._carrier, self._peer, self._tag, self._sends = carrier, peer, tag, sends
-        self._request: Request | None = None
+        self._request: Request[object] | None = None
         self._land: Callable[[], None] = lambda: None
         self.lends = False
         values, is_range = field.values, isinstance(rows, slice)

@@ -1,0 +1,260 @@
+"""Collective operations that reduce: as those of collectives.py, where the words are explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, overload
+
+from .collectives import careful
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..core.request import Request
+    from ..core.types import AlgorithmName, Array, ArrayLike, Later, Now, Operator, Scalar
+    from .communicator import Communicator
+
+__all__ = ["all_reduce", "exscan", "reduce", "reduce_scatter", "scan"]
+
+
+# fmt: off
+@overload
+def reduce(
+    comm: Communicator, x: Array, op: Operator = ..., root: int = ..., out: Array | None = ...,
+    async_op: Now = ..., algorithm: AlgorithmName | None = ..., dst: int | None = ...,
+) -> Array | None: ...
+@overload
+def reduce(
+    comm: Communicator, x: Array, op: Operator = ..., root: int = ..., out: Array | None = ..., *,
+    async_op: Later, algorithm: AlgorithmName | None = ..., dst: int | None = ...,
+) -> Request[Array | None]: ...
+# fmt: on
+def reduce(
+    comm: Communicator,
+    x: ArrayLike,
+    op: Operator = "sum",
+    root: int = 0,
+    out: ArrayLike | None = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+    dst: int | None = None,
+) -> object:
+    """Reduce the arrays of all ranks element by element; root gets the result.
+
+    Same as MPI_Reduce, torch.distributed.reduce.
+
+    Args:
+        x: array, same shape and dtype on every rank.
+        op: see all_reduce.
+        root: rank that receives; dst is torch's word for it.
+        out: on root, array that receives; ignored elsewhere.
+        async_op, algorithm: see all_reduce.
+
+    Returns:
+        On root out, or a new array; None elsewhere.
+
+    Raises:
+        As all_reduce; RankError: no such root.
+
+    Example (4 ranks):
+        >>> comm.reduce(np.ones(2))
+        array([4., 4.])
+    """
+    root = root if dst is None else dst
+    if algorithm is None and not async_op:
+        done = comm.direct.reduce(x, op, root, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "reduce", x, out, op, root, async_op, algorithm)
+
+
+# fmt: off
+@overload
+def all_reduce(
+    comm: Communicator, x: Array, op: Operator = ..., out: Array | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ..., deterministic: bool = ...,
+) -> Array: ...
+@overload
+def all_reduce(
+    comm: Communicator, x: Array, op: Operator = ..., out: Array | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ..., deterministic: bool = ...,
+) -> Request[Array]: ...
+# fmt: on
+def all_reduce(
+    comm: Communicator,
+    x: ArrayLike,
+    op: Operator = "sum",
+    out: ArrayLike | None = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+    deterministic: bool = False,
+) -> object:
+    """Reduce the arrays of all ranks element by element; every rank gets the result.
+
+    Same as MPI_Allreduce, torch.distributed.all_reduce (there in place: out=x).
+
+    Args:
+        x: array, same shape and dtype on every rank.
+        op: "sum", "avg" (floating or complex), "prod", "min", "max" (not complex), "band", "bor", "bxor"
+            (bool and integers), "land", "lor", premul_sum(factor), a torch ReduceOp, an MPI.Op, or a
+            function f(a, b) -> c of two arrays of x's kind, reduced in rank order, which need not commute;
+            Python's sum, max, any and the like mean what they reduce by. float16 and bfloat16 are reduced in
+            float32 and rounded once; min and max of floats keep what is not a number, as numpy's do. On
+            arrays of bool, sum and max are "or", prod and min "and"; Python's own bools are counted.
+        out: array that receives, of x's shape and dtype; out=x is in place.
+        algorithm: an own schedule: "ring", "double_tree", "circulant:wire=bfloat16", ...
+        deterministic: the same bits whatever the number and order of the ranks: sums of floats are the
+            exact sum of all contributions, rounded once. Costs an all_to_all and an all_gather.
+        async_op: begin, and return a Request to wait for.
+
+    Returns:
+        out, or a new array.
+
+    Raises:
+        DtypeError: op has no right result on this dtype.
+        LayoutError: x and out overlap without being the same, or out does not fit.
+
+    Cost: the MPI library's; a function as op costs an all_gather and memory for p arrays.
+
+    Example (4 ranks):
+        >>> comm.all_reduce(np.ones(2))
+        array([4., 4.])
+    """
+    if algorithm is None and not (async_op or deterministic):
+        done = comm.direct.all_reduce(x, op, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "all_reduce", x, out, op, 0, async_op, algorithm, deterministic)
+
+
+# fmt: off
+@overload
+def reduce_scatter(
+    comm: Communicator, x: NDArray[Scalar], op: Operator = ..., out: NDArray[Scalar] | None = ...,
+    async_op: Now = ..., algorithm: AlgorithmName | None = ...,
+) -> NDArray[Scalar]: ...
+@overload
+def reduce_scatter(
+    comm: Communicator, x: NDArray[Scalar], op: Operator = ..., out: NDArray[Scalar] | None = ..., *,
+    async_op: Later, algorithm: AlgorithmName | None = ...,
+) -> Request[NDArray[Scalar]]: ...
+@overload
+def reduce_scatter(
+    comm: Communicator, x: Array, op: Operator = ..., out: Array | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ...,
+) -> Array: ...
+@overload
+def reduce_scatter(
+    comm: Communicator, x: Array, op: Operator = ..., out: Array | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ...,
+) -> Request[Array]: ...
+# fmt: on
+def reduce_scatter(
+    comm: Communicator,
+    x: ArrayLike,
+    op: Operator = "sum",
+    out: ArrayLike | None = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+) -> object:
+    """Reduce x over the ranks and leave each rank its own block of the result.
+
+    Same as MPI_Reduce_scatter_block, torch.distributed.reduce_scatter_tensor.
+
+    Args:
+        x: array of shape (p, *block), same on every rank; with out= also (p * n, ...) where out is (n, ...).
+        op: see all_reduce.
+        out: array that receives.
+        async_op, algorithm: see all_reduce.
+
+    Returns:
+        out, or a new array of shape block.
+
+    Raises:
+        LayoutError: the first axis of x is not the number of ranks.
+
+    Example (4 ranks):
+        >>> comm.reduce_scatter(np.ones((4, 2)))
+        array([4., 4.])
+    """
+    if algorithm is None and not async_op:
+        done = comm.direct.reduce_scatter(x, op, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "reduce_scatter", x, out, op, 0, async_op, algorithm)
+
+
+# fmt: off
+@overload
+def scan(
+    comm: Communicator, x: Array, op: Operator = ..., out: Array | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ...,
+) -> Array: ...
+@overload
+def scan(
+    comm: Communicator, x: Array, op: Operator = ..., out: Array | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ...,
+) -> Request[Array]: ...
+# fmt: on
+def scan(
+    comm: Communicator,
+    x: ArrayLike,
+    op: Operator = "sum",
+    out: ArrayLike | None = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+) -> object:
+    """Reduce the arrays of the ranks up to and with this one (inclusive prefix).
+
+    Same as MPI_Scan. Args and errors as all_reduce, but op "avg" is refused.
+
+    Args:
+        async_op, algorithm: see all_reduce.
+
+    Example (4 ranks):
+        >>> comm.scan(np.ones(1))  # on rank 2
+        array([3.])
+    """
+    if algorithm is None and not async_op:
+        done = comm.direct.scan(x, op, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "scan", x, out, op, 0, async_op, algorithm)
+
+
+# fmt: off
+@overload
+def exscan(
+    comm: Communicator, x: Array, op: Operator = ..., out: Array | None = ..., async_op: Now = ...,
+    algorithm: AlgorithmName | None = ...,
+) -> Array: ...
+@overload
+def exscan(
+    comm: Communicator, x: Array, op: Operator = ..., out: Array | None = ..., *, async_op: Later,
+    algorithm: AlgorithmName | None = ...,
+) -> Request[Array]: ...
+# fmt: on
+def exscan(
+    comm: Communicator,
+    x: ArrayLike,
+    op: Operator = "sum",
+    out: ArrayLike | None = None,
+    async_op: bool = False,
+    algorithm: str | None = None,
+) -> object:
+    """Reduce the arrays of the ranks below this one (exclusive prefix).
+
+    Same as MPI_Exscan, but rank 0 gets what op does not notice: 0 for sum, 1 for prod, the largest
+    value for min and so on. Where op is a function or an MPI.Op, rank 0 gets None and out is left alone.
+
+    Args:
+        async_op, algorithm: see all_reduce.
+
+    Example (4 ranks):
+        >>> comm.exscan(np.ones(1))  # on rank 2
+        array([2.])
+    """
+    if algorithm is None and not async_op:
+        done = comm.direct.exscan(x, op, out)
+        if done is not NotImplemented:
+            return done
+    return careful(comm, "exscan", x, out, op, 0, async_op, algorithm)

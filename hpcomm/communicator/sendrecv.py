@@ -1,0 +1,161 @@
+"""sendrecv: a message out and another in at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..core.operation import Call
+from ..errors import HpcommError, LayoutError
+from ..transport import guarded_receive
+from ..transport.matching import fill, is_awaited, peer_rank, source_rank, tag_number
+from .known_messages import known_receive, known_send, remember_receive, remember_send
+from .p2p import check_writable, receive_carefully, receive_into, send_carefully
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+
+    from ..core import buffer
+    from ..core.buffer import Buffer
+    from ..core.types import AnyStatus, Array
+    from ..transport import mpi as transport
+    from .communicator import Communicator
+    from .known_messages import Known, Part
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+    buffer = LazyModule("hpcomm.core.buffer")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["sendrecv"]
+
+
+def sendrecv(
+    comm: Communicator,
+    x: Array,
+    dest: int,
+    source: int | None = None,
+    sendtag: int = 0,
+    recvtag: int | None = None,
+    *,
+    out: Array | None = None,
+    status: AnyStatus | None = None,
+) -> Array:
+    """Send x to dest and receive from source at once, without deadlock. Same as MPI_Sendrecv.
+
+    Args:
+        out: array that receives; None: one like x is made; out=x is in place.
+
+    Returns:
+        out, or the array made.
+    """
+    if status is None and x is not out and (part := known_send(comm, x, dest, sendtag)) is not None:
+        known = known_receive(comm, out, source, recvtag, True)
+        if known is not None and not _may_overlap(part[0], known[0][0]):
+            _sendrecv_known(comm, part, dest, sendtag, known, source, recvtag, out)
+            return out  # type: ignore[return-value]  # it is known, and so an array
+    try:
+        comm.check_open("sendrecv")
+        look = buffer.as_buffer(x)
+        recv = look if out is x else (buffer.as_buffer(out) if out is not None else look.make(look.shape))
+        check_writable(recv)
+        device_calls = comm.devices
+        if device_calls is not None and (
+            device_calls.takes_message(look, recv) or device_calls.messages.held
+        ):
+            arrived: Array = _sendrecv_devices(comm, look, recv, dest, source, sendtag, recvtag, status)
+            return arrived
+        in_place = recv is look or buffer.same_memory(look.array, recv.array)
+        if not in_place and buffer.overlap(look.array, recv.array):
+            raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
+        dest, source, recvtag = (
+            peer_rank(comm, dest, "dest"),
+            source_rank(comm, source),
+            tag_number(comm, recvtag),
+        )
+        sendtag = tag_number(comm, sendtag, sending=True)
+    except HpcommError as error:
+        raise error.located("sendrecv", comm) from None
+    packed = np.ascontiguousarray(look.array)
+    if buffer.overlap(packed, recv.array):
+        packed = packed.copy()
+    if source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, recvtag):
+        going = buffer.Buffer(packed, look.dtype, look.make, look.give)  # which is still of x's dtype
+        request = send_carefully(comm, going, dest, sendtag, True)
+        result: Array = receive_into(comm, out, recv, source, recvtag, status, False)
+        request.wait()
+        return result
+    landing = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
+    seen = MPI.Status()
+    call = Call(comm, "sendrecv")
+    call.look = look
+    for observer in comm.observers:
+        observer.before(call)
+    if comm.message_kinds is not None:
+        comm.message_kinds.noted(look.dtype).note("sendrecv", look, dest, sendtag)
+    part = transport.message(packed, look.array.size, look.dtype)
+    into = guarded_receive.guarded(
+        transport.message(landing, recv.array.size, recv.dtype), guarded_receive.most(comm, True)
+    )
+    try:
+        transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, recvtag, seen, packed)
+    except MPI.Exception as error:
+        raise transport.failure(error, "sendrecv", comm) from None
+    if comm.message_kinds is not None:
+        comm.message_kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
+    transport.check_length(comm, "sendrecv", seen, recv.nbytes)
+    remember_send(comm, x, look.dtype, dest)
+    remember_receive(comm, out, recv.dtype, source)
+    if landing is not recv.array and source != MPI.PROC_NULL:
+        recv.array[...] = landing
+    fill(status, seen)
+    for observer in comm.observers:
+        observer.after(call)
+    given: Array = recv.give()
+    return given
+
+
+def _sendrecv_known(
+    comm: Communicator, part: Part, dest: int, sendtag: int, known: Known, source: Any,
+    recvtag: int | None, out: Any,
+) -> None:  # fmt: skip
+    (into, probed, tags), seen = known, MPI.Status()
+    number = MPI.ANY_TAG if recvtag is None else recvtag
+    try:
+        if into[1] < probed:
+            comm.mpi_handle.Sendrecv(part, dest, sendtag, into, source, number, seen)
+        else:
+            transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, number, seen, part[0])
+    except MPI.Exception as error:
+        raise transport.failure(error, "sendrecv", comm) from None
+    if seen.Get_count() != out.nbytes or seen.tag not in tags:
+        transport.check_arrived(comm, "sendrecv", out, seen, tags)
+
+
+def _may_overlap(x: Any, out: Any) -> bool:
+    """Of memory as mpi4py takes it, of two arrays that are not the same; of two sorts: as if they did."""
+    if type(x) is not type(out):
+        return True
+    if type(x) is not np.ndarray:
+        return bool(x.address < out.address + out.nbytes and out.address < x.address + x.nbytes)
+    return not (x.flags.owndata and out.flags.owndata) and np.may_share_memory(x, out)
+
+
+def _sendrecv_devices(
+    comm: Communicator, look: Buffer, recv: Buffer, dest: Any, source: Any, sendtag: Any, recvtag: Any,
+    status: Any,
+) -> Any:  # fmt: skip
+    """sendrecv where arrays may lie on devices; in place, what is sent is a copy."""
+    sent = look.give()
+    if recv is look or (look.place is None and recv.place is None and buffer.overlap(look.array, recv.array)):
+        sent = comm.devices.copy(look).give()
+    elif look.place is not None and recv.place is not None:
+        low, there = look.place.address, recv.place.address
+        if low < there + recv.nbytes and there < low + look.nbytes:
+            raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
+    going = send_carefully(comm, sent, dest, sendtag, True)
+    result = receive_carefully(comm, recv.give(), source, recvtag, None, None, status, False)
+    going.wait()
+    return result

@@ -1,0 +1,111 @@
+"""Words for type checkers: what the verbs take and give. docs/types.md shows what a program sees of them.
+
+Nothing here does anything at run time, and nothing here imports an array library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NewType, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer as HasBuffer  # every type checker brings it along
+
+    from .buffer import Buffer
+    from .reduction import Op
+    from .status import Status
+
+    Scalar = TypeVar("Scalar", bound=np.generic)
+    # numpy's arrays of whatever elements
+    AnyArray: TypeAlias = NDArray[np.generic]
+    # ours, or mpi4py's
+    AnyStatus: TypeAlias = Status | MPI.Status
+
+__all__ = ["ALGORITHMS", "OPERATORS", "Algorithm", "Array", "ArrayLike", "Operator"]
+
+
+class HasShape(Protocol):
+    """Arrays of numpy, torch, CuPy, jax and their kin."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> object: ...
+
+
+class HasDlpack(Protocol):
+    def __dlpack__(self) -> object: ...
+
+
+class HasCudaInterface(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> object: ...
+
+
+class HasInterface(Protocol):
+    @property
+    def __array_interface__(self) -> object: ...
+
+
+class ReduceOp(Protocol):
+    """torch.distributed.ReduceOp's SUM and its kin."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+
+class FactorOp(Protocol):
+    """A torch.distributed.ReduceOp that was made: premul_sum's."""
+
+    @property
+    def factor(self) -> object: ...
+
+
+# What `as_buffer` takes: arrays, and numbers
+ArrayLike: TypeAlias = (
+    "HasShape | HasDlpack | HasCudaInterface | HasInterface | HasBuffer | Buffer | np.generic | complex"
+)
+T_co = TypeVar("T_co", covariant=True)
+Array = TypeVar("Array", bound=ArrayLike)  # what goes in, and so what comes out
+
+OPERATORS: TypeAlias = Literal["sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor"]
+Operator: TypeAlias = "OPERATORS | Op | ReduceOp | FactorOp | MPI.Op | Callable[..., object]"
+
+# hpcomm's own schedules, all of them; which there are for a verb is in docs/algorithms.md
+ALGORITHMS: TypeAlias = Literal[
+    "bine", "bruck", "circulant", "double_tree", "hierarchical", "ordered_tree", "pairwise", "pat",
+    "rabenseifner", "recursive_doubling", "ring", "ring_gather", "scatter_ring", "swing", "tree", "tuned",
+]  # fmt: skip
+# Any other name: one with parameters, one of the MPI library's, one that the program has registered
+Algorithm = NewType("Algorithm", str)
+AlgorithmName: TypeAlias = "ALGORITHMS | Algorithm"
+
+# What async_op is: the result comes now, or a Request
+Now: TypeAlias = Literal[False]
+Later: TypeAlias = Literal[True]
+
+# Verbs, by what their plan gives: a block of x or several, the same as x, or that on one rank
+OfBlocks: TypeAlias = Literal["all_gather", "scatter", "reduce_scatter"]
+ToAll: TypeAlias = Literal[
+    "broadcast", "all_reduce", "all_to_all", "scan", "exscan", "all_gather", "scatter", "reduce_scatter"
+]
+FromRoot: TypeAlias = Literal["broadcast", "scatter"]
+ToRoot: TypeAlias = Literal["reduce", "gather"]
+
+
+class Prepared(Protocol):
+    """A persistent request of MPI's, or of an own schedule."""
+
+    def Start(self) -> object: ...  # noqa: N802
+    def Test(self, status: MPI.Status | None = None, /) -> bool: ...  # noqa: N802
+    def Wait(self, status: MPI.Status | None = None, /) -> object: ...  # noqa: N802
+    def Free(self) -> object: ...  # noqa: N802
+
+
+class Waiting(Protocol[T_co]):
+    def __call__(self, timeout: float | None = None) -> T_co: ...

@@ -1,0 +1,121 @@
+"""Waiting for several requests: for all of them, or for any."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from ..errors import UsageError, WaitTimeoutError
+from .request import Polled, Request, deadline
+
+__all__ = ["wait_all", "wait_any"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Given = TypeVar("Given")
+
+
+class Waitable(Protocol[T_co]):
+    """A Request or a Plan."""
+
+    def wait(self, timeout: float | None = None) -> T_co: ...
+
+
+def wait_all(requests: Iterable[Waitable[T]], timeout: float | None = None) -> list[T]:
+    """Wait for all requests and return their results in order.
+
+    Raises:
+        WaitTimeoutError: after timeout seconds for all of them together; those that are complete stay so.
+        PeerFailedError: a rank that an object or ragged array must come from, or with a timeout anything,
+            has ended.
+        UsageError: timeout is no number of seconds, or something is no request.
+    """
+    pending = _requests("wait_all", requests)
+    end = None if timeout is None else deadline(timeout)
+    if len(pending) > 1 and any(
+        getattr(_call(request), "stages", pending) is not None for request in pending
+    ):
+        _move_on([request for request in pending if isinstance(request, Request)], end)  # not plans
+    if end is None:
+        return [request.wait() for request in pending]
+    done: list[T] = []
+    try:
+        for request in pending:
+            done.append(request.wait(max(0.0, end - time.monotonic())))  # noqa: PERF401  it counts them
+    except WaitTimeoutError as error:
+        late = f"{_call(pending[len(done)])}, of {len(pending)} requests,"
+        what = f"{late} was not complete after {float(timeout or 0):g} s"
+        raise WaitTimeoutError(what, error.where, error.hint) from None
+    return done
+
+
+def _move_on(requests: list[Request[object]], end: float | None) -> None:
+    """Ask all of them in turn, until they are complete or it is time: some progress only if asked."""
+    polled, delay = Polled(requests), 0.0
+    while True:
+        polled.requests = [request for request in polled.requests if not _has_ended(request)]
+        if not polled.requests or (end is not None and time.monotonic() >= end):
+            return
+        polled.turn()
+        time.sleep(delay)
+        delay = min(delay + 2e-6, 5e-4)
+
+
+def _has_ended(request: Request[object]) -> bool:
+    if not request.done():
+        return False
+    request.wait()  # raises what went wrong
+    return True
+
+
+def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tuple[int, T]:
+    """Wait until one of the requests is complete; return its place in requests and its result.
+
+    Raises:
+        WaitTimeoutError: none was complete after timeout seconds.
+        PeerFailedError: none can be complete any more, since the ranks that they need have ended.
+        UsageError: requests is empty, or something in it is no request; timeout is no number of seconds.
+    """
+    pending = _requests("wait_any", requests)
+    if not pending:
+        raise UsageError(
+            "wait_any was given no request", "wait_any", "at least one; wait_all takes none, too"
+        )
+    end = None if timeout is None else deadline(timeout)
+    polled, delay = Polled(pending, is_any=True), 0.0
+    while True:
+        for i, request in enumerate(pending):
+            if request.done():
+                return i, request.wait()
+        if timeout is not None and end is not None and time.monotonic() >= end:
+            raise WaitTimeoutError(
+                f"none of {len(pending)} requests was complete after {float(timeout):g} s",
+                f"the first, {pending[0].call}, was started at {pending[0].birth}",
+                "wait again, or look for the ranks that did not make the matching calls",
+            )
+        polled.turn()
+        time.sleep(delay)
+        delay = min(delay + 2e-6, 5e-4)
+
+
+def _requests(name: str, given: Iterable[Given]) -> list[Given]:
+    """What was given to wait for, as a list.
+
+    Raises:
+        UsageError: something in it is no request.
+    """
+    found = list(given) if isinstance(given, Iterable) else [given]
+    needed = ("wait", "done") if name == "wait_any" else ("wait", "_call")  # plans can be waited for
+    for each in found:
+        if not all(hasattr(each, what) for what in needed):
+            raise UsageError(
+                f"{name} was given {each!r}, which is no request",
+                name,
+                "what isend, irecv and calls with async_op=True return, in a list",
+            )
+    return found
+
+
+def _call(request: object) -> object:
+    return getattr(request, "_call", None)
