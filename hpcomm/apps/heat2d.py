@@ -143,6 +143,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         if folder and first < options.steps:
             print(f"saved: step {options.steps} in {folder}")
+        assert whole is not None
         expected = alone((u.shape[0], u.shape[1]), options.steps)
         if not np.array_equal(whole, expected):
             wrong.append(f"{np.sum(whole != expected)} points differ from one rank's result")

@@ -11,7 +11,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..agree import agreement, arrivals, runtime, watchdog
 from ..agree.message_kinds import Kinds
@@ -271,8 +271,10 @@ class Communicator:
     def Free(self) -> None:  # noqa: N802
         self.close()
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(groups.no_attribute(self, name))
+    if not TYPE_CHECKING:  # where a misspelt name is an error
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(groups.no_attribute(self, name))
 
     def Abort(self, errorcode: int = 1) -> None:  # noqa: N802
         """End the whole job at once with this exit status."""
@@ -295,7 +297,7 @@ class Communicator:
         /,
         *,
         periodic: Iterable[str] = (),
-        order: str = "rank",
+        order: Literal["rank", "node"] = "rank",
         **sizes: int,
     ) -> Mesh:
         """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective. See hpcomm.communicator.mesh.mesh."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, Literal
 
 from .._lazy import loaded
 from ..agree.agreement import refused
@@ -228,7 +228,7 @@ def mesh(
     /,
     *,
     periodic: Iterable[str] = (),
-    order: str = "rank",
+    order: Literal["rank", "node"] = "rank",
     **sizes: int,
 ) -> Mesh:
     """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective.

@@ -7,15 +7,15 @@ T.update_halo()
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, overload
 
 from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..core.partition import Box, Partition, Points, Split
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
 from ..transport.endpoints import Rows, memory, set_zero
 from .halo import Faces, Halo
+from .numbers import Numbers
 from .numpy_protocol import NumpyLike
 from .redistribution import Redistribution
 from .routing import Region, Width, halo_width, rings
@@ -23,13 +23,29 @@ from .routing import halo as halo_route
 from .slices import meeting, parse
 
 if TYPE_CHECKING:
+    from types import EllipsisType
+
     import numpy as np
+    from numpy.typing import NDArray
+    from typing_extensions import TypeVar
 
     from ..communicator.communicator import Communicator
     from ..core import buffer, dtypes
+    from ..core.buffer import Buffer
+    from ..core.types import AnyArray, ArrayLike, Scalar
+    from .slices import Step
+
+    A = TypeVar("A", default=Any)
+    Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
+    Ranks: TypeAlias = Mesh | Communicator
+    Whole: TypeAlias = Sequence[int] | Partition | Points
     from ..transport.device import host_copy
 else:
+    from typing import TypeVar
+
     from .._lazy import LazyModule
+
+    A = TypeVar("A")
 
     np = LazyModule("numpy")
     buffer = LazyModule("hpcomm.core.buffer")
@@ -39,7 +55,7 @@ else:
 __all__ = ["Field"]
 
 
-class Field(NumpyLike):
+class Field(Numbers, NumpyLike, Generic[A]):
     """One array spread over ranks.
 
     Args:
@@ -70,20 +86,52 @@ class Field(NumpyLike):
         LayoutError: partition, ranks and array do not fit each other.
     """
 
+    # fmt: off
+    @overload
+    def __init__(
+        self: Field[NDArray[np.float64]], ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = ...,
+        dtype: None = ..., halo: Width = ..., periodic: bool | Iterable[int] | None = ...,
+        corners: bool = ..., name: str = ..., unit: str = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Field[NDArray[Scalar]], ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = ...,
+        dtype: type[Scalar] | np.dtype[Scalar], halo: Width = ...,
+        periodic: bool | Iterable[int] | None = ..., corners: bool = ..., name: str = ..., unit: str = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Field[A], ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = ..., array: A,
+        halo: Width = ..., periodic: bool | Iterable[int] | None = ..., corners: bool = ..., name: str = ...,
+        unit: str = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Field[A], ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = ..., like: A,
+        halo: Width = ..., periodic: bool | Iterable[int] | None = ..., corners: bool = ..., name: str = ...,
+        unit: str = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Field[Any], ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = ..., dtype: object,
+        halo: Width = ..., periodic: bool | Iterable[int] | None = ..., corners: bool = ..., name: str = ...,
+        unit: str = ...,
+    ) -> None: ...
+    # fmt: on
     def __init__(
         self,
-        ranks: Mesh | Communicator,
-        whole: Sequence[int] | Partition | Points,
+        ranks: Ranks,
+        whole: Whole,
         *,
         split: Sequence[Split] | None = None,
-        dtype: Any = None,
+        dtype: object = None,
         halo: Width = 0,
         periodic: bool | Iterable[int] | None = None,
         corners: bool = True,
         name: str = "",
         unit: str = "",
-        array: Any = None,
-        like: Any = None,
+        array: object = None,
+        like: object = None,
     ) -> None:
         comm = self.comm = ranks_of(ranks, "field")
         for what, text in (("name", name), ("unit", unit)):
@@ -117,7 +165,7 @@ class Field(NumpyLike):
                 raise LayoutError("fields of points cannot lie on a device yet", hint="a host array")
         except HpcommError as error:
             raise error.located(f"field {name!r}", comm) from None
-        self.array: Any = self.look.give()
+        self.array: A = self.look.give()
         self._halo: Halo | None = None
 
     def _set_up(self, halo: Width, periodic: bool | Iterable[int] | None, ranks: Mesh | Communicator) -> None:
@@ -153,15 +201,18 @@ class Field(NumpyLike):
     @property
     def dtype(self) -> Any:
         """Of the elements, as the array's library has it."""
-        return self.array.dtype
+        array: Any = self.array
+        return array.dtype
 
     @property
-    def inner(self) -> Any:
+    def inner(self) -> A:
         """The view of what this rank owns."""
-        return self.array[self._own()]
+        array: Any = self.array
+        own: A = array[self._own()]
+        return own
 
     @property
-    def indices(self) -> tuple[Any, ...]:
+    def indices(self) -> tuple[NDArray[np.int64], ...]:
         """Global indices of inner, one array for each axis, which broadcast against each other."""
         if isinstance(self.partition, Points):
             return (self.partition.owned[self.comm.rank],)
@@ -198,7 +249,7 @@ class Field(NumpyLike):
         assert self.box is not None
         return self.box.shape
 
-    def on_host(self) -> Any:
+    def on_host(self) -> AnyArray:
         """What this rank owns, in host memory, in the numpy dtype that the elements are stored in.
 
         A view; of an array on a device a copy.
@@ -206,7 +257,7 @@ class Field(NumpyLike):
         own = self._owned()
         return own if self.look.place is None else host_copy.to_host(buffer.as_buffer(own))  # type: ignore[arg-type]
 
-    def from_host(self, data: Any) -> None:
+    def from_host(self, data: AnyArray) -> None:
         """Fill inner with an array as on_host gives them."""
         if self.look.place is None:
             self.look.array[self._own()] = data
@@ -258,22 +309,25 @@ class Field(NumpyLike):
         self._halo()
 
     # -- the whole ------------------------------------------------------------------------------------
-    def gather(self, root: int = 0) -> Any:
+    def gather(self, root: int = 0) -> A | None:
         """The whole on root, None elsewhere. Collective."""
         return self._to(Partition(self.shape, {}), [root])
 
-    def all_gather(self) -> Any:
+    def all_gather(self) -> A:
         """The whole on every rank. Collective."""
         if isinstance(self.partition, Points):
             whole = self.look.make(self.shape)
             own = self.look.array[self._own()]
             for indices, part in zip(self.partition.owned, self.comm.all_gather_ragged(own), strict=True):
                 whole.array[indices] = part
-            return whole.give()
+            gathered: A = whole.give()
+            return gathered
         copies = Partition(self.shape, {"copy": self.comm.size}, (None,) * len(self.shape))
-        return self._to(copies, list(range(self.comm.size)))
+        everywhere = self._to(copies, list(range(self.comm.size)))
+        assert everywhere is not None
+        return everywhere
 
-    def scatter(self, x: Any = None, root: int = 0) -> Field:
+    def scatter(self, x: ArrayLike | None = None, root: int = 0) -> Self:
         """Fill the field from the whole x on root; x is ignored elsewhere. Collective. Returns the field.
 
         Raises:
@@ -305,8 +359,8 @@ class Field(NumpyLike):
         return self
 
     def redistribute(
-        self, target: Field | Partition | Points, comm: Communicator | None = None, halo: Width = 0
-    ) -> Field:
+        self, target: Field[A] | Partition | Points, comm: Communicator | None = None, halo: Width = 0
+    ) -> Field[A]:
         """The same values in another partition over the same ranks. Collective.
 
         For other ranks, or to do it often: hpcomm.Redistribution.
@@ -326,7 +380,7 @@ class Field(NumpyLike):
         move.close()
         return made
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Key) -> Any:
         """The elements at global indices (numbers and slices of positive step) on every rank. Collective.
 
         Raises:
@@ -347,7 +401,7 @@ class Field(NumpyLike):
         result = whole.give()
         return result[tuple(0 if a in drop else slice(None) for a in range(len(steps)))]
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Key, value: object) -> None:
         """Set elements at global indices; every rank sets those it owns. Not collective.
 
         value: a number, or an array that broadcasts to the shape of the slice.
@@ -375,9 +429,10 @@ class Field(NumpyLike):
                 made = self.look.make(piece.shape)
                 made.array[...] = piece
                 piece = made.give()
-            self.inner[mine] = piece
+            inner: Any = self.inner
+            inner[mine] = piece
 
-    def _fitting(self, value: Any, shape: tuple[int, ...]) -> Any:
+    def _fitting(self, value: object, shape: tuple[int, ...]) -> Any:
         """value broadcast to shape: a tensor for a field of host tensors, so that gradients know of it; else
         an array in host memory of the dtype that the field's elements are stored in.
         """
@@ -390,7 +445,7 @@ class Field(NumpyLike):
             raise DtypeError(what, hint=f"a value of {dtype}")
         made: Any = look.array if look.place is None else host_copy.to_host(look)  # type: ignore[arg-type]
         if self.look.place is None and type(value) is type(self.array) and hasattr(value, "expand"):
-            made = value.to(self.dtype)  # by positions torch itself does not convert
+            made = value.to(self.dtype)  # type: ignore[attr-defined]  # by positions torch itself does not convert
         elif look.dtype != dtype:
             made = dtypes.widen(made, look.dtype) if look.dtype.kind == "h" else made
             half = dtype.kind == "h"
@@ -403,82 +458,31 @@ class Field(NumpyLike):
                 hint=f"a number, or an array of shape {shape}",
             ) from None
 
-    def _parsed(self, key: Any) -> Any:
+    def _parsed(self, key: Key) -> tuple[list[Step], set[int]]:
         try:
             return parse(key, self.shape)
         except HpcommError as error:
             raise error.located("slicing", self.comm) from None
 
-    # -- numbers --------------------------------------------------------------------------------------
-    def sum(self) -> Any:
-        """The sum over the whole: floats are added in float64. Collective."""
-        return self.comm.all_reduce(self._local(lambda a: a.sum(), 0))
-
-    def mean(self) -> Any:
-        """The mean over the whole. Collective."""
-        return self.sum() / math.prod(self.shape)
-
-    def min(self) -> Any:
-        """The least element. Collective."""
-        return self._extreme("min")
-
-    def max(self) -> Any:
-        """The greatest element. Collective."""
-        return self._extreme("max")
-
-    def norm(self) -> float:
-        """The square root of the sum of squared magnitudes. Collective."""
-        return math.sqrt(self.comm.all_reduce(float(self._local(lambda a: (abs(a) ** 2).sum(), 0))))
-
-    def dot(self, other: Field) -> Any:
-        """The sum of conj(self) * other over the whole; both in the same partition. Collective.
-
-        Raises:
-            LayoutError: they are not.
-        """
-        demand(other, Field, "what dot multiplies by", "dot", "another Field")
-        if not self.is_like(other):
-            raise LayoutError(
-                f"{self!r} and {other!r} are not in the same partition",
-                where("dot", self.comm),
-                "redistribute one to the other's",
-            )
-        theirs = other._wide()
-        return self.comm.all_reduce(self._local(lambda a: (a.conj() * theirs).sum(), 0))
-
-    def _extreme(self, op: Literal["min", "max"]) -> Any:
-        nothing = _bound(self._wide().dtype, high=op == "min")
-        return self.comm.all_reduce(self._local(lambda a: getattr(a, op)(), nothing), op)
-
-    def _wide(self) -> Any:
-        """inner as numpy array in the widest type of its family."""
-        own = self.on_host()
-        if self.look.dtype.kind == "h":
-            return dtypes.widen(own, self.look.dtype).astype(np.float64)
-        wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
-        return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
-
-    def _local(self, fold: Any, nothing: Any) -> Any:
-        self.check_whole("reduction")
-        wide = self._wide()
-        return fold(wide) if self.is_first and wide.size else wide.dtype.type(nothing)
-
     # -- how ------------------------------------------------------------------------------------------
-    def _to(self, target: Partition, ranks: list[int]) -> Any:
+    def _to(self, target: Partition, ranks: list[int]) -> A | None:
         move = Redistribution(self.comm, self.partition, target, None, ranks)
         made = self.look.make(self.shape) if self.comm.rank in ranks else None
         move(self._owned(), out=None if made is None else memory(made))
         move.close()
-        return None if made is None else made.give()
+        if made is None:
+            return None
+        given: A = made.give()
+        return given
 
 
-def _partition(ranks: Mesh | Communicator, whole: Any, split: Sequence[Split] | None) -> Partition | Points:
+def _partition(ranks: Ranks, whole: Whole, split: Sequence[Split] | None) -> Partition | Points:
     if isinstance(whole, (Partition, Points)):
         return whole
-    return Partition(whole, axes_of(ranks)[0], split)
+    return Partition(whole, axes_of(ranks)[0], split)  # type: ignore[arg-type]  # it makes a tuple of it
 
 
-def _zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+def _zeros(shape: tuple[int, ...], dtype: object, like: object) -> Buffer:
     """A look at a new array, of the library, dtype and device of like, or of dtype."""
     if like is not None:
         made = buffer.as_buffer(like).make(shape)
@@ -489,11 +493,3 @@ def _zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
         made = buffer.empty(shape, kind, torch)
     set_zero(memory(made))
     return made
-
-
-def _bound(dtype: Any, high: bool) -> Any:
-    """What min (high) and max leave alone."""
-    if dtype.kind == "f":
-        return math.inf if high else -math.inf
-    info = np.iinfo(dtype)
-    return info.max if high else info.min

@@ -8,14 +8,20 @@ numpy.sum(field), ...         over the whole, as field.sum(): collective
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NoReturn
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from ..errors import DtypeError, LayoutError, UsageError, where
+from .numbers import Part
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     import numpy as np
+    from numpy.typing import DTypeLike
 
     from ..core import dtypes
+    from ..core.types import AnyArray
 else:
     from .._lazy import LazyModule
 
@@ -31,20 +37,20 @@ _OVER_THE_WHOLE = {  # numpy's function: method of the field
 _OF_THE_WHOLE = ("shape", "ndim", "size")
 
 
-class NumpyLike:
+class NumpyLike(Part):
     """numpy's protocols, of a field."""
 
     @property
-    def ndim(self: Any) -> int:
+    def ndim(self) -> int:
         """Axes of the whole."""
         return len(self.shape)
 
     @property
-    def size(self: Any) -> int:
+    def size(self) -> int:
         """Elements of the whole."""
         return math.prod(self.shape)
 
-    def __array__(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
         """What this rank owns, as numpy array: a view where it can be one. Not collective.
 
         bfloat16 and smaller kinds, which numpy does not have, come as float32.
@@ -68,14 +74,20 @@ class NumpyLike:
             raise ValueError("what this rank owns cannot be seen as such an array without a copy")
         return made.copy() if copy and shares else made
 
-    def __iter__(self: Any) -> NoReturn:
+    def __iter__(self) -> NoReturn:
         raise UsageError(
             f"{self!r} is not iterated: its rows lie on {self.comm.size} ranks",
             where("iteration", self.comm),
             "for row in field.inner (this rank's), or in field.all_gather() (all; collective)",
         )
 
-    def __array_function__(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Sequence[Any],
+        kwargs: Mapping[str, object],
+    ) -> object:
         name = func.__name__
         if len(args) == 1 and args[0] is self and not kwargs:
             if name in _OF_THE_WHOLE:
@@ -92,8 +104,8 @@ class NumpyLike:
         )
 
     def __array_ufunc__(
-        self: Any, ufunc: Any, method: str, *inputs: Any, out: Any = (), **options: Any
-    ) -> Any:
+        self, ufunc: np.ufunc, method: str, *inputs: object, out: tuple[object, ...] = (), **options: object
+    ) -> Self | tuple[Self, ...]:
         verb = f"numpy.{ufunc.__name__}"
         if method != "__call__" or options or ufunc.signature is not None:
             raise UsageError(
@@ -107,12 +119,12 @@ class NumpyLike:
         found = [
             self._as_field(verb, part, target)
             for part, target in zip(
-                made if isinstance(made, tuple) else (made,), targets or [None] * ufunc.nout, strict=True
+                made if isinstance(made, tuple) else (made,), targets or repeat(None, ufunc.nout), strict=True
             )
         ]
         return found[0] if ufunc.nout == 1 else tuple(found)
 
-    def _operand(self: Any, verb: str, given: Any) -> Any:
+    def _operand(self, verb: str, given: Any) -> object:
         """This rank's part of what a ufunc was given."""
         if isinstance(given, type(self)):
             self._target(verb, given)
@@ -125,7 +137,7 @@ class NumpyLike:
             "field.inner with this rank's part; or a Field in the same partition",
         )
 
-    def _target(self: Any, verb: str, given: Any) -> Any:
+    def _target(self, verb: str, given: object) -> Self:
         """given, if it is a field like this one."""
         if not isinstance(given, type(self)) or not self.is_like(given):
             raise LayoutError(
@@ -141,7 +153,7 @@ class NumpyLike:
             )
         return given
 
-    def _as_field(self: Any, verb: str, part: Any, target: Any) -> Any:
+    def _as_field(self, verb: str, part: AnyArray, target: Self | None) -> Self:
         if target is None:
             target = type(self)(self.comm, self.partition, dtype=part.dtype, name=self.name, unit="")
         elif not np.can_cast(part.dtype, target.dtype, "same_kind"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.partition import Partition, Points
 from ..errors import LayoutError
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 else:
     from .._lazy import LazyModule
 
@@ -19,9 +20,10 @@ else:
 __all__ = ["meeting", "parse"]
 
 Step = tuple[int, int, int]
+Places = tuple["slice | NDArray[np.int64]", ...]  # along each axis
 
 
-def parse(key: Any, shape: Sequence[int]) -> tuple[list[Step], set[int]]:
+def parse(key: object, shape: Sequence[int]) -> tuple[list[Step], set[int]]:
     """(start, stop, step) for every axis, and the axes that were single numbers.
 
     Raises:
@@ -40,7 +42,7 @@ def parse(key: Any, shape: Sequence[int]) -> tuple[list[Step], set[int]]:
         try:
             if isinstance(part, (bool, np.bool_)):
                 raise TypeError
-            at = part.indices(n) if isinstance(part, slice) else operator.index(part)
+            at = part.indices(n) if isinstance(part, slice) else operator.index(part)  # type: ignore[arg-type]
         except TypeError:
             raise LayoutError(
                 f"an index of axis {axis} is of type {type(part).__name__}",
@@ -61,7 +63,7 @@ def parse(key: Any, shape: Sequence[int]) -> tuple[list[Step], set[int]]:
     return steps, drop
 
 
-def meeting(partition: Partition | Points, steps: Sequence[Step], rank: int) -> tuple[Any, Any]:
+def meeting(partition: Partition | Points, steps: Sequence[Step], rank: int) -> tuple[Places, Places]:
     """Where in what rank owns, and where in the slice of the whole, lies what is in both."""
     if isinstance(partition, Points):
         (start, stop, step), rest = steps[0], steps[1:]
