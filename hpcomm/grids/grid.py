@@ -8,7 +8,7 @@ themselves, and great circles against cells.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -216,7 +216,20 @@ class Cells:
 Grid = Plane | LatLon | Gaussian | Points | Cells
 
 
-def from_spec(spec: Any) -> Any:
+class Described(Protocol):
+    """A grid in a spec (mpmd/declared_fields.py)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def bounds(self) -> tuple[float, ...]: ...
+
+
+def from_spec(spec: Described) -> Plane | LatLon | Gaussian:
     """The grid that a spec describes; of points and cells only the kind stands there."""
     if spec.kind == "plane":
         return Plane(spec.shape[0], spec.shape[1], spec.bounds)

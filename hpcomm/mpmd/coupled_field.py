@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
@@ -16,14 +16,25 @@ from .route import coupled_route
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
+    from typing_extensions import TypeVar
 
     from ..communicator.communicator import Communicator
+    from ..core.buffer import Buffer
+    from ..core.dtypes import Dtype
+    from ..core.types import AnyArray
+    from ..grids.grid import Grid
+
+    A = TypeVar("A", default=Any)
+else:
+    from typing import TypeVar
+
+    A = TypeVar("A")
 
 __all__ = ["Field", "chooses", "copied", "gather", "host", "index", "scatter", "width_of"]
 
 
-class Field:
+class Field(Generic[A]):
     """What Program.gives and Program.takes return.
 
     Attributes:
@@ -35,7 +46,9 @@ class Field:
         grid: the grid that the points are of, for mappings; None: indices mean the same on both sides.
     """
 
-    def __init__(self, comm: Communicator, name: str, values: Any, points: Any, grid: Any, verb: str) -> None:
+    def __init__(
+        self, comm: Communicator, name: str, values: A, points: ArrayLike | None, grid: Grid | None, verb: str
+    ) -> None:
         self.name = name
         self.values = values
         self.grid = grid
@@ -63,7 +76,7 @@ class Field:
         self.shape = shape[1:]
         self._verb, self.plain_dtype = verb, getattr(values, "dtype", None)
 
-    def check(self, values: Any) -> None:
+    def check(self, values: object) -> None:
         """Refuse values of another shape or kind than those that were declared, where they are set anew.
 
         Raises:
@@ -80,7 +93,7 @@ class Field:
         if getattr(values, "dtype", None) != self.plain_dtype:
             self._check_kind(_looked_at(self.name, values, self._verb).dtype)
 
-    def _check_kind(self, kind: Any) -> None:
+    def _check_kind(self, kind: Dtype) -> None:
         source, target = (kind, self.kind) if self._verb == "gives" else (self.kind, kind)
         halves = "q" in (kind.kind, self.kind.kind) or "h" in (kind.kind, self.kind.kind)
         fits = kind == self.kind or (not halves and np.can_cast(source.storage, target.storage, "same_kind"))
@@ -124,7 +137,7 @@ class Field:
         return f"<Field '{self.name}', {len(self.points)} points here, {self.dtype}>"
 
 
-def _looked_at(name: str, values: Any, verb: str) -> Any:
+def _looked_at(name: str, values: object, verb: str) -> Buffer:
     """as_buffer(values), whose errors name the field; what is to be filled must not be read-only."""
     try:
         look = as_buffer(values)
@@ -138,7 +151,7 @@ def _looked_at(name: str, values: Any, verb: str) -> Any:
     return look
 
 
-def _indices(name: str, points: Any, verb: str) -> NDArray[np.int64]:
+def _indices(name: str, points: ArrayLike, verb: str) -> NDArray[np.int64]:
     try:
         found = np.asarray(points)
     except ValueError:  # lists of different lengths
@@ -157,13 +170,13 @@ def width_of(field: Field) -> int:
     return int(np.prod(field.shape, dtype=np.int64))
 
 
-def host(values: Any) -> NDArray[Any]:
+def host(values: object) -> AnyArray:
     """values in host memory, half types as their bits: a view, or a copy of what lies on a device."""
     look = as_buffer(values)
     return look.array if look.place is None else to_host(look)  # type: ignore[arg-type]  # a DeviceBuffer
 
 
-def gather(values: Any, where: coupled_route.Selection, out: NDArray[Any]) -> None:
+def gather(values: Any, where: coupled_route.Selection, out: AnyArray) -> None:
     """Put the chosen rows of values, which may live on a device, into out, shape (rows, ...)."""
     if isinstance(where, slice) or chooses(values):
         out[...] = host(values[index(values, where)])
@@ -171,7 +184,7 @@ def gather(values: Any, where: coupled_route.Selection, out: NDArray[Any]) -> No
         np.take(host(values), where, axis=0, out=out, mode="clip")
 
 
-def scatter(values: Any, where: coupled_route.Selection, rows: NDArray[Any]) -> None:
+def scatter(values: Any, where: coupled_route.Selection, rows: AnyArray) -> None:
     """Put rows at the chosen places of values, which may live on a device."""
     look = as_buffer(values)
     if look.place is None:
@@ -188,7 +201,7 @@ def scatter(values: Any, where: coupled_route.Selection, rows: NDArray[Any]) -> 
         from_host(whole, look)
 
 
-def chooses(values: Any) -> bool:
+def chooses(values: object) -> bool:
     """Whether values lie on a device, in a library that is known to choose rows there."""
     return as_buffer(values).place is not None and library_of(values) in _INDEX
 
@@ -198,7 +211,7 @@ def index(values: Any, where: coupled_route.Selection) -> Any:
     return where if isinstance(where, slice) else _INDEX[library_of(values)](values, where)
 
 
-def copied(values: Any) -> Any:
+def copied(values: object) -> object:
     """The same elements in memory of their own on their device, of a library that chooses rows."""
     there = as_buffer(values).place
     assert there is not None

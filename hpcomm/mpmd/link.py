@@ -10,7 +10,7 @@ from ..agree import ended_ranks, runtime, watchdog
 from ..agree.partners import Partners
 from ..communicator.communicator import Communicator
 from ..errors import ConfigError, UsageError, WaitTimeoutError, where
-from .coupled_field import Field
+from .coupled_field import A, Field
 from .coupling.coupling_channel import TIMEOUT_S
 from .coupling.coupling_clock import check_time, is_number
 from .plain_link import PlainCommunicator
@@ -143,7 +143,7 @@ class Link:
         finally:
             self._note(perf_counter(), began, time)
 
-    def get(self, fields: Field | Iterable[Field], time: float | None = None) -> Any:
+    def get(self, fields: Field[A] | Iterable[Field[A]], time: float | None = None) -> A:
         """Receive into the fields what holds at time; returns the values of the (last) field.
 
         Raises:
@@ -153,14 +153,15 @@ class Link:
         """
         check_time(time, "get")
         self.connect()
-        values = None
+        values: Any = None
         began = perf_counter()
         try:
             for field in _each(fields, "get"):
                 values = self._taking(field).get(time)
         finally:
             self._note(perf_counter(), began, time)
-        return values
+        last: A = values
+        return last
 
     def exchange(self, time: float | None = None) -> None:
         """Put all that this program gives over this link, and get all that it takes, at once.
@@ -207,7 +208,7 @@ class Link:
         except WaitTimeoutError as error:
             runtime.abort(f"at its end: {error}")
 
-    def swapped(self, mine: Any, verb: str) -> Any:
+    def swapped(self, mine: object, verb: str) -> Any:
         """What the other program says, for what this one does. Collective over both.
 
         Raises:
@@ -282,7 +283,7 @@ def adopt(mpi: MPI.Comm, name: str, *, plain: bool = False, made: Communicator |
     return made
 
 
-def _each(fields: Field | Iterable[Field], verb: str) -> Iterable[Field]:
+def _each(fields: Field[A] | Iterable[Field[A]], verb: str) -> Iterable[Field[A]]:
     if isinstance(fields, Field):
         return (fields,)
     if isinstance(fields, (list, tuple)) and all(isinstance(field, Field) for field in fields):
@@ -290,7 +291,7 @@ def _each(fields: Field | Iterable[Field], verb: str) -> Iterable[Field]:
     raise no_field(fields, verb)
 
 
-def no_field(given: Any, verb: str) -> UsageError:
+def no_field(given: object, verb: str) -> UsageError:
     """The error for something else than a field."""
     return UsageError(
         f"{verb} takes a field, not {given!r:.60}",

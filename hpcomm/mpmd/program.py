@@ -13,7 +13,7 @@ from ..errors import ConfigError, UsageError
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
-from .coupled_field import Field
+from .coupled_field import A, Field
 from .coupling.coupling_channel import TIMEOUT_S
 from .coupling.coupling_clock import check_time, divides, is_number
 from .coupling_progress import progress
@@ -27,7 +27,10 @@ from .spec.toml_tables import LONGEST_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import ArrayLike
+
     from ..communicator.communicator import Communicator
+    from ..grids.grid import Grid
 
 __all__ = ["Program"]
 
@@ -84,7 +87,7 @@ class Program:
             raise handshake.missing(peer, self.name, self.ranks, self._who())
         return self._links[peer]
 
-    def grid(self, name: str) -> Any:
+    def grid(self, name: str) -> Grid:
         """The grid that the spec calls name, as hpcomm.regrid has it.
 
         Raises:
@@ -102,7 +105,9 @@ class Program:
 
         return remap.from_spec(self.spec.grids[name])
 
-    def gives(self, name: str, values: Any, points: Any = None, *, grid: Any = None) -> Field:
+    def gives(
+        self, name: str, values: A, points: ArrayLike | None = None, *, grid: Grid | None = None
+    ) -> Field[A]:
         """Declare a field that others may take. Collective over this program; before the first put or get.
 
         Args:
@@ -112,16 +117,17 @@ class Program:
             grid: of which the points are points or cells, where a mapping needs it (hpcomm.regrid).
         """
         self._declare("gives", name)
-        self._gives[name] = Field(self.comm, name, values, points, grid, "gives")
-        return self._gives[name]
+        made = Field(self.comm, name, values, points, grid, "gives")
+        self._gives[name] = made
+        return made
 
     def takes(
         self,
         name: str,
-        values: Any,
-        points: Any = None,
+        values: A,
+        points: ArrayLike | None = None,
         *,
-        grid: Any = None,
+        grid: Grid | None = None,
         mapping: str = "none",
         every: float | None = None,
         lag: float = 0.0,
@@ -129,7 +135,7 @@ class Program:
         neighbours: int = 4,
         timeout: float = 300.0,
         uncovered: str | float = "error",
-    ) -> Field:
+    ) -> Field[A]:
         """Declare a field that another program gives. Collective over this program.
 
         Args:
@@ -145,8 +151,9 @@ class Program:
         times = every, lag, time, None, None, neighbours, False, timeout
         wish = FieldSpec(name, "", self.name, mapping, None, None, *times, uncovered=uncovered)
         _check_wish(wish)
-        self._takes[name] = (Field(self.comm, name, values, points, grid, "takes"), wish)
-        return self._takes[name][0]
+        made = Field(self.comm, name, values, points, grid, "takes")
+        self._takes[name] = made, wish
+        return made
 
     def _declare(self, role: str, name: str) -> None:
         if self.is_connected:
@@ -255,7 +262,7 @@ class Program:
             if field.name in link.gives:
                 link.put(field, time)
 
-    def get(self, field: Field, time: float | None = None) -> Any:
+    def get(self, field: Field[A], time: float | None = None) -> A:
         """link.get from whoever gives the field."""
         if not isinstance(field, Field):
             raise no_field(field, "get")

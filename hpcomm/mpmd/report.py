@@ -176,11 +176,12 @@ def _integral(side: Outgoing | Incoming, local: Communicator) -> float | None:
     """Of what was sent last, or taken last; None: that lies between two times."""
     if side.schedule.time == "linear":
         return None
-    values = host(getattr(side, "last", side.field.values))
+    values: Any = host(getattr(side, "last", side.field.values))
     factor, offset = getattr(side, "conversion", (1.0, 0.0))
     area = trial.areas(side)
-    values = (values.reshape(len(area), width_of(side.field)) - offset) / factor
-    return float(local.all_reduce(np.array((area[:, None] * values).sum())))
+    assert area is not None
+    held = (values.reshape(len(area), width_of(side.field)) - offset) / factor
+    return float(local.all_reduce(np.array((area[:, None] * held).sum())))
 
 
 def bars(rows: Sequence[Row]) -> str:

@@ -178,7 +178,7 @@ def communicators(x: Floats) -> None:
     assert_type(comm.split_node(key=1), Communicator)
     assert_type(comm.group([0, 1]), Communicator)
     assert_type(comm.dup(check="full"), Communicator)
-    assert_type(comm.create_intercomm(0, 1).merge(), Communicator)
+    assert_type(comm.create_intercomm(0, comm, 1).merge(), Communicator)
     assert_type(comm.mesh(dp=2, tp=-1)["tp"], Communicator)
     assert_type(comm.mesh({"y": 2, "x": -1}, periodic=["x"], order="node").coords, dict[str, int])
     ring = comm.cart((2, -1), periodic=True, reorder=True)
@@ -205,3 +205,31 @@ def communicators(x: Floats) -> None:
 
 def buffers(x: Floats) -> None:
     assert_type(hpcomm.as_buffer(x).shape, tuple[int, ...])
+
+
+def fields(t: torch.Tensor) -> None:
+    field = hpcomm.Field(comm, (8, 8), halo=1, name="T", unit="K")
+    assert_type(field, hpcomm.Field[Floats])
+    assert_type(field.inner, Floats)
+    assert_type(field.gather(), Floats | None)
+    assert_type(field.all_gather(), Floats)
+    assert_type(hpcomm.Field(comm.mesh(y=2, x=2), (8, 8), dtype=np.float32).array, NDArray[np.float32])
+    assert_type(hpcomm.Field(comm, hpcomm.Partition((8,), {}), array=t).inner, torch.Tensor)
+    assert_type(hpcomm.Field(comm, (8,), like=t).scatter(t), hpcomm.Field[torch.Tensor])
+    assert_type(field.redistribute(hpcomm.Partition((8, 8), {})), hpcomm.Field[Floats])
+    assert_type(field.norm(), float)
+    field[1:3, ...] = 0
+    hpcomm.Halo(field)()
+    hpcomm.Redistribution(comm, field.partition, field.partition).close()
+
+
+def programs(x: Floats, t: torch.Tensor) -> None:
+    me = hpcomm.join("ocean")
+    given, taken = me.gives("heat", x), me.takes("wind", t, mapping="bilinear", every=3600.0)
+    me.put(given, time=0.0)
+    assert_type(me.get(taken, time=0.0), torch.Tensor)
+    link = me.link("atmosphere")
+    link.put([given], time=60.0)
+    assert_type(link.get(taken), torch.Tensor)
+    assert_type(link.ended(), set[int])
+    assert_type(me.report(), str)

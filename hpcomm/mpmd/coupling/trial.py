@@ -45,6 +45,7 @@ def measure(
     Collective over both programs. within: the giver's extent; number: of the field, alike on both sides.
     """
     field, weights = side.field, getattr(side, "weights", None)
+    assert field.grid is not None  # of a field with weights
     exact = _smooth(field.grid.centres(field.points), within)
     made = exact if weights is None else np.zeros(weights.columns)
     carrier = Field.__new__(Field)
@@ -99,10 +100,10 @@ def _smooth(x: NDArray[np.float64], within: Sequence[Sequence[float]]) -> NDArra
     return np.asarray(2.0 + 0.5 * np.sin(np.pi * u[:, 0]) * np.cos(np.pi * u[:, -1]))
 
 
-def areas(side: Outgoing | Incoming) -> Any:
+def areas(side: Outgoing | Incoming) -> NDArray[np.float64] | None:
     """Areas of the cells, as far as they are covered; of a conservative mapping, with its overlaps' edges."""
     grid, points, weights = side.field.grid, side.field.points, getattr(side, "weights", None)
-    if not hasattr(grid, "areas"):
+    if grid is None or not hasattr(grid, "areas"):
         return None
     is_conservative = side.mapping.startswith("cons")
     found = remap.areas_against(grid, points, side.peer_kind) if is_conservative else grid.areas(points)
