@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..agree import agreement, arrivals, runtime, watchdog
 from ..agree.message_kinds import Kinds
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from ..core.request import Request
     from ..node._native import core
     from ..node.segment import Lookers, Region
-    from .mesh import Mesh
-    from .topology import Cart, Graph
 
 __all__ = ["Communicator"]
 
@@ -291,49 +289,10 @@ class Communicator:
     bytewise_min = groups.least
     merge = groups.merge
 
-    def mesh(
-        self,
-        axes: Mapping[str, int] | None = None,
-        /,
-        *,
-        periodic: Iterable[str] = (),
-        order: Literal["rank", "node"] = "rank",
-        **sizes: int,
-    ) -> Mesh:
-        """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective. See hpcomm.communicator.mesh.mesh."""
-        from . import mesh
-
-        self.check_one_group("mesh")
-        return mesh.mesh(self, axes, periodic=periodic, order=order, **sizes)
-
-    def cart(
-        self, shape: Sequence[int], periodic: bool | Sequence[bool] = False, *, reorder: bool = False,
-        name: str | None = None,
-    ) -> Cart:  # fmt: skip
-        """The ranks on a grid, with neighbour verbs. Collective. See hpcomm.communicator.topology.cart."""
-        from . import topology
-
-        self.check_one_group("cart")
-        return topology.cart(self, shape, periodic, reorder=reorder, name=name)
-
-    def graph(
-        self, destinations: Sequence[int], sources: Sequence[int] | None = None, *, name: str | None = None
-    ) -> Graph:
-        """The ranks as a directed graph, with neighbour verbs. Collective. See communicator/topology.py."""
-        from . import topology
-
-        self.check_one_group("graph")
-        return topology.graph(self, destinations, sources, name=name)
-
-    def as_process_group(self) -> Any:
-        """A process group of torch.distributed with these ranks. Collective when first asked.
-
-        hpcomm.from_torch is the way back.
-        """
-        from importlib import import_module
-
-        self.check_one_group("as_process_group")
-        return import_module("hpcomm.torch_backend.bridge").as_process_group(self)
+    mesh = groups.mesh
+    cart = groups.cart
+    graph = groups.graph
+    as_process_group = groups.as_process_group
 
     def derive(
         self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None,

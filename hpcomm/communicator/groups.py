@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from zlib import crc32
 
 from ..agree.agreement import refused
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .communicator import Communicator
+    from .mesh import Mesh
+    from .topology import Cart, Graph
 else:
     from .._lazy import LazyModule
 
@@ -29,13 +31,17 @@ else:
 
 __all__ = [
     "agreed",
+    "as_process_group",
+    "cart",
     "check_open",
     "create_intercomm",
     "dup",
+    "graph",
     "group",
     "least",
     "made",
     "merge",
+    "mesh",
     "no_attribute",
     "require_known",
     "split",
@@ -341,3 +347,52 @@ def check_open(comm: Communicator, verb: str) -> None:
             where(verb, comm),
             "make a new communicator of its parent, or HPCOMM_CHECK=full, which tells all ranks in time",
         )
+
+
+def mesh(
+    comm: Communicator,
+    axes: Mapping[str, int] | None = None,
+    /,
+    *,
+    periodic: Iterable[str] = (),
+    order: Literal["rank", "node"] = "rank",
+    **sizes: int,
+) -> Mesh:
+    """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective. See hpcomm.communicator.mesh.mesh."""
+    from . import mesh
+
+    comm.check_one_group("mesh")
+    return mesh.mesh(comm, axes, periodic=periodic, order=order, **sizes)
+
+
+def cart(
+    comm: Communicator, shape: Sequence[int], periodic: bool | Sequence[bool] = False, *,
+    reorder: bool = False, name: str | None = None,
+) -> Cart:  # fmt: skip
+    """The ranks on a grid, with neighbour verbs. Collective. See hpcomm.communicator.topology.cart."""
+    from . import topology
+
+    comm.check_one_group("cart")
+    return topology.cart(comm, shape, periodic, reorder=reorder, name=name)
+
+
+def graph(
+    comm: Communicator, destinations: Sequence[int], sources: Sequence[int] | None = None, *,
+    name: str | None = None,
+) -> Graph:  # fmt: skip
+    """The ranks as a directed graph, with neighbour verbs. Collective. See communicator/topology.py."""
+    from . import topology
+
+    comm.check_one_group("graph")
+    return topology.graph(comm, destinations, sources, name=name)
+
+
+def as_process_group(comm: Communicator) -> Any:
+    """A process group of torch.distributed with these ranks. Collective when first asked.
+
+    hpcomm.from_torch is the way back.
+    """
+    from importlib import import_module
+
+    comm.check_one_group("as_process_group")
+    return import_module("hpcomm.torch_backend.bridge").as_process_group(comm)
