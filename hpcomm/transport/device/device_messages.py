@@ -10,7 +10,6 @@ offers memory that could be opened; the receiver tries, chooses, and answers.
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +23,7 @@ from ..guarded_receive import guarded, most
 from ..progress import Together, drive, in_thread
 from ..scheduled import rounds
 from . import cuda_aware, ipc, nccl_transport
+from .device_headers import HEADER, Answer, Header, announced_length, is_header, pack, unpack
 from .path_choice import Choice, choose_message
 from .pipeline import cut, receive_pieces, send_pieces
 from .staging import After, DeviceSink, DeviceSource, Sink, Source, sink_of, source_of, station
@@ -36,41 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Messages", "carried"]
 
-_CARD = 1536  # bytes of what announces a large message
 _WHY = 120  # characters of a reason
-_MAGIC = b"\x93hpcomm device message\0"
 _opened = ipc.Opened()
-
-
-class _Card(NamedTuple):
-    """What announces a large message.
-
-    tag: of its data, and the next one of what the receiver says; ipc: an Offer, of a rank to itself a Lent,
-    or why there is none;
-    direct: why MPI is not to be given the array, or ""; device: the identity of where it lies, if on a device
-    """
-
-    nbytes: int
-    tag: int
-    ipc: Any
-    direct: str
-    device: bytes
-
-
-class _Answer(NamedTuple):
-    """What its receiver says to that.
-
-    piece: elements, in a pipeline; itself: the array was opened itself; device: where it goes to, for nccl;
-    number, unique: see nccl.Pair.carry
-    """
-
-    fits: bool
-    choice: Choice = Choice("", {})
-    piece: int = 0
-    itself: bool = False
-    device: bytes = b""
-    number: int = 0
-    unique: bytes = b""
 
 
 def carried(call: Call, stages: Callable[[], Stages], seen: MPI.Status | None = None) -> Call:
@@ -169,12 +136,12 @@ class Messages:
         if found is None:
             if not self.plain.Iprobe(source, tag, seen):
                 return False
-            if seen.Get_elements(MPI.BYTE) != _CARD:
+            if seen.Get_elements(MPI.BYTE) != HEADER:
                 return True
             message = self.plain.Improbe(seen.Get_source(), seen.Get_tag(), seen)
             if message is None:  # another thread has it
                 return False
-            found = _Held(seen.Get_source(), seen.Get_tag(), bytearray(_CARD))
+            found = _Held(seen.Get_source(), seen.Get_tag(), bytearray(HEADER))
             message.Recv([found.raw, MPI.BYTE])
             self.held.append(found)
         self._show(found, seen)
@@ -187,7 +154,7 @@ class Messages:
     def _show(self, held: _Held, seen: MPI.Status) -> None:
         seen.Set_source(held.source)
         seen.Set_tag(held.tag)
-        announced = self.length(held.raw)
+        announced = announced_length(held.raw)
         seen.Set_elements(MPI.BYTE, len(held.raw) if announced is None else announced)
 
     def take(self, source: int, tag: int, seen: MPI.Status) -> bytearray | None:
@@ -201,10 +168,10 @@ class Messages:
 
     def _recv_held(self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status) -> Stages:
         """Receive a plain message that is held."""
-        if raw.startswith(_MAGIC) or len(raw) != look.nbytes:
-            if raw.startswith(_MAGIC):  # its sender is told, too
-                header: _Card = _unpack(raw)
-                answer = [_pack(_Answer(False)), MPI.BYTE]
+        if is_header(raw) or len(raw) != look.nbytes:
+            if is_header(raw):  # its sender is told, too
+                header: Header = unpack(raw)
+                answer = [pack(Answer(False)), MPI.BYTE]
                 yield [self.channel.Isend(answer, seen.Get_source(), header.tag + 1)]
             raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
         sink = sink_of(look, 1, look.size, look.size)
@@ -254,7 +221,7 @@ class Messages:
         """Receive it."""
         seen = MPI.Status()
         try:
-            header = bytearray(_CARD)
+            header = bytearray(HEADER)
             yield [(apart or self._apart).Irecv([header, MPI.BYTE], call.peer, call.tag)]
             seen.Set_source(call.peer)
             yield from self.announced(call, look, header, seen, call.after, moment)
@@ -269,15 +236,15 @@ class Messages:
         tags = (transport.largest_tag() - rounds.TAGS) // 2
         tag = rounds.TAGS + 2 * (next(self._serial) % (tags - 1))
         kept, slots, offer = self._offer(look, place, call.peer == self._own, moment)
-        header = _Card(look.nbytes, tag, offer, "x is in host memory", b"")
+        header = Header(look.nbytes, tag, offer, "x is in host memory", b"")
         if place is not None:
             header = header._replace(direct=cuda_aware.rumour("send"), device=place.device.identity())
-        said = bytearray(_CARD)
+        said = bytearray(HEADER)
         yield [
             self.channel.Irecv([said, MPI.BYTE], call.peer, tag + 1),
-            (mpi or self.plain).Isend([_pack(header), MPI.BYTE], call.peer, call.tag),
+            (mpi or self.plain).Isend([pack(header), MPI.BYTE], call.peer, call.tag),
         ]
-        answer: _Answer = _unpack(said)
+        answer: Answer = unpack(said)
         try:
             if not answer.fits:
                 raise _misfit(call, look.nbytes)
@@ -336,7 +303,7 @@ class Messages:
             return None, None, "all slots of the sender's slab are in use"
         return kept, slots, kept.offer(slots, place, look.nbytes)
 
-    def _note(self, call: Call, way: tuple[str, int], answer: _Answer) -> None:
+    def _note(self, call: Call, way: tuple[str, int], answer: Answer) -> None:
         """Keep which path it is; both ranks refuse one that is not what the user has forced."""
         path, refused = answer.choice.path, answer.choice.refused
         if not path:
@@ -361,11 +328,11 @@ class Messages:
         try:
             header = self.take(call.peer, call.tag, seen)
             if header is None:
-                header = bytearray(_CARD)
-                part = guarded((header, _CARD, MPI.BYTE), 2 * _CARD)  # any message may come here
+                header = bytearray(HEADER)
+                part = guarded((header, HEADER, MPI.BYTE), 2 * HEADER)  # any message may come here
                 statuses = yield [self.plain.Irecv(part, call.peer, call.tag)]
                 _copy_status(statuses[0], seen)
-            if not header.startswith(_MAGIC):
+            if not is_header(header):
                 raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
             yield from self.announced(call, look, header, seen, call.after, moment)
         finally:
@@ -375,12 +342,12 @@ class Messages:
         self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, after: After | None, moment: int = 0
     ) -> Stages:
         """Receive the large message that a header has announced."""
-        place, source, header = look.place, seen.Get_source(), _unpack(raw)
+        place, source, header = look.place, seen.Get_source(), unpack(raw)
         if header.nbytes != look.nbytes:
-            yield [self.channel.Isend([_pack(_Answer(False)), MPI.BYTE], source, header.tag + 1)]
+            yield [self.channel.Isend([pack(Answer(False)), MPI.BYTE], source, header.tag + 1)]
             raise _misfit(call, header.nbytes, look.nbytes)
         answer, base, itself = yield from self._answer(header, look, source)
-        yield [self.channel.Isend([_pack(answer), MPI.BYTE], source, header.tag + 1)]
+        yield [self.channel.Isend([pack(answer), MPI.BYTE], source, header.tag + 1)]
         self._note(call, ("from", source), answer)
         path, nbytes = answer.choice.path, header.nbytes
         if path == "ipc":
@@ -406,7 +373,7 @@ class Messages:
             sink.end(after or After())
         seen.Set_elements(MPI.BYTE, nbytes)
 
-    def _answer(self, header: _Card, look: Buffer, source: int) -> Stages:
+    def _answer(self, header: Header, look: Buffer, source: int) -> Stages:
         """(what to answer to a header, where the sender's slab is here, and its array, if it was opened)"""
         place = look.place
         lacks, base, itself = dict.fromkeys(("ipc", "direct", "nccl"), "out is in host memory"), 0, None
@@ -427,7 +394,7 @@ class Messages:
         choice = choose_message(self.forced, **{name: why[:_WHY] for name, why in lacks.items()})
         both_hosts = place is None and not header.device
         piece = look.size if both_hosts else cut(look.size, 1, look.dtype.itemsize)
-        answer = _Answer(True, choice, piece, itself is not None)
+        answer = Answer(True, choice, piece, itself is not None)
         if choice.path == "nccl":
             assert place is not None
             mine = place.device.identity()
@@ -456,7 +423,7 @@ class Messages:
         return self._pairs[key]
 
     def _by_nccl(
-        self, call: Call, peer: int, header: _Card, place: Place | None, answer: _Answer, moment: int
+        self, call: Call, peer: int, header: Header, place: Place | None, answer: Answer, moment: int
     ) -> Stages:
         """Carry a message by NCCL; both ranks raise if that does not come up."""
         assert place is not None
@@ -471,21 +438,6 @@ class Messages:
         """Give back what pairs of ranks hold together, all at once: their order need not be the same here."""
         yield [Together([pair.leave() for pair in self._pairs.values()])]
         self._pairs.clear()
-
-    def length(self, header: bytearray) -> int | None:
-        """Bytes of the message that a header announces; None if it is no header, but a message itself."""
-        announces = len(header) == _CARD and header.startswith(_MAGIC)
-        return int(_unpack(header).nbytes) if announces else None
-
-
-def _pack(said: _Card | _Answer) -> bytes:
-    packed = _MAGIC + pickle.dumps(said)
-    assert len(packed) <= _CARD, len(packed)
-    return packed.ljust(_CARD, b"\0")
-
-
-def _unpack(header: bytearray) -> Any:
-    return pickle.loads(header[len(_MAGIC) :])
 
 
 def _copy_status(status: MPI.Status, seen: MPI.Status) -> None:

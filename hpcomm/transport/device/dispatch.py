@@ -37,6 +37,7 @@ from ..scheduled.comm_cache import own
 from ..scheduled.rounds import TAGS, Rounds, algorithm, fitting, schedule
 from . import cuda_aware, device_columns, host_copy, nccl_transport
 from .device_call import Job, copy_of, on_device, piece_of, refuse_overlap
+from .device_headers import announced_length
 from .device_messages import Messages, carried
 from .nccl_transport import ByNccl, refuses
 from .path_choice import PATHS, choose
@@ -79,7 +80,7 @@ class DeviceDispatch:
         own = MPI.UNDEFINED if self._between else comm.rank
         self.messages = Messages(self.plain, apart, self.channel, own, self.forced, self.is_whole)
         self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
-        self.announced, self.length = self.messages.announced, self.messages.length
+        self.announced, self.length = self.messages.announced, announced_length
         self.look = self.messages.look
 
     def close(self) -> None:
