@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hpcomm"
 DESIGN = ROOT / "docs" / "design.md"
+LONGEST = 500  # lines of a file
 
 
 def modules() -> list[str]:
@@ -124,6 +125,12 @@ def test_few_files_stand_in_the_root_and_every_layer_is_a_folder(lines: list[lis
     root = [path.stem for path in PACKAGE.glob("*.py")]
     assert len(root) <= 12, root
     assert [name for line in lines for name in line if "." in name] == []
+
+
+def test_files_are_short() -> None:
+    """A file holds one idea; what has grown past this has two."""
+    lines = {str(path.relative_to(PACKAGE)): path.read_text().count("\n") for path in PACKAGE.rglob("*.py")}
+    assert {path: count for path, count in lines.items() if count > LONGEST} == {}
 
 
 def test_the_front_door_of_a_folder_imports_nothing() -> None:
