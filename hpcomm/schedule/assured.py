@@ -91,7 +91,7 @@ def work(schedule: Schedule) -> int:
     if schedule.size * schedule.size * schedule.cells <= 8 * EXACT_BYTES:
         moved += schedule.size * schedule.size * schedule.cells // 64
     for s in schedule.streams:
-        chunks = float(np.max(np.multiply(s.width, s.times), initial=1))
+        chunks = float(np.max(np.multiply(s.width, s.count), initial=1))
         moved += int(s.active * (s.rows * chunks + _STEP))
     return moved
 

@@ -1,7 +1,8 @@
 """Butterfly algorithms: recursive doubling, Rabenseifner, Swing, Bine.
 
 A butterfly on q = 2^L ranks is a function partner(rank, round). It needs nothing else: who keeps which
-half in a reduce_scatter follows from it (`addresses`). Other sizes fold the surplus ranks in first:
+half in a reduce_scatter follows from it (`addresses`). On other sizes the surplus ranks are reduced into
+their neighbours first:
 
     p = 6:   1 -> 0,  3 -> 2,   then a butterfly of 0, 2, 4, 5,   then  0 -> 1,  2 -> 3
 """
@@ -62,7 +63,7 @@ def recursive_doubling(p: int, partner: Partner = hypercube) -> Schedule:
     streams = []
     for k in range(rounds):
         other = partner(r, k, rounds)
-        streams.append(Stream(r, other, fold=np.where(r > other, AFTER, BEFORE), begin=k, end=k + 1))
+        streams.append(Stream(r, other, reduce=np.where(r > other, AFTER, BEFORE), begin=k, end=k + 1))
     return _any_size(p, Schedule("all_reduce", len(r), tuple(streams)))
 
 
@@ -81,10 +82,10 @@ def recursive_halving(p: int, partner: Partner = halving) -> Schedule:
     for k in range(rounds):
         half = len(r) >> (k + 1)
         other = partner(r, k, rounds)
-        fold = np.where(r > other, AFTER, BEFORE)
-        down.append(Stream(r, other, first=mine[other] & -half, width=half, fold=fold, begin=k, end=k + 1))
+        how = np.where(r > other, AFTER, BEFORE)
+        down.append(Stream(r, other, chunk=mine[other] & -half, width=half, reduce=how, begin=k, end=k + 1))
         back = rounds - 1 - k
-        up.append(Stream(r, other, first=mine & -half, width=half, begin=back, end=back + 1))
+        up.append(Stream(r, other, chunk=mine & -half, width=half, begin=back, end=back + 1))
     q = Schedule("all_reduce", len(r), (*down, *later(up, rounds)), chunks=len(r))
     return _any_size(p, q)
 
@@ -131,8 +132,8 @@ def _any_size(p: int, core: Schedule) -> Schedule:
         return core
     odd = np.arange(p - q) * 2 + 1
     stay = np.concatenate([odd - 1, np.arange(2 * (p - q), p)])
-    fold_in = Stream(odd, odd - 1, width=core.chunks, fold=AFTER)
+    reduce_in = Stream(odd, odd - 1, width=core.chunks, reduce=AFTER)
     end = core.iterations + 1
     give_back = Stream(odd - 1, odd, width=core.chunks, begin=end, end=end + 1)
     inner = later(tile(core, stay[None, :], p), 1)
-    return Schedule("all_reduce", p, (fold_in, *inner, give_back), chunks=core.chunks)
+    return Schedule("all_reduce", p, (reduce_in, *inner, give_back), chunks=core.chunks)

@@ -39,32 +39,32 @@ def reverse(verb: str, schedule: Schedule) -> Schedule:
     Whoever was given a chunk gives back what it has reduced: an all_gather becomes a reduce_scatter, a
     broadcast a reduce; under the verb "gather" copies stay copies, so that a scatter becomes a gather.
     """
-    fold = COPY if verb == "gather" else AFTER
+    how = COPY if verb == "gather" else AFTER
     total = schedule.iterations
     return replace(
-        schedule, verb=verb, streams=tuple(_backwards(s, total, fold) for s in reversed(schedule.streams))
+        schedule, verb=verb, streams=tuple(_backwards(s, total, how) for s in reversed(schedule.streams))
     )
 
 
-def _backwards(s: Stream, total: int, fold: int) -> Stream:
+def _backwards(s: Stream, total: int, how: int) -> Stream:
     last = s.active - 1
-    drift = s.advance if s.drift is None else s.drift
-    into = s.first if s.into is None else s.into
+    dest_chunk_step = s.chunk_step if s.dest_chunk_step is None else s.dest_chunk_step
+    dest_chunk = s.chunk if s.dest_chunk is None else s.dest_chunk
     begin = total - 1 - (s.begin + last * s.every)
     return s._replace(
-        source=plus(s.dest, last * s.hop),
-        dest=plus(s.source, last * s.march),
-        march=-s.hop,
-        hop=-s.march,
-        first=plus(into, last * drift),
-        advance=-drift,
-        into=plus(s.first, last * s.advance),
-        drift=-s.advance,
-        stride=s.stride if s.land is None else s.land,
-        land=s.stride,
-        base=s.base if s.lodge is None else s.lodge,
-        lodge=s.base,
-        fold=fold,
+        source=plus(s.dest, last * s.dest_step),
+        dest=plus(s.source, last * s.source_step),
+        source_step=-s.dest_step,
+        dest_step=-s.source_step,
+        chunk=plus(dest_chunk, last * dest_chunk_step),
+        chunk_step=-dest_chunk_step,
+        dest_chunk=plus(s.chunk, last * s.chunk_step),
+        dest_chunk_step=-s.chunk_step,
+        stride=s.stride if s.dest_stride is None else s.dest_stride,
+        dest_stride=s.stride,
+        offset=s.offset if s.dest_offset is None else s.dest_offset,
+        dest_offset=s.offset,
+        reduce=how,
         begin=begin,
         end=begin + last * s.every + 1,
     )
@@ -82,16 +82,17 @@ def tile(schedule: Schedule, groups: NDArray[np.int64], size: int) -> tuple[Stre
 
 def _tiled(s: Stream, groups: NDArray[np.int64], size: int) -> Iterable[Stream]:
     many, n = groups.shape
-    if not s.march and not s.hop:
+    if not s.source_step and not s.dest_step:
         yield _spread(s, groups, 0, many, s.rows)
         return
     for k in range(s.active):  # a circle within a group is none in the whole: written out
         source, dest = s.ends(k, n)
-        first, into = s.starts(k)
+        chunk, dest_chunk = s.starts(k)
         begin = s.begin + k * s.every
         fixed = s._replace(
-            source=source, dest=dest, first=first, into=into, hop=0, march=0, advance=0, drift=0
-        )
+            source=source, dest=dest, source_step=0, dest_step=0,
+            chunk=chunk, dest_chunk=dest_chunk, chunk_step=0, dest_chunk_step=0,
+        )  # fmt: skip
         yield _spread(fixed._replace(begin=begin, end=begin + 1, every=1), groups, 0, many, s.rows)
 
 
@@ -99,9 +100,8 @@ def _spread(s: Stream, groups: NDArray[np.int64], k: int, many: int, rows: int) 
     def same(value: Any) -> Any:
         return value if value is None or np.ndim(value) == 0 else np.tile(value, many)
 
-    changed = {
-        name: same(getattr(s, name)) for name in ("first", "into", "width", "times", "fold", "base", "lodge")
-    }
+    names = ("chunk", "dest_chunk", "width", "count", "reduce", "offset", "dest_offset")
+    changed = {name: same(getattr(s, name)) for name in names}
     source = groups[:, np.atleast_1d(s.source) % groups.shape[1]]
     dest = groups[:, np.broadcast_to(np.atleast_1d(s.dest) % groups.shape[1], (rows,))]
     return s._replace(source=source.reshape(-1), dest=dest.reshape(-1), **changed)
@@ -112,8 +112,8 @@ def window(streams: Iterable[Stream], base: Any, rows: int = 1) -> tuple[Stream,
     moved = []
     for s in streams:
         shift = base if np.ndim(base) == 0 else np.repeat(base, s.rows // len(base))
-        lodge = None if s.lodge is None else np.add(s.lodge, shift)
-        moved.append(s._replace(base=np.add(s.base, shift), lodge=lodge))
+        dest_offset = None if s.dest_offset is None else np.add(s.dest_offset, shift)
+        moved.append(s._replace(offset=np.add(s.offset, shift), dest_offset=dest_offset))
     return tuple(moved)
 
 
@@ -123,15 +123,15 @@ def refine(streams: Iterable[Stream], factor: int) -> tuple[Stream, ...]:
         return tuple(streams)
     return tuple(
         s._replace(
-            first=np.multiply(s.first, factor),
-            into=None if s.into is None else np.multiply(s.into, factor),
+            chunk=np.multiply(s.chunk, factor),
+            dest_chunk=None if s.dest_chunk is None else np.multiply(s.dest_chunk, factor),
             width=np.multiply(s.width, factor),
             stride=s.stride * factor,
-            land=None if s.land is None else s.land * factor,
-            advance=s.advance * factor,
-            drift=None if s.drift is None else s.drift * factor,
-            base=np.multiply(s.base, factor),
-            lodge=None if s.lodge is None else np.multiply(s.lodge, factor),
+            dest_stride=None if s.dest_stride is None else s.dest_stride * factor,
+            chunk_step=s.chunk_step * factor,
+            dest_chunk_step=None if s.dest_chunk_step is None else s.dest_chunk_step * factor,
+            offset=np.multiply(s.offset, factor),
+            dest_offset=None if s.dest_offset is None else np.multiply(s.dest_offset, factor),
             modulus=min(1 << 30, s.modulus * factor),
         )
         for s in streams
@@ -145,10 +145,10 @@ def pipeline(schedule: Schedule, pieces: int) -> Schedule:
     """
     streams = tuple(
         s._replace(
-            first=np.multiply(s.first, pieces),
-            into=None if s.into is None else np.multiply(s.into, pieces),
-            advance=1,
-            drift=None,
+            chunk=np.multiply(s.chunk, pieces),
+            dest_chunk=None if s.dest_chunk is None else np.multiply(s.dest_chunk, pieces),
+            chunk_step=1,
+            dest_chunk_step=None,
             end=s.begin + pieces,
         )
         for s in schedule.streams
@@ -178,9 +178,9 @@ def turn(schedule: Schedule, by: int) -> Schedule:
 
 
 def _renamed(s: Stream, by: int, move: int, cells: int) -> Stream:
-    if np.any(s.base) or (s.lodge is not None and np.any(s.lodge)) or s.modulus < cells:
+    if np.any(s.offset) or (s.dest_offset is not None and np.any(s.dest_offset)) or s.modulus < cells:
         raise UsageError("streams with windows of chunks cannot be turned", hint="a parameter root")
     return s._replace(
-        source=np.add(s.source, by), dest=np.add(s.dest, by), first=np.add(s.first, move),
-        into=None if s.into is None else np.add(s.into, move), modulus=cells,
+        source=np.add(s.source, by), dest=np.add(s.dest, by), chunk=np.add(s.chunk, move),
+        dest_chunk=None if s.dest_chunk is None else np.add(s.dest_chunk, move), modulus=cells,
     )  # fmt: skip

@@ -71,7 +71,7 @@ def interpret(schedule: Schedule, state: State, flows: dict[int, Flow] | None = 
                 if flow.how is not None:
                     state.put(to, read, flow.how)
                     continue
-                for pick, how in _steps(flow.ends(k)[1][rows], flow.fold[rows]):
+                for pick, how in _steps(flow.ends(k)[1][rows], flow.reduce[rows]):
                     state.put(to[pick], tuple(each[pick] for each in read), how)
 
 
@@ -88,23 +88,24 @@ class Flow:
     def __init__(self, stream: Stream, schedule: Schedule) -> None:
         n, self.stream, self.size, self.room = stream.rows, stream, schedule.size, schedule.cells
         self.source, self.dest = _full(stream.source, n) % self.size, _full(stream.dest, n) % self.size
-        self.first = _full(stream.first, n)
-        self.into = self.first if stream.into is None else _full(stream.into, n)
-        self.advance = stream.advance
-        self.drift = stream.advance if stream.into is None or stream.drift is None else stream.drift
-        self.base = _full(stream.base, n)
-        self.lodge = self.base if stream.lodge is None else _full(stream.lodge, n)
-        self.fold = _full(stream.fold, n)
-        alike = bool(n) and (np.ndim(stream.fold) == 0 or bool((self.fold == self.fold[0]).all()))
+        self.chunk = _full(stream.chunk, n)
+        self.dest_chunk = self.chunk if stream.dest_chunk is None else _full(stream.dest_chunk, n)
+        self.chunk_step = stream.chunk_step
+        step = None if stream.dest_chunk is None else stream.dest_chunk_step
+        self.dest_chunk_step = stream.chunk_step if step is None else step
+        self.offset = _full(stream.offset, n)
+        self.dest_offset = self.offset if stream.dest_offset is None else _full(stream.dest_offset, n)
+        self.reduce = _full(stream.reduce, n)
+        alike = bool(n) and (np.ndim(stream.reduce) == 0 or bool((self.reduce == self.reduce[0]).all()))
         alone = alike and int(np.bincount(self.dest, minlength=1).max()) == 1
-        self.how = int(self.fold[0]) if alone else None
+        self.how = int(self.reduce[0]) if alone else None
         self.kept: list[tuple[Any, Array, Array]] | None = None
-        self.steady = not (stream.march or stream.hop or self.advance or self.drift)
-        land = stream.stride if stream.land is None else stream.land
+        self.steady = not (stream.source_step or stream.dest_step or self.chunk_step or self.dest_chunk_step)
+        dest_stride = stream.stride if stream.dest_stride is None else stream.dest_stride
         self.parts: list[tuple[Any, Array, Array]] = []
         for rows, times, width in stream.alike():
             j, w = np.arange(times)[:, None], np.arange(width)
-            here, there = (j * stream.stride + w).reshape(-1), (j * land + w).reshape(-1)
+            here, there = (j * stream.stride + w).reshape(-1), (j * dest_stride + w).reshape(-1)
             step = max(1, (1 << 20) // max(1, here.size))
             whole = rows.size == n <= step
             for i in range(0, rows.size, step):
@@ -126,15 +127,15 @@ class Flow:
             return bool(first.min() + low >= 0 and (base + first).max() + high < cells)
 
         here, there = ([part[i] for part in self.parts] for i in (1, 2))
-        return inside(self.base, self.first, self.advance, here) and inside(
-            self.lodge, self.into, self.drift, there
+        return inside(self.offset, self.chunk, self.chunk_step, here) and inside(
+            self.dest_offset, self.dest_chunk, self.dest_chunk_step, there
         )
 
     def ends(self, k: int) -> tuple[Array, Array]:
         """Sources and destinations in the k-th active iteration."""
-        march, hop = k * self.stream.march, k * self.stream.hop
-        source = (self.source + march) % self.size if march else self.source
-        return source, (self.dest + hop) % self.size if hop else self.dest
+        here, there = k * self.stream.source_step, k * self.stream.dest_step
+        source = (self.source + here) % self.size if here else self.source
+        return source, (self.dest + there) % self.size if there else self.dest
 
     def cells(self, k: int) -> Iterator[tuple[Any, Array, Array]]:
         """(rows, cells at the source, cells at the receiver), a few rows at a time."""
@@ -151,12 +152,12 @@ class Flow:
         source, dest = self.ends(k)
         wide = self.stream.modulus
         for rows, here, there in self.parts:
-            a = (self.first[rows] + k * self.advance)[:, None] + here
-            b = (self.into[rows] + k * self.drift)[:, None] + there
+            a = (self.chunk[rows] + k * self.chunk_step)[:, None] + here
+            b = (self.dest_chunk[rows] + k * self.dest_chunk_step)[:, None] + there
             for x in (a, b):  # a power of two is worth its own case: no division
                 np.remainder(x, wide, x) if wide & (wide - 1) else np.bitwise_and(x, wide - 1, x)
-            a += (self.base[rows] + source[rows] * self.room)[:, None]
-            b += (self.lodge[rows] + dest[rows] * self.room)[:, None]
+            a += (self.offset[rows] + source[rows] * self.room)[:, None]
+            b += (self.dest_offset[rows] + dest[rows] * self.room)[:, None]
             yield rows, a, b
 
 
@@ -166,11 +167,11 @@ def _full(value: Any, rows: int) -> Array:
     return np.full(rows, entries) if entries.ndim == 0 or entries.size != rows else entries.reshape(-1)
 
 
-def _steps(dest: Array, fold: Array) -> Iterator[tuple[Array, int]]:
+def _steps(dest: Array, reduce: Array) -> Iterator[tuple[Array, int]]:
     """Rows that can be carried out at once, and how they reduce; later rows later."""
     for rows in _one_at_a_time(dest):
         for how in (COPY, AFTER, BEFORE):
-            pick = rows[fold[rows] == how]
+            pick = rows[reduce[rows] == how]
             if pick.size:
                 yield pick, how
 
@@ -198,7 +199,7 @@ def _one_at_a_time(dest: Array) -> list[Array]:
 
 def _refuse_collisions(schedule: Schedule, turns: list[tuple[Flow, int]], t: int) -> None:
     """A chunk that is copied into must have no other message in the same iteration."""
-    if not any((flow.fold == COPY).any() for flow, _ in turns):
+    if not any((flow.reduce == COPY).any() for flow, _ in turns):
         return
     if all(flow.how is not None for flow, _ in turns) and len(turns) > 1 and _is_dense(schedule, turns):
         _refuse_marked(schedule, turns, t)
@@ -207,7 +208,7 @@ def _refuse_collisions(schedule: Schedule, turns: list[tuple[Flow, int]], t: int
     for flow, k in turns:
         for rows, _, there in flow.cells(k):
             ids.append(there.reshape(-1))
-            kinds.append(np.repeat(flow.fold[rows] == COPY, there.shape[1]))
+            kinds.append(np.repeat(flow.reduce[rows] == COPY, there.shape[1]))
     cells, copies = np.concatenate(ids), np.concatenate(kinds)
     order = np.argsort(cells, kind="stable")
     cells, copies = cells[order], copies[order]
@@ -255,12 +256,16 @@ def checked(schedule: Schedule) -> dict[int, Flow]:
         if not (s.rows and s.active):
             continue
         low, high = min(np.min(s.source), np.min(s.dest)), max(np.max(s.source), np.max(s.dest))
-        if (low < 0 and not (s.march or s.hop)) or high >= 2 * schedule.size + s.active:
+        if (low < 0 and not (s.source_step or s.dest_step)) or high >= 2 * schedule.size + s.active:
             raise ScheduleError("there is no such rank", schedule, int(high), s.begin, 0)
         for rows, _, there in flow.parts:
             # Two chunks of one message may not land in one place: who would be last?
             if len(there) > 1 and len(np.unique(there % s.modulus)) < len(there):
-                where = int(flow.dest[rows][0]), s.begin, int((flow.into[rows][0] + there[0]) % s.modulus)
+                where = (
+                    int(flow.dest[rows][0]),
+                    s.begin,
+                    int((flow.dest_chunk[rows][0] + there[0]) % s.modulus),
+                )
                 raise ScheduleError("one message has a chunk twice", schedule, *where)
         for k in () if flow.fits(cells) else range(s.active):
             source, dest = flow.ends(k)
@@ -292,16 +297,16 @@ def interpret_values(schedule: Schedule, given: list[Any], op: Any) -> list[Any]
             source, dest = stream.ends(k, schedule.size)
             for row in range(stream.rows):
                 here, there = stream.chunks(k, row)
-                fold = int(np.broadcast_to(stream.fold, source.shape)[row])
+                how = int(np.broadcast_to(stream.reduce, source.shape)[row])
                 for a, b in zip(here, there, strict=True):
                     moves.append(
-                        (int(dest[row]), b, memory[source[row]][bounds[a] : bounds[a + 1]].copy(), fold)
+                        (int(dest[row]), b, memory[source[row]][bounds[a] : bounds[a + 1]].copy(), how)
                     )
-        for d, b, data, fold in moves:
+        for d, b, data, how in moves:
             mine = memory[d][bounds[b] : bounds[b + 1]]
-            if fold == COPY:
+            if how == COPY:
                 mine[:] = data
-            elif fold == AFTER:
+            elif how == AFTER:
                 op(mine, data, out=mine)
             else:
                 op(data, mine, out=mine)

@@ -39,7 +39,7 @@ class Proof:
     """What a schedule that is right costs, beside the lower bounds.
 
     rounds: iterations with messages; least_rounds: ceil(log2 p).
-    sent, folded: units of x on the busiest rank; least_sent, least_folded: no algorithm needs less.
+    sent, reduced: units of x on the busiest rank; least_sent, least_reduced: no algorithm needs less.
     exact: counted, not fingerprinted.
     """
 
@@ -47,8 +47,8 @@ class Proof:
     least_rounds: int
     sent: float
     least_sent: float
-    folded: float
-    least_folded: float
+    reduced: float
+    least_reduced: float
     exact: bool
 
 
@@ -68,14 +68,14 @@ def prove(schedule: Schedule, exact: bool | None = None) -> Proof:
     state = _Sets(schedule) if exact or schedule.verb == "barrier" else _Weights(schedule)
     interpret(schedule, state, flows)
     state.check_end()
-    sent, folded = _bounds(schedule)
+    sent, reduced = _bounds(schedule)
     return Proof(
         schedule.rounds(),
         (p - 1).bit_length(),
         float(schedule.sent().max()),
         sent,
-        float(schedule.folded().max()),
-        folded,
+        float(schedule.reduced().max()),
+        reduced,
         exact,
     )
 
@@ -304,7 +304,7 @@ class _Intervals(_Cells):
 
 
 def _bounds(schedule: Schedule) -> tuple[float, float]:
-    """The least that some rank must send and fold, in units of one slot (for stacked verbs: of one block)."""
+    """The least that some rank must send and reduce, in slots (for stacked verbs: in blocks)."""
     p = schedule.size
     part = (p - 1) / p
     least = {

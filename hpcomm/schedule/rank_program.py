@@ -32,7 +32,7 @@ class Message:
 
 @dataclass
 class Round:
-    """packs: (temporary, low, high) before; effects: (temporary, low, high, fold) after the messages."""
+    """packs: (temporary, low, high) before; effects: (temporary, low, high, how) after the messages."""
 
     packs: list[tuple[int, int, int]] = field(default_factory=list)
     sends: list[Message] = field(default_factory=list)
@@ -64,10 +64,10 @@ def program(schedule: Schedule, rank: int, count: int, staged: bool = False) -> 
     for s in schedule.streams:
         for k in range(s.active):
             source, dest = s.ends(k, schedule.size)
-            fold = np.broadcast_to(s.fold, source.shape)
+            how = np.broadcast_to(s.reduce, source.shape)
             for row in np.flatnonzero((source == rank) | (dest == rank)).tolist():
                 here, there = s.chunks(k, row)
-                move = (int(source[row]), int(dest[row]), here, there, int(fold[row]))
+                move = (int(source[row]), int(dest[row]), here, there, int(how[row]))
                 due.setdefault(s.begin + k * s.every, []).append(move)
     for _, moves in sorted(due.items(), key=lambda item: item[0]):
         made, used = _round(moves, rank, bounds, staged)
@@ -92,14 +92,14 @@ def _round(moves: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64], int
     outgoing: dict[int, list[tuple[int, int]]] = {}
     incoming: dict[int, list[tuple[int, int, int]]] = {}
     order: list[tuple[int, int]] = []  # (peer, which of its pieces), in the order of the rows
-    for source, dest, here, there, fold in moves:
+    for source, dest, here, there, how in moves:
         if source == rank:
             outgoing.setdefault(dest, []).extend(pieces(here, bounds))
         if dest == rank:
             parts = incoming.setdefault(source, [])
             for low, high in pieces(there, bounds):
                 order.append((source, len(parts)))
-                parts.append((low, high, fold))
+                parts.append((low, high, how))
     made, at = Round(), 0
     for peer, ranges in outgoing.items():
         total = sum(high - low for low, high in ranges)
@@ -133,8 +133,8 @@ def _round(moves: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64], int
             start += high - low
     for peer, i in order:
         if (peer, i) in place:
-            low, high, fold = incoming[peer][i]
-            made.effects.append((place[peer, i], low, high, fold))
+            low, high, how = incoming[peer][i]
+            made.effects.append((place[peer, i], low, high, how))
     return made, at
 
 

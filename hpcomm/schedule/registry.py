@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, wraps
@@ -23,6 +24,11 @@ __all__ = ["algorithms", "build", "cut", "load", "named", "register"]
 Maker = Callable[..., Schedule]
 _MADE: dict[str, dict[str, Maker]] = {}
 _MOST_PIECES = 64
+_EARLIER = {  # parameters of a Stream in definitions written before they had the field's words
+    "first": "chunk", "advance": "chunk_step", "into": "dest_chunk", "drift": "dest_chunk_step",
+    "march": "source_step", "hop": "dest_step", "times": "count", "land": "dest_stride",
+    "base": "offset", "lodge": "dest_offset", "fold": "reduce",
+}  # fmt: skip
 _PIPELINES = {"double_tree": ("all_reduce", "broadcast", "reduce"), "ring": ("broadcast", "reduce")}
 
 
@@ -41,7 +47,7 @@ def register(name: str, verb: str) -> Callable[[Maker], Maker]:
         >>> @register("star", "all_reduce")
         ... def star(p):
         ...     others = np.arange(1, p)
-        ...     up = Stream(others, np.zeros_like(others), fold=AFTER)
+        ...     up = Stream(others, np.zeros_like(others), reduce=AFTER)
         ...     down = Stream(np.zeros_like(others), others, begin=1, end=2)
         ...     return Schedule("all_reduce", p, (up, down))
     """
@@ -77,7 +83,8 @@ def build(verb: str, algorithm: str, p: int, root: int = 0) -> Schedule:
 
     Raises:
         UsageError: there is none of this name, it has no such parameter, or a parameter no such value; there
-            are no ranks, or root is none of them; the function returned no schedule for p ranks.
+            are no ranks, or root is none of them; the function returned no schedule for p ranks, or uses an
+            earlier word for a Stream.
     """
     known_verb(verb)
     name, _, rest = algorithm.partition(":")
@@ -91,12 +98,24 @@ def build(verb: str, algorithm: str, p: int, root: int = 0) -> Schedule:
     options = _options(verb, name, rest)
     if "root" in (takes := signature(maker).parameters):
         options["root"] = root
-    made = maker(p, **options)
+    try:
+        made = maker(p, **options)
+    except (AttributeError, TypeError, ValueError) as error:
+        _refuse_earlier_words(verb, name, error)
+        raise
     if not isinstance(made, Schedule) or made.size != p:
         raise UsageError(
             f"{name} for {verb} returned no schedule for {p} ranks", hint=f"return Schedule({verb!r}, p, ...)"
         )
     return replace(made if "root" in takes else turn(made, root), verb=verb, name=algorithm)
+
+
+def _refuse_earlier_words(verb: str, name: str, error: Exception) -> None:
+    """Say today's word where a definition has failed with one of earlier times for a Stream."""
+    for word in re.findall(r"'(\w+)'", str(error)):
+        if word in _EARLIER:
+            what = f"{name} for {verb}: a Stream has no {word!r}"
+            raise UsageError(what, hint=f"{_EARLIER[word]!r}, which is its name now") from error
 
 
 def _options(verb: str, name: str, text: str) -> dict[str, Any]:
@@ -220,7 +239,7 @@ def ring_reduce_scatter(p: int) -> Schedule:
     return reverse("reduce_scatter", ring.ring(p, -1))
 
 
-ring_reduce_scatter.__doc__ = f"reduce_scatter: around the ring, folding.\n\n    {ring.ring.__doc__}"
+ring_reduce_scatter.__doc__ = f"reduce_scatter: around the ring, backwards.\n\n    {ring.ring.__doc__}"
 
 
 def _backwards(verb: str, maker: Maker) -> Maker:
@@ -332,8 +351,8 @@ def ring_gather(p: int) -> Schedule:
 
     Cost: log2 p + p-1 rounds, at most 2n(p-1)/p bytes (Barnett et al. 1994, "InterCom"). For large x.
     """
-    fold = reverse("reduce", ring.ring(p, -1))
-    return sequence("reduce", fold, reverse("gather", tree.binomial_scatter(p)), slots=1, chunks=p)
+    around = reverse("reduce", ring.ring(p, -1))
+    return sequence("reduce", around, reverse("gather", tree.binomial_scatter(p)), slots=1, chunks=p)
 
 
 def gather_then_broadcast(p: int) -> Schedule:
@@ -407,8 +426,8 @@ def _fill() -> None:
     }  # fmt: skip
     for name, maker in gathers.items():
         register(name, "all_gather")(maker)
-        fold = ring_reduce_scatter if name == "ring" else _backwards("reduce_scatter", maker)
-        register(name, "reduce_scatter")(fold)
+        scatter = ring_reduce_scatter if name == "ring" else _backwards("reduce_scatter", maker)
+        register(name, "reduce_scatter")(scatter)
     register("tree", "all_gather")(gather_then_broadcast)
     register("tree", "reduce_scatter")(reduce_then_scatter)
     register("ring", "all_reduce")(ring_all_reduce)

@@ -28,7 +28,7 @@ def ring(p: int, step: int = 1) -> Schedule:
     Cost: p-1 rounds, n(p-1)/p bytes sent per rank: the bound (Patarasuk and Yuan 2009).
     """
     r = Run(0, p)
-    return _gather(p, [Stream(r, (r + step) % p, first=r, advance=-step, end=p - 1, modulus=p)])
+    return _gather(p, [Stream(r, (r + step) % p, chunk=r, chunk_step=-step, end=p - 1, modulus=p)])
 
 
 def bruck(p: int) -> Schedule:
@@ -65,7 +65,7 @@ def parallel_trees(p: int) -> Schedule:
     r = ranks(p)
     far = [1 << k for k in reversed(range((p - 1).bit_length()))]
     return _gather(p, _rounds(
-        Stream(r, (r + d) % p, first=r, times=-(-(p - d) // (2 * d)), stride=-2 * d, modulus=p) for d in far
+        Stream(r, (r + d) % p, chunk=r, count=-(-(p - d) // (2 * d)), stride=-2 * d, modulus=p) for d in far
     ))  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def pairwise(p: int) -> Schedule:
     Cost: p-1 rounds, n(p-1)/p bytes (Thakur, Rabenseifner and Gropp 2005, "pairwise exchange").
     """
     r = Run(0, p)
-    return _gather(p, [Stream(r, (r + 1) % p, first=r, hop=1, end=p - 1)])
+    return _gather(p, [Stream(r, (r + 1) % p, chunk=r, dest_step=1, end=p - 1)])
 
 
 def pairwise_exchange(p: int) -> Schedule:
@@ -88,10 +88,11 @@ def pairwise_exchange(p: int) -> Schedule:
     Cost: p-1 rounds, n(p-1)/p bytes: the bound (Thakur, Rabenseifner and Gropp 2005, "pairwise exchange").
     """
     r = Run(0, p)
-    own = Stream(r, r, first=r, into=r, lodge=p)
+    own = Stream(r, r, chunk=r, dest_offset=p)
     rest = Stream(
-        r, (r + 1) % p, first=r + 1, advance=1, hop=1, into=r, drift=0, lodge=p, modulus=p, end=p - 1
-    )
+        r, (r + 1) % p, dest_step=1, chunk=r + 1, chunk_step=1, modulus=p, end=p - 1,
+        dest_chunk=r, dest_chunk_step=0, dest_offset=p,
+    )  # fmt: skip
     return Schedule("all_to_all", p, (own, rest), slots=2 * p)
 
 
@@ -108,12 +109,12 @@ def bruck_exchange(p: int) -> Schedule:
         parts = [(d, whole, d)] if whole else []
         parts += [(min(d, rest - d), 1, 2 * d * whole + d)] if rest > d else []
         rounds.append([
-            Stream(r, (r + d) % p, first=r + at, into=r + d + at, width=w, times=m, stride=2 * d, modulus=p)
+            Stream(r, (r + d) % p, chunk=r + at, dest_chunk=r + d + at, width=w, count=m, stride=2 * d,
+                   modulus=p)
             for w, m, at in parts
         ])  # fmt: skip
+    rounds.append([Stream(r, r, chunk=r, count=p, stride=1, dest_stride=-1, dest_offset=p, modulus=p)])
     streams = [s._replace(begin=i, end=i + 1) for i, part in enumerate(rounds) for s in part]
-    home = Stream(r, r, first=r, into=r, times=p, stride=1, land=-1, lodge=p, modulus=p)
-    streams.append(home._replace(begin=len(rounds), end=len(rounds) + 1))
     return Schedule("all_to_all", p, tuple(streams), slots=2 * p)
 
 
@@ -126,7 +127,7 @@ def chain(p: int, chunks: int = 1) -> Schedule:
     van de Geijn 1995).
     """
     streams = [
-        Stream([0], [1], first=i, march=1, hop=1, begin=i, end=i + p - 1)
+        Stream([0], [1], chunk=i, source_step=1, dest_step=1, begin=i, end=i + p - 1)
         for i in range(chunks if p > 1 else 0)
     ]
     return Schedule("broadcast", p, tuple(streams), chunks=chunks)
@@ -139,7 +140,7 @@ def chain_scan(p: int, chunks: int = 1) -> Schedule:
 
     Cost: p-2+c rounds of n/c bytes for c chunks (Sanders and Träff 2006, "linear pipeline").
     """
-    streams = tuple(s._replace(fold=BEFORE) for s in chain(p, chunks).streams)
+    streams = tuple(s._replace(reduce=BEFORE) for s in chain(p, chunks).streams)
     return Schedule("scan", p, streams, chunks=chunks)
 
 
@@ -152,7 +153,7 @@ def prefix(p: int) -> Schedule:
     """
     r = ranks(p)
     far = [1 << k for k in range((p - 1).bit_length())]
-    return Schedule("scan", p, _rounds(Stream(r[: p - d], r[d:], fold=BEFORE) for d in far))
+    return Schedule("scan", p, _rounds(Stream(r[: p - d], r[d:], reduce=BEFORE) for d in far))
 
 
 def dissemination(p: int) -> Schedule:
@@ -164,7 +165,7 @@ def dissemination(p: int) -> Schedule:
     """
     r = ranks(p)
     far = [1 << k for k in range((p - 1).bit_length())]
-    return Schedule("barrier", p, _rounds(Stream(r, (r + d) % p, fold=AFTER) for d in far))
+    return Schedule("barrier", p, _rounds(Stream(r, (r + d) % p, reduce=AFTER) for d in far))
 
 
 def ring_barrier(p: int) -> Schedule:
@@ -175,13 +176,13 @@ def ring_barrier(p: int) -> Schedule:
     Cost: p-1 rounds (folklore).
     """
     r = Run(0, p)
-    return Schedule("barrier", p, (Stream(r, (r + 1) % p, fold=AFTER, end=p - 1),))
+    return Schedule("barrier", p, (Stream(r, (r + 1) % p, reduce=AFTER, end=p - 1),))
 
 
 def _skips(p: int, skips: list[int]) -> Schedule:
     r = ranks(p)
     pairs = pairwise_of(skips)
-    return _gather(p, _rounds(Stream(r, (r - s) % p, first=r, width=b - s, modulus=p) for s, b in pairs))
+    return _gather(p, _rounds(Stream(r, (r - s) % p, chunk=r, width=b - s, modulus=p) for s, b in pairs))
 
 
 def _rounds(streams: Iterable[Stream]) -> tuple[Stream, ...]:

@@ -1,8 +1,8 @@
 """Representation of schedules: a few streams of messages, each a row of arrays over the ranks.
 
 A stream is an affine flow of messages. Row i of it says: in its k-th active iteration, rank
-`source[i] + k * march` gives rank `dest[i] + k * hop` some chunks, which are copied into the receiver's
-or reduced with them. So a ring over 100,000 ranks is two streams, and pipelining costs nothing.
+`source[i] + k * source_step` gives rank `dest[i] + k * dest_step` some chunks, which are copied into the
+receiver's or reduced with them. So a ring over 100,000 ranks is two streams, and pipelining costs nothing.
 
 All ranks go through the iterations in order, each at its own pace. Within one iteration a rank posts all
 its sends and receives, and waits for all: sends read what was there when the iteration began, receives
@@ -12,7 +12,7 @@ below buffers messages or not. What one rank gives another in one iteration trav
     iteration   0 1 2 3 4 5          begin=1, end=6, every=2: active in 1, 3, 5 (k = 0, 1, 2)
     k             0   1   2
 
-    chunks at the source: base + (first + k * advance + j * stride + 0 .. width-1) mod modulus, j < times
+    chunks at the source: offset + (chunk + k * chunk_step + j * stride + 0 .. width-1) mod modulus, j < count
 """
 
 from __future__ import annotations
@@ -69,32 +69,35 @@ class Run:
 class Stream(NamedTuple):
     """One row of arrays; a scalar stands for an array of equal entries, a Run for one of consecutive ones.
 
-    source, dest: ranks; march, hop: how far each moves per active iteration, around the circle of ranks.
-    first: first chunk at the source; advance: how far it moves per active iteration.
-    into, drift: the same at the receiver; None: as at the source.
-    width, times, stride, land: so many chunks in a row, so many times, so far apart (land: at the receiver).
-    base, lodge, modulus: where the window of chunks begins (lodge: at the receiver) and at how many it wraps.
-    fold: COPY, AFTER or BEFORE. begin, end, every: the active iterations.
+    source, dest: ranks; source_step, dest_step: how far each moves per active iteration, around the circle
+        of ranks.
+    chunk: the first chunk at the source; chunk_step: how far it moves per active iteration.
+    dest_chunk, dest_chunk_step: the same at the receiver; None: as at the source.
+    count, width, stride: as of an MPI vector type: count times width chunks in a row, stride apart
+        (dest_stride: at the receiver).
+    offset, dest_offset, modulus: where the window of chunks begins (at the receiver), and at how many chunks
+        it wraps around.
+    reduce: COPY, AFTER or BEFORE. begin, end, every: the active iterations.
     """
 
     source: Any
     dest: Any
-    first: Any = 0
-    into: Any = None
+    chunk: Any = 0
+    dest_chunk: Any = None
     width: Any = 1
-    times: Any = 1
+    count: Any = 1
     stride: int = 0
-    land: int | None = None
-    fold: Any = COPY
+    dest_stride: int | None = None
+    reduce: Any = COPY
     begin: int = 0
     end: int = 1
     every: int = 1
-    advance: int = 0
-    drift: int | None = None
-    hop: int = 0
-    march: int = 0
-    base: Any = 0
-    lodge: Any = None
+    chunk_step: int = 0
+    dest_chunk_step: int | None = None
+    dest_step: int = 0
+    source_step: int = 0
+    offset: Any = 0
+    dest_offset: Any = None
     modulus: int = 1 << 30
 
     @property
@@ -126,33 +129,34 @@ class Stream(NamedTuple):
 
     def ends(self, k: int, size: int) -> tuple[Ints, Ints]:
         """Sources and destinations in the k-th active iteration."""
-        source = (np.atleast_1d(self.source) + k * self.march) % size
-        return source, np.broadcast_to((np.atleast_1d(self.dest) + k * self.hop) % size, source.shape)
+        source = (np.atleast_1d(self.source) + k * self.source_step) % size
+        return source, np.broadcast_to((np.atleast_1d(self.dest) + k * self.dest_step) % size, source.shape)
 
     def starts(self, k: int) -> tuple[Ints, Ints]:
         """First chunk in the window, at the source and at the receiver, for each row."""
         shape = np.shape(np.atleast_1d(self.source))
-        first = np.asarray(self.first) + k * self.advance
-        drift = self.advance if self.drift is None else self.drift
-        into = first if self.into is None else np.asarray(self.into) + k * drift
-        return np.broadcast_to(first, shape), np.broadcast_to(into, shape)
+        here = there = np.asarray(self.chunk) + k * self.chunk_step
+        if self.dest_chunk is not None:
+            step = self.chunk_step if self.dest_chunk_step is None else self.dest_chunk_step
+            there = np.asarray(self.dest_chunk) + k * step
+        return np.broadcast_to(here, shape), np.broadcast_to(there, shape)
 
     def chunks(self, k: int, row: int) -> tuple[Ints, Ints]:
         """The chunks of one row, at the source and at the receiver."""
-        first, into = self.starts(k)
-        times, width = int(_at(self.times, row)), int(_at(self.width, row))
-        j, w = np.arange(times)[:, None], np.arange(width)[None, :]
-        land = self.stride if self.land is None else self.land
-        lodge = self.base if self.lodge is None else self.lodge
-        here = _at(self.base, row) + (first[row] + j * self.stride + w) % self.modulus
-        there = _at(lodge, row) + (into[row] + j * land + w) % self.modulus
+        first, dest_first = self.starts(k)
+        j = np.arange(int(_at(self.count, row)))[:, None]
+        w = np.arange(int(_at(self.width, row)))[None, :]
+        dest_stride = self.stride if self.dest_stride is None else self.dest_stride
+        dest_offset = self.offset if self.dest_offset is None else self.dest_offset
+        here = _at(self.offset, row) + (first[row] + j * self.stride + w) % self.modulus
+        there = _at(dest_offset, row) + (dest_first[row] + j * dest_stride + w) % self.modulus
         return here.reshape(-1), there.reshape(-1)
 
     def alike(self) -> list[tuple[Ints, int, int]]:
         """Rows that carry equally many chunks: (rows, times, width)."""
-        if np.ndim(self.times) == 0 and np.ndim(self.width) == 0:
-            return [(np.arange(self.rows), int(self.times), int(self.width))]
-        shape = np.broadcast_to(np.asarray(self.times) * (1 << 32) + self.width, self.rows)
+        if np.ndim(self.count) == 0 and np.ndim(self.width) == 0:
+            return [(np.arange(self.rows), int(self.count), int(self.width))]
+        shape = np.broadcast_to(np.asarray(self.count) * (1 << 32) + self.width, self.rows)
         kinds = np.unique(shape).tolist()
         return [(np.flatnonzero(shape == kind), kind >> 32, kind & 0xFFFFFFFF) for kind in kinds]
 
@@ -193,7 +197,7 @@ class Schedule:
         """What each rank sends, in units of one slot."""
         return self._load(0)
 
-    def folded(self) -> NDArray[np.float64]:
+    def reduced(self) -> NDArray[np.float64]:
         """What each rank reduces, in units of one slot."""
         return self._load(1)
 
@@ -201,23 +205,23 @@ class Schedule:
         """Iterations in which a message travels."""
         busy = np.zeros(self.iterations, bool)
         for s in self.streams:
-            if s.march or s.hop or s.leaves:
+            if s.source_step or s.dest_step or s.leaves:
                 busy[s.begin : s.end : s.every] = True
         return int(busy.sum())
 
     def _load(self, side: int) -> NDArray[np.float64]:
         total = np.zeros(self.size)
         for s in self.streams:
-            if not s.active or (side and not np.any(s.fold)):
+            if not s.active or (side and not np.any(s.reduce)):
                 continue
-            size = np.multiply(s.width, s.times) / self.chunks
-            size = size * (np.asarray(s.fold) != COPY) if side else size
-            moves = bool(s.march or s.hop)
+            size = np.multiply(s.width, s.count) / self.chunks
+            size = size * (np.asarray(s.reduce) != COPY) if side else size
+            moves = bool(s.source_step or s.dest_step)
             several = max(1, (1 << 20) // max(1, s.rows))  # iterations at a time
             for low in range(0, s.active if moves else 1, several):
                 k = np.arange(low, min(low + several, s.active))[:, None] if moves else 0
-                source = (np.atleast_1d(s.source) + k * s.march) % self.size
-                dest = (np.atleast_1d(s.dest) + k * s.hop) % self.size
+                source = (np.atleast_1d(s.source) + k * s.source_step) % self.size
+                dest = (np.atleast_1d(s.dest) + k * s.dest_step) % self.size
                 sent = (source != dest) * size * (1 if moves else s.active)
                 ends = (dest if side else source) + np.zeros(sent.shape, np.int64)
                 total += np.bincount(ends.reshape(-1), sent.reshape(-1), self.size)

@@ -43,7 +43,7 @@ def binomial_scatter(p: int) -> Schedule:
     streams = []
     for i, d in enumerate(far):
         v = np.arange(0, p - d, 2 * d)
-        streams.append(Stream(v, v + d, first=v + d, width=np.minimum(d, p - v - d), begin=i, end=i + 1))
+        streams.append(Stream(v, v + d, chunk=v + d, width=np.minimum(d, p - v - d), begin=i, end=i + 1))
     return Schedule("scatter", p, tuple(streams), slots=p)
 
 
@@ -54,7 +54,7 @@ def direct_scatter(p: int) -> Schedule:
 
     Cost: p-1 rounds, n(p-1)/p bytes (folklore; Open MPI's "linear").
     """
-    rest = Stream([0], [1], first=1, advance=1, hop=1, end=p - 1)
+    rest = Stream([0], [1], chunk=1, chunk_step=1, dest_step=1, end=p - 1)
     return Schedule("scatter", p, (rest,) if p > 1 else (), slots=p)
 
 
@@ -122,11 +122,13 @@ def _up_and_down(parent: np.ndarray, depth: np.ndarray, first: int, pieces: int)
     child = ranks(len(parent))
     for d in range(1, height + 1):
         c = child[depth == d]
-        down = Stream(parent[c], c, first=first, advance=1, begin=height + d - 1, end=height + d - 1 + pieces)
+        down = Stream(
+            parent[c], c, chunk=first, chunk_step=1, begin=height + d - 1, end=height + d - 1 + pieces
+        )
         right = np.where(c > parent[c], 1, 2)  # AFTER or BEFORE, so that a tree in order keeps the order
         begin = height - d
         streams.append(
-            Stream(c, parent[c], first=first, advance=1, begin=begin, end=begin + pieces, fold=right)
+            Stream(c, parent[c], chunk=first, chunk_step=1, begin=begin, end=begin + pieces, reduce=right)
         )
         streams.append(down)
     return streams
@@ -148,7 +150,7 @@ def double_tree_broadcast(p: int, chunks: int = 2) -> Schedule:
         for d in range(int(depth.max()) + 1):
             c = np.flatnonzero(depth == d)
             source = parent[c] + 1 if d else np.zeros_like(c)
-            streams.append(Stream(source, c + 1, first=which * pieces, advance=1, begin=d, end=d + pieces))
+            streams.append(Stream(source, c + 1, chunk=which * pieces, chunk_step=1, begin=d, end=d + pieces))
     return Schedule("broadcast", p, tuple(streams), chunks=2 * pieces)
 
 

@@ -172,7 +172,7 @@ def _one_tree(schedule: Schedule) -> Any:
     up = schedule.verb == "reduce"
     edges: dict[tuple[int, int], int] = {}  # (upper, lower): when it is first used; all_reduce: downwards
     for s in schedule.streams:
-        if np.any(s.fold) != up:
+        if np.any(s.reduce) != up:
             continue
         for k in range(s.active):
             source, dest = s.ends(k, schedule.size)

@@ -315,7 +315,7 @@ def test_ones_own_algorithm_runs_by_name(comm: Any) -> None:
     @register("star_over_mpi", "all_reduce")
     def star(p: int) -> Schedule:
         others = np.arange(1, p)
-        up = Stream(others, np.zeros_like(others), fold=AFTER)
+        up = Stream(others, np.zeros_like(others), reduce=AFTER)
         down = Stream(np.zeros_like(others), others, begin=1, end=2)
         return Schedule("all_reduce", p, (up, down) if p > 1 else ())
 
@@ -324,7 +324,7 @@ def test_ones_own_algorithm_runs_by_name(comm: Any) -> None:
 
         @register("wrong_over_mpi", "all_reduce")
         def wrong(p: int) -> Schedule:
-            return Schedule("all_reduce", p, (Stream([1], [0], fold=AFTER),))
+            return Schedule("all_reduce", p, (Stream([1], [0], reduce=AFTER),))
 
         with pytest.raises(hpcomm.HpcommError, match="lacks a contribution"):
             comm.all_reduce(np.ones(3), algorithm="wrong_over_mpi")

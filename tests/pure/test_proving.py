@@ -22,7 +22,7 @@ from hpcomm.schedule.stream import AFTER, Schedule, Stream
 
 def both_ways(p, first):
     others, hub = np.arange(first, p), np.zeros(max(0, p - first), int)
-    return Schedule("all_reduce", p, (Stream(others, hub, fold=AFTER), Stream(hub, others, begin=1, end=2)))
+    return Schedule("all_reduce", p, (Stream(others, hub, reduce=AFTER), Stream(hub, others, begin=1, end=2)))
 
 @register("own_star", "all_reduce")
 def star(p):

@@ -44,7 +44,7 @@ OPTIMAL_ROUNDS = ("circulant", "bruck", "pat")
 
 
 def messages(schedule: Schedule, turn: int = 0) -> set[tuple[int, ...]]:
-    """What travels, chunk by chunk: (iteration, source, dest, chunk there, chunk here, fold).
+    """What travels, chunk by chunk: (iteration, source, dest, chunk there, chunk here, how).
 
     turn: so many ranks further around the circle, and with each rank the chunks of its own block.
     """
@@ -53,11 +53,11 @@ def messages(schedule: Schedule, turn: int = 0) -> set[tuple[int, ...]]:
     for s in schedule.streams:
         for k in range(s.active):
             source, dest = s.ends(k, p)
-            fold = np.broadcast_to(s.fold, source.shape).tolist()
+            how = np.broadcast_to(s.reduce, source.shape).tolist()
             for row, (a, b) in enumerate(zip(source.tolist(), dest.tolist(), strict=True)):
                 ends = s.begin + k * s.every, (a + turn) % p, (b + turn) % p
                 for there, here in zip(*s.chunks(k, row), strict=True):
-                    found.add((*ends, (int(there) + move) % cells, (int(here) + move) % cells, fold[row]))
+                    found.add((*ends, (int(there) + move) % cells, (int(here) + move) % cells, how[row]))
     return found
 
 
@@ -96,7 +96,7 @@ def test_a_tree_that_keeps_order_gives_any_root_what_it_gave_rank_0() -> None:
             *rows, last = build("reduce", "ordered_tree", p, root).streams
             pairs = zip(rows, straight, strict=True)
             assert all(np.array_equal(x, y) for r, s in pairs for x, y in zip(r[:6], s[:6], strict=True))
-            assert (last.source, last.dest, last.fold, last.begin) == ([0], [root], COPY, len(straight))
+            assert (last.source, last.dest, last.reduce, last.begin) == ([0], [root], COPY, len(straight))
 
 
 @pytest.mark.parametrize("p", [2, 3, 7, 64, 100, 129])
@@ -109,7 +109,7 @@ def test_the_bounds_are_reached_by_those_that_claim_it(p: int) -> None:
         proof = prove(build("all_reduce", name, p))
         assert proof.rounds == 2 * least
         assert proof.sent == pytest.approx(2 * (p - 1) / p) == proof.least_sent
-        assert proof.folded == pytest.approx((p - 1) / p) == proof.least_folded
+        assert proof.reduced == pytest.approx((p - 1) / p) == proof.least_reduced
     ring = prove(build("all_reduce", "ring", p))
     assert ring.rounds == 2 * (p - 1)
     assert ring.sent == pytest.approx(ring.least_sent)
@@ -192,10 +192,14 @@ def mutated(schedule: Schedule, chance: random.Random) -> Schedule:
     dest = np.array(np.broadcast_to(np.atleast_1d(s.dest), source.shape))
     first, into = (np.array(part) for part in s.starts(0))
     row = chance.randrange(s.rows)
-    kinds = ["drop", "dest", "source", "early", "fold", "short"] + ["chunk"] * (schedule.cells > 1)
+    kinds = ["drop", "dest", "source", "early", "how", "short"] + ["chunk"] * (schedule.cells > 1)
     kind = chance.choice(kinds)
     s = s._replace(
-        source=source, dest=dest, first=first, into=into, drift=s.advance if s.drift is None else s.drift
+        source=source,
+        dest=dest,
+        chunk=first,
+        dest_chunk=into,
+        dest_chunk_step=s.chunk_step if s.dest_chunk_step is None else s.dest_chunk_step,
     )
     if kind == "drop":
         keep = np.arange(s.rows) != row
@@ -208,10 +212,10 @@ def mutated(schedule: Schedule, chance: random.Random) -> Schedule:
         into[row] = (into[row] + chance.randrange(1, schedule.cells)) % min(s.modulus, schedule.cells)
     elif kind == "early":
         s = s._replace(begin=s.begin + 1, end=s.end + 1)
-    elif kind == "fold":
-        fold = np.array(np.broadcast_to(s.fold, s.rows))
-        fold[row] = AFTER if fold[row] == COPY else COPY
-        s = s._replace(fold=fold)
+    elif kind == "how":
+        how = np.array(np.broadcast_to(s.reduce, s.rows))
+        how[row] = AFTER if how[row] == COPY else COPY
+        s = s._replace(reduce=how)
     else:
         s = s._replace(end=s.begin + (s.active - 1) * s.every)
     streams[i] = s
@@ -289,27 +293,27 @@ def test_a_broken_schedule_is_refused_with_rank_iteration_and_chunk() -> None:
     with pytest.raises(ScheduleError, match="two messages into one chunk"):
         prove(both)
     with pytest.raises(ScheduleError, match="there are only 1 chunks"):
-        prove(Schedule("broadcast", 2, (Stream([0], [1], first=1),)))
+        prove(Schedule("broadcast", 2, (Stream([0], [1], chunk=1),)))
     with pytest.raises(ScheduleError, match="no such rank"):
         prove(Schedule("broadcast", 2, (Stream([0], [9]),)))
 
 
-@pytest.mark.parametrize("fold", [COPY, AFTER])
+@pytest.mark.parametrize("how", [COPY, AFTER])
 @pytest.mark.parametrize("p", [2, 40])
-def test_a_message_with_the_same_chunk_twice_is_refused(p: int, fold: int) -> None:
-    """The second piece would land on the first: lost if copied, counted twice if folded."""
+def test_a_message_with_the_same_chunk_twice_is_refused(p: int, how: int) -> None:
+    """The second piece would land on the first: lost if copied, counted twice if reduced."""
     others, hub = np.arange(1, p), np.zeros(p - 1, int)
-    up = Stream(others, hub, width=2, fold=AFTER)
-    down = Stream(hub, others, times=2, stride=1, begin=1, end=2)
+    up = Stream(others, hub, width=2, reduce=AFTER)
+    down = Stream(hub, others, count=2, stride=1, begin=1, end=2)
     prove(Schedule("all_reduce", p, (up, down), chunks=2))
-    for wrong in (down._replace(land=0, fold=fold), down._replace(modulus=1, fold=fold)):
+    for wrong in (down._replace(dest_stride=0, reduce=how), down._replace(modulus=1, reduce=how)):
         with pytest.raises(ScheduleError, match="iteration 1, chunk 0: one message has a chunk twice"):
             prove(Schedule("all_reduce", p, (up, wrong), chunks=2))
 
 
 def test_chunks_beyond_the_last_are_seen_in_every_iteration() -> None:
     """Here only in the middle one, where chunk 2 of rank 0 would be taken for chunk 0 of rank 1."""
-    away = Stream([0], [2], first=0, advance=2, modulus=4, end=3, into=0, drift=0)
+    away = Stream([0], [2], chunk=0, chunk_step=2, modulus=4, end=3, dest_chunk=0, dest_chunk_step=0)
     with pytest.raises(ScheduleError, match="rank 0, iteration 2, chunk 2: there are only 2 chunks"):
         prove(
             Schedule(
@@ -319,7 +323,7 @@ def test_chunks_beyond_the_last_are_seen_in_every_iteration() -> None:
 
 
 def test_a_schedule_with_windows_of_chunks_cannot_be_turned() -> None:
-    apart = Schedule("scatter", 4, (Stream([0], [1], first=0, base=1, modulus=1),), slots=4)
+    apart = Schedule("scatter", 4, (Stream([0], [1], chunk=0, offset=1, modulus=1),), slots=4)
     with pytest.raises(
         hpcomm.UsageError,
         match=r"windows of chunks cannot be turned(\n  where: .*)?\n  try:   a parameter root",
@@ -384,7 +388,7 @@ def test_an_algorithm_of_the_users_gets_everything() -> None:
     def star(p: int) -> Schedule:
         """all_reduce: everyone to rank 0 and back."""
         others = np.arange(1, p)
-        up = Stream(others, np.zeros_like(others), fold=AFTER)
+        up = Stream(others, np.zeros_like(others), reduce=AFTER)
         return Schedule(
             "all_reduce", p, (up, Stream(np.zeros_like(others), others, begin=1, end=2)) if p > 1 else ()
         )
@@ -441,6 +445,23 @@ def test_an_unknown_algorithm_or_parameter_is_refused_with_what_there_is() -> No
     for p, root in ((0, 0), (-1, 0), (4, 4), (4, -1)):
         with pytest.raises(hpcomm.UsageError, match=f"{p} ranks have no rank {root}"):
             build("broadcast", "tree", p, root)
+
+
+@pytest.mark.parametrize(
+    ("definition", "word"),
+    [
+        (lambda: Stream([0], [1], fold=AFTER), "'reduce'"),  # type: ignore[call-arg]
+        (lambda: Stream([0], [1])._replace(march=1), "'source_step'"),  # type: ignore[call-arg]
+        (lambda: Stream([0], [1]).into, "'dest_chunk'"),  # type: ignore[attr-defined]
+    ],
+)
+def test_a_definition_with_an_earlier_word_is_told_the_present_one(definition: Any, word: str) -> None:
+    register("earlier_of_test", "all_reduce")(lambda p: Schedule("all_reduce", p, (definition(),)))
+    try:
+        with pytest.raises(hpcomm.UsageError, match=rf"(?s)a Stream has no .*try: .*{word}"):
+            build("all_reduce", "earlier_of_test", 2)
+    finally:
+        del registry._MADE["all_reduce"]["earlier_of_test"]
 
 
 def test_a_function_that_returns_no_schedule_for_these_ranks_is_refused() -> None:

@@ -53,7 +53,7 @@ def reference(schedule: Schedule, on: Machine, nbytes: float) -> float:
             for row in range(s.rows):
                 a, b = int(source[row]), int(dest[row])
                 size = len(s.chunks(k, row)[0]) * chunk
-                fold = int(np.broadcast_to(s.fold, source.shape)[row]) != COPY
+                fold = int(np.broadcast_to(s.reduce, source.shape)[row]) != COPY
                 if a != b:
                     entry = messages.setdefault((a, b), [0.0, 0.0])
                     entry[0] += size
@@ -69,14 +69,14 @@ def reference(schedule: Schedule, on: Machine, nbytes: float) -> float:
                 passing[link] = passing.get(link, 0.0) + size
         port, done = list(clock), list(clock)
         arrivals: dict[int, list[tuple[float, float, float]]] = {}
-        for (a, b), (size, folded) in messages.items():
+        for (a, b), (size, reduced) in messages.items():
             level = len(ways[a, b]) // 2
             rates = {"nic": on.nic_per_byte, "up": on.uplink_per_byte, "down": on.uplink_per_byte}
             head = port[a] + on.overhead
             tail = head + max((passing[w] * rates[w[0].split()[0]] for w in ways[a, b]), default=0.0)
             port[a] += on.overhead + size * on.per_byte[level]
             done[a] = max(done[a], port[a], tail)
-            take = on.overhead + size * on.per_byte[level] + folded * on.fold_per_byte
+            take = on.overhead + size * on.per_byte[level] + reduced * on.fold_per_byte
             late = tail + on.latency[level] + on.overhead
             arrivals.setdefault(b, []).append((head + on.latency[level], take, late))
         for b, line in arrivals.items():

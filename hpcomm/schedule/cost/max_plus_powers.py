@@ -29,7 +29,7 @@ def _circles(clock: Clock, streams: list[Stream]) -> bool:
     largest value over a range, with a slope.
     """
     (s, *others) = streams
-    if others or s.march or s.hop or s.every > 1 or s.active < 3:
+    if others or s.source_step or s.dest_step or s.every > 1 or s.active < 3:
         return False
     way = clock.shift(s)
     if way is not None and gcd(way[0], clock.size) == 1:
@@ -90,7 +90,9 @@ def _walk(clock: Clock, streams: list[Stream]) -> bool:
     if others or not is_single(s) or s.active < 3:
         return False
     k = np.arange(s.active)
-    a, b = ((np.atleast_1d(x) + k * y) % clock.size for x, y in ((s.source, s.march), (s.dest, s.hop)))
+    a, b = (
+        (np.atleast_1d(x) + k * y) % clock.size for x, y in ((s.source, s.source_step), (s.dest, s.dest_step))
+    )
     apart = a != b
     a, b = a[apart], b[apart]
     time = clock.time.tolist()

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
     source: Array
     dest: Array
     nbytes: Array
-    folded: Array
+    reduced: Array
     which: Array
 
     @classmethod
@@ -43,9 +43,9 @@ class Rows(NamedTuple):
         parts = []
         for i, (s, k) in enumerate(streams):
             source, dest = s.ends(k, size)
-            nbytes = np.broadcast_to(np.multiply(s.width, s.times) * chunk, source.shape)
-            folded = nbytes * np.broadcast_to(np.asarray(s.fold) != COPY, source.shape)
-            parts.append((source, dest, nbytes, folded, np.full(source.size, i)))
+            nbytes = np.broadcast_to(np.multiply(s.width, s.count) * chunk, source.shape)
+            reduced = nbytes * np.broadcast_to(np.asarray(s.reduce) != COPY, source.shape)
+            parts.append((source, dest, nbytes, reduced, np.full(source.size, i)))
         rows = cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         order = np.argsort(rows.dest * size + rows.source, kind="stable")
         return rows.pick(order[(rows.source != rows.dest)[order]])
@@ -58,8 +58,8 @@ class Rows(NamedTuple):
         first = firsts(self.source, self.dest)
         if first.size == self.source.size:
             return self
-        nbytes, folded = (np.add.reduceat(column, first) for column in (self.nbytes, self.folded))
-        return Rows(self.source[first], self.dest[first], nbytes, folded, self.which[first])
+        nbytes, reduced = (np.add.reduceat(column, first) for column in (self.nbytes, self.reduced))
+        return Rows(self.source[first], self.dest[first], nbytes, reduced, self.which[first])
 
 
 class Map:
@@ -78,7 +78,7 @@ class Map:
                 a, b, load = a[at], b[at], rows.nbytes[at] * rate
                 wide[at] = np.maximum(wide[at], np.maximum(np.bincount(a, load)[a], np.bincount(b, load)[b]))
         busy = on.port(rows.nbytes, level)
-        self.take = busy + rows.folded * on.fold_per_byte
+        self.take = busy + rows.reduced * on.fold_per_byte
 
         self.first = firsts(dest)  # messages into one rank stand together
         self.receivers = dest[self.first]
@@ -150,10 +150,10 @@ class Clock:
 
     def stepwise(self, streams: list[Stream]) -> None:
         """Map by map."""
-        still = [s for s in streams if not (s.march or s.hop)]
+        still = [s for s in streams if not (s.source_step or s.dest_step)]
         rows = Rows.of([(s, 0) for s in still], self.size, self.chunk) if still else None
         for begin, end, active in stretches(streams):
-            if any(s.march or s.hop for s in active):
+            if any(s.source_step or s.dest_step for s in active):
                 for t in range(begin, end):
                     self.step(self.map([(s, s.turn(t)) for s in active]), t, 1)
             elif rows is not None:
@@ -221,7 +221,7 @@ def phases(schedule: Schedule) -> list[list[Stream]]:
     for s in sorted(schedule.streams, key=lambda s: s.begin):
         if not s.active or not s.rows:
             continue
-        if not (s.march or s.hop or s.leaves):
+        if not (s.source_step or s.dest_step or s.leaves):
             continue
         if s.begin >= until:
             found.append([])
@@ -231,11 +231,11 @@ def phases(schedule: Schedule) -> list[list[Stream]]:
 
 
 def _shift(s: Stream, p: int) -> tuple[int, int] | None:
-    if s.rows != p or np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold):
+    if s.rows != p or np.ndim(s.width) or np.ndim(s.count) or np.ndim(s.reduce):
         return None
     if isinstance(s.source, Run) and isinstance(s.dest, Run):
         whole = {s.source.modulus, s.dest.modulus} <= {0, p}
-        return ((s.dest.first - s.source.first) % p, s.hop - s.march) if whole else None
+        return ((s.dest.first - s.source.first) % p, s.dest_step - s.source_step) if whole else None
     source = np.atleast_1d(s.source)
     further = np.asarray(s.dest) - source
     d = int(further[0]) % p
@@ -245,7 +245,7 @@ def _shift(s: Stream, p: int) -> tuple[int, int] | None:
     gives[source if source.min() >= 0 and source.max() < p else source % p] = True
     if not gives.all():
         return None
-    return d, s.hop - s.march
+    return d, s.dest_step - s.source_step
 
 
 def stretches(streams: list[Stream]) -> Iterator[tuple[int, int, list[Stream]]]:

@@ -39,7 +39,7 @@ def few(schedule: Schedule, on: Machine) -> int:
 def ring(clock: Clock, streams: list[Stream]) -> bool:
     """All give to a neighbour, always on the same side, until what they gave has been everywhere."""
     (s, *others) = streams
-    way = None if others or s.march or s.hop or s.every > 1 else clock.shift(s)
+    way = None if others or s.source_step or s.dest_step or s.every > 1 else clock.shift(s)
     if way is None or way[0] not in (1, clock.size - 1) or s.active != clock.size - 1 or s.active < 3:
         return False
     own, hop = uniform(clock, s, way[0])
@@ -108,8 +108,8 @@ def passing(clock: Clock, streams: list[Stream]) -> bool:
         return False
     few = 3 * on.group + p % on.group
     r = np.arange(few - 1)
-    nbytes = np.full(few - 1, float(s.width * s.times * clock.chunk))
-    step = Map(Rows(r, r + 1, nbytes, nbytes * (s.fold != COPY), r), on, few)
+    nbytes = np.full(few - 1, float(s.width * s.count * clock.chunk))
+    step = Map(Rows(r, r + 1, nbytes, nbytes * (s.reduce != COPY), r), on, few)
     own, hop = (everywhere(clock, x) for x in (step.own, np.append(0.0, step.hop)))
     before, clock.time = clock.time, clock.time + own
     hop[clock.gap] = -np.inf  # whoever gives to this one is left out
@@ -124,7 +124,13 @@ def chain(clock: Clock, streams: list[Stream]) -> bool:
     """
     streams = sorted(streams, key=lambda s: s.begin)
     s = streams[0]
-    plain = is_single(s) and abs(s.march) == 1 and s.march == s.hop and s.every == 1 and s.active < clock.size
+    plain = (
+        is_single(s)
+        and abs(s.source_step) == 1
+        and s.source_step == s.dest_step
+        and s.every == 1
+        and s.active < clock.size
+    )
     like = [
         is_single(o) and o.begin == s.begin + i and all(
             np.all(x == y) for x, y in
@@ -135,11 +141,11 @@ def chain(clock: Clock, streams: list[Stream]) -> bool:
     if not (plain and all(like)):
         return False
     a, b = s.ends(0, clock.size)
-    if (b - a - s.march) % clock.size:
+    if (b - a - s.source_step) % clock.size:
         return False
     if clock.missing:
         return _followed_chain(clock, streams, int(a[0]))
-    line = (a + np.arange(s.active + 1) * s.march) % clock.size
+    line = (a + np.arange(s.active + 1) * s.source_step) % clock.size
     hop, take, gone = single(clock, s, line[:-1], line[1:])
     clock.time[line] = _passed(clock.time[line], len(streams), hop, take, gone)
     return True
@@ -147,7 +153,7 @@ def chain(clock: Clock, streams: list[Stream]) -> bool:
 
 def _kind(s: Stream) -> tuple[Any, ...]:
     """What makes chunks of a chain alike."""
-    return s.source, s.dest, s.march, s.hop, s.width, s.times, s.fold, s.every, s.active
+    return s.source, s.dest, s.source_step, s.dest_step, s.width, s.count, s.reduce, s.every, s.active
 
 
 def _passed(time: Array, chunks: int, hop: Array, take: Array, gone: Array) -> Array:
@@ -167,17 +173,17 @@ def _passed(time: Array, chunks: int, hop: Array, take: Array, gone: Array) -> A
 def _followed_chain(clock: Clock, streams: list[Stream], first: int) -> bool:
     """A chain through all groups, of which only those at the ends are followed."""
     s, p, group = streams[0], clock.size, clock.on.group
-    last = first + s.active * s.march
+    last = first + s.active * s.source_step
     low, high = min(first, last), max(first, last)
     if low > group or high < p - 1 - group or low < 0 or high >= p:
         return False
-    at = np.flatnonzero((clock.place >= low) & (clock.place <= high))[:: s.march]
+    at = np.flatnonzero((clock.place >= low) & (clock.place <= high))[:: s.source_step]
     line = clock.place[at]
-    hop, take, _ = single(clock, s, line[1:] - s.march, line[1:])
-    _, _, gone = single(clock, s, line[:-1], line[:-1] + s.march)
+    hop, take, _ = single(clock, s, line[1:] - s.source_step, line[1:])
+    _, _, gone = single(clock, s, line[:-1], line[:-1] + s.source_step)
     jump = int(np.flatnonzero(abs(np.diff(line)) > 1)[0])
     some = np.arange(2 * group, 3 * group)
-    hop[jump] += single(clock, s, some - s.march, some)[0].sum() * (clock.missing // group)
+    hop[jump] += single(clock, s, some - s.source_step, some)[0].sum() * (clock.missing // group)
     clock.time[at] = _passed(clock.time[at], len(streams), hop, take, gone)
     return True
 
@@ -211,23 +217,23 @@ def everywhere(clock: Clock, x: Array) -> Array:
 def shifted(clock: Clock, s: Stream, d: int, size: int) -> Map:
     """All of a circle of so many give to the one d further on."""
     r = np.arange(size)
-    nbytes = np.full(size, float(s.width * s.times * clock.chunk))
-    return Map(Rows(np.roll(r, d), r, nbytes, nbytes * (s.fold != COPY), r), clock.on, size)
+    nbytes = np.full(size, float(s.width * s.count * clock.chunk))
+    return Map(Rows(np.roll(r, d), r, nbytes, nbytes * (s.reduce != COPY), r), clock.on, size)
 
 
 def single(clock: Clock, s: Stream, source: Array, dest: Array) -> tuple[Array, Array, Array]:
     """(hop, what the receiver does, what the sender does) of messages that share no link."""
-    on, level, nbytes = clock.on, np.zeros(source.size, np.int64), float(s.width * s.times * clock.chunk)
+    on, level, nbytes = clock.on, np.zeros(source.size, np.int64), float(s.width * s.count * clock.chunk)
     wide = np.zeros(source.size)
     for _, unit, rate in on.links():
         far = source // unit != dest // unit
         level += far
         wide = np.maximum(wide, far * nbytes * rate)
     busy = on.port(np.asarray(nbytes), level)
-    take = busy + nbytes * on.fold_per_byte * (s.fold != COPY)
+    take = busy + nbytes * on.fold_per_byte * (s.reduce != COPY)
     hop = on.overhead + np.asarray(on.latency)[level] + np.maximum(take, wide + on.overhead)
     return hop, take, np.maximum(busy, on.overhead + wide)
 
 
 def is_single(s: Stream) -> bool:
-    return s.rows == 1 and not (np.ndim(s.width) or np.ndim(s.times) or np.ndim(s.fold))
+    return s.rows == 1 and not (np.ndim(s.width) or np.ndim(s.count) or np.ndim(s.reduce))

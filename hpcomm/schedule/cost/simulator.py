@@ -137,7 +137,7 @@ def _loads(clock: Clock, schedule: Schedule, nbytes: float) -> dict[str, tuple[f
     p, found = schedule.size, {}
     for name, unit, _ in [("rank", 1, 0.0), *clock.on.links()]:
         units = -(-p // unit)
-        sizes = [np.multiply(s.width, s.times) * (nbytes / schedule.chunks) for s in schedule.streams]
+        sizes = [np.multiply(s.width, s.count) * (nbytes / schedule.chunks) for s in schedule.streams]
         alike = [_leave_alike(clock.shift(s), s, unit, p) for s in schedule.streams]
         if units > 2 and all(a is not None for a in alike):
             ends = sum((size * np.array(a) for size, a in zip(sizes, alike, strict=True)), np.zeros(3))
@@ -173,12 +173,12 @@ def _leave_alike(way: tuple[int, int] | None, s: Stream, unit: int, p: int) -> t
         return full, full, times * int(np.minimum(near, (p - 1) % unit + 1).sum())
     if s.is_pass(p):
         low, high, up = 0, p - 2, True
-    elif s.rows == 1 and s.march == s.hop and abs(s.march) == 1:
+    elif s.rows == 1 and s.source_step == s.dest_step and abs(s.source_step) == 1:
         first = int(np.atleast_1d(s.source)[0])
-        if int(np.atleast_1d(s.dest)[0]) != first + s.march:
+        if int(np.atleast_1d(s.dest)[0]) != first + s.source_step:
             return None
-        low, high = sorted((first, first + (s.active - 1) * s.march))
-        up = s.march == 1
+        low, high = sorted((first, first + (s.active - 1) * s.source_step))
+        up = s.source_step == 1
     else:
         return None
     if units < 3 or low < 0 or high >= p or low > unit or high < (units - 1) * unit - 1:
@@ -190,13 +190,13 @@ def _leave_alike(way: tuple[int, int] | None, s: Stream, unit: int, p: int) -> t
 
 def _leave(s: Stream, unit: int, size: Any, total: Array, p: int) -> None:
     """Message by message."""
-    moving = bool(s.march or s.hop)
+    moving = bool(s.source_step or s.dest_step)
     k = np.arange(s.active if moving else min(1, s.active))
     several = max(1, _BLOCK // max(1, s.rows))
     for low in range(0, k.size, several):
         now = k[low : low + several, None]
-        source = (np.atleast_1d(s.source) + now * s.march) % p // unit
-        dest = (np.atleast_1d(s.dest) + now * s.hop) % p // unit
+        source = (np.atleast_1d(s.source) + now * s.source_step) % p // unit
+        dest = (np.atleast_1d(s.dest) + now * s.dest_step) % p // unit
         source, dest, sent = np.broadcast_arrays(source, dest, size * (1 if moving else s.active))
         away = source != dest
         here = np.bincount(source[away], sent[away])
