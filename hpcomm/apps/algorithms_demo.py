@@ -33,9 +33,9 @@ from ._report import Progress, table, verdict
 WARMING, REPEATS = 5, 25
 LEAST = 1 << 16  # bytes whose time stands out from the noise
 LEFT_OUT = """\
-Predicted: rounds, bytes and folds by LogGP, fitted to two broadcasts and one all_gather just before, and the
-copies of x and of the result. Left out: packing, the shorter way of all_reduce through Python, more pieces
-for large x, and that ranks which wait may leave their core to others."""
+Predicted: rounds, bytes and reductions by LogGP, fitted to two broadcasts and one all_gather just before,
+and the copies of x and of the result. Left out: packing, the shorter way of all_reduce through Python, more
+pieces for large x, and that ranks which wait may leave their core to others."""
 
 
 def given(verb: str, rank: int, p: int, count: int) -> NDArray[np.int64]:
@@ -85,7 +85,7 @@ def calibrated(comm: Communicator, nbytes: int) -> tuple[Machine, float]:
     few, room, many = np.zeros(p), np.zeros(p), np.ones(max(LEAST, nbytes) // 8)
     rooms = np.zeros((p, many.size))
     copy = median(comm, lambda: np.copyto(rooms, many)) / rooms.nbytes
-    fold = median(comm, lambda: np.add(many, rooms[0], out=many)) / many.nbytes
+    reduce = median(comm, lambda: np.add(many, rooms[0], out=many)) / many.nbytes
     short = median(comm, lambda: comm.broadcast(few, out=room, algorithm="tree"))
     longer = median(comm, lambda: comm.broadcast(few, out=room, algorithm="scatter_ring"))
     large = median(comm, lambda: comm.all_gather(many, out=rooms, algorithm="ring"))
@@ -95,7 +95,7 @@ def calibrated(comm: Communicator, nbytes: int) -> tuple[Machine, float]:
     per_byte = max(moved / others / many.nbytes, 1e-13)
     plain = replace(machine("cluster"), node=1, pod=0, nodewise=(), nic_per_byte=0.0, uplink_per_byte=0.0)
     return replace(
-        plain, overhead=hop / 4, latency=(hop / 2,) * 3, per_byte=(per_byte,) * 3, fold_per_byte=fold,
+        plain, overhead=hop / 4, latency=(hop / 2,) * 3, per_byte=(per_byte,) * 3, reduce_per_byte=reduce,
         base=base,
     ), copy  # fmt: skip
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["exact_sum", "fold"]
+__all__ = ["exact_sum", "reduce_ranks"]
 
 _BITS = 40
 _UFUNCS: dict[str, Any] = {
@@ -27,7 +27,7 @@ _UFUNCS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def fold(parts: Array, op: str) -> Array:
+def reduce_ranks(parts: Array, op: str) -> Array:
     """Reduce parts, of shape (ranks, n), over the ranks: sums of floats exactly, all else in rank order."""
     if op == "SUM" and parts.dtype.kind == "c":
         half = parts.view(parts.real.dtype).reshape(len(parts), -1)

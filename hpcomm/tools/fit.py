@@ -49,7 +49,7 @@ def report(path: str, as_json: bool = False) -> int:
         print(json.dumps({"machine": on, "points": points, "checked": rows}, indent=1))
         return 0
     print(f"{path}: overhead + latency {(on['latency'][0] + 2 * on['overhead']) * 1e6:.2f} us,")
-    print(f"  {1e-9 / on['per_byte'][0]:.2f} GB/s, reduce {1e-9 / on['fold_per_byte']:.2f} GB/s\n")
+    print(f"  {1e-9 / on['per_byte'][0]:.2f} GB/s, reduce {1e-9 / on['reduce_per_byte']:.2f} GB/s\n")
     print(
         f"{'algorithm':20s}{'ranks':>6s}{'bytes':>10s}{'measured us':>14s}{'predicted us':>14s}{'error':>8s}"
     )
@@ -79,7 +79,7 @@ def fitted(points: list[dict[str, Any]]) -> dict[str, Any]:
         "latency": [2 * share] * 3,
         "per_byte": [max(slope, 1e-13)] * 3,
         "curve": [[point["bytes"], max(0.0, point["seconds"] - first["seconds"])] for point in points],
-        "fold_per_byte": first["fold"],
+        "reduce_per_byte": first["reduce"],
         "copy_per_byte": first["copy"],
         "cores": cores(),
         "base": max(0.0, first["one_round"] - start),
@@ -87,7 +87,7 @@ def fitted(points: list[dict[str, Any]]) -> dict[str, Any]:
             "curve, per_byte": "hpcomm sim --fit: a ping-pong; per_byte between its last two sizes",
             "overhead, latency": "hpcomm sim --fit: one round more of an all_reduce of 8 bytes on 2 ranks",
             "base": "hpcomm sim --fit: an all_reduce of 8 bytes on 2 ranks, less its round",
-            "fold_per_byte, copy_per_byte": "hpcomm sim --fit: numpy on arrays of 256 KiB",
+            "reduce_per_byte, copy_per_byte": "hpcomm sim --fit: numpy on arrays of 256 KiB",
         },
     }
 
@@ -147,7 +147,7 @@ def pingpong(path: str) -> None:
         c[:] = b
 
     extra = {
-        "fold": _median(comm, lambda: np.add(a, b, out=a)) / a.nbytes,
+        "reduce": _median(comm, lambda: np.add(a, b, out=a)) / a.nbytes,
         "copy": _median(comm, copy) / a.nbytes,
     }
     two = np.ones(2)

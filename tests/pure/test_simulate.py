@@ -23,7 +23,7 @@ from hpcomm.tools import fit, sim
 
 UNEVEN = Machine(
     "uneven", node=3, pod=2, overhead=0.3e-6, latency=(0.5e-6, 2e-6, 3.7e-6), per_byte=(1e-10, 3e-10, 4e-10),
-    nic_per_byte=2.1e-10, uplink_per_byte=1.3e-10, fold_per_byte=0.7e-10, base=1e-6,
+    nic_per_byte=2.1e-10, uplink_per_byte=1.3e-10, reduce_per_byte=0.7e-10, base=1e-6,
 )  # fmt: skip
 MACHINES = [
     UNEVEN,
@@ -53,11 +53,11 @@ def reference(schedule: Schedule, on: Machine, nbytes: float) -> float:
             for row in range(s.rows):
                 a, b = int(source[row]), int(dest[row])
                 size = len(s.chunks(k, row)[0]) * chunk
-                fold = int(np.broadcast_to(s.reduce, source.shape)[row]) != COPY
+                how = int(np.broadcast_to(s.reduce, source.shape)[row]) != COPY
                 if a != b:
                     entry = messages.setdefault((a, b), [0.0, 0.0])
                     entry[0] += size
-                    entry[1] += size if fold else 0.0
+                    entry[1] += size if how else 0.0
         messages = dict(sorted(messages.items()))  # by rank of the senders, then of the receivers
         passing: dict[Any, float] = {}
         ways: dict[tuple[int, int], list[Any]] = {}
@@ -76,7 +76,7 @@ def reference(schedule: Schedule, on: Machine, nbytes: float) -> float:
             tail = head + max((passing[w] * rates[w[0].split()[0]] for w in ways[a, b]), default=0.0)
             port[a] += on.overhead + size * on.per_byte[level]
             done[a] = max(done[a], port[a], tail)
-            take = on.overhead + size * on.per_byte[level] + reduced * on.fold_per_byte
+            take = on.overhead + size * on.per_byte[level] + reduced * on.reduce_per_byte
             late = tail + on.latency[level] + on.overhead
             arrivals.setdefault(b, []).append((head + on.latency[level], take, late))
         for b, line in arrivals.items():
@@ -143,7 +143,7 @@ def random_machine(rng: np.random.Generator) -> Machine:
     return Machine(
         "random", node=int(rng.integers(1, 6)), pod=int(rng.choice([0, 0, 2, 3])), overhead=some(-8, -5),
         latency=tuple(some(-7, -4) for _ in range(3)), per_byte=tuple(some(-11, -8) for _ in range(3)),
-        nic_per_byte=some(-11, -8), uplink_per_byte=some(-11, -8), fold_per_byte=some(-11, -9),
+        nic_per_byte=some(-11, -8), uplink_per_byte=some(-11, -8), reduce_per_byte=some(-11, -9),
     )  # fmt: skip
 
 
@@ -287,6 +287,9 @@ def test_a_machine_file_with_a_word_too_many_is_refused(tmp_path: Any) -> None:
     (tmp_path / "m.json").write_text(json.dumps({"name": "m", "latence": 1}))
     with pytest.raises(hpcomm.ConfigError, match="a machine has no latence"):
         machine(str(tmp_path / "m.json"))
+    (tmp_path / "m.json").write_text(json.dumps({"name": "m", "fold_per_byte": 0}))
+    with pytest.raises(hpcomm.ConfigError, match=r"no fold_per_byte(?s:.*)reduce_per_byte is its name now"):
+        machine(str(tmp_path / "m.json"))
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -301,13 +304,13 @@ def test_a_machine_file_with_a_wrong_value_is_refused(tmp_path: Any, text: str, 
 
 
 POINTS = [
-    {"bytes": n, "seconds": t, "fold": 1e-10, "copy": 2e-10, "one_round": 4e-6, "two_rounds": 5.5e-6}
+    {"bytes": n, "seconds": t, "reduce": 1e-10, "copy": 2e-10, "one_round": 4e-6, "two_rounds": 5.5e-6}
     for n, t in ((8, 1e-6), (1024, 2e-6), (4096, 9e-6), (8192, 11e-6))
 ]
 
 
 def test_a_fit_goes_through_what_was_measured_with_straight_lines_between(tmp_path: Any) -> None:
-    """By hand: a round, what the message takes beyond it, its fold, the copies of x, turns on cores."""
+    """By hand: a round, what the message takes beyond it, its reduction, the copies of x, turns on cores."""
     (tmp_path / "here.json").write_text(json.dumps(fit.fitted(POINTS) | {"cores": 2}))
     on = machine(str(tmp_path / "here.json"))
     for nbytes, beyond in ((8, 0.0), (1024, 1e-6), (2560, 4.5e-6), (8192, 10e-6), (16384, 14e-6)):

@@ -24,6 +24,8 @@ __all__ = ["Machine", "lower_bound", "machine", "machines"]
 
 PRESETS = Path(__file__).parent / "machines"
 
+_RENAMED = {"fold_per_byte": "reduce_per_byte is its name now"}
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -47,7 +49,7 @@ class Machine:
     per_byte: tuple[float, ...] = (0.0, 0.0, 0.0)
     nic_per_byte: float = 0.0
     uplink_per_byte: float = 0.0
-    fold_per_byte: float = 0.0
+    reduce_per_byte: float = 0.0
     base: float = 0.0
     curve: tuple[tuple[float, float], ...] = ()
     copy_per_byte: float = 0.0
@@ -57,7 +59,7 @@ class Machine:
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        alone = ("overhead", "nic_per_byte", "uplink_per_byte", "fold_per_byte", "base", "copy_per_byte")
+        alone = ("overhead", "nic_per_byte", "uplink_per_byte", "reduce_per_byte", "base", "copy_per_byte")
         least = {"node": 1, "pod": 0, "cores": 0, **dict.fromkeys(alone, 0.0)}
         wrong = [name for name, low in least.items() if not _number(getattr(self, name), low)]
         for name in ("latency", "per_byte"):
@@ -124,7 +126,8 @@ def machine(name: str) -> Machine:
     unknown = set(given) - {f.name for f in fields(Machine)}
     if unknown:
         raise ConfigError(
-            f"{path}: a machine has no {', '.join(sorted(unknown))}", hint="see Machine in hpcomm/machine.py"
+            f"{path}: a machine has no {', '.join(sorted(unknown))}",
+            hint=_RENAMED.get(min(unknown), "see Machine in hpcomm/machine.py"),
         )
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     return Machine(**{"name": path.stem} | values)

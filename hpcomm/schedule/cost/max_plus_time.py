@@ -78,7 +78,7 @@ class Map:
                 a, b, load = a[at], b[at], rows.nbytes[at] * rate
                 wide[at] = np.maximum(wide[at], np.maximum(np.bincount(a, load)[a], np.bincount(b, load)[b]))
         busy = on.port(rows.nbytes, level)
-        self.take = busy + rows.reduced * on.fold_per_byte
+        self.take = busy + rows.reduced * on.reduce_per_byte
 
         self.first = firsts(dest)  # messages into one rank stand together
         self.receivers = dest[self.first]

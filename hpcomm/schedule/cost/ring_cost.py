@@ -230,7 +230,7 @@ def single(clock: Clock, s: Stream, source: Array, dest: Array) -> tuple[Array, 
         level += far
         wide = np.maximum(wide, far * nbytes * rate)
     busy = on.port(np.asarray(nbytes), level)
-    take = busy + nbytes * on.fold_per_byte * (s.reduce != COPY)
+    take = busy + nbytes * on.reduce_per_byte * (s.reduce != COPY)
     hop = on.overhead + np.asarray(on.latency)[level] + np.maximum(take, wide + on.overhead)
     return hop, take, np.maximum(busy, on.overhead + wide)
 

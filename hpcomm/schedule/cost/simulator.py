@@ -8,7 +8,7 @@ A message of B bytes from rank a to rank b, in an iteration that a begins at tim
                       slowest needs for all that passes it: bytes * nic_per_byte (uplink_per_byte)
     latency[level]    level 0: same node, 1: same pod, 2: another one
     receiver's port   one after the other, by rank of their senders: overhead + B * per_byte, and
-                      B * fold_per_byte more if it is reduced; and each at least overhead after its tail
+                      B * reduce_per_byte more if it is reduced; and each at least overhead after its tail
 
 A rank goes on to the next iteration when all its messages of this one are sent, tails included, and received.
 Sizes are real numbers: a chunk has bytes/chunks bytes. Nothing is random, and no link remembers the iteration
