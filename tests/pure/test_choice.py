@@ -58,11 +58,11 @@ def test_the_temporary_of_every_schedule_fits_beside_its_work() -> None:
     verbs = ("all_reduce", "reduce", "broadcast", "scan", "exscan", "all_gather", "gather", "scatter",
              "all_to_all", "reduce_scatter")  # fmt: skip
     for verb in verbs:
-        for p in (1, 2, 3, 4, 5, 6, 7, 8, 13, 16):
+        for p in (1, 2, 3, 4, 5, 8, 13):
             for nbytes in (1, 1 << 40):
                 for root in (0, p - 1):
                     made = schedule(verb, algorithm(verb, p, nbytes), p, root)
-                    for count in (1, 40, 101):
+                    for count in (1, 101):
                         rooms = [program(made, rank, count).room for rank in range(p)]
                         assert max(rooms) <= made.slots * count, (verb, p, nbytes, count, rooms)
 

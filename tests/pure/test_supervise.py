@@ -116,15 +116,17 @@ if {aborted}:
 {waits}
 """
 IN_A_LOCK = "lock = threading.Lock(); lock.acquire(); lock.acquire()"
-FOR_EVENTS = "import selectors; selectors.DefaultSelector().select(8)"
+FOR_EVENTS = "import selectors; selectors.DefaultSelector().select(2)"
 
 
 def supervised(**how):
-    """(status, what was said) of a launcher that waits after its rank has ended."""
+    """(status, what was said) of a launcher that waits after its rank has ended: for 0.6 s, not for 3."""
     source = LAUNCHER.format(**{"name": "prterun", "aborted": False, "waits": IN_A_LOCK} | how)
     code = (
-        "import os, sys; from hpcomm.job.supervise import *;"
-        "print(supervise([sys.executable, '-c', sys.argv[1]], {**os.environ, **settings(os.environ)}, 20))"
+        "import os, sys; from hpcomm.job import supervise; from hpcomm.job.supervise import settings;"
+        "supervise._LOOK_S, supervise.LOCKED_S = 0.1, 0.6;"
+        "command = [sys.executable, '-c', sys.argv[1]];"
+        "print(supervise.supervise(command, {**os.environ, **settings(os.environ)}, 20))"
     )
     done = finish([sys.executable, "-c", code, source], 40)
     return int(done.stdout), done.stderr
@@ -180,7 +182,7 @@ def test_the_status_of_an_abort_counts_where_the_launcher_crashes():
 
 
 def test_another_launcher_may_wait_in_a_lock():
-    waits = "threading.Lock().acquire(); threading.Event().wait(6)"
+    waits = "threading.Lock().acquire(); threading.Event().wait(2)"
     assert supervised(name="srun", waits=waits) == (0, "")
 
 
