@@ -65,10 +65,10 @@ pictures: .venv-openmpi/ready
 	$(DRAW) all --ranks 4096 --view winners -o docs/pictures/winners.png
 
 clean:
-	rm -rf .venv .venv-openmpi .venv-mpich .venv-wheels .test-logs .hypothesis .*_cache build dist *.egg-info
+	rm -rf .venv .venv-* .test-logs .hypothesis .*_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/ready: pyproject.toml setup.cfg
+.venv/ready: .venv-packages
 	$(environment)
 .venv/ready: PACKAGES = -e '.[openmpi]'
 
@@ -76,9 +76,14 @@ clean:
 	$(environment)
 .venv-wheels/ready: PACKAGES = abi3audit auditwheel 'setuptools>=77' ziglang
 
-.venv-openmpi/ready .venv-mpich/ready: .venv-%/ready: pyproject.toml setup.cfg
+.venv-openmpi/ready .venv-mpich/ready: .venv-%/ready: .venv-packages
 	$(environment)
 .venv-openmpi/ready .venv-mpich/ready: PACKAGES = '$(TORCH)' -e '.[$*,test]'
+
+# An environment is made anew where what it is made of has changed, not at every word about tools.
+.venv-packages: pyproject.toml setup.cfg
+	@sed '/^\[tool/,$$d' pyproject.toml | cat - setup.cfg >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 # Make the environment that holds the target, with PACKAGES; the file `ready` is written last.
 define environment
