@@ -9,11 +9,12 @@ TORCH ?= torch==2.13.0
 
 PIP = -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo core wheels test test-pure check pictures clean
+.PHONY: help demo core wheels test test-quick test-pure check pictures clean
 
 help:
 	@echo 'make demo       install hpcomm with an MPI into .venv and run its main demo on 4 ranks'
 	@echo 'make test       run all tests, on 1 to 4 ranks under Open MPI and under MPICH'
+	@echo 'make test-quick run those that find most, under Open MPI (three minutes)'
 	@echo 'make test-pure  run the tests that need no ranks (seconds)'
 	@echo 'make core       build the node core anew where its sources have changed'
 	@echo 'make wheels     build wheels for Linux x86-64 and aarch64 into dist/, and look at them'
@@ -43,6 +44,9 @@ wheels: .venv-wheels/ready .venv-openmpi/ready
 
 test: .venv-openmpi/ready .venv-mpich/ready core
 	.venv-openmpi/bin/python tests/run.py openmpi=.venv-openmpi/bin/python mpich=.venv-mpich/bin/python
+
+test-quick: .venv-openmpi/ready core
+	.venv-openmpi/bin/python tests/run.py --quick openmpi=.venv-openmpi/bin/python
 
 test-pure: .venv-openmpi/ready core
 	.venv-openmpi/bin/python -m pytest -q tests/pure

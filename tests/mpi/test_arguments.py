@@ -16,6 +16,8 @@ from mpi4py import MPI
 
 import hpcomm
 
+pytestmark = pytest.mark.few
+
 
 @pytest.fixture(autouse=True)
 def still_works(comm: Any) -> Iterator[None]:

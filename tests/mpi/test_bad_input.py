@@ -14,6 +14,8 @@ from hpcomm import Field, Partition, Points, Redistribution, checkpoint, hdf5, i
 from hpcomm import differentiable as d
 from hpcomm.communicator import mesh
 
+pytestmark = pytest.mark.few
+
 NO_PATHS = (None, 3, b"x")
 
 

@@ -13,6 +13,8 @@ from mpi4py import MPI as THEIRS
 import hpcomm
 from hpcomm.compat import MPI
 
+pytestmark = pytest.mark.few
+
 
 @pytest.fixture(scope="module")
 def comm() -> Any:

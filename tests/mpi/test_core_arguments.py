@@ -13,7 +13,11 @@ from hpcomm.errors import HpcommError
 from hpcomm.transport import prepare
 
 core = pytest.importorskip("hpcomm.node._native.core")
-pytestmark = [pytest.mark.once, pytest.mark.mpi(min_size=2)]  # one rank alone does not ask the core
+pytestmark = [
+    pytest.mark.few,
+    pytest.mark.once,
+    pytest.mark.mpi(min_size=2),
+]  # one rank alone does not ask the core
 
 REDUCTIONS = ["reduce", "all_reduce", "reduce_scatter", "scan", "exscan"]
 ROOTED = ["broadcast", "reduce", "gather", "scatter"]

@@ -23,6 +23,8 @@ from hpcomm.device import driver, model, order
 from hpcomm.mpmd.coupling.device_operations import DeviceOperations
 from hpcomm.transport.device import cuda_aware, dispatch, ipc, pipeline, staging, workspace
 
+pytestmark = pytest.mark.few
+
 # elements of float32 that go in one MPI call; in pieces or through the slab; in an allocation opened itself
 SMALL, LARGE, DIRECT = 20, 700, 3000
 

@@ -23,6 +23,8 @@ from hpcomm import Field, Partition, Points, checkpoint
 from hpcomm.fields.files import npy
 from hpcomm.fields.files.checksum import checksum
 
+pytestmark = pytest.mark.few
+
 Together = Callable[[object, Callable[[], None]], None]
 
 

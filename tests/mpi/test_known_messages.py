@@ -12,7 +12,7 @@ import torch
 
 import hpcomm
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.few, pytest.mark.mpi(min_size=2)]
 
 FORMS: dict[str, Callable[..., Any]] = {
     "numpy": lambda n, value=0.0: np.full(n, value),

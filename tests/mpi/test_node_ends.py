@@ -22,7 +22,7 @@ import hpcomm
 from hpcomm.core.request import abandon
 from hpcomm.node import native, segment
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.once, pytest.mark.mpi(min_size=2)]
 WORLD = MPI.COMM_WORLD
 
 

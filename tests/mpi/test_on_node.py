@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import hpcomm
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.once, pytest.mark.mpi(min_size=2)]
 WORLD = MPI.COMM_WORLD
 SHORT = (0, 1, 6, 7, 1023, 1024, 1025)  # of float64: beside the arrival, in a cell of 8 KiB, longer
 LONG = (2049, 40_001, 140_000)  # read directly by some verbs, in pieces, read directly by all_reduce

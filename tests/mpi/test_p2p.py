@@ -28,6 +28,8 @@ from arrays import (
 import hpcomm
 from hpcomm.transport.matching import Arrival
 
+pytestmark = pytest.mark.few
+
 WAIT_S = 30
 
 

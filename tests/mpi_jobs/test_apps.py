@@ -112,7 +112,7 @@ def run_apps(n: int, apps: list[tuple[str, str, list[str]]], job: Any, folder: P
     return {app: "".join((folder / f"{app}-{rank}").read_text() for rank in range(n)) for app, _, _ in apps}
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.once), 3])
 def test_every_app_finds_its_results_right(n: int, job: Any, tmp_path: Path) -> None:
     said = run_apps(n, [(app, "", arguments) for app, (arguments, _) in APPS.items()], job, tmp_path)
     for app, (_, patterns) in APPS.items():

@@ -47,6 +47,7 @@ checkpoint.save(sys.argv[1], [field], 9)
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("how", ["data", "manifest", "publish"])
 def test_a_rank_killed_while_saving_leaves_the_last_good_checkpoint(
     how: str, job: Any, tmp_path: Path

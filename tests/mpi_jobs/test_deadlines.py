@@ -20,6 +20,7 @@ if comm.rank == 1:
 """
 
 
+@pytest.mark.once
 def test_a_long_wait_is_reported_once_with_what_the_late_rank_does(job: Any) -> None:
     source = LATE.format(late=3.5) + "comm.all_reduce(np.ones(4))\n"
     done = job(3, source, timeout=60)

@@ -65,6 +65,7 @@ main(["doctor"])
 """
 
 
+@pytest.mark.once
 @pytest.mark.skipif(native.core() is None, reason="there is no node core")
 @pytest.mark.parametrize(("off", "line"), [("9", "used"), ("1", "not used: rank 1: HPCOMM_NODE=off")])
 def test_the_doctor_says_which_rank_does_without_the_node_core(job, off, line):
@@ -82,6 +83,7 @@ print(total) if world.rank == 0 else None
 """
 
 
+@pytest.mark.once
 def test_one_rank_says_that_the_node_core_could_be_there(job):
     done = job(3, UNBUILT)
     assert done.stdout == "3\n"
@@ -164,6 +166,7 @@ def test_shared_memory_that_others_fill_meanwhile_kills_nobody(with_shared_memor
     judge(finish([*with_shared_memory("size=12m"), *command], limit_s=60), 0)
 
 
+@pytest.mark.once
 def test_what_hpcomm_itself_refuses_is_a_problem_with_its_own_next_step():
     done = doctor("--json", HPCOMM_CHECK="loud")
     [problem] = [entry for entry in json.loads(done.stdout)["findings"] if entry["level"] == "problem"]
@@ -171,6 +174,7 @@ def test_what_hpcomm_itself_refuses_is_a_problem_with_its_own_next_step():
     assert problem["hint"] == "one of off, light, full (HPCOMM_CHECK, check=)"
 
 
+@pytest.mark.once
 def test_a_missing_library_is_a_problem_with_a_next_step():
     done = doctor("--json", MPI4PY_LIBMPI="/nowhere/libmpi.so")
     problems = [entry for entry in json.loads(done.stdout)["findings"] if entry["level"] == "problem"]
@@ -180,6 +184,7 @@ def test_a_missing_library_is_a_problem_with_a_next_step():
     assert "pip install" in problems[0]["hint"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("code", "said"),
     [

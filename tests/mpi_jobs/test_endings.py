@@ -65,17 +65,17 @@ WAITS = {
 }
 PAIRS = [
     ("an uncaught exception", "a collective"),
-    ("an uncaught exception", "a background wait"),
+    pytest.param("an uncaught exception", "a background wait", marks=pytest.mark.once),
     ("sys.exit", "a receive"),
     ("SystemExit", "a computation"),
     ("SystemExit", "a send in the background"),
-    ("SystemExit with a text", "objects of several"),
-    ("an early name of sys.exit", "a computation"),
+    pytest.param("SystemExit with a text", "objects of several", marks=pytest.mark.once),
+    pytest.param("an early name of sys.exit", "a computation", marks=pytest.mark.once),
     ("a thread that goes on", "a barrier"),
     ("os._exit", "a computation"),
     ("Ctrl-C", "a computation"),
-    ("sys.exit with a text", "a collective"),
-    ("a failed assertion", "a barrier"),
+    pytest.param("sys.exit with a text", "a collective", marks=pytest.mark.once),
+    pytest.param("a failed assertion", "a barrier", marks=pytest.mark.once),
 ]
 PLAIN_PAIRS = [
     ("an uncaught exception", "a receive"),
@@ -200,10 +200,10 @@ def test_a_status_that_no_process_can_have_ends_the_job_with_another(
     ("end", "status"),
     [
         ("pass", 0),
-        ("sys.exit(0)", 0),
+        pytest.param("sys.exit(0)", 0, marks=pytest.mark.once),
         ("sys.exit(7)", 7),
-        ("raise ValueError('a child')", 1),
-        ("os._exit(3)", 3),
+        pytest.param("raise ValueError('a child')", 1, marks=pytest.mark.once),
+        pytest.param("os._exit(3)", 3, marks=pytest.mark.once),
     ],
 )
 def test_a_forked_child_ends_by_itself_and_the_job_goes_on(job: Any, end: str, status: int) -> None:
@@ -226,6 +226,7 @@ else:
     assert "hpcomm:" not in done.stderr
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("statement", ["raise ValueError('all of us')", "raise SystemExit(3)"])
 def test_all_ranks_failing_alike_print_and_end(job: Any, statement: str) -> None:
     source = f"import sys, hpcomm\nhpcomm.world.barrier()\nprint('before', flush=True)\n{statement}\n"
@@ -238,6 +239,7 @@ def test_all_ranks_failing_alike_print_and_end(job: Any, statement: str) -> None
         assert "ValueError: all of us" in done.stderr
 
 
+@pytest.mark.once
 def test_a_rank_that_ends_needs_no_new_thread(job: Any) -> None:
     """Of which Python 3.12 starts none when the interpreter ends."""
     code = """
@@ -297,6 +299,7 @@ if comm.rank == 2:
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
 
 
+@pytest.mark.once
 def test_a_failure_that_was_caught_is_no_failure(job: Any) -> None:
     source = """
 import numpy as np
@@ -327,15 +330,15 @@ if hpcomm.world.rank == 1:
 
 
 ENDED_WAITS = [  # and at which level: what light notices, full does
-    ("a collective", "light"),
-    ("a collective", "full"),
+    pytest.param("a collective", "light", marks=pytest.mark.once),
+    pytest.param("a collective", "full", marks=pytest.mark.once),
     ("a receive", "full"),
     ("a background wait", "light"),
-    ("a background wait", "full"),
-    ("an object's receive", "full"),
+    pytest.param("a background wait", "full", marks=pytest.mark.once),
+    pytest.param("an object's receive", "full", marks=pytest.mark.once),
     ("a receive from anybody", "light"),
     ("a long send", "light"),
-    ("a plan", "full"),
+    pytest.param("a plan", "full", marks=pytest.mark.once),
     ("a plan's wait", "light"),
 ]
 
@@ -353,6 +356,7 @@ def test_waiting_for_a_rank_that_has_ended_well_ends_the_job_and_says_so(
     assert re.search(r"rank 1\b.* has ended|any rank .* all others have ended", ended.stderr)
 
 
+@pytest.mark.once
 def test_a_halo_that_waits_for_a_rank_that_has_ended_says_so(job: Any, tmp_path: Path) -> None:
     note = tmp_path / "when"
     planned = "field = hpcomm.Field(comm, (8,), halo=1, periodic=True)\nfield.update_halo()\ncomm.barrier()"
@@ -446,6 +450,7 @@ hpcomm.world.barrier()
     assert job(2, source, timeout=40, expect=None).returncode == 5
 
 
+@pytest.mark.once
 def test_an_exception_that_ends_a_with_block_ends_the_job(job: Any) -> None:
     """Closing is collective, so an error on its way must not wait for it."""
     source = """

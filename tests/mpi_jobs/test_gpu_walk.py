@@ -23,7 +23,7 @@ from test_cuda import compiled  # noqa: E402
 @pytest.mark.parametrize(
     "words",
     [
-        ["benchmarks/gpu.py", "--max", "24", "--budget", "0"],
+        ["benchmarks/gpu.py", "--max", "4", "--budget", "0"],
         ["-m", "hpcomm", "doctor"],
         ["-m", "hpcomm.apps.gpu_demo", "--most", "4000000"],
         ["-m", "hpcomm.apps.overlap_demo", "--bytes", "4000000"],

@@ -35,7 +35,7 @@ MEASURE = """
     from time import perf_counter
 
     world, x, blocks = MPI.COMM_WORLD, bytearray(8), []
-    for _ in range(5):
+    for _ in range(25):
         world.Barrier()
         start = perf_counter()
         for _ in range(20):
@@ -91,17 +91,20 @@ def test_the_status_of_the_ranks_is_the_jobs(supervision):
     assert subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT).returncode == 7
 
 
+@pytest.mark.timed
 def test_more_ranks_than_cores_stay_quick(job):
     """Tens of microseconds on an idle machine; milliseconds if ranks spin while another one should run."""
     assert float(job(2 * usable_cores(), MEASURE).stdout) < 2e-3
 
 
+@pytest.mark.timed
 def test_more_ranks_than_cores_stay_quick_without_threads(job):
     """MPICH, left alone, took seconds here."""
     done = job(2 * usable_cores(), MEASURE, env={"MPI4PY_RC_THREADS": "0"})
     assert float(done.stdout) < 2e-3
 
 
+@pytest.mark.timed
 def test_bringing_mpi_up_does_not_sleep(job):
     """Open MPI, left alone, sleeps for a second; the best of three, because the machine may be busy."""
     assert min(float(job(2, TIME_INIT).stdout) for _ in range(3)) < 0.9

@@ -11,7 +11,9 @@ PROLOGUE = """
 import sys, time
 import numpy as np
 import hpcomm
+from hpcomm.agree import watchdog
 
+watchdog.WATCHDOG_GLANCE_S = 0.2  # or these tests would wait for seconds
 comm = hpcomm.world
 X = np.ones(6)
 for _ in range({calls}):
@@ -37,6 +39,7 @@ DISAGREEMENTS = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("about", "ranks", "odd"),
     [
@@ -66,6 +69,7 @@ def test_light_says_who_called_what_and_where_and_ends_the_job(
         assert f"device_call.py:{source.splitlines().index('    ' + call) + 1}" in done.stderr, call
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -101,6 +105,7 @@ except hpcomm.MismatchError as error:
     assert set(done.stdout.splitlines()) == said | {"check='full' on rank 1, and another one elsewhere"}
 
 
+@pytest.mark.once
 def test_a_rank_that_an_exception_ends_is_said_to_be_where_that_was_raised(job: Any) -> None:
     source = (
         PROLOGUE.format(calls=0)
@@ -125,6 +130,7 @@ comm.all_reduce(X, "nonsense")
     )
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("begin", ["step()", "step.start(); step.wait()"])
 def test_light_finds_plans_that_differ_in_whichever_order_they_were_made(job: Any, begin: str) -> None:
     """None of three ranks is there yet when the one before it looks: making a plan waits for nobody."""
@@ -147,6 +153,7 @@ ONE_OF_THREE = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("order", ["012", "210"])
 @pytest.mark.parametrize("verb", ["broadcast", "gather", "scatter", "reduce"])
 @pytest.mark.parametrize("about", ONE_OF_THREE)
@@ -166,6 +173,7 @@ def test_light_finds_one_that_differs_whoever_waits_for_nobody(
     assert "ranks disagree about call #2 on 'world'" in done.stderr
 
 
+@pytest.mark.once
 def test_light_finds_a_rank_that_left_out_one_of_many_calls(job: Any) -> None:
     source = (
         PROLOGUE.format(calls=0)
@@ -257,14 +265,16 @@ def test_messages_of_both_sorts_under_way_raise_no_alarm(job: Any) -> None:
     import time
     import numpy as np
     from hpcomm import world as comm
+    from hpcomm.agree import watchdog
 
+    watchdog.WATCHDOG_GLANCE_S = 0.1  # an alarm would come after 1.3 s
     x = np.ones(1 << 20)
     if comm.rank == 0:
         array, obj = comm.isend(x, 1, 1), comm.isend_object({"x": x}, 1, 2)
         comm.send_object({}, 1, 1), comm.send(np.ones(3), 1, 2)
-        time.sleep(5)
+        time.sleep(2)
         array.wait(), obj.wait()
-        time.sleep(5)
+        time.sleep(2)
         comm.send_object({}, 1, 3)
     else:
         comm.recv(x, 0, 1), comm.recv_object(0, 1)
@@ -293,13 +303,14 @@ def test_a_message_of_another_length_is_told_by_the_receiver(job: Any) -> None:
     )
 
 
+@pytest.mark.once
 def test_ranks_whose_collectives_agree_are_never_accused(job: Any) -> None:
-    """Ten thousand small calls, unevenly slow, with messages of all sorts between."""
+    """Thousands of small calls, unevenly slow, with messages of all sorts between."""
     source = (
         PROLOGUE.format(calls=0)
         + """
 rng = np.random.default_rng(comm.rank)
-stop = time.monotonic() + 4
+stop = time.monotonic() + 2
 n = 0
 while comm.all_reduce(int(time.monotonic() < stop), "min"):
     for _ in range(50):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 AT_ONCE = """
 import threading, time
 import numpy as np
@@ -132,6 +134,7 @@ print("right", flush=True)
 """
 
 
+@pytest.mark.once
 def test_collectives_of_two_threads_at_once_are_refused_in_both(job: Any) -> None:
     assert job(2, AT_ONCE, timeout=60).stdout.count("refused") == 2
 
@@ -170,5 +173,6 @@ assert comm.all_reduce(1) == 2
 """
 
 
+@pytest.mark.once
 def test_a_communicator_that_is_closed_while_a_thread_waits_in_it_ends_no_job(job: Any) -> None:
     job(2, CLOSES)

@@ -17,6 +17,7 @@ from hpcomm.transport.scheduled.tuned import Choices
 
 RANKS = """
     import numpy as np
+    import torch
     import hpcomm
     from hpcomm.transport import mpi_control_variables as controls
     from hpcomm.transport.scheduled import comm_cache as kept
@@ -50,12 +51,12 @@ RANKS = """
             nothing = (verb in ("reduce", "gather") and comm.rank) or (verb == "exscan" and not comm.rank)
             assert nothing or np.array_equal(found, want), (verb, name, found)
     if p == 3:  # which addition comes last tells the algorithms apart: one for each third, or one for all
-        for n, order in ((3000, {0, 1, 2}), (12_000, None)):
+        for n, order in ((3000, {0, 1, 2}), (12_000, None), (3000, {0, 1, 2})):
             xs = np.random.default_rng(n).normal(size=(3, n))
             ways = [(xs[i - 2] + xs[i - 1]) + xs[i] for i in range(3)]
             apart = np.repeat(xs[comm.rank], 2)[::2]  # strided: the careful way must choose alike
-            for given in (xs[comm.rank].copy(), apart):
-                found = comm.all_reduce(given, algorithm="tuned").reshape(3, -1)
+            for given in (xs[comm.rank].copy(), apart, torch.from_numpy(xs[comm.rank].copy())):
+                found = np.asarray(comm.all_reduce(given, algorithm="tuned")).reshape(3, -1)
                 lasts = [
                     [i for i in range(3) if np.array_equal(ways[i].reshape(3, -1)[third], found[third])]
                     for third in range(3)
@@ -76,7 +77,7 @@ RANKS = """
     big = np.ones(97_000)  # short of what works in its result, which is not kept
     assert np.array_equal(comm.all_reduce(big, algorithm="tuned"), big * p)
     assert comm.all_reduce("abc"[comm.rank % 3] == "a", op=lambda a, b: a | b, algorithm="tuned")
-    tensor = __import__("torch").arange(5.0) + comm.rank
+    tensor = torch.arange(5.0) + comm.rank
     assert comm.all_reduce(tensor, algorithm="tuned").tolist() == total.tolist()
     assert np.array_equal(comm.all_reduce(x, out=x.copy(), algorithm="mpi:" + names[2]), total)
     ran = [key[1] for key in kept.own(comm)._kept]
@@ -106,29 +107,6 @@ def test_all_ranks_follow_the_table_of_rank_0(job: Any, tmp_path: Any) -> None:
         assert f"{rank} ['recursive_doubling', 'ring']" in done.stdout
 
 
-TENSORS = """
-import numpy as np
-import torch
-
-from hpcomm import world as comm
-
-for n, lasts in ((3000, 3), (12_000, 1), (3000, 3)):  # as many additions come last by that algorithm
-    xs = np.random.default_rng(n).normal(size=(3, n))
-    ways = [(xs[i - 2] + xs[i - 1]) + xs[i] for i in range(3)]
-    found = comm.all_reduce(torch.from_numpy(xs[comm.rank].copy()), algorithm="tuned").numpy().reshape(3, -1)
-    seen = {i for i in range(3) for part in range(3) if (ways[i].reshape(3, -1)[part] == found[part]).all()}
-    assert len(seen) == lasts, (n, seen)
-"""
-
-
-@pytest.mark.once
-def test_tensors_of_another_length_take_another_algorithm(job: Any, tmp_path: Any) -> None:
-    rows = {"all_reduce": [[24_000, "mpi:ring"], [96_000, "mpi:recursive_doubling"]]}
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps({"mpi": vendor(), "ranks": {"3": rows}}))
-    job(3, TENSORS, env={"HPCOMM_TUNED": str(path)})
-
-
 @pytest.mark.once
 def test_a_table_for_other_ranks_leaves_it_to_the_library(job: Any, tmp_path: Any) -> None:
     path = tmp_path / "table.json"
@@ -136,6 +114,7 @@ def test_a_table_for_other_ranks_leaves_it_to_the_library(job: Any, tmp_path: An
     assert "1 []" in job(2, RANKS, env={"HPCOMM_TUNED": str(path)}).stdout
 
 
+@pytest.mark.once
 def test_a_table_that_cannot_be_read_is_said_on_all_ranks(job: Any, tmp_path: Any) -> None:
     path = tmp_path / "table.json"
     path.write_text("{")

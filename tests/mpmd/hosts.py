@@ -29,17 +29,16 @@ def why_not() -> str | None:
         return "needs root"
     if not shutil.which("ip"):
         return "needs iproute2"
-    done = subprocess.run(
-        ["ip", "netns", "add", f"{PREFIX}probe"], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        return f"no network namespaces here: {done.stderr.strip()}"
-    subprocess.run(["ip", "netns", "del", f"{PREFIX}probe"], check=False)
-    done = subprocess.run(
-        ["ip", "link", "add", BRIDGE, "type", "bridge"], capture_output=True, text=True, check=False
-    )
-    if done.returncode and "exists" not in done.stderr:
-        return f"no bridges here: {done.stderr.strip()}"
+    probe = f"hpcomm{os.getpid()}"  # others may ask at the same time
+    made = {
+        "network namespaces": ["netns", "add", probe],
+        "bridges": ["link", "add", probe, "type", "bridge"],
+    }
+    for what, words in made.items():
+        done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"no {what} here: {done.stderr.strip()}"
+        subprocess.run(["ip", words[0], "del", probe], check=False)
     return None
 
 

@@ -208,6 +208,7 @@ WRONG = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("case", WRONG)
 def test_every_rank_is_told_who_came_within_seconds(programs, case):
     parts, words, times = WRONG[case]
@@ -236,6 +237,7 @@ ALONE = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("case", ALONE)
 def test_wrong_uses_of_a_program_that_has_joined(programs, case):
     call, words = ALONE[case]
@@ -254,6 +256,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.once
 def test_what_join_refuses(programs):
     tries = [
         f"try:\n    {source}\nexcept hpcomm.HpcommError as error:\n    print('refused', error)"

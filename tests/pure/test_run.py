@@ -64,8 +64,8 @@ def test_a_step_that_counts_well_but_ends_badly_has_failed(runner):
 def test_what_needs_no_second_mpi_runs_in_the_first_environment_only(runner):
     beside = runner.steps({"openmpi": "python-a", "mpich": "python-b"})
     jobs = {step.name: step.command for steps in beside for step in steps}
-    assert "not once" not in jobs["openmpi, jobs"]
-    assert "not once" in jobs["mpich, jobs"]
+    assert "not timed" in jobs["openmpi, jobs"]
+    assert "not timed and not once" in jobs["mpich, jobs"]
 
 
 def test_a_step_without_tests_has_failed(runner):
@@ -84,6 +84,9 @@ def test_the_last_lines_name_what_failed(runner):
     outcome(runner, f"print({quiet!r} + 'tests/a.py::test_b[x y] Fatal Python error: Aborted')")
     step = runner.Step("a step", [], 1.0)
     assert runner.failed(step) == ["ended in tests/a.py::test_b[x y]"]
+    beside = "".join(f"tests/a.py::test_{letter}@memory \n" for letter in "abc")
+    (step.logs / "log").write_text(f"{beside}[gw1] [ 3%] PASSED tests/a.py::test_b@memory \n")
+    assert runner.failed(step) == ["ended in tests/a.py::test_a", "ended in tests/a.py::test_c"]
     (step.logs / "log").write_text(f"{quiet}FAILED tests/a.py::test_c - AssertionError\n1 failed in 1.00s\n")
     assert runner.failed(step) == ["tests/a.py::test_c"]
     (step.logs / "log").write_text("")
@@ -104,8 +107,9 @@ def test_a_step_that_leaves_processes_behind_has_failed(runner):
 
 STEPS = [
     *("a, 1 rank", "a, 2 ranks", "a, 3 ranks", "a, 4 ranks", "a, 5 ranks"),
-    *("a, torch, 2 ranks", "a, torch, 4 ranks", "a, jobs", "a, mpmd"),
-    *("b, 1 rank", "b, 2 ranks", "b, 3 ranks", "b, 5 ranks", "b, torch, 3 ranks", "b, jobs", "b, mpmd"),
+    *("a, torch, 2 ranks", "a, torch, 4 ranks", "a, timed", "a, jobs", "a, mpmd"),
+    *("b, 1 rank", "b, 2 ranks", "b, 3 ranks", "b, 5 ranks", "b, torch, 3 ranks"),
+    *("b, timed", "b, jobs", "b, mpmd"),
 ]
 
 
@@ -118,7 +122,7 @@ def test_the_first_environment_tries_all_numbers_of_ranks_and_others_those_that_
     assert all(step.command[0] == f"python-{step.name[0]}" for step in steps)
 
 
-def test_side_by_side_go_those_of_one_rank_and_never_two_that_need_much_memory(runner):
+def test_side_by_side_go_those_of_one_rank_and_jobs_beside_several_programs(runner):
     beside = list(runner.steps({"a": "python-a", "b": "python-b"}))
     assert [[step.name for step in steps] for steps in beside if len(steps) > 1] == [
         ["a, 1 rank", "b, 1 rank"],

@@ -139,7 +139,7 @@ def be_killed():
     # MPICH's launcher, told to let the others live, often kills them all the same if it sees the end of this
     # rank's connection before that of its process: another process holds the connection open
     if os.fork() == 0:
-        time.sleep(10)
+        time.sleep(4)
         os._exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
 
