@@ -106,14 +106,14 @@ def _arguments(verb: FrameType) -> str:
     return ", ".join(parts)
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     try:
         return getattr(value, "__name__", None) or repr(value)
     except Exception:  # whatever it is, it is described where an error is told
         return f"a {type(value).__name__}"
 
 
-def _array(x: Any) -> str:
+def _array(x: object) -> str:
     with suppress(Exception):  # whatever it is, as memory that was released
         dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
         if dtype is not None and shape is not None:

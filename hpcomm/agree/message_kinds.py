@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core import buffer
 from ..errors import HpcommError, MismatchError, calling_frame, place, where
@@ -62,7 +62,7 @@ class Kinds:
         bit = _bit(dtype)
         return self._sure.setdefault(bit, Sure(self, bit, str(dtype)))
 
-    def note_parcel(self, verb: str, x: Any, dest: int, tag: int) -> None:
+    def note_parcel(self, verb: str, x: object, dest: int, tag: int) -> None:
         """Before an object or a ragged array is sent."""
         if (dest, tag) in self._parcels:
             return
@@ -140,7 +140,7 @@ class Kinds:
                 return bytes(words[at + 1 : at + 1 + _TEXT]).rstrip(b"\0").decode(errors="replace")
         return ""
 
-    def mismatch(self, name: str, source: int, tag: int, x: Any, verb: str) -> MismatchError:
+    def mismatch(self, name: str, source: int, tag: int, x: object, verb: str) -> MismatchError:
         names, text = self.sent(source, tag)
         mine = f"{verb}({_described(x, name)}, source={source})"
         frame = calling_frame()
@@ -163,7 +163,7 @@ class Noted(set[int]):
         super().__init__()
         self._kinds, self._bit = kinds, bit
 
-    def note(self, verb: str, x: Any, dest: int, tag: int) -> None:
+    def note(self, verb: str, x: object, dest: int, tag: int) -> None:
         """Before x is sent to dest; verb: as the user called it."""
         places = source_place(dest), tag_place(tag)
         if dest < 0 or (places[0] in self and places[1] in self):
@@ -184,7 +184,7 @@ class Sure(set[int]):
         super().__init__()
         self._kinds, self._bit, self._name = kinds, bit, name
 
-    def match(self, verb: str, x: Any, source: int, tag: int) -> None:
+    def match(self, verb: str, x: object, source: int, tag: int) -> None:
         """Of a message that has come to x.
 
         Raises:
@@ -210,7 +210,7 @@ def _bit(dtype: Dtype) -> int:
     return _BYTES if dtype.kind == "o" or dtype.name == "uint8" else 1 << dtype.code
 
 
-def _described(x: Any, otherwise: str) -> str:
+def _described(x: object, otherwise: str) -> str:
     with suppress(HpcommError, RuntimeError):
         return str(x if isinstance(x, buffer.Buffer) else buffer.as_buffer(x))
     return otherwise

@@ -284,7 +284,7 @@ def _install_hooks() -> None:
     atexit.register(_at_exit)
 
 
-def _note_exit(code: Any) -> None:
+def _note_exit(code: object) -> None:
     """Python ends by a SystemExit of this code: now its threads and its exit handlers come to their end."""
     global _exit
     _exit = exit_hooks.status_of(code), time.monotonic()

@@ -9,10 +9,15 @@ import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ..core.types import AnyArray
 
 __all__ = ["DTYPES", "Kind", "family", "kinds_at_hand", "values", "wide"]
 
@@ -60,7 +65,7 @@ def values(rank: int, dtype: str, layout: str) -> NDArray[Any]:
     return np.asarray(whole / 4 if letter == "f" else whole)
 
 
-def wide(values: NDArray[Any]) -> NDArray[Any]:
+def wide(values: AnyArray) -> AnyArray:
     """The values in the widest type of their family, in which the definition is computed."""
     if values.dtype.kind in "biu":
         return values if values.dtype.kind == "b" else values.astype(values.dtype.kind + "8")
@@ -82,7 +87,7 @@ def _numpy() -> Kind:
 
         dtypes["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 
-    def make(dtype: Any, layout: str, values: NDArray[Any]) -> NDArray[Any]:
+    def make(dtype: DTypeLike, layout: str, values: AnyArray) -> AnyArray:
         shape, view = LAYOUTS[layout]
         x: NDArray[Any] = view(np.empty(shape, dtype))
         x[...] = values.astype(dtype)
@@ -114,17 +119,17 @@ def _torch() -> Kind:
 def _array_array() -> Kind:
     codes = {np.dtype(code).name: code for code in "bBhHiIqQfd"}
 
-    def make(code: str, layout: str, values: NDArray[Any]) -> array.array[Any]:
+    def make(code: str, layout: str, values: AnyArray) -> array.array[Any]:
         return array.array(code, values.astype(code).ravel().tolist())
 
     return Kind("array.array", codes, ("contiguous", "empty"), make, lambda x: wide(np.array(x)))
 
 
 def _bytearray() -> Kind:
-    def make(dtype: None, layout: str, values: NDArray[Any]) -> bytearray:
+    def make(dtype: None, layout: str, values: AnyArray) -> bytearray:
         return bytearray(values.astype(np.uint8).tobytes())
 
-    def read(x: bytearray) -> NDArray[Any]:
+    def read(x: bytearray) -> AnyArray:
         return wide(np.frombuffer(x, np.uint8))
 
     return Kind("bytearray", {"uint8": None}, ("contiguous", "empty"), make, read)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import premul_sum
 from ._arrays import family, wide
+
+if TYPE_CHECKING:
+    from ..core.types import AnyArray
 
 __all__ = ["OPS", "definition", "fault", "operators"]
 
@@ -51,7 +54,7 @@ def operators(dtype: str) -> list[str]:
     return _APPLIES[family(dtype)].split()
 
 
-def definition(op: str, inputs: NDArray[Any], dtype: str) -> NDArray[Any]:
+def definition(op: str, inputs: AnyArray, dtype: str) -> AnyArray:
     """The reduction of inputs (p, ...) over axis 0, in the widest type of dtype's family."""
     result = np.asarray(OPS[op][1](inputs)).astype(inputs.dtype)
     if family(dtype) in "iu":
@@ -59,7 +62,7 @@ def definition(op: str, inputs: NDArray[Any], dtype: str) -> NDArray[Any]:
     return wide(result)
 
 
-def fault(got: NDArray[Any], expected: NDArray[Any], dtype: str, size: int) -> str:
+def fault(got: AnyArray, expected: AnyArray, dtype: str, size: int) -> str:
     """What is wrong with got, in words; "" if nothing.
 
     bool and integers must agree to the bit, the others to one rounding for each of size ranks.

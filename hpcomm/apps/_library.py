@@ -61,7 +61,7 @@ class _Cupy(Library):
     def synchronize(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()
 
-    def start_products(self, a: Any, times: int) -> Callable[[], bool]:
+    def start_products(self, a: object, times: int) -> Callable[[], bool]:
         out, reached = self._cupy.empty_like(a), self._cupy.cuda.Event()
         for _ in range(times):
             self._cupy.matmul(a, a, out=out)
@@ -84,7 +84,7 @@ class _Torch(Library):
     def synchronize(self) -> None:
         self._torch.cuda.current_stream().synchronize()
 
-    def start_products(self, a: Any, times: int) -> Callable[[], bool]:
+    def start_products(self, a: object, times: int) -> Callable[[], bool]:
         out, reached = self._torch.empty_like(a), self._torch.cuda.Event()
         for _ in range(times):
             self._torch.matmul(a, a, out=out)

@@ -6,13 +6,15 @@ import argparse
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import Box, UsageError
 from ..tools.draw import writable
+
+if TYPE_CHECKING:
+    from ..core.types import AnyArray
 
 __all__ = [
     "draw_bandwidths", "draw_field", "draw_histogram", "draw_pingpong", "draw_timeline", "require_picture",
@@ -29,7 +31,7 @@ def require_picture(parser: argparse.ArgumentParser, path: str) -> None:
         parser.error(f"{error.what}: {error.hint}")
 
 
-def draw_field(whole: NDArray[Any], name: str, boxes: Sequence[Box], path: str) -> None:
+def draw_field(whole: AnyArray, name: str, boxes: Sequence[Box], path: str) -> None:
     """A two-dimensional field in colours, with the outline of every rank's piece."""
     from matplotlib.patches import Rectangle
 
@@ -43,7 +45,7 @@ def draw_field(whole: NDArray[Any], name: str, boxes: Sequence[Box], path: str) 
     figure.savefig(path)
 
 
-def draw_histogram(edges: NDArray[Any], counts: NDArray[Any], name: str, path: str) -> None:
+def draw_histogram(edges: AnyArray, counts: AnyArray, name: str, path: str) -> None:
     """The histogram, with a colour for each rank's share of it."""
     figure, axes = _subplots(1)
     for rank, mine in enumerate(counts):

@@ -61,7 +61,7 @@ def expected(verb: str, rank: int, p: int, count: int) -> Any:
     return xs.sum(0)
 
 
-def median(comm: Communicator, call: Callable[[], Any]) -> float:
+def median(comm: Communicator, call: Callable[[], object]) -> float:
     """Seconds of one call, the slowest rank's; the median, after some that are not counted."""
     times = []
     for _ in range(WARMING):

@@ -69,7 +69,7 @@ def check_everything(comm: Communicator, kinds: list[Kind]) -> tuple[int, list[s
     return total, wrong
 
 
-def seconds(comm: Communicator, call: Callable[[], Any], repeats: int) -> float:
+def seconds(comm: Communicator, call: Callable[[], object], repeats: int) -> float:
     """Time of one call, all ranks starting together."""
     comm.barrier()
     start = time.perf_counter()

@@ -53,7 +53,7 @@ def by(comm: Communicator, peer: int, library: _library.Library) -> Swap:
     return swap
 
 
-def seconds(comm: Communicator, swap: Swap, x: Any, out: Any) -> float:
+def seconds(comm: Communicator, swap: Swap, x: object, out: object) -> float:
     """Of one exchange: the median, of as many as fit into the span on rank 0."""
     times: list[float] = []
     while comm.mpi.bcast(len(times) < 3 or (sum(times) < SPAN_S and len(times) < 300)):

@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from ..fields.files import checkpoints
 from ._arguments import positive, require_folder, require_memory
 from ._picture import draw_field, require_picture
 from ._report import Progress, verdict
+
+if TYPE_CHECKING:
+    from ..core.types import AnyArray
 
 KAPPA = 0.2  # diffusivity * time step / spacing², stable below 0.25
 Part = tuple[slice, slice]
@@ -79,7 +82,7 @@ def run(u: Field, first: int, last: int, folder: str | None, every: int) -> None
         u.inner[...] = other.inner
 
 
-def alone(shape: tuple[int, int], steps: int) -> NDArray[Any]:
+def alone(shape: tuple[int, int], steps: int) -> AnyArray:
     """The same on one rank, in one array."""
     u = Field(hpcomm.self_, shape, halo=1)
     begin(u)

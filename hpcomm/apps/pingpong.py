@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from .. import Communicator
 from ._picture import draw_pingpong, require_picture
 from ._report import Progress, sleep_until_all, table, verdict
 
+if TYPE_CHECKING:
+    from ..core.types import AnyArray
+
 SIZES = [8 << (3 * i) for i in range(8)]  # 8 B to 16 MiB
 BUDGET = 64 << 20  # bytes sent for each size, at most
 
@@ -31,7 +34,7 @@ def repeats(nbytes: int) -> int:
     return max(5, min(500, BUDGET // nbytes // 2))
 
 
-def ping_pong(comm: Communicator, peer: int, x: NDArray[Any], out: NDArray[Any]) -> float:
+def ping_pong(comm: Communicator, peer: int, x: AnyArray, out: AnyArray) -> float:
     """One-way latency in seconds: the median over the round trips, halved."""
     times = []
     for _ in range(repeats(x.nbytes)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from ._dataset import read
 from ._picture import draw_histogram, require_picture
 from ._report import table, verdict
 from ._selection import quantiles
+
+if TYPE_CHECKING:
+    from ..core.types import AnyArray
 
 Rows = NDArray[np.float64]
 PROBABILITIES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
@@ -63,7 +66,7 @@ def deal(rows: Rows, size: int) -> list[Rows]:
     return np.split(rows, len(rows) * np.cumsum(np.arange(1, size)) // (size * (size + 1) // 2))
 
 
-def compare(rows: Rows, column: int, edges: Rows, **got: NDArray[Any]) -> list[str]:
+def compare(rows: Rows, column: int, edges: Rows, **got: AnyArray) -> list[str]:
     """What differs from numpy's own result on the whole table."""
     expected = {
         "mean": rows.mean(axis=0),

@@ -86,13 +86,13 @@ class Blocks:
         self._users[0] += 1
         return other
 
-    def Send(self, piece: Any, dest: int, tag: int) -> None:  # noqa: N802  as MPI.Comm has them
+    def Send(self, piece: object, dest: int, tag: int) -> None:  # noqa: N802  as MPI.Comm has them
         self.mpi.Send(piece, dest if self.ranks is None else self.ranks[dest], tag)
 
     def Isend(self, piece: Any, dest: int, tag: int) -> MPI.Request:  # noqa: N802
         return self.mpi.Isend(piece, dest if self.ranks is None else self.ranks[dest], tag)
 
-    def Recv(self, piece: Any, source: int, tag: int) -> None:  # noqa: N802
+    def Recv(self, piece: object, source: int, tag: int) -> None:  # noqa: N802
         self.mpi.Recv(piece, source if self.ranks is None else self.ranks[source], tag)
 
     def Irecv(self, piece: Any, source: int, tag: int) -> MPI.Request:  # noqa: N802

@@ -46,7 +46,7 @@ _MODEL = "hpcomm.device.model"
 _LIBRARIES = ("cupy", _MODEL)  # beside torch, which has its own ways
 
 
-def library_of(array: Any) -> str:
+def library_of(array: object) -> str:
     """The module by which a receiver may make such an array."""
     module = type(array).__module__
     return module if module == _MODEL else module.partition(".")[0]

@@ -107,7 +107,7 @@ def descend(mpi: Any, me: int, size: int, pieces: Sequence[Any], root: int, tag:
 
 def share_out(
     comm: Communicator,
-    own: Sequence[Any],
+    own: Sequence[object],
     lengths: Sequence[Sequence[int]],
     tag: Callable[[int], int],
     number: int,

@@ -60,7 +60,7 @@ def all_reduce_loc(comm: Communicator, x: Array, op: Literal["max", "min"] = "ma
     return values, comm.all_reduce(is_here * (comm.rank - comm.size) + comm.size, "min")
 
 
-def _elementwise(x: Any, op: object) -> Any:
+def _elementwise(x: object, op: object) -> Any:
     """x as something that is compared element by element."""
     if op not in ("max", "min"):
         raise UsageError(f"all_reduce_loc has no operator {op!r}", hint='"max" or "min"')

@@ -97,7 +97,7 @@ def _other_send(comm: Communicator, x: Any, dest: int, tag: int) -> tuple[set[in
     return tags, look
 
 
-def remember_send(comm: Communicator, x: Any, dtype: Dtype, dest: int) -> None:
+def remember_send(comm: Communicator, x: object, dtype: Dtype, dest: int) -> None:
     """Keep a send that was found right, and whose element type was noted for dest and its tag."""
     key = type(x), getattr(x, "dtype", None), dest
     if key in comm.known_sends or dest == comm.rank or not _may_be_known(comm, comm.known_sends, dest):
@@ -107,7 +107,7 @@ def remember_send(comm: Communicator, x: Any, dtype: Dtype, dest: int) -> None:
         comm.known_sends[dest] = comm.known_sends[key] = key[0], key[1], set(), look, noted
 
 
-def remember_receive(comm: Communicator, out: Any, dtype: Dtype, source: int) -> None:
+def remember_receive(comm: Communicator, out: object, dtype: Dtype, source: int) -> None:
     """Keep a receive that was found right."""
     key = type(out), getattr(out, "dtype", None), source
     if key in comm.known_receives or not _may_be_known(comm, comm.known_receives, source):
@@ -136,7 +136,7 @@ def _may_be_known(comm: Communicator, known: dict[Any, Any], peer: int) -> bool:
     return 0 <= peer < comm.size and (comm.devices is None or not comm.devices.messages.held)
 
 
-def _look(comm: Communicator, x: Any, dtype: Dtype, guarded: int | None = None) -> Look | None:
+def _look(comm: Communicator, x: object, dtype: Dtype, guarded: int | None = None) -> Look | None:
     """What looks at arrays like x; None: there is nothing quicker than the general path.
 
     guarded: of arrays to receive into: up to how many elements nothing is to be written behind them.
@@ -202,7 +202,7 @@ def _look_at_torch(kind: MPI.Datatype, itemsize: int, most: int, guarded: int, h
     return look
 
 
-def _knows_devices(torch: Any) -> bool:
+def _knows_devices(torch: object) -> bool:
     """Whether tensors of this build of torch may have an address that is not in the host's memory."""
     accelerator = getattr(torch, "accelerator", None)
     try:

@@ -31,7 +31,7 @@ class Late(Communicator):
         _make(self)
         return getattr(self, attribute)
 
-    def __setattr__(self, attribute: str, value: Any) -> None:
+    def __setattr__(self, attribute: str, value: object) -> None:
         _make(self)
         setattr(self, attribute, value)
 

@@ -276,7 +276,7 @@ def pooled(nbytes: int) -> Any:
     return block.data
 
 
-def _references(blocks: list[Any]) -> list[int]:
+def _references(blocks: list[object]) -> list[int]:
     return [sys.getrefcount(block) for block in blocks]
 
 

@@ -33,7 +33,7 @@ _PICKLED = 0x80  # how every pickle begins
 _ON_DEVICES = (("cupy", "ndarray"), ("hpcomm.device.model", "DeviceArray"))
 
 
-def encode(obj: Any) -> Payload:
+def encode(obj: object) -> Payload:
     """Pickle obj, leaving the memory of its larger arrays out.
 
     Raises:
@@ -94,7 +94,7 @@ class _Wrapping:
         self._blocks.append(raw)
         return False
 
-    def wrap(self, obj: Any) -> Payload:
+    def wrap(self, obj: object) -> Payload:
         file, blocks = self._file, self._blocks
         self._is_laden = False
         self._pickler.dump(obj)
@@ -198,7 +198,7 @@ def _take_device_array_apart(array: Any) -> tuple[Any, ...]:
     return _put_device_array_together, (pickle.PickleBuffer(block), getattr(array, "requires_grad", False))
 
 
-def _put_device_array_together(array: Any, requires_grad: bool) -> Any:
+def _put_device_array_together(array: object, requires_grad: bool) -> Any:
     return array.requires_grad_() if requires_grad and hasattr(array, "requires_grad_") else array
 
 

@@ -63,7 +63,7 @@ class Pool(Executor):
         chunksize: int = 1,
         ordered: bool = True,
         progress: bool | None = None,
-        **unknown: Any,
+        **unknown: object,
     ) -> Iterator[T]:
         """The results of fn for the items, as map has them; tasks begin at once.
 
@@ -163,7 +163,7 @@ class _Packed:
         return pickle.loads(self.data, buffers=self.blocks)
 
 
-def _packed(obj: Any, named: Any) -> _Packed:
+def _packed(obj: object, named: object) -> _Packed:
     """obj pickled; by cloudpickle, where it is installed, what pickle cannot (lambdas)."""
     blocks: list[pickle.PickleBuffer] = []
     try:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from ..core import dtypes
+    from ..core.types import AnyArray
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
@@ -38,7 +39,7 @@ class SharedArray:
     Memory goes back when close() was called and no view of it is left, or at the end of the ranks.
     """
 
-    def __init__(self, node: Communicator, array: NDArray[Any]) -> None:
+    def __init__(self, node: Communicator, array: AnyArray) -> None:
         self.node = node
         self.shape, self.dtype = array.shape, array.dtype
         self._array: NDArray[Any] | None = array
@@ -120,7 +121,7 @@ def shared_array(comm: Communicator, shape: int | Sequence[int], dtype: DTypeLik
         raise error.located("shared_array", comm) from None
 
 
-def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> AnyArray:
     """The array in new memory, made sure of by the first rank: what is not there is no bus error later."""
     from os import close
 

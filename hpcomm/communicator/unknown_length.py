@@ -17,6 +17,7 @@ from ..transport.matching import Arrival, fill
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
+    from numpy.typing import DTypeLike
 
     from ..core import buffer, dtypes
     from ..core.buffer import Buffer
@@ -34,7 +35,9 @@ else:
 __all__ = ["in_order", "recv_behind", "recv_unsized"]
 
 
-def in_order(comm: Communicator, stages: Stages, source: int, tag: int, status: Any, async_op: bool) -> Any:
+def in_order(
+    comm: Communicator, stages: Stages, source: int, tag: int, status: MPI.Status | None, async_op: bool
+) -> Any:
     """Receive by an Arrival."""
     stages = transport.in_our_words(comm, "recv", stages)
     request = Request(f"recv(source={source}, tag={tag})", comm.outstanding.begin(stages), status)
@@ -43,7 +46,7 @@ def in_order(comm: Communicator, stages: Stages, source: int, tag: int, status: 
     return request if async_op else request.wait()
 
 
-def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status: Any) -> Stages:
+def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status: MPI.Status | None) -> Stages:
     """Receive into an array, when receives that were begun before have theirs."""
     arrival = Arrival(comm.mpi_handle, source, tag)
     yield [arrival]
@@ -60,7 +63,9 @@ def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status:
     return look.give()
 
 
-def recv_unsized(comm: Communicator, source: int, tag: int, dtype: Any, status: Any) -> Stages:
+def recv_unsized(
+    comm: Communicator, source: int, tag: int, dtype: DTypeLike, status: MPI.Status | None
+) -> Stages:
     """Wait for the message, make an array of its length, take it."""
     record, torch = dtypes.parse(dtype)
     arrival = Arrival(comm.mpi_handle, source, tag)

@@ -67,7 +67,7 @@ class _Spec(NamedTuple):
     kind: MPI.Datatype | None = None
 
 
-def element(kind: MPI.Datatype) -> np.dtype[Any] | None:
+def element(kind: MPI.Datatype) -> np.dtype[np.generic] | None:
     """numpy's name for a datatype of MPI's; None: it has none, as what a program has made."""
     return _named(kind.handle) if kind.is_predefined else None
 
@@ -183,7 +183,7 @@ def _by_code(code: str) -> MPI.Datatype:
 
 
 @lru_cache(maxsize=256)
-def _named(handle: int) -> np.dtype[Any] | None:
+def _named(handle: int) -> np.dtype[np.generic] | None:
     """Of a predefined datatype, whose handle stays the same."""
     kind = MPI.Datatype.fromhandle(handle)
     try:
@@ -299,7 +299,7 @@ def _of_basic(array: Array, kind: MPI.Datatype) -> Array:
     return array if basic is None else array.view(basic)
 
 
-def _basic(kind: MPI.Datatype) -> np.dtype[Any] | None:
+def _basic(kind: MPI.Datatype) -> np.dtype[np.generic] | None:
     """The one type that all elements of a datatype are of; None: there are several, or numpy has it not."""
     if kind.is_predefined:
         return element(kind)

@@ -108,7 +108,7 @@ class Messages(Surface):
         return seen is not None
 
     # -- objects ---------------------------------------------------------------------------------------
-    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+    def send(self, obj: object, dest: int, tag: int = 0) -> None:
         self.communicator.send(_pickled(obj, dest), dest, tag)
 
     def recv(
@@ -132,7 +132,7 @@ class Messages(Surface):
         return Request.over(self.communicator.irecv(None, source, tag, dtype="uint8"), _unpickled)
 
     def sendrecv(
-        self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Buffer | None = None,
+        self, sendobj: object, dest: int, sendtag: int = 0, recvbuf: Buffer | None = None,
         source: int = MPI.ANY_SOURCE, recvtag: int = MPI.ANY_TAG, status: _Status = None,
     ) -> Any:  # fmt: skip
         going = self.communicator.isend(_pickled(sendobj, dest), dest, sendtag)

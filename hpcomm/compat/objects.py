@@ -21,7 +21,7 @@ class Objects(Surface):
     def barrier(self) -> None:
         self.communicator.barrier()
 
-    def bcast(self, obj: Any, root: int = 0) -> Any:
+    def bcast(self, obj: object, root: int = 0) -> Any:
         return self.communicator.broadcast_object(obj, root)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
@@ -31,24 +31,24 @@ class Objects(Surface):
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         return self.communicator.scatter_object(sendobj, root)
 
-    def allgather(self, sendobj: Any) -> list[Any]:
+    def allgather(self, sendobj: object) -> list[Any]:
         got: list[Any] = self.communicator.all_gather_object(sendobj)
         return got
 
-    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+    def alltoall(self, sendobj: Sequence[object]) -> list[Any]:
         got: list[Any] = self.communicator.all_to_all_object(sendobj)
         return got
 
     def reduce(self, sendobj: Any, op: _Op = MPI.SUM, root: int = 0) -> Any | None:
         return self.communicator.reduce_object(sendobj, op, root)
 
-    def allreduce(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
+    def allreduce(self, sendobj: object, op: _Op = MPI.SUM) -> Any:
         return self.communicator.all_reduce_object(sendobj, op)
 
-    def scan(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
+    def scan(self, sendobj: object, op: _Op = MPI.SUM) -> Any:
         return reduce(op, self.allgather(sendobj)[: self.rank + 1])
 
-    def exscan(self, sendobj: Any, op: _Op = MPI.SUM) -> Any:
+    def exscan(self, sendobj: object, op: _Op = MPI.SUM) -> Any:
         """None on rank 0."""
         before = self.allgather(sendobj)[: self.rank]
         return reduce(op, before) if before else None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..core.types import AnyArray
     from ..device import arrays
     from ..device.arrays import Place
 else:
@@ -49,10 +50,11 @@ class Buffer:
     """
 
     __slots__ = ("array", "device", "dtype", "frozen", "give", "make")
+    array: NDArray[Any]
 
     def __init__(
         self,
-        array: NDArray[Any],
+        array: AnyArray,
         dtype: Dtype,
         make: Callable[[Shape], Buffer],
         give: Callable[[], Any],
@@ -83,7 +85,7 @@ class Buffer:
         """The current stream of the array's library, if the array lies on a device."""
         return None
 
-    def wrap(self, array: NDArray[Any]) -> Any:
+    def wrap(self, array: AnyArray) -> Any:
         """A storage array as an array of this buffer's kind: what a user's own operator is given."""
         other = self.make(array.shape)
         other.array[...] = array
@@ -96,7 +98,7 @@ class Buffer:
 class DeviceBuffer(Buffer):
     """One look at one array on a device. Its elements are out of the host's reach: .array raises."""
 
-    def __init__(self, x: Any, seen: Place) -> None:
+    def __init__(self, x: object, seen: Place) -> None:
         self._place = seen
         self.dtype = seen.dtype
         self.device = seen.name
@@ -160,7 +162,7 @@ class DeviceBuffer(Buffer):
         return made
 
 
-def as_buffer(x: Any) -> Buffer:
+def as_buffer(x: object) -> Buffer:
     """Look at x.
 
     Args:
@@ -207,7 +209,7 @@ def empty(shape: Shape, dtype: Dtype, torch: bool = False) -> Buffer:
     return _numpy(np.empty(shape, dtypes.numpy_dtype(dtype)))
 
 
-def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
+def overlap(a: AnyArray, b: AnyArray) -> bool:
     """Whether a and b share an element; when that is too hard to tell, whether their ranges meet."""
     if not np.may_share_memory(a, b):
         return False
@@ -219,7 +221,7 @@ def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
         return True
 
 
-def same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
+def same_memory(a: AnyArray, b: AnyArray) -> bool:
     """Whether a and b are the same elements in the same order."""
     if a is b:
         return True
@@ -234,7 +236,7 @@ def _on_device(device: str) -> LayoutError:
     )
 
 
-def _frozen(array: NDArray[Any]) -> str | None:
+def _frozen(array: AnyArray) -> str | None:
     if not array.flags.writeable:
         return "is read-only"
     if not array.flags.forc and array.size and _overlaps_itself(array):
@@ -242,7 +244,7 @@ def _frozen(array: NDArray[Any]) -> str | None:
     return None
 
 
-def _overlaps_itself(array: NDArray[Any]) -> bool:
+def _overlaps_itself(array: AnyArray) -> bool:
     """Whether two elements share memory; when that is too hard to tell, whether they might."""
     axes = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
     reach = array.itemsize
@@ -260,12 +262,12 @@ def _overlaps_itself(array: NDArray[Any]) -> bool:
     return bool((np.diff(np.sort(places)) < array.itemsize).any())
 
 
-def _stored(array: NDArray[Any], dtype: Dtype) -> NDArray[Any]:
+def _stored(array: AnyArray, dtype: Dtype) -> AnyArray:
     """The same memory in the type that dtype is stored in."""
     return array.view(dtype.storage) if dtype.kind in "hq" else array
 
 
-def _numpy(x: NDArray[Any]) -> Buffer:
+def _numpy(x: AnyArray) -> Buffer:
     dtype = dtypes.from_numpy(x.dtype)
     own = x.dtype
     return Buffer(
@@ -311,7 +313,7 @@ class _Memory:
 
     __slots__ = ("__array_interface__", "tensor")
 
-    def __init__(self, tensor: Any, interface: dict[str, Any]) -> None:
+    def __init__(self, tensor: object, interface: dict[str, object]) -> None:
         self.tensor, self.__array_interface__ = tensor, interface
 
 
@@ -346,7 +348,7 @@ def _generic(x: np.generic) -> Buffer:
     return _scalar(np.asarray(x), lambda filled: filled[()])
 
 
-def _scalar(array: NDArray[Any], give: Callable[[NDArray[Any]], Any]) -> Buffer:
+def _scalar(array: AnyArray, give: Callable[[NDArray[Any]], Any]) -> Buffer:
     """A number: 0-d on the way out; what comes back is a number again, or an array if there are several."""
     look = _numpy(array)
 
@@ -377,7 +379,7 @@ def _buffer_protocol(x: Any) -> Buffer:
 
 
 def _making(
-    own: np.dtype[Any], dtype: Dtype, hand: Callable[[NDArray[Any]], Any]
+    own: np.dtype[np.generic], dtype: Dtype, hand: Callable[[NDArray[Any]], Any]
 ) -> Callable[[Shape], Buffer]:
     """What makes new arrays, of which the user gets hand(array). It holds no array, itself neither."""
 
@@ -399,19 +401,19 @@ def _handing(x: Any) -> Callable[[NDArray[Any]], Any]:
     return (lambda filled: filled.data) if isinstance(x, memoryview) else (lambda filled: filled)
 
 
-def _array_interface(x: Any) -> Buffer:
+def _array_interface(x: object) -> Buffer:
     look = _numpy(np.asarray(x))
     look.give = lambda: x
     return look
 
 
-def _instead(x: Any) -> str:
+def _instead(x: object) -> str:
     if isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
         return "numpy.asarray(x) for numbers, the verb's _object form for anything else"
     return "the verb's _object form, which takes any Python object"
 
 
-def _is_narrow(dtype: Any) -> bool:
+def _is_narrow(dtype: object) -> bool:
     """Whether it is a dtype that numpy has from ml_dtypes, as jax's bfloat16, which DLPack brings nobody."""
     return isinstance(dtype, np.dtype) and dtypes.from_numpy(dtype).kind in "hq"
 

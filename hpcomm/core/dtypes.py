@@ -86,7 +86,7 @@ _OPAQUE_CODE = 128  # of all opaque types
 
 
 @lru_cache(maxsize=256)
-def from_numpy(dtype: np.dtype[Any]) -> Dtype:
+def from_numpy(dtype: np.dtype[np.generic]) -> Dtype:
     """The record for a numpy dtype.
 
     Raises:
@@ -110,7 +110,7 @@ def from_numpy(dtype: np.dtype[Any]) -> Dtype:
     return Dtype(str(dtype), _OPAQUE_CODE, "o", storage, None, crc32(str(dtype).encode()), dtype)
 
 
-def from_torch(dtype: Any) -> Dtype:
+def from_torch(dtype: object) -> Dtype:
     """The record for a torch.dtype."""
     name = str(dtype).removeprefix("torch.")
     if name not in BY_NAME or name in _SHELLS:
@@ -142,7 +142,7 @@ def parse(dtype: Any) -> tuple[Dtype, bool]:
     return from_numpy(meant), False
 
 
-def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
+def numpy_dtype(dtype: Dtype) -> np.dtype[np.generic]:
     """The numpy dtype that a user wants to see: bfloat16 needs ml_dtypes, float16 is numpy's own."""
     if dtype.kind in "hq" and dtype.name != "float16":
         if "ml_dtypes" not in sys.modules:

@@ -31,6 +31,8 @@ from ..errors import LayoutError, RankError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from ..core.types import AnyArray
 else:
     from .._lazy import LazyModule
 
@@ -104,7 +106,7 @@ def integers(values: Any, what: str) -> Shape:
         raise LayoutError(f"{what} is {values!r}", hint="integers") from None
 
 
-def _whole(shape: Any) -> Shape:
+def _whole(shape: object) -> Shape:
     sizes = integers(shape, "the shape of the whole")
     if min(sizes, default=0) < 0:
         raise LayoutError(f"the shape of the whole is {sizes}", hint="no size below 0")
@@ -407,7 +409,7 @@ class Points:
             raise LayoutError(f"index {at} is none of {self.shape[0]} points")
         return int(self._owner[at])
 
-    def owners(self, indices: NDArray[Any]) -> NDArray[np.int32]:
+    def owners(self, indices: AnyArray) -> NDArray[np.int32]:
         """The rank that owns each of the global indices."""
         found: NDArray[np.int32] = self._owner[indices]
         return found
@@ -416,7 +418,7 @@ class Points:
         return f"{self.shape}, points over {self.size} ranks"
 
 
-def _numbers(indices: Any) -> NDArray[np.int64]:
+def _numbers(indices: object) -> NDArray[np.int64]:
     given = np.asarray(indices).reshape(-1)
     if given.size and given.dtype.kind not in "iu":
         raise LayoutError(f"global indices of dtype {given.dtype}", hint="integers")

@@ -102,7 +102,7 @@ class Reduction(NamedTuple):
         return getattr(MPI, self.mpi_op) if isinstance(self.mpi_op, str) else self.mpi_op
 
 
-def premul_sum(factor: Any) -> Op:
+def premul_sum(factor: object) -> Op:
     """The operator that multiplies this rank's x by factor, a number, and sums (NCCL's premul_sum).
 
     Raises:
@@ -146,7 +146,7 @@ def check_whole(x: int, op: Op, ranks: int) -> None:
         )
 
 
-def named(op: Any) -> Op:
+def named(op: Op) -> Op:
     """op in our words, whichever library spelt it."""
     if isinstance(op, str):
         if op not in NAMES:
@@ -179,7 +179,7 @@ def folder(op: Any) -> str | None:
     return None
 
 
-def counted(x: Any, op: Any) -> Any:
+def counted(x: Any, op: Op) -> Any:
     """x, or a bool of Python's as the number that it is, where Python's own + and * count."""
     return int(x) if type(x) is bool and named(op).name in ("sum", "prod", "premul_sum") else x
 
@@ -196,7 +196,7 @@ def _from_mpi(op: MPI.Op) -> Op:
     return Op("MPI.Op", mpi=op)
 
 
-def _from_torch(op: Any) -> Op:
+def _from_torch(op: Op) -> Op:
     kind = getattr(op, "op", op)  # ReduceOp holds a RedOpType, ReduceOp.SUM is one
     name = {"PRODUCT": "prod"}.get(kind.name, kind.name.lower())
     if name == "premul_sum":

@@ -128,7 +128,7 @@ def _of_cupy(x: Any) -> tuple[Callable[[], int], Callable[[Shape], Any], Callabl
     cupy = sys.modules["cupy"]
 
     def there(work: Callable[..., Any]) -> Callable[..., Any]:
-        def done(*arguments: Any) -> Any:
+        def done(*arguments: object) -> Any:
             with cupy.cuda.Device(x.device.id):
                 return work(*arguments)
 

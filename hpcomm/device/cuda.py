@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from ..core.types import AnyArray
 else:
     from .._lazy import LazyModule
 
@@ -129,7 +131,7 @@ class CudaDriver:
         if result:
             raise self.failure(name, result)
 
-    def code(self, name: str, *arguments: Any) -> int:
+    def code(self, name: str, *arguments: object) -> int:
         """What a function of the library returns, where more than success is an answer."""
         return int(getattr(self._library, name)(*arguments))
 
@@ -166,7 +168,7 @@ class CudaDriver:
         self.call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, address)
         return ordinal.value
 
-    def watch(self, mpi: Any) -> Any:
+    def watch(self, mpi: object) -> Any:
         return mpi
 
     def nccl(self) -> Nccl:
@@ -239,7 +241,7 @@ class CudaDevice:
         assert address.value is not None
         return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address.value))
 
-    def unpin(self, memory: NDArray[Any]) -> None:
+    def unpin(self, memory: AnyArray) -> None:
         with self.here():
             self._call("cuMemFreeHost", memory.__array_interface__["data"][0])
 

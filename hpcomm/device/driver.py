@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from ..core.types import AnyArray
 
 __all__ = ["DEFAULT_STREAM", "Device", "Driver", "driver", "install", "possible", "watching"]
 
@@ -31,8 +31,8 @@ class Device(Protocol):
     def identity(self) -> bytes: ...  # 16 bytes that no other device has
     def allocate(self, nbytes: int) -> int: ...
     def free(self, address: int) -> None: ...
-    def pinned(self, nbytes: int) -> NDArray[Any]: ...  # uint8, page-locked
-    def unpin(self, memory: NDArray[Any]) -> None: ...  # give it back: nobody uses it any more
+    def pinned(self, nbytes: int) -> AnyArray: ...  # uint8, page-locked
+    def unpin(self, memory: AnyArray) -> None: ...  # give it back: nobody uses it any more
     def stream(self) -> int: ...  # one that does not wait for the default stream
     def event(self, interprocess: bool = False) -> int: ...
     def destroy_event(self, event: int) -> None: ...
@@ -62,7 +62,7 @@ class Driver(Protocol):
     def count(self) -> int: ...
     def device(self, index: int) -> Device: ...
     def device_of(self, address: int) -> int: ...  # the index of the device that address lies on
-    def watch(self, mpi: Any) -> Any: ...  # mpi, seen by whoever checks order
+    def watch(self, mpi: object) -> Any: ...  # mpi, seen by whoever checks order
 
 
 def possible() -> bool:
@@ -96,6 +96,6 @@ def install(other: Driver | None) -> None:
     _installed[:] = [] if other is None else [other]
 
 
-def watching(mpi: Any) -> Any:
+def watching(mpi: object) -> Any:
     """mpi as an installed driver wants it seen; brings nothing up."""
     return _installed[0].watch(mpi) if _installed else mpi

@@ -39,9 +39,9 @@ class Kernels(Protocol):
     def on(self, stream: int) -> AbstractContextManager[Any]: ...
     def view(self, address: int, count: int, dtype: Dtype) -> Any: ...
     def fold(self, op: str, a: Any, b: Any, out: Any) -> None: ...
-    def convert(self, source: Any, target: Any) -> None: ...
-    def truth(self, source: Any, target: Any) -> None: ...  # 1 where source is not 0, into uint8
-    def scale(self, x: Any, factor: Any) -> None: ...  # factor: of numpy's type for the elements
+    def convert(self, source: object, target: object) -> None: ...
+    def truth(self, source: object, target: object) -> None: ...  # 1 where source is not 0, into uint8
+    def scale(self, x: object, factor: object) -> None: ...  # factor: of numpy's type for the elements
     def divide(self, x: Any, by: int) -> None: ...
     def fill(self, x: Any, value: Any) -> None: ...
 
@@ -55,7 +55,7 @@ class _Named:
     def fold(self, op: str, a: Any, b: Any, out: Any) -> None:
         getattr(self.library, FOLDS[op])(a, b, out=out)
 
-    def scale(self, x: Any, factor: Any) -> None:
+    def scale(self, x: object, factor: object) -> None:
         self.library.multiply(x, factor, out=x)
 
     def divide(self, x: Any, by: int) -> None:
@@ -92,7 +92,7 @@ class CuPy(_Named):
         memory = cupy.cuda.UnownedMemory(address, count * kind.itemsize, self, self.device.index)
         return cupy.ndarray((count,), kind, cupy.cuda.MemoryPointer(memory, 0))
 
-    def convert(self, source: Any, target: Any) -> None:
+    def convert(self, source: object, target: object) -> None:
         self.library.copyto(target, source, casting="unsafe")
 
     def truth(self, source: Any, target: Any) -> None:
@@ -151,7 +151,7 @@ class Torch(_Named):
     def truth(self, source: Any, target: Any) -> None:
         self.library.not_equal(source, 0, out=target.view(self.library.bool))
 
-    def scale(self, x: Any, factor: Any) -> None:
+    def scale(self, x: object, factor: object) -> None:
         self.library.multiply(x, _as_in(x, factor), out=x)
 
     def fill(self, x: Any, value: Any) -> None:

@@ -127,7 +127,7 @@ class DeviceArray:
     def __len__(self) -> int:
         return int(self.shape[0])
 
-    def astype(self, dtype: Any) -> DeviceArray:
+    def astype(self, dtype: object) -> DeviceArray:
         made, mine = empty(self.shape, dtype), self._on_host()[0]
         target = made._on_host()[0]
         made._work(lambda: np.copyto(target, mine, casting="unsafe"), (self,))

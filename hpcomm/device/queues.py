@@ -34,7 +34,7 @@ class Heap:
 
 
 class Stream:
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: tuple[int, str]) -> None:
         self.actor = actor
         self.queue: deque[tuple[float, Any]] = deque()  # since when; work, or what is Waited for
 

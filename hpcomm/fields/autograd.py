@@ -94,7 +94,7 @@ def send(comm: Communicator, x: Any, dest: int, tag: int = 0) -> Any:
         comm.send(t, dest, tag)
         return t.new_zeros(())
 
-    def back(g: Any) -> Any:
+    def back(g: object) -> Any:
         return comm.recv(_torch().empty_like(shape), dest, tag)
 
     shape = _tensor(comm, x).detach().contiguous()
@@ -106,7 +106,7 @@ def recv(comm: Communicator, like: Any, source: int, tag: int = 0) -> Any:
 
     _over(comm, "recv")
 
-    def forward(t: Any) -> Any:
+    def forward(t: object) -> Any:
         return comm.recv(_torch().empty_like(t), source, tag)
 
     def back(g: Any) -> Any:
@@ -145,7 +145,7 @@ def update_halo(field: Field, x: Any) -> Any:
     return _through(comm, x, forward, back)
 
 
-def redistribute(move: Redistribution, x: Any) -> Any:
+def redistribute(move: Redistribution, x: object) -> Any:
     """move(x), for ranks that are in both source and target; gradients of copies are added up.
 
     Not for partitions that hold copies or summands in the source: which of the copies counts is not defined.
@@ -229,16 +229,16 @@ def _torch() -> Any:
     return torch
 
 
-def _through(comm: Communicator, x: Any, forward: Callable[[Any], Any], back: Callable[[Any], Any]) -> Any:
+def _through(comm: Communicator, x: object, forward: Callable[[Any], Any], back: Callable[[Any], Any]) -> Any:
     """forward(x), whose gradient is back(gradient of the result)."""
     return _node().apply(_tensor(comm, x), forward, back)
 
 
-def _over(comm: Any, verb: str) -> None:
+def _over(comm: Communicator, verb: str) -> None:
     demand(comm, Communicator, "what it goes over", verb, f"{verb}(comm, x)")
 
 
-def _tensor(comm: Communicator, x: Any) -> Any:
+def _tensor(comm: Communicator, x: object) -> Any:
     """x, if it is a tensor."""
     if not isinstance(x, _torch().Tensor):
         raise UsageError(
@@ -273,7 +273,7 @@ def _once(exchange: Exchange) -> None:
     exchange.close()
 
 
-def _like(field: Field, array: Any) -> Any:
+def _like(field: Field, array: object) -> Any:
     """A field over array, laid out as field is."""
     return type(field)(
         field.comm,

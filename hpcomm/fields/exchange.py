@@ -317,14 +317,14 @@ class Exchange:
             acts.append(channel.free)
         self._due.append(partial(channel.full_box, False))
 
-    def _outgoing(self, views: list[Any]) -> tuple[Any, list[Callable[[], Any]]]:
+    def _outgoing(self, views: list[object]) -> tuple[Any, list[Callable[[], object]]]:
         """What MPI sends, and the copies before."""
         if not gathers(views, sending=True):
             return self._described(views), []
         whole, parts = self._gathered(views)
         return self._described([whole]), [copying(*each) for each in zip(parts, views, strict=True)]
 
-    def _incoming(self, views: list[tuple[Any, bool]]) -> tuple[Any, list[Callable[[], Any]]]:
+    def _incoming(self, views: list[tuple[Any, bool]]) -> tuple[Any, list[Callable[[], object]]]:
         """Where MPI receives, and the copies afterwards."""
         plain = [view for view, _ in views]
         if not (gathers(plain, sending=False) or any(adds for _, adds in views)):
@@ -361,7 +361,7 @@ class Exchange:
             raise self._failure(error) from None
 
     # -- on devices -----------------------------------------------------------------------------------
-    def _goes_aboard(self, pair: tuple[int, int], views: Sequence[Any]) -> bool:
+    def _goes_aboard(self, pair: tuple[int, int], views: Sequence[object]) -> bool:
         if pair not in self.device_side and any(map(on_device, views)):
             raise LayoutError(
                 "an array lies on a device, which the other rank does not expect",

@@ -180,7 +180,7 @@ class Redistribution:
             return False
         return self.target.summand(self.target_ranks.index(self.comm.rank)) > 0
 
-    def _look(self, x: Any, shape: tuple[int, ...] | None, name: str) -> Any:
+    def _look(self, x: object, shape: tuple[int, ...] | None, name: str) -> Any:
         if shape is None:
             return None
         if x is None:
@@ -192,7 +192,7 @@ class Redistribution:
             )
         return look
 
-    def _made(self, look: Any, out: Any, dtype: Any) -> Any:
+    def _made(self, look: Any, out: Any, dtype: object) -> Any:
         shape = self.target_shape
         if shape is None:
             return None
@@ -207,7 +207,7 @@ class Redistribution:
             raise DtypeError("this rank brings no array that tells the dtype", hint="dtype=, or out=")
         return buffer.empty(shape, *dtypes.parse(dtype))
 
-    def _planned(self, look: Any, made: Any) -> Exchange:
+    def _planned(self, look: object, made: object) -> Exchange:
         if self._last is not None:
             if _same(self._last[0], look) and _same(self._last[1], made):
                 return self._last[2]

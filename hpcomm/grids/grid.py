@@ -156,7 +156,7 @@ class Points:
 
     kind = "points"
 
-    def __init__(self, coordinates: Any, *, sphere: bool = True) -> None:
+    def __init__(self, coordinates: object, *, sphere: bool = True) -> None:
         self.coordinates = _numbers("Points(coordinates)", coordinates, "(points, 2)", sphere)
         self.sphere = sphere
 
@@ -181,7 +181,7 @@ class Cells:
 
     kind = "cells"
 
-    def __init__(self, vertices: Any, *, sphere: bool = True) -> None:
+    def __init__(self, vertices: object, *, sphere: bool = True) -> None:
         self.vertices = _numbers("Cells(vertices)", vertices, "(cells, vertices, 2)", sphere)
         self.sphere = sphere
         flat = np.flatnonzero(~(self.areas(np.arange(len(self.vertices))) > 0))
@@ -242,12 +242,12 @@ def from_spec(spec: Described) -> Plane | LatLon | Gaussian:
     )
 
 
-def _check_counts(what: str, *counts: Any) -> None:
+def _check_counts(what: str, *counts: object) -> None:
     if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1 for n in counts):
         raise ConfigError(f"a grid of {' x '.join(map(repr, counts))} cells", what, "whole numbers from 1")
 
 
-def _numbers(what: str, given: Any, shape: str, sphere: bool) -> Array:
+def _numbers(what: str, given: object, shape: str, sphere: bool) -> Array:
     """given as an array of this shape, each number finite, and each latitude one."""
     try:
         found = np.asarray(given, float)
@@ -286,7 +286,7 @@ def areas_against(grid: Any, points: Indices, other_kind: str | None) -> Array:
     return np.asarray(grid.areas(points))
 
 
-def size_of(grid: Any) -> int:
+def size_of(grid: Grid) -> int:
     """How many points a grid has; of points and cells, this rank."""
     if isinstance(grid, Rectangles):
         return grid.size

@@ -59,7 +59,13 @@ _DIGITS = 12  # to which distances count as equal; then the lower index wins, wh
 
 
 def weights(
-    source: Grid, target: Grid, mapping: str, *, neighbours: int = 4, given: Any = None, points: Any = None
+    source: Grid,
+    target: Grid,
+    mapping: str,
+    *,
+    neighbours: int = 4,
+    given: object = None,
+    points: object = None,
 ) -> Weights:
     """Weights between two grids in one process.
 
@@ -123,7 +129,7 @@ def _check(source: Any, target: Any, mapping: str) -> None:
         _check_widths(_is_halved(source) or _is_halved(target), "regrid.weights")
 
 
-def _is_halved(grid: Any) -> bool:
+def _is_halved(grid: Grid) -> bool:
     """Whether edges of its cells go half round the sphere: no great circle does between two points."""
     return isinstance(grid, Rectangles) and grid.sphere and grid.nu < 3
 
@@ -134,7 +140,7 @@ def _check_widths(wrong: bool, where: str) -> None:
         raise ConfigError(what, where, "three columns or more")
 
 
-def _indices(name: str, chosen: Any, grid: Any) -> Indices:
+def _indices(name: str, chosen: object, grid: Grid) -> Indices:
     """What was chosen of the points of a grid, None: all."""
     size = size_of(grid)
     if chosen is None:
@@ -205,7 +211,7 @@ class _Card:
     is_halved: bool
 
     @classmethod
-    def of(cls, grid: Any, points: Indices, is_giver: bool, mapping: str) -> _Card:
+    def of(cls, grid: Grid, points: Indices, is_giver: bool, mapping: str) -> _Card:
         kept = grid if is_giver and isinstance(grid, Rectangles) else None
         kind = grid.kind == "cells", _is_halved(grid)
         if not len(points):
@@ -216,7 +222,7 @@ class _Card:
         return cls(is_giver, kept, (x.min(axis=0), x.max(axis=0)), reach, *kind)
 
 
-def _radius(grid: Any, points: Indices) -> float:
+def _radius(grid: Grid, points: Indices) -> float:
     """The largest distance of a corner from its centre; of bare points, about half that to the next one."""
     x = grid.centres(points)
     if isinstance(grid, Points):

@@ -15,6 +15,8 @@ from ..errors import MissingError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..core.types import AnyArray
+
     Array = NDArray[np.float64]
     Indices = NDArray[np.int64]
 
@@ -49,7 +51,7 @@ class Weights:
         """Points that nothing reaches; apply leaves 0 there."""
         return np.flatnonzero(np.diff(self.matrix.indptr) == 0)
 
-    def apply(self, values: NDArray[Any]) -> Array:
+    def apply(self, values: AnyArray) -> Array:
         """Map values of the sources, shape (sources, ...)."""
         flat = np.asarray(values, float).reshape(len(values), math.prod(values.shape[1:]))
         made: Array = np.asarray(self.matrix @ flat).reshape(self.matrix.shape[0], *values.shape[1:])

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mpi4py import MPI
+
+
 __all__ = ["notice", "status_of"]
 
 _HAS_CODE = sys.version_info >= (3, 12)
@@ -46,7 +49,7 @@ def notice(tell: Callable[[Any], None]) -> None:
 def _replace_exit() -> None:
     exit_ = sys.exit
 
-    def raise_exit(status: Any = None, /) -> NoReturn:
+    def raise_exit(status: MPI.Status | None = None, /) -> NoReturn:
         if isinstance(status, SystemExit):
             raise status
         raise SystemExit(*(status if isinstance(status, tuple) else () if status is None else (status,)))
@@ -58,7 +61,7 @@ def _replace_exit() -> None:
                 names[name] = raise_exit
 
 
-def status_of(code: Any) -> int:
+def status_of(code: object) -> int:
     """The status by which Python ends for a SystemExit of this code; it prints what is no number."""
     if code is None:
         return 0

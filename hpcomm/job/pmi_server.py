@@ -62,7 +62,7 @@ def node() -> bytes:
     return hashlib.sha256(socket.gethostname().encode()).digest()
 
 
-def start(told: dict[str, Any]) -> int:
+def start(told: dict[str, object]) -> int:
     """Begin a server in a process of its own, since MPI comes up without letting threads run. Its port.
 
     Args:

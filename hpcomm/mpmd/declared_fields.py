@@ -58,7 +58,7 @@ def read_grid(tables: Tables, name: str, table: Any) -> GridSpec:
     return made
 
 
-def _are_bounds(given: Any) -> bool:
+def _are_bounds(given: object) -> bool:
     return (
         isinstance(given, list)
         and len(given) == 4
@@ -141,7 +141,7 @@ def _check_program(tables: Tables, table: dict[str, Any], key: str, programs: di
         tables.fail(f"program {name!r} has joins = false, so no field can go {key} it", "joins = true", key)
 
 
-def _grid_name(tables: Tables, table: dict[str, Any], key: str, grids: dict[str, GridSpec]) -> str | None:
+def _grid_name(tables: Tables, table: dict[str, object], key: str, grids: dict[str, GridSpec]) -> str | None:
     name: str | None = tables.text(table, key)
     if name is not None and name not in grids:
         close = get_close_matches(name, grids, 1)
@@ -151,7 +151,7 @@ def _grid_name(tables: Tables, table: dict[str, Any], key: str, grids: dict[str,
     return name
 
 
-def _units(tables: Tables, table: dict[str, Any], what: str, here: bool) -> tuple[str | None, str | None]:
+def _units(tables: Tables, table: dict[str, object], what: str, here: bool) -> tuple[str | None, str | None]:
     both = tables.text(table, "unit")
     if both is not None and {"from_unit", "to_unit"} & table.keys():
         tables.fail(

@@ -109,7 +109,7 @@ def _check(me: Program, verb: str, library: str) -> None:
 # -- the meeting, without MPI --------------------------------------------------------------------------
 
 
-def meet(path: Path, card: dict[str, Any], timeout_s: float, *, is_host: bool) -> Meeting | HpcommError:
+def meet(path: Path, card: dict[str, object], timeout_s: float, *, is_host: bool) -> Meeting | HpcommError:
     """Find the other program at path, or the error that every rank raises.
 
     Args:
@@ -142,7 +142,7 @@ def _host(path: Path, card: dict[str, Any], deadline: float) -> Meeting:
     return Meeting(guest["name"], card["port"])
 
 
-def _guest(path: Path, card: dict[str, Any], deadline: float) -> Meeting:
+def _guest(path: Path, card: dict[str, object], deadline: float) -> Meeting:
     hello, answer = _beside(path)
     late = f"nobody accepts at {path}", "connect", "start the other job, too"
     host = _await(lambda: _read(path), deadline, *late)
@@ -171,7 +171,7 @@ def _beside(path: Path) -> tuple[Path, Path]:
     return path.with_name(f"{path.name}.hello"), path.with_name(f"{path.name}.answer")
 
 
-def _write(path: Path, what: dict[str, Any], is_new: bool = False) -> bool:
+def _write(path: Path, what: dict[str, object], is_new: bool = False) -> bool:
     """Write a file that is there as a whole or not at all; whether it was, where it has to be new."""
     draft = path.with_name(f"{path.name}.{os.urandom(8).hex()}")  # which nobody can have put a link at
     with os.fdopen(
@@ -212,7 +212,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _await(look: Callable[[], Any], deadline: float, what: str, verb: str, hint: str) -> Any:
+def _await(look: Callable[[], object], deadline: float, what: str, verb: str, hint: str) -> Any:
     """What look() returns as soon as that is something."""
     began = time.monotonic()
     while not (found := look()):

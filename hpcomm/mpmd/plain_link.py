@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..communicator.communicator import Communicator
 from ..errors import UsageError
@@ -18,7 +18,7 @@ class PlainCommunicator(Communicator):
 
 
 def _refusal(verb: str) -> Callable[..., NoReturn]:
-    def refuse(comm: Communicator, *args: Any, **options: Any) -> NoReturn:
+    def refuse(comm: Communicator, *args: object, **options: object) -> NoReturn:
         raise UsageError(
             f"the program at the other end of '{comm.name}' speaks plain MPI, and {verb} hpcomm's own way",
             hint="send arrays: send, recv, all_reduce and their kin are MPI's own calls",

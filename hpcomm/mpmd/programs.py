@@ -59,7 +59,7 @@ def read_program(tables: Tables, name: str, table: Any, here: bool) -> ProgramSp
     )
 
 
-def _folder(tables: Tables, table: dict[str, Any], here: bool) -> Path:
+def _folder(tables: Tables, table: dict[str, object], here: bool) -> Path:
     workdir: Path = (tables.path.parent / tables.text(table, "workdir", ".")).resolve()
     if here and not workdir.is_dir():
         tables.fail(f"there is no folder {workdir}", "workdir counts from the folder of the spec", "workdir")
@@ -76,7 +76,7 @@ def _command(tables: Tables, table: dict[str, Any], workdir: Path, here: bool) -
     return tuple(words)
 
 
-def _device(tables: Tables, table: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
+def _device(tables: Tables, table: dict[str, object]) -> tuple[str, tuple[int, ...]]:
     device = tables.choice(table, "device", ("cpu", "gpu"), "cpu")
     gpus = table.get("gpus", [])
     if not isinstance(gpus, list) or any(
@@ -90,7 +90,7 @@ def _device(tables: Tables, table: dict[str, Any]) -> tuple[str, tuple[int, ...]
     return device, tuple(gpus)
 
 
-def _environment(tables: Tables, table: dict[str, Any]) -> dict[str, str]:
+def _environment(tables: Tables, table: dict[str, object]) -> dict[str, str]:
     env = table.get("env", {})
     if not isinstance(env, dict):
         tables.fail(f"env must be a table, not {env!r}", 'env = { OMP_NUM_THREADS = "2" }', "env")
@@ -107,7 +107,7 @@ def _environment(tables: Tables, table: dict[str, Any]) -> dict[str, str]:
     return dict(env)
 
 
-def _hosts(tables: Tables, table: dict[str, Any], ranks: int) -> tuple[tuple[str, int], ...]:
+def _hosts(tables: Tables, table: dict[str, object], ranks: int) -> tuple[tuple[str, int], ...]:
     given = table.get("hosts", [])
     if not isinstance(given, list) or not all(isinstance(host, str) for host in given):
         tables.fail(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..communicator.communicator import Communicator
+    from ..core.types import AnyArray
 
 __all__ = ["Recorded", "Recorder", "recorder"]
 
@@ -38,12 +39,12 @@ class Recorder:
         if not replays:
             self._file(_VERBS)  # there, even if nothing comes
 
-    def keep(self, name: str, values: NDArray[Any]) -> None:
+    def keep(self, name: str, values: AnyArray) -> None:
         """Write what a get returned."""
         np.save(self._file(name), values, allow_pickle=False)
         self._file(name).flush()
 
-    def next(self, name: str) -> NDArray[Any]:
+    def next(self, name: str) -> AnyArray:
         """What the next get returned then.
 
         Raises:
@@ -59,7 +60,7 @@ class Recorder:
             ) from None
         return values
 
-    def keep_result(self, verb: str, result: Any) -> None:
+    def keep_result(self, verb: str, result: object) -> None:
         """Write what a verb of link.comm returned.
 
         Raises:

@@ -53,7 +53,7 @@ class Played:
     def __getattr__(self, verb: str) -> Any:
         return partial(self._play, verb, inspect.signature(getattr(Communicator, verb)))
 
-    def _play(self, verb: str, signature: inspect.Signature, *args: Any, **options: Any) -> Any:
+    def _play(self, verb: str, signature: inspect.Signature, *args: object, **options: object) -> Any:
         given = signature.bind(None, *args, **options).arguments
         result = partial(self._result, verb, given.get("out"))
         return _Later(result) if verb in _LATER or given.get("async_op") else result()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
     Array = NDArray[Any]
 
@@ -63,7 +63,7 @@ def _scaled(x: Array, power: Array) -> Array:
     return np.asarray(np.ldexp(np.ldexp(x, half), power - half))
 
 
-def _rounded(pieces: list[Array], top: Array, dtype: Any) -> Array:
+def _rounded(pieces: list[Array], top: Array, dtype: DTypeLike) -> Array:
     """The number whose digits to the base 2**40 are pieces, the first one just below 2**top."""
     digits = _carried(pieces)
     negative = digits[0] < 0

@@ -161,7 +161,7 @@ class Flow:
             yield rows, a, b
 
 
-def _full(value: Any, rows: int) -> Array:
+def _full(value: object, rows: int) -> Array:
     """An array of one entry per row."""
     entries = np.asarray(value, np.int64)
     return np.full(rows, entries) if entries.ndim == 0 or entries.size != rows else entries.reshape(-1)

@@ -397,7 +397,7 @@ def _after_shift(scan: Maker) -> Maker:
     """The exscan that gives x to the right first, and then scans without rank 0."""
 
     @wraps(scan)
-    def exscan(p: int, **options: Any) -> Schedule:
+    def exscan(p: int, **options: object) -> Schedule:
         if p < 2:
             return Schedule("exscan", p, ())
         rest = scan(p - 1, **options)

@@ -25,6 +25,8 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..communicator.communicator import Communicator
+
 __all__ = ["fitted", "report"]
 
 FITTED = (8, *(k << 10 for k in (1, 4, 8, 32, 128, 512, 1024, 4096)))  # bytes of the ping-pong
@@ -178,7 +180,7 @@ def collectives(path: str) -> None:
         Path(path).write_text(json.dumps(rows))
 
 
-def _median(comm: Any, call: Callable[[], Any], rounds: int = 15) -> float:
+def _median(comm: Communicator, call: Callable[[], object], rounds: int = 15) -> float:
     """Seconds of one call, the slowest rank's, the median of several rounds."""
     from mpi4py import MPI
 

@@ -27,6 +27,8 @@ from ..errors import ConfigError, TransportError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ..communicator.communicator import Communicator
+
 __all__ = ["confirmed", "fastest", "main", "measure"]
 
 VERBS = tuple(verb for verb in TABLE if verb != "barrier")  # a barrier has no size to choose by
@@ -161,7 +163,7 @@ def _best(rows: list[dict[str, Any]]) -> str:
     return f"{best['algorithm'].removeprefix('mpi:')} {best['seconds'] * 1e6:.1f}"
 
 
-def _compare(comm: Any, verb: str, nbytes: int, rounds: int) -> list[dict[str, Any]]:
+def _compare(comm: Communicator, verb: str, nbytes: int, rounds: int) -> list[dict[str, Any]]:
     """Records of one verb and size; all ranks find the same, since every time is the slowest rank's."""
     from ..schedule.registry import algorithms
     from ..transport import mpi_control_variables
@@ -187,7 +189,7 @@ def _compare(comm: Any, verb: str, nbytes: int, rounds: int) -> list[dict[str, A
     ]  # fmt: skip
 
 
-def _arrays(comm: Any, verb: str, nbytes: int) -> tuple[Any, Any]:
+def _arrays(comm: Communicator, verb: str, nbytes: int) -> tuple[Any, Any]:
     """What a verb takes and fills, of nbytes on one rank or of one block.
 
     All candidates use the same: where arrays happen to lie in memory makes some a tenth slower.
@@ -227,7 +229,7 @@ def _call(comm: Any, verb: str, name: str, x: Any, out: Any) -> Callable[[], Any
     return call
 
 
-def _once(comm: Any, call: Callable[[], Any], repeats: int) -> float:
+def _once(comm: Communicator, call: Callable[[], object], repeats: int) -> float:
     """Seconds of one call, the slowest rank's."""
     from mpi4py import MPI
 
@@ -239,7 +241,7 @@ def _once(comm: Any, call: Callable[[], Any], repeats: int) -> float:
 
 
 def _alternated(
-    comm: Any, calls: dict[str, Callable[[], Any]], names: list[str], rounds: int
+    comm: Communicator, calls: dict[str, Callable[[], object]], names: list[str], rounds: int
 ) -> dict[str, float]:
     """Median seconds of each, in rounds that go through all of them, in another order each time."""
     times = _in_turns(comm, calls, names, rounds)
@@ -247,7 +249,7 @@ def _alternated(
 
 
 def _in_turns(
-    comm: Any, calls: dict[str, Callable[[], Any]], names: list[str], rounds: int
+    comm: Communicator, calls: dict[str, Callable[[], object]], names: list[str], rounds: int
 ) -> dict[str, list[float]]:
     """Seconds of each, round by round."""
     once = ROUND_S

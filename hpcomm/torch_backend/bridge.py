@@ -65,7 +65,7 @@ def as_process_group(comm: Communicator) -> ProcessGroupMPI:
     return group
 
 
-def _register(group: ProcessGroupMPI, name: str, store: Any, world_ranks: list[int]) -> None:
+def _register(group: ProcessGroupMPI, name: str, store: object, world_ranks: list[int]) -> None:
     """Make group known to torch's functions; torch 2.6 has none for that."""
     world, tag = c10d._world, f"ptd:{name}"
     world.pg_map[group] = (c10d.Backend("mpi"), store)

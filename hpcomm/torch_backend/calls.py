@@ -72,7 +72,7 @@ def head_of(verb: str, op: Any, dtype: Any, root: int) -> int:
     return head(verb, fold, record.code, root)
 
 
-def words(verb: str, like: torch.Tensor | None, op: Any, root: int) -> str:
+def words(verb: str, like: torch.Tensor | None, op: object, root: int) -> str:
     """`broadcast(float32 (3, 5), root=1)`."""
     parts = [] if like is None else [array(like)]
     parts += [f"op='{op}'"] * (op is not None) + [f"root={root}"] * (verb in ROOTED)
@@ -89,7 +89,7 @@ def later(opts: Any) -> bool:
     return not SAYS_LATER or opts is None or bool(opts.asyncOp)
 
 
-def by_name(named: dict[str, Any], *given: Any, **places: int) -> list[Any]:
+def by_name(named: dict[str, object], *given: object, **places: int) -> list[Any]:
     """What is given, and what is named as another overload of torch's does, in its place.
 
     Raises:
@@ -134,7 +134,7 @@ def unlike(x: torch.Tensor, others: Any) -> torch.Tensor:
     return next((each for each in others if each.numel() != x.numel() or each.dtype != x.dtype), x)
 
 
-def refusing(by: Any, x: torch.Tensor, odd: torch.Tensor) -> Callable[[], None]:
+def refusing(by: object, x: torch.Tensor, odd: torch.Tensor) -> Callable[[], None]:
     """What runs for a list that holds such a tensor: the ranks meet, and so are told."""
 
     def run() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +20,8 @@ from ..errors import HpcommError
 from .torch_errors import as_torch
 
 __all__ = ["Aside", "is_onboard", "staged"]
+
+Look = TypeVar("Look", bound=Callable[..., object])
 
 streams: Any = torch.cuda  # who has Stream, stream and current_stream
 _NAMES = {  # of torch's calls, where they are not the functions' own
@@ -35,7 +37,7 @@ def is_onboard(x: Any) -> bool:
     return bool(x.is_cuda) and possible()
 
 
-def staged(output: str, *, takes_devices: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def staged(output: str, *, takes_devices: bool = False) -> Callable[[Look], Look]:
     """For a function that looks at tensors and returns what is to run: hand it host copies instead.
 
     Args:
@@ -43,7 +45,7 @@ def staged(output: str, *, takes_devices: bool = False) -> Callable[[Callable[..
         takes_devices: what is to run is made of verbs that take tensors where they lie.
     """
 
-    def decorate(look: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(look: Look) -> Look:
         names = list(inspect.signature(look).parameters)
         place = names.index(output)
 
@@ -72,12 +74,12 @@ def staged(output: str, *, takes_devices: bool = False) -> Callable[[Callable[..
                 look(*hosts), lambda run: _after(run, lambda: _copy_back(arguments[place], hosts[place]))
             )
 
-        return looked
+        return looked  # type: ignore[return-value]  # it takes the same
 
     return decorate
 
 
-def _then(made: Any, change: Callable[[Any], Any]) -> Any:
+def _then(made: object, change: Callable[[Any], Any]) -> Any:
     return (change(made[0]), *made[1:]) if isinstance(made, tuple) else change(made)
 
 
@@ -89,7 +91,7 @@ def _after(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], 
     return run
 
 
-def _is_here(argument: Any) -> bool:
+def _is_here(argument: object) -> bool:
     return all(map(_is_here, argument)) if isinstance(argument, list) else getattr(argument, "is_cpu", True)
 
 
@@ -99,7 +101,7 @@ def _is_there(argument: Any) -> bool:
     return not hasattr(argument, "is_cuda") or (argument.layout is torch.strided and is_onboard(argument))
 
 
-def _host(argument: Any) -> Any:
+def _host(argument: object) -> Any:
     if isinstance(argument, torch.Tensor):
         return argument.detach().cpu()
     if isinstance(argument, list):

@@ -22,7 +22,7 @@ __all__ = ["create", "make"]
 _making: list[dict[str, Any]] = []  # what the group that torch is just making is to be; innermost last
 
 
-def make(before: Callable[..., Any], call: inspect.BoundArguments, asked: dict[str, Any]) -> Any:
+def make(before: Callable[..., object], call: inspect.BoundArguments, asked: dict[str, object]) -> Any:
     """Let torch make a group by its own function `before`, with MPI up and its questions answered.
 
     Args:

@@ -94,12 +94,12 @@ def take() -> None:
         _put(c10d, dist, name, around)
 
 
-def names_mpi(backend: Any) -> bool:
+def names_mpi(backend: object) -> bool:
     """Whether a backend string names mpi: "mpi", "cpu:mpi", "cpu:gloo,cuda:mpi"."""
     return any(part.rpartition(":")[2] == "mpi" for part in str(backend).lower().split(","))
 
 
-def _put(c10d: Any, dist: Any, name: str, around: Callable[..., Any]) -> None:
+def _put(c10d: object, dist: object, name: str, around: Callable[..., object]) -> None:
     """Have around called with what was there, and with the call's arguments by their names in this torch."""
     before = getattr(c10d, name, None)
     if before is None:
@@ -107,7 +107,7 @@ def _put(c10d: Any, dist: Any, name: str, around: Callable[..., Any]) -> None:
     signature = inspect.signature(before)
 
     @functools.wraps(before)
-    def ours(*args: Any, **kwargs: Any) -> Any:
+    def ours(*args: object, **kwargs: object) -> Any:
         return around(before, signature.bind(*args, **kwargs))
 
     setattr(ours, _MARK, True)
@@ -116,7 +116,7 @@ def _put(c10d: Any, dist: Any, name: str, around: Callable[..., Any]) -> None:
         setattr(dist, name, ours)
 
 
-def _pass(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+def _pass(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
     return before(*call.args, **call.kwargs)
 
 
@@ -154,7 +154,7 @@ def _refuse(c10d: Any, missing: list[str]) -> None:
     c10d.ProcessGroupMPI = Refusal
 
 
-def _helper(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+def _helper(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
     """Make a group: bring MPI up first, and tell the group what create() is not told."""
     if not names_mpi(call.arguments["backend"]):
         return _pass(before, call)
@@ -163,7 +163,7 @@ def _helper(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
     return factory.make(before, call, _asked())
 
 
-def _new_group(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+def _new_group(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
     """Groups that only their members make: torch refuses them for "mpi" by name, MPI has them."""
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     given = call.arguments
@@ -182,7 +182,7 @@ def _new_group(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
     return made
 
 
-def _rendezvous(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+def _rendezvous(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
     """env:// where the environment says nothing, but MPI does."""
     call.apply_defaults()
     given = call.arguments
@@ -192,12 +192,12 @@ def _rendezvous(before: Callable[..., Any], call: inspect.BoundArguments) -> Any
     return _pass(before, call)
 
 
-def _monitored_barrier(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+def _monitored_barrier(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
     ours = _ours(call.arguments.get("group"))
     return _pass(before, call) if ours is None else ours.monitored_barrier(**_but(call, "group"))
 
 
-def _split_group(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+def _split_group(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
     ours = _ours(call.arguments.get("parent_pg"))
     return _pass(before, call) if ours is None else ours.split(**_but(call, "parent_pg"))
 
@@ -206,11 +206,11 @@ def _but(call: inspect.BoundArguments, name: str) -> dict[str, Any]:
     return {each: value for each, value in call.arguments.items() if each != name}
 
 
-def _record_flight(before: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+def _record_flight(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
     return None if _ours(next(iter(call.arguments.values()))) is not None else _pass(before, call)
 
 
-def _ours(group: Any) -> Any:
+def _ours(group: object) -> Any:
     """The group (default: the world) if it is one of ours and this rank is in it, else None."""
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     found = c10d.GroupMember.WORLD if group is None else group

@@ -206,7 +206,7 @@ def _collect(comm: Communicator, whole: Tensor, counts: list[int], mine: Tensor)
     )
 
 
-def _spec(x: Tensor, counts: list[int], kind: Any) -> Any:
+def _spec(x: Tensor, counts: list[int], kind: object) -> Any:
     from mpi4py import MPI
 
     return MPI.buffer.fromaddress(x.data_ptr(), x.nbytes), counts, [0, *accumulate(counts[:-1])], kind

@@ -37,7 +37,7 @@ class NodeCollectives(NetworkCollectives):
         super().__init__(comm, gate)
         self._due = False  # the meeting for the call under way
 
-    def expect(self, *call: Any) -> None:
+    def expect(self, *call: object) -> None:
         self.call, self._due = call, True
 
     def arrive(self) -> None:
@@ -57,7 +57,7 @@ class NodeCollectives(NetworkCollectives):
             self._due = False
             super().done()
 
-    def _makes(self, verb: str, *arguments: Any) -> Any:
+    def _makes(self, verb: str, *arguments: object) -> Any:
         """Have the core make a call; NotImplemented: it does not take it, whatever rank one asks."""
         due, self._due, self.inside = self._due, False, None
         made = self.gate.enter(getattr(self.gate.node, verb), arguments, *self.call[1:])

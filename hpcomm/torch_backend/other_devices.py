@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .names import c10d, options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["inner_group"]
 
 
-def inner_group(backends: str, told: dict[str, Any], rank: int, size: int) -> Any:
+def inner_group(backends: str, told: Mapping[str, object], rank: int, size: int) -> Any:
     """A group of torch's own for "cuda:nccl" and the like, unknown to torch's table of groups."""
     options = {
         "backend_options": told.get("backend_options"),
@@ -24,7 +27,7 @@ def inner_group(backends: str, told: dict[str, Any], rank: int, size: int) -> An
     return made
 
 
-def _forget(group: Any, name: str) -> None:
+def _forget(group: object, name: str) -> None:
     world = c10d._world
     for table in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_group_ranks):
         table.pop(group, None)

@@ -117,7 +117,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             raise RuntimeError(f"No backend type associated with device type {kind}")
         return self._inner._get_backend(device)
 
-    def _set_default_backend(self, backend_type: Any) -> None:
+    def _set_default_backend(self, backend_type: object) -> None:
         pass
 
     def _has_hooks(self) -> bool:
@@ -229,7 +229,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         touched = [like, *flat(outputs), *(inputs or ()), *others] if there else []
         return self._now_or_later(deed, outputs, partial(words, *told), background, touched)
 
-    def _meet_and_run(self, run: Callable[[], None], *call: Any) -> None:
+    def _meet_and_run(self, run: Callable[[], None], *call: object) -> None:
         with self._turn:
             self._by.expect(*call)
             error: BaseException | None = None
@@ -246,10 +246,10 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _now_or_later(
         self,
         deed: Callable[[], None],
-        outputs: Any,
+        outputs: object,
         words: Callable[[], str],
         background: bool,
-        touched: Sequence[Any] = (),
+        touched: Sequence[object] = (),
     ) -> Work:
         worker = self.worker
         if (not background and not worker.waiting) or worker.is_me():
@@ -270,10 +270,10 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return work
 
     # -- several calls as one --------------------------------------------------------------------------
-    def _start_coalescing(self, device_type: Any = None) -> None:
+    def _start_coalescing(self, device_type: object = None) -> None:
         self._together = []
 
-    def _end_coalescing(self, device_type: Any = None) -> Work:
+    def _end_coalescing(self, device_type: object = None) -> Work:
         works, self._together = self._together or [], None
         return JointWork(works)
 
@@ -282,9 +282,9 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self,
         split_ranks: list[list[int]] | None = None,
         timeout: timedelta | None = None,
-        pg_options: Any = None,
+        pg_options: object = None,
         group_desc: str | None = None,
-        backend: Any = None,
+        backend: object = None,
     ) -> Any:
         """torch.distributed.split_group: lists of ranks of this group, each rank in one of them at most."""
         if not split_ranks:

@@ -92,7 +92,7 @@ def by_mpi(is_for_mpi: bool) -> bool:
 
 
 def world(
-    said: Told | None = None, meeting: Callable[[], Any] | None = None, seconds: float = _STORE_S
+    said: Told | None = None, meeting: Callable[[], object] | None = None, seconds: float = _STORE_S
 ) -> Communicator:
     """The ranks of the job, a communicator that all process groups descend from. Collective at first use.
 

@@ -45,7 +45,7 @@ def _both(kind: type[HpcommError]) -> Any:
     )
 
 
-def _again(kind: type[HpcommError], what: str, where: str | None, hint: str | None, rest: Any) -> Any:
+def _again(kind: type[HpcommError], what: str, where: str | None, hint: str | None, rest: object) -> Any:
     made = _both(kind)(what, where, hint)  # type: ignore[arg-type]
     made.__dict__.update(rest)
     return made

@@ -78,7 +78,7 @@ def _is_mpich() -> bool:
     return "MPICH" in done.stdout
 
 
-def _start_server(store: Any, size: int, seconds: float) -> str:
+def _start_server(store: object, size: int, seconds: float) -> str:
     """What the others need to know of the server, once it is there."""
     secret, file, host = os.urandom(32), None, _address_of(store)
     is_near = _is_loopback(host) or os.environ.get("LOCAL_WORLD_SIZE") == str(size)
@@ -133,7 +133,7 @@ def _with_word(secret: bytes) -> bytes:
     return hashlib.sha256(os.environ.get("HPCOMM_SECRET", "").encode() + secret).digest()
 
 
-def _address_of(store: Any) -> str:
+def _address_of(store: object) -> str:
     """Where the store is served, "" if it is no server's."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

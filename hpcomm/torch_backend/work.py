@@ -37,7 +37,7 @@ class Work(dist.Work):  # type: ignore[misc]
     _future: Future[Any]
     _aside: Aside | None = None
 
-    def __init__(self, outputs: Any = ()) -> None:
+    def __init__(self, outputs: object = ()) -> None:
         super().__init__()
         self._outputs = outputs
 
@@ -83,7 +83,7 @@ class Work(dist.Work):  # type: ignore[misc]
             self._fill(self._promise)
         return self._future
 
-    def _say(self, promise: Any) -> list[torch.Tensor]:
+    def _say(self, promise: object) -> list[torch.Tensor]:
         if self._error is not None:
             raise self._error
         return flat(self._outputs)
@@ -122,7 +122,7 @@ class QueuedWork(Work):
         self,
         group: ProcessGroupMPI,
         run: Callable[[], None],
-        outputs: Any,
+        outputs: object,
         words: Callable[[], str],
         aside: Aside | None = None,
     ) -> None:
@@ -187,10 +187,10 @@ class MessageWork(Work):
         self,
         group: ProcessGroupMPI,
         request: Request[object],
-        outputs: Any,
+        outputs: object,
         peer: int | None,
         words: str,
-        give: Callable[[], Any] | None = None,
+        give: Callable[[], object] | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(outputs)

@@ -45,7 +45,7 @@ def count(place: Any) -> int:
     return math.prod(place.shape)
 
 
-def copying(to: Any, source: Any, adds: bool = False) -> Callable[[], Any]:
+def copying(to: object, source: object, adds: bool = False) -> Callable[[], object]:
     """What copies source to a place, or adds it there, each time it is called."""
     if adds or not (isinstance(to, np.ndarray) and isinstance(source, np.ndarray)):
         return partial(_land, to, source, adds)
@@ -122,12 +122,12 @@ class Site(NamedTuple):
     event: int
 
 
-def on_device(view: Any) -> bool:
+def on_device(view: object) -> bool:
     """Whether it lies on one."""
     return not isinstance(view, (np.ndarray, Rows))
 
 
-def sites(views: list[Any]) -> list[Site]:
+def sites(views: list[object]) -> list[Site]:
     """One for each library and device whose arrays are among views."""
     found: dict[Any, Site] = {}
     for view in views:

@@ -23,7 +23,7 @@ __all__ = ["by_library", "library_call"]
 _NOT_IN_PLACE = ("sparbit",)  # of Open MPI 5.0, which moves nothing then (3 ranks)
 
 
-def by_library(comm: Comm, verb: str, name: str, function: str) -> Callable[..., Any]:
+def by_library(comm: Comm, verb: str, name: str, function: str) -> Callable[..., object]:
     """MPI's function, carried out by the library's algorithm name.
 
     What that takes is made when it is first called, all ranks together: then they agree about the call.
@@ -39,7 +39,7 @@ def by_library(comm: Comm, verb: str, name: str, function: str) -> Callable[...,
     return call
 
 
-def _switched(verb: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _switched(verb: str, name: str, function: Callable[..., object]) -> Callable[..., object]:
     """function, with what MPICH has to be told around it."""
     if mpi_control_variables.vendor() == "openmpi":
         return function

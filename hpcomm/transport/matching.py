@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..core.comm import Comm
+    from ..core.types import AnyStatus
     from . import mpi as transport
 else:
     from .._lazy import LazyModule
@@ -129,7 +130,7 @@ def _in_order() -> list[Arrival]:
     return [each for reference in list(_waiting.values()) if (each := reference()) is not None]
 
 
-def fill(status: Any, seen: MPI.Status) -> Any:
+def fill(status: AnyStatus | None, seen: MPI.Status) -> Any:
     """Copy what MPI saw into the user's Status, or into mpi4py's."""
     if status is None:
         status = Status()
@@ -143,7 +144,7 @@ def fill(status: Any, seen: MPI.Status) -> Any:
     return status
 
 
-def peer_rank(comm: Comm, peer: Any, name: str) -> int:
+def peer_rank(comm: Comm, peer: object, name: str) -> int:
     size = comm.remote_size if comm.is_inter else comm.size
     if type(peer) is int and 0 <= peer < size:
         return peer
@@ -154,7 +155,7 @@ def peer_rank(comm: Comm, peer: Any, name: str) -> int:
     raise RankError(f"{name} must be a rank, not {peer!r}", hint=f"a rank from 0 to {size - 1}")
 
 
-def source_and_tag(comm: Comm, verb: str, source: Any, tag: Any) -> tuple[int, int]:
+def source_and_tag(comm: Comm, verb: str, source: object, tag: object) -> tuple[int, int]:
     """Source and tag as MPI takes them, or an error that names verb."""
     try:
         comm.check_open(verb)
@@ -163,13 +164,13 @@ def source_and_tag(comm: Comm, verb: str, source: Any, tag: Any) -> tuple[int, i
         raise error.located(verb, comm) from None
 
 
-def source_rank(comm: Comm, source: Any) -> int:
+def source_rank(comm: Comm, source: object) -> int:
     if source is None or source == MPI.ANY_SOURCE:
         return MPI.ANY_SOURCE
     return peer_rank(comm, source, "source")
 
 
-def is_plain_tag(tag: Any) -> bool:
+def is_plain_tag(tag: object) -> bool:
     """Whether every MPI takes it."""
     return type(tag) is int and 0 <= tag <= _ANY_MPI
 

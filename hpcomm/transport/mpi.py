@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
     from ..core.dtypes import Dtype
     from ..core.operation import Call
+    from ..core.types import AnyArray
 
     Spec = tuple[NDArray[Any], int, MPI.Datatype]
 else:
@@ -203,7 +204,7 @@ def check_length(comm: Comm, verb: str, status: MPI.Status, expected: int) -> No
         raise error
 
 
-def check_arrived(comm: Comm, verb: str, out: Any, seen: MPI.Status, tags: set[int]) -> None:
+def check_arrived(comm: Comm, verb: str, out: object, seen: MPI.Status, tags: set[int]) -> None:
     """Refuse a message of another element type than out's, or one that does not fill it.
 
     tags: of which that type has matched; this one is added.
@@ -299,7 +300,7 @@ def _be_alike(call: Call, verb: str, waits: bool) -> None:
         call.send = copy, count, kind
 
 
-def _copy_first(call: Call, target: NDArray[Any], given: NDArray[Any]) -> None:
+def _copy_first(call: Call, target: AnyArray, given: AnyArray) -> None:
     """Copy given to target, now and at each start of a plan."""
     fill = call.fill
 
@@ -312,7 +313,7 @@ def _copy_first(call: Call, target: NDArray[Any], given: NDArray[Any]) -> None:
     call.fill = refill
 
 
-def _arguments(call: Call, send: Any, recv: Any) -> tuple[Any, ...]:
+def _arguments(call: Call, send: object, recv: object) -> tuple[Any, ...]:
     verb = call.moves or call.verb
     if verb == "barrier":
         return ()
@@ -331,7 +332,7 @@ def _arguments(call: Call, send: Any, recv: Any) -> tuple[Any, ...]:
     return send, recv
 
 
-def _cut(part: Any, first: int) -> Any:
+def _cut(part: object, first: int) -> Any:
     if type(part) is not tuple:
         return part
     array, count, kind = part
@@ -339,7 +340,7 @@ def _cut(part: Any, first: int) -> Any:
     return array.reshape(-1)[first : first + n], n, kind
 
 
-def _as_one(part: Any) -> Any:
+def _as_one(part: object) -> Any:
     """The same bytes as one element of a derived type."""
     if type(part) is not tuple:
         return part

@@ -136,7 +136,7 @@ def _inter_roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:
     return (False, True) if verb in ROOT_SENDS else (True, False)
 
 
-def no_remote_root(comm: Comm, root: Any) -> RankError:
+def no_remote_root(comm: Comm, root: object) -> RankError:
     """The error for a root that an inter-communicator does not have."""
     return RankError(
         f"root {root!r} is no rank of the other group of '{comm.name}'",

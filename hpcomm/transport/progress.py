@@ -165,7 +165,7 @@ class Moving:
 class Thread:
     """Work that blocks, in a thread; waited for as an MPI request is, for limit_s seconds at most."""
 
-    def __init__(self, work: Callable[[], Any], limit_s: float | None = None) -> None:
+    def __init__(self, work: Callable[[], object], limit_s: float | None = None) -> None:
         self.result: Any = None
         self.error: Exception | None = None
         self._limit_s, self._end = limit_s, None if limit_s is None else time.monotonic() + limit_s
@@ -191,7 +191,7 @@ class Thread:
         return not self._thread.is_alive()
 
 
-def in_thread(work: Callable[[], Any]) -> Stages:
+def in_thread(work: Callable[[], object]) -> Stages:
     """The stages of work that blocks."""
     thread = Thread(work)
     yield [thread]

@@ -36,7 +36,7 @@ _FORMAT = 1
 class Checkpoint:
     """What load() found: step, metadata, path."""
 
-    def __init__(self, step: int, metadata: dict[str, Any], path: Path) -> None:
+    def __init__(self, step: int, metadata: dict[str, object], path: Path) -> None:
         self.step, self.metadata, self.path = step, metadata, path
 
     def __repr__(self) -> str:

@@ -60,7 +60,7 @@ class Missing(str):
     __slots__ = ()
 
 
-def attempt(deed: Callable[[], Any]) -> str:
+def attempt(deed: Callable[[], object]) -> str:
     """Do it; "" or what went wrong."""
     try:
         deed()
@@ -75,7 +75,7 @@ def attempt(deed: Callable[[], Any]) -> str:
     return ""
 
 
-def on_root(comm: Communicator, deed: Callable[[], Any]) -> str:
+def on_root(comm: Communicator, deed: Callable[[], object]) -> str:
     """attempt on rank 0."""
     return attempt(deed) if comm.rank == 0 else ""
 
@@ -96,7 +96,7 @@ def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
         )
 
 
-def from_root(comm: Communicator, verb: str, path: PathLike, deed: Callable[[], Any]) -> Any:
+def from_root(comm: Communicator, verb: str, path: PathLike, deed: Callable[[], object]) -> Any:
     """What deed returns on rank 0, on every rank; where it fails all raise. Collective."""
     found: list[Any] = []
     agree(comm, on_root(comm, lambda: found.append(deed())), verb, path)

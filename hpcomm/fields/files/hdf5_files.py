@@ -35,7 +35,7 @@ def save(
     path: file_folder.PathLike,
     *,
     chunks: Chunks | None = None,
-    compression: Any = None,
+    compression: object = None,
     sync: bool = False,
 ) -> None:
     """Write fields to a file, each as the dataset of its name, the unit as attribute. Collective.
@@ -87,7 +87,7 @@ def load(
     whole: Partition | Points | None = None,
     *,
     split: Sequence[Any] | None = None,
-    **options: Any,
+    **options: object,
 ) -> Field:
     """Read a dataset of any HDF5 file into a new field over ranks. Collective.
 
@@ -245,7 +245,7 @@ def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) ->
     path = file_folder.place(path, "load", comm)
     name, shape, dtype, unit, offset = file_folder.from_root(comm, "load", path, lambda: _look(path, name))
 
-    def read(field: Field, out: Any) -> Any:
+    def read(field: Field, out: object) -> Any:
         if offset is not None:
             return npy.values(field, path, offset, out=out)
         return values(field, lambda box: _read_box(path, name, box), path)

@@ -69,7 +69,7 @@ def load(
     *,
     split: Sequence[Any] | None = None,
     collective: bool = True,
-    **options: Any,
+    **options: object,
 ) -> Field:
     """Read a .npy file into a new field over ranks. Collective.
 
@@ -182,7 +182,7 @@ def found(comm: Communicator, path: file_folder.PathLike, collective: bool = Tru
     shape, dtype, offset, fortran = file_folder.from_root(comm, "load", path, lambda: _read_header(path))
     native = dtype.newbyteorder("=")
 
-    def read(field: Field, out: Any) -> Any:
+    def read(field: Field, out: object) -> Any:
         data = values(field, path, offset, collective, out, fortran)
         return data if dtype == native else data.byteswap(inplace=True)
 

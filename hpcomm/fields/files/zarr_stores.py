@@ -91,7 +91,7 @@ def load(
     whole: Partition | Points | None = None,
     *,
     split: Sequence[Any] | None = None,
-    **options: Any,
+    **options: object,
 ) -> Field:
     """Read an array of a zarr store (format 2 or 3) into a new field over ranks. Collective.
 
@@ -143,7 +143,7 @@ def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) ->
         comm, "load", path, lambda: _look(file_folder.standing(path), name)
     )
 
-    def read(field: Field, out: Any) -> Any:
+    def read(field: Field, out: object) -> Any:
         return values(field, lambda box: np.asarray(_array(place, name)[box.slices()]), path)
 
     return file_folder.Stored(path, shape, dtype, read, name, unit)

@@ -123,7 +123,7 @@ class Outgoing:
             else:
                 self._sum += there.plain(values)
         else:
-            mine = memory_of(self.field)
+            mine: Any = memory_of(self.field)
             self._sum = mine.copy() if self._sum is None else host(self._sum) + mine
         self._count += 1
         return self._sum

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
+    from ...core.types import AnyArray
     from ..route.coupled_route import Selection
     from .wire import Wire
 
@@ -206,7 +207,7 @@ class Channel:
             self._copies.append(self._copier(part.field.values, rows, view))
         return memory
 
-    def _copier(self, values: Any, rows: Selection, view: NDArray[Any]) -> Callable[[], Any]:
+    def _copier(self, values: object, rows: Selection, view: AnyArray) -> Callable[[], object]:
         """What fills view from rows of values, or those from view; numpy's arrays with nothing in between."""
         if type(values) is not np.ndarray or values.dtype != view.dtype:
             return partial(gather if self.sends else scatter, values, rows, view)
@@ -299,6 +300,6 @@ def goes_aboard(wire: Wire, part: Part, rank: int, rows: Selection) -> bool:
     return carrier is not None and rank in part.device_side and not carrier.devices.is_one_call(nbytes)
 
 
-def memory_of(field: Field) -> NDArray[Any]:
+def memory_of(field: Field) -> AnyArray:
     """A field's values as a numpy array in host memory (a view, if they lie there)."""
     return host(field.values)

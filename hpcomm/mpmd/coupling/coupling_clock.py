@@ -31,7 +31,7 @@ def is_number(x: Any, *, above: float = -math.inf) -> bool:
         return False
 
 
-def check_time(seconds: Any, verb: str) -> None:
+def check_time(seconds: object, verb: str) -> None:
     """Refuse a time of the model that is none; None: the call names no time."""
     if seconds is not None and not is_number(seconds):
         raise UsageError(f"{seconds!r} is no time of the model", verb, "a finite number of seconds")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ...core.types import AnyArray
     from ...grids.weights import Weights
     from ..route.coupled_route import Selection
 
@@ -35,7 +36,7 @@ class DeviceOperations:
     call begins after the last one, and what is dropped is held until all who use it are through.
     """
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values: object) -> None:
         self._library = library_of(values)
         self._ways = _WAYS[self._library]
         self._like = self.empty((1,), np.dtype(float), values)
@@ -58,7 +59,7 @@ class DeviceOperations:
     ) -> None:
         self._place.device.record(self._event, self._place.stream())
 
-    def holds(self, values: Any) -> bool:
+    def holds(self, values: object) -> bool:
         """Whether other values are of this library and lie on this device."""
         if isinstance(values, np.ndarray):
             return False
@@ -72,14 +73,14 @@ class DeviceOperations:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None) -> Any:
         return self._ways.empty(self._like if like is None else like, shape, dtype)
 
-    def up(self, array: NDArray[Any]) -> Any:
+    def up(self, array: AnyArray) -> Any:
         """A copy of a host array."""
         return self._ways.up(self._like, array)
 
     def index(self, rows: Selection) -> Any:
         return index(self._like, rows)
 
-    def cast(self, values: Any, dtype: np.dtype[Any]) -> Any:
+    def cast(self, values: object, dtype: np.dtype[np.generic]) -> Any:
         return values if as_buffer(values).dtype.name == dtype.name else self._ways.cast(values, dtype)
 
     def plain(self, values: Any) -> Any:
@@ -169,7 +170,7 @@ def _module(name: str) -> Any:
     return sys.modules[name]
 
 
-def _torch_dtype(dtype: np.dtype[Any]) -> Any:
+def _torch_dtype(dtype: np.dtype[np.generic]) -> Any:
     return dtypes.torch_dtype(dtypes.parse(dtype)[0])
 
 

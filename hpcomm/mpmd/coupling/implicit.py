@@ -136,7 +136,7 @@ def windows(
     *,
     tolerance: float = 1e-6,
     most: int = 50,
-    save: Callable[[], Any] = lambda: None,
+    save: Callable[[], object] = lambda: None,
     restore: Callable[[Any], None] = lambda state: None,
 ) -> Iterator[int]:
     """The iterations of one time window, until it has converged: 1, 2, 3, ...
@@ -188,7 +188,7 @@ def windows(
         )
 
 
-def _followed(link: Link, state: Any, restore: Callable[[Any], None]) -> Iterator[int]:
+def _followed(link: Link, state: object, restore: Callable[[Any], None]) -> Iterator[int]:
     k = 0
     while True:
         k += 1

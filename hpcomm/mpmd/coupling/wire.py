@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...communicator.communicator import Communicator
 from ...core.buffer import as_buffer
@@ -44,7 +44,7 @@ class Wire:
             self.carrier = Communicator(self.mpi, f"{comm.name}.fields", check="off")
         self.waited_s = 0.0
 
-    def device_side(self, values: Any) -> frozenset[int]:
+    def device_side(self, values: object) -> frozenset[int]:
         """The ranks of the other program between which and this one an end of a field lies on a device.
 
         Collective over both programs, if there is a carrier; values: the field's here.

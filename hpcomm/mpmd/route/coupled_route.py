@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
+    from ...communicator.communicator import Communicator
+
     Indices = NDArray[np.int64]
     Selection = slice | Indices
 
@@ -212,7 +214,7 @@ def block(total: int, size: int, rank: int) -> Indices:
     return np.arange(total * rank // size, total * (rank + 1) // size, dtype=np.int64)
 
 
-def concatenated(comm: Any, count: int) -> Indices:
+def concatenated(comm: Communicator, count: int) -> Indices:
     """The points of this rank where all ranks' points are numbered one behind the other."""
     first = int(comm.exscan(count))  # on rank 0: nothing
     return np.arange(first, first + count, dtype=np.int64)

@@ -10,13 +10,15 @@ Homes look numbers up in a table of their own chunk, or where that had many hole
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
+
+    from ...core.types import AnyArray
 
     Indices = NDArray[np.int64]
     Counts = NDArray[np.int64]
@@ -62,18 +64,18 @@ def plan(
     return _lists(sent, taker, comm.size), _lists(took, answers, comm.size), lack
 
 
-def by_rank(ranks: NDArray[Any], size: int) -> tuple[Indices, Counts]:
+def by_rank(ranks: AnyArray, size: int) -> tuple[Indices, Counts]:
     """The order that sorts ranks below size, stably, without the others; how many there are of each."""
     small = ranks.astype(_ranks(size + 1), copy=False)  # of so few bits, numpy sorts by radix
     counts = np.bincount(small, minlength=size)[:size]
     return np.argsort(small, kind="stable")[: int(counts.sum())], counts
 
 
-def _ranks(count: int) -> np.dtype[Any]:
+def _ranks(count: int) -> np.dtype[np.generic]:
     return np.min_scalar_type(count - 1)
 
 
-def _ask(comm: MPI.Intracomm, points: Indices, chunk: int) -> tuple[NDArray[Any], Counts, Indices, Counts]:
+def _ask(comm: MPI.Intracomm, points: Indices, chunk: int) -> tuple[AnyArray, Counts, Indices, Counts]:
     """Send points to their homes, as numbers in the chunk: (what came, from whom how many, order, counts)."""
     home = points // chunk
     inside = (points - home * chunk).astype(np.uint32 if chunk <= 1 << 32 else np.int64)
@@ -88,13 +90,13 @@ def _told(comm: MPI.Intracomm, counts: Counts) -> Counts:
     return arriving
 
 
-def _exchange(comm: MPI.Intracomm, x: NDArray[Any], counts: Counts, arriving: Counts) -> NDArray[Any]:
+def _exchange(comm: MPI.Intracomm, x: AnyArray, counts: Counts, arriving: Counts) -> AnyArray:
     got = np.empty(int(arriving.sum()), x.dtype)
     comm.Alltoallv([x, counts], [got, arriving])
     return got
 
 
-def _found(given: NDArray[Any], taken: NDArray[Any], chunk: int) -> tuple[Indices, int, int]:
+def _found(given: AnyArray, taken: AnyArray, chunk: int) -> tuple[Indices, int, int]:
     """Where each of taken stands in given (-1: nowhere); how many are given twice, and the first of them."""
     entries = np.arange(len(given), dtype=np.int32 if len(given) < 1 << 31 else np.int64)
     if chunk <= _HOLES * len(given):
@@ -113,7 +115,7 @@ def _found(given: NDArray[Any], taken: NDArray[Any], chunk: int) -> tuple[Indice
     )
 
 
-def _lists(positions: Indices, partner: NDArray[Any], size: int) -> list[tuple[int, Selection]]:
+def _lists(positions: Indices, partner: AnyArray, size: int) -> list[tuple[int, Selection]]:
     order, counts = by_rank(partner, size)
     ordered = positions[order]
     ends = np.cumsum(counts)

@@ -7,7 +7,7 @@ import sys
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
 from ...job.installation import which
@@ -22,7 +22,7 @@ _FOR_SHELLS = ("|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1")
 _LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun", "aprun")
 
 
-def words_of(given: Any) -> list[str]:
+def words_of(given: object) -> list[str]:
     """The words of a command, a text or a list of texts; `python` becomes this Python.
 
     Raises:

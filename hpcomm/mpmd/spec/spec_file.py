@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...grids import methods
 
@@ -103,7 +103,7 @@ class JobSpec:
         return found
 
 
-def is_uncovered(given: Any) -> bool:
+def is_uncovered(given: object) -> bool:
     """Whether this says what becomes of points that a mapping does not reach."""
     return (
         given in ("error", "keep")

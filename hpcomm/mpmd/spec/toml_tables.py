@@ -97,7 +97,7 @@ class Tables:
     def fail(self, what: str, hint: str, key: str | None = None) -> NoReturn:
         raise ConfigError(what, at(self.path, self.line_of(key)), hint)
 
-    def known(self, table: Any, keys: tuple[str, ...], what: str) -> None:
+    def known(self, table: object, keys: tuple[str, ...], what: str) -> None:
         if not isinstance(table, dict):
             head = "[[field]]" if self.where[:1] == ("field",) else f"[{'.'.join(self.where)}]"
             self.fail(f"{what} must be a table, not {table!r}", head)
@@ -107,13 +107,13 @@ class Tables:
                 hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(keys)}"
                 self.fail(f"{what} has no key {key!r}", hint, key)
 
-    def text(self, table: dict[str, Any], key: str, default: str | None = None) -> Any:
+    def text(self, table: dict[str, object], key: str, default: str | None = None) -> Any:
         value = table.get(key, default)
         if value is not None and (not isinstance(value, str) or not value.strip()):
             self.fail(f"{key} must be a text, not {value!r}", f'{key} = "..."', key)
         return value
 
-    def file_name(self, table: dict[str, Any], key: str, default: str) -> str:
+    def file_name(self, table: dict[str, object], key: str, default: str) -> str:
         """A name that files are called by."""
         value: str = self.text(table, key, default)
         if "/" in value or not value.isprintable() or value != value.strip(" ") or not value.strip("."):
@@ -141,18 +141,18 @@ class Tables:
             self.fail(f"{key} must be at most {most:,}, not {value:,}", f"{key} = {max(least, 2)}", key)
         return value
 
-    def yes(self, table: dict[str, Any], key: str, default: bool) -> bool:
+    def yes(self, table: dict[str, object], key: str, default: bool) -> bool:
         value = table.get(key, default)
         if not isinstance(value, bool):
             self.fail(f"{key} must be true or false, not {value!r}", f"{key} = {str(default).lower()}", key)
         return value
 
-    def time_limit(self, table: dict[str, Any], key: str, default: float | None = None) -> Any:
+    def time_limit(self, table: dict[str, object], key: str, default: float | None = None) -> Any:
         """Seconds that we can wait."""
         return self._seconds(table, key, default, LONGEST_S, zero=False)
 
     def model_time(
-        self, table: dict[str, Any], key: str, default: float | None = None, *, zero: bool = False
+        self, table: dict[str, object], key: str, default: float | None = None, *, zero: bool = False
     ) -> Any:
         """Seconds in a model, of whatever scale."""
         return self._seconds(table, key, default, _LATEST_S, zero=zero)
@@ -171,7 +171,7 @@ class Tables:
             self.fail(f"{key} must be at most {most:g} s, not {value!r}", f"{key} = 60.0", key)
         return float(value)
 
-    def choice(self, table: dict[str, Any], key: str, choices: tuple[str, ...], default: str) -> str:
+    def choice(self, table: dict[str, object], key: str, choices: tuple[str, ...], default: str) -> str:
         value = table.get(key, default)
         if value not in choices:
             close = get_close_matches(str(value), choices, 1)
@@ -179,6 +179,6 @@ class Tables:
             self.fail(f"there is no {key} {value!r}", hint, key)
         return str(value)
 
-    def needed(self, table: dict[str, Any], key: str, what: str, example: str) -> None:
+    def needed(self, table: dict[str, object], key: str, what: str, example: str) -> None:
         if key not in table:
             self.fail(f"{what} has no {key}", example)

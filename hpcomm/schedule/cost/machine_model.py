@@ -133,7 +133,7 @@ def machine(name: str) -> Machine:
     return Machine(**{"name": path.stem} | values)
 
 
-def _number(value: Any, least: float) -> bool:
+def _number(value: object, least: float) -> bool:
     """Whether it is one, not below least; whole, if that is."""
     kind = int if isinstance(least, int) else (int, float)
     return isinstance(value, kind) and not isinstance(value, bool) and value >= least

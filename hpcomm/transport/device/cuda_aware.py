@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ...core.dtypes import Dtype
     from ...core.reduction import Reduction
     from ...core.request import Stages
+    from ...core.types import Operator
     from ...device.arrays import Place
     from .workspace import Arena
 
@@ -180,7 +181,9 @@ def _part(memory: Any, low: int, nbytes: int) -> Any:
     return whole[low : low + nbytes]
 
 
-def begin(mpi: Any, verb: str, part: Any, count: int, size: int, kind: Any, op: Any, root: int) -> list[Any]:
+def begin(
+    mpi: Any, verb: str, part: Any, count: int, size: int, kind: Any, op: Operator | None, root: int
+) -> list[Any]:
     """The requests of a verb, in place on slots of count elements of size bytes.
 
     part: (first byte, bytes) -> that part of the memory; slots as in schedule.stream.Schedule, but
@@ -221,7 +224,7 @@ def passes(begin: Callable[[list[Any]], Any], place: Place, nbytes: int, moment:
 class Direct:
     """How a collective goes on in a workspace by the MPI library on device memory."""
 
-    def __init__(self, arena: Arena, channel: Any, verb: str, slots: int, fold: Reduction | None,
+    def __init__(self, arena: Arena, channel: object, verb: str, slots: int, fold: Reduction | None,
                  dtype: Dtype, root: int) -> None:  # fmt: skip
         self.arena, self.channel, self.verb, self.root = arena, channel, verb, root
         self.fold, self.dtype = fold, dtype

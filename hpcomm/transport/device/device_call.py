@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from .staging import station
 if TYPE_CHECKING:
     from ...core.operation import Call
     from ...core.reduction import Reduction
+    from ...core.types import Operator
     from ...device.arrays import Place
     from .staging import Sink, Source
 
@@ -25,7 +26,7 @@ __all__ = ["Job", "copy_of", "on_device", "piece_of", "refuse_overlap"]
 class Job:
     """A collective with what this rank brings to it."""
 
-    def __init__(self, call: Call, send: Buffer | None, recv: Buffer | None, op: Any,
+    def __init__(self, call: Call, send: Buffer | None, recv: Buffer | None, op: Operator,
                  fold: Reduction | None, blocking: bool) -> None:  # fmt: skip
         self.call, self.send, self.recv = call, send, recv
         self.op, self.fold, self.blocking = op, fold, blocking
@@ -83,7 +84,7 @@ def copy_of(look: Buffer) -> Buffer:
     return made
 
 
-def _no_more(shape: Any) -> Buffer:
+def _no_more(shape: object) -> Buffer:
     raise AssertionError("a piece makes no arrays")
 
 

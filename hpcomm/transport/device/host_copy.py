@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from ...core.buffer import Buffer, DeviceBuffer, Shape
     from ...core.operation import Call
     from ...core.request import Stages
+    from ...core.types import AnyArray
 
 __all__ = ["Landing", "beside", "down", "from_host", "renewed", "to_host"]
 
 
-def to_host(look: DeviceBuffer) -> NDArray[Any]:
+def to_host(look: DeviceBuffer) -> AnyArray:
     """A copy of an array on a device, in the dtype that its elements are stored in."""
     copy = np.empty(look.shape, look.dtype.storage)
     _carry_out(down(look, copy))
     return copy
 
 
-def down(look: DeviceBuffer, copy: NDArray[Any], moment: int | None = None) -> Stages:
+def down(look: DeviceBuffer, copy: AnyArray, moment: int | None = None) -> Stages:
     """The stages of to_host, into copy; moment: what the array holds then (Station.moment), not now."""
     flat = copy.reshape(-1)
     piece, pieces = _pieces(look)
@@ -85,7 +86,7 @@ class _Beside(buffer.Buffer):
         """Fill it with what the array on the device holds now."""
         _carry_out(down(self._there, self.array))
 
-    def wrap(self, array: NDArray[Any]) -> Any:
+    def wrap(self, array: AnyArray) -> Any:
         return buffer.empty(self.shape, self.dtype).wrap(array)
 
 
@@ -118,7 +119,7 @@ class Landing:
         """Fill the array with what to_host would give; after: for streams that are to see it."""
         _carry_out(self.up(data, after))
 
-    def up(self, data: NDArray[Any], after: After) -> Stages:
+    def up(self, data: AnyArray, after: After) -> Stages:
         """The stages of fill()."""
         flat = np.ascontiguousarray(data, self._look.dtype.storage).reshape(-1)
         for low, high in self._pieces:
@@ -128,7 +129,7 @@ class Landing:
         self._sink.end(after)
 
 
-def from_host(data: NDArray[Any], look: Buffer) -> None:
+def from_host(data: AnyArray, look: Buffer) -> None:
     """Fill an array on a device with what to_host would give; strided ones by a kernel of their library."""
     place = look.place
     assert place is not None

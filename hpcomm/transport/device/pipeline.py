@@ -76,7 +76,7 @@ def receive_pieces(
 
 
 def send_bytes(
-    channel: Any, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
+    channel: object, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
 ) -> Stages:
     """Send device memory, as stream leaves it."""
     source = DeviceSource(_bytes(device, address, nbytes), 1, nbytes, cut(nbytes, 1, 1), stream)
@@ -84,7 +84,7 @@ def send_bytes(
 
 
 def receive_bytes(
-    channel: Any, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
+    channel: object, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
 ) -> Stages:
     """Receive into device memory, by stream."""
     sink = DeviceSink(_bytes(device, address, nbytes), 1, nbytes, cut(nbytes, 1, 1), stream)

@@ -161,7 +161,7 @@ class Station:
         self._let_go()
         return self.mark(user)
 
-    def hold(self, stream: int, array: Any) -> None:
+    def hold(self, stream: int, array: object) -> None:
         """Keep an array until stream has come so far.
 
         Its library gives memory out again to the stream that it was made on, and does not know of others.

@@ -21,6 +21,8 @@ from .ipc import node
 from .staging import Reached, station
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ...core.request import Stages
     from ...device.driver import Device
 
@@ -42,7 +44,7 @@ class Card:
     ready: bytes
     why: str  # there is no handle
     pattern: bytes
-    facts: dict[str, Any] = field(default_factory=dict)  # for the choice among transports
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for the choice among transports
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Peer:
 class Arena:
     """The workspace of one communicator on this process' device; made by all ranks together, in meet()."""
 
-    def __init__(self, device: Device, rank: int, size: int, facts: dict[str, Any]) -> None:
+    def __init__(self, device: Device, rank: int, size: int, facts: Mapping[str, object]) -> None:
         self.device, self.rank, self.size = device, rank, size
         self.station = station(device)
         self.stream = self.station.side

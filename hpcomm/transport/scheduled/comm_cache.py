@@ -72,7 +72,7 @@ class Own:
         """Bytes that one message to or from a peer may have."""
         return self._limit if self._limit and peer not in self._near else LARGEST
 
-    def executor(self, key: Any, make: Callable[[Channel], Executor]) -> Executor:
+    def executor(self, key: object, make: Callable[[Channel], Executor]) -> Executor:
         """The executor for key, made at its first use; the oldest one gives way.
 
         The oldest, not the one that was not used for longest: so that ranks of which some come here by a

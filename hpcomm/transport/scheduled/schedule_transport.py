@@ -87,7 +87,7 @@ class Planned:
         self.take()
 
 
-def schedule_call(call: Call, algorithm: str | None, op: Any = None, deterministic: bool = False) -> Call:
+def schedule_call(call: Call, algorithm: str | None, op: object = None, deterministic: bool = False) -> Call:
     """Let call be carried out by an own schedule.
 
     Args:
@@ -150,7 +150,7 @@ def takes_devices(algorithm: str | None) -> bool:
     return not algorithm.startswith("mpi:") and "wire=" not in algorithm
 
 
-def named(call: Call, algorithm: str, fold: Any, nbytes: int) -> str:
+def named(call: Call, algorithm: str, fold: object, nbytes: int) -> str:
     """algorithm with its pieces, for a call on slots of nbytes; raises as schedule_call does."""
     verb, p, root = call.moves or call.verb, call.comm.size, call.root
     name = cut(verb, algorithm, nbytes)
@@ -269,7 +269,7 @@ def _is_long(comm: Comm, nbytes: int) -> bool:
     return nbytes >= SCHEDULE_IN_OUT * comm.size
 
 
-def tuned_for(call: Call, op: Any = None) -> str | None:
+def tuned_for(call: Call, op: object = None) -> str | None:
     """What `algorithm="tuned"` stands for in this call; None: the library's default. Collective at first.
 
     Operators that the measurements were not made with are left to the library.
