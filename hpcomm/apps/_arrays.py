@@ -108,7 +108,7 @@ def _torch() -> Kind:
         x.copy_(torch.from_numpy(np.asarray(values)))
         return x
 
-    def read(x: Any) -> NDArray[Any]:
+    def read(x: Any) -> AnyArray:
         if x.is_floating_point():
             x = x.to(torch.float64)  # numpy has no bfloat16
         return wide(x.numpy())

@@ -235,7 +235,7 @@ def _foreign(buf: Any, as_bytes: bool) -> Array:
     return memory.view(_dtype_of(buf) if by_address is None else by_address["typestr"])
 
 
-def _dtype_of(buf: Any) -> np.dtype[Any]:
+def _dtype_of(buf: Any) -> np.dtype[np.generic]:
     """The element type of a DLPack tensor; numpy's own look at it knows fewer."""
     capsule = buf.__dlpack__()
     pointer = ctypes.pythonapi.PyCapsule_GetPointer

@@ -317,7 +317,7 @@ class _Memory:
         self.tensor, self.__array_interface__ = tensor, interface
 
 
-def tensor_memory(x: Any, storage: str, shape: Shape, strides: Shape | None = None) -> NDArray[Any]:
+def tensor_memory(x: Any, storage: str, shape: Shape, strides: Shape | None = None) -> AnyArray:
     """The memory of a torch tensor of the host, which the array keeps.
 
     x.numpy() would leave a mark on it: its storage could never be resized again, as FSDP does.

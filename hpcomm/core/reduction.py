@@ -179,7 +179,7 @@ def folder(op: Any) -> str | None:
     return None
 
 
-def counted(x: Any, op: Op) -> Any:
+def counted(x: object, op: Op) -> Any:
     """x, or a bool of Python's as the number that it is, where Python's own + and * count."""
     return int(x) if type(x) is bool and named(op).name in ("sum", "prod", "premul_sum") else x
 
@@ -312,7 +312,7 @@ def _premultiplied(op: Op, dtype: Dtype) -> Reduction:
     )
 
 
-def _holds(dtype: np.dtype[Any], factor: Any) -> bool:
+def _holds(dtype: np.dtype[np.generic], factor: Any) -> bool:
     """Whether factor stays a number, and another one than 0, as an element of dtype."""
     try:
         with np.errstate(over="ignore", under="ignore"):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import numpy as np
-    from numpy.typing import NDArray
 
     from ..core.types import AnyArray
 else:
@@ -234,7 +233,7 @@ class CudaDevice:
         with self.here():
             self._call("cuMemFree_v2", address)
 
-    def pinned(self, nbytes: int) -> NDArray[Any]:
+    def pinned(self, nbytes: int) -> AnyArray:
         address = c_void_p()
         with self.here():
             self._call("cuMemHostAlloc", byref(address), max(nbytes, 1), _PORTABLE)

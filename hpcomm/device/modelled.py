@@ -11,7 +11,7 @@ import os
 import struct
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from ..errors import ConfigError, LayoutError, TransportError
 from .order import Noted, Order, site
 from .queues import EVENT, EVENTS, HEAP, Event, Heap, Stream, Waited, Work, catch_up, complete
 from .watch import Watched
+
+if TYPE_CHECKING:
+    from ..core.types import AnyArray
 
 __all__ = ["Model", "ModelDevice"]
 
@@ -73,7 +76,7 @@ class Model:
             raise LayoutError(f"address {address:#x} is no memory of the model", hint="numpy.asarray(x)")
         return 0
 
-    def watch(self, mpi: Any) -> Any:
+    def watch(self, mpi: object) -> Any:
         return Watched(mpi, self.order, self.lock, self.at)
 
     def noted(self) -> Noted:
@@ -206,12 +209,12 @@ class Model:
             self.heap.bytes[base : base + size] = POISON
             return self.heap.base + base
 
-    def pin(self, nbytes: int) -> NDArray[Any]:
+    def pin(self, nbytes: int) -> AnyArray:
         memory: NDArray[Any] = np.full(max(nbytes, 1), POISON, np.uint8)
         self._pinned.append(memory)
         return memory[:nbytes]
 
-    def unpin(self, memory: NDArray[Any]) -> None:
+    def unpin(self, memory: AnyArray) -> None:
         start = memory.__array_interface__["data"][0]
         self._pinned = [each for each in self._pinned if each.__array_interface__["data"][0] != start]
 
@@ -233,10 +236,10 @@ class ModelDevice:
     def free(self, address: int) -> None:
         del self.model.allocations[address]  # addresses are not given out again: who uses one is found out
 
-    def pinned(self, nbytes: int) -> NDArray[Any]:
+    def pinned(self, nbytes: int) -> AnyArray:
         return self.model.pin(nbytes)
 
-    def unpin(self, memory: NDArray[Any]) -> None:
+    def unpin(self, memory: AnyArray) -> None:
         self.model.unpin(memory)
 
     def stream(self) -> int:
@@ -303,7 +306,7 @@ class ModelDevice:
     def close(self, address: int) -> None:
         self.model.at(address, 0)
 
-    def memory(self, address: int, nbytes: int) -> NDArray[Any]:
+    def memory(self, address: int, nbytes: int) -> AnyArray:
         return self.model.at(address, nbytes)[0]
 
     def nccl(self) -> Any:

@@ -96,7 +96,7 @@ def weights(
     return made
 
 
-def _scale(grid: Any, *ends: Any) -> float:
+def _scale(grid: Grid, *ends: Any) -> float:
     """A power of two above all coordinates."""
     if grid.sphere:
         return 1.0

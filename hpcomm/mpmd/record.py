@@ -119,7 +119,7 @@ class Recorded:
         found = getattr(self._comm, name)
         return partial(self._call, name, found) if callable(found) else found
 
-    def _call(self, name: str, verb: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _call(self, name: str, verb: Callable[..., object], *args: object, **options: object) -> Any:
         result = verb(*args, **options)
         if isinstance(result, Request):
             return _Pending(result, partial(self._recorder.keep_result, name))

@@ -206,7 +206,7 @@ def _arrays(comm: Communicator, verb: str, nbytes: int) -> tuple[Any, Any]:
     return x, np.zeros(blocks if verb in OUTPUT_BLOCKS else one, np.float32)
 
 
-def _call(comm: Any, verb: str, name: str, x: Any, out: Any) -> Callable[[], Any]:
+def _call(comm: Communicator, verb: str, name: str, x: object, out: object) -> Callable[[], object]:
     """One call, made once already, and right."""
     import numpy as np
 

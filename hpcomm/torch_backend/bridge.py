@@ -19,7 +19,7 @@ _comms: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary
 _groups: weakref.WeakKeyDictionary[Any, ProcessGroupMPI] = weakref.WeakKeyDictionary()
 
 
-def from_torch(group: Any = None) -> Communicator:
+def from_torch(group: object = None) -> Communicator:
     """The Communicator of a process group's ranks. Collective over them when first asked.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,9 @@ from ..core.verbs import ROOTED
 from ..errors import LayoutError
 from .names import dist, options
 from .torch_errors import as_torch
+
+if TYPE_CHECKING:
+    from ..core.types import Operator
 
 __all__ = [
     "OPERATORS",
@@ -62,7 +65,7 @@ def operator(given: Any) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def head_of(verb: str, op: Any, dtype: Any, root: int) -> int:
+def head_of(verb: str, op: Operator | None, dtype: object, root: int) -> int:
     """The head of a call's signature; refuses what the operator cannot do before any rank commits."""
     record = dtypes.from_torch(dtype)
     if op == "avg" and dtype in WHOLE:  # a Communicator has no such average
@@ -149,7 +152,7 @@ def total(tensors: Any) -> int:
     return sum(0 if x.is_sparse else x.numel() for x in tensors)
 
 
-def in_turn(by: Any, runs: list[Callable[[], None]]) -> Callable[[], None]:
+def in_turn(by: object, runs: list[Callable[[], None]]) -> Callable[[], None]:
     """One after the other, once all ranks have come to all of them."""
     if len(runs) == 1:
         return runs[0]

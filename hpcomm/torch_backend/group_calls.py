@@ -20,7 +20,9 @@ from .network_collectives import exchange
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
+    from ..core.reduction import Op
     from ..core.request import Request
+    from ..core.types import Operator
     from .network_collectives import NetworkCollectives
 
 __all__ = [
@@ -57,7 +59,7 @@ def all_reduce(comm: NetworkCollectives, x: Tensor, op: Any) -> Run:
     return run
 
 
-def _all_reduce_sparse(comm: NetworkCollectives, x: Tensor, op: Any) -> Run:
+def _all_reduce_sparse(comm: NetworkCollectives, x: Tensor, op: Operator) -> Run:
     """The sum of sparse tensors: each rank's entries go round, and equal places add up."""
     if op not in ("sum", "avg"):
         raise DtypeError(f"{op} of sparse tensors has no meaning", hint="op=ReduceOp.SUM, or x.to_dense()")
@@ -75,7 +77,7 @@ def _all_reduce_sparse(comm: NetworkCollectives, x: Tensor, op: Any) -> Run:
 
 
 @staged("tensors", takes_devices=True)
-def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: Any) -> Run:
+def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: Op) -> Run:
     """Small tensors travel as one."""
     if (
         len(tensors) == 1
@@ -249,7 +251,7 @@ def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor
     return run
 
 
-def _fold_rows(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Any) -> None:
+def _fold_rows(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Operator | None) -> None:
     """Row r of x, of shape (size, ...), folded, into output of rank r."""
     is_apart = x.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()  # FSDP reduces in place
     into = target(output) if is_apart else output.detach().new_empty(output.numel())
@@ -257,7 +259,9 @@ def _fold_rows(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Any) -> 
     give_back(into, output)
 
 
-def _reduce_scatter_uneven(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
+def _reduce_scatter_uneven(
+    comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], op: Operator | None
+) -> Run:
     def run() -> None:
         for root, x in enumerate(inputs):
             received = comm.reduce(flat_of(x), op, root)
@@ -268,7 +272,7 @@ def _reduce_scatter_uneven(comm: NetworkCollectives, output: Tensor, inputs: lis
 
 
 @staged("output", takes_devices=True)
-def reduce_scatter_into(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Any) -> Run:
+def reduce_scatter_into(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Operator) -> Run:
     if x.numel() != output.numel() * comm.size:
         raise ValueError(
             f"input tensor must be the same size as output size times world size: {x.numel()} elements for "

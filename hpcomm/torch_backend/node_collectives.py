@@ -65,7 +65,7 @@ class NodeCollectives(NetworkCollectives):
             self._due = due
         return made
 
-    def _moves(self, verb: str, *arguments: Any) -> bool:
+    def _moves(self, verb: str, *arguments: object) -> bool:
         """The same, of a verb that only moves; elements of which the core knows nothing go as bytes."""
         if self._makes(verb, *arguments) is not NotImplemented:
             return True

@@ -127,8 +127,8 @@ class ProcessGroupMPI(CommProcessGroup):
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        opts: Any = None,
-        *more: Any,
+        opts: object = None,
+        *more: object,
     ) -> Work | None:
         x = input
         if type(opts) is _AllgatherOptions and self._at_once(opts, "all_gather", x, output):

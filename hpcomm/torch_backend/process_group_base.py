@@ -189,7 +189,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         outputs: Any,
         like: torch.Tensor | None = None,
         *,
-        op: Any = None,
+        op: object = None,
         root: int = 0,
         count: int | None = None,
         background: bool = True,

@@ -57,7 +57,7 @@ def _fold_here(call: Call) -> None:
     landing = array.reshape(-1)
     each = np.empty((call.comm.remote_size, landing.size), landing.dtype)
 
-    def fold(status: Any) -> Any:
+    def fold(status: MPI.Status | None) -> Any:
         for above, below in zip(each[::-1], each[-2::-1], strict=False):
             op.Reduce_local([below, count, kind], [above, count, kind])
             below[...] = above

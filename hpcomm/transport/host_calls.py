@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
     from ..core.dtypes import Dtype
     from ..core.reduction import Reduction
+    from ..core.types import AnyArray
 
 __all__ = ["by_core", "core_takes", "on_hosts"]
 
@@ -98,7 +99,7 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, fold: Reductio
     return call
 
 
-def _like(array: NDArray[Any] | None, like: Buffer) -> Buffer | None:
+def _like(array: AnyArray | None, like: Buffer) -> Buffer | None:
     return None if array is None else buffer.Buffer(array, like.dtype, like.make, lambda: None)
 
 
@@ -117,11 +118,11 @@ def _refuse_overlap(send: Buffer | None, recv: Buffer | None) -> None:
         raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
 
 
-def _packed(array: NDArray[Any]) -> NDArray[Any]:
+def _packed(array: AnyArray) -> AnyArray:
     return np.ascontiguousarray(array)
 
 
-def _filler(memory: NDArray[Any], array: NDArray[Any]) -> Any:
+def _filler(memory: AnyArray, array: AnyArray) -> Any:
     return lambda: np.copyto(memory, array.reshape(memory.shape))
 
 
@@ -198,10 +199,10 @@ def _is_block(whole: Buffer, part: Buffer, rank: int, p: int) -> bool:
     )
 
 
-def _deliver(call: Call, recv: Buffer | None, landing: NDArray[Any] | None) -> None:
+def _deliver(call: Call, recv: Buffer | None, landing: AnyArray | None) -> None:
     """Finish call by giving recv back, filled from where the bytes have landed."""
 
-    def finish(status: Any) -> Any:
+    def finish(status: MPI.Status | None) -> Any:
         if recv is None:
             return None
         if landing is not recv.array:
@@ -255,7 +256,7 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
     ranks = comm.remote_size if comm.is_inter else comm.size
     first = verb == "exscan" and comm.rank == 0  # MPI leaves its result undefined
 
-    def finish(status: Any) -> Any:
+    def finish(status: MPI.Status | None) -> Any:
         if recv is None or landing is None:
             return None
         if first:
@@ -309,7 +310,7 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
     call.recv = transport.spec(gathered, block, send.dtype) if gathered is not None else None
     until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, p)  # contributions that count here
 
-    def finish(status: Any) -> Any:
+    def finish(status: MPI.Status | None) -> Any:
         if recv is None or gathered is None or until == 0:
             return None
         folded = send.wrap(gathered[0])
@@ -323,7 +324,7 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
     return call
 
 
-def _check_fold(comm: Comm, verb: str, fold: Reduction, made: Any, send: Buffer, shape: Shape) -> None:
+def _check_fold(comm: Comm, verb: str, fold: Reduction, made: object, send: Buffer, shape: Shape) -> None:
     """Refuse what a function made of two arrays if it is not such an array again."""
     try:
         result: Any = buffer.as_buffer(made)

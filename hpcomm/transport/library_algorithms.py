@@ -45,7 +45,7 @@ def _switched(verb: str, name: str, function: Callable[..., object]) -> Callable
         return function
     on, off = mpi_control_variables.switch(verb, name)
 
-    def called(*arguments: Any) -> None:
+    def called(*arguments: object) -> None:
         on()
         try:
             function(*arguments)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ...core.types import AnyArray
     from ..field import Field
 else:
     from ..._lazy import LazyModule
@@ -42,7 +43,7 @@ def checksum(field: Field, owned: Any = None) -> int:
     return int(field.comm.all_reduce(np.array([mine], np.uint64))[0])
 
 
-def _sum(field: Field, own: NDArray[Any]) -> Any:
+def _sum(field: Field, own: AnyArray) -> Any:
     rows, first, columns = _rows(field)
     unit = own.itemsize if own.itemsize in (1, 2) else 4 if own.itemsize % 4 == 0 else 1
     per = own.itemsize // unit  # units of an element

@@ -16,6 +16,7 @@ from .device_operations import DeviceOperations, Mapped, Picked
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ...core.types import AnyArray
     from ..record import Recorder
     from ..route.coupled_route import Selection
     from .wire import Wire
@@ -128,7 +129,7 @@ class Outgoing:
         self._count += 1
         return self._sum
 
-    def _send(self, values: Any, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
+    def _send(self, values: object, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
         self._sent.values = values
         if self._turns is not None:
             self._turns.start(stamp)
@@ -149,7 +150,7 @@ class Incoming:
         tag: int,
         timeout_s: float = TIMEOUT_S,
         *,
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
         weights: Any = None,
         conversion: tuple[float, float] = (1.0, 0.0),
         recorder: Recorder | None = None,
@@ -280,7 +281,7 @@ class Incoming:
             scatter(self.field.values, self._covered, _as(values[self._covered], self.field.dtype))
 
 
-def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> NDArray[Any] | None:
+def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> AnyArray | None:
     """What goes to points that nothing reaches; None: nothing does.
 
     Raises:
@@ -312,7 +313,7 @@ def _stays(wire: Wire | None, part: Part) -> bool:
     return any(goes_aboard(wire, part, rank, rows) for rank, rows in part.rows)
 
 
-def _as(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _as(values: AnyArray, dtype: np.dtype[np.generic]) -> AnyArray:
     return values.astype(dtype, copy=False)
 
 

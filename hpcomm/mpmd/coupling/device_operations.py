@@ -107,7 +107,7 @@ class Picked:
         """The values of the rows, in memory of their own."""
         return copied(got[self._at]) if isinstance(self.rows, slice) else got[self._at]
 
-    def fill(self, target: Any, values: Any) -> None:
+    def fill(self, target: object, values: object) -> None:
         """Put values of the rows where they belong, wherever that lies now."""
         look = as_buffer(target)
         if self._there.holds(target):

@@ -13,8 +13,6 @@ from ...core.limits import HOST_COPY_PIECE
 from .staging import After, DeviceSink, DeviceSource
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ...core.buffer import Buffer, DeviceBuffer, Shape
     from ...core.operation import Call
     from ...core.request import Stages
@@ -115,7 +113,7 @@ class Landing:
         self._sink = DeviceSink(look.place, 1, look.size, piece)
         self._sink.begin(moment)
 
-    def fill(self, data: NDArray[Any], after: After) -> None:
+    def fill(self, data: AnyArray, after: After) -> None:
         """Fill the array with what to_host would give; after: for streams that are to see it."""
         _carry_out(self.up(data, after))
 
