@@ -14,6 +14,8 @@ from .. import Box, UsageError
 from ..tools.draw import writable
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from ..core.types import AnyArray
 
 __all__ = [
@@ -93,7 +95,7 @@ def draw_timeline(runs: Mapping[str, Mapping[str, tuple[float, float]]], path: s
     figure.savefig(path)
 
 
-def _subplots(columns: int) -> Any:
+def _subplots(columns: int) -> tuple[Figure, Any]:
     import matplotlib as mpl
 
     mpl.use("Agg")  # a file is drawn, no window opened

@@ -13,7 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
@@ -26,6 +26,9 @@ from . import _library
 from ._arguments import positive
 from ._picture import draw_bandwidths, require_picture
 from ._report import sleep_until_all, table, verdict
+
+if TYPE_CHECKING:
+    from ..core.types import ArrayLike
 
 PATHS = ["pipeline", "ipc", "direct", "nccl"]  # which messages may take
 SIZES = [4 << 10, 256 << 10, 2 << 20, 16 << 20, 128 << 20]
@@ -46,7 +49,7 @@ def naive(comm: Communicator, peer: int, library: _library.Library) -> Swap:
 
 
 def by(comm: Communicator, peer: int, library: _library.Library) -> Swap:
-    def swap(x: Any, out: Any) -> None:
+    def swap(x: ArrayLike, out: ArrayLike) -> None:
         comm.sendrecv(x, dest=peer, source=peer, out=out)
         library.synchronize()
 
@@ -78,7 +81,7 @@ def refusal(comm: Communicator, swap: Swap, library: _library.Library, nbytes: i
     return ""
 
 
-def way(comm: Communicator, peer: int, out: Any) -> str:
+def way(comm: Communicator, peer: int, out: ArrayLike) -> str:
     """How hpcomm explains what it has just done."""
     with comm.plan("recv", out=out, source=peer) as plan:
         return plan.explain().partition("): ")[2]

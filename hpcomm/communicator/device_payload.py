@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..core.buffer import Buffer, DeviceBuffer, Shape
     from ..core.dtypes import Dtype
     from ..core.request import Stages
+    from ..core.types import AnyArray
     from ..transport.device import host_copy, staging
     from .communicator import Communicator
 else:
@@ -65,7 +66,7 @@ def block_of(look: DeviceBuffer) -> OnDevice:
     return block
 
 
-def copied(block: OnDevice) -> Any:
+def copied(block: OnDevice) -> object:
     """The same elements in an array of their own."""
     look = block.look
     if look.place.pack is not None:
@@ -184,7 +185,7 @@ def _room(library: str, dtype: Dtype, shape: Shape) -> Buffer:
     return buffer.empty(shape, dtype)
 
 
-def _fill(look: Buffer, data: Any, after: staging.After) -> None:
+def _fill(look: Buffer, data: AnyArray, after: staging.After) -> None:
     if look.place is None:
         look.array[...] = data
     else:
@@ -197,9 +198,9 @@ class _Over:
     def __init__(self, after: staging.After) -> None:
         self._after = after
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
         return self._after.done()
 
-    def Wait(self, status: Any = None) -> bool:  # noqa: N802
+    def Wait(self, status: object = None) -> bool:  # noqa: N802
         self._after.synchronize()
         return True

@@ -67,7 +67,7 @@ def spread(
         starts.append(starts[-1] + sum(map(_aligned, lengths[(me + i) % size])))
     memory = memoryview(pooled(starts[-1]))
 
-    def blocks(i: int) -> Iterator[Any]:
+    def blocks(i: int) -> Iterator[memoryview]:
         at = starts[i]
         for nbytes in lengths[(me + i) % size]:
             yield memory[at : at + nbytes]
@@ -137,7 +137,7 @@ def share_out(
     arrived = yield from spread(comm.inner_comm, comm.rank, brought, shares, lambda _: number)
 
     @lru_cache(1)
-    def of_share(home: int) -> dict[int, list[Any]]:
+    def of_share(home: int) -> dict[int, list[memoryview]]:
         blocks = arrived(home)
         return {r: [*islice(blocks, len(lengths[r]))] for r in range(starts[home], starts[home + 1])}
 

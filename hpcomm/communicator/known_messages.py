@@ -58,7 +58,9 @@ def known_send(comm: Communicator, x: Any, dest: Any, tag: Any) -> Part | None:
         return None
 
 
-def known_receive(comm: Communicator, out: Any, source: Any, tag: Any, waits: bool) -> Known | None:
+def known_receive(
+    comm: Communicator, out: Any, source: int | None, tag: int | None, waits: bool
+) -> Known | None:
     """How to receive into out, if such a receive was found right before; else None.
 
     Args:
@@ -128,7 +130,7 @@ def forget(comm: Communicator) -> None:
     comm.known_receives.clear()
 
 
-def _may_be_known(comm: Communicator, known: dict[Any, Any], peer: int) -> bool:
+def _may_be_known(comm: Communicator, known: dict[Any, object], peer: int) -> bool:
     if len(known) >= _MOST:
         known.clear()
     if comm.observers or comm.is_closed or comm.disagreed or comm.timeout_s or comm.is_inter:

@@ -201,7 +201,7 @@ class Mesh:
         return f"<Mesh {self.shape}, rank {self.comm.rank} at {self.coords}>"
 
 
-def ranks_of(ranks: Any, verb: str) -> Communicator:
+def ranks_of(ranks: Mesh | Communicator, verb: str) -> Communicator:
     """The communicator of a Mesh or Communicator.
 
     Raises:

@@ -347,7 +347,7 @@ def _decode_all(got: Iterable[Payload], rank: int, own: object) -> list[object]:
     return [own if r == rank else decode(p, r) for r, p in enumerate(got)]
 
 
-def _python_op(op: object) -> tuple[Callable[[Any, Any], Any], UsageError | None]:
+def _python_op(op: object) -> tuple[Callable[[T, T], T], UsageError | None]:
     """The function for op, or an error."""
     known: dict[str, Callable[[Any, Any], Any]] = {
         "sum": operator.add,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 from ..agree.agreement import refused
 from ..core.operation import Call
-from ..core.request import abandon, deadline
+from ..core.request import T_co, abandon, deadline
 from ..core.signature import MAKERS, VERBS, head
 from ..core.verbs import REDUCTIONS
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
@@ -51,8 +51,6 @@ else:
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Plan", "plan"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 class Plan(Generic[T_co]):

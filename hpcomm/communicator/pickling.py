@@ -17,6 +17,8 @@ from ..errors import HpcommError, UsageError
 from .payload import DevicePayload, OnDevice, Payload, check_came
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..core import buffer
     from . import device_payload
 else:
@@ -142,7 +144,7 @@ def decode(got: Payload, rank: int | None = None) -> Any:
 class _Names(dict[Any, "str | None"]):
     """How plain dtypes are called, None of others: numpy makes the name anew whenever it is asked."""
 
-    def __missing__(self, dtype: Any) -> str | None:
+    def __missing__(self, dtype: np.dtype[np.generic]) -> str | None:
         if dtype.kind not in "biufc" or dtype.isbuiltin == 2:  # float8_e5m2 says that it is a float
             return None
         self[dtype] = dtype.str
@@ -162,13 +164,13 @@ def _take_array_apart(array: Any) -> tuple[Any, ...]:
     return _put_array_together, (pickle.PickleBuffer(array), name, array.shape)
 
 
-def _put_array_together(block: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+def _put_array_together(block: bytes | bytearray | memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
     import numpy as np
 
     return np.frombuffer(block, dtype).reshape(shape) if len(block) else np.empty(shape, dtype)
 
 
-def _take_tensor_apart(tensor: Any) -> tuple[Any, ...]:
+def _take_tensor_apart(tensor: Any) -> tuple[object, ...]:
     """How a plain CPU tensor is pickled: its elements as a block, not its storage as a file."""
     torch = sys.modules["torch"]
     plain = (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided and not tensor.is_quantized
@@ -198,7 +200,7 @@ def _take_device_array_apart(array: Any) -> tuple[Any, ...]:
     return _put_device_array_together, (pickle.PickleBuffer(block), getattr(array, "requires_grad", False))
 
 
-def _put_device_array_together(array: object, requires_grad: bool) -> Any:
+def _put_device_array_together(array: object, requires_grad: bool) -> object:
     return array.requires_grad_() if requires_grad and hasattr(array, "requires_grad_") else array
 
 
@@ -207,7 +209,9 @@ copyreg.add_extension(__name__, "_put_array_together", 0x68706361)
 copyreg.add_extension(__name__, "_put_tensor_together", 0x68706374)
 
 
-def _put_tensor_together(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+def _put_tensor_together(
+    block: bytes | bytearray | memoryview, dtype: str, shape: tuple[int, ...], requires_grad: bool
+) -> object:
     import torch  # the sender had one
 
     kind = getattr(torch, dtype)

@@ -156,7 +156,7 @@ class _Packed:
     def __init__(self, data: bytes, blocks: list[pickle.PickleBuffer]) -> None:
         self.data, self.blocks = data, blocks
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Packed, (self.data, self.blocks)
 
     def open(self) -> Any:
@@ -199,7 +199,7 @@ def _run(task: _Packed) -> tuple[bool, _Packed, str]:
         return False, packed, text
 
 
-def _each(fn: Callable[..., T], chunk: tuple[tuple[Any, ...], ...]) -> list[T]:
+def _each(fn: Callable[..., T], chunk: tuple[tuple[object, ...], ...]) -> list[T]:
     return [fn(*items) for items in chunk]
 
 

@@ -144,8 +144,8 @@ def _may_overlap(x: Any, out: Any) -> bool:
 
 
 def _sendrecv_devices(
-    comm: Communicator, look: Buffer, recv: Buffer, dest: Any, source: Any, sendtag: Any, recvtag: Any,
-    status: Any,
+    comm: Communicator, look: Buffer, recv: Buffer, dest: int, source: int | None, sendtag: int,
+    recvtag: int | None, status: AnyStatus | None,
 ) -> Any:  # fmt: skip
     """sendrecv where arrays may lie on devices; in place, what is sent is a copy."""
     sent = look.give()

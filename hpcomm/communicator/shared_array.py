@@ -135,7 +135,7 @@ def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[np.generic
     return np.frombuffer(memory[0], np.uint8)[: math.prod(shape) * kind.itemsize].view(kind).reshape(shape)
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
+def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     try:
         lengths = (index(shape),) if hasattr(shape, "__index__") else tuple(map(index, shape))
     except TypeError:

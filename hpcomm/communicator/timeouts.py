@@ -18,6 +18,8 @@ from ..errors import UsageError, WaitTimeoutError, where
 
 if TYPE_CHECKING:
     from ..core import buffer
+    from ..core.status import Status
+    from ..core.types import AnyStatus
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
@@ -64,7 +66,7 @@ class Timeout:
             made[name] = partial(begin, comm)
 
 
-def _verbs(kind: type) -> dict[str, tuple[Callable[..., Any], int]]:
+def _verbs(kind: type) -> dict[str, tuple[Callable[..., object], int]]:
     """The verbs that go in the background, too, and where among their arguments that is said; -1: by name."""
     found = {}
     for name in dir(kind):
@@ -94,7 +96,7 @@ def _call(comm: Communicator, function: Callable[..., Any], at: int, *given: Any
     return _waited(comm, function(comm, *given, **named))
 
 
-def _waited(comm: Communicator, request: Any) -> Any:
+def _waited(comm: Communicator, request: object) -> object:
     if not isinstance(request, Request):
         return request
     try:
@@ -131,21 +133,21 @@ def _sendrecv(
 
 def _sendrecv_object(
     comm: Communicator,
-    obj: Any,
+    obj: object,
     dest: int,
     source: int | None = None,
     sendtag: int = 0,
     recvtag: int | None = None,
     *,
-    status: Any = None,
-) -> Any:
+    status: AnyStatus | None = None,
+) -> object:
     going = comm.isend_object(obj, dest, sendtag)
     result = _waited(comm, type(comm).recv_object(comm, source, recvtag, status=status, async_op=True))
     _waited(comm, going)
     return result
 
 
-def _probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Any:
+def _probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:
     begin, delay = time.monotonic(), 0.0
     while (seen := comm.iprobe(source, tag)) is None:
         if time.monotonic() - begin >= (comm.timeout_s or 0):

@@ -152,7 +152,7 @@ class Request(MPI.Request, metaclass=Like):
         return True
 
     @classmethod
-    def waitall(cls, requests: Sequence[MPI.Request], statuses: Statuses = None) -> list[Any]:
+    def waitall(cls, requests: Sequence[MPI.Request], statuses: Statuses = None) -> list[object]:
         if not _any_own(requests):
             return MPI.Request.waitall(requests, statuses)
         return _ended(requests, range(len(requests)), statuses)
@@ -164,7 +164,7 @@ class Request(MPI.Request, metaclass=Like):
     @classmethod
     def testall(
         cls, requests: Sequence[MPI.Request], statuses: Statuses = None
-    ) -> tuple[bool, list[Any] | None]:
+    ) -> tuple[bool, list[object] | None]:
         if not all(each.Get_status() for each in requests):
             return False, None
         return True, _ended(requests, range(len(requests)), statuses)
@@ -174,7 +174,7 @@ class Request(MPI.Request, metaclass=Like):
         return cls.waitany(requests, status)[0]
 
     @classmethod
-    def waitany(cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> tuple[int, Any]:
+    def waitany(cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> tuple[int, object]:
         if not _any_own(requests):
             return MPI.Request.waitany(requests, status)
         i = _some(requests)[0]
@@ -189,7 +189,7 @@ class Request(MPI.Request, metaclass=Like):
     @classmethod
     def testany(
         cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None
-    ) -> tuple[int, bool, Any | None]:
+    ) -> tuple[int, bool, object | None]:
         if not _any_own(requests):
             return MPI.Request.testany(requests, status)
         i = next(_over(requests), None)
@@ -204,7 +204,7 @@ class Request(MPI.Request, metaclass=Like):
     @classmethod
     def waitsome(
         cls, requests: Sequence[MPI.Request], statuses: Statuses = None
-    ) -> tuple[list[int] | None, list[Any] | None]:
+    ) -> tuple[list[int] | None, list[object] | None]:
         if not _any_own(requests):
             return MPI.Request.waitsome(requests, statuses)
         ready = _some(requests)
@@ -219,7 +219,7 @@ class Request(MPI.Request, metaclass=Like):
     @classmethod
     def testsome(
         cls, requests: Sequence[MPI.Request], statuses: Statuses = None
-    ) -> tuple[list[int] | None, list[Any] | None]:
+    ) -> tuple[list[int] | None, list[object] | None]:
         if not _any_own(requests):
             return MPI.Request.testsome(requests, statuses)
         ready = list(_over(requests))
@@ -268,7 +268,7 @@ def _any_own(requests: Sequence[MPI.Request]) -> bool:
     return any(_own(each) is not None for each in requests)
 
 
-def _ended(requests: Sequence[MPI.Request], which: Sequence[int], statuses: Statuses) -> list[Any]:
+def _ended(requests: Sequence[MPI.Request], which: Sequence[int], statuses: Statuses) -> list[object]:
     """Wait for those at these places, hpcomm's first: while these wait, MPI moves its own on."""
     seen = [MPI.Status() for _ in which]
     results: list[Any] = [None] * len(which)

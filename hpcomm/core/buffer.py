@@ -20,8 +20,11 @@ from .dtypes import Dtype
 from .limits import RESULT_LARGE
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from ..core.types import AnyArray
     from ..device import arrays
@@ -275,7 +278,7 @@ def _numpy(x: AnyArray) -> Buffer:
     )
 
 
-def _torch(x: Any, torch: Any) -> Buffer:
+def _torch(x: Tensor, torch: ModuleType) -> Buffer:
     if not x.is_cpu:
         if (seen := arrays.place(x)) is not None:
             return DeviceBuffer(x, seen)
@@ -317,7 +320,7 @@ class _Memory:
         self.tensor, self.__array_interface__ = tensor, interface
 
 
-def tensor_memory(x: Any, storage: str, shape: Shape, strides: Shape | None = None) -> AnyArray:
+def tensor_memory(x: Tensor, storage: str, shape: Shape, strides: Shape | None = None) -> AnyArray:
     """The memory of a torch tensor of the host, which the array keeps.
 
     x.numpy() would leave a mark on it: its storage could never be resized again, as FSDP does.
@@ -348,7 +351,7 @@ def _generic(x: np.generic) -> Buffer:
     return _scalar(np.asarray(x), lambda filled: filled[()])
 
 
-def _scalar(array: AnyArray, give: Callable[[NDArray[Any]], Any]) -> Buffer:
+def _scalar(array: AnyArray, give: Callable[[AnyArray], object]) -> Buffer:
     """A number: 0-d on the way out; what comes back is a number again, or an array if there are several."""
     look = _numpy(array)
 
@@ -379,7 +382,7 @@ def _buffer_protocol(x: Any) -> Buffer:
 
 
 def _making(
-    own: np.dtype[np.generic], dtype: Dtype, hand: Callable[[NDArray[Any]], Any]
+    own: np.dtype[np.generic], dtype: Dtype, hand: Callable[[AnyArray], object]
 ) -> Callable[[Shape], Buffer]:
     """What makes new arrays, of which the user gets hand(array). It holds no array, itself neither."""
 
@@ -390,7 +393,7 @@ def _making(
     return make
 
 
-def _handing(x: Any) -> Callable[[NDArray[Any]], Any]:
+def _handing(x: Any) -> Callable[[AnyArray], object]:
     """bytes, bytearray and array.array have one axis: blocks come back one after the other."""
     kind = type(x)
     if isinstance(x, (bytes, bytearray)):

@@ -15,6 +15,8 @@ from .request import abandon
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from ..core.request import Request
+
 __all__ = ["Outstanding"]
 
 _FEW = 64
@@ -77,7 +79,7 @@ class Outstanding:
         self.requests[:] = [each for each in self.requests if each]
         self.room = _FEW + 2 * len(self.requests)
 
-    def forget_mpi(self, kept: list[Any]) -> None:
+    def forget_mpi(self, kept: list[Request[object]]) -> None:
         """MPI is finalized: plans can be started no more, and nobody may ask for what is under way.
 
         kept: messages of a rank to itself.

@@ -170,7 +170,7 @@ def named(op: Op) -> Op:
     raise UsageError(f"op is a {type(op).__name__}", hint="a name such as 'sum', or a function f(a, b)")
 
 
-def folder(op: Any) -> str | None:
+def folder(op: Callable[..., object]) -> str | None:
     """The name of the operator that a function such as Python's sum reduces by; None: it may take a and b."""
     for module, names in _FOLDERS.items():
         word = names.get(getattr(op, "__name__", ""))
@@ -312,7 +312,7 @@ def _premultiplied(op: Op, dtype: Dtype) -> Reduction:
     )
 
 
-def _holds(dtype: np.dtype[np.generic], factor: Any) -> bool:
+def _holds(dtype: np.dtype[np.generic], factor: complex) -> bool:
     """Whether factor stays a number, and another one than 0, as an element of dtype."""
     try:
         with np.errstate(over="ignore", under="ignore"):

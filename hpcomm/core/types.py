@@ -6,7 +6,7 @@ Nothing here does anything at run time, and nothing here imports an array librar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NewType, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, NewType, ParamSpec, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +70,9 @@ class FactorOp(Protocol):
 ArrayLike: TypeAlias = (
     "HasShape | HasDlpack | HasCudaInterface | HasInterface | HasBuffer | Buffer | np.generic | complex"
 )
+Bytes: TypeAlias = bytes | bytearray | memoryview
+P = ParamSpec("P")
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Array = TypeVar("Array", bound=ArrayLike)  # what goes in, and so what comes out
 

@@ -9,10 +9,14 @@ import mmap
 import pickle
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ..core.types import AnyArray
+    from ..device.order import Moment
 
 __all__ = ["EVENT", "EVENTS", "HEAP", "Event", "Heap", "Stream", "Waited", "Work", "catch_up", "complete"]
 
@@ -45,7 +49,7 @@ class Event:
     Other processes read while this one writes: each number is written by itself, what was recorded last.
     """
 
-    def __init__(self, shared: Any = None) -> None:
+    def __init__(self, shared: AnyArray | None = None) -> None:
         memory = np.zeros(_STATE, np.uint8) if shared is None else shared
         self.numbers = memory[:_STATE].view(np.int64)  # recorded, reached, length of the mark
         self.shared = shared
@@ -54,7 +58,7 @@ class Event:
         self._reached: set[int] = set()  # which of the times: another stream may come to a later one first
         self._mark: Any = None
 
-    def record(self, stream: Stream, mark: Any) -> int:
+    def record(self, stream: Stream, mark: tuple[Moment, str]) -> int:
         """mark: the moment and the line; returns which time it is."""
         self.stream = stream
         if self.shared is None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import TransportError
 from .order import Moment, Order, site
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 __all__ = ["Watched"]
 
@@ -23,7 +26,9 @@ class Watched:
     at: (address, bytes) -> the bytes, what they are part of, and where in it they begin
     """
 
-    def __init__(self, mpi: Any, order: Order, lock: Any, at: Callable[[int, int], Any]) -> None:
+    def __init__(
+        self, mpi: Any, order: Order, lock: AbstractContextManager[object], at: Callable[[int, int], Any]
+    ) -> None:
         self._mpi, self._order, self._lock, self._at = mpi, order, lock, at
         self._numbers = itertools.count()
 
@@ -59,7 +64,9 @@ class Watched:
 class _Request:
     """A request of MPI's; its end is known to the host once it was waited for or tested."""
 
-    def __init__(self, order: Order, lock: Any, request: Any, moment: Moment, at: str) -> None:
+    def __init__(
+        self, order: Order, lock: AbstractContextManager[object], request: Any, moment: Moment, at: str
+    ) -> None:
         self._order, self._lock, self._request, self._moment, self._at = order, lock, request, moment, at
 
     def Wait(self, status: Any = None) -> bool:  # noqa: N802

@@ -29,6 +29,8 @@ from .halo import Halo, HasHalo, reverse
 from .redistribution import Redistribution
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .field import Field
 
 __all__ = [
@@ -78,7 +80,7 @@ def broadcast(comm: Communicator, x: Any, root: int = 0) -> Any:
 
     _over(comm, "broadcast")
 
-    def back(g: Any) -> Any:
+    def back(g: Tensor) -> Tensor:
         summed = comm.reduce(g, "sum", root)
         return _torch().zeros_like(g) if summed is None else summed
 
@@ -90,7 +92,7 @@ def send(comm: Communicator, x: Any, dest: int, tag: int = 0) -> Any:
 
     _over(comm, "send")
 
-    def forward(t: Any) -> Any:
+    def forward(t: Tensor) -> Tensor:
         comm.send(t, dest, tag)
         return t.new_zeros(())
 
@@ -128,12 +130,12 @@ def update_halo(field: Field, x: Any) -> Any:
             where("update_halo", comm),
         )
 
-    def forward(t: Any) -> Any:
+    def forward(t: Tensor) -> Tensor:
         made = t.clone(memory_format=_torch().contiguous_format)
         _once(Halo(_like(field, made)))
         return made
 
-    def back(g: Any) -> Any:
+    def back(g: Tensor) -> Tensor:
         """A halo element is a copy: its gradient goes to the owner, and x's own halo was overwritten."""
         made = g.clone(memory_format=_torch().contiguous_format)
         shadow = _like(field, made)
@@ -273,7 +275,7 @@ def _once(exchange: Exchange) -> None:
     exchange.close()
 
 
-def _like(field: Field, array: object) -> Any:
+def _like(field: Field, array: object) -> Field:
     """A field over array, laid out as field is."""
     return type(field)(
         field.comm,

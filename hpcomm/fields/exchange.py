@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..communicator.persistent import Plan
     from ..core import buffer
+    from ..core.types import AnyArray
     from ..node._native import core
     from ..transport import mpi as transport
 else:
@@ -248,7 +249,14 @@ class Exchange:
         return "\n".join([told, *(f"  {plan.explain()}" for plan in self._plans)])
 
     # -- how ------------------------------------------------------------------------------------------
-    def _plan(self, lines: Channel, number: int, outgoing: Any, incoming: Any, terms: Capabilities) -> None:
+    def _plan(
+        self,
+        lines: Channel,
+        number: int,
+        outgoing: Sequence[tuple[int, list[Any]]],
+        incoming: Any,
+        terms: Capabilities,
+    ) -> None:
         """Make the messages, and say in which order they and the copies before and after them are made."""
         # Receives are started first, so that messages find them posted. Within _starts the order is copies
         # out, requests, boxes; within _ends requests, boxes, copies in. Plans of devices add to both.
@@ -407,7 +415,7 @@ class _Message(NamedTuple):
     copies: list[Callable[[], Any]]
 
 
-def _boxes(channel: core.Channel) -> Any:
+def _boxes(channel: core.Channel) -> tuple[AnyArray, AnyArray]:
     """The memory of both boxes of a channel."""
     both = np.frombuffer(memoryview(channel), np.uint8)
     return both[: both.size // 2], both[both.size // 2 :]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..communicator.communicator import Communicator
     from ..node._native.core import Channel
+    from ..transport.endpoints import View
 else:
     from .._lazy import LazyModule
 
@@ -100,7 +101,7 @@ def agreed(
     return terms
 
 
-def _wish(views: Sequence[Any], sending: bool, is_near: bool) -> tuple[int, int]:
+def _wish(views: Sequence[View], sending: bool, is_near: bool) -> tuple[int, int]:
     """How this end would have views sent, or gets them, and their bytes."""
     nbytes = sum(count(view) * view.dtype.itemsize for view in views)
     if any(map(on_device, views)):

@@ -8,7 +8,7 @@ has no large weights, whatever the shapes of the cells are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from .geometry import across, repeated
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ..grids.grid import Rectangles
 
     Array = NDArray[np.float64]
     Indices = NDArray[np.int64]
@@ -30,7 +32,7 @@ _NONE = 1e-4  # of it: left out always
 _MOST = 2.0  # the sum of magnitudes of weights that a gradient adds anywhere in its cell
 
 
-def around_rectangles(source: Any, given: Indices) -> tuple[Indices, Indices]:
+def around_rectangles(source: Rectangles, given: Indices) -> tuple[Indices, Indices]:
     """(cell, neighbour), as positions in given, ascending: the eight around each that there are."""
     j, i = source.at(given)
     cells = []
@@ -78,7 +80,7 @@ def _numbered(corners: Array, scale: float) -> Indices:
     return np.asarray(found.reshape(corners.shape[:2]), np.int64)
 
 
-def _at_corners(cell: Indices, corner: Indices, asks: Any) -> tuple[Indices, Indices]:
+def _at_corners(cell: Indices, corner: Indices, asks: Indices) -> tuple[Indices, Indices]:
     """(cell, another one with that corner) for each corner of a cell that asks."""
     order = np.argsort(corner, kind="stable")
     first, last = (np.searchsorted(corner[order], corner[asks], side) for side in ("left", "right"))

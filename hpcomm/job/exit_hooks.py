@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,11 +25,11 @@ __all__ = ["notice", "status_of"]
 _HAS_CODE = sys.version_info >= (3, 12)
 
 
-def notice(tell: Callable[[Any], None]) -> None:
+def notice(tell: Callable[[object], None]) -> None:
     """Have tell(code) called when Python ends by a SystemExit with this code, before its exit handlers."""
     member, frame_of = vars(SystemExit)["code"], sys._getframe
 
-    def read(error: SystemExit) -> Any:
+    def read(error: SystemExit) -> object:
         code = member.__get__(error)
         if frame_of().f_back is None:
             tell(code)

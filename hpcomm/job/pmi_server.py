@@ -37,10 +37,13 @@ from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .launcher import call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["connect", "listen", "main", "node", "start"]
 
@@ -166,7 +169,7 @@ class _Connection:
 
 
 class _Server:
-    def __init__(self, listening: socket.socket, told: dict[str, Any]) -> None:
+    def __init__(self, listening: socket.socket, told: Mapping[str, Any]) -> None:
         self.size, self.secret = int(told["size"]), bytes.fromhex(told["secret"])
         self.space, self.file = str(told["space"]), told["file"]
         self.seconds = float(told["seconds"])

@@ -73,7 +73,7 @@ def _take_grid(field: Field, said: GridSpec, where: str) -> None:
         )
 
 
-def described(gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]]) -> dict[str, Any]:
+def described(gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]]) -> dict[str, object]:
     """What a program tells the others of its fields."""
     return {
         "gives": {name: _card(field) for name, field in gives.items()},
@@ -81,7 +81,7 @@ def described(gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]]
     }
 
 
-def _card(field: Field) -> dict[str, Any]:
+def _card(field: Field) -> dict[str, object]:
     return {
         "dtype": field.dtype.str,
         "kind": field.kind.name,

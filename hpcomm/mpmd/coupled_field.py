@@ -227,7 +227,7 @@ _INDEX: dict[str, Callable[[Any, NDArray[np.int64]], Any]] = {
 }
 
 
-def _settled(cupy: Any, where: NDArray[np.int64]) -> Any:
+def _settled(cupy: Any, where: NDArray[np.int64]) -> object:
     """Indices for calls in any streams: CuPy only begins to bring them, in the current one."""
     made = cupy.asarray(where)
     cupy.cuda.get_current_stream().synchronize()

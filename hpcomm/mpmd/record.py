@@ -130,14 +130,14 @@ class Recorded:
 class _Pending:
     """A request whose result is kept at the first wait."""
 
-    def __init__(self, request: Request[object], keep: Callable[[Any], None]) -> None:
+    def __init__(self, request: Request[object], keep: Callable[[object], None]) -> None:
         self._request = request
         self._keep: Callable[[Any], None] | None = keep
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._request, name)
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> object:
         result = self._request.wait(timeout)
         if self._keep is not None:
             self._keep(result)

@@ -76,7 +76,7 @@ class _Later:
     def done(self) -> bool:
         return True
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> object:
         if self._result is not None:
             self._made, self._result = self._result(), None
         return self._made

@@ -127,7 +127,7 @@ def link_lines(
     ]
 
 
-def _line(name: str, source: str, target: str, given: dict[str, Any], taken: dict[str, Any]) -> str:
+def _line(name: str, source: str, target: str, given: Mapping[str, Any], taken: Mapping[str, Any]) -> str:
     line = f"{name}: {source} -> {target}, {given['points']} points to {taken['points']}, {taken['mapping']}"
     if taken["trial"] is None:
         return line

@@ -137,7 +137,7 @@ class Flow:
         source = (self.source + here) % self.size if here else self.source
         return source, (self.dest + there) % self.size if there else self.dest
 
-    def cells(self, k: int) -> Iterator[tuple[Any, Array, Array]]:
+    def cells(self, k: int) -> Iterator[tuple[slice, Array, Array]]:
         """(rows, cells at the source, cells at the receiver), a few rows at a time."""
         if self.kept is not None:
             yield from self.kept
@@ -148,7 +148,7 @@ class Flow:
             return
         yield from self._cells(k)
 
-    def _cells(self, k: int) -> Iterator[tuple[Any, Array, Array]]:
+    def _cells(self, k: int) -> Iterator[tuple[slice, Array, Array]]:
         source, dest = self.ends(k)
         wide = self.stream.modulus
         for rows, here, there in self.parts:

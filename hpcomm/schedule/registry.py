@@ -118,7 +118,7 @@ def _refuse_earlier_words(verb: str, name: str, error: Exception) -> None:
             raise UsageError(what, hint=f"{_EARLIER[word]!r}, which is its name now") from error
 
 
-def _options(verb: str, name: str, text: str) -> dict[str, Any]:
+def _options(verb: str, name: str, text: str) -> dict[str, int | str]:
     """Parameters as they are written behind a name; a number where the default is one."""
     options: dict[str, Any] = {}
     takes = signature(_MADE[verb][name]).parameters

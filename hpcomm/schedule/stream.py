@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
+
+    from ..core.types import AnyArray
 
     Ints = NDArray[np.int64]
 
@@ -61,7 +63,7 @@ class Run:
     def __getitem__(self, at: Any) -> Any:
         return np.asarray(self)[at]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
         x = np.arange(self.first, self.first + self.size, dtype=np.int64)
         return (x % self.modulus if self.modulus else x).astype(dtype or np.int64, copy=False)
 

@@ -20,6 +20,11 @@ from ..errors import MissingError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
     from ..schedule.cost.machine_model import Machine
     from ..schedule.cost.simulator import Simulation
     from ..schedule.stream import Schedule
@@ -303,7 +308,7 @@ def occupancy(found: Simulation, rows: int = 64, columns: int = 256) -> tuple[An
     return image, float(edges[-1])
 
 
-def _before(times: Any, edges: Any) -> Any:
+def _before(times: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """The sum of min(time, edge) over all times, for every edge."""
     import numpy as np
 
@@ -376,7 +381,7 @@ def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
     return figure
 
 
-def chrome_trace(found: Simulation) -> dict[str, Any]:
+def chrome_trace(found: Simulation) -> dict[str, object]:
     """The simulation for chrome://tracing or Perfetto: a row per rank, a bar per message at its sender."""
     events = [
         {"name": f"to {b}", "cat": "message", "ph": "X", "ts": begin * 1e6, "dur": (end - begin) * 1e6,
@@ -396,7 +401,7 @@ def _short(nbytes: int) -> str:
     return size(nbytes).replace(".00", "")
 
 
-def _dots(axes: Any, x: Any, y: Any, fill: list[str], edge: str) -> None:
+def _dots(axes: Axes, x: Sequence[float], y: Sequence[float], fill: list[str], edge: str) -> None:
     x, y = list(x), list(y)
     axes.scatter(x, y, s=240, c=fill, edgecolors=edge, zorder=2)
     for rank, (a, b) in enumerate(zip(x, y, strict=True)):
@@ -413,12 +418,12 @@ def _dots(axes: Any, x: Any, y: Any, fill: list[str], edge: str) -> None:
         )
 
 
-def _bare(axes: Any) -> None:
+def _bare(axes: Axes) -> None:
     axes.set_axis_off()
     axes.margins(0.12)
 
 
-def _save(figure: Any, out: Path) -> None:
+def _save(figure: Figure, out: Path) -> None:
     figure.savefig(out, bbox_inches="tight", metadata={"Date": None} if out.suffix == ".svg" else None)
     pyplot().close(figure)
 

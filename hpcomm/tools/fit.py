@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..communicator.communicator import Communicator
 
@@ -100,7 +100,7 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _predicted(row: dict[str, Any], path: str) -> float:
+def _predicted(row: Mapping[str, Any], path: str) -> float:
     from ..schedule.cost.machine_model import machine
     from ..schedule.cost.simulator import predict
 

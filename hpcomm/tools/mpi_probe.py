@@ -98,7 +98,7 @@ def _reads(peer: Mapping[str, Any]) -> bool | None:
     return bool(count == 16 and here.raw.hex() == peer["secret"])
 
 
-def _device_paths(world: Any, hosts: list[str]) -> list[str] | None:
+def _device_paths(world: MPI.Intracomm, hosts: list[str]) -> list[str] | None:
     """For each rank, which path a large broadcast on devices takes and why no better one; None: no device."""
     from ..device import driver
 

@@ -17,6 +17,10 @@ from .names import dist, options
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
     from ..core.types import Operator
 
 __all__ = [
@@ -132,7 +136,7 @@ def spelling(new: str, old: str) -> str:
     return new if hasattr(dist.ProcessGroup, new) else old
 
 
-def unlike(x: torch.Tensor, others: Any) -> torch.Tensor:
+def unlike(x: torch.Tensor, others: Iterable[Tensor]) -> torch.Tensor:
     """The first of others of another length or dtype than x, which all ranks are then told of; else x."""
     return next((each for each in others if each.numel() != x.numel() or each.dtype != x.dtype), x)
 
@@ -147,7 +151,7 @@ def refusing(by: object, x: torch.Tensor, odd: torch.Tensor) -> Callable[[], Non
     return run
 
 
-def total(tensors: Any) -> int:
+def total(tensors: Iterable[Tensor]) -> int:
     """Elements of all of them."""
     return sum(0 if x.is_sparse else x.numel() for x in tensors)
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from ..device.driver import possible
 from ..errors import HpcommError
 from .torch_errors import as_torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Aside", "is_onboard", "staged"]
 
@@ -32,7 +35,7 @@ _NAMES = {  # of torch's calls, where they are not the functions' own
 _sides: dict[Any, Any] = {}  # the stream of background calls, by device
 
 
-def is_onboard(x: Any) -> bool:
+def is_onboard(x: Tensor) -> bool:
     """Whether x lies where a Communicator's own paths reach."""
     return bool(x.is_cuda) and possible()
 
@@ -121,7 +124,7 @@ def _copy_back(target: Any, source: Any) -> None:
 class Aside:
     """A background call's stream: after what was enqueued before the call, before whoever waits for it."""
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._device = tensors[0].device
         self._stream = _sides.get(self._device) or _sides.setdefault(
             self._device, streams.Stream(self._device)

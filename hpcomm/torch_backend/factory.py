@@ -50,7 +50,7 @@ def make(before: Callable[..., object], call: inspect.BoundArguments, asked: dic
         _making.pop()
 
 
-def _everybody(size: int, rank: int, store: Any, asked: dict[str, Any]) -> Communicator:
+def _everybody(size: int, rank: int, store: dist.Store, asked: dict[str, Any]) -> Communicator:
     """All ranks, held against what torch was told of them."""
     if size != -1:
         return rendezvous.world(rendezvous.told(rank, size), lambda: store)

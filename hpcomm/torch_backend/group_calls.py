@@ -331,7 +331,7 @@ def all_to_all(comm: NetworkCollectives, outputs: list[Tensor], inputs: list[Ten
 
 def message(
     comm: Communicator, verb: str, x: Tensor, peer: int | None, tag: int
-) -> tuple[Request[object], Callable[[], Any] | None]:
+) -> tuple[Request[object], Callable[[], None] | None]:
     """A message begun, and what is left to do once it is complete."""
     if verb == "send":
         return comm.isend(x.detach() if x.is_cpu or is_onboard(x) else x.detach().cpu(), peer, tag), None

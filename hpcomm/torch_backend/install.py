@@ -107,7 +107,7 @@ def _put(c10d: object, dist: object, name: str, around: Callable[..., object]) -
     signature = inspect.signature(before)
 
     @functools.wraps(before)
-    def ours(*args: object, **kwargs: object) -> Any:
+    def ours(*args: object, **kwargs: object) -> object:
         return around(before, signature.bind(*args, **kwargs))
 
     setattr(ours, _MARK, True)
@@ -116,11 +116,11 @@ def _put(c10d: object, dist: object, name: str, around: Callable[..., object]) -
         setattr(dist, name, ours)
 
 
-def _pass(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
+def _pass(before: Callable[..., object], call: inspect.BoundArguments) -> object:
     return before(*call.args, **call.kwargs)
 
 
-def _asked() -> dict[str, Any]:
+def _asked() -> dict[str, object]:
     """The arguments of init_process_group, if that has called us."""
     frame = sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("hpcomm."):
@@ -138,7 +138,7 @@ class _Maker:
     """Stands where torch built with MPI has its C++ class."""
 
     @staticmethod
-    def create(ranks: list[int]) -> Any:
+    def create(ranks: list[int]) -> object:
         from . import factory
 
         return factory.create()
@@ -147,14 +147,14 @@ class _Maker:
 def _refuse(c10d: Any, missing: list[str]) -> None:
     class Refusal:
         @staticmethod
-        def create(ranks: list[int]) -> Any:
+        def create(ranks: list[int]) -> object:
             raise moved(f"has no {', '.join(missing)} in torch.distributed")
 
     c10d._MPI_AVAILABLE = True
     c10d.ProcessGroupMPI = Refusal
 
 
-def _helper(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
+def _helper(before: Callable[..., object], call: inspect.BoundArguments) -> object:
     """Make a group: bring MPI up first, and tell the group what create() is not told."""
     if not names_mpi(call.arguments["backend"]):
         return _pass(before, call)
@@ -163,7 +163,7 @@ def _helper(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
     return factory.make(before, call, _asked())
 
 
-def _new_group(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
+def _new_group(before: Callable[..., object], call: inspect.BoundArguments) -> object:
     """Groups that only their members make: torch refuses them for "mpi" by name, MPI has them."""
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     given = call.arguments
@@ -182,7 +182,7 @@ def _new_group(before: Callable[..., object], call: inspect.BoundArguments) -> A
     return made
 
 
-def _rendezvous(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
+def _rendezvous(before: Callable[..., object], call: inspect.BoundArguments) -> object:
     """env:// where the environment says nothing, but MPI does."""
     call.apply_defaults()
     given = call.arguments
@@ -192,12 +192,12 @@ def _rendezvous(before: Callable[..., object], call: inspect.BoundArguments) -> 
     return _pass(before, call)
 
 
-def _monitored_barrier(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
+def _monitored_barrier(before: Callable[..., object], call: inspect.BoundArguments) -> object:
     ours = _ours(call.arguments.get("group"))
     return _pass(before, call) if ours is None else ours.monitored_barrier(**_but(call, "group"))
 
 
-def _split_group(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
+def _split_group(before: Callable[..., object], call: inspect.BoundArguments) -> object:
     ours = _ours(call.arguments.get("parent_pg"))
     return _pass(before, call) if ours is None else ours.split(**_but(call, "parent_pg"))
 
@@ -206,7 +206,7 @@ def _but(call: inspect.BoundArguments, name: str) -> dict[str, Any]:
     return {each: value for each, value in call.arguments.items() if each != name}
 
 
-def _record_flight(before: Callable[..., object], call: inspect.BoundArguments) -> Any:
+def _record_flight(before: Callable[..., object], call: inspect.BoundArguments) -> object:
     return None if _ours(next(iter(call.arguments.values()))) is not None else _pass(before, call)
 
 

@@ -128,8 +128,8 @@ class MonitoredGate:
 
     def enter(
         self,
-        call: Callable[..., Any],
-        arguments: tuple[Any, ...],
+        call: Callable[..., object],
+        arguments: tuple[object, ...],
         seconds: float,
         words: Callable[..., str],
         told: Any = (),

@@ -16,6 +16,8 @@ from .calls import WHOLE
 from .network_watchdog import watch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..communicator.communicator import Communicator
     from ..core.types import OPERATORS
     from .monitored_gate import MonitoredGate
@@ -206,7 +208,7 @@ def _collect(comm: Communicator, whole: Tensor, counts: list[int], mine: Tensor)
     )
 
 
-def _spec(x: Tensor, counts: list[int], kind: object) -> Any:
+def _spec(x: Tensor, counts: list[int], kind: object) -> Sequence[object]:
     from mpi4py import MPI
 
     return MPI.buffer.fromaddress(x.data_ptr(), x.nbytes), counts, [0, *accumulate(counts[:-1])], kind

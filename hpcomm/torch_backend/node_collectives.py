@@ -57,7 +57,7 @@ class NodeCollectives(NetworkCollectives):
             self._due = False
             super().done()
 
-    def _makes(self, verb: str, *arguments: object) -> Any:
+    def _makes(self, verb: str, *arguments: object) -> object:
         """Have the core make a call; NotImplemented: it does not take it, whatever rank one asks."""
         due, self._due, self.inside = self._due, False, None
         made = self.gate.enter(getattr(self.gate.node, verb), arguments, *self.call[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,9 @@ from .process_group_base import CommProcessGroup
 from .profile import recorded, recording
 from .torch_errors import as_torch
 from .work import MessageWork, Work
+
+if TYPE_CHECKING:
+    pass
 
 __all__ = ["ProcessGroupMPI"]
 
@@ -111,7 +114,7 @@ class ProcessGroupMPI(CommProcessGroup):
         return self._call("reduce", run, tensors, tensors[0], op=op, root=root, background=later(opts))
 
     def allgather(
-        self, output_tensors: Any, input_tensors: Any = None, opts: Any = None, *more: Any, **named: Any
+        self, output_tensors: Any, input_tensors: Any = None, opts: Any = None, *more: object, **named: object
     ) -> Work:
         outputs, inputs = output_tensors, by_name(named, input_tensors, input_tensor=0)[0]
         if isinstance(inputs, torch.Tensor):
@@ -141,7 +144,9 @@ class ProcessGroupMPI(CommProcessGroup):
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: object = None
+    ) -> Work:
         if self._foreign(inputs[0]):
             return getattr(
                 self._inner, spelling("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
@@ -162,7 +167,9 @@ class ProcessGroupMPI(CommProcessGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Work:
+    def allgather_coalesced(
+        self, output_lists: list[list[torch.Tensor]], input_list: list[torch.Tensor], opts: object = None
+    ) -> Work:
         """output_lists[rank][i] receives input_list[i] of rank."""
         outputs, inputs = output_lists, input_list
         parts = [
@@ -310,8 +317,8 @@ class ProcessGroupMPI(CommProcessGroup):
         output_split_sizes: Any = None,
         input_split_sizes: Any = None,
         opts: Any = None,
-        *more: Any,
-        **named: Any,
+        *more: object,
+        **named: object,
     ) -> Work | None:
         if named:
             by_name(named)
@@ -332,7 +339,7 @@ class ProcessGroupMPI(CommProcessGroup):
 
     alltoall_base = all_to_all_single
 
-    def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *more: Any) -> Work:
+    def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *more: object) -> Work:
         outputs, inputs = output_tensors, input_tensors
         opts = made_options(opts, options.AllToAllOptions)
         if self._foreign(inputs[0]):

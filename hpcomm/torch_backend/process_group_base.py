@@ -249,7 +249,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         outputs: object,
         words: Callable[[], str],
         background: bool,
-        touched: Sequence[object] = (),
+        touched: Sequence[Any] = (),
     ) -> Work:
         worker = self.worker
         if (not background and not worker.waiting) or worker.is_me():

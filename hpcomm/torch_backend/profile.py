@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.futures import Future
 
 from .names import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 __all__ = ["recorded", "recording"]
 
@@ -19,7 +23,7 @@ recording: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore
 _BY_FUTURE = not hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 loses what ends on other threads
 
 
-def recorded(verb: str, tensors: Any) -> Callable[[], None]:
+def recorded(verb: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
     """Begin a record; calling what is returned ends it.
 
     It ends on a thread of its own, because a profile takes a record for asynchronous, as c10d's are, if it

@@ -33,7 +33,7 @@ def as_torch(error: HpcommError, call: str = "", group: str = "") -> HpcommError
 
 
 @lru_cache(maxsize=32)
-def _both(kind: type[HpcommError]) -> Any:
+def _both(kind: type[HpcommError]) -> type:
     from .names import dist
 
     def reduce(error: HpcommError) -> Any:

@@ -71,7 +71,7 @@ class Work(dist.Work):  # type: ignore[misc]
         self.wait()
         return flat(self._outputs)
 
-    def get_future(self) -> Future[Any]:
+    def get_future(self) -> torch.futures.Future[object]:
         """A Future of the list of output tensors; its callbacks run where the call ends."""
         with _guard:
             is_late = self._promise is None and self._over
@@ -295,7 +295,7 @@ class JointWork(Work):
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)
 
-    def get_future(self) -> Future[Any]:
+    def get_future(self) -> torch.futures.Future[object]:
         """Complete when all of them are."""
         outputs = flat(self._outputs)
 

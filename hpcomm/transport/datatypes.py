@@ -58,7 +58,7 @@ def _habits() -> _Habits:
     return _OPEN_MPI._replace(solid=_NEVER) if shared else _OPEN_MPI  # on shared cores copies cost turns
 
 
-def alone(views: Sequence[Any], sending: bool) -> bool:
+def alone(views: Sequence[View], sending: bool) -> bool:
     """Whether these views travel quicker as messages of their own.
 
     They do if each is short enough to be sent off at once and all together would not be; and if they are
@@ -86,7 +86,7 @@ def gathers(views: Sequence[Any], sending: bool) -> bool:
     return bool(nbytes >= habits.solid or nbytes < run * runs)
 
 
-def is_scattered(views: Sequence[Any]) -> bool:
+def is_scattered(views: Sequence[View | Rows]) -> bool:
     """Whether these are so many single elements that MPI is quicker than memory shared with the receiver."""
     if sum(view.nbytes for view in views) <= _habits().scattered:
         return False
@@ -103,13 +103,13 @@ def _runs(view: View) -> int:
     return view.nbytes // run
 
 
-def gathered(views: Sequence[Any]) -> tuple[View, list[View]]:
+def gathered(views: Sequence[View | Rows]) -> tuple[View, list[View]]:
     """Memory for all views one behind the other, and the part of each in its shape and dtype."""
     whole = np.empty(sum(view.nbytes for view in views), np.uint8)
     return whole, divided(whole, views)
 
 
-def divided(whole: View, views: Sequence[Any]) -> list[View]:
+def divided(whole: View, views: Sequence[View | Rows]) -> list[View]:
     """The part of each view, in its shape and dtype, of memory for all of them one behind the other."""
     parts, at = [], 0
     for view in views:
@@ -123,7 +123,7 @@ _UNITS = {1: "BYTE", 2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T"}
 _LARGEST = 1 << 30  # count of one type constructor: C ints, whatever the library could do beyond
 
 
-def spec(views: Sequence[View]) -> tuple[list[Any], list[MPI.Datatype]]:
+def spec(views: Sequence[View]) -> tuple[list[object], list[MPI.Datatype]]:
     """Views as mpi4py takes the buffer of one message, and the datatype to free, if one was made for it."""
     if len(views) == 1 and views[0].flags.c_contiguous and views[0].nbytes < _LARGEST:
         return [views[0].reshape(-1).view(np.uint8), MPI.BYTE], []

@@ -15,6 +15,8 @@ from ..errors import HpcommError, LayoutError, UsageError
 from . import mpi as transport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from ..core.buffer import Buffer, Shape
@@ -122,7 +124,7 @@ def _packed(array: AnyArray) -> AnyArray:
     return np.ascontiguousarray(array)
 
 
-def _filler(memory: AnyArray, array: AnyArray) -> Any:
+def _filler(memory: AnyArray, array: AnyArray) -> Callable[[], None] | None:
     return lambda: np.copyto(memory, array.reshape(memory.shape))
 
 
@@ -202,7 +204,7 @@ def _is_block(whole: Buffer, part: Buffer, rank: int, p: int) -> bool:
 def _deliver(call: Call, recv: Buffer | None, landing: AnyArray | None) -> None:
     """Finish call by giving recv back, filled from where the bytes have landed."""
 
-    def finish(status: MPI.Status | None) -> Any:
+    def finish(status: MPI.Status | None) -> object:
         if recv is None:
             return None
         if landing is not recv.array:
@@ -256,7 +258,7 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
     ranks = comm.remote_size if comm.is_inter else comm.size
     first = verb == "exscan" and comm.rank == 0  # MPI leaves its result undefined
 
-    def finish(status: MPI.Status | None) -> Any:
+    def finish(status: MPI.Status | None) -> object:
         if recv is None or landing is None:
             return None
         if first:
@@ -275,7 +277,7 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
     return call
 
 
-def _first_of_exscan(recv: Buffer, fold: Reduction) -> Any:
+def _first_of_exscan(recv: Buffer, fold: Reduction) -> object:
     value = reduction.identity(fold.op, recv.dtype)
     if value is None:
         return None
@@ -310,7 +312,7 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
     call.recv = transport.spec(gathered, block, send.dtype) if gathered is not None else None
     until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, p)  # contributions that count here
 
-    def finish(status: MPI.Status | None) -> Any:
+    def finish(status: MPI.Status | None) -> object:
         if recv is None or gathered is None or until == 0:
             return None
         folded = send.wrap(gathered[0])

@@ -21,6 +21,8 @@ from ..errors import WaitTimeoutError, is_ours
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from ..core.request import Pending
 else:
     from .._lazy import LazyModule
 
@@ -102,7 +104,7 @@ class Together:
         self._under_way = [branch for branch in self._under_way if not self._ended(*branch)]
         return not self._under_way
 
-    def _ended(self, stages: Stages, pending: list[Any]) -> bool:
+    def _ended(self, stages: Stages, pending: list[Pending]) -> bool:
         while True:
             while pending:
                 if not pending[-1].Test():
@@ -208,7 +210,7 @@ def advance() -> None:
                 _under_way.remove(each)
 
 
-def drive(stages: Iterable[Any]) -> Any:
+def drive(stages: Stages) -> Any:
     """Carry out all stages now, moving other requests on meanwhile; return what they return."""
     iterator: Any = iter(stages)
     said: list[MPI.Status] | None = None

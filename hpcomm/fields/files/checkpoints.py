@@ -47,7 +47,7 @@ def save(
     folder: file_folder.PathLike,
     fields: Field | Sequence[Field],
     step: int = 0,
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
     *,
     keep: int | None = None,
     sync: bool = True,
@@ -125,7 +125,7 @@ def steps(folder: file_folder.PathLike) -> list[int]:
 
 
 # -- how ----------------------------------------------------------------------------------------------------
-def _told(comm: Communicator, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+def _told(comm: Communicator, metadata: Mapping[str, object] | None) -> dict[str, object]:
     """Rank 0's metadata, on every rank."""
     wrong = ""
     told: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def _told(comm: Communicator, metadata: Mapping[str, Any] | None) -> dict[str, A
     return told
 
 
-def _entry(field: Field) -> dict[str, Any]:
+def _entry(field: Field) -> dict[str, object]:
     return {
         "shape": list(field.shape),
         "dtype": field.look.dtype.name,
@@ -154,7 +154,7 @@ def _entry(field: Field) -> dict[str, Any]:
     }
 
 
-def _publish(folder: Path, part: Path, step: int, manifest: Mapping[str, Any], keep: int | None) -> Path:
+def _publish(folder: Path, part: Path, step: int, manifest: Mapping[str, object], keep: int | None) -> Path:
     text = json.dumps(manifest, indent=1, sort_keys=True)
     sealed = f"{text}\n{zlib.crc32(text.encode()):08x}\n"
     with (part / "manifest.json").open("w", encoding="utf-8") as file:

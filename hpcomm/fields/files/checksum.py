@@ -12,7 +12,7 @@ of one as long as the array. Cost: about one multiplication and one addition for
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...core.partition import Points
 
@@ -32,7 +32,7 @@ __all__ = ["checksum"]
 _BLOCK = 1 << 16  # units that are widened at a time: what fits into the cache
 
 
-def checksum(field: Field, owned: Any = None) -> int:
+def checksum(field: Field, owned: AnyArray | None = None) -> int:
     """The checksum of the whole, a number below 2**64, the same on every rank. Collective.
 
     Args:
@@ -43,7 +43,7 @@ def checksum(field: Field, owned: Any = None) -> int:
     return int(field.comm.all_reduce(np.array([mine], np.uint64))[0])
 
 
-def _sum(field: Field, own: AnyArray) -> Any:
+def _sum(field: Field, own: AnyArray) -> int:
     rows, first, columns = _rows(field)
     unit = own.itemsize if own.itemsize in (1, 2) else 4 if own.itemsize % 4 == 0 else 1
     per = own.itemsize // unit  # units of an element

@@ -15,6 +15,8 @@ from .file_folder import PathLike
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ...core.types import AnyArray
 else:
     from ..._lazy import LazyModule
 
@@ -63,7 +65,7 @@ def boxes(field: Field) -> Partition:
     return Partition(field.shape, {"rank": field.comm.size})
 
 
-def share(field: Field, chunks: Sequence[int]) -> tuple[Box, Any] | None:
+def share(field: Field, chunks: Sequence[int]) -> tuple[Box, AnyArray] | None:
     """Which box of the whole this rank is to write, and its values; None if others do. Collective.
 
     Where cuts and chunks differ, values move to the rank that writes their chunk.

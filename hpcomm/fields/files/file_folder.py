@@ -224,7 +224,7 @@ def named(fields: Field | Sequence[Field], verb: str) -> tuple[Communicator, lis
     return comm, fields
 
 
-def storage_of(field: Field) -> Any:
+def storage_of(field: Field) -> np.dtype[np.generic]:
     """The numpy dtype of the file. bfloat16 and the 8-bit floats have none: their bits as integers."""
     look = field.look
     if look.dtype.kind in "hq" and look.dtype.name != "float16":

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...communicator.communicator import Communicator
-    from ...core.partition import Box, Partition, Points
+    from ...core.partition import Box, Partition, Points, Split
+    from ...core.types import AnyArray
 else:
     from ..._lazy import LazyModule
 
@@ -86,7 +87,7 @@ def load(
     name: str | None = None,
     whole: Partition | Points | None = None,
     *,
-    split: Sequence[Any] | None = None,
+    split: Sequence[Split] | None = None,
     **options: object,
 ) -> Field:
     """Read a dataset of any HDF5 file into a new field over ranks. Collective.
@@ -157,7 +158,7 @@ def _create(part: Path, fields: Sequence[Field], shapes: Sequence[Any], compress
         return [d.id.get_offset() if d.chunks is None else None for d in datasets]
 
 
-def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: Any) -> Any:
+def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: str | None) -> Any:
     import h5py
 
     if chunks is None:
@@ -187,7 +188,9 @@ def _write_pieces(comm: Communicator, part: Path, places: Sequence[tuple[Field, 
                 npy.move(field, file, offset, collective=True, writing=True)
 
 
-def _write_in_turn(comm: Communicator, part: Path, shares: Sequence[tuple[str, Any]]) -> str:
+def _write_in_turn(
+    comm: Communicator, part: Path, shares: Sequence[tuple[str, tuple[Box, AnyArray] | None]]
+) -> str:
     """Each rank opens the file when those before it have closed it; what went wrong here, or ""."""
     import h5py
 
@@ -223,7 +226,7 @@ def _write_together(
                 _write_collectively(dataset, own)
 
 
-def _write_collectively(dataset: Any, own: tuple[Box, Any] | None) -> None:
+def _write_collectively(dataset: Any, own: tuple[Box, AnyArray] | None) -> None:
     """As filters demand: who has nothing writes nothing, which h5py's own words leave out."""
     import h5py
 
@@ -253,7 +256,7 @@ def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) ->
     return file_folder.Stored(path, shape, dtype, read, name.rpartition("/")[2], unit)
 
 
-def _look(path: Path, name: str | None) -> tuple[str, tuple[int, ...], Any, str, int | None]:
+def _look(path: Path, name: str | None) -> tuple[str, tuple[int, ...], np.dtype[np.generic], str, int | None]:
     """Name, shape, dtype and unit of the dataset, and where its data begin, if that is all there is to it."""
     import h5py
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ...communicator.communicator import Communicator
+    from ...core.partition import Split
+    from ...core.types import AnyArray
 else:
     from ..._lazy import LazyModule
 
@@ -67,7 +69,7 @@ def load(
     ranks: Mesh | Communicator,
     whole: Partition | Points | None = None,
     *,
-    split: Sequence[Any] | None = None,
+    split: Sequence[Split] | None = None,
     collective: bool = True,
     **options: object,
 ) -> Field:
@@ -145,7 +147,7 @@ def _write_head(comm: Communicator, file: MPI.File, head: bytes) -> None:
         file.Write_at(0, head)
 
 
-def _read_header(path: Path) -> tuple[tuple[int, ...], Any, int, bool]:
+def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[np.generic], int, bool]:
     """Shape, dtype, where the numbers begin, and whether the first axis runs fastest."""
     first, later = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
     with path.open("rb") as file:
@@ -230,9 +232,9 @@ def move(
     offset: int,
     collective: bool,
     writing: bool,
-    out: Any = None,
+    out: AnyArray | None = None,
     fortran: bool = False,
-) -> Any:
+) -> AnyArray | None:
     """Write what this rank owns to its place in the file, or read it, into out if that is given.
 
     Args:
@@ -269,7 +271,7 @@ def move(
     return data
 
 
-def _moved(file: MPI.File, name: str, piece: Any) -> str:
+def _moved(file: MPI.File, name: str, piece: AnyArray) -> str:
     status = MPI.Status()
     failed = file_folder.attempt(lambda: getattr(file, name)([piece, MPI.BYTE], status))
     count = status.Get_count(MPI.BYTE)
@@ -278,7 +280,7 @@ def _moved(file: MPI.File, name: str, piece: Any) -> str:
     return failed
 
 
-def _view(field: Field, offset: int, fortran: bool) -> tuple[Any, int, MPI.Datatype]:
+def _view(field: Field, offset: int, fortran: bool) -> tuple[AnyArray | None, int, MPI.Datatype]:
     """(order of own rows in the file, where this rank begins, its type in the file).
 
     A file in Fortran order is one in C order of the axes turned round.
@@ -298,8 +300,8 @@ def _view(field: Field, offset: int, fortran: bool) -> tuple[Any, int, MPI.Datat
 
 
 def _view_of_points(
-    held: Any, shape: tuple[int, ...], itemsize: int, offset: int, fortran: bool
-) -> tuple[Any, int, MPI.Datatype]:
+    held: AnyArray, shape: tuple[int, ...], itemsize: int, offset: int, fortran: bool
+) -> tuple[AnyArray, int, MPI.Datatype]:
     """The same for rows of an array, of which some are held."""
     order = np.argsort(held, kind="stable")
     others = math.prod(shape[1:])

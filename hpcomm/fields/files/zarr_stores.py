@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...communicator.communicator import Communicator
-    from ...core.partition import Partition, Points
+    from ...core.partition import Partition, Points, Split
 else:
     from ..._lazy import LazyModule
 
@@ -90,7 +90,7 @@ def load(
     name: str | None = None,
     whole: Partition | Points | None = None,
     *,
-    split: Sequence[Any] | None = None,
+    split: Sequence[Split] | None = None,
     **options: object,
 ) -> Field:
     """Read an array of a zarr store (format 2 or 3) into a new field over ranks. Collective.
@@ -149,7 +149,7 @@ def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) ->
     return file_folder.Stored(path, shape, dtype, read, name, unit)
 
 
-def _look(path: Path, name: str | None) -> tuple[Path, str, tuple[int, ...], Any, str]:
+def _look(path: Path, name: str | None) -> tuple[Path, str, tuple[int, ...], np.dtype[np.generic], str]:
     """Path, name (empty for path itself), shape, native dtype and unit of the array."""
     import zarr
 

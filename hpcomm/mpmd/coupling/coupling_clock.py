@@ -12,9 +12,12 @@ coupling time itself included. Taken before there is a version: what was there f
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import UsageError
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 __all__ = ["Schedule", "check_time", "divides", "is_number"]
 
@@ -23,7 +26,7 @@ _NEAR = 1e-6  # of a period: times are floats
 _MOST = 1e12  # steps in a period, which floats can still tell apart
 
 
-def is_number(x: Any, *, above: float = -math.inf) -> bool:
+def is_number(x: Any, *, above: float = -math.inf) -> TypeGuard[float]:
     """Whether x is finite, and greater than above."""
     try:
         return math.isfinite(x) and bool(x > above)

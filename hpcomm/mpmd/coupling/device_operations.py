@@ -170,7 +170,7 @@ def _module(name: str) -> Any:
     return sys.modules[name]
 
 
-def _torch_dtype(dtype: np.dtype[np.generic]) -> Any:
+def _torch_dtype(dtype: np.dtype[np.generic]) -> object:
     return dtypes.torch_dtype(dtypes.parse(dtype)[0])
 
 

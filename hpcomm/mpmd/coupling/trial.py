@@ -15,7 +15,7 @@ from ..coupled_field import Field
 from .coupling_channel import Channel, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -76,7 +76,7 @@ def measure(
     }
 
 
-def judged(given: dict[str, Any], taken: dict[str, Any]) -> str:
+def judged(given: Mapping[str, Any], taken: Mapping[str, Any]) -> str:
     """Both sides' measure in words."""
     words = f"a smooth function is off by {taken['mean']:.1e} on average, {taken['worst']:.1e} at most"
     if given["area"] is None or taken["area"] is None:
@@ -87,7 +87,7 @@ def judged(given: dict[str, Any], taken: dict[str, Any]) -> str:
     return f"{words}, and {taken['area'] / given['area']:.1%} of the area given is taken"
 
 
-def comparable(given: dict[str, Any], taken: dict[str, Any]) -> bool:
+def comparable(given: Mapping[str, float | None], taken: Mapping[str, float | None]) -> bool:
     """Whether both integrals are over the same area: not with land on one side."""
     a, b = given["area"], taken["area"]
     return a is not None and b is not None and abs(a - b) < _SAME * a

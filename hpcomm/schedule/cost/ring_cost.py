@@ -14,7 +14,7 @@ are left.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -151,7 +151,7 @@ def chain(clock: Clock, streams: list[Stream]) -> bool:
     return True
 
 
-def _kind(s: Stream) -> tuple[Any, ...]:
+def _kind(s: Stream) -> tuple[object, ...]:
     """What makes chunks of a chain alike."""
     return s.source, s.dest, s.source_step, s.dest_step, s.width, s.count, s.reduce, s.every, s.active
 

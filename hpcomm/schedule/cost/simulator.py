@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -188,7 +188,7 @@ def _leave_alike(way: tuple[int, int] | None, s: Stream, unit: int, p: int) -> t
     return first if up else 0, 1, 0 if up else last
 
 
-def _leave(s: Stream, unit: int, size: Any, total: Array, p: int) -> None:
+def _leave(s: Stream, unit: int, size: float, total: Array, p: int) -> None:
     """Message by message."""
     moving = bool(s.source_step or s.dest_step)
     k = np.arange(s.active if moving else min(1, s.active))

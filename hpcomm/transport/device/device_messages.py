@@ -75,7 +75,13 @@ class Messages:
     """
 
     def __init__(
-        self, plain: Any, apart: Any, channel: Any, own: int, forced: str, whole: Callable[[int], bool]
+        self,
+        plain: MPI.Comm,
+        apart: MPI.Comm,
+        channel: MPI.Comm,
+        own: int,
+        forced: str,
+        whole: Callable[[int], bool],
     ) -> None:
         self.plain, self._apart, self.channel, self._own = plain, apart, channel, own
         self.forced, self._goes_whole = forced, whole

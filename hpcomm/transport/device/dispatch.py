@@ -46,7 +46,7 @@ from .staging import After, sink_of, source_of
 from .workspace import Arena
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
     from ...core.buffer import Buffer
     from ...core.comm import Comm
@@ -250,7 +250,7 @@ class DeviceDispatch:
         here.look, here.count = job.call.look, job.call.count
         return host_calls.on_hosts(here, x, out, job.fold, blocking=False)
 
-    def _mover(self, job: Job, path: str) -> Generator[list[Any], Any, device_columns.Mover]:
+    def _mover(self, job: Job, path: str) -> Stages:
         call, fold, arena = job.call, job.fold, self.arena
         assert arena is not None
         wide = device_columns.travels(fold, call.look.dtype)
@@ -267,7 +267,7 @@ class DeviceDispatch:
             return cuda_aware.Direct(arena, self.channel, call.verb, slots, fold, wide, call.root)
         return Rounds(arena, self.channel, job.kernels, call.verb, name, call.root, op, wide, most)
 
-    def _most(self, name: str, call: Call, dtype: Dtype) -> Generator[list[Any], Any, int]:
+    def _most(self, name: str, call: Call, dtype: Dtype) -> Stages:
         """Elements of a slot at most, so that any schedule's work and temporary fit into all workspaces."""
         assert self.arena is not None
         mine = fitting(self.arena, call.verb, name, call.root, dtype.itemsize)
@@ -366,7 +366,7 @@ class DeviceDispatch:
             self._nccl.close()
             self._nccl = None
 
-    def _pipeline(self, job: Job, mpi: Any, piece: int) -> Stages:
+    def _pipeline(self, job: Job, mpi: MPI.Comm, piece: int) -> Stages:
         """One MPI call for each piece of columns, through pinned memory where an array lies on a device.
 
             device to pinned    p0 | p1    | p2    |
@@ -465,5 +465,5 @@ class _Ticket:
         self._line = line
         line.append(self)
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802
+    def Test(self, status: object = None) -> bool:  # noqa: N802
         return self._line[0] is self

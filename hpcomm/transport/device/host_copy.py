@@ -84,7 +84,7 @@ class _Beside(buffer.Buffer):
         """Fill it with what the array on the device holds now."""
         _carry_out(down(self._there, self.array))
 
-    def wrap(self, array: AnyArray) -> Any:
+    def wrap(self, array: AnyArray) -> object:
         return buffer.empty(self.shape, self.dtype).wrap(array)
 
 

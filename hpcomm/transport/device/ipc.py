@@ -24,6 +24,9 @@ from ...errors import TransportError
 from .staging import station
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ...core.request import Stages
     from ...device.arrays import Place
     from ...device.driver import Device
     from .staging import Station
@@ -194,8 +197,15 @@ class Opened:
 
 
 def sends(
-    channel: Any, tag: int, peer: int, place: Place, nbytes: int, kept: Slab, slots: list[Slot], direct: bool
-) -> Any:
+    channel: MPI.Comm,
+    tag: int,
+    peer: int,
+    place: Place,
+    nbytes: int,
+    kept: Slab,
+    slots: list[Slot],
+    direct: bool,
+) -> Stages:
     """The sender's stages, behind what its stream `down` has waited for; yields what to wait for."""
     device, stream = kept.device, station(place.device).down
     word, answers = bytearray(1), [bytearray(1), bytearray(1)]
@@ -245,7 +255,7 @@ def receives(
         yield [channel.Isend(said, peer, tag + 1)]
 
 
-def lends(channel: Any, tag: int, peer: int, place: Place) -> Any:
+def lends(channel: MPI.Comm, tag: int, peer: int, place: Place) -> Stages:
     """The stages of a sender that is the receiver, too, behind what its stream `down` has waited for."""
     there, done = station(place.device), np.zeros(1, np.int64)
     yield [channel.Irecv(done, peer, tag + 1)]

@@ -38,10 +38,10 @@ class Reached:
     def __init__(self, device: Device, event: int) -> None:
         self.device, self.event = device, event
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
         return self.device.query(self.event)
 
-    def Wait(self, status: Any = None) -> bool:  # noqa: N802
+    def Wait(self, status: object = None) -> bool:  # noqa: N802
         self.device.synchronize(self.event)
         return True
 
@@ -205,7 +205,7 @@ class Source:
     def bring(self, low: int, high: int) -> None:
         """Begin to bring columns; those of two calls are kept."""
 
-    def landed(self) -> list[Any]:
+    def landed(self) -> list[Reached]:
         """What the host has to wait for before it reads the columns of the oldest bring."""
         return []
 
@@ -227,7 +227,7 @@ class Sink:
     def begin(self, moment: int | None = None) -> None:
         """Take note of who uses the array now, or did at a moment."""
 
-    def free(self) -> list[Any]:
+    def free(self) -> list[Reached]:
         """What the host has to wait for before it writes the next columns."""
         return []
 
@@ -297,7 +297,7 @@ class DeviceSource(_DeviceEnd, Source):
             device.copy(here, there, nbytes, self._stream)
         device.record(slot.event, self._stream)
 
-    def landed(self) -> list[Any]:
+    def landed(self) -> list[Reached]:
         return [Reached(self._station.device, self._slot().event)]
 
     def columns(self, low: int, high: int, slot: _Slot | None = None) -> Array:
@@ -316,7 +316,7 @@ class DeviceSink(_DeviceEnd, Sink):
         super().__init__(place, blocks, count, piece, stream)
         self._asked = 0
 
-    def free(self) -> list[Any]:
+    def free(self) -> list[Reached]:
         slot = self._slots[self._asked % len(self._slots)]
         return [Reached(self._station.device, slot.event)] if slot.used else []
 

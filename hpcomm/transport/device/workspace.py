@@ -86,7 +86,7 @@ class Arena:
             why = error.what
         self._card = Card(node(), os.getpid(), device.identity(), handle, told, why[:_WHY], pattern, facts)
 
-    def meet(self, channel: Any) -> Stages:
+    def meet(self, channel: MPI.Comm) -> Stages:
         """Let all ranks of channel get to know each other. Collective.
 
         1  all to all    card: node, process, device, handle of the workspace, a random pattern in it

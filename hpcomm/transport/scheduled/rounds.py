@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
@@ -73,7 +73,7 @@ def fitting(arena: Arena, verb: str, name: str, root: int, itemsize: int) -> int
 class Rounds:
     """How a collective goes on in a workspace: work memory from its beginning, the temporary behind it."""
 
-    def __init__(self, arena: Arena, channel: Any, kernels: Kernels | None, verb: str, name: str,
+    def __init__(self, arena: Arena, channel: MPI.Comm, kernels: Kernels | None, verb: str, name: str,
                  root: int, op: str | None, dtype: Dtype, most: int | None = None) -> None:  # fmt: skip
         self.arena, self.channel, self.kernels = arena, channel, kernels
         self.key, self.op, self.dtype = (verb, name, arena.size, root), op, dtype

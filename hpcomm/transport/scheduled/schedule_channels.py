@@ -20,6 +20,7 @@ from .. import progress
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ...core.request import Stages
     from .executor import Executor
 
     Array = NDArray[Any]
@@ -99,20 +100,20 @@ class _Made:
 class Running:
     """Rounds in the background; waits as an MPI request does."""
 
-    def __init__(self, rounds: Generator[list[Any], Any, None]) -> None:
+    def __init__(self, rounds: Stages) -> None:
         self.rounds, self.busy = rounds, threading.Lock()
         self.error: Exception | None = None  # of whoever moved it on last
         self.pending: list[Any] | None = next(rounds, None)
         under_way.append(self)
         progress.wake()
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802  as MPI.Request has it
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
         advance()
         if self.error is not None:
             raise self.error
         return self.pending is None
 
-    def Wait(self, status: Any = None) -> None:  # noqa: N802
+    def Wait(self, status: object = None) -> None:  # noqa: N802
         while under_way == [self] and self.busy.acquire(blocking=False):
             try:  # alone, in MPI's own waiting, which is faster
                 for request in self.pending or ():
@@ -172,7 +173,7 @@ def background(executor: Executor) -> Generator[list[Any], Any, None]:
         step()
 
 
-def pieces(messages: Messages, most: Callable[[int], int]) -> Iterator[tuple[int, list[Any]]]:
+def pieces(messages: Messages, most: Callable[[int], int]) -> Iterator[tuple[int, list[object]]]:
     """(peer, what mpi4py wants to know): each message in pieces of at most so many bytes, in order."""
     for peer, view in messages:
         data, step = view.view(np.uint8), most(peer)

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...core.comm import Comm
+    from ...core.dtypes import Dtype
     from ...core.operation import Call
+    from ...core.reduction import Reduction
+    from ...core.request import Stages
     from .executor import Channel, CollectiveSteps, Fold
 
     Array = NDArray[Any]
@@ -71,17 +74,17 @@ class Planned:
     def Start(self) -> None:  # noqa: N802  as MPI.Prequest has it
         self.running = Running(self._rounds())
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802
+    def Test(self, status: object = None) -> bool:  # noqa: N802
         return self.running is None or self.running.Test()
 
-    def Wait(self, status: Any = None) -> None:  # noqa: N802
+    def Wait(self, status: object = None) -> None:  # noqa: N802
         if self.running is not None:
             self.running.Wait()
 
     def Free(self) -> None:  # noqa: N802
         release(self.executor)
 
-    def _rounds(self) -> Generator[list[Any], Any, None]:
+    def _rounds(self) -> Stages:
         self.bring()
         yield from background(self.executor)
         self.take()
@@ -186,7 +189,7 @@ def _chosen(call: Call, algorithm: str | None, fold: Any) -> tuple[Key, Fold]:
     return (verb, name, root, count, array.dtype, fold.code if fold else 0, wire, own_op), folding
 
 
-def by_schedule(comm: Comm, name: str, dtype: Any, fold: Any) -> Callable[..., Any] | None:
+def by_schedule(comm: Comm, name: str, dtype: np.dtype[np.generic], fold: Any) -> Callable[..., Any] | None:
     """As MPI.Allreduce on plain arrays of numpy, by an own schedule; None: the general path must look."""
     if name.partition(":")[0] not in algorithms("all_reduce") or "wire=" in name:
         return None
@@ -284,7 +287,7 @@ def tuned_for(call: Call, op: object = None) -> str | None:
     return own(call.comm).choices(call.verb).name(count * array.itemsize)
 
 
-def _wire(algorithm: str, array: Array, fold: Any) -> tuple[str, Any]:
+def _wire(algorithm: str, array: Array, fold: Reduction) -> tuple[str, Dtype | None]:
     """An algorithm without its parameter wire, and that half type."""
     name, _, rest = algorithm.partition(":")
     words = [word for word in rest.split(",") if word]
