@@ -125,9 +125,9 @@ if not TYPE_CHECKING:  # where a misspelt name is an error
 
             value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
         elif name in ("world", "self_"):
-            from .communicator.lazy_world import Late
+            from .communicator.lazy_world import named
 
-            value = Late(name)
+            value = named(name)
         elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT"):
             from .job.optional_packages import load_mpi
 

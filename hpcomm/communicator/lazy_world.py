@@ -9,59 +9,79 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from ..agree.call_stack import is_own
 from ..job.optional_packages import load_mpi
 from .communicator import Communicator
 
-__all__ = ["Late", "taken"]
+__all__ = ["named", "taken"]
 
 _lock = threading.RLock()
 _named: dict[str, Communicator] = {}
+_makers: set[int] = set()  # the thread that makes one
 
 
 class Late(Communicator):
-    """A communicator of one of MPI's own: "COMM_WORLD" or "COMM_SELF"."""
+    """A communicator of one of MPI's own: "COMM_WORLD" or "COMM_SELF".
+
+    The thread that makes it sees as much of it as there is. Others wait for all of it, but the watchdog.
+    """
 
     def __init__(self, name: str) -> None:
         vars(self)["_late"] = name
-        _named[name] = self
+
+    def __getattribute__(self, attribute: str) -> Any:
+        if not attribute.startswith("__"):  # what others ask of any object, such as __array_interface__
+            _make(self)
+        return object.__getattribute__(self, attribute)
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # what others ask of any object, such as __array_interface__
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
-        _make(self)
-        return getattr(self, attribute)
+        if type(self) is not Late:
+            return getattr(self, attribute)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
 
     def __setattr__(self, attribute: str, value: object) -> None:
         _make(self)
-        setattr(self, attribute, value)
+        object.__setattr__(self, attribute, value)
 
     def __del__(self) -> None:  # type: ignore[override]
         """Nothing has been begun."""
 
 
 def _make(comm: Communicator) -> None:
+    thread = threading.current_thread()
+    if thread.ident in _makers or is_own(thread):
+        return
     with _lock:
         if type(comm) is not Late:  # another thread was quicker
             return
         name = vars(comm)["_late"]
         mpi = load_mpi(f"hpcomm.{name}")
-        object.__setattr__(comm, "__class__", Communicator)
+        _makers.add(threading.get_ident())
         try:
             Communicator.__init__(
                 comm, mpi.COMM_WORLD if name == "world" else mpi.COMM_SELF, name.rstrip("_")
             )
+            object.__setattr__(comm, "__class__", Communicator)
         except BaseException:
             vars(comm).clear()
-            comm.__class__ = Late
             vars(comm)["_late"] = name
             raise
+        finally:
+            _makers.clear()
+
+
+def named(name: str) -> Communicator:
+    """The communicator of this name: "world" or "self_"."""
+    with _lock:
+        return _named.setdefault(name, Late(name))
 
 
 def taken(name: str) -> Communicator | None:
     """The communicator of this name, to be made of another one of MPI's, if it was named and not used."""
-    comm = _named.get(name)
-    if type(comm) is not Late:
-        return None
-    vars(comm).clear()
-    object.__setattr__(comm, "__class__", Communicator)
-    return comm
+    with _lock:
+        comm = _named.get(name)
+        if type(comm) is not Late:
+            return None
+        vars(comm).clear()
+        object.__setattr__(comm, "__class__", Communicator)
+        return comm
