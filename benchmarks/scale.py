@@ -27,6 +27,7 @@ import hpcomm
 from hpcomm.agree import runtime
 from hpcomm.agree.partners import Partners
 from hpcomm.communicator.communicator import Communicator
+from hpcomm.communicator.topology import node_order, nodes_of
 from hpcomm.mpmd import handshake
 from hpcomm.node import segment
 from hpcomm.node.segment import open_segment
@@ -213,6 +214,13 @@ def grouping(p: int) -> Any:
     return comm.group(range(p // 2)), mpi.told
 
 
+def placing(p: int) -> Any:
+    """Which rank sits where on a grid, so that those of a node sit together."""
+    comm, mpi = communicator(p)
+    nodes = nodes_of(comm)
+    return (node_order(nodes, (p // 10, 10), tiles=True)[0], nodes, comm), mpi.told
+
+
 def scheduling(p: int) -> Any:
     """What a communicator keeps for algorithms of our own."""
     comm, mpi = communicator(p)
@@ -347,6 +355,7 @@ NOW: dict[str, Callable[[int], Any]] = {
     "a communicator": making,
     "verbs with a root": rooted,
     "a group": grouping,
+    "grids: who sits where": placing,
     "own algorithms": scheduling,
     "torch: a group's gate": gate,
     "torch: who is missing": silent,

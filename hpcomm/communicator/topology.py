@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from sys import intern
 from typing import TYPE_CHECKING, Any
 
 from ..agree.agreement import refused
@@ -268,8 +270,13 @@ def fitting_shapes(size: int, shape: Sequence[int], most: int = 6) -> list[tuple
 
 
 def nodes_of(comm: Communicator) -> list[str]:
-    """The name of every rank's node."""
-    return comm.mpi_handle.allgather(MPI.Get_processor_name())
+    """The name of every rank's node; one string for all ranks of a node."""
+    own = MPI.Get_processor_name().encode()
+    width = 255 - comm.bytewise_min(bytes([255 - len(own)]))[0]
+    everyone = bytearray(width * comm.size)
+    comm.mpi_handle.Allgather([own.ljust(width, b"\0"), MPI.BYTE], [everyone, MPI.BYTE])
+    names = (everyone[at : at + width].rstrip(b"\0").decode() for at in range(0, len(everyone), width))
+    return [intern(name) for name in names]
 
 
 def node_order(nodes: Sequence[str], shape: Sequence[int], tiles: bool = False) -> list[int]:
@@ -282,7 +289,7 @@ def node_order(nodes: Sequence[str], shape: Sequence[int], tiles: bool = False) 
     """
     first = {node: i for i, node in reversed(list(enumerate(nodes)))}
     by_node = sorted(range(len(nodes)), key=lambda r: (first[nodes[r]], r))
-    counts = {nodes.count(node) for node in first}
+    counts = {*Counter(nodes).values()}
     if not tiles or len(first) < 2 or len(counts) > 1:
         return by_node
     tile = _tile(counts.pop(), shape)
