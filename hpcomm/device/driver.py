@@ -7,6 +7,7 @@ between, for they are of one address space. Copies and waits are put into stream
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ConfigError
@@ -73,7 +74,13 @@ def possible() -> bool:
     """
     if said := os.environ.get("HPCOMM_GPU"):
         return said != "off"
-    return bool(_installed) or any(map(os.path.exists, _SIGNS))  # pathlib costs 5 ms at every start
+    return bool(_installed) or _is_signed()
+
+
+@cache
+def _is_signed() -> bool:
+    """Whether the system has a driver of a device; asked once, since each look takes 10 us."""
+    return any(map(os.path.exists, _SIGNS))  # pathlib costs 5 ms at every start
 
 
 def driver() -> Driver:
