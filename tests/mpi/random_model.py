@@ -146,11 +146,11 @@ def collective(
     if verb == "all_gather":
         return np.stack(given)
     if verb == "scatter":
-        return given[root][rank]
+        return given[root][rank, ...]
     if verb == "reduce_scatter":
-        return folded(given=[x[rank] for x in given], **fold)
+        return folded(given=[x[rank, ...] for x in given], **fold)
     if verb == "all_to_all":
-        return np.stack([x[rank] for x in given])
+        return np.stack([x[rank, ...] for x in given])
     if verb == "scan":
         return folded(given=given[: rank + 1], **fold)
     assert verb == "exscan", verb
