@@ -20,8 +20,8 @@ has gone on since.
 
     a look at a neighbour's entry of call i:
       mine      it makes the same call                          go on
-      0         it has not come yet                            go on: it will look at this rank's entry
-                (or its entry is wiped: it is far ahead)
+      none      it has not come yet                            go on: it will look at this rank's entry
+                (or its entry is gone: it is far ahead)
       other     suspect(): look again, ask both for their call sites, raise MismatchError
 
 Light cannot stop a rank that is already inside MPI, or has gone on. The rank that sees the difference raises;
@@ -44,7 +44,8 @@ from ..core.limits import DESCRIPTION_S, REFUSAL_S
 from ..core.signature import LEFT, REFUSED, ROOT, ROOTS, VERB, describe, head, signature
 from ..core.verbs import RAGGED
 from ..errors import HpcommError, MismatchError, PeerFailedError, where
-from ..node.segment import NodeSegment, Region, last_call, post, posted, refusal, refuse
+from ..node.call_log import CallLog
+from ..node.segment import NodeSegment, Region
 from . import runtime
 from .call_stack import describe_call
 
@@ -102,94 +103,91 @@ def off() -> Agreement:
 
 
 def light(
-    comm: Comm, node_segment: NodeSegment, ring: memoryview, peers: list[tuple[int, Region, memoryview]]
+    comm: Comm, node_segment: NodeSegment, log: CallLog, peers: list[tuple[int, Region, CallLog]]
 ) -> Agreement:
     """Compare with the ranks of this node on either side.
 
     Args:
-        ring: this rank's call log in the node segment.
-        peers: the other ranks of comm on this node, next neighbour first: rank, region, ring.
+        log: this rank's call log.
+        peers: the other ranks of comm on this node, next neighbour first: rank, region, log.
     """
-    theirs, behind = peers[0][2], peers[-1][2]
-    step = post(ring)
-    now = last = 0  # where the last entry stands, and what it says
+    ahead, behind = peers[0], peers[-1]
+    number = last = 0  # of the last call, and its signature
+
+    def differs(peer: tuple[int, Region, CallLog], call: int, mine: int) -> bool:
+        """Whether a neighbour makes another call, or none any more."""
+        seen = peer[2].posted(call)
+        return seen != mine and (seen is not None or peer[1].ended)
 
     def enter(code: int, count: int) -> None:
-        nonlocal now, last
-        now, last = step(), signature(code, count)
-        ring[now] = last
+        nonlocal number, last
+        last = signature(code, count)
+        number = log.post(last)
         leave()
-        seen = behind[now]
-        if seen != last and seen:
-            suspect(last)
+        if differs(behind, number, last):
+            suspect(last, number)
 
     def leave() -> None:
-        seen = theirs[now]
-        if seen != last and seen:
-            suspect(last)
+        if differs(ahead, number, last):
+            suspect(last, number)
 
     def late(code: int, count: int) -> Callable[[], None]:
         enter(code, count)
-        mine, i, number = last, now, last_call(ring)
+        mine, call = last, number
 
         def leave_late() -> None:
-            seen = theirs[i]
-            if seen != mine and seen:
-                suspect(mine, number)
+            if differs(ahead, call, mine):
+                suspect(mine, call)
 
         return leave_late
 
-    def suspect(expected: int, number: int | None = None) -> None:
+    def suspect(expected: int, number: int) -> None:
         """Raise if a neighbour makes another call than this one."""
-        number = last_call(ring) if number is None else number
-        rank, region, other = peers[0]
-        if region.ended and last_call(other) < number:
+        rank, region, other = ahead
+        if region.ended and other.last_call() < number:
             raise PeerFailedError(
                 f"call #{number} on '{comm.name}' needs rank {rank}, which has ended",
                 where(describe_call().split("(")[0], comm),
                 "look at what that rank printed; every rank must make the same collective calls",
                 [rank],
             )
-        if all(posted(other, number) in (None, expected) for _, _, other in (peers[0], peers[-1])):
+        if all(other.posted(number) in (None, expected) for _, _, other in (ahead, behind)):
             return  # not there yet, or so far ahead that its entry is gone
         time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
-        others = [peer for peer in peers if posted(peer[2], number) not in (None, expected)]
+        others = [peer for peer in peers if peer[2].posted(number) not in (None, expected)]
         if others:
-            own = told(ring, number, comm.size)
+            own = told(log, number, comm.size)
             comm.fall_out()
             raise disagreement(comm, number, node_segment, own, others)
 
     def refuse_call(why: str) -> None:
-        nonlocal now, last
-        number = last_call(ring) + 1
-        refuse(ring, number, why)
-        now, last = step(), REFUSED
-        ring[now] = REFUSED
-        if any(posted(other, number) not in (None, REFUSED) for _, _, other in (peers[0], peers[-1])):
+        nonlocal number, last
+        log.refuse(log.last_call() + 1, why)
+        number, last = log.post(REFUSED), REFUSED
+        if any(other.posted(number) not in (None, REFUSED) for _, _, other in (ahead, behind)):
             comm.fall_out()  # others come later than this, and see it
 
     def depart() -> None:
-        ring[step()] = LEFT
+        log.post(LEFT)
 
     return Agreement("light", enter, leave, late, refuse_call, depart)
 
 
-def full(comm: Comm, shadow: MPI.Comm, ring: memoryview | None = None) -> Agreement:
+def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
     """Compare all ranks before every call; all of them raise.
 
-    ring: this rank's call log in the node segment, where others' watchdogs see to which call it has come.
+    log: this rank's call log, where others' watchdogs see to which call it has come.
     """
     from mpi4py import MPI
 
     call = 0
-    step = None if ring is None else post(ring)
 
     def heard(mine: int, why: str) -> list[tuple[str, str]]:
         """What each rank calls, and why it refuses that, if they differ."""
         nonlocal call
         call += 1
-        if ring is not None and step is not None:
-            ring[step()] = mine
+        if log is not None:
+            log.post(mine)
         both = bytearray(struct.pack("2q", mine, -mine))
         shadow.Allreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
         high, low = struct.unpack("2q", both)
@@ -303,12 +301,12 @@ def refused(comm: Comm, verb: str, error: Error) -> Error:
     return error
 
 
-def told(ring: memoryview, number: int, size: int) -> str | None:
+def told(log: CallLog, number: int, size: int) -> str | None:
     """What is known of a call of a rank's which refused it, or has gone on since; None: it is at it."""
-    called = posted(ring, number)
+    called = log.posted(number)
     if called == REFUSED:
-        return refusal(ring, number) or describe(called)
-    has_gone_on = last_call(ring) > number and posted(ring, number + 1) != LEFT
+        return log.refusal(number) or describe(called)
+    has_gone_on = log.last_call() > number and log.posted(number + 1) != LEFT
     return describe(called or 0, size) if has_gone_on or called == LEFT else None
 
 
@@ -317,26 +315,26 @@ def disagreement(
     number: int,
     node_segment: NodeSegment,
     own: str | None,
-    others: list[tuple[int, Region, memoryview]],
+    others: list[tuple[int, Region, CallLog]],
 ) -> HpcommError:
     """The error for a call of the call log, in which others (rank, region, log) are known to differ.
 
     own: this rank's call, if it has gone on since.
     """
     total = number + (0 if comm.node is None else int(comm.node.number))
-    said = {rank: past for rank, _, ring in others if (past := told(ring, number, comm.size))}
-    refusing = [rank for rank, _, ring in others if posted(ring, number) == REFUSED]
+    said = {rank: past for rank, _, log in others if (past := told(log, number, comm.size))}
+    refusing = [rank for rank, _, log in others if log.posted(number) == REFUSED]
     final = {rank: said[rank] for rank in refusing}
-    for rank, region, ring in others:
+    for rank, region, log in others:
         if region.ended and rank not in final:
-            final[rank] = f"{describe(posted(ring, number) or 0, comm.size)}, and has ended"
+            final[rank] = f"{describe(log.posted(number) or 0, comm.size)}, and has ended"
     asked = {rank: (region, said.get(rank)) for rank, region, _ in others if rank not in final}
     return asked_why(comm, total, node_segment, own, final, asked, refusing)
 
 
 def call_number(comm: Comm) -> int:
     """How many calls this rank has made, by the core and in the call log, the present one included."""
-    logged = last_call(comm.watched[0]) if comm.watched else 0
+    logged = comm.watched[0].last_call() if comm.watched else 0
     return logged + (0 if comm.node is None else int(comm.node.calls()[comm.rank][0]))
 
 

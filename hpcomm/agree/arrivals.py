@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, PeerFailedError, WaitTimeoutError, where
 from ..node import segment
-from ..node.segment import last_call, posted
 from .agreement import asked_why, call_number, told
 from .call_stack import describe_call
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
+    from ..node.call_log import CallLog
 
 __all__ = ["hook"]
 
@@ -70,7 +70,7 @@ def _look_at(comm: Comm, ranks: tuple[int, ...]) -> None:
     for rank in ranks:
         begun, log = _call_between(comm, rank)
         region = comm.node_regions.get(rank)
-        has_left = log is not None and posted(log, last_call(log)) == LEFT
+        has_left = log is not None and log.posted(log.last_call()) == LEFT
         has_ended = region is not None and region.ended
         if not (has_left or has_ended or begun) or _has_come(comm, rank):
             continue
@@ -86,15 +86,15 @@ def _look_at(comm: Comm, ranks: tuple[int, ...]) -> None:
         )
 
 
-def _call_between(comm: Comm, rank: int) -> tuple[int, memoryview | None]:
+def _call_between(comm: Comm, rank: int) -> tuple[int, CallLog | None]:
     """The number of a call in the log that a rank has made and this one has not, 0 if there is none; and the
     log."""
     mine, peers = comm.watched or (None, [])
     log = next((log for peer, _, log in peers if peer == rank), None)
     if mine is None or log is None:
         return 0, log
-    number = last_call(mine) + 1
-    return (0 if posted(log, number) in (None, LEFT) else number), log
+    number = mine.last_call() + 1
+    return (0 if log.posted(number) in (None, LEFT) else number), log
 
 
 def _has_come(comm: Comm, rank: int) -> bool:
@@ -103,12 +103,12 @@ def _has_come(comm: Comm, rank: int) -> bool:
     return bool(calls[rank][0] >= calls[comm.rank][0])
 
 
-def _elsewhere(comm: Comm, rank: int, number: int, log: memoryview) -> HpcommError:
+def _elsewhere(comm: Comm, rank: int, number: int, log: CallLog) -> HpcommError:
     """A rank that has not come to this call has begun one that is in the call log."""
     assert segment.current is not None
     region, total = comm.node_regions[rank], call_number(comm)
     comm.fall_out()
-    if posted(log, number) == REFUSED:
+    if log.posted(number) == REFUSED:
         return asked_why(
             comm, total, segment.current, None, {rank: told(log, number, comm.size) or ""}, {}, [rank]
         )

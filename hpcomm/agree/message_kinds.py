@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 
 from ..core import buffer
 from ..errors import HpcommError, MismatchError, calling_frame, place, where
+from ..node.call_log import KINDS
+from ..node.words import Words, words_of_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Kinds", "Noted", "Sure"]
 
 _PLACES = 32  # words of each sort
-_TEXTS, _TEXT = 4, 15  # first calls that are kept, and words of their text behind one that says which it is
+_TEXT = 120  # bytes of a first call that is kept, behind a word that says which it is
+_SLOTS = range(2 * _PLACES, KINDS, 1 + words_of_text(_TEXT))  # where those are
 _ANY, _BYTES = -1, 1
 _PARCEL = 1 << 62  # objects, and ragged arrays
 _MOST = 1024  # receivers and tags that are known to have been noted
@@ -45,7 +48,7 @@ class Kinds:
         own: this rank's words, which others read; theirs: those of the other ranks of the node.
     """
 
-    def __init__(self, comm: Comm, own: memoryview, theirs: Mapping[int, memoryview]) -> None:
+    def __init__(self, comm: Comm, own: Words, theirs: Mapping[int, Words]) -> None:
         self._comm, self._own, self._theirs = comm, own, theirs
         self._noting = threading.Lock()
         self._noted: dict[int, Noted] = {_PARCEL: Noted(self, _PARCEL)}
@@ -104,11 +107,10 @@ class Kinds:
 
     def _keep(self, which: int, text: str) -> None:
         """Keep the first call that sent this kind to this rank, while there is room."""
-        data = text.encode()[: 8 * _TEXT].ljust(8 * _TEXT, b"\0")
-        for at in range(2 * _PLACES, len(self._own), 1 + _TEXT):
+        for at in _SLOTS:
             if self._own[at] in (0, which):
                 if not self._own[at]:
-                    self._own[at + 1 : at + 1 + _TEXT] = memoryview(data).cast("q")
+                    self._own.write(at + 1, text, _TEXT)
                     self._own[at] = which
                 return
 
@@ -132,13 +134,10 @@ class Kinds:
         names = [name for name, dtype in BY_NAME.items() if bits & _bit(dtype)]
         return " or ".join(names), self._first(words, bits) if len(names) == 1 else ""
 
-    def _first(self, words: memoryview, bit: int) -> str:
+    def _first(self, words: Words, bit: int) -> str:
         """The first call that sent this kind to this rank, if it was kept."""
         which = self._comm.rank << 8 | bit.bit_length()
-        for at in range(2 * _PLACES, len(words), 1 + _TEXT):
-            if words[at] == which:
-                return bytes(words[at + 1 : at + 1 + _TEXT]).rstrip(b"\0").decode(errors="replace")
-        return ""
+        return next((words.read(at + 1, _TEXT) for at in _SLOTS if words[at] == which), "")
 
     def mismatch(self, name: str, source: int, tag: int, x: object, verb: str) -> MismatchError:
         names, text = self.sent(source, tag)

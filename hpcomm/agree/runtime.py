@@ -331,7 +331,7 @@ def say_end() -> None:
     if os.getpid() != _process:
         return
     if segment.current is not None:
-        segment.current.end()
+        segment.current.mine.end()
     while farewells:
         farewells.pop()()
 

@@ -36,7 +36,8 @@ from ..core.limits import REPORT_S, SILENT_S, WATCHDOG_AFTER_S, WATCHDOG_GLANCE_
 from ..core.request import Polled, Request, polled
 from ..core.signature import REFUSED, describe
 from ..errors import PeerFailedError, is_ours
-from ..node.segment import NodeSegment, Region, last_call, posted
+from ..node.call_log import CallLog
+from ..node.segment import NodeSegment, Region
 from .agreement import told
 from .call_stack import call_frame, comm_of, describe_call, owner
 from .one_thread import ConcurrentCalls
@@ -101,12 +102,12 @@ def _is_troubled() -> bool:
         if watched is None:
             continue
         ring, peers = watched
-        if any(region.ended for _, region, _ in peers) or _differing(comm, last_call(ring)):
+        if any(region.ended for _, region, _ in peers) or _differing(comm, ring.last_call()):
             return True
     return False
 
 
-def _differing(comm: Comm, call: int) -> list[tuple[int, Region, memoryview, int]]:
+def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
     """Ranks of this node that made another call than this one, and its number: this one or their last before.
 
     With check="full" all are told before any goes on, so there is nothing to find.
@@ -116,8 +117,8 @@ def _differing(comm: Comm, call: int) -> list[tuple[int, Region, memoryview, int
     ring, peers = comm.watched
     found = []
     for rank, region, other in peers:
-        number = min(call, last_call(other))
-        mine, theirs = posted(ring, number), posted(other, number)
+        number = min(call, other.last_call())
+        mine, theirs = ring.posted(number), other.posted(number)
         if number > 0 and None not in (mine, theirs) and mine != theirs:
             found.append((rank, region, other, number))
     return found
@@ -237,7 +238,7 @@ def _late(call: Blocked) -> list[tuple[int, Region]]:
         return []
     _, peers = call.comm.watched
     if call.number > 0:
-        return [(rank, region) for rank, region, other in peers if last_call(other) < call.number]
+        return [(rank, region) for rank, region, other in peers if other.last_call() < call.number]
     return [(rank, region) for rank, region, _ in peers if rank == call.source]
 
 
@@ -362,7 +363,7 @@ def _blocked_call() -> Blocked | None:
     if comm is None or not hasattr(comm, "watched"):
         return None
     if needs is None and "source" not in names and "dest" not in names:
-        number = -1 if comm.watched is None else last_call(comm.watched[0])
+        number = -1 if comm.watched is None else comm.watched[0].last_call()
         calls = _core_calls(comm)
         if calls and calls[comm.rank][2] is not None:
             number = IN_CORE
@@ -386,7 +387,7 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
         if text is None:
             question = region.ask()
             time.sleep(2 * WATCHDOG_TICK_S)
-            text = region.answer_to(question) or describe(posted(other, number) or 0, comm.size)
+            text = region.answer_to(question) or describe(other.posted(number) or 0, comm.size)
         mine = describe_call() if own is None else f"{own}, and has gone on to {describe_call()}"
         rows = f"  rank {comm.rank}: {mine}\n  rank {rank}: {text}"
         number += 0 if comm.node is None else int(comm.node.number)
@@ -411,7 +412,7 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
             return f" waits for any rank of '{comm.name}', and all others have ended", gone
         return None
     if call > 0:
-        gone = [rank for rank, region, other in peers if region.ended and last_call(other) < call]
+        gone = [rank for rank, region, other in peers if region.ended and other.last_call() < call]
     return (f" on '{comm.name}' waits for rank {gone[0]}, which has ended", gone) if gone else None
 
 
@@ -420,7 +421,7 @@ def _refused(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]]
     refusing = [
         (rank, told(ring, number, comm.size))
         for rank, _, ring, number in _differing(comm, call)
-        if posted(ring, number) == REFUSED
+        if ring.posted(number) == REFUSED
     ]
     if not refusing:
         return None

@@ -19,7 +19,8 @@ from ..agree.one_thread import CallGuard
 from ..core.outstanding import Outstanding
 from ..device import driver
 from ..errors import MismatchError, UsageError, where
-from ..node import native, segment
+from ..node import call_log, native, segment
+from ..node.call_log import CallLogs
 from ..node.segment import exchanged
 from . import (
     collectives,
@@ -50,12 +51,13 @@ if TYPE_CHECKING:
     from ..core.operation import Observer
     from ..core.request import Request
     from ..node._native import core
-    from ..node.segment import Lookers, Region
+    from ..node.call_log import CallLog
+    from ..node.segment import Region
 
 __all__ = ["Communicator"]
 
 _MARK = 4  # bytes
-_CARD = struct.Struct("5q")  # of a rank, for those of its node: see _meet
+_CARD = struct.Struct("4q")  # of a rank, for those of its node: see _meet
 
 
 class Communicator:
@@ -130,9 +132,8 @@ class Communicator:
         self.disagreed = ""  # why other ranks may have gone on to other calls
         self.call_guard: CallGuard = CallGuard(self)  # which thread of this rank makes a collective call
         self.kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
-        self.call_log = -1
-        self._lookers: Lookers = []  # the other ranks on this node, which look at both
-        self.watched: tuple[memoryview, list[tuple[int, Region, memoryview]]] | None = None
+        self.call_logs: CallLogs | None = None  # of the ranks on this node
+        self.watched: tuple[CallLog, list[tuple[int, Region, CallLog]]] | None = None
         self.node_regions: dict[int, Region] = {}  # blocks of the other ranks in the node segment
         self._gpu = gpu
         self.devices: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
@@ -316,12 +317,9 @@ class Communicator:
             request.wait()
         self.to_itself.clear()
         self.leave_direct()
-        if self.node is not None:
-            self.node.close()
-            self.node = None
-        if self.call_log >= 0 and segment.current is not None:
-            segment.current.give_back(self.call_log, self._lookers)
-        self.watched = None
+        self.node = self.watched = None
+        if self.call_logs is not None:
+            self.call_logs.close()
         if self.exchange_channel is not None:
             self.exchange_channel[0].Free()
             if self.exchange_channel[2] is not None:
@@ -425,7 +423,7 @@ class Communicator:
     def last_call(self) -> int:
         """The number of the last call that this rank has come to, where others see it."""
         assert self.watched is not None
-        return segment.last_call(self.watched[0])
+        return self.watched[0].last_call()
 
     def check_one_group(self, verb: str) -> None:
         self.check_open(verb)
@@ -439,45 +437,31 @@ class Communicator:
         self.to_itself = [kept for kept in self.to_itself if not kept.done()]
         self.to_itself.append(request)
 
-    def _meet(self, level: str) -> tuple[list[tuple[int, Region, int, bool]], int]:
-        """Learn where each of the other ranks of this node is: (rank, its block of the node segment, its call
-        log there or -1, whether it records its calls). And where the place of all ranks in the core's memory
-        begins; -1: there is none, since they are on several nodes, or compare in full, or there is no room.
+    def _meet(self, level: str) -> list[tuple[int, Region, bool]]:
+        """Learn which ranks are on this node, the next one first: (rank, record, whether it notes calls).
 
-        Collective; those behind this rank come first. Nobody is told of ranks of other nodes, so that costs
-        and memory follow the ranks of a node, not all.
+        Where there is room, all get a place in the core's memory, for their call logs: call_logs. Its
+        collectives are for them, too, where they are all ranks and none compares in full: node. Collective.
+        Nobody is told of ranks of other nodes, so that costs and memory follow the ranks of a node, not all.
         """
-        node_segment = segment.current
-        if node_segment is None:
-            return [], -1
-        regions = dict(node_segment.near(self.mpi_handle))
-        self.call_log = node_segment.take_ring()
-        left = node_segment.mine.left(self.call_log) if self.call_log >= 0 else 0
-        posts = level != "off" and self.call_log >= 0
-        goes = level != "full" and (posts or level == "off") and self.devices is None
-        goes = goes and len(regions) == self.size and node_segment.shared is not None
-        place = -1
-        if goes and node_segment.shared is not None and self.rank == min(regions):
-            reserved = node_segment.shared.reserve(self.size)
-            place = -1 if reserved is None else reserved
-        header = _CARD.pack(self.call_log, posts, goes, place, left)
-        headers = exchanged(self.object_comm, [*regions], header)
-        there = {rank: _CARD.unpack(its) for rank, its in headers.items()}
-        place = max(its[3] for its in there.values())
-        goes = all(theirs for _, _, theirs, _, _ in there.values())
-        del there[self.rank]
-        self._lookers = [
-            (node_segment.regions[regions[rank]], slot, left)
-            for rank, (slot, *_, left) in there.items()
-            if slot >= 0
-        ]
-        return (
-            [
-                (rank, node_segment.regions[regions[rank]], its[0], bool(its[1]))
-                for rank, its in there.items()
-            ],
-            place if goes else -1,
+        near = segment.current
+        if near is None:
+            return []
+        records = dict(near.near(self.mpi_handle))
+        ranks, posts = sorted(records), level != "off"
+        goes = level != "full" and self.devices is None and len(ranks) == self.size
+        room = (
+            call_log.reserve(near.shared, len(ranks)) if self.rank == ranks[0] and len(ranks) > 1 else (0, 0)
         )
+        cards = exchanged(self.object_comm, [*records], _CARD.pack(posts, goes, *room))
+        there = {rank: _CARD.unpack(card) for rank, card in cards.items()}
+        place, at = there[ranks[0]][2:]
+        if place:
+            node = native.node(near, place, ranks.index(self.rank), arrivals.hook(self), posts)
+            self.call_logs = CallLogs(node, near.shared, at)
+            self.node = node if all(its[1] for its in there.values()) else None
+        del there[self.rank]
+        return [(rank, near.regions[records[rank]], bool(its[0] and place)) for rank, its in there.items()]
 
     def _agree(self, level: str) -> agreement.Agreement:
         """The agreement of this communicator's ranks."""
@@ -486,20 +470,19 @@ class Communicator:
             return agreement.between(self, self.object_comm) if is_full else agreement.off()
         if self.size == 1:
             return agreement.off()
-        near, place = self._meet(level)
-        self.node_regions = {rank: region for rank, region, _, _ in near}
-        node_segment, is_full = segment.current, level == "full"
-        peers = [(r, region, region.ring(slot)) for r, region, slot, posts in near if posts]
-        if node_segment is not None and self.call_log >= 0 and level != "off" and self.devices is None:
-            theirs = {r: region.kinds(slot) for r, region, slot, posts in near if posts}
-            self.message_kinds = Kinds(self, node_segment.mine.kinds(self.call_log), theirs)
-        if node_segment is not None and place >= 0:
-            self.node = native.node(node_segment, place, self.rank, arrivals.hook(self), level != "off")
-        if node_segment is None or level == "off" or self.call_log < 0 or not peers:
+        near, is_full = self._meet(level), level == "full"
+        self.node_regions = {rank: region for rank, region, _ in near}
+        logs, node_segment = self.call_logs, segment.current
+        if node_segment is None or logs is None or level == "off":
             return agreement.full(self, self.object_comm) if is_full else agreement.off()
-        ring = node_segment.mine.ring(self.call_log)
-        self.watched = (ring, peers)
+        order = sorted([self.rank, *self.node_regions])
+        peers = [(rank, region, logs[order.index(rank)]) for rank, region, posts in near if posts]
+        if self.devices is None:
+            self.message_kinds = Kinds(self, logs.mine.kinds, {rank: log.kinds for rank, _, log in peers})
+        if not peers:
+            return agreement.full(self, self.object_comm) if is_full else agreement.off()
+        self.watched = (logs.mine, peers)
         watchdog.follow(self)
         if is_full:
-            return agreement.full(self, self.object_comm, ring)
-        return agreement.light(self, node_segment, ring, peers)
+            return agreement.full(self, self.object_comm, logs.mine)
+        return agreement.light(self, node_segment, logs.mine, peers)

@@ -36,8 +36,7 @@ class Comm(Protocol):
     partners: Any
     patience_s: float | None
     timeout_s: float | None
-    watched: tuple[memoryview, list[tuple[int, Any, memoryview]]] | None
-    call_log: int
+    watched: tuple[Any, list[tuple[int, Any, Any]]] | None
 
     node_regions: dict[int, Any]
     node: Any

@@ -23,13 +23,12 @@ __all__ = ["attached", "has_memory", "reserved"]
 
 def has_memory() -> bool:
     """Whether the ranks of this node have channels at all; the same on all of them."""
-    return segment.current is not None and segment.current.shared is not None
+    return segment.current is not None
 
 
 def reserved(nbytes: int) -> int:
     """Room for messages of so many bytes, for attached() at both ends; 0: there is none."""
-    memory = _near().shared
-    return 0 if memory is None else memory.reserve_channel(nbytes) or 0
+    return _near().shared.reserve_channel(nbytes) or 0
 
 
 def attached(at: int, comm: Comm, peer: int, verb: str) -> Channel:

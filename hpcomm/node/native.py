@@ -81,9 +81,7 @@ def lack(there: NodeSegment | None, ranks: int) -> Lack:
     """
     if why := missing():
         return why
-    if there is None:
-        return Lack("its ranks share no memory", _ROOM)
-    if there.shared is not None and ranks > MOST_RANKS:
+    if there is not None and ranks > MOST_RANKS:
         return Lack(f"{ranks} ranks of one node, of at most {MOST_RANKS}", "fewer ranks, with threads each")
     return NO_ROOM
 
@@ -94,22 +92,18 @@ def warn(why: Lack) -> None:
     print(f"hpcomm: {what}; {why.why}\n  try: {why.hint}; HPCOMM_NODE=off: as it is, unsaid", file=sys.stderr)
 
 
-def node(
-    there: NodeSegment, place: int, rank: int, hook: native_core.Hook, checks: bool
-) -> native_core.Node | None:
-    """This rank's part of a place that was reserved for all ranks of a communicator.
+def node(there: NodeSegment, place: int, rank: int, hook: native_core.Hook, checks: bool) -> native_core.Node:
+    """This rank's part of a place that was reserved for the ranks of a communicator on this node.
 
     Args:
         hook: see agree/arrivals.py.
         checks: whether this rank compares calls.
     """
     module = core()
-    if module is None or there.shared is None:
-        return None
+    assert module is not None
     know_arrays()
-    made: native_core.Node = module.Node(
-        there.shared, place, rank, hook, 0 if there.is_crowded else NODE_SPINS, checks
-    )
+    spins = 0 if there.is_crowded else NODE_SPINS
+    made: native_core.Node = module.Node(there.shared, place, rank, hook, spins, checks)
     return made
 
 

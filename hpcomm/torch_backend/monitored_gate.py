@@ -83,7 +83,7 @@ class MonitoredGate:
         if not blocks:
             return
         place = None
-        if shared is not None and me == 0 and len(blocks) == self._comm.size:
+        if me == 0 and len(blocks) == self._comm.size:
             place = shared.reserve(len(blocks))
         cards = exchanged(mpi, [*blocks], _CARD.pack(place or 0, os.getpid(), space))
         for rank, card in cards.items():
@@ -91,7 +91,7 @@ class MonitoredGate:
             if rank != me:
                 self._lives[rank] = here.regions[blocks[rank]], pid if space == its_space else 0
             place = its_place or place
-        if place and shared is not None and core is not None:
+        if place and core is not None:
             spins = 0 if here.is_crowded else NODE_SPINS
             timeout = min(seconds, _LONGEST_S)
             self.node = core.Node(shared, place, me, self._look, spins, synchronous=True, timeout=timeout)

@@ -1,6 +1,5 @@
-"""A rank's part of the node_segment, between processes: whether its owner lives."""
+"""What a rank records for the others of its node: whether it lives, what it says when it is asked."""
 
-import mmap
 import os
 import shutil
 import subprocess
@@ -10,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hpcomm.node.segment import Region
+from hpcomm.node.call_log import CallLogs, reserve
+from hpcomm.node.segment import _NOTE, Region
+from hpcomm.node.words import Words
 
+core = pytest.importorskip("hpcomm.node._native.core")
 ROOT = Path(__file__).parents[2]
 OWNER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from hpcomm.node.segment import Region
-region = Region(memoryview(bytearray(65536)), os.open(sys.argv[2], os.O_RDWR), int(sys.argv[3]))
+region = Region(None, os.open(sys.argv[2], os.O_RDWR), int(sys.argv[3]))
 region.hold()
 child = os.fork()  # which is no rank: it may outlive one
 if child == 0:
@@ -34,15 +36,16 @@ def test_a_rank_lives_as_long_as_its_process_whatever_number_that_has(tmp_path: 
     if space == "another" and (os.geteuid() or not shutil.which("unshare")):
         pytest.skip("unshare, or leave to use it, is missing")
     file = tmp_path / "node_segment"
-    file.write_bytes(bytes(2 * 65536))
+    file.write_bytes(bytes(2))
     ways = ["unshare", "--pid", "--fork", "--kill-child"] if space == "another" else []
-    words = [*ways, sys.executable, "-c", OWNER, str(ROOT), str(file), "65536"]
+    words = [*ways, sys.executable, "-c", OWNER, str(ROOT), str(file), "1"]
     with (
         file.open("r+b") as opened,
         subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner,
     ):
-        memory = mmap.mmap(opened.fileno(), 0)
-        region, nobody = (Region(memoryview(memory)[at:], opened.fileno(), at) for at in (65536, 0))
+        memory = core.Segment(1 << 20, file=os.memfd_create("records"))
+        records = Words(memory, memory.reserve_words(8))
+        region, nobody = (Region(records, opened.fileno(), byte) for byte in (1, 0))
         assert owner.stdout is not None
         assert int(owner.stdout.readline()) > 1
         for each in (region, nobody):
@@ -55,4 +58,57 @@ def test_a_rank_lives_as_long_as_its_process_whatever_number_that_has(tmp_path: 
         while not region.gone and time.monotonic() < deadline:
             time.sleep(0.01)
         assert region.gone
-        del region, nobody
+
+
+@pytest.fixture
+def region() -> Region:
+    memory = core.Segment(1 << 20, file=os.memfd_create("records"))
+    return Region(Words(memory, memory.reserve_words(5000)), memory.fileno(), 0)
+
+
+def test_a_question_is_answered_once_by_the_newest_text(region: Region) -> None:
+    assert region.question is None
+    first, second = region.ask(), region.ask()
+    assert (first, second, region.question) == (1, 2, 2)
+    assert region.answer_to(first) is None
+    region.answer(2, "all_reduce at line 7")
+    assert region.answer_to(first) == region.answer_to(second) == "all_reduce at line 7"
+    assert region.question is None
+    region.answer(region.ask(), "ä" * 5000)  # cut in a letter, perhaps
+    assert region.answer_to(3) == "ä" * 2048
+    region.note = "host b is silent"
+    region.note = "none"
+    assert (region.note, region.ended, region.failed, region.gone) == ("none", False, False, False)
+    region.fail()
+    region.end()
+    assert region.ended
+    assert region.failed
+    assert region.gone
+
+
+def test_a_text_that_its_writer_left_half_written_is_no_text(region: Region) -> None:
+    region.note = "half"
+    region._words[_NOTE] += 1
+    assert region.note == ""
+
+
+def test_the_memory_of_call_logs_serves_others_when_all_ranks_have_left() -> None:
+    memory = core.Segment(1 << 20, file=os.memfd_create("logs"))
+    place, at = reserve(memory, 2)
+    logs = [CallLogs(core.Node(memory, place, rank), memory, at) for rank in range(2)]
+    assert logs[0].mine.post(77) == 1
+    seen = logs[1][0]
+    assert (seen.last_call(), seen.posted(1), seen.posted(2)) == (1, 77, None)
+    logs[0].mine.refuse(2, "no such root")
+    assert (seen.refusal(2), seen.refusal(1)) == ("no such root", "")
+    logs[1].mine.kinds[3] = -1
+    assert (logs[0][1].kinds[3], seen.kinds[3]) == (-1, 0)
+    logs[0].close()
+    assert reserve(memory, 2) != (place, at)
+    logs[1].close()
+    assert (seen.last_call(), seen.posted(1)) == (0, None)
+    assert reserve(memory, 2) == (place, at)
+    while reserve(memory, 2) != (0, 0):
+        pass
+    free = memory.reserve_words(1)
+    assert free is not None or reserve(memory, 1) == (0, 0)

@@ -275,10 +275,9 @@ def test_whether_the_node_core_is_used_has_a_line_and_why_not_a_next_step():
 @pytest.mark.parametrize(
     ("there", "ranks", "why"),
     [
-        (None, 2, "its ranks share no memory"),
-        (SimpleNamespace(shared=None), 2, "there is no room in /dev/shm"),
-        (SimpleNamespace(shared=object()), 2, "there is no room in /dev/shm"),
-        (SimpleNamespace(shared=object()), 257, "257 ranks of one node, of at most 256"),
+        (None, 2, "there is no room in /dev/shm"),
+        (SimpleNamespace(), 2, "there is no room in /dev/shm"),
+        (SimpleNamespace(), 257, "257 ranks of one node, of at most 256"),
     ],
 )
 def test_why_ranks_of_a_node_have_no_core_can_be_told(monkeypatch, there, ranks, why):

@@ -165,7 +165,8 @@ int node_await_all(struct node *n) {
 }
 
 /* Background calls are not waited for: their signatures stand in a log. Each store is a release and each load an
-   acquire, in this order, so nobody takes one number's signature for another's. */
+   acquire, in this order, so nobody takes one number's signature for another's. The last store and the first load are
+   sequentially consistent: of two ranks that each begin and then look at the other, one sees what the other began. */
 uint64_t node_begin(struct node *n, uint64_t signature) {
   node_word *began = &node_mine(n)->log.began;
   uint64_t number = node_peek(began) + 1;
@@ -173,13 +174,13 @@ uint64_t node_begin(struct node *n, uint64_t signature) {
   node_post(&entry->number, 0);
   node_post(&entry->signature, signature);
   node_post(&entry->number, number);
-  node_post(began, number);
+  store_in_order(began, number);
   return number;
 }
 
 int node_begun(const struct node *n, int rank, uint64_t number, uint64_t *signature) {
   const struct node_entry *entry = &n->place->rank[rank].log.entry[number % NODE_LOG];
-  if (node_load(&entry->number) != number) return 0;
+  if (load_in_order(&entry->number) != number) return 0;
   *signature = node_load(&entry->signature);
   return node_load(&entry->number) == number;
 }

@@ -322,19 +322,19 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
   return (PyObject *)self;
 }
 
-static int node_clear(PyObject *me) {
-  Node *self = (Node *)me;
+static int depart(Node *self) { /* 1 if its ranks have all left now */
   Segment *segment = self->segment;
   if (self->busy) return 0;
   self->segment = NULL;
-  if (segment && self->owner == node_forks) node_left(&segment->segment, self->node.place);
+  const int last = segment && self->owner == node_forks && node_left(&segment->segment, self->node.place);
   Py_XDECREF((PyObject *)segment);
   self->node.program = NULL;
   Py_CLEAR(self->hook);
   free(self->node.scratch);
   self->node.scratch = NULL;
-  return 0;
+  return last;
 }
+static int node_clear(PyObject *me) { return depart((Node *)me), 0; }
 static int node_traverse(PyObject *me, visitproc visit, void *arg) {
   Py_VISIT(Py_TYPE(me));
   Py_VISIT((PyObject *)((Node *)me)->segment);
@@ -349,8 +349,7 @@ static void node_dealloc(PyObject *me) {
 static PyObject *node_close(PyObject *me, PyObject *none) {
   (void)none;
   if (((Node *)me)->busy) return PyErr_Format(PyExc_RuntimeError, "another thread is in a call of this node");
-  node_clear(me);
-  Py_RETURN_NONE;
+  return PyBool_FromLong(depart((Node *)me));
 }
 
 /* calls(): for each rank (number, signature, waits for, since): its last call, and for whom it waits since when */

@@ -1,0 +1,92 @@
+"""Call log: what one rank of a communicator has begun, call by call, for others to compare with theirs.
+
+It is in the native core, but of calls that the core does not carry out: those in the background, and those
+that go by MPI. Beside it a rank leaves words: why it has refused a call, and of which types its messages were
+(agree/message_kinds.py).
+
+    words of a communicator    of each rank: call refused, why (a text), message types
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .words import Words, words_of_text
+
+if TYPE_CHECKING:
+    from ._native import core
+
+__all__ = ["KINDS", "CallLog", "CallLogs", "reserve"]
+
+KINDS = 136  # words for message types
+_REFUSED, _WHY, _WHY_BYTES = 0, 1, 376
+_KINDS = _WHY + words_of_text(_WHY_BYTES)
+_WORDS = _KINDS + KINDS
+
+
+class CallLog:
+    """That of one rank. kinds: its words for message types."""
+
+    __slots__ = ("_node", "_rank", "_words", "kinds")
+
+    def __init__(self, node: core.Node, rank: int, memory: core.Segment, at: int) -> None:
+        self._node, self._rank = node, rank
+        self._words, self.kinds = Words(memory, at), Words(memory, at + 8 * _KINDS)
+
+    def post(self, signature: int) -> int:
+        """Write this rank's own next call; its number, from 1 on."""
+        return self._node.begin(signature)
+
+    def posted(self, call: int) -> int | None:
+        """The signature of a call, or None if its rank has not come to it or is so far on that it is gone."""
+        try:
+            return self._node.begun(self._rank, call) if call > 0 else None
+        except ValueError:  # the communicator is closed
+            return None
+
+    def last_call(self) -> int:
+        """The number of the last call that its rank has come to; 0 before the first."""
+        try:
+            return self._node.began(self._rank)
+        except ValueError:
+            return 0
+
+    def refuse(self, call: int, why: str) -> None:
+        """Leave why this rank refuses a call, before that is posted."""
+        self._words[_REFUSED] = call
+        self._words.write(_WHY, why, _WHY_BYTES)
+
+    def refusal(self, call: int) -> str:
+        """Why its rank refused a call; empty if it has refused another one since."""
+        return self._words.read(_WHY, _WHY_BYTES) if self._words[_REFUSED] == call else ""
+
+
+def reserve(memory: core.Segment, ranks: int) -> tuple[int, int]:
+    """Room for the logs of so many ranks: a place for their Node, and where the words begin; 0, 0: none."""
+    at = memory.reserve_words(ranks * _WORDS)
+    place = memory.reserve(ranks) if at else None
+    if at and place:
+        return place, at
+    if at:
+        memory.release_words(at, ranks * _WORDS)
+    return 0, 0
+
+
+class CallLogs:
+    """Those of the ranks of a communicator on this node, in order; at: where the words begin."""
+
+    def __init__(self, node: core.Node, memory: core.Segment, at: int) -> None:
+        self._node, self._memory, self._at = node, memory, at
+
+    def __getitem__(self, rank: int) -> CallLog:
+        return CallLog(self._node, rank, self._memory, self._at + 8 * rank * _WORDS)
+
+    @property
+    def mine(self) -> CallLog:
+        return self[self._node.rank]
+
+    def close(self) -> None:
+        """Leave; the memory may serve others when all ranks have left."""
+        ranks = self._node.size
+        if self._node.close():
+            self._memory.release_words(self._at, ranks * _WORDS)
