@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from ..agree.agreement import refused
 from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
-from ..node.segment import share
+from ..node import native
+from ..node.segment import all_of, opened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..core import dtypes
     from ..core.types import AnyArray
+    from ..node._native import core
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
@@ -27,6 +31,9 @@ else:
     dtypes = LazyModule("hpcomm.core.dtypes")
 
 __all__ = ["SharedArray", "shared_array"]
+
+_MOST = 1 << 47  # bytes of address space
+_HEAD = 1 << 16  # bytes that a segment needs for itself, beside 1 in 1024
 
 
 class SharedArray:
@@ -122,17 +129,52 @@ def shared_array(comm: Communicator, shape: int | Sequence[int], dtype: DTypeLik
 
 
 def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> AnyArray:
-    """The array in new memory, made sure of by the first rank: what is not there is no bus error later."""
-    from os import close
+    """The array in new memory, made sure of before: what is not there is no bus error later."""
+    count = math.prod(shape)
+    words = max(-(-count * kind.itemsize // 8), 1)
+    nbytes = 8 * words + words // 128 + _HEAD
+    memory = opened(node.mpi_handle, nbytes) if nbytes < _MOST else None
+    at = None
+    if memory is not None:
+        _spread(node, memory)
+        at = memory.reserve_words(words) if node.rank == 0 else None
+    at = node.broadcast_object(at)
+    if memory is not None and at is not None:
+        return np.frombuffer(memoryview(memory), kind, count, at).reshape(shape)
+    if not all_of(node.mpi_handle, native.missing() is None) and all_of(node.mpi_handle, _has(8 * words)):
+        return _by_mpi(node, count, kind).reshape(shape)
+    what = f"{8 * words} bytes of shared memory cannot be had on this node"
+    raise ConfigError(what, hint="df /dev/shm shows what is left; `hpcomm doctor` tells more")
 
-    nbytes = max(math.prod(shape) * kind.itemsize, 1)
-    own = -(-nbytes // node.size)
-    memory = share(node.mpi_handle, own, reserve=own)
-    if memory is None:
-        what = f"{nbytes} bytes of shared memory cannot be had on this node"
-        raise ConfigError(what, hint="df /dev/shm shows what is left; `hpcomm doctor` tells more")
-    close(memory[1])  # the map stays
-    return np.frombuffer(memory[0], np.uint8)[: math.prod(shape) * kind.itemsize].view(kind).reshape(shape)
+
+def _spread(node: Communicator, memory: core.Segment) -> None:
+    """Let each rank take a part from the system, so that pages lie near all of them."""
+    own = memory.nbytes // node.size
+    with suppress(OSError):  # there is not so much: reserve_words says so
+        os.posix_fallocate(memory.fileno(), node.rank * own, own)
+    node.barrier()
+
+
+def _has(nbytes: int) -> bool:
+    """Whether there is so much, where MPI itself would hang or end in a bus error."""
+    with suppress(OSError):
+        free = os.statvfs("/dev/shm")
+        return free.f_blocks == 0 or free.f_bavail * free.f_frsize > nbytes
+    return False
+
+
+def _by_mpi(node: Communicator, count: int, kind: np.dtype[np.generic]) -> AnyArray:
+    """Without the core MPI shares memory, which lasts until the end: nobody knows how long views are used."""
+    from mpi4py import MPI
+
+    own = count * kind.itemsize if node.rank == 0 else 0
+    window = MPI.Win.Allocate_shared(own, 1, comm=node.mpi_handle)  # type: ignore[arg-type]
+    memory: Any = window.Shared_query(0)[0]
+    array: AnyArray = np.frombuffer(memory, kind, count)
+    if node.rank == 0:
+        array.fill(0)
+    node.barrier()
+    return array
 
 
 def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import struct
 from contextlib import suppress
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from ._native import core
 
-__all__ = ["NodeSegment", "Region", "cores", "exchanged", "open_segment", "opened", "share"]
+__all__ = ["NodeSegment", "Region", "all_of", "cores", "exchanged", "open_segment", "opened"]
 
 _ENDED, _FAILED, _ASKED, _ANSWERED = range(4)
 _ANSWER, _ANSWER_BYTES, _NOTE_BYTES = 8, 4096, 512
@@ -265,62 +264,3 @@ def cores() -> bytearray:
     for core in os.sched_getaffinity(0):
         mine[core // 8 % len(mine)] |= 1 << core % 8
     return mine
-
-
-def share(node: MPI.Comm, own: int, reserve: int = 0) -> tuple[mmap.mmap, int] | None:
-    """Memory that the ranks of node share, own bytes of each, in the order of their ranks; collective.
-
-    Args:
-        reserve: make sure now that there is memory for so many of them, the first; for the others it is taken
-            as they are touched.
-
-    Returns:
-        The memory and the open file behind it, whose name is gone; None on all ranks where one of them
-        cannot map it.
-    """
-    from mpi4py import MPI
-
-    path = bytearray(64)
-    if node.rank == 0:
-        path[:] = f"/dev/shm/hpcomm-{os.getpid()}-{os.urandom(6).hex()}".encode().ljust(64)
-    node.Bcast([path, MPI.BYTE], 0)
-    name = path.decode().strip()
-    size = node.size * own
-    kept = range(node.rank * own, node.rank * own + reserve)
-    shared = _open(name, size, os.O_CREAT | os.O_EXCL, kept) if node.rank == 0 else None
-    node.Barrier()
-    if node.rank != 0:
-        shared = _open(name, size, 0, kept)
-    worst = bytearray(struct.pack("q", shared is not None))
-    node.Allreduce(MPI.IN_PLACE, [worst, MPI.INT64_T], MPI.MIN)
-    if node.rank == 0:
-        with suppress(OSError):  # never made, or where nothing can be
-            os.unlink(name)  # noqa: PTH108  pathlib costs 5 ms at every start
-    if shared is not None and not struct.unpack("q", worst)[0]:
-        os.close(shared[1])
-        return None
-    return shared
-
-
-def _make_room(file: int, size: int) -> None:
-    """Let the file be so long, if there is that much: to touch memory that cannot be had is a bus error."""
-    there = os.fstatvfs(file)
-    if there.f_blocks and there.f_bavail * there.f_frsize < size:  # no blocks: a tmpfs without a limit
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.ftruncate(file, size)
-
-
-def _open(name: str, size: int, flags: int, kept: range) -> tuple[mmap.mmap, int] | None:
-    """Map the file; None where that is not possible: it is optional, and doctor shows its absence."""
-    file = -1
-    try:
-        file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
-        if flags:
-            _make_room(file, size)
-        if kept:
-            os.posix_fallocate(file, kept.start, len(kept))
-        return mmap.mmap(file, size), file
-    except (OSError, ValueError):  # ValueError: rank 0 found no room, and left the file empty
-        if file >= 0:
-            os.close(file)
-        return None

@@ -158,6 +158,12 @@ static PyObject *segment_fileno(PyObject *self, PyObject *none) { /* for locks, 
   return (void)none, PyLong_FromLong(((Segment *)self)->segment.file);
 }
 
+/* memoryview(segment): all of it. For arrays that the program itself writes, in words that were reserved */
+static int segment_view(PyObject *self, Py_buffer *view, int flags) {
+  struct segment *s = &((Segment *)self)->segment;
+  return PyBuffer_FillInfo(view, self, s->head, (Py_ssize_t)s->nbytes, 0, flags);
+}
+
 static PyObject *segment_unlink(PyObject *self, PyObject *none) {
   Segment *s = (Segment *)self;
   (void)none;
@@ -190,6 +196,7 @@ static PyGetSetDef segment_attributes[] = {
     {"name", segment_name, NULL, NULL, NULL}, {"nbytes", segment_nbytes, NULL, NULL, NULL}, {0}};
 static PyType_Slot segment_slots[] = {{Py_tp_new, segment_new},
                                       {Py_tp_dealloc, segment_dealloc},
+                                      {Py_bf_getbuffer, segment_view},
                                       {Py_tp_methods, segment_methods},
                                       {Py_tp_getset, segment_attributes},
                                       {0, NULL}};
