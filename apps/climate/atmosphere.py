@@ -20,7 +20,7 @@ MERIDIONAL, ZONAL = 2.0e6, 2.0e-6
 EXCHANGE = 25.0  # W/(m² K)
 ABSORBED = 0.25  # share of sunlight that stays in the air
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--days", type=float, default=5.0)
 parser.add_argument("--read", help="go on from this restart file")
 parser.add_argument("--write", help="write a restart file")

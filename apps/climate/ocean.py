@@ -17,7 +17,7 @@ HOUR, DAY = 3600.0, 86400.0
 CAPACITY = 4.2e6 * 50.0  # J/(m² K), 50 m of water
 MERIDIONAL, ZONAL = 1.0e5, 1.0e-7
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--days", type=float, default=5.0)
 parser.add_argument("--read", help="go on from this restart file")
 parser.add_argument("--write", help="write a restart file")

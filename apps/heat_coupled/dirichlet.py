@@ -8,7 +8,7 @@ from heat import Square, exact
 import hpcomm
 from hpcomm.mpmd.coupling.implicit import windows
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--meshes", type=int, default=16)
 parser.add_argument("--window", type=float, default=0.1)
 parser.add_argument("--steps", type=int, default=5, help="windows")

@@ -7,7 +7,7 @@ import numpy as np
 
 import hpcomm
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--batches", type=int, default=40)
 options = parser.parse_args()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import hpcomm
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--batches", type=int, default=40)
 parser.add_argument("--size", type=int, default=256, help="rows of a batch, over all ranks")
 options = parser.parse_args()

@@ -6,7 +6,7 @@ import torch
 
 import hpcomm
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 parser.add_argument("--batches", type=int, default=40)
 parser.add_argument("--size", type=int, default=256)
 options = parser.parse_args()

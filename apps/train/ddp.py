@@ -24,7 +24,7 @@ BATCH, RATE, TOLERANCE = 96, 0.2, 1e-4  # 1, 2, 3 and 4 ranks divide a batch
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--backend", default="mpi")
     arguments = parser.parse_args()

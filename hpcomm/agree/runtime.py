@@ -28,7 +28,7 @@ from weakref import WeakSet
 
 from ..core.limits import EXIT_S, GRACE_S
 from ..errors import ConfigError, UsageError
-from ..job import exit_hooks, process_role
+from ..job import exit_hooks, process_role, variables
 from ..node import segment
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
     process_role.check_process("hpcomm")
     process_role.check_launcher(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
     process_role.mark(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+    if MPI.COMM_WORLD.rank == 0:
+        variables.warn()
     everybody = MPI.COMM_WORLD if everybody is None else everybody
     _name, _process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
     atexit.register(_stop_progress)  # as the last of ours: what ends before may wait for messages to go

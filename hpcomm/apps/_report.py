@@ -1,28 +1,17 @@
-"""Output of the apps: tables, progress of what lasts longer, and the verdict at the end."""
+"""Output of the apps: progress of what lasts longer, and the verdict at the end."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from .. import Communicator
+from ..job.command_line import table
 
 __all__ = ["Progress", "sleep_until_all", "table", "verdict"]
 
 _PATIENCE_S = 2.0  # between two lines of progress, and before the first
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Lay rows out under header: the first column to the left, the others to the right."""
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in cells
-    ]
-    return "\n".join([lines[0].rstrip(), rule, *(line.rstrip() for line in lines[1:])])
 
 
 class Progress:

@@ -9,7 +9,6 @@ memory as in the calls that it predicts. What it leaves out is printed below the
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import hpcomm
 from hpcomm.core.verbs import INPUT_BLOCKS
 
 from .. import Communicator
+from ..job.command_line import Parser
 from ..schedule.cost.machine_model import Machine, machine
 from ..schedule.cost.simulator import predict
 from ..schedule.prove import prove
@@ -133,7 +133,7 @@ def try_all(
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="algorithms_demo", description="all algorithms, checked and timed")
+    parser = Parser("algorithms_demo", "all algorithms, checked and timed")
     parser.add_argument("--bytes", type=nbytes, default="64k", help="of x, or of one block of it")
     options = parser.parse_args(argv)
     world = hpcomm.world

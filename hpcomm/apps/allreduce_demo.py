@@ -8,7 +8,6 @@ the widest type of the family, and compares. Blocking, in place and in the backg
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import numpy as np
 import hpcomm
 
 from .. import Communicator
+from ..job.command_line import Parser
 from ._arrays import DTYPES, Kind, kinds_at_hand, values
 from ._definition import OPS, definition, fault, operators
 from ._report import Progress, table, verdict
@@ -96,7 +96,7 @@ def price(comm: Communicator, nbytes: int) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="allreduce_demo", description="all_reduce, checked and timed")
+    parser = Parser("allreduce_demo", "all_reduce, checked and timed")
     parser.add_argument("--no-torch", action="store_true", help="leave torch out: its import takes a second")
     parser.add_argument("--no-timing", action="store_true", help="only check")
     options = parser.parse_args(argv)

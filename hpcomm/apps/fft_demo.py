@@ -9,7 +9,6 @@ a two-dimensional mesh, two turns, each within a row or column of ranks (Plimpto
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator, Field, Partition, Redistribution
+from ..job.command_line import Parser
 from ._arguments import positive, require_memory
 from ._report import table, verdict
 
@@ -80,8 +80,8 @@ def pencil(comm: Communicator, shape: tuple[int, int, int]) -> Transform:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="fft_demo", description="slab and pencil FFT over ranks")
-    parser.add_argument("--shape", type=positive, nargs=3, default=[36, 40, 28])
+    parser = Parser("fft_demo", "slab and pencil FFT over ranks")
+    parser.add_argument("--shape", type=positive, nargs=3, default=[36, 40, 28], help="of the array")
     shape = tuple(parser.parse_args(argv).shape)
     comm = hpcomm.world
     whole_nbytes = 16 * math.prod(shape)

@@ -9,7 +9,6 @@ Without a GPU it says what is missing, and measures the host.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator, ConfigError
+from ..job.command_line import Parser
 from . import _library
 from ._arguments import positive
 from ._picture import draw_bandwidths, require_picture
@@ -88,9 +88,15 @@ def way(comm: Communicator, peer: int, out: ArrayLike) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gpu_demo", description="paths of device arrays, and their speed")
+    parser = Parser("gpu_demo", "paths of device arrays, and their speed")
     parser.add_argument("--most", type=positive, default=SIZES[-1], help="bytes of the largest message")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw the bandwidths (needs matplotlib)")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        nargs="?",
+        const="gpu_demo.png",
+        help="draw the bandwidths (needs matplotlib)",
+    )
     options = parser.parse_args(argv)
     if options.most < SIZES[0]:
         parser.error(f"argument --most: the smallest message has {SIZES[0]} bytes")

@@ -8,7 +8,6 @@ error. What happens in one is not seen in the others.
 
 from __future__ import annotations
 
-import argparse
 import platform
 import sys
 
@@ -17,6 +16,7 @@ from mpi4py import MPI
 import hpcomm
 
 from .. import Communicator
+from ..job.command_line import Parser
 from ._report import table, verdict
 
 
@@ -31,7 +31,7 @@ def place(circle: Communicator | None, number: int | None) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    argparse.ArgumentParser(prog="groups_demo", description="ranks in smaller circles").parse_args(argv)
+    Parser("groups_demo", "ranks in smaller circles").parse_args(argv)
     world = hpcomm.world
     ranks = range(world.size)
 

@@ -10,7 +10,6 @@ are the same to the last bit, because every point is computed by the same operat
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ import hpcomm
 
 from .. import Field, Halo, LayoutError, Mesh
 from ..fields.files import checkpoints
+from ..job.command_line import Parser
 from ._arguments import positive, require_folder, require_memory
 from ._picture import draw_field, require_picture
 from ._report import Progress, verdict
@@ -99,14 +99,20 @@ def plate(mesh: Mesh, size: int) -> Field:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="heat2d", description="heat on a plate over a mesh of ranks")
+    parser = Parser("heat2d", "heat on a plate over a mesh of ranks")
     parser.add_argument(
         "--size", type=positive, default=256, help="points along one side (the other is 1.25 times)"
     )
-    parser.add_argument("--steps", type=positive, default=200)
+    parser.add_argument("--steps", type=positive, default=200, help="of the whole run")
     parser.add_argument("--checkpoint", metavar="FOLDER", help="go on from here, and save here")
     parser.add_argument("--every", type=positive, default=100, help="steps between checkpoints")
-    parser.add_argument("--picture", metavar="FILE.png", help="draw the plate at the end (needs matplotlib)")
+    parser.add_argument(
+        "--picture",
+        metavar="FILE.png",
+        nargs="?",
+        const="heat2d.png",
+        help="draw the plate at the end (needs matplotlib)",
+    )
     options = parser.parse_args(argv)
     if options.picture:
         require_picture(parser, options.picture)

@@ -9,7 +9,6 @@ W2 by rows, one all_reduce (Shoeybi et al. 2019). Both are compared with numpy o
 
 from __future__ import annotations
 
-import argparse
 import sys
 from itertools import pairwise
 from typing import Any
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Field, Mesh, Partition
+from ..job.command_line import Parser
 from ._arguments import positive, require_memory
 from ._report import table, verdict
 
@@ -53,9 +53,9 @@ def tensor_parallel(mesh: Mesh, x: Array, w1: Field, w2: Field) -> Array:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="matmul_demo", description="distributed matrix products")
-    parser.add_argument("--size", type=positive, default=240)
-    parser.add_argument("--panel", type=positive, default=64)
+    parser = Parser("matmul_demo", "distributed matrix products")
+    parser.add_argument("--size", type=positive, default=240, help="rows and columns of each matrix")
+    parser.add_argument("--panel", type=positive, default=64, help="columns of A that are broadcast at once")
     options = parser.parse_args(argv)
     comm = hpcomm.world
     n = options.size

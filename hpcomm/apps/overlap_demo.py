@@ -9,7 +9,6 @@ memory, little or nothing is saved; the demo shows what is.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 import hpcomm
 
 from .. import Communicator
+from ..job.command_line import Parser
 from . import _library
 from ._arguments import positive, require_memory
 from ._picture import draw_timeline, require_picture
@@ -64,9 +64,15 @@ def bars(spans: dict[str, tuple[float, float]], whole: float) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="overlap_demo", description="computing while communicating")
+    parser = Parser("overlap_demo", "computing while communicating")
     parser.add_argument("--bytes", type=positive, default=64_000_000, help="of each rank's array")
-    parser.add_argument("--picture", metavar="FILE.png", help="draw the timeline (needs matplotlib)")
+    parser.add_argument(
+        "--picture",
+        metavar="FILE.png",
+        nargs="?",
+        const="overlap_demo.png",
+        help="draw the timeline (needs matplotlib)",
+    )
     options = parser.parse_args(argv)
     if options.picture:
         require_picture(parser, options.picture)

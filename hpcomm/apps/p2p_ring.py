@@ -9,7 +9,6 @@ python -m hpcomm run -n 4 python -m hpcomm.apps.p2p_ring
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
+from ..job.command_line import Parser
 from ._arguments import positive, require_memory
 from ._report import table, verdict
 
@@ -66,7 +66,7 @@ def both_sides(comm: Communicator, x: Ints, left: int, right: int) -> tuple[Ints
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="p2p_ring", description="a token and arrays around a ring of ranks")
+    parser = Parser("p2p_ring", "a token and arrays around a ring of ranks")
     parser.add_argument("--count", type=positive, default=1_000_000, help="elements of the arrays that shift")
     options = parser.parse_args(argv)
 

@@ -9,7 +9,6 @@ soon as a message is too large to wait in a buffer of MPI's.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
+from ..job.command_line import Parser
 from ._picture import draw_pingpong, require_picture
 from ._report import Progress, sleep_until_all, table, verdict
 
@@ -80,9 +80,15 @@ def measure(comm: Communicator, peer: int) -> tuple[list[list[float]], list[str]
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pingpong", description="latency and bandwidth between two ranks")
-    parser.add_argument("--peer", type=int, help="the rank that rank 0 talks to (1)")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw both curves (needs matplotlib)")
+    parser = Parser("pingpong", "latency and bandwidth between two ranks")
+    parser.add_argument("--peer", type=int, help="the rank that rank 0 talks to (default: 1)")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        nargs="?",
+        const="pingpong.png",
+        help="draw both curves (needs matplotlib)",
+    )
     options = parser.parse_args(argv)
     if options.plot:
         require_picture(parser, options.plot)

@@ -8,7 +8,6 @@ too. Then a byte of the newest checkpoint is spoilt, and the one before it is ta
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import hpcomm
 
 from .. import Communicator, Field
 from ..fields.files import checkpoints
+from ..job.command_line import Parser
 from ._arguments import require_folder
 from ._report import verdict
 
@@ -51,7 +51,7 @@ def faults(fields: list[Field], step: int, who: str) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="restart_demo", description="checkpoints across numbers of ranks")
+    parser = Parser("restart_demo", "checkpoints across numbers of ranks")
     parser.add_argument("folder", nargs="?", help="where to save; a temporary folder if absent")
     given = parser.parse_args(argv).folder
     comm = hpcomm.world

@@ -10,7 +10,6 @@ Two numbers per rank travel for each result, whatever the length of the vector.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Any
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
+from ..job.command_line import Parser
 from ._arguments import moderate, positive, require_memory
 from ._report import table, verdict
 
@@ -55,7 +55,7 @@ def difference(got: Any, expected: Any) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="softmax_demo", description="softmax and norm over the ranks")
+    parser = Parser("softmax_demo", "softmax and norm over the ranks")
     parser.add_argument("--length", type=positive, default=1_000_003, help="elements of the whole vector")
     parser.add_argument("--spread", type=moderate, default=2_000.0, help="x lies between minus and plus this")
     options = parser.parse_args(argv)

@@ -8,7 +8,6 @@ deals out the rows; from then on only summaries travel, never the data. numpy on
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
+from ..job.command_line import Parser
 from ._arguments import bins, positive
 from ._dataset import read
 from ._picture import draw_histogram, require_picture
@@ -83,11 +83,17 @@ def compare(rows: Rows, column: int, edges: Rows, **got: AnyArray) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="stats_demo", description="statistics of a scattered table")
+    parser = Parser("stats_demo", "statistics of a scattered table")
     parser.add_argument("file", nargs="?", help=".csv or .npy; scikit-learn's digits if absent")
     parser.add_argument("--columns", type=positive, default=5, help="print those columns that vary most")
     parser.add_argument("--bins", type=bins, default=17, help="bins of the histogram")
-    parser.add_argument("--picture", metavar="FILE.png", help="draw the histogram (needs matplotlib)")
+    parser.add_argument(
+        "--picture",
+        metavar="FILE.png",
+        nargs="?",
+        const="stats_demo.png",
+        help="draw the histogram (needs matplotlib)",
+    )
     options = parser.parse_args(argv)
     if options.picture:
         require_picture(parser, options.picture)

@@ -13,21 +13,23 @@ What each setting is for, with the measurements behind it: docs/launching.md.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigError
 from . import supervise
+from .command_line import Command
 from .installation import Mpi, check_python, find_mpi, which
 from .launcher import host_and_slots, named, wrong_name
 from .rank_output import told_apart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "Job",
@@ -38,31 +40,16 @@ __all__ = [
     "core_names",
     "main",
     "parse",
+    "parser",
     "registers_memory",
     "usable_cores",
 ]
 
-USAGE = """\
-usage: hpcomm run [-n N] [options] COMMAND...
+_ABOUT = """\
+hpcomm run [-n N] [options] COMMAND...
        hpcomm run -n N COMMAND... : -n M COMMAND... [: ...]
        hpcomm run [--dry-run] [--only PROGRAM] [...] SPEC.toml     (see: hpcomm run --help SPEC.toml)
-
-Start COMMAND on N ranks, under the MPI that mpi4py in this Python uses.
-`python` as COMMAND is this Python. Without -n: one rank per core, or what the batch system allots.
-
-  -n, --ranks N         number of ranks
-  --hosts A:2,B:2       run on these hosts, with so many ranks each
-  --timeout SECONDS     end the job after that time, show where each rank was, exit with 124
-  --stall SECONDS       end the job when a rank has waited so long in one call, and say for whom
-  -x, --env NAME=VALUE  set a variable for every rank (NAME alone: hand over its present value)
-  --label               put [RANK] before each line that a rank prints
-  --output FOLDER       write what each rank prints to FOLDER/rank-RANK; with --label here as well
-  --launcher WHICH      mpiexec, srun or a path, instead of the one that fits
-  --dry-run             print the command line and what it adds to the environment; run nothing
-  -v, --verbose         print the command line, then run it
-  --                    what follows is the command
 """
-
 # MPICH's collectives in shared memory spin without yielding when MPI was brought up without threads.
 _MPICH_YIELDING = {
     f"MPIR_CVAR_{verb}_POSIX_INTRA_ALGORITHM": "mpir" for verb in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
@@ -123,10 +110,10 @@ class Machine(NamedTuple):
 
 def has_spec(argv: Sequence[str]) -> bool:
     """Whether these words run a spec (start.py), and not a command that has one as its argument."""
-    words = list(argv)
+    words, valued = list(argv), (*_SPEC_OPTIONS, *parser().valued())
     while words and words[0].startswith("-"):
         word = words.pop(0)
-        if words and word in (*_OPTIONS, *_SPEC_OPTIONS):
+        if words and word in valued:
             words.pop(0)
     return (bool(words) and words[0].endswith(".toml")) or (
         bool(argv) and argv[0] in ("-h", "--help") and argv[-1].endswith(".toml")
@@ -134,10 +121,7 @@ def has_spec(argv: Sequence[str]) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`hpcomm run` with these words; returns only under --help and --dry-run."""
-    if argv and argv[0] in ("-h", "--help"):
-        print(USAGE, end="")
-        return 0
+    """`hpcomm run` with these words; returns only under --dry-run."""
     check_folder()
     job = parse(argv)
     mpi = find_mpi(job.launcher)
@@ -188,27 +172,75 @@ def shell_line(command: list[str], added: Mapping[str, str]) -> str:
 # -- what was asked ----------------------------------------------------------------------------------
 
 
+def parser() -> Command:
+    """The options in front of a command, by the names of Job's fields (and ranks), and the command."""
+    made = Command("hpcomm run", "Start COMMAND on N ranks, under the MPI that mpi4py in this Python uses.")
+    made.usage = _ABOUT.rstrip()
+    add = made.add_argument
+    one = "one rank per core, or what the batch system allots"
+    add("-n", "-np", "--ranks", dest="ranks", type=_read_ranks, metavar="N", help=f"ranks (default: {one})")
+    add("--hosts", type=_read_hosts, metavar="A:2,B:2", help="run on these hosts, with so many ranks each")
+    add(
+        "--timeout",
+        dest="timeout_s",
+        type=read_timeout,
+        metavar="SECONDS",
+        help="end the job after that time, show where each rank was, exit with 124 (default: no limit)",
+    )
+    add(
+        "--stall",
+        dest="env",
+        action="append",
+        type=read_stall,
+        metavar="SECONDS",
+        help="end the job when a rank has waited so long in one call, and say for whom (default: wait)",
+    )
+    add(
+        "-x",
+        "--env",
+        dest="env",
+        action="append",
+        type=_read_env,
+        metavar="NAME=VALUE",
+        help="set a variable for every rank (NAME alone: hand over its present value)",
+    )
+    add("--label", action="store_true", help="put [RANK] before each line that a rank prints")
+    add(
+        "--output",
+        metavar="FOLDER",
+        help="write what each rank prints to FOLDER/rank-RANK; with --label here as well",
+    )
+    add("--launcher", metavar="WHICH", help="mpiexec, srun or a path (default: the one that fits)")
+    add("--dry-run", action="store_true", help="print the command line and what it adds to the environment")
+    add("-v", "--verbose", action="store_true", help="print the command line, then run it")
+    add(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND...",
+        help="what to run; `python` and `hpcomm` are this Python's; -- may stand before it",
+    )
+    return made  # fmt: skip
+
+
 def parse(argv: Sequence[str]) -> Job:
     """Read the words after `hpcomm run`.
 
     Raises:
         ConfigError: an unknown option, a wrong value, or a command that does not exist.
     """
-    first, *others = _split_at_colons(argv)
-    options, command = _read_options(first)
-    programs = [Program(options.pop("ranks", None), _command(command))]
-    for words in others:
-        own, command = _read_options(words)
-        programs.append(Program(own.pop("ranks", None), _command(command)))
-        if own:
-            raise _error(
-                "only -n may stand behind a colon.", "put options for the whole job before the first program"
-            )
+    read, parts = parser(), _split_at_colons(argv)
+    first, *others = [vars(read.parse_args(words)) for words in parts]
+    programs = [Program(each.pop("ranks"), _command(each.pop("command"))) for each in (first, *others)]
+    if any(value for each in others for value in each.values()):
+        raise _error(
+            "only -n may stand behind a colon.", "put options for the whole job before the first program"
+        )
     if others and any(program.ranks is None for program in programs):
         raise _error(
             "a job of several programs needs -n for each.", "hpcomm run -n 1 python a.py : -n 3 python b.py"
         )
-    return Job(tuple(programs), **options)
+    env = {name: value for given in first.pop("env") or () for name, value in given.items()}
+    return Job(tuple(programs), env=env, **first)
 
 
 def _error(what: str, hint: str) -> ConfigError:
@@ -223,35 +255,6 @@ def _split_at_colons(words: Sequence[str]) -> list[list[str]]:
         else:
             parts[-1].append(word)
     return parts
-
-
-def _read_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The options in front of a command, by the names of Job's fields (and ranks), and the command."""
-    options: dict[str, Any] = {}
-    left = list(words)
-    while left and left[0].startswith("-"):
-        word = left.pop(0)
-        if word == "--":
-            break
-        name, joined, value = word.partition("=")
-        if word in _FLAGS:
-            options[_FLAGS[word]] = True
-        elif name not in _OPTIONS:
-            raise unknown_option(name)
-        elif not joined and not left:
-            raise _error(f"{name} needs a value.", "hpcomm run --help")
-        else:
-            field, read = _OPTIONS[name]
-            given = read(value if joined else left.pop(0))
-            options[field] = {**options.get(field, {}), **given} if field == "env" else given
-    return options, left
-
-
-def unknown_option(name: str) -> ConfigError:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, [*_FLAGS, *_OPTIONS], 1, 0.7)  # two dashes alone are like
-    return _error(f"unknown option {name}.", " or ".join([*close, "hpcomm run --help"]))
 
 
 def _read_ranks(text: str) -> int:
@@ -291,26 +294,16 @@ def _read_hosts(text: str) -> str:
 
 
 _SPEC_OPTIONS = ("--as", "--only", "--record", "--files", "--progress")  # those of a spec, with a value
-_FLAGS = {"--dry-run": "dry_run", "-v": "verbose", "--verbose": "verbose", "--label": "label"}
-_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "-n": ("ranks", _read_ranks),
-    "-np": ("ranks", _read_ranks),
-    "--ranks": ("ranks", _read_ranks),
-    "--hosts": ("hosts", _read_hosts),
-    "--timeout": ("timeout_s", read_timeout),
-    "--stall": ("env", read_stall),
-    "-x": ("env", _read_env),
-    "--env": ("env", _read_env),
-    "--launcher": ("launcher", str),
-    "--output": ("output", str),
-}
 
 
-def _command(words: Sequence[str]) -> tuple[str, ...]:
+def _command(words: list[str]) -> tuple[str, ...]:
+    words = words[1:] if words[:1] == ["--"] else words
     if not words:
         raise _error("no command to run.", "hpcomm run -n 4 python program.py")
     if words[0] in ("python", "python3"):
         return (sys.executable, *words[1:])
+    if words[0] == "hpcomm":  # this one, whatever PATH has
+        return (sys.executable, "-m", *words)
     if which(words[0]) is None:
         is_script = words[0].endswith(".py") and Path(words[0]).is_file()
         hint = f"hpcomm run python {words[0]}" if is_script else "check its spelling, or give its full path"

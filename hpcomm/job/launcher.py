@@ -18,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import variables
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -57,10 +59,6 @@ LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for 
 HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons
 SLURM = "slurmstepd"
-_OURS = (  # variables that a rank's supervisor sets
-    *("HPCOMM_PROGRAM", "HPCOMM_PROGRAMS", "HPCOMM_PROGRESS", "HPCOMM_SPEC", "HPCOMM_DEVICE"),
-    *("HPCOMM_ON_FAILURE", "HPCOMM_RECORD", "HPCOMM_REPLAY"),
-)
 _FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")  # variables of where it keeps its own
 _LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
 KILLED = "killed"  # a file of a job, on its launcher's host: the status of the first rank that was killed
@@ -238,7 +236,7 @@ def wrong_name(name: str) -> str:
     """What is wrong with the name of a variable that ranks are to have; empty: nothing."""
     if not name or "=" in name or "\0" in name or any(each.isspace() for each in name):
         return f"{name!r} is no name of a variable"
-    return f"the variable {name} is hpcomm's own" if name in _OURS else ""
+    return f"the variable {name} is hpcomm's own" if name in variables.OWN else ""
 
 
 def host_and_slots(text: str) -> tuple[str, int] | None:

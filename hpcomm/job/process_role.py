@@ -13,7 +13,7 @@ import sys
 from ..errors import ConfigError, UsageError
 from .launcher import began_of, environ_of, launcher_of, parent_of
 
-__all__ = ["RANKS", "check_launcher", "check_library", "check_process", "fork", "mark"]
+__all__ = ["RANKS", "check_launcher", "check_library", "check_process", "fork", "is_child", "mark"]
 
 _MARK = "HPCOMM_IS_RANK"  # process, when it began, its number
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT")  # who has one was launched
@@ -38,6 +38,11 @@ def fork() -> None:
     global forked
     pid, _, rank = os.environ.get(_MARK, "0 0 0").split()
     forked = f"rank {rank} (process {pid})"
+
+
+def is_child() -> bool:
+    """Whether this process is a child of a rank."""
+    return bool(forked or _parent())
 
 
 def check_process(where: str) -> None:

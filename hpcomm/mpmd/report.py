@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..job.command_line import table as laid_out
 from .coupled_field import host, width_of
 from .coupling import trial
 
@@ -56,15 +57,12 @@ def row_of(
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines of text."""
-    lines = [
-        f"{'program':14s}{'ranks':>6s}{'seconds':>10s}{'computing':>11s}{'waiting':>9s}{'exchanging':>12s}"
-    ]
+    cells = []
     for row in rows:
-        parts = [100 * part / max(row.total_s, 1e-9) for part in row[3:6]]
-        lines.append(
-            f"{row.program:14s}{row.ranks:6d}{row.total_s:10.2f}"
-            f"{parts[0]:10.0f} %{parts[1]:7.0f} %{parts[2]:10.0f} %"
-        )
+        parts = [f"{100 * part / max(row.total_s, 1e-9):.0f} %" for part in row[3:6]]
+        cells.append((row.program, row.ranks, f"{row.total_s:.2f}", *parts))
+    header = ("program", "ranks", "seconds", "computing", "waiting", "exchanging")
+    lines = laid_out(header, cells, rule=False).splitlines()
     for row in rows:
         for peer, seconds in row.waits_for.items():
             if seconds > 0.01 * row.total_s:

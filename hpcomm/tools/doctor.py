@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import __version__
 from ..errors import ConfigError
+from ..job.command_line import Command, table
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
 from ..job.launch import usable_cores
 from ..job.mpi_shared_memory import stale_segments
@@ -31,14 +32,8 @@ from .mpi_probe import ANSWER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Finding", "examine", "main", "render", "spans"]
+__all__ = ["Finding", "examine", "main", "parser", "render", "spans"]
 
-USAGE = """\
-usage: hpcomm doctor [--json]
-       hpcomm run -n 4 python -m hpcomm doctor    also shows which ranks are where
-
-Exit status: 0 healthy, 1 there are problems.
-"""
 LIMIT_S = 30.0  # for MPI to come up, in a process of its own
 SHM_NEEDED = 32 * 2**20  # bytes in /dev/shm that a few ranks of either MPI take
 SHM_SCARCE = 128 * 2**20
@@ -63,16 +58,24 @@ class Finding(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """`hpcomm doctor` with these words."""
-    if unknown := [word for word in argv if word not in ("--json", "-h", "--help")]:
-        raise ConfigError(f"unknown option {unknown[0]}.", where="hpcomm doctor", hint="hpcomm doctor --help")
-    if "-h" in argv or "--help" in argv:
-        print(USAGE, end="")
-        return 0
+    options = parser().parse_args(list(argv))
     report = examine(os.environ)
     if _number(os.environ, _RANK, 0) > 0:
         return 0  # rank 0 speaks for all
-    print(json.dumps(report, indent=2) if "--json" in argv else render(report))
+    print(json.dumps(report, indent=2) if options.json else render(report))
     return 0 if report["healthy"] else 1
+
+
+def parser() -> Command:
+    """The command's options."""
+    about = "Whether MPI, launcher, shared memory and environment of this machine fit together."
+    made = Command("hpcomm doctor", about)
+    made.epilog = (
+        "hpcomm run -n 4 python -m hpcomm doctor also shows which ranks are where.\n"
+        "Exit status: 0 healthy, 1 there are problems."
+    )
+    made.add_argument("--json", action="store_true", help="all that was found, for programs")
+    return made
 
 
 def examine(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -414,8 +417,8 @@ def render(report: Mapping[str, Any]) -> str:
     """The report as a text of some twenty lines."""
     lines = [f"{name:14s}{text}" for name, text in _rows(report)]
     if report["nodes"]:
-        lines += ["", f"{'node':24s}{'cores':>5s}  ranks"]
-        lines += [f"{node['host']:24s}{node['cores']:5d}  {spans(node['ranks'])}" for node in report["nodes"]]
+        rows = [(node["host"], node["cores"], spans(node["ranks"])) for node in report["nodes"]]
+        lines += ["", table(("node", "cores", "ranks"), rows, left=(0, 2), rule=False)]
     for level in ("problem", "advice"):
         for finding in report["findings"]:
             if finding["level"] == level:

@@ -9,13 +9,14 @@ python -m hpcomm draw ring --ranks 8 -o ring.json                  a trace for c
 
 from __future__ import annotations
 
-import argparse
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingError, UsageError
+from ..job.command_line import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ..schedule.cost.simulator import Simulation
     from ..schedule.stream import Schedule
 
-__all__ = ["chrome_trace", "cost", "main", "schedule_picture", "space_time", "winners"]
+__all__ = ["chrome_trace", "cost", "main", "parser", "schedule_picture", "space_time", "winners"]
 
 PICTURES = (".svg", ".png", ".pdf")
 MOST_MESSAGES = 2_000_000  # of a picture or a trace
@@ -44,14 +45,15 @@ _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab
 
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
-    options = _parser().parse_args(list(words))
+    options = parser().parse_args(list(words))
     from ..schedule.assured import assured
     from ..schedule.cost.machine_model import machine
     from ..schedule.cost.simulator import meant, simulate
     from ..schedule.registry import load, named
     from .sim import check_ranks, numbers
 
-    out = Path(options.output)
+    drawn = re.sub(r"[^\w.-]+", "_", options.algorithm)
+    out = Path(options.output or f"{drawn}_{options.view}.svg")
     writable(out, (*PICTURES, ".json"))
     if options.load:
         load(options.load)
@@ -428,17 +430,22 @@ def _save(figure: Figure, out: Path) -> None:
     pyplot().close(figure)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hpcomm draw", description="draw collective algorithms and what they cost"
-    )
+def parser() -> Command:
+    """The command's options."""
+    parser = Command("hpcomm draw", "Draw collective algorithms and what they cost.")
     parser.add_argument("algorithm", help="a name; for cost and winners several with commas, or all")
-    parser.add_argument("--verb", default="all_reduce")
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--root", type=int, default=0)
-    parser.add_argument("--view", choices=("messages", "time", "cost", "winners"), default="messages")
+    parser.add_argument("--verb", default="all_reduce", help="all_reduce, broadcast, ...")
+    parser.add_argument("--ranks", type=int, default=8, help="of the picture; the most for winners")
+    parser.add_argument("--root", type=int, default=0, help="of verbs that have one")
+    views = ("messages", "time", "cost", "winners")
+    parser.add_argument("--view", choices=views, default=views[0], help="what is drawn")
     parser.add_argument("--bytes", default="64k", help="of x, for --view time and traces")
     parser.add_argument("--machine", default="cluster", help="for everything that has to do with time")
     parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
-    parser.add_argument("-o", "--output", required=True, help=".svg, .png, .pdf; .json: a Chrome trace")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help=".svg, .png, .pdf; .json: a Chrome trace (default: ALGORITHM_VIEW.svg)",
+    )
     return parser

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..job.command_line import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,14 +53,13 @@ def report(path: str, as_json: bool = False) -> int:
         return 0
     print(f"{path}: overhead + latency {(on['latency'][0] + 2 * on['overhead']) * 1e6:.2f} us,")
     print(f"  {1e-9 / on['per_byte'][0]:.2f} GB/s, reduce {1e-9 / on['reduce_per_byte']:.2f} GB/s\n")
-    print(
-        f"{'algorithm':20s}{'ranks':>6s}{'bytes':>10s}{'measured us':>14s}{'predicted us':>14s}{'error':>8s}"
-    )
-    for row in rows:
-        print(
-            f"{row['algorithm']:20s}{row['ranks']:6d}{row['bytes']:10d}{row['seconds'] * 1e6:14.1f}"
-            f"{row['predicted'] * 1e6:14.1f}{row['error']:+8.0%}"
-        )
+    header = ("algorithm", "ranks", "bytes", "measured us", "predicted us", "error")
+    cells = [
+        (*(row[key] for key in header[:3]), *(f"{row[key] * 1e6:.1f}" for key in ("seconds", "predicted")),
+         f"{row['error']:+.0%}")
+        for row in rows
+    ]  # fmt: skip
+    print(table(header, cells, rule=False))
     print("\nmedian error on sizes and ranks it was not fitted to:")
     for ranks in dict.fromkeys(row["ranks"] for row in rows):
         off = sorted(abs(row["error"]) for row in rows if row["ranks"] == ranks)

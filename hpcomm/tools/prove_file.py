@@ -6,18 +6,19 @@ python -m hpcomm prove star.py --ranks 2,3,48,1000 --algorithm star:chunks=4
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HpcommError, UsageError
+from ..job.command_line import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..schedule.assured import Evidence
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _RANKS = "1,2,3,4,5,6,7,8,9,12,15,16,17,24,31,32,33,48,64"
 _MOST = 1_000_000_000  # chunks that move: a minute
@@ -26,7 +27,7 @@ WRONG = 1  # exit status
 
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
-    options = _parser().parse_args(list(words))
+    options = parser().parse_args(list(words))
     from ..schedule.registry import algorithms, load, named, verbs
     from .sim import ranks_of
 
@@ -42,32 +43,55 @@ def main(words: Sequence[str]) -> int:
             f"{options.file} registers no such algorithm",
             hint='@register("star", "all_reduce") above a function',
         )
-    return max([_prove(verb, name, sizes) for verb, name in found])
+    records = [_prove(verb, name, sizes) for verb, name in found]
+    if options.json:
+        print(json.dumps(records, indent=1))
+    else:
+        for record in records:
+            print(_told(record), file=sys.stderr if record["wrong"] else sys.stdout)
+    return WRONG if any(record["wrong"] for record in records) else 0
 
 
-def _prove(verb: str, algorithm: str, sizes: list[int]) -> int:
-    """Prove one on all sizes and roots that it takes, and say so; returns the exit status."""
+def _prove(verb: str, algorithm: str, sizes: list[int]) -> dict[str, Any]:
+    """Prove one on all sizes and roots that it takes: what came of that."""
     from ..schedule.interpret import ScheduleError
 
     tried = {p: _tried(verb, algorithm, p) for p in sizes}
     wrong = [p for p, found in tried.items() if isinstance(found, ScheduleError)]
     refused = [p for p, found in tried.items() if isinstance(found, HpcommError) and p not in wrong]
     right = [p for p in sizes if p not in (*wrong, *refused)]
+    record = {"verb": verb, "algorithm": algorithm, "right": right, "refused": refused}
+    if refused:
+        record["why_refused"] = getattr(tried[refused[0]], "what", "")
     if wrong or not right:
         p = (wrong or refused)[0]
-        print(
-            f"{verb} by {algorithm}: {'wrong on' if wrong else 'not for'} {p} ranks\n{tried[p]}",
-            file=sys.stderr,
-        )
-        return WRONG
-    print(f"{verb} by {algorithm}: right on {', '.join(map(str, right))} ranks")
-    if refused:
-        print(f"  it is not for {', '.join(map(str, refused))}: {getattr(tried[refused[0]], 'what', '')}")
+        return {**record, "wrong": wrong or refused, "why_wrong": str(tried[p]), "no_proof": not wrong}
     last: Any = tried[right[-1]]
     proof = last.proof
-    print(f"  on {right[-1]}, {last.words}: rounds {proof.rounds}, at least {proof.least_rounds}")
-    print(f"  sent by the busiest rank {proof.sent:.4g} of x, at least {proof.least_sent:.4g}")
-    return 0
+    return {
+        **record,
+        "wrong": [],
+        "proved": last.words,
+        "rounds": proof.rounds,
+        "least_rounds": proof.least_rounds,
+        "sent": proof.sent,
+        "least_sent": proof.least_sent,
+    }
+
+
+def _told(found: dict[str, Any]) -> str:
+    what, right, refused = f"{found['verb']} by {found['algorithm']}", found["right"], found["refused"]
+    if found["wrong"]:
+        how = "not for" if found["no_proof"] else "wrong on"
+        return f"{what}: {how} {found['wrong'][0]} ranks\n{found['why_wrong']}"
+    lines = [f"{what}: right on {', '.join(map(str, right))} ranks"]
+    if refused:
+        lines.append(f"  it is not for {', '.join(map(str, refused))}: {found['why_refused']}")
+    lines.append(
+        f"  on {right[-1]}, {found['proved']}: rounds {found['rounds']}, at least {found['least_rounds']}"
+    )
+    lines.append(f"  sent by the busiest rank {found['sent']:.4g} of x, at least {found['least_sent']:.4g}")
+    return "\n".join(lines)
 
 
 def _tried(verb: str, algorithm: str, p: int) -> Evidence | HpcommError:
@@ -82,13 +106,13 @@ def _tried(verb: str, algorithm: str, p: int) -> Evidence | HpcommError:
         return error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hpcomm prove", description="whether algorithms do what they should"
-    )
+def parser() -> Command:
+    """The command's options."""
+    parser = Command("hpcomm prove", "Whether algorithms do what they should.")
     parser.add_argument("file", help="Python that registers algorithms")
-    parser.add_argument("--ranks", default=_RANKS, help=f"one number or several; {_RANKS}")
+    parser.add_argument("--ranks", default=_RANKS, help="one number or several")
     parser.add_argument(
         "--algorithm", help="names with commas between, with parameters; default: all of the file"
     )
+    parser.add_argument("--json", action="store_true", help="a list of records instead of text")
     return parser

@@ -5,17 +5,18 @@ python -m hpcomm sim all_reduce --algorithm ring,tree,double_tree --ranks 24576 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..job.command_line import Command
+from ..job.command_line import table as laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["check_ranks", "main", "numbers", "ranks_of"]
+__all__ = ["check_ranks", "main", "numbers", "parser", "ranks_of"]
 
 MOST_RANKS = 1_000_000  # of a simulation
 _DIGITS = 18  # of a number
@@ -24,7 +25,7 @@ _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
-    options = _parser().parse_args(list(words))
+    options = parser().parse_args(list(words))
     if options.fit:
         from . import fit
 
@@ -87,17 +88,15 @@ def table(records: list[dict[str, Any]], name: str) -> str:
 
     on = machine(name)
     lines = [f"{on.name}: {on.about}", ""]
-    lines.append(
-        f"{'algorithm':24s} {'ranks':>8s} {'bytes':>12s} {'time':>12s} "
-        f"{'rounds':>8s} {'sent/rank':>12s} {'NIC':>12s}"
-    )
+    rows = []
     for r in records:
-        load = r["load"]
-        lines.append(
-            f"{r['schedule']:24s} {r['ranks']:8d} {r['bytes']:12d} {duration(r['seconds']):>12s} "
-            f"{r['iterations']:8d} "
-            f"{size(load['rank']['busiest']):>12s} {size(load['nic']['busiest']):>12s}"
+        busiest = [size(r["load"][kind]["busiest"]) for kind in ("rank", "nic")]
+        rows.append(
+            (r["schedule"], r["ranks"], r["bytes"], duration(r["seconds"]), r["iterations"], *busiest)
         )
+    lines.append(
+        laid_out(("algorithm", "ranks", "bytes", "time", "rounds", "sent/rank", "NIC"), rows, rule=False)
+    )
     sampled = sorted({r["schedule"] for r in records if r["proof"].startswith("sampled")})
     if sampled:
         lines += ["", f"too large to be proved as they are, so proved on fewer ranks: {', '.join(sampled)}"]
@@ -152,13 +151,14 @@ def check_ranks(ranks: int) -> None:
         raise UsageError(f"{ranks:,} ranks are too many to simulate", hint=f"at most {MOST_RANKS:,}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hpcomm sim", description="what a collective takes on a machine")
+def parser() -> Command:
+    """The command's options."""
+    parser = Command("hpcomm sim", "What collectives take on a machine.")
     parser.add_argument("verb", nargs="?", default="all_reduce", help="all_reduce, broadcast, ...")
     parser.add_argument(
         "--algorithm",
         default="all",
-        help="names with commas between, with parameters as in double_tree:chunks=16; default: all",
+        help="names with commas between, with parameters as in double_tree:chunks=16",
     )
     parser.add_argument("--ranks", default="8", help="one number or several: 96,384,1536")
     parser.add_argument("--bytes", default="8", help="of x; one or several: 8,64k,1M")
@@ -169,6 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fit",
         metavar="FILE",
-        help="measure a ping-pong of 2 ranks here, write the machine to FILE, and say how far off it is",
+        nargs="?",
+        const="here.json",
+        help="measure a ping-pong of 2 ranks here, write the machine to FILE (default: here.json), and say "
+        "how far off it is",
     )
     return parser

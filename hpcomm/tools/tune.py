@@ -10,7 +10,6 @@ again alone against the default, in three of four rounds.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -23,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, TABLE
 from ..errors import ConfigError, TransportError, UsageError
+from ..job.command_line import Command
+from ..job.command_line import table as laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..communicator.communicator import Communicator
 
-__all__ = ["confirmed", "fastest", "main", "measure"]
+__all__ = ["confirmed", "fastest", "main", "measure", "parser"]
 
 VERBS = tuple(verb for verb in TABLE if verb != "barrier")  # a barrier has no size to choose by
 MARGIN = 1.05  # the default stays unless it takes this many times as long
@@ -42,7 +43,7 @@ LIMIT_S = 3600
 
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
-    options = _parser().parse_args(list(words))
+    options = parser().parse_args(list(words))
     from ..schedule.registry import load
     from .sim import numbers
 
@@ -141,19 +142,16 @@ def confirmed(times: dict[str, list[float]], chosen: str, margin: float = MARGIN
 
 def table(records: list[dict[str, Any]]) -> str:
     """Per verb and size the default, the fastest of the library's own and of ours, and what is chosen."""
-    head = f"{'verb':12s}{'bytes':>10s}{'default us':>12s}  "
-    head += f"{'the library, chosen':34s}{'our schedule':34s}choice"
-    lines = [head]
+    cells = []
     for verb, nbytes in dict.fromkeys((r["verb"], r["bytes"]) for r in records):
         rows = [r for r in records if (r["verb"], r["bytes"]) == (verb, nbytes)]
         default = next(r for r in rows if not r["algorithm"])
-        cells = [_best([r for r in rows if r["algorithm"].startswith("mpi:")])]
-        cells.append(_best([r for r in rows if r["algorithm"] and not r["algorithm"].startswith("mpi:")]))
+        library = _best([r for r in rows if r["algorithm"].startswith("mpi:")])
+        own = _best([r for r in rows if r["algorithm"] and not r["algorithm"].startswith("mpi:")])
         chosen = next(r["algorithm"] for r in rows if r["chosen"]) or "default"
-        lines.append(
-            f"{verb:12s}{nbytes:10d}{default['seconds'] * 1e6:12.1f}  {cells[0]:34s}{cells[1]:34s}{chosen}"
-        )
-    return "\n".join(lines)
+        cells.append((verb, nbytes, f"{default['seconds'] * 1e6:.1f}", library, own, chosen))
+    header = ("verb", "bytes", "default us", "the library, chosen", "our schedule", "choice")
+    return laid_out(header, cells, left=(0, 3, 4, 5), rule=False)
 
 
 def _best(rows: list[dict[str, Any]]) -> str:
@@ -336,14 +334,21 @@ def _plot(records: list[dict[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hpcomm tune", description="which algorithm is fastest here")
+def parser() -> Command:
+    """The command's options."""
+    parser = Command("hpcomm tune", "Which algorithm is fastest here.")
     parser.add_argument("--ranks", type=int, default=2, help="of the job that measures, and of the table")
     parser.add_argument("--verb", default="all", help=f"with commas between: {','.join(VERBS)}")
     parser.add_argument("--bytes", default="8,512,8k,64k,512k,4M", help="of x on one rank, or of one block")
     parser.add_argument("--rounds", type=int, default=9, help="of which the median counts")
     parser.add_argument("-o", "--output", help="the table (default: HPCOMM_TUNED, or the user's cache)")
-    parser.add_argument("--plot", metavar="FILE", help="a chart of measured against modelled")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        nargs="?",
+        const="tuned.svg",
+        help="a chart of measured against modelled (default: tuned.svg)",
+    )
     parser.add_argument("--no-model", action="store_true", help="do not fit the model, and do not compare")
     parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
     parser.add_argument("--json", action="store_true", help="every measurement instead of a table")

@@ -19,10 +19,8 @@ from mpi4py import MPI  # noqa: E402
 
 import hpcomm  # noqa: E402
 
-_TEST_S = float(os.environ.get("HPCOMM_TEST_S", "40"))  # one test on one rank; a hang is found by this
-_PEER_S = float(
-    os.environ.get("HPCOMM_TEST_PEER_S", "20")
-)  # how long a rank that is done waits for the others
+_TEST_S = float(os.environ.get("TEST_S", "40"))  # one test on one rank; a hang is found by this
+_PEER_S = float(os.environ.get("TEST_PEER_S", "20"))  # how long a rank that is done waits for the others
 _AGREEMENT: list[Agreement] = []
 _IN_USE: list[hpcomm.Communicator] = []  # the communicator of the session
 _ABANDONED: list[hpcomm.Communicator] = []  # those of before a failure: ranks may be out of step on them

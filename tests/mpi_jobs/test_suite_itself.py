@@ -21,7 +21,7 @@ def suite(job: Any, tmp_path: Path) -> Any:
             shutil.copy(SUITE / name, tmp_path)
         test = tmp_path / "test_sample.py"
         test.write_text("import time\nimport pytest\nimport numpy as np\n" + source)
-        haste = {"HPCOMM_TEST_PEER_S": str(peer_s), "HPCOMM_TEST_S": str(test_s)}
+        haste = {"TEST_PEER_S": str(peer_s), "TEST_S": str(test_s)}
         options = ["-p", "no:cacheprovider", "-c", "/dev/null", "--color=no", "--with-mpi"]
         command = ["python", "-m", "pytest", *options, str(test)]
         return job(2, command, timeout=100, expect=None, env=haste)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 BRIDGE, NET, PREFIX = "hpcommbr0", "10.78.0", "hpcomm-h"
@@ -105,7 +104,7 @@ class Hosts:
     def environ(self, vendor: str) -> dict[str, str]:
         """What the launchers need to reach the others."""
         root = str(Path(__file__).parents[2])
-        common = {"PYTHONPATH": root, "PATH": os.environ["PATH"], "HPCOMM_PYTHON": sys.executable}
+        common = {"PYTHONPATH": root, "PATH": os.environ["PATH"]}
         if vendor == "openmpi":
             return common | {
                 "OMPI_ALLOW_RUN_AS_ROOT": "1",

@@ -101,7 +101,7 @@ def test_every_config_is_right_and_can_be_drawn(path, tmp_path, capsys):
     assert draw_spec.check([str(path)]) == 0
     assert draw_spec.plan([str(path)]) == 0
     for kind in ("svg", "html"):
-        assert draw_spec.main(["draw", str(path), str(tmp_path / f"job.{kind}")]) == 0
+        assert draw_spec.main(["draw", str(path), "-o", str(tmp_path / f"job.{kind}")]) == 0
         text = (tmp_path / f"job.{kind}").read_text()
         assert "<svg" in text
         if kind == "svg":

@@ -1,6 +1,6 @@
 """The core in programs of C: threads as ranks under sanitizers, deaths at each store, a model.
 
-HPCOMM_NATIVE=long tries more: more ranks and calls, every signal on both ways of long calls, larger models.
+TEST_NATIVE=long tries more: more ranks and calls, every signal on both ways of long calls, larger models.
 """
 
 import os
@@ -24,7 +24,7 @@ FLAGS = [
     "-ffp-contract=off",
     "-pthread",
 ]
-LONG = os.environ.get("HPCOMM_NATIVE") == "long"
+LONG = os.environ.get("TEST_NATIVE") == "long"
 CALLS = "600" if LONG else "100"
 BUILDS = {
     "thread": ("gcc", "threads", ["-O1", "-fsanitize=thread", "-DNODE_PLAIN"]),

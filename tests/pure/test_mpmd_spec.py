@@ -782,7 +782,7 @@ def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys
         (["--as", "lsf", "--dry-run"], "--as lsf is not possible"),
         (["--as", "mpich"], "--as mpich is not possible"),
         (["--dry-runn"], "unknown option --dry-runn"),
-        (["--files"], "--files needs a value"),
+        (["--files"], "argument --files: expected one argument"),
         (["--only"], "which spec?"),
         (["--progress", "soon"], "--progress soon: a number of seconds"),
         (["--only", "ocaen"], "there is no program 'ocaen'\n.*\n.*did you mean 'ocean'"),
@@ -807,11 +807,11 @@ def test_commands_that_read_a_spec_take_all_their_words_or_refuse_them(folder, c
         (draw_spec.check, [path, "b"], "'b' is no spec"),
         (draw_spec.check, [], "which spec"),
         (draw_spec.plan, [path, path], "what is '.*job.toml'"),
-        (draw_spec.main, ["draw", path, str(folder / "a.svg"), "b"], "what is 'b'"),
+        (draw_spec.main, ["draw", path, "b"], "what is 'b'"),
         (start.main, [path, "b"], "'b' behind a spec"),
         (
             draw_spec.main,
-            ["draw", path, str(folder / "none" / "a.svg")],
+            ["draw", path, "-o", str(folder / "none" / "a.svg")],
             "a.svg cannot be written: No such file",
         ),
     ):

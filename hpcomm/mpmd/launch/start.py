@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ...errors import ConfigError
 from ...job import launch
+from ...job.command_line import Command
 from ...job.installation import VENDORS, Mpi, check_python, find_mpi, which
 from ..monitor import job_monitor
 from ..record_reader import read
@@ -21,42 +22,16 @@ from ..spec import spec_file as specs
 from ..spec.toml_tables import at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Composition", "compose", "main"]
+__all__ = ["Composition", "compose", "main", "parser"]
 
-USAGE = """\
-usage: hpcomm run [options] SPEC.toml
-
-Check SPEC.toml, start its programs as one job, show what they print with the name of each, end together.
-
-  --dry-run             print the command line and the files that it needs; run nothing
-  --as KIND             with --dry-run: for openmpi, mpich, slurm-openmpi, slurm-mpich, pbs-openmpi, pbs-mpich
-  --only PROGRAM        run one program alone, against what --record has kept of the others
-  --record FOLDER       keep what the programs exchange; --only reads it from there (default: recorded)
-  --files FOLDER        write each rank's output to a file of its own: FOLDER/ocean.0.out
-  --progress SECONDS    say so often how far each program is (default: 10; 0: never)
-  --timeout SECONDS     end the job after that time, exit with 124 (default: timeout of [job])
-  --launcher WHICH      mpiexec, srun or a path, instead of the one that fits
-  -v, --verbose         print the command line, then run it
-"""
 _KINDS = tuple(f"{batch}{vendor}" for batch in ("", "slurm-", "pbs-") for vendor in VENDORS)
-_VALUED = ("--as", "--only", "--record", "--files", "--progress", "--timeout", "--launcher")
 _IN_SPEC = {  # options of `hpcomm run COMMAND`, and the key that says the same in a spec
-    **dict.fromkeys(("-n", "-np", "--ranks"), "ranks"),
-    **dict.fromkeys(("-x", "--env"), "env"),
-    "--hosts": "hosts",
+    ("-n", "-np", "--ranks"): "ranks",
+    ("-x", "--env"): "env",
+    ("--hosts",): "hosts",
 }
-
-
-@dataclass
-class Asked:
-    """The words after `hpcomm run`."""
-
-    spec: Path
-    dry_run: bool = False
-    verbose: bool = False
-    values: dict[str, str] = field(default_factory=dict)
 
 
 class Composition(NamedTuple):
@@ -69,70 +44,86 @@ class Composition(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Carry out `hpcomm run SPEC.toml`; the job's exit status."""
-    if argv[0] in ("-h", "--help"):
-        print(USAGE, end="")
-        return 0
     launch.check_folder()
     asked = parse(argv)
     spec = read(asked.spec)
-    if "--only" in asked.values:
+    if asked.only is not None:
         return run_alone(spec, asked)
-    kind = asked.values.get("--as")
-    mpi = (
-        Mpi(_launcher_of(kind), kind.rpartition("-")[2], True)
-        if kind
-        else find_mpi(asked.values.get("--launcher"))
-    )
+    kind = asked.kind
+    mpi = Mpi(_launcher_of(kind), kind.rpartition("-")[2], True) if kind else find_mpi(asked.launcher)
     for program in spec.programs.values() if kind is None else ():
         check_mpi(program, mpi)
     composed = compose(spec, mpi, _machine(kind), _options(asked))
     return _shown_or_run(spec, composed, asked)
 
 
-def _shown_or_run(spec: specs.JobSpec, composed: Composition, asked: Asked) -> int:
+def _shown_or_run(spec: specs.JobSpec, composed: Composition, asked: argparse.Namespace) -> int:
     if asked.dry_run or asked.verbose:
         print(shown(composed), file=sys.stdout if asked.dry_run else sys.stderr)
     return 0 if asked.dry_run else _run(spec, composed, asked)
 
 
-def parse(argv: Sequence[str]) -> Asked:
+def parser() -> Command:
+    """The options of a job that a spec says."""
+    about = "Check SPEC.toml, start its programs as one job, show what they print with the name of each."
+    made = Command("hpcomm run", about, usage="hpcomm run [options] SPEC.toml")
+    add = made.add_argument
+    add("--dry-run", action="store_true", help="print the command line and the files that it needs")
+    add("--as", dest="kind", metavar="KIND", help=f"with --dry-run: for {', '.join(_KINDS)} (default: here)")
+    add("--only", metavar="PROGRAM", help="run it alone, against what --record has kept of the others")
+    add(
+        "--record",
+        metavar="FOLDER",
+        help="keep what the programs exchange; --only reads it from there (default: recorded)",
+    )
+    add("--files", metavar="FOLDER", help="write each rank's output to a file of its own: FOLDER/ocean.0.out")
+    add(
+        "--progress",
+        type=_seconds,
+        default="10",
+        metavar="SECONDS",
+        help="say so often how far each program is; 0: never",
+    )
+    add(
+        "--timeout",
+        type=launch.read_timeout,
+        metavar="SECONDS",
+        help="end the job after that time, exit with 124 (default: timeout of [job])",
+    )
+    add("--launcher", metavar="WHICH", help="mpiexec, srun or a path (default: the one that fits)")
+    add("-v", "--verbose", action="store_true", help="print the command line, then run it")
+    for names, key in _IN_SPEC.items():
+        add(*names, type=_refuse(names[0], key), help=argparse.SUPPRESS)
+    add("spec", nargs="*", metavar="SPEC.toml", help="programs, fields and limits of a job")
+    return made  # fmt: skip
+
+
+def _refuse(name: str, key: str) -> Callable[[str], NoReturn]:
+    def refuse(text: str) -> NoReturn:
+        raise ConfigError(
+            f"{name} does not go with a spec.", "hpcomm run", f"write {key} = ... below [program.NAME]"
+        )
+
+    return refuse
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the words.
 
     Raises:
         ConfigError: an unknown option, one without its value, or no spec.
     """
-    asked = Asked(Path())
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        name, joined, value = word.partition("=")
-        if word in ("--dry-run", "-v", "--verbose"):
-            asked.dry_run |= word == "--dry-run"
-            asked.verbose |= word != "--dry-run"
-        elif name in _VALUED:
-            if not joined and not words:
-                raise ConfigError(f"{name} needs a value.", "hpcomm run", "hpcomm run --help SPEC.toml")
-            asked.values[name] = value if joined else words.pop(0)
-        elif name in _IN_SPEC:
-            key = _IN_SPEC[name]
-            raise ConfigError(
-                f"{name} does not go with a spec.", "hpcomm run", f"write {key} = ... below [program.NAME]"
-            )
-        elif word.startswith("-"):
-            raise launch.unknown_option(name)
-        elif asked.spec != Path():
-            what = "two specs" if word.endswith(".toml") else f"{word!r} behind a spec"
-            raise ConfigError(
-                f"{what}: {asked.spec} says all of a job.", "hpcomm run", f"hpcomm run {asked.spec}"
-            )
-        else:
-            asked.spec = Path(word)
-    if asked.spec == Path():
+    asked = parser().parse_intermixed_args(argv)
+    if not asked.spec:
         raise ConfigError("which spec?", "hpcomm run", f"hpcomm run {' '.join(argv[:-1])} ... SPEC.toml")
-    kind = asked.values.get("--as")
-    if kind is not None and (kind not in _KINDS or not asked.dry_run):
+    if len(asked.spec) > 1:
+        first, word, *_ = asked.spec
+        what = "two specs" if word.endswith(".toml") else f"{word!r} behind a spec"
+        raise ConfigError(f"{what}: {first} says all of a job.", "hpcomm run", f"hpcomm run {first}")
+    asked.spec = Path(asked.spec[0])
+    if asked.kind is not None and (asked.kind not in _KINDS or not asked.dry_run):
         raise ConfigError(
-            f"--as {kind} is not possible.", "hpcomm run", f"with --dry-run, one of {', '.join(_KINDS)}"
+            f"--as {asked.kind} is not possible.", "hpcomm run", f"with --dry-run, one of {', '.join(_KINDS)}"
         )
     return asked
 
@@ -152,21 +143,21 @@ def _machine(kind: str | None) -> launch.Machine:
     return launch.Machine(launch.usable_cores(), os.geteuid() == 0, environ, registers=registers)
 
 
-def _options(asked: Asked) -> list[str]:
+def _options(asked: argparse.Namespace) -> list[str]:
     shows_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     words = [] if asked.dry_run else ["--head", "--colour"] if shows_colour else ["--head"]
-    for name in ("--files", "--record"):
-        words += [name, str(Path(asked.values[name]).resolve())] if name in asked.values else []
+    for name, folder in (("--files", asked.files), ("--record", asked.record)):
+        words += [name, str(Path(folder).resolve())] if folder is not None else []
     return words
 
 
-def _run(spec: specs.JobSpec, composed: Composition, asked: Asked) -> int:
-    given = asked.values.get("--timeout")
-    timeout_s = spec.timeout_s if given is None else launch.read_timeout(given)
-    every_s = _seconds(asked.values.get("--progress", "10"))
-    for name in ("--files", "--record"):
-        _make_folder(name, asked.values.get(name))
-    return job_monitor.run(spec, composed.command, composed.environ, composed.files, timeout_s, every_s)
+def _run(spec: specs.JobSpec, composed: Composition, asked: argparse.Namespace) -> int:
+    timeout_s = spec.timeout_s if asked.timeout is None else asked.timeout
+    _make_folder("--files", asked.files)
+    _make_folder("--record", asked.record)
+    return job_monitor.run(
+        spec, composed.command, composed.environ, composed.files, timeout_s, asked.progress
+    )
 
 
 def _make_folder(option: str, path: str | None) -> None:
@@ -300,14 +291,14 @@ def shown(composed: Composition) -> str:
     return "\n".join([*parts, line])
 
 
-def run_alone(spec: specs.JobSpec, asked: Asked) -> int:
+def run_alone(spec: specs.JobSpec, asked: argparse.Namespace) -> int:
     """`--only PROGRAM`: its ranks alone, the others replaced by what was recorded."""
-    name = asked.values["--only"]
+    name = asked.only
     if name not in spec.programs:
         close = get_close_matches(name, spec.programs, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(spec.programs)}"
         raise ConfigError(f"there is no program {name!r}", spec.path.name, hint)
-    folder = Path(asked.values.get("--record", "recorded")).resolve()
+    folder = Path(asked.record or "recorded").resolve()
     if not any(folder.glob(f"{name}.*")):
         raise ConfigError(
             f"nothing is recorded for {name!r} in {folder}",
@@ -316,7 +307,7 @@ def run_alone(spec: specs.JobSpec, asked: Asked) -> int:
         )
     program = spec.programs[name]
     alone = specs.JobSpec(spec.path, spec.name, {name: program}, spec.grids, (), spec.timeout_s, spec.until_s)
-    mpi = find_mpi(asked.values.get("--launcher"))
-    asked.values.pop("--record", None)
+    mpi = find_mpi(asked.launcher)
+    asked.record = None
     composed = compose(alone, mpi, _machine(None), [*_options(asked), "--replay", str(folder)])
     return _shown_or_run(alone, composed, asked)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
+from ...job.command_line import Command
 from ..record_reader import read
 
 if TYPE_CHECKING:
@@ -15,33 +17,33 @@ if TYPE_CHECKING:
 
     from .spec_file import FieldSpec, JobSpec, ProgramSpec
 
-__all__ = ["check", "main", "plan", "svg"]
-
-USAGE = {
-    "check": "usage: hpcomm check SPEC.toml ...\n\nSay whether each spec is right; start nothing.",
-    "plan": "usage: hpcomm plan SPEC.toml\n\nSay who would start where, and what goes where when.",
-    "mpmd": "usage: hpcomm mpmd draw SPEC.toml [FILE]\n\nDraw it into FILE.svg or FILE.html.",
-}
+__all__ = ["check", "check_parser", "main", "parser", "plan", "plan_parser", "svg"]
 
 
 def check(argv: Sequence[str]) -> int:
     """`hpcomm check SPEC.toml ...`; the first that is wrong ends it."""
-    if _helped("check", argv):
-        return 0
-    for path in argv or [""]:
+    options = check_parser().parse_args(list(argv))
+    records = []
+    for path in options.spec or [""]:
         spec = _read([path], "check")
         ranks = sum(program.ranks for program in spec.programs.values())
         counts = ((len(spec.programs), "program"), (ranks, "rank"), (len(spec.fields), "field"))
         told = ", ".join(f"{n} {what}" + "s" * (n != 1) for n, what in counts)
-        print(f"{spec.path.name} is right: {told}")
+        records.append({"spec": str(spec.path), **{what: n for n, what in counts}})
+        if not options.json:
+            print(f"{spec.path.name} is right: {told}")
+    if options.json:
+        print(json.dumps(records, indent=1))
     return 0
 
 
 def plan(argv: Sequence[str]) -> int:
     """`hpcomm plan SPEC.toml`."""
-    if _helped("plan", argv):
+    options = plan_parser().parse_args(list(argv))
+    spec = _read(options.spec, "plan")
+    if options.json:
+        print(json.dumps(_planned(spec), indent=1))
         return 0
-    spec = _read(argv, "plan")
     for name, ranks in spec.world_ranks().items():
         program = spec.programs[name]
         where = ", ".join(host for host, _ in program.hosts) or "anywhere"
@@ -54,15 +56,14 @@ def plan(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`hpcomm mpmd draw SPEC.toml [FILE]`."""
-    if _helped("mpmd", argv or ["--help"]):
-        return 0
-    if argv[0] != "draw":
+    """`hpcomm mpmd draw SPEC.toml [-o FILE]`."""
+    options = parser().parse_args(list(argv) or ["--help"])
+    if options.command != "draw":
         raise ConfigError(
-            f"hpcomm mpmd has no command {argv[0]!r}", "hpcomm mpmd", "hpcomm mpmd draw SPEC.toml"
+            f"hpcomm mpmd has no command {options.command!r}", "hpcomm mpmd", "hpcomm mpmd draw SPEC.toml"
         )
-    spec = _read(argv[1:], "mpmd draw", most=2)
-    file = Path(argv[2]) if len(argv) > 2 else spec.path.with_suffix(".svg")
+    spec = _read(options.spec, "mpmd draw")
+    file = Path(options.output) if options.output else spec.path.with_suffix(".svg")
     if file.suffix not in (".svg", ".html"):
         raise ConfigError(f"cannot draw into {file.name}", "hpcomm mpmd draw", "a file called .svg or .html")
     picture = svg(spec)
@@ -77,22 +78,56 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _helped(command: str, argv: Sequence[str]) -> bool:
-    asked = bool(argv) and argv[0] in ("-h", "--help")
-    if asked:
-        print(USAGE[command])
-    return asked
+def check_parser() -> Command:
+    """Options of `hpcomm check`."""
+    made = Command("hpcomm check", "Say whether each spec is right; start nothing.")
+    made.add_argument("spec", nargs="*", metavar="SPEC.toml", help="jobs of several programs")
+    made.add_argument("--json", action="store_true", help="a list of records instead of text")
+    return made
 
 
-def _read(argv: Sequence[str], command: str, most: int = 1) -> JobSpec:
-    """The spec that these words begin with. most: of words that the command takes."""
+def plan_parser() -> Command:
+    """Options of `hpcomm plan`."""
+    made = Command("hpcomm plan", "Say who would start where, and what goes where when.")
+    made.add_argument("spec", nargs="*", metavar="SPEC.toml", help="a job of several programs")
+    made.add_argument("--json", action="store_true", help="programs and fields as records")
+    return made
+
+
+def parser() -> Command:
+    """Options of `hpcomm mpmd`."""
+    made = Command("hpcomm mpmd", "Draw the programs and fields of a spec.")
+    made.add_argument("command", metavar="draw", help="the only one there is")
+    made.add_argument("spec", nargs="*", metavar="SPEC.toml", help="a job of several programs")
+    made.add_argument("-o", "--output", metavar="FILE", help=".svg or .html (default: SPEC.svg)")
+    return made
+
+
+def _planned(spec: JobSpec) -> dict[str, Any]:
+    programs = [
+        {
+            "program": name,
+            "ranks": list(ranks),
+            "device": spec.programs[name].device,
+            "hosts": [host for host, _ in spec.programs[name].hosts],
+            "joins": spec.programs[name].joins,
+        }
+        for name, ranks in spec.world_ranks().items()
+    ]
+    fields = [
+        {"field": each.name, "from": each.source, "to": each.target, "how": _about(each)}
+        for each in spec.fields
+    ]
+    return {"spec": str(spec.path), "programs": programs, "fields": fields}
+
+
+def _read(argv: Sequence[str], command: str) -> JobSpec:
+    """The spec that these words are."""
     if not argv or not argv[0].endswith(".toml"):
         what = f"{argv[0]!r} is no spec: its name ends with .toml" if argv and argv[0] else "which spec?"
         raise ConfigError(what, f"hpcomm {command}", f"hpcomm {command} SPEC.toml")
-    if len(argv) > most:
-        raise ConfigError(
-            f"what is {argv[most]!r}?", f"hpcomm {command}", f"hpcomm {command} {' '.join(argv[:most])}"
-        )
+    if len(argv) > 1:
+        raise ConfigError(f"what is {argv[1]!r}?", f"hpcomm {command}", f"hpcomm {command} {argv[0]}")
     return read(Path(argv[0]))
 
 

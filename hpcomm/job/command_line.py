@@ -1,0 +1,95 @@
+"""What all command lines have in common: defaults in --help, one voice for several ranks, tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..errors import ConfigError
+from .process_role import is_child
+from .rank_output import world_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+__all__ = ["Command", "Parser", "is_another_rank", "table"]
+
+_TURN_S = 1.0  # between ranks that have an error to tell: the first to end ends the job, which takes a while
+
+
+def is_another_rank() -> bool:
+    """Whether a launcher has started this process as a rank other than the first, which speaks for all."""
+    return world_rank() > 0 and not is_child()
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Says each default that says anything."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help or "", action.default
+        says = default is not None and not isinstance(default, bool) and action.nargs != argparse.REMAINDER
+        if says and argparse.SUPPRESS not in (text, default) and "default" not in text:
+            value = " ".join(map(str, default)) if isinstance(default, list) else "%(default)s"
+            text += f" (default: {value})"
+        return text
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, for programs of several ranks: --help is said once, and so is what all have to refuse."""
+
+    def __init__(self, prog: str | None = None, description: str | None = None, **more: Any) -> None:
+        super().__init__(
+            prog=prog, description=description, formatter_class=_Help, allow_abbrev=False, **more
+        )
+
+    def print_help(self, file: Any = None) -> None:
+        if not is_another_rank():
+            super().print_help(file)
+
+    def error(self, message: str) -> NoReturn:
+        if is_another_rank():
+            sys.stdout.flush()
+            time.sleep(_TURN_S * min(world_rank(), 5))
+        super().error(message)
+
+
+class Command(Parser):
+    """A command of hpcomm's: what it refuses is a ConfigError, which __main__ says."""
+
+    def valued(self) -> list[str]:
+        """Options that have a value."""
+        return [name for each in self._actions if each.nargs is None for name in each.option_strings]
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0]
+        name = unknown.partition("=")[0]
+        if unknown:
+            message = f"unknown option {name}." if unknown.startswith("-") else f"what is {unknown!r}?"
+        near = get_close_matches(name, list(self._option_string_actions), 1, 0.7) if unknown else []
+        raise ConfigError(message, self.prog, " or ".join([*near, f"{self.prog} --help"]))
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int] = (0,), rule: bool = True
+) -> str:
+    """Lay rows out under header.
+
+    Args:
+        left: the columns whose cells begin at the left; the others end at the right.
+        rule: draw a line under the header.
+    """
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+    if rule:
+        lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
+    return "\n".join(lines)

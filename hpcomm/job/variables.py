@@ -1,0 +1,80 @@
+"""All variables of the environment that hpcomm reads, in one list."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["OWN", "VARIABLES", "Variable", "unknown", "warn"]
+
+PREFIX = "HPCOMM_"
+
+
+class Variable(NamedTuple):
+    """own: hpcomm sets it, for processes that it starts; default: what holds where it is not set."""
+
+    name: str
+    values: str
+    default: str
+    what: str
+    own: bool = False
+
+
+VARIABLES = (
+    Variable("HPCOMM_CHECK", "off, light, full", "light", "how far ranks compare their calls"),
+    Variable(
+        "HPCOMM_GPU", "auto, off, nccl, ipc, direct, schedule, pipeline", "auto",
+        "which way arrays of a GPU go",
+    ),
+    Variable(
+        "HPCOMM_INIT_TIMEOUT", "seconds", "60, or 30 where not all is seen",
+        "how long programs of a job may be apart in coming up",
+    ),
+    Variable("HPCOMM_NCCL", "path of a library", "torch's, or nvidia-nccl's", "which NCCL is loaded"),
+    Variable("HPCOMM_NODE", "on, off", "on", "whether the node core serves ranks of one node"),
+    Variable(
+        "HPCOMM_SECRET", "a word, the same for all ranks", "none",
+        "part of the secret by which ranks of torchrun know each other under MPICH",
+    ),
+    Variable("HPCOMM_TIMEOUT", "seconds", "no limit", "how long a call may wait before the job ends"),
+    Variable(
+        "HPCOMM_TUNED", "path of a JSON file", "in the user's cache", "the table of algorithm=\"tuned\""
+    ),
+    Variable("HPCOMM_DEVICE", "cpu, gpu", "", "what the spec says of this program's device", True),
+    Variable("HPCOMM_IS_RANK", "process, when it began, rank", "", "tells children of a rank apart", True),
+    Variable("HPCOMM_JOB", "marks, with commas", "", "the jobs that this process belongs to", True),
+    Variable("HPCOMM_LIVING", "a folder", "", "where each rank has a file until it ends well", True),
+    Variable("HPCOMM_ON_FAILURE", "end, continue", "", "whether the job ends with this program", True),
+    Variable("HPCOMM_PROGRAM", "a name", "", "this program's, in a job of several", True),
+    Variable("HPCOMM_PROGRAMS", "ocean=0-1 air=2-2", "", "who takes part, with which ranks", True),
+    Variable("HPCOMM_PROGRESS", "a file descriptor", "", "where a program says how far it is", True),
+    Variable("HPCOMM_RECORD", "a folder", "", "where exchanges are kept (--record)", True),
+    Variable("HPCOMM_REPLAY", "a folder", "", "where exchanges are read from (--only)", True),
+    Variable("HPCOMM_SPEC", "path of a spec", "", "of this job", True),
+    Variable("HPCOMM_TOLD", "rank/size/port", "", "which of torch's variables are of hpcomm's making", True),
+)  # fmt: skip
+OWN = tuple(each.name for each in VARIABLES if each.own)
+
+
+def unknown(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that are set, begin with HPCOMM_, and say nothing: with the name that is near, or ""."""
+    known = {each.name for each in VARIABLES}
+    strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    if not strange:
+        return {}
+    from difflib import get_close_matches
+
+    yours = [each.name.removeprefix(PREFIX) for each in VARIABLES if not each.own]
+    near = {name: get_close_matches(name.removeprefix(PREFIX), yours, 1) for name in strange}
+    return {name: PREFIX + found[0] if found else "" for name, found in near.items()}
+
+
+def warn() -> None:
+    """Say on stderr which variables are set and not known."""
+    for name, near in unknown().items():
+        hint = f"{near}, or hpcomm env" if near else "hpcomm env lists those that there are"
+        print(f"hpcomm: nothing reads the variable {name}\n  try:   {hint}", file=sys.stderr)

@@ -1,0 +1,40 @@
+"""All commands of `hpcomm`: where each is, and what it does."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..job.command_line import Command
+
+__all__ = ["COMMANDS", "parser_of"]
+
+# name: (module whose main(words), or the function behind a colon, returns the exit status; what it does).
+# Its options: parser() of the module, or FUNCTION_parser().
+COMMANDS = {
+    "run": ("hpcomm.job.launch", "start a job of ranks under the MPI at hand"),
+    "check": (
+        "hpcomm.mpmd.spec.draw_spec:check",
+        "say whether the spec of a job of several programs is right",
+    ),
+    "plan": ("hpcomm.mpmd.spec.draw_spec:plan", "say who would start where, and what would go where"),
+    "mpmd": ("hpcomm.mpmd.spec.draw_spec", "draw the programs and fields of a spec"),
+    "sim": ("hpcomm.tools.sim", "simulate collectives on a machine, up to 100,000 ranks"),
+    "prove": ("hpcomm.tools.prove_file", "prove that algorithms of your own do what they should"),
+    "draw": ("hpcomm.tools.draw", "draw a collective algorithm, its times, or which one wins where"),
+    "tune": (
+        "hpcomm.tools.tune",
+        'measure which algorithm is fastest here, and keep it for algorithm="tuned"',
+    ),
+    "doctor": ("hpcomm.tools.doctor", "examine MPI, launcher, shared memory and environment of this machine"),
+    "env": ("hpcomm.tools.env", "list the variables that hpcomm reads, and those that are set"),
+    "completion": ("hpcomm.tools.completion", "make a shell complete hpcomm's command lines"),
+}
+
+
+def parser_of(name: str) -> Command:
+    """The options of a command."""
+    module, _, function = COMMANDS[name][0].partition(":")
+    made: Command = getattr(import_module(module), f"{function}_parser" if function else "parser")()
+    return made
