@@ -2,7 +2,8 @@
 
     hpcomm run -n 2 python benchmarks/node_core.py [--verbs all_reduce,...] [--sizes 8,1024,...] [--rounds 9]
 
-bytes: of the longer of x and out. Contenders take turns; ratios to raw mpi4py are taken round by round.
+bytes: of the longer of x and out, at least 4 for each rank where it has blocks.
+Contenders take turns; ratios to raw mpi4py are taken round by round.
 "pieces" takes pieces for long calls, "direct" reads the others' arrays. Arrays are float32, results go
 to arrays that live on.
 """
@@ -72,7 +73,7 @@ def contenders(verb: str, nbytes: int, ways: dict[str, core.Node], others: set[s
         np.zeros(n, "f4"),
     )
     here, rows, blocks = hpcomm.world, whole.reshape(p, n), out.reshape(p, n)
-    if nbytes < 4 * p and verb not in ("reduce_scatter", "all_to_all", "scatter"):
+    if nbytes < 4 * p and verb not in ("gather", "all_gather", "reduce_scatter", "all_to_all", "scatter"):
         whole = out = np.zeros(max(nbytes // 4, 1), "f4")
         out = whole.copy()
     raw: dict[str, Callable[[], Any]] = {

@@ -48,7 +48,7 @@ def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
             raise WaitTimeoutError(
                 f"rank {', '.join(map(str, ranks))} did not come in {comm.node.timeout:g} s",
                 where(_verb(), comm),
-                "look for the rank that did not make the matching call",
+                "look for the rank that did not make the matching call; comm.timeout sets the time",
             )
         else:
             raise PeerFailedError(

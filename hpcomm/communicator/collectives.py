@@ -19,6 +19,7 @@ from ..core.operation import Call
 from ..core.signature import BACKGROUND, head, marked
 from ..errors import HpcommError
 from ..node import native
+from . import timeouts
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -371,21 +372,27 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
         raise refused(comm, "barrier", error) from None
     if not (own or async_op) and comm.node is not None:
         call.carry, call.by_core = comm.node.barrier, True
+    if comm.timeout_s is not None and not (async_op or call.by_core):
+        return timeouts.waited(comm, carry_out(call, True))
     return carry_out(call, async_op)
 
 
 def careful(
-    comm: Communicator,
-    verb: str,
-    x: ArrayLike | None,
-    out: ArrayLike | None,
-    op: Operator | None,
-    root: int,
-    async_op: bool,
-    algorithm: str | None = None,
-    deterministic: bool = False,
-) -> object:
+    comm: Communicator, verb: str, x: ArrayLike | None, out: ArrayLike | None, op: Operator | None, root: int,
+    async_op: bool, algorithm: str | None = None, deterministic: bool = False,
+) -> object:  # fmt: skip
     """The general path of every collective but barrier: look, check, agree, carry out."""
+    call = _prepared(comm, verb, x, out, op, root, async_op, algorithm, deterministic)
+    if comm.timeout_s is None or async_op or call.by_core:
+        return carry_out(call, async_op)
+    call = _prepared(comm, verb, x, out, op, root, True, algorithm, deterministic)
+    return timeouts.waited(comm, carry_out(call, True))
+
+
+def _prepared(
+    comm: Communicator, verb: str, x: ArrayLike | None, out: ArrayLike | None, op: Operator | None, root: int,
+    async_op: bool, algorithm: str | None, deterministic: bool,
+) -> Call:  # fmt: skip
     try:
         comm.check_open(verb)
         if comm.node is not None:
@@ -409,7 +416,7 @@ def careful(
             call.code = code  # which one it stands for, all ranks know alike
     except Exception as error:
         raise refused(comm, verb, error) from (None if isinstance(error, HpcommError) else error.__cause__)
-    return carry_out(call, async_op)
+    return call
 
 
 def _beside(x: ArrayLike | None, out: ArrayLike | None) -> tuple[ArrayLike | None, ArrayLike | None]:

@@ -409,9 +409,10 @@ class Communicator:
 
     def go_direct(self) -> None:
         """Let calls take the direct path again, if nothing speaks against it."""
-        if self.observers or self.is_closed or self.disagreed or self.timeout_s:
+        if self.observers or self.is_closed or self.disagreed:
             return
-        self.direct = self.node or (NO_DIRECT if self.is_inter else ByLibrary(self))
+        by_library = not self.is_inter and self.timeout_s is None
+        self.direct = self.node or (ByLibrary(self) if by_library else NO_DIRECT)
 
     def move_on(self) -> None:
         """Let MPI work on what is under way; nothing once another thread has closed this communicator."""
@@ -449,7 +450,7 @@ class Communicator:
             return []
         records = dict(near.near(self.mpi_handle))
         ranks, posts = sorted(records), level != "off"
-        goes = level != "full" and self.devices is None and len(ranks) == self.size
+        goes = level != "full" and len(ranks) == self.size
         room = (
             call_log.reserve(near.shared, len(ranks)) if self.rank == ranks[0] and len(ranks) > 1 else (0, 0)
         )
@@ -460,6 +461,8 @@ class Communicator:
             node = native.node(near, place, ranks.index(self.rank), arrivals.hook(self), posts)
             self.call_logs = CallLogs(node, near.shared, at)
             self.node = node if all(its[1] for its in there.values()) else None
+            if self.node is not None and self.devices is not None:
+                self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
         del there[self.rank]
         return [(rank, near.regions[records[rank]], bool(its[0] and place)) for rank, its in there.items()]
 

@@ -6,7 +6,7 @@ What is tried has the methods of the native core's Node, and is one of three:
 
     core.Node   all ranks are on one node                               (node/_native)
     ByLibrary   they are not, or there is no core: numpy's contiguous arrays, by one call of MPI
-    NO_DIRECT   observers look on, a timeout is set, or it is closed: the general path takes every call
+    NO_DIRECT   none of these, it is closed, or observers look on: the general path takes every call
 """
 
 from __future__ import annotations

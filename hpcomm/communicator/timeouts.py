@@ -1,8 +1,8 @@
 """Timeouts of blocking operations: `comm.timeout = 30`.
 
-A blocking call of MPI cannot be called back. So on such a communicator a blocking verb is the same call in
-the background, which is waited for and given up after that time. Another MPI function runs then, so all ranks
-set a timeout, or none does.
+The native core ends its waits itself. A blocking call of MPI cannot be called back: so on such a communicator
+a blocking verb that goes by MPI is the same call in the background, which is waited for and given up after
+that time. Another MPI function runs then, so all ranks set a timeout, or none does.
 """
 
 from __future__ import annotations
@@ -20,21 +20,27 @@ if TYPE_CHECKING:
     from ..core import buffer
     from ..core.status import Status
     from ..core.types import AnyStatus
+    from . import collectives, reductions
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
     buffer = LazyModule("hpcomm.core.buffer")
+    collectives = LazyModule("hpcomm.communicator.collectives")
+    reductions = LazyModule("hpcomm.communicator.reductions")
 
-__all__ = ["Timeout"]
+__all__ = ["Timeout", "waited"]
+
+_HINT = "look for the rank that did not make the matching call; comm.timeout sets the time"
 
 
 class Timeout:
     """Seconds that a blocking verb, or a wait without a timeout of its own, may take; None: for ever.
 
     Then it raises WaitTimeoutError. A receive is taken back; what else was begun stays under way, so other
-    ranks may still come to it. Communicators made of this one take it over. Set it on all ranks alike: with
-    check="light" or "full" ranks that differ raise MismatchError.
+    ranks may still come to it. Within a node that holds for one collective: the next one that is given up
+    before they came is withdrawn, and they get PeerFailedError there. Communicators made of this one take
+    it over. Set it on all ranks alike: with check="light" or "full" ranks that differ raise MismatchError.
     """
 
     def __get__(self, comm: Communicator | None, owner: type) -> float | None:
@@ -51,6 +57,8 @@ class Timeout:
                 "None: for ever",
             )
         comm.timeout_s = seconds
+        if comm.node is not None:
+            comm.node.timeout = seconds or 0
         made = vars(comm)
         if seconds is None:
             for name in (*_verbs(type(comm)), *_BY_HAND):
@@ -58,6 +66,7 @@ class Timeout:
             comm.go_direct()
             return
         comm.leave_direct()
+        comm.go_direct()
         for plan in tuple(comm.outstanding.plans):
             plan.slow_down()
         for name, (function, at) in _verbs(type(comm)).items():
@@ -67,12 +76,16 @@ class Timeout:
 
 
 def _verbs(kind: type) -> dict[str, tuple[Callable[..., object], int]]:
-    """The verbs that go in the background, too, and where among their arguments that is said; -1: by name."""
+    """The verbs that go in the background, too, and where among their arguments that is said; -1: by name.
+
+    Not the collectives of arrays, which see to it themselves (collectives.careful).
+    """
     found = {}
+    by_themselves = collectives.__name__, reductions.__name__
     for name in dir(kind):
         function = getattr(kind, name)
         code = getattr(function, "__code__", None)
-        if code is None or name.startswith("_"):
+        if code is None or name.startswith("_") or function.__module__ in by_themselves:
             continue
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if "async_op" in names:
@@ -93,10 +106,11 @@ def _call(comm: Communicator, function: Callable[..., Any], at: int, *given: Any
         given = (*given[:at], True, *given[at + 1 :])
     else:
         named["async_op"] = True
-    return _waited(comm, function(comm, *given, **named))
+    return waited(comm, function(comm, *given, **named))
 
 
-def _waited(comm: Communicator, request: object) -> object:
+def waited(comm: Communicator, request: object) -> object:
+    """The result of a call in the background, or WaitTimeoutError after comm.timeout seconds."""
     if not isinstance(request, Request):
         return request
     try:
@@ -106,7 +120,7 @@ def _waited(comm: Communicator, request: object) -> object:
             return request.wait()
         abandon(request)
         error.where = where(request.call.partition("(")[0], comm)
-        error.hint = "look for the rank that did not make the matching call; comm.timeout sets the time"
+        error.hint = _HINT
         raise
 
 
@@ -126,8 +140,8 @@ def _sendrecv(
     target = look.make(look.shape).give() if out is None else out
     coming = type(comm).recv(comm, target, source, recvtag, status=status, async_op=True)
     going = type(comm).send(comm, sent, dest, sendtag, async_op=True)
-    result = _waited(comm, coming)
-    _waited(comm, going)
+    result = waited(comm, coming)
+    waited(comm, going)
     return result
 
 
@@ -142,8 +156,8 @@ def _sendrecv_object(
     status: AnyStatus | None = None,
 ) -> object:
     going = comm.isend_object(obj, dest, sendtag)
-    result = _waited(comm, type(comm).recv_object(comm, source, recvtag, status=status, async_op=True))
-    _waited(comm, going)
+    result = waited(comm, type(comm).recv_object(comm, source, recvtag, status=status, async_op=True))
+    waited(comm, going)
     return result
 
 

@@ -95,12 +95,12 @@ def compose(
     if not sends and verb in ROOT_SENDS:
         send = None
     devices, nbytes = comm.devices, block * dtype.itemsize
-    if devices is None:  # no rank of comm has a device
-        if blocking and not hosts and comm.node is not None and core_takes(dtype, fold):
-            return by_core(call, send, recv, fold)
-        return on_hosts(call, send, recv, fold, blocking)
-    if not hosts and devices.takes(send, recv, block=nbytes):
+    if devices is not None and not hosts and devices.takes(send, recv, block=nbytes):
         return devices.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
+    if blocking and not hosts and comm.node is not None and core_takes(dtype, fold):
+        return by_core(call, send, recv, fold)
+    if devices is None:  # no rank of comm has a device
+        return on_hosts(call, send, recv, fold, blocking)
     plain = fold is None or fold.fold is None
     # A large call under a schedule's name meets ranks whose arrays are on devices, so it goes their way:
     if algorithm is not None and plain and not devices.is_one_call(nbytes):

@@ -156,6 +156,18 @@ def test_some_ranks_may_bring_host_arrays(comm: hpcomm.Communicator, n: int) -> 
     np.testing.assert_array_equal(got, sum(values(n, q) for q in range(comm.size)))
 
 
+def test_short_calls_go_by_the_node_core_wherever_each_rank_has_its_array(comm: hpcomm.Communicator) -> None:
+    for turn in range(2):
+        x = given(SMALL, comm.rank) if (comm.rank + turn) % 2 == 0 else values(SMALL, comm.rank)
+        begun = comm.node.number if comm.node else 0
+        comm.all_reduce(x)
+        comm.broadcast(x, root=comm.size - 1, out=x)
+        assert comm.node is None or comm.node.number == begun + 2
+        comm.all_reduce(values(LARGE, comm.rank))  # whether anybody's is on a device is asked by MPI
+        comm.all_reduce(x, async_op=True).wait()
+        assert comm.node is None or comm.node.number == begun + 2
+
+
 @pytest.mark.parametrize("path", ["auto", "pipeline"])
 @pytest.mark.parametrize("n", [SMALL, LARGE, DIRECT])
 @pytest.mark.parametrize("sender_has", ["device", "host"])

@@ -321,14 +321,31 @@ def test_tuned_meets_whatever_each_rank_brings(comm: Any, monkeypatch: Any, tmp_
         assert np.array_equal(np.asarray(comm.all_reduce(x, algorithm="tuned")), total)
 
 
-def test_a_timeout_lets_calls_go_in_the_background_until_it_is_gone(comm: Any) -> None:
+def test_a_timeout_leaves_calls_with_the_core(comm: Any) -> None:
     for seconds in (20, None, 20, None):
         comm.timeout = seconds
         begun = calls(comm)
         assert comm.all_reduce(np.ones(3)).tolist() == [comm.size] * 3
         assert comm.broadcast(np.full(3000, comm.rank), 1)[-1] == 1
         comm.barrier()
-        assert (calls(comm) > begun) == (seconds is None and comm.node is not None)
+        assert comm.all_reduce(np.ones(3)[::2]).tolist() == [comm.size] * 2
+        assert comm.all_reduce(np.ones(3, np.longdouble)).tolist() == [comm.size] * 3  # MPI's
+        assert calls(comm) == begun + 4 * (comm.node is not None)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", [np.float64, np.longdouble])  # by the core, by MPI
+def test_who_does_not_come_in_time_may_come_later(own_comm: Any, kind: Any) -> None:
+    x, last = np.ones(3, kind), own_comm.size - 1
+    own_comm.timeout = 0.1 if own_comm.rank != last else 30
+    if own_comm.rank == last:
+        time.sleep(0.5)
+        assert own_comm.all_reduce(x)[0] == own_comm.size
+    else:
+        with pytest.raises(hpcomm.WaitTimeoutError, match=r"(?s)all_reduce.*comm\.timeout"):
+            own_comm.all_reduce(x)
+    own_comm.timeout = 30
+    assert own_comm.all_reduce(2 * x)[0] == 2 * own_comm.size
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")

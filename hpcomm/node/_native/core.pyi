@@ -40,6 +40,7 @@ class Node:
     direct: bool | None
     timeout: float
     spins: int
+    most: int  # bytes of a rank's block, above which calls are not taken
     direct_from: tuple[int, int, int]  # bytes, for all_reduce, broadcast, all others
     def __new__(
         cls,

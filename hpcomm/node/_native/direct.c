@@ -61,7 +61,6 @@ uint64_t direct_address(const struct node *n, int rank, int which) {
 /* Fold the bytes [at, at + nbytes) of x of the first `inputs` ranks. */
 static int fold(struct node *n, const struct call *c, int inputs, size_t at, size_t nbytes, char *out) {
   if (inputs == 1 && n->rank && c->op < OP_LAND) return pull(n, 0, out, direct_address(n, 0, 0) + at, nbytes);
-  if (inputs == 1 && n->rank && c->op < OP_LAND) return pull(n, 0, out, direct_address(n, 0, 0) + at, nbytes);
   const size_t most = SCRATCH / (size_t)(n->size - 1) & ~(size_t)(NODE_LINE - 1);
   const void *in[NODE_RANKS];
   for (size_t done = 0; done < nbytes; done += most) {

@@ -161,6 +161,7 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   c->dtype = seen->dtype;
   c->count = seen->count / blocks;
   c->nbytes = c->verb == BY_SCATTER ? seen->nbytes / blocks : seen->nbytes;
+  if (c->count * dtype_bytes(c->dtype) > n->most) return 0;
   if (g->op && (!reduce_knows(c->dtype, c->op) || (c->op == OP_AVG && (c->verb == BY_SCAN || c->verb == BY_EXSCAN))))
     return 0;
   if (gives && has_out && !may_share(c, x, out, (size_t)n->rank)) return 0;
@@ -316,6 +317,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                              .spins = spins,
                              .checks = checks,
                              .synchronous = synchronous,
+                             .most = UINT64_MAX,
                              .timeout = (uint64_t)(timeout * 1e9),
                              .direct_from = {direct[0], direct[1], direct[2]}};
   node_attach(&self->node, &segment->segment, place, rank);
@@ -393,6 +395,7 @@ static void set_ways(struct node *n, PyObject *value) {
   }
 ATTRIBUTE(timeout, PyFloat_FromDouble((double)n->timeout * 1e-9),
           n->timeout = (uint64_t)(PyFloat_AsDouble(value) * 1e9))
+ATTRIBUTE(most, PyLong_FromUnsignedLongLong(n->most), n->most = PyLong_AsUnsignedLongLong(value))
 ATTRIBUTE(spins, PyLong_FromLong(n->spins), n->spins = (int)PyLong_AsLong(value))
 ATTRIBUTE(direct_from, Py_BuildValue("(KKK)", n->direct_from[0], n->direct_from[1], n->direct_from[2]),
           set_ways(n, value))
@@ -482,6 +485,7 @@ static PyGetSetDef node_attributes[] = {{"rank", get_rank, NULL, NULL, NULL},
                                         {"timeout", get_timeout, set_timeout, NULL, NULL},
                                         {"number", get_number, NULL, NULL, NULL},
                                         {"busy", get_busy, NULL, NULL, NULL},
+                                        {"most", get_most, set_most, NULL, NULL},
                                         {"spins", get_spins, set_spins, NULL, NULL},
                                         {"direct_from", get_direct_from, set_direct_from, NULL, NULL},
                                         {0}};

@@ -1,12 +1,12 @@
 """Device dispatch: calls whose arrays lie on devices, or could on another rank, and their path.
 
 A communicator of which some rank has a device has one DeviceDispatch. Up to `eager` bytes per rank a call
-is one MPI call on pinned memory, so it meets ranks whose arrays are numpy's. Above that all ranks, wherever
-their arrays lie, go through here, and first tell each other where that is. If all lie on devices, the ranks
-open each other's workspaces, once (workspace.py), and the path is chosen (path_choice.py). Else the call
-becomes one MPI call for each piece of columns, through pinned memory.
+is one call of the node core or of MPI on pinned memory, so it meets ranks whose arrays are numpy's. Above
+that all ranks, wherever their arrays lie, go through here, and first tell each other where that is. If all
+lie on devices, the ranks open each other's workspaces, once (workspace.py), and the path is chosen
+(path_choice.py). Else the call becomes one MPI call for each piece of columns, through pinned memory.
 
-    block of a rank <= eager ──> _pipeline: one MPI call on pinned memory
+    block of a rank <= eager ──> _pipeline: one call of the core, or of MPI, on pinned memory
     larger ──> _agree: where are the arrays, same call? ─┬─ all on devices ──> path_choice ──> _mover, columns
                                                         └─ some on hosts  ──> _pipeline, piece by piece
 """
@@ -176,6 +176,9 @@ class DeviceDispatch:
             raise LayoutError(f"out {recv.frozen}", hint="give a contiguous array that can be written")
         nbytes = call.count * call.look.dtype.itemsize
         large = not self.is_one_call(nbytes)
+        node = None if large or not blocking else call.comm.node
+        if node is not None and host_calls.core_takes(call.look.dtype, fold):
+            call.by_core = True
         call.after = After()
         job = Job(call, send, recv, op, fold, blocking)
         if algorithm is not None:
@@ -380,7 +383,8 @@ class DeviceDispatch:
         comm, verb = call.comm, call.verb
         here = SimpleNamespace(
             rank=comm.rank, size=comm.size, is_inter=comm.is_inter, name=comm.name,
-            remote_size=comm.remote_size, mpi_handle=mpi, devices=None, node=None,
+            remote_size=comm.remote_size, mpi_handle=mpi, devices=None,
+            node=comm.node if call.by_core else None, agreement=comm.agreement,
         )  # fmt: skip
         in_turn = mpi is self.channel
         source = None if job.packed is None else source_of(job.packed, job.blocks_in, count, piece, job.recv)
