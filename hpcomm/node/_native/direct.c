@@ -15,6 +15,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#define CHAIN (32u << 10) /* bytes of a part of a scan */
 #define SCRATCH (512u << 10) /* bytes that are read at a time, from all ranks together: half of a second cache */
 
 static int pull(struct node *n, int rank, char *to, uint64_t from, size_t nbytes) {
@@ -107,6 +108,39 @@ static int gather(struct node *n, const struct call *c) { /* also all_gather, al
   return 0;
 }
 
+/* scan, exscan: a rank takes from the one below what that one has folded, part by part, as soon as it is there:
+
+     rank 0   f0 f1 f2 f3           f: fold a part; the one above reads it once `taken` says so
+     rank 1      f0 f1 f2 f3
+     rank 2         f0 f1 f2 f3
+
+   Halves would be rounded at each rank: they are folded from all below at once. So are few ranks, which is quicker. */
+static int chain(struct node *n, const struct call *c) {
+  const int me = n->rank, below = me - 1, is_scan = c->verb == BY_SCAN, first = is_scan ? 0 : 1;
+  uint64_t step = NODE_FIRST_STEP;
+  for (size_t done = 0, length; done < c->nbytes; done += length) {
+    char *folded = n->scratch, *x_below = n->scratch + CHAIN;
+    const void *in[] = {folded, is_scan ? c->x + done : x_below};
+    length = c->nbytes - done < CHAIN ? c->nbytes - done : CHAIN;
+    step++;
+    if (me == first && fold(n, c, 1, done, length, c->out + done)) return -1;
+    if (me > first) {
+      if (long_reached(n, &n->place->rank[below].taken, step, below)) return -1;
+      if (pull(n, below, folded, direct_address(n, below, 1) + done, length)) return -1;
+      if (!is_scan && pull(n, below, x_below, direct_address(n, below, 0) + done, length)) return -1;
+      reduce_fold(c->dtype, c->op, n->size, c->out + done, in, 2, length / dtype_bytes(c->dtype));
+    }
+    node_post(&node_mine(n)->taken, NODE_STEP(n->calls, step));
+  }
+  return 0;
+}
+
+static int prefix(struct node *n, const struct call *c) {
+  const int inputs = c->verb == BY_SCAN ? n->rank + 1 : n->rank;
+  if (n->size > 3 && c->dtype != F16 && c->dtype != BF16) return chain(n, c);
+  return inputs ? fold(n, c, inputs, 0, c->nbytes, c->out) : 0;
+}
+
 static int move(struct node *n, const struct call *c) {
   const size_t block = c->nbytes / (size_t)n->size;
   const int me = n->rank, is_root = me == c->root;
@@ -115,8 +149,8 @@ static int move(struct node *n, const struct call *c) {
     case BY_REDUCE_SCATTER: return fold(n, c, n->size, (size_t)me * block, block, c->out);
     /* In halves that cross once more took twice as long between far cores, and a tenth less between near ones. */
     case BY_REDUCE: return is_root ? fold(n, c, n->size, 0, c->nbytes, c->out) : 0;
-    case BY_SCAN: return fold(n, c, me + 1, 0, c->nbytes, c->out);
-    case BY_EXSCAN: return me ? fold(n, c, me, 0, c->nbytes, c->out) : 0;
+    case BY_SCAN:
+    case BY_EXSCAN: return prefix(n, c);
     case BY_GATHER: return is_root ? gather(n, c) : 0;
     case BY_ALL_GATHER:
     case BY_ALL_TO_ALL: return gather(n, c);

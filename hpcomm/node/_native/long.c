@@ -38,6 +38,9 @@ static int is_shared(int verb) { return verb == BY_ALL_REDUCE || verb == BY_REDU
 static int is_fold(int verb) {
   return is_shared(verb) || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN;
 }
+static int reads_out(int verb) { /* where it is read directly, ranks read what others have folded into their results */
+  return verb == BY_ALL_REDUCE || verb == BY_SCAN || verb == BY_EXSCAN;
+}
 static int way_of(int verb) {
   return verb == BY_ALL_REDUCE ? NODE_ALL_REDUCE : verb == BY_BROADCAST ? NODE_BROADCAST : NODE_OTHERS;
 }
@@ -232,7 +235,7 @@ static int meet(struct node *n, const struct call *c) {
   if (afresh) begin_steps(n);
   uint64_t addresses[3] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out, 0};
   if (c->nbytes >= n->direct_from[way_of(c->verb)])
-    addresses[2] = !direct_reaches(c->x, c->nbytes) || (c->verb == BY_ALL_REDUCE && !direct_reaches(c->out, c->nbytes));
+    addresses[2] = !direct_reaches(c->x, c->nbytes) || (reads_out(c->verb) && !direct_reaches(c->out, c->nbytes));
   memcpy(node_cell(n, n->rank, n->calls)->data, addresses, sizeof addresses);
   node_arrive(n);
   if (node_await_all(n)) return give_up(n);
