@@ -59,6 +59,7 @@ _MAPPING_SET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_ov
 _BINDING_SET = ("PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy")
 # UCX rewrites the start of mmap and its kin to hear of memory that goes, and yields the core all the while.
 _UCX_UNHOOKED = {"UCX_MEM_EVENTS": "n"}
+_NO_UCX_WINDOWS = {"OMPI_MCA_osc": "^ucx"}  # which without such a network complains at each window
 # It must hear of that only where memory is registered: for RDMA, for two kernel modules, for GPUs.
 _REGISTERED_FOR = (
     *("/sys/class/infiniband", "/dev/xpmem", "/dev/knem"),
@@ -341,7 +342,7 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
     if not _is_local(job, machine):
         # Other hosts get variables by name only, and each program its own.
         return [*words, *_joined(job, machine, [f"-x {name}" for name in job.env])], wanted
-    wanted |= {} if machine.registers else _UCX_UNHOOKED
+    wanted |= {} if machine.registers else _UCX_UNHOOKED | _NO_UCX_WINDOWS
     # By tcp, ranks listen on all addresses, which they need where shared memory is short; ofi's search for a
     # fabric sleeps a second in MPI_Init.
     is_short = machine.shared < _SHARED_EACH * sum(program.ranks or machine.cores for program in job.programs)

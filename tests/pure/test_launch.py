@@ -247,6 +247,8 @@ def test_memory_is_not_watched_where_none_is_registered(mpi):
     assert told(hosts="a,b") is None  # which may have what this machine has not
     assert told(environ={"PBS_NODEFILE": "/nodes"}) is None
     assert told(environ={"UCX_MEM_EVENTS": "y"}) is None
+    added = line(job(2), mpi, machine(cores=8)._replace(registers=False))[1]
+    assert added.get("OMPI_MCA_osc") == ("^ucx" if mpi is OPENMPI else None)
 
 
 def test_a_device_that_memory_is_registered_for_is_seen(tmp_path, monkeypatch):
