@@ -110,6 +110,8 @@ MAKING = {
     "observe",
     "plan",
     "shared_array",
+    "window",
+    "counter",
     "pool",
 } | {
     "mesh",
@@ -182,7 +184,7 @@ def test_a_verb_is_documented_and_its_options_may_be_left_away(name: str) -> Non
     parameters = inspect.signature(verb).parameters
     for option in ("out", "async_op", "status", "dtype", "shape"):
         first = (option == "out" and name in ("recv", "irecv")) or (
-            option == "shape" and name in ("cart", "shared_array")
+            option == "shape" and name in ("cart", "shared_array", "window")
         )
         if option in parameters and not first:
             assert parameters[option].default is not inspect.Parameter.empty, option

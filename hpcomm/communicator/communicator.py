@@ -34,6 +34,7 @@ from . import (
     reductions,
     sendrecv,
     shared_array,
+    windows,
 )
 from .block_channel import channel
 from .direct import NO_DIRECT, ByLibrary
@@ -283,6 +284,8 @@ class Communicator:
     split = groups.split
     split_node = groups.split_node
     shared_array = shared_array.shared_array
+    window = windows.window
+    counter = windows.counter
     pool = pools.pool
     group = groups.group
     dup = groups.dup

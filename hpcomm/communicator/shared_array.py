@@ -30,7 +30,7 @@ else:
     np = LazyModule("numpy")
     dtypes = LazyModule("hpcomm.core.dtypes")
 
-__all__ = ["SharedArray", "shared_array"]
+__all__ = ["SharedArray", "shape_of", "shared_array"]
 
 _MOST = 1 << 47  # bytes of address space
 _HEAD = 1 << 16  # bytes that a segment needs for itself, beside 1 in 1024
@@ -109,7 +109,7 @@ def shared_array(comm: Communicator, shape: int | Sequence[int], dtype: DTypeLik
     """
     comm.check_one_group("shared_array")
     try:
-        lengths = _shape(shape)
+        lengths = shape_of(shape)
         kind = dtypes.numpy_dtype(dtypes.parse(dtype)[0])
     except HpcommError as error:
         raise refused(comm, "split_node", error) from None
@@ -177,7 +177,8 @@ def _by_mpi(node: Communicator, count: int, kind: np.dtype[np.generic]) -> AnyAr
     return array
 
 
-def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """The lengths that a user gives for an array."""
     try:
         lengths = (index(shape),) if hasattr(shape, "__index__") else tuple(map(index, shape))
     except TypeError:

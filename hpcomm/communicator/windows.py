@@ -1,0 +1,368 @@
+"""Windows: memory of every rank that the others read and write without its doing, comm.window(shape, dtype).
+
+MPI's one-sided communication (passive target): each rank has an array, and a call names rank and place there.
+A counter is a window of one number: comm.counter(), which hands work out to whoever is ready for more.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from ..agree.agreement import refused
+from ..errors import DtypeError, HpcommError, LayoutError, MismatchError, RankError, UsageError, where
+from .groups import agreed
+from .shared_array import shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    import numpy as np
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+
+    from ..core import buffer, dtypes
+    from ..transport import mpi as transport
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+    buffer = LazyModule("hpcomm.core.buffer")
+    dtypes = LazyModule("hpcomm.core.dtypes")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["Counter", "Window", "counter", "window"]
+
+_FOLDS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "replace")}
+# Narrower ones some libraries fold with saturation; of half types MPI knows nothing.
+_FOLDED = ("int32", "int64", "uint32", "uint64", "float32", "float64")
+
+
+class Window:
+    """An array on each rank of comm, which all of them read and write. comm.window(shape, dtype) makes it.
+
+    Attributes:
+        comm: its ranks.
+        shape, dtype: of the array on each rank.
+
+    A place is `at=`: numpy's index of one element or of a block that is contiguous, such as 3, (3, 0) or
+    slice(2, 5); None is the whole array. While a rank writes a place no other one may use it, unless
+    all do so by accumulate and fetch_and_add, which are atomic for each element.
+    """
+
+    def __init__(
+        self, comm: Communicator, mpi: MPI.Win, record: dtypes.Dtype, array: NDArray[Any], as_tensor: bool
+    ) -> None:
+        self.comm, self.shape, self.dtype = comm, array.shape, record.name
+        self._mpi: MPI.Win | None = mpi
+        self._record, self._array, self._as_tensor = record, array, as_tensor
+
+    @property
+    def array(self) -> Any:
+        """This rank's own part, a numpy array: what others wrote there is seen after fence()."""
+        self._open("array")
+        return self._array.view(dtypes.numpy_dtype(self._record))
+
+    @property
+    def tensor(self) -> Any:
+        """The same memory as a torch tensor."""
+        import importlib
+
+        self._open("tensor")
+        torch = importlib.import_module("torch")
+        return torch.from_numpy(self._array).view(dtypes.torch_dtype(self._record))
+
+    def put(self, x: Any, rank: int, at: Any = None) -> None:
+        """Write x to a place of rank. x may be used again at once; it is there after flush() or fence()."""
+        mpi, target, block = self._place("put", rank, at)
+        data = self._given("put", x, block.shape)
+        self._told("put", mpi.Put, [data, MPI.BYTE], rank, (target, block.nbytes, MPI.BYTE))
+        self._told("put", mpi.Flush_local, rank)
+
+    def get(self, rank: int, at: Any = None, out: Any = None) -> Any:
+        """What stands at a place of rank: a new array, or out; a tensor where dtype was given as torch's."""
+        mpi, target, block = self._place("get", rank, at)
+        try:
+            look = buffer.as_buffer(out) if out is not None else None
+        except HpcommError as error:
+            raise error.located("get", self.comm) from None
+        if look is None:
+            look = buffer.empty(block.shape, self._record, torch=self._as_tensor)
+        self._check("get", look, block.shape, "out")
+        if look.frozen:
+            raise LayoutError(f"out {look.frozen}", where("get", self.comm), "an array of its own")
+        direct = look.array.flags.c_contiguous
+        data = look.array if direct else np.empty(block.shape, block.dtype)
+        self._told("get", mpi.Get, [data, MPI.BYTE], rank, (target, block.nbytes, MPI.BYTE))
+        self._told("get", mpi.Flush, rank)
+        if not direct:
+            look.array[...] = data
+        return look.give() if out is None else out
+
+    def accumulate(self, x: Any, rank: int, op: str = "sum", at: Any = None) -> None:
+        """Fold x into a place of rank, element by element, each at once: "replace" writes so.
+
+        Args:
+            op: "sum", "prod", "min", "max", "band", "bor", "bxor" or "replace". NaN in min and max: as MPI
+                has it.
+
+        Raises:
+            DtypeError: the window's elements are none of int32 to uint64, float32 and float64.
+        """
+        fold = self._fold("accumulate", op)
+        mpi, target, block = self._place("accumulate", rank, at)
+        data = self._given("accumulate", x, block.shape)
+        kind = transport.native(self._record)
+        there = target, block.size, kind
+        self._told("accumulate", mpi.Accumulate, [data, block.size, kind], rank, there, fold)
+        self._told("accumulate", mpi.Flush_local, rank)
+
+    def fetch_and_add(self, value: Any, rank: int, at: Any = None) -> Any:
+        """Add value to one element of rank, at once; what stood there before, a number of Python."""
+        return self._fetch("fetch_and_add", value, rank, at, "sum")
+
+    def _fetch(self, verb: str, value: Any, rank: int, at: Any, op: str) -> Any:
+        fold = self._fold(verb, "sum") if op == "sum" else MPI.NO_OP
+        mpi, target, block = self._place(verb, rank, at)
+        if block.size != 1:
+            raise LayoutError(
+                f"at={at!r} means {block.size} elements of {self.shape}",
+                where(verb, self.comm),
+                "the index of one element",
+            )
+        data, before = self._given(verb, value, ()), np.empty((), block.dtype)
+        kind = transport.native(self._record)
+        self._told(verb, mpi.Fetch_and_op, [data, 1, kind], [before, 1, kind], rank, target, fold)
+        self._told(verb, mpi.Flush, rank)
+        return before.item()
+
+    def flush(self, rank: int | None = None) -> None:
+        """Wait until all that this rank wrote is there, on one rank or on all."""
+        mpi = self._open("flush")
+        if rank is None:
+            self._told("flush", mpi.Flush_all)
+        else:
+            self._told("flush", mpi.Flush, self._rank("flush", rank))
+
+    def fence(self) -> None:
+        """What any rank wrote before, all ranks see after. Collective."""
+        mpi = self._open("fence")
+        self._told("fence", mpi.Flush_all)
+        self._told("fence", mpi.Sync)
+        self.comm.barrier()
+        self._told("fence", mpi.Sync)
+
+    def close(self) -> None:
+        """Let the memory go: `array` and `tensor` must not be used any more. Collective."""
+        if self._mpi is None:
+            return
+        self.fence()
+        mpi, self._mpi = self._mpi, None
+        self._told("close", mpi.Unlock_all)
+        self._told("close", mpi.Free)
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # while an error passes, other ranks may never come to a collective close
+            self.close()
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._mpi is None else ""
+        return f"<Window {self.dtype} {self.shape} on each of {self.comm.size} ranks{closed}>"
+
+    # -- arguments -----------------------------------------------------------------------------------
+    def _open(self, verb: str) -> MPI.Win:
+        self.comm.check_open(verb)
+        if self._mpi is None:
+            raise UsageError("this window is closed", where(verb, self.comm), "use it before close()")
+        return self._mpi
+
+    def _rank(self, verb: str, rank: Any) -> int:
+        if not _is_number(rank) or not 0 <= index(rank) < self.comm.size:
+            raise RankError(
+                f"there is no rank {rank!r}", where(verb, self.comm), f"0 to {self.comm.size - 1}"
+            )
+        return index(rank)
+
+    def _place(self, verb: str, rank: Any, at: Any) -> tuple[MPI.Win, int, NDArray[Any]]:
+        """The window, at which byte of it a place begins, and the same block of this rank's own array."""
+        mpi = self._open(verb)
+        self._rank(verb, rank)
+        parts = at if isinstance(at, tuple) else () if at is None else (at,)
+        if not all(isinstance(part, slice) or _is_number(part) for part in parts):
+            hint = "an index such as 3, (3, 0) or slice(2, 5)"
+            raise LayoutError(f"at={at!r} is no place of a window", where(verb, self.comm), hint)
+        try:
+            block: NDArray[Any] = self._array[(*parts, ...)]
+        except (IndexError, TypeError) as error:
+            what = f"at={at!r} is not in an array of shape {self.shape}: {error}"
+            raise LayoutError(what, where(verb, self.comm), "an index from 0 on, within that") from None
+        if not block.flags.c_contiguous:
+            what, hint = f"at={at!r} of {self.shape} is not contiguous", "several calls, one for each block"
+            raise LayoutError(what, where(verb, self.comm), hint)
+        begins = block.__array_interface__["data"][0] - self._array.__array_interface__["data"][0]
+        return mpi, begins if block.size else 0, block
+
+    def _given(self, verb: str, x: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+        """x as a contiguous array of the window's elements; a number fits any dtype that holds it."""
+        if isinstance(x, (bool, int, float, complex)) and self._record.kind in "biufc":
+            try:
+                made = np.asarray(x, dtypes.numpy_dtype(self._record))
+            except (OverflowError, TypeError) as error:
+                hint = "a number that it holds"
+                raise DtypeError(f"{x!r} is no {self.dtype}: {error}", where(verb, self.comm), hint) from None
+            if self._record.kind in "biu" and made != x:
+                what = f"{x!r} is no {self.dtype}"
+                raise DtypeError(what, where(verb, self.comm), "a window of another dtype")
+            x = made
+        try:
+            look = buffer.as_buffer(x)
+        except HpcommError as error:
+            raise error.located(verb, self.comm) from None
+        self._check(verb, look, shape, "x")
+        return np.ascontiguousarray(look.array).reshape(shape)
+
+    def _check(self, verb: str, look: buffer.Buffer, shape: tuple[int, ...], name: str) -> None:
+        if look.place is not None:
+            what, hint = f"{name} lies on {look.device}", "a copy on the host: x.cpu()"
+            raise LayoutError(what, where(verb, self.comm), hint)
+        if look.dtype != self._record:
+            what = f"{name} is {look.dtype}, the window {self.dtype}"
+            raise DtypeError(what, where(verb, self.comm), "give both the same dtype")
+        if look.shape != shape:
+            what = f"{name} has shape {look.shape}, the place {shape}"
+            raise LayoutError(
+                what, where(verb, self.comm), "give both the same shape (at= chooses the place)"
+            )
+
+    def _fold(self, verb: str, op: Any) -> MPI.Op:
+        if not isinstance(op, str) or op not in _FOLDS:
+            hint = f"one of {', '.join(_FOLDS)}"
+            raise UsageError(f"there is no operator {op!r} for windows", where(verb, self.comm), hint)
+        is_float = self._record.kind == "f"
+        if self.dtype not in _FOLDED or (is_float and op.startswith("b")):
+            what = f"{op} is not atomic on {self.dtype}"
+            raise DtypeError(what, where(verb, self.comm), f"a window of one of {', '.join(_FOLDED)}")
+        fold: MPI.Op = getattr(MPI, _FOLDS[op])
+        return fold
+
+    def _told(self, verb: str, function: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except MPI.Exception as error:
+            raise transport.failure(error, verb, self.comm) from None
+
+
+def _is_number(part: Any) -> bool:
+    return hasattr(part, "__index__") and not isinstance(part, bool)
+
+
+class Counter:
+    """A number that all ranks count with, none twice. comm.counter() makes it.
+
+    next() -> 0, 1, 2, ... in the order in which ranks ask; add(n) -> what it was before, and adds n.
+    """
+
+    def __init__(self, one: Window) -> None:
+        self._window = one
+
+    def next(self) -> int:
+        """The number as it is, and one more for whoever asks next."""
+        return self.add(1)
+
+    def add(self, n: int) -> int:
+        """Add n; what the number was before."""
+        return int(self._window._fetch("add", n, 0, None, "sum"))
+
+    @property
+    def value(self) -> int:
+        """The number as it is now; others may count on meanwhile."""
+        return int(self._window._fetch("value", 0, 0, None, "read"))
+
+    def close(self) -> None:
+        """Let it go. Collective."""
+        self._window.close()
+
+    def __enter__(self) -> Counter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._window.__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"<Counter of {self._window!r}>"
+
+
+def window(comm: Communicator, shape: int | Sequence[int], dtype: Any = "float64") -> Window:
+    """An array of zeros on each rank, which all ranks read and write: put, get, accumulate, fetch_and_add.
+
+    Collective. The memory is the MPI library's, and goes back at close().
+
+    Args:
+        shape, dtype: the same on every rank; a torch dtype makes get() return tensors.
+
+    Raises:
+        LayoutError, DtypeError: there is no such array.
+        MismatchError: the ranks give different ones; on all of them.
+
+    Example (the ranks of a ring):
+        >>> with comm.window(3) as window:
+        ...     window.put(np.full(3, comm.rank), (comm.rank + 1) % comm.size)
+        ...     window.fence()
+        ...     left = window.array.copy()
+    """
+    comm.check_one_group("window")
+    try:
+        lengths = shape_of(shape)
+        record, as_tensor = dtypes.parse(dtype)
+    except HpcommError as error:
+        raise refused(comm, "window", error) from None
+    with agreed(comm, "window"):
+        said = f"{record} {lengths}"
+        mark = crc32(said.encode()).to_bytes(4, "little")
+        heard = comm.bytewise_min(mark + bytes(255 - byte for byte in mark))
+        if any(low + high != 255 for low, high in zip(heard[:4], heard[4:], strict=True)):
+            hint = "the same shape and dtype on every rank"
+            raise MismatchError(
+                f"ranks ask for different windows, this one for {said}", where("window", comm), hint
+            )
+        array = np.empty(lengths, record.storage)
+        try:
+            mpi = MPI.Win.Allocate(array.nbytes, 1, comm=comm.mpi_handle)  # type: ignore[arg-type]
+        except MPI.Exception as error:
+            raise transport.failure(error, "window", comm) from None
+    mpi.Set_errhandler(MPI.ERRORS_RETURN)
+    if array.nbytes:
+        memory: Any = mpi.tomemory()
+        np.frombuffer(memory, np.uint8).fill(0)
+        array = np.frombuffer(memory, array.dtype, array.size).reshape(lengths)
+    mpi.Lock_all()
+    made = Window(comm, mpi, record, array, as_tensor)
+    made.fence()
+    return made
+
+
+def counter(comm: Communicator, start: int = 0) -> Counter:
+    """A number that begins at start, with which all ranks count: who calls next() gets it to himself.
+
+    Collective. So work goes to whoever is ready for more:
+
+        >>> with comm.counter() as counter:
+        ...     while (i := counter.next()) < len(tasks):
+        ...         work(tasks[i])
+    """
+    made = Counter(window(comm, (), "int64"))
+    if comm.rank == 0 and start:
+        made.add(start)
+    made._window.fence()
+    return made

@@ -1,0 +1,116 @@
+"""One-sided windows, and counters made of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hpcomm
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "bool", "complex64", "bfloat16", torch.float16])
+def test_what_is_put_the_owner_sees_after_a_fence_and_others_get(comm: Any, dtype: Any) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    with comm.window((4, 3), dtype) as window:
+        assert not window.array.any()
+        window.fence()
+        strided = np.ones((3, 8), window.array.dtype)[:, ::2].T
+        window.put(strided, right)
+        window.put(np.zeros_like(strided[0]), right, at=2)
+        window.fence()
+        expected = np.ones((4, 3))
+        expected[2] = 0
+        assert (window.array == expected).all()
+        assert window.tensor[2].tolist() == [0, 0, 0]
+        got = window.get(left, at=slice(1, 3))
+        assert isinstance(got, torch.Tensor if dtype is torch.float16 else np.ndarray)
+        assert got.tolist() == [[1, 1, 1], [0, 0, 0]]
+        assert window.get(comm.rank, at=(3, 2)).tolist() == 1
+        out = torch.zeros(3, 4, dtype=getattr(torch, window.dtype)).T
+        assert window.get(right, out=out) is out
+        assert out.tolist() == expected.tolist()
+
+
+def test_all_ranks_accumulate_into_one_and_each_addition_counts_once(comm: Any) -> None:
+    with comm.window(5, "int64") as window, comm.window((), "float32") as peak:
+        for turn in range(20):
+            window.accumulate(np.arange(3), 0, at=slice(1, 4))
+            before = window.fetch_and_add(2, comm.size - 1, at=4)
+            assert before >= 2 * turn
+            peak.accumulate(comm.rank + turn, 0, "max")
+        window.flush(0)
+        window.fence()
+        peak.fence()
+        if comm.rank == 0:
+            assert window.array[1:4].tolist() == [0, 20 * comm.size, 40 * comm.size]
+            assert peak.array == comm.size + 18
+        assert window.get(comm.size - 1, at=4) == 40 * comm.size
+        window.accumulate(np.array([7]), 0, "replace", at=slice(0, 1)) if comm.rank == 0 else None
+        window.fence()
+        assert window.get(0, 0) == 7
+
+
+def test_a_counter_gives_each_number_to_one_rank_whatever_its_home_does(comm: Any) -> None:
+    with comm.counter(start=10) as counter:
+        mine = []
+        if comm.rank == 0:
+            time.sleep(0.2)  # the others go on without it
+        while (number := counter.next()) < 210:
+            mine.append(number)
+        everybody = comm.all_gather_object(mine)
+        assert sorted(number for each in everybody for number in each) == [*range(10, 210)]
+        assert comm.size == 1 or len(everybody[0]) < 200
+        assert counter.value == 210 + comm.size
+        comm.barrier()
+        assert counter.add(-5) <= 210 + comm.size
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "what"),
+    [
+        (lambda w: w.put(np.ones(3), 99), hpcomm.RankError, "there is no rank 99"),
+        (lambda w: w.put(np.ones(3), True), hpcomm.RankError, "there is no rank True"),
+        (lambda w: w.put(np.ones(3, "f4"), 0, 1), hpcomm.DtypeError, "x is float32, the window float64"),
+        (lambda w: w.put(np.ones(2), 0, 1), hpcomm.LayoutError, r"x has shape \(2,\), the place \(3,\)"),
+        (lambda w: w.get(0, 4), hpcomm.LayoutError, r"at=4 is not in an array of shape \(4, 3\)"),
+        (lambda w: w.get(0, (slice(None), 1)), hpcomm.LayoutError, "is not contiguous"),
+        (lambda w: w.get(0, [1, 2]), hpcomm.LayoutError, "is no place of a window"),
+        (lambda w: w.get(0, 1, out=np.ones(4)), hpcomm.LayoutError, "out has shape"),
+        (lambda w: w.get(0, 1, out=np.broadcast_to(0.0, 3)), hpcomm.LayoutError, "out "),
+        (lambda w: w.accumulate(np.ones(3), 0, "avg", 1), hpcomm.UsageError, "no operator 'avg' for windows"),
+        (lambda w: w.accumulate(np.ones(3), 0, "bor", 1), hpcomm.DtypeError, "bor is not atomic on float64"),
+        (lambda w: w.fetch_and_add(1, 0, 1), hpcomm.LayoutError, "at=1 means 3 elements"),
+        (lambda w: w.put("x", 0, (1, 1)), hpcomm.HpcommError, "is not an array"),
+        (lambda w: w.put(1j, 0, (1, 1)), hpcomm.DtypeError, "1j is no float64"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_said(comm: Any, call: Any, error: Any, what: str) -> None:
+    with comm.window((4, 3)) as window, pytest.raises(error, match=what) as caught:
+        call(window)
+    assert "where:" in str(caught.value)
+    assert "try:" in str(caught.value)
+
+
+def test_windows_of_nothing_of_narrow_types_and_closed_ones(comm: Any) -> None:
+    with comm.window((0, 4), "int16") as window:
+        window.put(np.ones((0, 4), "i2"), 0)
+        assert window.get(0).shape == (0, 4)
+        with pytest.raises(hpcomm.DtypeError, match="sum is not atomic on int16"):
+            window.accumulate(np.ones((0, 4), "i2"), 0)
+    with pytest.raises(hpcomm.UsageError, match="this window is closed"):
+        window.get(0)
+    with comm.window((), "int32") as window, pytest.raises(hpcomm.DtypeError, match=r"1\.5 is no int32"):
+        window.put(1.5, 0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_ask_for_different_windows_are_all_told(comm: Any) -> None:
+    with pytest.raises(hpcomm.MismatchError, match="ranks ask for different windows, this one for float64"):
+        comm.window(3 + comm.rank // (comm.size - 1))
+    with pytest.raises(hpcomm.LayoutError, match="is no shape of an array"):
+        hpcomm.self_.window(-1)
+    assert comm.all_reduce(1) == comm.size

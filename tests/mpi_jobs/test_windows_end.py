@@ -1,0 +1,38 @@
+"""Windows in jobs whose ranks do not all come to their close."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+DIES = """
+import numpy as np
+from hpcomm import world as comm
+
+with comm.window(3) as window, comm.counter() as counter:
+    window.put(np.ones(3), (comm.rank + 1) % comm.size)
+    counter.next()
+    if comm.rank == 1:
+        {end}
+"""
+LEFT_OPEN = """
+from hpcomm import world as comm
+
+window, counter = comm.window(3), comm.counter()
+counter.next()
+print(window.get((comm.rank + 1) % comm.size).sum())
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["raise ValueError('rank one is broken')", "import os; os.kill(os.getpid(), 9)"]
+)
+def test_where_a_rank_dies_nobody_waits_for_it_at_the_close(job: Any, end: str) -> None:
+    done = job(3, DIES.format(end=end), expect=None, timeout=30)
+    assert done.returncode != 0
+    assert "rank one is broken" in done.stderr or "kill" in end
+
+
+def test_windows_may_be_left_open_at_the_end(job: Any) -> None:
+    assert job(2, LEFT_OPEN).stdout == "0.0\n" * 2
