@@ -13,11 +13,11 @@ from ..core.verbs import REDUCTIONS
 from ..errors import is_ours, place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..core.comm import Comm
 
-__all__ = ["call_frame", "comm_of", "describe_call", "is_own", "owner"]
+__all__ = ["call_frame", "comm_of", "describe_call", "is_own", "names_of", "owner"]
 
 _SHOWN = ("op", "root", "dest", "source", "tag", "async_op", "algorithm", "deterministic")
 _SHOWN_OF = {
@@ -57,9 +57,32 @@ def is_own(thread: threading.Thread) -> bool:
     return thread.name.startswith("hpcomm")
 
 
+_FUNCTION = 1  # of a code's flags: its variables are not those of a module (inspect.CO_OPTIMIZED)
+_IS_FRESH = sys.version_info >= (3, 13)  # f_locals looks at the frame itself, at each name
+_reading = threading.RLock()
+
+
+def names_of(frame: FrameType) -> Mapping[str, Any]:
+    """The local variables of a frame, whose thread may be running.
+
+    Until 3.12 a frame has one dict for them, which is brought up to date at each look. An old value that ends
+    there may let its thread run on, out of the frame, whose memory then is another's: a segmentation fault.
+    So what was seen at the last look is kept beside it, and ends after the next one.
+    """
+    if _IS_FRESH or not frame.f_code.co_flags & _FUNCTION:
+        return frame.f_locals
+    with _reading:
+        shown = frame.f_locals
+        names = dict(shown)
+        before = names.pop("(seen before)", None)
+        shown["(seen before)"] = names
+        del before
+    return names
+
+
 def comm_of(frame: FrameType) -> Comm | None:
     """The communicator that a frame of ours is about: its argument, or the one that the function is for."""
-    comm: Comm | None = frame.f_locals.get("comm", frame.f_globals.get("comm"))
+    comm: Comm | None = names_of(frame).get("comm", frame.f_globals.get("comm"))
     return comm
 
 
@@ -71,7 +94,8 @@ def describe_call(frame: FrameType | None = None) -> str:
     verb, user = call_frame(frame)
     end = ""
     if user is None and verb is not None and verb.f_code.co_name == "excepthook":  # see runtime.py
-        error, trace = verb.f_locals["kind"], verb.f_locals["trace"]
+        names = names_of(verb)
+        error, trace = names["kind"], names["trace"]
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
         verb, user = (None, None) if trace is None else call_frame(trace.tb_frame)
@@ -85,12 +109,12 @@ def describe_call(frame: FrameType | None = None) -> str:
 
 def owner(frame: FrameType) -> Any:
     """Whose method a frame is in; of a plan's functions, its state."""
-    names = frame.f_locals
+    names = names_of(frame)
     return names.get("self", names.get("state"))
 
 
 def _arguments(verb: FrameType) -> str:
-    parts, names, request = [], verb.f_locals, owner(verb)
+    parts, names, request = [], names_of(verb), owner(verb)
     if type(request).__name__ in ("Request", "Message"):  # wait() and its kin
         return str(request.call)
     if type(request).__name__ in ("Plan", "_DirectPlan", "_State"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..core.signature import VERBS
 from ..errors import UsageError, is_ours, where
-from .call_stack import call_frame, comm_of, describe_call, is_own
+from .call_stack import call_frame, comm_of, describe_call, is_own, names_of
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
@@ -110,7 +110,7 @@ def _collective(inner: FrameType) -> FrameType | None:
     if not is_ours(inner.f_code):  # it runs, and its stack may be half gone
         return None
     verb, _ = call_frame(inner, is_chosen=lambda frame: comm_of(frame) is not None)
-    is_one = verb is not None and verb.f_code.co_name in VERBS and not verb.f_locals.get("async_op")
+    is_one = verb is not None and verb.f_code.co_name in VERBS and not names_of(verb).get("async_op")
     return verb if is_one else None
 
 

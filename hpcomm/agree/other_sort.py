@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..core.request import rounds_under_way
 from ..errors import MismatchError, where
-from .call_stack import describe_call, is_own, owner
+from .call_stack import describe_call, is_own, names_of, owner
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
@@ -63,7 +63,7 @@ def crossed(comm: Comm, source: int | None, frame: FrameType) -> str | None:
 
 def _awaited(frame: FrameType) -> tuple[bool, int] | None:
     """Whether a verb, or the wait for it, receives objects or ragged arrays, and its tag, below 0 for any."""
-    names, request = frame.f_locals, owner(frame)
+    names, request = names_of(frame), owner(frame)
     if getattr(request, "waits_for", None) is not None:
         name, _, said = request.call.partition("(")
         number = re.search(r"tag=(\d+)\)$", said)

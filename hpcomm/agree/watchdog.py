@@ -39,7 +39,7 @@ from ..errors import PeerFailedError, is_ours
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region
 from .agreement import told
-from .call_stack import call_frame, comm_of, describe_call, owner
+from .call_stack import call_frame, comm_of, describe_call, names_of, owner
 from .one_thread import ConcurrentCalls
 from .other_sort import crossed
 
@@ -331,7 +331,7 @@ class Blocked(NamedTuple):
 
 def _overdue(call: Blocked, waited_s: float) -> str | None:
     """The sentence about a wait for another program that has taken too long, or None."""
-    patience_s, names = call.comm.patience_s, call.frame.f_locals
+    patience_s, names = call.comm.patience_s, names_of(call.frame)
     if patience_s is None or waited_s < patience_s or names.get("timeout") is not None:
         return None
     return (
@@ -346,7 +346,7 @@ def _blocked_call() -> Blocked | None:
     if verb is None:
         return None
     # For whom does it wait? A request has noted that; of a blocking verb it stands in its parameters.
-    names = verb.f_locals
+    names = names_of(verb)
     needs = getattr(owner(verb), "waits_for", None)
     if names.get("timeout") is not None and hasattr(owner(verb), "_stages"):
         return None  # a request that does not wait for ever, and is told: see _look_at

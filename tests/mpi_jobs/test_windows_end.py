@@ -35,4 +35,5 @@ def test_where_a_rank_dies_nobody_waits_for_it_at_the_close(job: Any, end: str) 
 
 
 def test_windows_may_be_left_open_at_the_end(job: Any) -> None:
-    assert job(2, LEFT_OPEN).stdout == "0.0\n" * 2
+    lines = job(2, LEFT_OPEN).stdout.splitlines()  # MPICH's UCX remarks upon it there
+    assert [line for line in lines if "UCX" not in line] == ["0.0", "0.0"]
