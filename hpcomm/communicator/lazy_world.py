@@ -17,7 +17,6 @@ __all__ = ["named", "taken"]
 
 _lock = threading.RLock()
 _named: dict[str, Communicator] = {}
-_makers: set[int] = set()  # the thread that makes one
 
 
 class Late(Communicator):
@@ -49,14 +48,14 @@ class Late(Communicator):
 
 def _make(comm: Communicator) -> None:
     thread = threading.current_thread()
-    if thread.ident in _makers or is_own(thread):
+    if vars(comm).get("_maker") == thread.ident or is_own(thread):
         return
     with _lock:
         if type(comm) is not Late:  # another thread was quicker
             return
         name = vars(comm)["_late"]
         mpi = load_mpi(f"hpcomm.{name}")
-        _makers.add(threading.get_ident())
+        vars(comm)["_maker"] = thread.ident
         try:
             Communicator.__init__(
                 comm, mpi.COMM_WORLD if name == "world" else mpi.COMM_SELF, name.rstrip("_")
@@ -66,8 +65,7 @@ def _make(comm: Communicator) -> None:
             vars(comm).clear()
             vars(comm)["_late"] = name
             raise
-        finally:
-            _makers.clear()
+        del vars(comm)["_late"], vars(comm)["_maker"]
 
 
 def named(name: str) -> Communicator:
