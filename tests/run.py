@@ -33,7 +33,7 @@ from typing import IO, NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / ".test-logs"
-BUDGET_S = 30 * 60.0  # for all steps together
+BUDGET_S = 40 * 60.0  # for all steps together
 # For one step: several times what it takes on a quiet machine. A test that hangs ends much earlier.
 PURE_S, MPI_S, TORCH_S, JOBS_S = 420.0, 480.0, 240.0, 900.0
 GRACE_S = 10.0  # to end when told so
@@ -51,7 +51,7 @@ RANKS_AGAIN = (2, 3)  # in the others
 FIVE = "tests/mpi/test_schedules.py::test_every_algorithm_gives_bit_for_bit_what_the_interpreter_computes"
 TORCH_RANKS, TORCH_RANKS_AGAIN = (2, 4), (3,)
 QUICK_PURE = [
-    *("tests/test_layers.py", "tests/test_public_names.py", "tests/native/test_core.py", "tests/pure"),
+    *("tests/test_layers.py", "tests/test_public_names.py", "tests/pure"),
     *(
         f"--ignore=tests/pure/test_{name}.py"
         for name in ("draw", "regrid", "regrid_cells", "simulate", "types")
@@ -59,7 +59,7 @@ QUICK_PURE = [
 ]
 QUICK_JOBS = [
     *(f"tests/mpi_jobs/test_{name}.py" for name in ("endings", "peers_are_wrong", "progress", "threads")),
-    "tests/mpmd/test_join.py",
+    "tests/mpmd/test_docs.py",
 ]
 
 sys.path.insert(0, str(ROOT))

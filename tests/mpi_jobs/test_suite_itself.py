@@ -12,15 +12,26 @@ import pytest
 SUITE = Path(__file__).parents[1] / "mpi"
 
 
+# Torch, which a fixture would load within the limits, and until all have it.
+HEAD = """
+import time
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+"""
+
+
 @pytest.fixture
 def suite(job: Any, tmp_path: Path) -> Any:
-    """suite(source, test_s=40, peer_s=2): the run of these tests on two ranks, as the MPI suite does it."""
+    """suite(source, test_s=40, peer_s=4): the run of these tests on two ranks, as the MPI suite does it."""
 
-    def run(source: str, test_s: float = 40, peer_s: float = 2) -> Any:
+    def run(source: str, test_s: float = 40, peer_s: float = 4) -> Any:
         for name in ("conftest.py", "agreement.py"):
             shutil.copy(SUITE / name, tmp_path)
         test = tmp_path / "test_sample.py"
-        test.write_text("import time\nimport pytest\nimport numpy as np\n" + source)
+        test.write_text(HEAD + source)
         haste = {"TEST_PEER_S": str(peer_s), "TEST_S": str(test_s)}
         options = ["-p", "no:cacheprovider", "-c", "/dev/null", "--color=no", "--with-mpi"]
         command = ["python", "-m", "pytest", *options, str(test)]
@@ -135,8 +146,6 @@ def test_held(comm):
 @pytest.mark.once
 def test_ranks_that_run_different_tests_are_found_out(suite: Any) -> None:
     done = suite("""
-from mpi4py import MPI
-
 @pytest.mark.parametrize("n", range(1 + MPI.COMM_WORLD.rank))
 def test_many(n): pass
 """)

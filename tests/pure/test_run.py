@@ -79,6 +79,21 @@ def test_a_step_that_hangs_is_ended_with_its_stack(runner):
     assert "ended after" in log
 
 
+@pytest.mark.parametrize(("hangs", "passed"), [("time.sleep(60)", 1), ("os._exit(1)", 0)])
+def test_of_tests_beside_each_other_one_that_hangs_or_ends_its_process_fails(runner, tmp_path, hangs, passed):
+    (tmp_path / "test_sample.py").write_text(
+        "import os, time, pytest\n"
+        f"@pytest.mark.timeout(1)\ndef test_bad(): {hangs}\n"
+        "def test_good(): time.sleep(0.1)\n"
+    )
+    pytest_s = [sys.executable, "-m", "pytest", "-v", "-n", "1", *runner.BESIDE, "-c", "/dev/null"]
+    step = runner.Step("a step", [*pytest_s, str(tmp_path)], 100.0)
+    [(_, counts, seconds)] = runner.run([step], time.monotonic() + 100)
+    assert (counts["passed"], counts["failed"]) == (passed, 1)
+    assert seconds < 90
+    assert [what.rpartition("::")[2] for what in runner.failed(step)] == ["test_bad"]
+
+
 def test_the_last_lines_name_what_failed(runner):
     quiet = "tests/a.py::test_a PASSED   [ 50%]\n"
     outcome(runner, f"print({quiet!r} + 'tests/a.py::test_b[x y] Fatal Python error: Aborted')")
