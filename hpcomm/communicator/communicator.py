@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +30,7 @@ from . import (
     objects,
     p2p,
     persistent,
+    pickling,
     pools,
     ragged,
     reductions,
@@ -41,6 +43,7 @@ from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
 from .dropped import Children
 from .known_messages import forget
+from .pickling import encode
 from .timeouts import Timeout
 
 if TYPE_CHECKING:
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
     from ..node._native import core
     from ..node.call_log import CallLog
     from ..node.segment import Region
+    from .payload import Payload
+    from .pickling import Pickler
 
 __all__ = ["Communicator"]
 
@@ -85,8 +90,9 @@ class Communicator:
     home: tuple[Children, int] | None = None  # what has made it, and its number there
 
     def __init__(
-        self, mpi: MPI.Comm, name: str | None = None, check: str | None = None, *, gpu: str | None = None
-    ) -> None:
+        self, mpi: MPI.Comm, name: str | None = None, check: str | None = None, *, gpu: str | None = None,
+        pickler: Any = None,
+    ) -> None:  # fmt: skip
         from mpi4py import MPI
 
         if not isinstance(mpi, MPI.Comm) or mpi == MPI.COMM_NULL:
@@ -94,12 +100,13 @@ class Communicator:
             hint = "its dup() makes another one" if isinstance(mpi, Communicator) else "MPI.COMM_WORLD, say"
             raise UsageError(what, where("Communicator", None), hint)
         groups.require_known(check, gpu)
+        pickler = pickling.chosen(pickler)
         runtime.start()
-        self.adopt(mpi.Dup(), name, check, gpu=gpu)
+        self.adopt(mpi.Dup(), name, check, gpu=gpu, pickler=pickler)
 
     def adopt(
         self, mpi: MPI.Comm, name: str | None, check: str | None, plain: bool = False, gpu: str | None = None,
-        parent: Communicator | None = None,
+        parent: Communicator | None = None, pickler: Pickler | None = None,
     ) -> None:  # fmt: skip
         """Become the owner of mpi, which nobody else uses.
 
@@ -117,6 +124,10 @@ class Communicator:
         self.remote_size: int = mpi.remote_size if self.is_inter else 0  # type: ignore[attr-defined]
         self.name: str = name or "comm"
         self.tag_base = 0  # a number by chance, the same on all ranks (blocks.making)
+        self.pickler = pickler or pickling.chosen(None)  # of objects; None: pickle
+        self.encode: Callable[[Any], Payload] = (
+            partial(encode, pickler=self.pickler) if self.pickler else encode
+        )
         may_have_devices = not plain and self._meet_first(level)
         self.object_comm: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
         # What follows their headers, apart from both:
@@ -158,15 +169,17 @@ class Communicator:
         runtime.living.add(self)
 
     def _meet_first(self, level: str) -> bool:
-        """Whether any rank may have arrays on devices; and all have to compare in full, or none.
+        """Whether any rank may have arrays on devices; all compare in full, or none, and pickle alike.
 
         Raises:
-            MismatchError: some ranks would wait in each call for others that do not compare.
+            MismatchError: some ranks would wait in each call for others that do not compare, or
+                pickle otherwise.
         """
         is_full = level == "full"
         mark = os.urandom(_MARK) if self.rank == 0 else b"\xff" * _MARK  # so the least is that of rank 0
-        heard = self.bytewise_min(bytes([not driver.possible(), not is_full, is_full]) + mark)
-        nowhere, nobody, everybody = heard[:-_MARK]
+        alike = pickling.mark_of(self.pickler)
+        heard = self.bytewise_min(bytes([not driver.possible(), not is_full, is_full]) + alike + mark)
+        nowhere, nobody, everybody = heard[:3]
         self.tag_base = int.from_bytes(heard[-_MARK:], "little")
         if not (nobody or everybody or self.is_inter):  # between groups: see _agree
             error = MismatchError(
@@ -176,6 +189,14 @@ class Communicator:
             )
             self.mpi_handle.Free()
             raise error
+        if heard[3:-_MARK] != alike:
+            own = self.pickler.__name__ if self.pickler else "pickle"
+            self.mpi_handle.Free()
+            raise MismatchError(
+                f"objects are pickled by {own} on rank {self.rank}, and by another module elsewhere",
+                where("communicator", self),
+                "the same HPCOMM_PICKLER and pickler= for all ranks",
+            )
         return not nowhere
 
     def any_rank(self, here: bool) -> bool:
@@ -300,10 +321,13 @@ class Communicator:
 
     def derive(
         self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None,
-        kind: type[Communicator] | None = None,
+        kind: type[Communicator] | None = None, pickler: Pickler | None = None,
     ) -> Communicator:  # fmt: skip
         made = object.__new__(kind or Communicator)
-        made.adopt(mpi, name, check or self.asked_check, gpu=gpu or self._gpu, parent=self)
+        made.adopt(
+            mpi, name, check or self.asked_check, gpu=gpu or self._gpu, parent=self,
+            pickler=pickler or self.pickler,
+        )  # fmt: skip
         if self.timeout_s is not None:
             made.timeout = self.timeout_s
         return made

@@ -17,6 +17,7 @@ from ..job import process_role
 from ..transport.device.path_choice import PATHS
 from ..transport.matching import tag_number
 from .block_channel import making, rank_there
+from .pickling import Pickler, chosen
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -146,25 +147,31 @@ def _few(ranks: list[int]) -> str:
 
 
 def dup(
-    comm: Communicator, name: str | None = None, check: str | None = None, *, gpu: str | None = None
-) -> Communicator:
+    comm: Communicator, name: str | None = None, check: str | None = None, *, gpu: str | None = None,
+    pickler: Any = None,
+) -> Communicator:  # fmt: skip
     """The same ranks once more, so that two parts of a program cannot mix their messages. Collective.
 
     Args:
         name: of the new one, for messages.
         check: its level of agreement (docs/errors.md); None: this one's.
         gpu: the path of device arrays there: "auto", or one of docs/gpu.md, which is forced.
+        pickler: a module, or its name, that pickles objects there and on communicators made of it, such as
+            cloudpickle, which takes lambdas and classes of __main__; None: as here.
 
     Raises:
-        ConfigError: there is no such path. MismatchError: the ranks name different ones.
+        ConfigError: there is no such path, or pickler. MismatchError: the ranks name different ones.
     """
     comm.check_open("dup")
     try:
         require_known(check or comm.asked_check, gpu)
+        by = chosen(pickler) if pickler is not None else None
     except ConfigError as error:
         raise refused(comm, "dup", error) from None
     with agreed(comm, "dup"):
-        return made(comm, "dup", name or f"{comm.name}.dup", comm.mpi_handle.Dup, check=check, gpu=gpu)
+        return made(
+            comm, "dup", name or f"{comm.name}.dup", comm.mpi_handle.Dup, check=check, gpu=gpu, pickler=by
+        )
 
 
 def create_intercomm(
@@ -255,10 +262,13 @@ def made(
     check: str | None = None,
     gpu: str | None = None,
     kind: type[Communicator] | None = None,
+    pickler: Pickler | None = None,
 ) -> Communicator:
     """One that MPI makes by make(*arguments), of this kind (None: a Communicator)."""
     mpi = mapped(comm, verb, make, *arguments)
-    new = mapped(comm, verb, partial(comm.derive, check=check, gpu=gpu, kind=kind), mpi, name)
+    new = mapped(
+        comm, verb, partial(comm.derive, check=check, gpu=gpu, kind=kind, pickler=pickler), mpi, name
+    )
     if verb != "group":
         comm.children.add(new)
     return new

@@ -28,7 +28,7 @@ from .payload_agreement import (
     own_place,
     receive,
 )
-from .pickling import decode, encode
+from .pickling import decode
 
 if TYPE_CHECKING:
     from ..core import reduction
@@ -183,7 +183,7 @@ def broadcast_object(
     is_root = check_root(comm, "broadcast_object", root)
 
     def stages() -> Stages:
-        made, failed = given(encode, [obj] if is_root else [])
+        made, failed = given(comm.encode, [obj] if is_root else [])
         got = yield from payload_transport.broadcast(comm, made[0] if made else None, root, not async_op)
         if failed:
             raise failed
@@ -217,7 +217,7 @@ def _gather(
     is_root = check_root(comm, "gather_object", root)
 
     def stages() -> Stages:
-        made, failed = given(encode, [obj], refused)
+        made, failed = given(comm.encode, [obj], refused)
         got = yield from payload_transport.gather(comm, made[0], root, not async_op)
         if failed:
             raise failed
@@ -243,7 +243,7 @@ def all_gather_object(comm: Communicator, obj: object, *, async_op: bool = False
 
 def _all_gather(comm: Communicator, obj: object, async_op: bool, refused: UsageError | None = None) -> Any:
     def stages() -> Stages:
-        made, failed = given(encode, [obj], refused)
+        made, failed = given(comm.encode, [obj], refused)
         got = yield from payload_transport.all_gather(comm, made[0], not async_op)
         if failed:
             raise failed
@@ -280,7 +280,7 @@ def scatter_object(
     items, refused = each_of(comm, "scatter_object", objs) if is_root else ([], None)
 
     def stages() -> Stages:
-        made, failed = given(encode, items, refused)
+        made, failed = given(comm.encode, items, refused)
         got = yield from payload_transport.scatter(comm, made or None, root, not async_op)
         if failed:
             raise failed
@@ -306,7 +306,7 @@ def all_to_all_object(comm: Communicator, objs: Sequence[object], *, async_op: b
     items, refused = each_of(comm, "all_to_all_object", objs)
 
     def stages() -> Stages:
-        made, failed = given(encode, items, refused)
+        made, failed = given(comm.encode, items, refused)
         got = yield from payload_transport.all_to_all(comm, made, not async_op)
         if failed:
             raise failed
@@ -326,20 +326,21 @@ def reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum", root: 
     """
     fold, refused = _python_op(op)
     got: list[T] | None = _gather(comm, obj, root, False, refused)
-    return None if got is None else _fold(fold, got, own_place(comm))
+    return None if got is None else _fold(comm, fold, got)
 
 
 def all_reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum") -> T:
     """Reduce the objects of all ranks in rank order on every rank; op as reduce_object has it."""
     fold, refused = _python_op(op)
     got: list[T] = _all_gather(comm, obj, False, refused)
-    return _fold(fold, got, own_place(comm))
+    return _fold(comm, fold, got)
 
 
-def _fold(op: Callable[[T, T], T], objs: list[T], rank: int) -> T:
+def _fold(comm: Communicator, op: Callable[[T, T], T], objs: list[T]) -> T:
     """Reduce in rank order; op may change its first argument, so this rank's own object is copied."""
+    rank = own_place(comm)
     if rank >= 0:
-        objs[rank] = pickle.loads(pickle.dumps(objs[rank], 5))
+        objs[rank] = pickle.loads((comm.pickler or pickle).dumps(objs[rank], 5))
     return functools.reduce(op, objs)
 
 
@@ -375,7 +376,11 @@ def _addressed(comm: Communicator, verb: str, obj: object, dest: int, tag: int) 
     """Receiver and tag as MPI takes them, and what to send."""
     try:
         comm.check_open(verb)
-        peer, number, made = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True), encode(obj)
+        peer, number, made = (
+            peer_rank(comm, dest, "dest"),
+            tag_number(comm, tag, sending=True),
+            comm.encode(obj),
+        )
         if comm.message_kinds is not None:
             comm.message_kinds.note_parcel(verb, obj, peer, number)
         return peer, number, made

@@ -7,16 +7,21 @@ Two tensors that share storage arrive as two separate tensors.
 from __future__ import annotations
 
 import copyreg
+import os
 import pickle
 import sys
+from importlib import import_module
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
 
 from ..core.limits import OUT_OF_BAND
-from ..errors import HpcommError, UsageError
+from ..errors import ConfigError, HpcommError, UsageError
 from .payload import DevicePayload, OnDevice, Payload, check_came
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
     from ..core import buffer
@@ -27,7 +32,7 @@ else:
     buffer = LazyModule("hpcomm.core.buffer")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
 
-__all__ = ["decode", "encode"]
+__all__ = ["Pickler", "chosen", "decode", "encode", "mark_of"]
 
 _REUSED = 64 << 10  # bytes of a pickle up to which it is copied out of its file
 
@@ -35,30 +40,79 @@ _PICKLED = 0x80  # how every pickle begins
 _ON_DEVICES = (("cupy", "ndarray"), ("hpcomm.device.model", "DeviceArray"))
 
 
-def encode(obj: object) -> Payload:
+class Pickler(Protocol):
+    """A module that pickles, as pickle and cloudpickle do; what it makes is read by pickle.loads."""
+
+    __name__: str
+    Pickler: Any
+    dumps: Any
+
+
+def chosen(asked: Any) -> Pickler | None:
+    """The module that pickles objects: asked, or HPCOMM_PICKLER; None: pickle itself.
+
+    Raises:
+        ConfigError: it is no such module, or is not installed.
+    """
+    asked = asked or os.environ.get("HPCOMM_PICKLER")
+    if not asked:
+        return None
+    if isinstance(asked, str):
+        try:
+            asked = import_module(asked)
+        except ImportError as error:
+            raise ConfigError(
+                f"the pickler {asked!r} cannot be imported: {error}",
+                hint=f"pip install {asked}, on all hosts; or leave HPCOMM_PICKLER and pickler= away",
+            ) from None
+    if not all(hasattr(asked, name) for name in ("__name__", "Pickler", "dumps")):
+        raise ConfigError(
+            f"{asked!r} is no pickler: it has no Pickler, or no dumps", hint="a module such as cloudpickle"
+        )
+    return asked  # type: ignore[no-any-return]
+
+
+def mark_of(pickler: Pickler | None) -> bytes:
+    """Of which all ranks have the same if they have the same pickler: the least, and 255 less the most."""
+    mark = crc32((pickler or pickle).__name__.encode()).to_bytes(4, "little")
+    return mark + bytes(255 - each for each in mark)
+
+
+def encode(obj: object, pickler: Pickler | None = None) -> Payload:
     """Pickle obj, leaving the memory of its larger arrays out.
 
     Raises:
         UsageError: obj cannot be pickled.
     """
+    spare = _spare if pickler is None else _spares.setdefault(pickler, [])
     try:
-        mine = _spare.pop()
+        mine = spare.pop()
     except IndexError:
-        mine = _Wrapping()
+        mine = _Wrapping(pickler)
     try:
         made = mine.wrap(obj)
     except Exception as error:  # whatever the object's own way of being pickled raises: others wait for it
         why = error.what if isinstance(error, HpcommError) else error
         raise UsageError(
             f"a {type(obj).__name__} cannot be pickled: {why}",
-            hint="send data instead of functions, files or locks; name functions at the top of a module",
+            hint="send data instead of files or locks; name functions at the top of a module, or "
+            "comm.dup(pickler=cloudpickle)",
         ) from error
-    _spare.append(mine)
+    spare.append(mine)
     return made
 
 
 class _Ways(dict[type, Any]):
-    """How types are pickled: arrays in our own way, all else as copyreg says."""
+    """How types are pickled: arrays in our own way, all else as the pickler, or copyreg, says."""
+
+    def __init__(self, others: Mapping[type, Any]) -> None:
+        self._others = others
+
+    def get(self, kind: type, default: Any = None) -> Any:  # a pickler in Python asks so
+        try:
+            return self[kind]
+        except KeyError:
+            return default
 
     def __missing__(self, kind: type) -> Any:
         if kind is getattr(sys.modules.get("numpy"), "ndarray", None):
@@ -68,22 +122,26 @@ class _Ways(dict[type, Any]):
         elif any(kind is getattr(sys.modules.get(name), array, None) for name, array in _ON_DEVICES):
             self[kind] = _take_device_array_apart
         else:
-            return copyreg.dispatch_table[kind]
+            return self._others[kind]
         return self[kind]
 
 
 class _Wrapping:
     """A pickler for many objects, one after the other: making one costs more than pickling a little thing."""
 
-    def __init__(self) -> None:
+    def __init__(self, pickler: Pickler | None = None) -> None:
+        self._make = (pickler or pickle).Pickler
         self._blocks: list[Any] = []
         self._is_laden = False
         self._renew()
 
     def _renew(self) -> None:
         self._file = BytesIO()
-        self._pickler = pickle.Pickler(self._file, 5, buffer_callback=self._keeps_in)
-        self._pickler.dispatch_table = _Ways()
+        self._pickler = self._make(self._file, 5, buffer_callback=self._keeps_in)
+        own: Any = getattr(
+            self._make, "dispatch_table", None
+        )  # of its class; pickle's has a descriptor there
+        self._pickler.dispatch_table = _Ways(own if hasattr(own, "get") else copyreg.dispatch_table)
 
     def _keeps_in(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -113,6 +171,7 @@ class _Wrapping:
         return made
 
 
+_spares: dict[Any, list[_Wrapping]] = {}  # of other picklers
 _spare: list[_Wrapping] = []  # more than one where threads, or objects that send while they are pickled
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import os
 import time
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
+from zlib import crc32
 
 from ..errors import ConfigError
 from .process_role import is_child
@@ -50,10 +51,24 @@ class Parser(argparse.ArgumentParser):
             super().print_help(file)
 
     def error(self, message: str) -> NoReturn:
-        if is_another_rank():
-            sys.stdout.flush()
-            time.sleep(_TURN_S * min(world_rank(), 5))
+        if _is_said(message):
+            self.exit(2)
         super().error(message)
+
+
+def _is_said(message: str) -> bool:
+    """Whether another rank of this host has said that before, or is going to end the job by saying it."""
+    folder = os.environ.get("HPCOMM_LIVING")
+    try:
+        if folder:
+            os.close(os.open(f"{folder}/.said-{crc32(message.encode())}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return True
+    except OSError:  # it is on another host
+        folder = None
+    if not folder and is_another_rank():
+        time.sleep(_TURN_S * min(world_rank(), 5))
+    return False
 
 
 class Command(Parser):

@@ -138,7 +138,7 @@ def _supervised(
     if killed.exists():
         status = int(killed.read_text())
         killed.unlink()
-    notes = sorted(file.read_text().partition("\n") for file in living.iterdir())
+    notes = sorted(file.read_text().partition("\n") for file in living.iterdir() if file.name[0] != ".")
     if status:
         kill_members(mark)  # such as children of ranks, in sessions of their own
         mpi_shared_memory.remove_noticed()

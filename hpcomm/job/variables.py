@@ -37,6 +37,9 @@ VARIABLES = (
     Variable("HPCOMM_NCCL", "path of a library", "torch's, or nvidia-nccl's", "which NCCL is loaded"),
     Variable("HPCOMM_NODE", "on, off", "on", "whether the node core serves ranks of one node"),
     Variable(
+        "HPCOMM_PICKLER", "name of a module", "pickle", "what pickles objects, such as cloudpickle",
+    ),
+    Variable(
         "HPCOMM_SECRET", "a word, the same for all ranks", "none",
         "part of the secret by which ranks of torchrun know each other under MPICH",
     ),
