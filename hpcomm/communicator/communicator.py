@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..agree import agreement, arrivals, runtime, watchdog
 from ..agree.message_kinds import Kinds
 from ..agree.one_thread import CallGuard
+from ..core.html import sheet
 from ..core.outstanding import Outstanding
 from ..device import driver
 from ..errors import MismatchError, UsageError, where
@@ -398,6 +399,13 @@ class Communicator:
         if self.is_closed:
             return f"<Communicator '{self.name}', closed>"
         return f"<Communicator '{self.name}', rank {self.rank} of {self.size}>"
+
+    def _repr_html_(self) -> str:
+        if self.is_closed:
+            return sheet(f"Communicator '{self.name}'", [("", "closed")])
+        other = [("other group", f"{self.remote_size} ranks")] if self.is_inter else []
+        ranks = [("this rank", f"{self.rank} of {self.size}"), *other]
+        return sheet(f"Communicator '{self.name}'", [*ranks, ("compared", self.check)])
 
     # -- looking on ----------------------------------------------------------------------------------
     def observe(self, observer: Observer) -> Callable[[], None]:

@@ -14,11 +14,14 @@ from typing import Any, Literal
 
 from .._lazy import loaded
 from ..agree.agreement import refused
+from ..core.html import grid, sheet
 from ..core.partition import integers
 from ..errors import ConfigError, HpcommError, LayoutError, RankError, UsageError, demand, where
 from .communicator import Communicator
 from .groups import agreed, made
 from .topology import Cart, fill_in, node_order, nodes_of
+
+MOST_DRAWN = 1024  # ranks, in a notebook
 
 __all__ = ["Mesh", "axes_of", "from_torch", "mesh", "ranks_of"]
 
@@ -199,6 +202,14 @@ class Mesh:
 
     def __repr__(self) -> str:
         return f"<Mesh {self.shape}, rank {self.comm.rank} at {self.coords}>"
+
+    def _repr_html_(self) -> str:
+        wide = [*self.shape.values()][-1]
+        ranks = [range(first, first + wide) for first in range(0, self.size, wide)]
+        rows = [("axes", ", ".join(f"{name}={size}" for name, size in self.shape.items()))]
+        rows += [("this rank", f"{self.comm.rank}, at {self.coords}")]
+        here = divmod(self.comm.rank, wide)
+        return sheet(f"Mesh of {self.size} ranks", rows, grid(ranks, here) if self.size <= MOST_DRAWN else "")
 
 
 def ranks_of(ranks: Mesh | Communicator, verb: str) -> Communicator:

@@ -15,6 +15,7 @@ from ..core.partition import Box, Partition, Points, Split
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
 from ..transport.endpoints import Rows, memory, set_zero
 from .halo import Faces, Halo
+from .labelled import Labelled
 from .numbers import Numbers
 from .numpy_protocol import NumpyLike
 from .redistribution import Redistribution
@@ -55,7 +56,7 @@ else:
 __all__ = ["Field"]
 
 
-class Field(Numbers, NumpyLike, Generic[A]):
+class Field(Numbers, NumpyLike, Labelled, Generic[A]):
     """One array spread over ranks.
 
     Args:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..core.html import sheet
+
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
@@ -180,6 +182,16 @@ class Schedule:
     chunks: int = 1
     root: int = 0
     name: str = field(default="", compare=False)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("ranks", self.size),
+            ("iterations", self.iterations),
+            ("slots", self.slots),
+            ("chunks", self.chunks),
+        ]
+        sent = [("messages", sum(s.active * s.rows for s in self.streams))]
+        return sheet(f"{self.verb} by {self.name or '?'}", [*rows, *sent])
 
     @property
     def iterations(self) -> int:

@@ -1,0 +1,141 @@
+"""Fields as xarray has arrays: with dimensions that have names, coordinates and a unit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..communicator.mesh import axes_of, ranks_of
+from ..core.html import sheet
+from ..core.partition import Partition
+from ..errors import LayoutError, MissingError, UsageError, where
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+
+    from ..communicator.communicator import Communicator
+    from ..communicator.mesh import Mesh
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+
+__all__ = ["Labelled"]
+
+F = TypeVar("F")
+
+
+class Labelled:
+    """What of a field has to do with names of its axes."""
+
+    def to_xarray(
+        self: Any, dims: Sequence[str] | None = None, coords: Mapping[str, Any] | None = None
+    ) -> Any:
+        """What this rank owns as xarray.DataArray, a view where numpy has one. Not collective.
+
+        Args:
+            dims: names of the axes; None: of the mesh axes that cut them, else dim_0, dim_1, ...
+            coords: for an axis, coordinates of the whole, of which this rank's part is taken; an axis
+                without them has the global indices.
+
+        Raises:
+            MissingError: xarray is not installed. LayoutError: a partial field; names or coordinates that
+                do not fit.
+        """
+        xarray = _xarray("to_xarray")
+        own, indices = self.__array__(), self.indices
+        names = [*dims] if dims is not None else _names(self)
+        if len({*names}) != own.ndim or len(names) != own.ndim:
+            raise LayoutError(
+                f"{own.ndim} axes have the names {names}",
+                where("to_xarray", self.comm),
+                "a name for each axis",
+            )
+        made = {}
+        for axis, index in enumerate(indices):
+            index, whole = index.ravel(), (coords or {}).get(names[axis])
+            if whole is not None and len(whole) != self.shape[axis]:
+                raise LayoutError(
+                    f"axis {names[axis]} has {self.shape[axis]} elements, and {len(whole)} coordinates",
+                    where("to_xarray", self.comm),
+                    "coordinates of the whole",
+                )
+            made[names[axis]] = index if whole is None else np.asarray(whole)[index]
+        if unknown := [*{*(coords or {})} - {*made}]:
+            raise LayoutError(f"there is no axis {unknown[0]!r}", where("to_xarray", self.comm), f"{names}")
+        attrs = {"units": self.unit} if self.unit else {}
+        return xarray.DataArray(own, made, names, self.name or None, attrs)
+
+    @classmethod
+    def from_xarray(
+        cls: type[F],
+        ranks: Mesh | Communicator,
+        x: Any,
+        whole: Sequence[int] | None = None,
+        **options: Any,
+    ) -> F:
+        """A field that holds a copy of an xarray.DataArray, with its name and unit. Not collective.
+
+        A dimension that is called as a mesh axis is cut by that one; where none is, mesh axes cut
+        dimensions in their order, as Field does.
+
+        Args:
+            x: the whole on each rank (it may be lazy: each rank reads its own part of a file); or, with
+                whole, this rank's part.
+            whole: shape of the whole, where x is a part of it.
+            options: of Field: split, halo, periodic, corners.
+
+        Raises:
+            MissingError: xarray is not installed. LayoutError: x is not this rank's part.
+        """
+        xarray = _xarray("from_xarray")
+        if not isinstance(x, xarray.DataArray):
+            raise UsageError(
+                f"{type(x).__name__} is no DataArray", hint="dataset['name'] for one of a Dataset"
+            )
+        axes, _ = axes_of(ranks)
+        if "split" not in options and any(name in x.dims for name in axes):
+            options["split"] = [name if name in axes else None for name in x.dims]
+        partition = Partition(tuple(x.shape if whole is None else whole), axes, options.pop("split", None))
+        comm = ranks_of(ranks, "from_xarray")
+        box = partition.box(comm.rank)
+        part = x[box.slices()] if whole is None else x
+        if part.shape != box.shape:
+            raise LayoutError(
+                f"this rank's part has shape {part.shape}, due is {box.shape}",
+                where("from_xarray", comm),
+                "what field.to_xarray() gives for such a partition",
+            )
+        made: Any = cls(  # type: ignore[call-arg]
+            ranks,
+            partition,
+            dtype=x.dtype,
+            name=str(x.name or ""),
+            unit=str(x.attrs.get("units", "")),
+            **options,
+        )
+        made.inner[...] = part.to_numpy()
+        return made  # type: ignore[no-any-return]
+
+    def _repr_html_(self: Any) -> str:
+        rows = [("whole", f"{self.shape} of {self.look.dtype}"), ("partition", self.partition)]
+        own = "points" if self.box is None else self.box
+        rows += [("rank", f"{self.comm.rank} of {self.comm.size}"), ("owns", f"{self.owned_shape}: {own}")]
+        rows += [("halo", self.halo)] if self.halo else []
+        unit = f" [{self.unit}]" if self.unit else ""
+        return sheet(f"Field {self.name or '?'}{unit}", rows)
+
+
+def _names(field: Any) -> list[str]:
+    axes = getattr(field.partition, "axes", ())
+    names = ["_".join(axes[a]) if a < len(axes) else "" for a in range(len(field.shape))]
+    return [name or f"dim_{a}" for a, name in enumerate(names)]
+
+
+def _xarray(verb: str) -> Any:
+    try:
+        import xarray
+    except ImportError:
+        raise MissingError("xarray is not installed", verb, "pip install xarray") from None
+    return xarray
