@@ -1,0 +1,78 @@
+"""Run programs as they are, and with `from mpi4py import MPI` changed; compare what they print.
+
+    .venv-mpich/bin/python tests/outside/mpi4py_programs.py --ranks 3 03-scatter-gather 09-task-pull.py lb.py
+
+A program passes if both end alike and print the same lines, in whatever order. With --loose lines that name
+who did what are not compared: which worker takes which task is left to chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mpi4py_suite import _IMPORT
+
+_NOISE = re.compile(r"prterun|^-+$|^\s*(File|Process name)|Exit code|[Ww]orker \d|\d+\.\d+ ?(s|sec|ms)")
+
+
+def run(program: Path, ranks: int, limit_s: float) -> tuple[int, list[str]]:
+    """Status, and the lines of output in order of their letters."""
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", f"{limit_s:g}", "python"]
+    done = subprocess.run(
+        [*command, str(program)],
+        cwd=program.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        timeout=2 * limit_s,
+        check=False,
+    )
+    return done.returncode, sorted(done.stdout.decode(errors="replace").splitlines())
+
+
+def changed(program: Path, folder: Path) -> Path:
+    """The program with its import of MPI changed, which has to be there, and modules that lie beside it."""
+    text = program.read_text()
+    if not _IMPORT.search(text):
+        sys.exit(f"{program} has no line `from mpi4py import MPI`")
+    for beside in program.parent.glob("*.py"):
+        (folder / beside.name).write_text(_IMPORT.sub(r"\1from hpcomm.compat import MPI", beside.read_text()))
+    made = folder / program.name
+    made.write_text(_IMPORT.sub(r"\1from hpcomm.compat import MPI", text))
+    return made
+
+
+def main() -> int:
+    """0 if all programs pass."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("programs", type=Path, nargs="+")
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for each run")
+    parser.add_argument("--loose", action="store_true", help="leave out lines that differ from run to run")
+    given = parser.parse_args()
+    lost = 0
+    for program in given.programs:
+        with tempfile.TemporaryDirectory() as folder:
+            each = [program.resolve(), changed(program.resolve(), Path(folder))]
+            raw, own = (run(path, given.ranks, given.limit) for path in each)
+        if given.loose:
+            raw, own = (
+                (status, [line for line in lines if not _NOISE.search(line)]) for status, lines in (raw, own)
+            )
+        lost += raw != own
+        print(
+            f"{program.name}: {'same' if raw == own else 'DIFFERS'}, status {raw[0]}, {len(raw[1])} lines",
+            flush=True,
+        )
+        if raw != own:
+            print(f"  status {own[0]}", *sorted({*raw[1]} ^ {*own[1]})[:20], sep="\n  ")
+    return lost
+
+
+if __name__ == "__main__":
+    sys.exit(main())
