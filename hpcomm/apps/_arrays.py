@@ -102,7 +102,7 @@ def _torch() -> Kind:
     dtypes = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
     layouts = tuple(name for name in LAYOUTS if name != "negative stride")  # torch has none
 
-    def make(dtype: Any, layout: str, values: NDArray[Any]) -> Any:
+    def make(dtype: Any, layout: str, values: AnyArray) -> Any:
         shape, view = LAYOUTS[layout]
         x = view(torch.empty(shape, dtype=dtype))
         x.copy_(torch.from_numpy(np.asarray(values)))

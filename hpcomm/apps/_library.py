@@ -6,12 +6,14 @@ import importlib
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..device import driver
+
+if TYPE_CHECKING:
+    from ..core.types import AnyArray
 
 __all__ = ["Library", "find"]
 
@@ -22,11 +24,11 @@ class Library:
     name = "numpy"
     on_device = False
 
-    def there(self, x: NDArray[Any]) -> Any:
+    def there(self, x: AnyArray) -> Any:
         """A copy of x where this library has its arrays."""
         return x.copy()
 
-    def here(self, x: Any) -> NDArray[Any]:
+    def here(self, x: Any) -> AnyArray:
         """x as numpy array."""
         return np.asarray(x)
 
@@ -52,10 +54,10 @@ class _Cupy(Library):
     def __init__(self) -> None:
         self._cupy: Any = importlib.import_module("cupy")
 
-    def there(self, x: NDArray[Any]) -> Any:
+    def there(self, x: AnyArray) -> Any:
         return self._cupy.asarray(x)
 
-    def here(self, x: Any) -> NDArray[Any]:
+    def here(self, x: Any) -> AnyArray:
         return np.asarray(x.get())
 
     def synchronize(self) -> None:
@@ -75,10 +77,10 @@ class _Torch(Library):
     def __init__(self) -> None:
         self._torch: Any = importlib.import_module("torch")
 
-    def there(self, x: NDArray[Any]) -> Any:
+    def there(self, x: AnyArray) -> Any:
         return self._torch.from_numpy(x).cuda()
 
-    def here(self, x: Any) -> NDArray[Any]:
+    def here(self, x: Any) -> AnyArray:
         return np.asarray(x.cpu().numpy())
 
     def synchronize(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,10 +23,13 @@ from ._arrays import DTYPES, Kind, kinds_at_hand, values
 from ._definition import OPS, definition, fault, operators
 from ._report import Progress, table, verdict
 
+if TYPE_CHECKING:
+    from ..core.types import Array, Operator
+
 SIZES = [8, 64, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]
 
 
-def all_reduce(comm: Communicator, x: Any, op: Any, way: int) -> Any:
+def all_reduce(comm: Communicator, x: Array, op: Operator, way: int) -> Array:
     """The same reduction as a blocking call, in place, or in the background."""
     if way == 0:
         return comm.all_reduce(x, op)

@@ -39,7 +39,7 @@ Swap = Callable[[Any, Any], None]  # (what goes out, what comes in)
 def naive(comm: Communicator, peer: int, library: _library.Library) -> Swap:
     """What one writes without hpcomm."""
 
-    def swap(x: Any, out: Any) -> None:
+    def swap(x: ArrayLike, out: Any) -> None:
         landing = np.empty(out.shape, np.float32)
         comm.mpi.Sendrecv(library.here(x), peer, 0, landing, peer, 0)
         out[:] = library.there(landing)

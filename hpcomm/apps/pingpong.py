@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from ._picture import draw_pingpong, require_picture
 from ._report import Progress, sleep_until_all, table, verdict
 
 if TYPE_CHECKING:
-    from ..core.types import AnyArray
+    from ..core.types import AnyArray, ArrayLike
 
 SIZES = [8 << (3 * i) for i in range(8)]  # 8 B to 16 MiB
 BUDGET = 64 << 20  # bytes sent for each size, at most
@@ -49,7 +49,7 @@ def ping_pong(comm: Communicator, peer: int, x: AnyArray, out: AnyArray) -> floa
     return float(np.median(times))
 
 
-def exchange(comm: Communicator, peer: int, x: NDArray[Any], out: NDArray[Any]) -> float:
+def exchange(comm: Communicator, peer: int, x: AnyArray, out: ArrayLike) -> float:
     """Time in seconds of an exchange, in which x.nbytes travel each way; the median."""
     times = []
     for _ in range(repeats(x.nbytes)):

@@ -6,7 +6,7 @@ Nothing here does anything at run time, and nothing here imports an array librar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NewType, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,8 +84,14 @@ ALGORITHMS: TypeAlias = Literal[
     "bine", "bruck", "circulant", "double_tree", "hierarchical", "ordered_tree", "pairwise", "pat",
     "rabenseifner", "recursive_doubling", "ring", "ring_gather", "scatter_ring", "swing", "tree", "tuned",
 ]  # fmt: skip
-# Any other name: one with parameters, one of the MPI library's, one that the program has registered
-Algorithm = NewType("Algorithm", str)
+
+
+class Algorithm(str):
+    """Any other name: one with parameters, one of the MPI library's, one that the program has registered."""
+
+    __slots__ = ()
+
+
 AlgorithmName: TypeAlias = "ALGORITHMS | Algorithm"
 
 # What async_op is: the result comes now, or a Request
