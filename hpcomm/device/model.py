@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ..core import dtypes
 from ..core.dtypes import Dtype
 from .kernels import FOLDS
 from .modelled import Model
 from .queues import Work
+
+if TYPE_CHECKING:
+    from ..core.types import AnyArray
+
+Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
 __all__ = ["DeviceArray", "Model", "ModelKernels", "asarray", "current_stream", "empty", "stream"]
 
@@ -49,7 +55,14 @@ def _model() -> Model:
 class DeviceArray:
     """An array on the model: made by empty and asarray, worked on in the current stream, read by get()."""
 
-    def __init__(self, address: int, shape: Any, dtype: Any, strides: Any = None, owner: Any = None) -> None:
+    def __init__(
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: DTypeLike,
+        strides: tuple[int, ...] | None = None,
+        owner: DeviceArray | None = None,
+    ) -> None:
         self.address = address
         self.shape = shape
         self.dtype = np.dtype(dtype)
@@ -57,7 +70,7 @@ class DeviceArray:
         self.owner = owner
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, object]:
         return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.address, False),
                 "strides": self.strides, "stream": current_stream(), "version": 3}  # fmt: skip
 
@@ -82,7 +95,7 @@ class DeviceArray:
         mine = self._on_host()[0]
         self._work(lambda: mine.fill(value))
 
-    def __setitem__(self, key: Any, other: DeviceArray) -> None:
+    def __setitem__(self, key: Key, other: DeviceArray) -> None:
         if isinstance(key, np.ndarray):  # of indices
             mine, theirs = self._on_host()[0], other._on_host()[0]
             if mine.dtype != theirs.dtype:  # as torch, which does not convert here
@@ -93,7 +106,7 @@ class DeviceArray:
         mine, theirs = part._on_host()[0], other._on_host()[0]
         part._work(lambda: np.copyto(mine, theirs), (other,))
 
-    def __iadd__(self, other: Any) -> DeviceArray:
+    def __iadd__(self, other: DeviceArray | complex) -> DeviceArray:
         mine = self._on_host()[0]
         if isinstance(other, DeviceArray):
             theirs = other._on_host()[0]
@@ -102,22 +115,22 @@ class DeviceArray:
             self._work(lambda: np.add(mine, other, out=mine), (self,))
         return self
 
-    def __add__(self, other: Any) -> DeviceArray:
+    def __add__(self, other: DeviceArray | complex) -> DeviceArray:
         return self._made(np.add, other)
 
-    def __mul__(self, other: Any) -> DeviceArray:
+    def __mul__(self, other: DeviceArray | complex) -> DeviceArray:
         return self._made(np.multiply, other)
 
-    def __truediv__(self, other: Any) -> DeviceArray:
+    def __truediv__(self, other: DeviceArray | complex) -> DeviceArray:
         return self._made(np.divide, other)
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def _made(self, function: np.ufunc, other: Any) -> DeviceArray:
+    def _made(self, function: np.ufunc, other: DeviceArray | complex) -> DeviceArray:
         """function(self, other) in a new array; other: an array, or a Python number, which widens nothing."""
         mine = self._on_host()[0]
         given = (self, other) if isinstance(other, DeviceArray) else (self,)
-        theirs = other._on_host()[0] if isinstance(other, DeviceArray) else self.dtype.type(other)
+        theirs = other._on_host()[0] if isinstance(other, DeviceArray) else self.dtype.type(other)  # type: ignore[call-overload]
         shape = np.broadcast_shapes(*(x.shape for x in given))
         made = empty(shape, np.result_type(*(x.dtype for x in given)))
         target = made._on_host()[0]
@@ -127,13 +140,13 @@ class DeviceArray:
     def __len__(self) -> int:
         return int(self.shape[0])
 
-    def astype(self, dtype: object) -> DeviceArray:
+    def astype(self, dtype: DTypeLike) -> DeviceArray:
         made, mine = empty(self.shape, dtype), self._on_host()[0]
         target = made._on_host()[0]
         made._work(lambda: np.copyto(target, mine, casting="unsafe"), (self,))
         return made
 
-    def __getitem__(self, key: Any) -> DeviceArray:
+    def __getitem__(self, key: Key) -> DeviceArray:
         """A view; of indices a copy."""
         mine = self._on_host()[0]
         if isinstance(key, np.ndarray):
@@ -151,7 +164,7 @@ class DeviceArray:
         made[...] = self
         return made
 
-    def get(self) -> NDArray[Any]:
+    def get(self) -> AnyArray:
         """The elements, once the current stream has come so far."""
         device, mine = _model().device(0), self._on_host()[0]
         host: NDArray[Any] = np.empty(self.shape, self.dtype)
@@ -162,11 +175,11 @@ class DeviceArray:
         device.destroy_event(event)
         return host
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return asarray, (self.get(),)
 
 
-def empty(shape: Any, dtype: Any = np.float64) -> DeviceArray:
+def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> DeviceArray:
     """A new array of poison."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = np.dtype(dtype)
@@ -217,7 +230,7 @@ class ModelKernels:
         bits = 0x7FFF if source.kind.kind == "h" else None  # -0.0 is false too
         target._work(lambda: np.copyto(y, (x if bits is None else x & np.uint16(bits)) != 0), (source,))
 
-    def scale(self, x: _View, factor: Any) -> None:
+    def scale(self, x: _View, factor: np.generic) -> None:
         mine = x._on_host()[0]
         x._work(lambda: np.multiply(mine, mine.dtype.type(factor), out=mine), (x,))
 

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-def all_reduce(comm: Communicator, x: Any, op: Literal["sum", "avg"] = "sum") -> Any:
+def all_reduce(comm: Communicator, x: Tensor, op: Literal["sum", "avg"] = "sum") -> Tensor:
     """comm.all_reduce(x, op) for op "sum" or "avg"."""
     _over(comm, "all_reduce")
     if op not in ("sum", "avg"):
@@ -57,25 +57,25 @@ def all_reduce(comm: Communicator, x: Any, op: Literal["sum", "avg"] = "sum") ->
     return _through(comm, x, lambda t: comm.all_reduce(t, op), lambda g: comm.all_reduce(g, op))
 
 
-def all_gather(comm: Communicator, x: Any) -> Any:
+def all_gather(comm: Communicator, x: Tensor) -> Tensor:
     """comm.all_gather(x): shape (p, *x.shape)."""
     _over(comm, "all_gather")
     return _through(comm, x, comm.all_gather, comm.reduce_scatter)
 
 
-def reduce_scatter(comm: Communicator, x: Any) -> Any:
+def reduce_scatter(comm: Communicator, x: Tensor) -> Tensor:
     """comm.reduce_scatter(x): block r of the sum on rank r; x has shape (p, *block)."""
     _over(comm, "reduce_scatter")
     return _through(comm, x, comm.reduce_scatter, comm.all_gather)
 
 
-def all_to_all(comm: Communicator, x: Any) -> Any:
+def all_to_all(comm: Communicator, x: Tensor) -> Tensor:
     """comm.all_to_all(x); x has shape (p, *block)."""
     _over(comm, "all_to_all")
     return _through(comm, x, comm.all_to_all, comm.all_to_all)
 
 
-def broadcast(comm: Communicator, x: Any, root: int = 0) -> Any:
+def broadcast(comm: Communicator, x: Tensor, root: int = 0) -> Tensor:
     """comm.broadcast(x, root); on the others x is a template, whose gradient is zero."""
 
     _over(comm, "broadcast")
@@ -87,7 +87,7 @@ def broadcast(comm: Communicator, x: Any, root: int = 0) -> Any:
     return _through(comm, x, lambda t: comm.broadcast(t, root), back)
 
 
-def send(comm: Communicator, x: Any, dest: int, tag: int = 0) -> Any:
+def send(comm: Communicator, x: Tensor, dest: int, tag: int = 0) -> Tensor:
     """Send x; returns a zero that must become part of this rank's loss, so that backward comes by here."""
 
     _over(comm, "send")
@@ -96,22 +96,22 @@ def send(comm: Communicator, x: Any, dest: int, tag: int = 0) -> Any:
         comm.send(t, dest, tag)
         return t.new_zeros(())
 
-    def back(g: object) -> Any:
+    def back(g: Tensor) -> Tensor:
         return comm.recv(_torch().empty_like(shape), dest, tag)
 
     shape = _tensor(comm, x).detach().contiguous()
     return _through(comm, x, forward, back)
 
 
-def recv(comm: Communicator, like: Any, source: int, tag: int = 0) -> Any:
+def recv(comm: Communicator, like: Tensor, source: int, tag: int = 0) -> Tensor:
     """Receive a tensor of like's shape and dtype; its gradient is sent back to source."""
 
     _over(comm, "recv")
 
-    def forward(t: object) -> Any:
+    def forward(t: Tensor) -> Tensor:
         return comm.recv(_torch().empty_like(t), source, tag)
 
-    def back(g: Any) -> Any:
+    def back(g: Tensor) -> Tensor:
         comm.send(g, source, tag)
         return _torch().zeros_like(g)
 
@@ -119,7 +119,7 @@ def recv(comm: Communicator, like: Any, source: int, tag: int = 0) -> Any:
     return _through(comm, template, forward, back)
 
 
-def update_halo(field: Field, x: Any) -> Any:
+def update_halo(field: Field, x: Tensor) -> Tensor:
     """x, shaped as field.array, with its halo filled as field.update_halo() does; field stays as it is."""
     demand(field, HasHalo, "what has the halo", "update_halo", "update_halo(field, x)")
     comm = field.comm
@@ -147,7 +147,7 @@ def update_halo(field: Field, x: Any) -> Any:
     return _through(comm, x, forward, back)
 
 
-def redistribute(move: Redistribution, x: object) -> Any:
+def redistribute(move: Redistribution, x: Tensor) -> Tensor:
     """move(x), for ranks that are in both source and target; gradients of copies are added up.
 
     Not for partitions that hold copies or summands in the source: which of the copies counts is not defined.
@@ -165,7 +165,7 @@ def redistribute(move: Redistribution, x: object) -> Any:
 
 
 def gradcheck(
-    comm: Communicator, f: Callable[[Any], Any], x: Any, eps: float = 1e-6, tolerance: float = 1e-6
+    comm: Communicator, f: Callable[[Tensor], Tensor], x: Tensor, eps: float = 1e-6, tolerance: float = 1e-6
 ) -> bool:
     """Compare the gradients of the sum of all ranks' f(x) with finite differences. Collective.
 
@@ -187,7 +187,7 @@ def gradcheck(
         )
     weights: Any = None
 
-    def loss(t: Any) -> Any:
+    def loss(t: Tensor) -> Tensor:
         nonlocal weights
         y = f(t)
         if weights is None:  # any linear form will do; a plain sum would hide mixed-up elements
@@ -231,7 +231,9 @@ def _torch() -> Any:
     return torch
 
 
-def _through(comm: Communicator, x: object, forward: Callable[[Any], Any], back: Callable[[Any], Any]) -> Any:
+def _through(
+    comm: Communicator, x: Tensor, forward: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+) -> Tensor:
     """forward(x), whose gradient is back(gradient of the result)."""
     return _node().apply(_tensor(comm, x), forward, back)
 
@@ -240,7 +242,7 @@ def _over(comm: Communicator, verb: str) -> None:
     demand(comm, Communicator, "what it goes over", verb, f"{verb}(comm, x)")
 
 
-def _tensor(comm: Communicator, x: object) -> Any:
+def _tensor(comm: Communicator, x: Tensor) -> Tensor:
     """x, if it is a tensor."""
     if not isinstance(x, _torch().Tensor):
         raise UsageError(
@@ -257,12 +259,14 @@ def _node() -> Any:
 
         class _Node(torch.autograd.Function):  # type: ignore[misc, name-defined]
             @staticmethod
-            def forward(ctx: Any, x: Any, forward: Any, back: Any) -> Any:
+            def forward(
+                ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+            ) -> Tensor:
                 ctx.back = back
                 return forward(x.detach())
 
             @staticmethod
-            def backward(ctx: Any, g: Any) -> Any:
+            def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
                 with torch.no_grad():
                     return ctx.back(g.detach().contiguous()), None, None
 
@@ -275,7 +279,7 @@ def _once(exchange: Exchange) -> None:
     exchange.close()
 
 
-def _like(field: Field, array: object) -> Field:
+def _like(field: Field, array: Tensor) -> Field[Tensor]:
     """A field over array, laid out as field is."""
     return type(field)(
         field.comm,
@@ -287,5 +291,5 @@ def _like(field: Field, array: object) -> Field:
     )
 
 
-def _owners(partition: Any) -> set[Any]:
+def _owners(partition: Any) -> set[tuple[int, ...]]:
     return {partition.cell(r) for r in range(partition.size)}

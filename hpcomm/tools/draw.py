@@ -133,7 +133,7 @@ def pyplot() -> Any:
     return matplotlib.pyplot
 
 
-def schedule_picture(schedule: Schedule) -> Any:
+def schedule_picture(schedule: Schedule) -> Figure:
     """Who sends to whom: trees as trees, rings as rings, all else as ranks over iterations."""
     name = schedule.name.partition(":")[0]
     if name == "double_tree" and schedule.verb == "all_reduce" and "node=" not in schedule.name:
@@ -145,7 +145,7 @@ def schedule_picture(schedule: Schedule) -> Any:
     return _exchanges(schedule)
 
 
-def _two_trees(size: int) -> Any:
+def _two_trees(size: int) -> Figure:
     """The two binary trees side by side."""
     from ..schedule.tree import two_trees
 
@@ -172,7 +172,7 @@ def _leaves(parent: list[int]) -> list[bool]:
     return [rank not in inner for rank in range(len(parent))]
 
 
-def _one_tree(schedule: Schedule) -> Any:
+def _one_tree(schedule: Schedule) -> Figure:
     """The edges over which x goes down (reduce: up), by the iteration in which each is first used."""
     import numpy as np
 
@@ -200,7 +200,7 @@ def _one_tree(schedule: Schedule) -> Any:
     return figure
 
 
-def _ring(schedule: Schedule) -> Any:
+def _ring(schedule: Schedule) -> Figure:
     """Ranks on a circle, and which block each sends in the first iterations."""
     import math
 
@@ -230,7 +230,7 @@ def _ring(schedule: Schedule) -> Any:
     return figure
 
 
-def _exchanges(schedule: Schedule) -> Any:
+def _exchanges(schedule: Schedule) -> Figure:
     """Ranks upwards, iterations to the right, an arrow per message."""
     figure, axes = pyplot().subplots(
         figsize=(max(4, 1.1 * schedule.iterations + 1), max(2.5, schedule.size * 0.3))
@@ -257,7 +257,7 @@ def _exchanges(schedule: Schedule) -> Any:
     return figure
 
 
-def space_time(found: Simulation) -> Any:
+def space_time(found: Simulation) -> Figure:
     """Messages in time: a line each, up to 64 ranks; beyond, how many are under way."""
     schedule = found.schedule
     figure, axes = pyplot().subplots(figsize=(8, 4.5))
@@ -291,7 +291,7 @@ def critical_way(found: Simulation) -> list[tuple[float, int]]:
     return way
 
 
-def occupancy(found: Simulation, rows: int = 64, columns: int = 256) -> tuple[Any, float]:
+def occupancy(found: Simulation, rows: int = 64, columns: int = 256) -> tuple[NDArray[np.float64], float]:
     """How many messages a rank has under way, on average over a few ranks (rows) and a while (columns).
 
     Returns:
@@ -319,7 +319,7 @@ def _before(times: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[n
     return np.concatenate([[0.0], np.cumsum(times)])[passed] + (times.size - passed) * edges
 
 
-def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
+def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Figure:
     """Time against size, with the lower bound, and where the winner changes."""
     from ..schedule.assured import evidence
     from ..schedule.cost.machine_model import lower_bound
@@ -350,7 +350,7 @@ def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
     return figure
 
 
-def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Any:
+def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Figure:
     """Which algorithm is fastest, over size and number of ranks up to `ranks`; gaps where none fits."""
     import numpy as np
 
