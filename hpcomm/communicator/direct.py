@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..core.signature import head
 from ..errors import HpcommError
@@ -21,6 +21,7 @@ from ..errors import HpcommError
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
+    from numpy.typing import NDArray
 
     from ..core import dtypes, reduction
     from ..transport import mpi as transport
@@ -66,10 +67,10 @@ class ByLibrary(NoDirect):
         self._moved = cache(_moved)  # by dtype: MPI's type, its code
         self._reduced = cache(_reduced)  # by operator and dtype: the same, MPI's operator, its code
 
-    def barrier(self) -> Any:
-        return self._run("barrier", head("barrier"), 0, self._mpi.Barrier)
+    def barrier(self) -> None:
+        self._run("barrier", head("barrier"), 0, self._mpi.Barrier)
 
-    def broadcast(self, x: Any, root: Any, out: Any) -> Any:
+    def broadcast(self, x: object, root: object, out: object) -> object:
         if not self._takes(x) or not self._has(root):
             return NotImplemented
         kind, code = self._moved(x.dtype)
@@ -84,7 +85,7 @@ class ByLibrary(NoDirect):
         )
         return out
 
-    def all_reduce(self, x: Any, op: Any, out: Any) -> Any:
+    def all_reduce(self, x: object, op: object, out: object) -> object:
         if type(op) is not str or not self._takes(x):
             return NotImplemented
         kind, code, operator, fold = self._reduced(op, x.dtype)
@@ -99,7 +100,7 @@ class ByLibrary(NoDirect):
         )
         return out
 
-    def reduce(self, x: Any, op: Any, root: Any, out: Any) -> Any:
+    def reduce(self, x: object, op: object, root: object, out: object) -> object:
         if type(op) is not str or not self._takes(x) or not self._has(root) or out is x:
             return NotImplemented
         kind, code, operator, fold = self._reduced(op, x.dtype)
@@ -112,7 +113,7 @@ class ByLibrary(NoDirect):
         self._run("reduce", code, x.size, self._mpi.Reduce, (x, x.size, kind), there, operator, root)
         return out
 
-    def gather(self, x: Any, root: Any, out: Any) -> Any:
+    def gather(self, x: object, root: object, out: object) -> object:
         if not self._takes(x) or not self._has(root) or out is x:
             return NotImplemented
         kind, code = self._moved(x.dtype)
@@ -125,7 +126,7 @@ class ByLibrary(NoDirect):
         self._run("gather", code, x.size, self._mpi.Gather, (x, x.size, kind), there, root)
         return out
 
-    def all_gather(self, x: Any, out: Any) -> Any:
+    def all_gather(self, x: object, out: object) -> object:
         if not self._takes(x) or out is x:
             return NotImplemented
         kind, code = self._moved(x.dtype)
@@ -137,7 +138,7 @@ class ByLibrary(NoDirect):
         self._run("all_gather", head("all_gather", 0, code), x.size, self._mpi.Allgather, MPI.IN_PLACE, there)
         return out
 
-    def reduce_scatter(self, x: Any, op: Any, out: Any) -> Any:
+    def reduce_scatter(self, x: object, op: object, out: object) -> object:
         if type(op) is not str or not self._takes(x, blocks=True) or out is x:
             return NotImplemented
         kind, code, operator, fold = self._reduced(op, x.dtype)
@@ -149,7 +150,7 @@ class ByLibrary(NoDirect):
         self._run("reduce_scatter", code, n, self._mpi.Reduce_scatter_block, *ends, operator)
         return out
 
-    def all_to_all(self, x: Any, out: Any) -> Any:
+    def all_to_all(self, x: object, out: object) -> object:
         if self._size == 1 or not self._takes(x, blocks=True) or out is x:
             return NotImplemented
         kind, code = self._moved(x.dtype)
@@ -162,16 +163,16 @@ class ByLibrary(NoDirect):
         )
         return out
 
-    def _takes(self, x: Any, blocks: bool = False) -> bool:
+    def _takes(self, x: object, blocks: bool = False) -> TypeGuard[NDArray[Any]]:
         """Whether x is a plain array; blocks: of one block for each rank."""
         if type(x) is not np.ndarray or not x.flags.c_contiguous or x.nbytes > self._most:
             return False
         return not blocks or (x.ndim > 0 and len(x) == self._size)
 
-    def _has(self, root: Any) -> bool:
+    def _has(self, root: object) -> TypeGuard[int]:
         return type(root) is int and 0 <= root < self._size
 
-    def _result(self, x: Any, out: Any, shape: tuple[int, ...]) -> Any:
+    def _result(self, x: NDArray[Any], out: object, shape: tuple[int, ...]) -> NDArray[Any] | None:
         """out if it can receive, or a new array; None: the general path has to look at it."""
         if out is None:
             return np.empty(shape, x.dtype)
@@ -181,7 +182,9 @@ class ByLibrary(NoDirect):
             return None
         return out if out is x or not np.may_share_memory(x, out) else None
 
-    def _run(self, verb: str, code: int, count: int, function: Callable[..., Any], *arguments: Any) -> None:
+    def _run(
+        self, verb: str, code: int, count: int, function: Callable[..., object], *arguments: object
+    ) -> None:
         agreement = self._comm.agreement
         agreement.enter(code, count)
         try:
