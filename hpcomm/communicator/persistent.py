@@ -22,21 +22,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
-    from ..core import buffer
+    from ..core import buffer, types
     from ..core.request import Stages
-    from ..core.types import (
-        AlgorithmName,
-        Array,
-        ArrayLike,
-        FromRoot,
-        OfBlocks,
-        Operator,
-        Prepared,
-        Scalar,
-        ToAll,
-        ToRoot,
-        Waiting,
-    )  # fmt: skip
+    from ..core.types import AlgorithmName, Array, ArrayLike, Operator, Scalar
     from ..transport import mpi as transport
     from ..transport import prepare
     from ..transport.scheduled import schedule_transport
@@ -69,7 +57,7 @@ class Plan(Generic[T_co]):
     _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
     waits_for: tuple[Communicator, int | None, int] | None = None  # see Request
 
-    def __init__(self, comm: Communicator, call: Call, prepared: Sequence[Prepared]) -> None:
+    def __init__(self, comm: Communicator, call: Call, prepared: Sequence[types.Prepared]) -> None:
         self._comm = comm
         self._call = call
         self.waits_for = (comm, call.peer, 0) if call.verb in ("send", "recv") else (comm, None, -1)
@@ -245,7 +233,9 @@ class _DirectPlan(Plan[T_co]):
 
     __slots__ = ("__call__", "start", "wait")
 
-    def __init__(self, comm: Communicator, call: Call, prepared: Sequence[Prepared], result: T_co) -> None:
+    def __init__(
+        self, comm: Communicator, call: Call, prepared: Sequence[types.Prepared], result: T_co
+    ) -> None:
         super().__init__(comm, call, prepared)
         begin, end = prepared[0].Start, prepared[0].Wait
         mpi_error, state = MPI.Exception, self._state
@@ -300,11 +290,11 @@ class _DirectPlan(Plan[T_co]):
 
         return inspect.signature(super().__call__)
 
-    def _careful(self) -> tuple[Callable[[], None], Waiting[T_co], Waiting[T_co]]:
+    def _careful(self) -> tuple[Callable[[], None], types.Waiting[T_co], types.Waiting[T_co]]:
         """What a plan does that looks at everything."""
         return super().start, super().wait, super().__call__
 
-    def _be(self, start: Callable[[], None], wait: Waiting[T_co], plan: Waiting[T_co]) -> None:
+    def _be(self, start: Callable[[], None], wait: types.Waiting[T_co], plan: types.Waiting[T_co]) -> None:
         for name, function in {"start": start, "wait": wait, "__call__": plan}.items():
             setattr(self, name, function)
 
@@ -316,10 +306,8 @@ class _State:
 
     def __init__(self, call: Call, needs: tuple[Communicator, int | None, int]) -> None:
         self.is_under_way = False
-        self._call, self.waits_for = (
-            call,
-            needs,
-        )  # for who looks at the functions of a plan: see agree/call_stack.py
+        # for who looks at the functions of a plan: see agree/call_stack.py
+        self._call, self.waits_for = call, needs
 
 
 def _never_over() -> Stages:
@@ -348,22 +336,22 @@ def plan(
 ) -> Plan[Array]: ...
 @overload
 def plan(
-    comm: Communicator, verb: OfBlocks, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ...,
+    comm: Communicator, verb: types.OfBlocks, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ...,
     op: Operator = ..., root: int = ..., algorithm: AlgorithmName | None = ...,
 ) -> Plan[NDArray[Scalar]]: ...
 @overload
 def plan(
-    comm: Communicator, verb: ToAll, x: Array, *, out: Array | None = ..., op: Operator = ...,
+    comm: Communicator, verb: types.ToAll, x: Array, *, out: Array | None = ..., op: Operator = ...,
     root: int = ..., algorithm: AlgorithmName | None = ...,
 ) -> Plan[Array]: ...
 @overload
 def plan(
-    comm: Communicator, verb: FromRoot, x: None = ..., *, out: Array, root: int = ...,
+    comm: Communicator, verb: types.FromRoot, x: None = ..., *, out: Array, root: int = ...,
     algorithm: AlgorithmName | None = ...,
 ) -> Plan[Array]: ...
 @overload
 def plan(
-    comm: Communicator, verb: ToRoot, x: Array, *, out: Array | None = ..., op: Operator = ...,
+    comm: Communicator, verb: types.ToRoot, x: Array, *, out: Array | None = ..., op: Operator = ...,
     root: int = ..., algorithm: AlgorithmName | None = ...,
 ) -> Plan[Array | None]: ...
 # fmt: on

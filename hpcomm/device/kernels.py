@@ -36,7 +36,7 @@ class Kernels(Protocol):
     def refuses(self, op: str | None, dtype: Dtype) -> str | None:
         """Why op (None: conversion) on dtype has no right kernel here, or None."""
 
-    def on(self, stream: int) -> AbstractContextManager[Any]: ...
+    def on(self, stream: int) -> AbstractContextManager[object]: ...
     def view(self, address: int, count: int, dtype: Dtype) -> Any: ...
     def fold(self, op: str, a: object, b: object, out: object) -> None: ...
     def convert(self, source: object, target: object) -> None: ...
@@ -133,7 +133,7 @@ class Torch(_Named):
             return f"torch has no kernel for the {op.lower()} of {dtype}"
         return None
 
-    def on(self, stream: int) -> AbstractContextManager[Any]:
+    def on(self, stream: int) -> AbstractContextManager[object]:
         cuda = self.library.cuda
         return cuda.stream(cuda.ExternalStream(stream, device=self.device.index))  # type: ignore[no-any-return]
 

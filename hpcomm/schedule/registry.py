@@ -244,7 +244,7 @@ ring_reduce_scatter.__doc__ = f"reduce_scatter: around the ring, backwards.\n\n 
 
 def _backwards(verb: str, maker: Maker) -> Maker:
     @wraps(maker)  # its parameters are those of maker
-    def made(p: int, **options: Any) -> Schedule:
+    def made(p: int, **options: object) -> Schedule:
         return reverse(verb, maker(p, **options))
 
     made.__doc__ = f"{verb}: the other way round.\n\n    {maker.__doc__}"
