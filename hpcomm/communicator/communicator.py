@@ -6,7 +6,6 @@ divides and ends communicators.
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 from collections.abc import Callable
@@ -19,8 +18,7 @@ from ..agree.message_kinds import Kinds
 from ..agree.one_thread import CallGuard
 from ..core.html import sheet
 from ..core.outstanding import Outstanding
-from ..device import driver
-from ..errors import MismatchError, UsageError, where
+from ..errors import UsageError, where
 from ..node import call_log, native, segment
 from ..node.call_log import CallLogs
 from ..node.segment import exchanged
@@ -63,7 +61,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator"]
 
-_MARK = 4  # bytes
 _CARD = struct.Struct("4q")  # of a rank, for those of its node: see _meet
 
 
@@ -129,7 +126,7 @@ class Communicator:
         self.encode: Callable[[Any], Payload] = (
             partial(encode, pickler=self.pickler) if self.pickler else encode
         )
-        may_have_devices = not plain and self._meet_first(level)
+        may_have_devices = not plain and groups.meet(self, level)
         self.object_comm: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
         # What follows their headers, apart from both:
         self.block_channel = channel(mpi, parent, may_have_devices)
@@ -168,37 +165,6 @@ class Communicator:
         self.timeout_s: float | None = None
         self.go_direct()
         runtime.living.add(self)
-
-    def _meet_first(self, level: str) -> bool:
-        """Whether any rank may have arrays on devices; all compare in full, or none, and pickle alike.
-
-        Raises:
-            MismatchError: some ranks would wait in each call for others that do not compare, or
-                pickle otherwise.
-        """
-        is_full = level == "full"
-        mark = os.urandom(_MARK) if self.rank == 0 else b"\xff" * _MARK  # so the least is that of rank 0
-        alike = pickling.mark_of(self.pickler)
-        heard = self.bytewise_min(bytes([not driver.possible(), not is_full, is_full]) + alike + mark)
-        nowhere, nobody, everybody = heard[:3]
-        self.tag_base = int.from_bytes(heard[-_MARK:], "little")
-        if not (nobody or everybody or self.is_inter):  # between groups: see _agree
-            error = MismatchError(
-                f"check={level!r} on rank {self.rank}, and {'another one' if is_full else 'full'} elsewhere",
-                where("communicator", self),
-                "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?",
-            )
-            self.mpi_handle.Free()
-            raise error
-        if heard[3:-_MARK] != alike:
-            own = self.pickler.__name__ if self.pickler else "pickle"
-            self.mpi_handle.Free()
-            raise MismatchError(
-                f"objects are pickled by {own} on rank {self.rank}, and by another module elsewhere",
-                where("communicator", self),
-                "the same HPCOMM_PICKLER and pickler= for all ranks",
-            )
-        return not nowhere
 
     def any_rank(self, here: bool) -> bool:
         """Whether it is so on any rank, of either group."""
