@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ..core.types import T
+
     Array = NDArray[Any]
 
 __all__ = ["Flow", "ScheduleError", "State", "checked", "interpret", "interpret_values", "place"]
@@ -282,7 +284,7 @@ def checked(schedule: Schedule) -> dict[int, Flow]:
     return flows
 
 
-def interpret_values(schedule: Schedule, given: list[Any], op: Any) -> list[Any]:
+def interpret_values(schedule: Schedule, given: list[T], op: Any) -> list[Any]:
     """What every rank's memory holds at the end, computed on real arrays, in the executor's order.
 
     Args:

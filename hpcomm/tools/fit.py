@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..communicator.communicator import Communicator
+    from ..core.types import ArrayLike
 
 __all__ = ["fitted", "report"]
 
@@ -170,7 +171,7 @@ def collectives(path: str) -> None:
         for name in ALGORITHMS:
             x, out = np.ones(nbytes // 8), np.empty(nbytes // 8)
 
-            def call(x: Any = x, out: Any = out, name: str = name) -> None:
+            def call(x: ArrayLike = x, out: ArrayLike = out, name: str = name) -> None:
                 comm.all_reduce(x, out=out, algorithm=hpcomm.Algorithm(name))
 
             rows.append(

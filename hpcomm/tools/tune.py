@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..communicator.communicator import Communicator
+    from ..core.types import AnyArray
 
 __all__ = ["confirmed", "fastest", "main", "measure", "parser"]
 
@@ -187,7 +188,7 @@ def _compare(comm: Communicator, verb: str, nbytes: int, rounds: int) -> list[di
     ]  # fmt: skip
 
 
-def _arrays(comm: Communicator, verb: str, nbytes: int) -> tuple[Any, Any]:
+def _arrays(comm: Communicator, verb: str, nbytes: int) -> tuple[AnyArray, AnyArray | None]:
     """What a verb takes and fills, of nbytes on one rank or of one block.
 
     All candidates use the same: where arrays happen to lie in memory makes some a tenth slower.
@@ -217,7 +218,7 @@ def _call(comm: Communicator, verb: str, name: str, x: object, out: object) -> C
                 "all_gather": every, "gather": every, "all_to_all": every}.get(verb, totals[-1])  # fmt: skip
     verb_of = getattr(comm, verb)
 
-    def call() -> Any:
+    def call() -> object:
         return verb_of(x, **options)
 
     found = call()

@@ -17,7 +17,7 @@ from .names import dist, options
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
@@ -111,7 +111,7 @@ def by_name(named: dict[str, object], *given: object, **places: int) -> list[Any
     return filled
 
 
-def made_options(opts: Any, kind: Any) -> Any:
+def made_options(opts: object, kind: Any) -> Any:
     """Options as c10d makes them; an operator alone where a user calls the group itself."""
     if type(opts) is kind:
         return opts
@@ -124,7 +124,7 @@ def made_options(opts: Any, kind: Any) -> Any:
     return opts
 
 
-def rooted(kind: Any, root: Any) -> Any:
+def rooted(kind: Any, root: object) -> Any:
     if isinstance(root, int):
         made = kind()
         made.rootRank = root
@@ -173,7 +173,7 @@ def nothing() -> None:
     pass
 
 
-def check_length(verb: str, name: str, tensors: Any, group: Any) -> None:
+def check_length(verb: str, name: str, tensors: Sequence[object], group: Any) -> None:
     if len(tensors) != group.size():
         raise as_torch(
             LayoutError(

@@ -8,7 +8,7 @@ cuda_streams.py sees to tensors that lie elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -47,7 +47,7 @@ Tensor = torch.Tensor
 
 
 @staged("x", takes_devices=True)
-def all_reduce(comm: NetworkCollectives, x: Tensor, op: Any) -> Run:
+def all_reduce(comm: NetworkCollectives, x: Tensor, op: Operator) -> Run:
     if x.is_sparse:
         return _all_reduce_sparse(comm, x, op)
 
@@ -106,7 +106,7 @@ def broadcast(comm: NetworkCollectives, x: Tensor, root: int) -> Run:
 
 
 @staged("x", takes_devices=True)
-def reduce(comm: NetworkCollectives, x: Tensor, op: Any, root: int) -> Run:
+def reduce(comm: NetworkCollectives, x: Tensor, op: Operator, root: int) -> Run:
     def run() -> None:
         flat = target(x) if comm.rank == root else flat_of(x)
         comm.reduce(flat, op, root, out=flat if comm.rank == root else None)
@@ -239,7 +239,7 @@ def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | Non
 
 
 @staged("output", takes_devices=True)
-def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], op: Any) -> Run:
+def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], op: Operator) -> Run:
     if any(x.shape != inputs[0].shape for x in inputs):
         return _reduce_scatter_uneven(comm, output, inputs, op)
 

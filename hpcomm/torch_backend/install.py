@@ -61,7 +61,7 @@ def _listen(backend: Any) -> None:
     before = backend.__new__
 
     @functools.wraps(before)
-    def heard(cls: Any, name: Any) -> Any:
+    def heard(cls: type, name: object) -> object:
         if names_mpi(name):
             backend.__new__ = before
             take()

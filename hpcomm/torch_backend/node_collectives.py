@@ -74,16 +74,16 @@ class NodeCollectives(NetworkCollectives):
         return self._makes(verb, *as_bytes) is not NotImplemented
 
     # -- verbs that reduce ---------------------------------------------------------------------------------
-    def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
+    def all_reduce(self, x: Tensor, op: str, *, out: Tensor) -> None:
         if self._makes("all_reduce", x, op, out) is NotImplemented:
             self.arrive()
             super().all_reduce(x, op, out=out)
 
-    def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
+    def reduce(self, x: Tensor, op: str, root: int, *, out: Tensor | None = None) -> Tensor | None:
         found: Any = self._makes("reduce", x, op, root, out)
         return super().reduce(x, op, root, out=out) if found is NotImplemented else found
 
-    def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor) -> None:
+    def reduce_scatter(self, x: Tensor, op: str, *, out: Tensor) -> None:
         if self._makes("reduce_scatter", x, op, out) is NotImplemented:
             self.arrive()
             super().reduce_scatter(x, op, out=out)

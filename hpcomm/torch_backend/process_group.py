@@ -47,7 +47,7 @@ class ProcessGroupMPI(CommProcessGroup):
     Calls return a Work; blocking ones that the core made at once None, as torch allows."""
 
     # -- collective calls ----------------------------------------------------------------------------
-    def allreduce(self, tensors: Any = None, opts: Any = None, *more: Any, **named: Any) -> Work | None:
+    def allreduce(self, tensors: Any = None, opts: Any = None, *more: object, **named: object) -> Work | None:
         if named:
             tensors, opts = by_name(named, tensors, opts, tensor=0, op=1)
         if type(opts) is _AllreduceOptions and len(tensors) == 1:
@@ -84,7 +84,7 @@ class ProcessGroupMPI(CommProcessGroup):
             inputs=tensors,
         )
 
-    def broadcast(self, tensors: Any = None, opts: Any = None, *more: Any, **named: Any) -> Work | None:
+    def broadcast(self, tensors: Any = None, opts: Any = None, *more: object, **named: object) -> Work | None:
         if named:
             tensors, opts = by_name(named, tensors, opts, tensor=0, root=1)
         if isinstance(tensors, torch.Tensor):
@@ -100,7 +100,9 @@ class ProcessGroupMPI(CommProcessGroup):
             "broadcast", run, tensors, tensors[0], root=root, count=total(tensors), background=later(opts)
         )
 
-    def reduce(self, tensors: Any = None, opts: Any = None, op: Any = None, *more: Any, **named: Any) -> Work:
+    def reduce(
+        self, tensors: Any = None, opts: Any = None, op: Any = None, *more: object, **named: object
+    ) -> Work:
         tensors, opts = by_name(named, tensors, opts, tensor=0, root=1)
         if isinstance(tensors, torch.Tensor):
             tensors, opts = [tensors], rooted(options.ReduceOptions, opts)
@@ -187,7 +189,7 @@ class ProcessGroupMPI(CommProcessGroup):
         )
 
     def gather(
-        self, output_tensors: Any, input_tensors: Any = None, opts: Any = None, *more: Any, **named: Any
+        self, output_tensors: Any, input_tensors: Any = None, opts: Any = None, *more: object, **named: object
     ) -> Work:
         outputs = output_tensors
         inputs, opts = by_name(named, input_tensors, opts, input_tensor=0, root=1)
@@ -213,8 +215,8 @@ class ProcessGroupMPI(CommProcessGroup):
         output_tensors: Any = None,
         input_tensors: Any = None,
         opts: Any = None,
-        *more: Any,
-        **named: Any,
+        *more: object,
+        **named: object,
     ) -> Work:
         outputs, opts = by_name(named, output_tensors, opts, output_tensor=0, root=1)
         inputs = input_tensors
@@ -240,8 +242,8 @@ class ProcessGroupMPI(CommProcessGroup):
         output_tensors: Any = None,
         input_tensors: Any = None,
         opts: Any = None,
-        *more: Any,
-        **named: Any,
+        *more: object,
+        **named: object,
     ) -> Work:
         outputs, inputs, opts = by_name(named, output_tensors, input_tensors, opts, output=0, input=1, op=2)
         if isinstance(outputs, torch.Tensor):
@@ -269,7 +271,7 @@ class ProcessGroupMPI(CommProcessGroup):
         outputTensor: torch.Tensor,  # noqa: N803  torch's names
         inputTensor: torch.Tensor,  # noqa: N803
         opts: Any = None,
-        *more: Any,
+        *more: object,
     ) -> Work | None:
         output, x = outputTensor, inputTensor
         if type(opts) is _ReduceScatterOptions:
@@ -287,7 +289,9 @@ class ProcessGroupMPI(CommProcessGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
         opts = made_options(opts, options.ReduceScatterOptions)
         op = operator(opts.reduceOp)
         run = in_turn(
@@ -351,7 +355,7 @@ class ProcessGroupMPI(CommProcessGroup):
             "all_to_all", run, outputs, inputs[0], count=0, background=later(opts), inputs=inputs
         )
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         given = timeout or (opts if isinstance(opts, timedelta) else getattr(opts, "timeout", None))
         opts = made_options(opts, options.BarrierOptions)
         seconds = given.total_seconds() if given is not None and given > timedelta(0) else 0.0

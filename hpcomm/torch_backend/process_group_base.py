@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,9 @@ from .torch_errors import as_torch
 from .work import JointWork, QueuedWork, Work, flat
 from .worker import Poller, Worker
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 __all__ = ["CommProcessGroup"]
 
 _DRAIN_S = 5.0  # that the end of a group waits for what is still queued, and for the other ranks
@@ -44,7 +47,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         label, where: for messages.
     """
 
-    def __init__(self, comm: Communicator, told: dict[str, Any]) -> None:
+    def __init__(self, comm: Communicator, told: Mapping[str, Any]) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm = comm
         self._rank, self._size = comm.rank, comm.size
@@ -138,7 +141,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     set_timeout = _set_default_timeout
 
-    def get_group_store(self) -> Any:
+    def get_group_store(self) -> dist.Store:
         return dist.PrefixStore(f"{self._key}/", self._told["store"])
 
     @property
@@ -186,7 +189,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self,
         verb: str,
         run: Callable[[], None],
-        outputs: Any,
+        outputs: object,
         like: torch.Tensor | None = None,
         *,
         op: object = None,
@@ -195,7 +198,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         background: bool = True,
         seconds: float = 0.0,
         inputs: Any = None,
-        others: Any = (),
+        others: Sequence[object] = (),
     ) -> Work:
         """Meet the other ranks for this call and run it: now, or behind what is queued.
 

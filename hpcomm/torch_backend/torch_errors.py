@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 from ..errors import ConfigError, HpcommError, where
 
@@ -36,7 +35,7 @@ def as_torch(error: HpcommError, call: str = "", group: str = "") -> HpcommError
 def _both(kind: type[HpcommError]) -> type:
     from .names import dist
 
-    def reduce(error: HpcommError) -> Any:
+    def reduce(error: HpcommError) -> tuple[object, ...]:
         """How to pickle what has no name of its own: a Future does so with what it raises."""
         return _again, (kind, error.what, error.where, error.hint, error.__dict__)
 
@@ -45,7 +44,7 @@ def _both(kind: type[HpcommError]) -> type:
     )
 
 
-def _again(kind: type[HpcommError], what: str, where: str | None, hint: str | None, rest: object) -> Any:
+def _again(kind: type[HpcommError], what: str, where: str | None, hint: str | None, rest: object) -> object:
     made = _both(kind)(what, where, hint)  # type: ignore[arg-type]
     made.__dict__.update(rest)
     return made

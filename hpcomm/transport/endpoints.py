@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..core import buffer
+    from ..core.types import HasShape
     from ..device.arrays import Place
 
     View = NDArray[Any]
@@ -40,7 +41,7 @@ class Rows:
         self.nbytes: int = self.size * array.itemsize
 
 
-def count(place: Any) -> int:
+def count(place: HasShape) -> int:
     """How many elements it has."""
     return math.prod(place.shape)
 

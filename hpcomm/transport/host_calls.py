@@ -128,7 +128,7 @@ def _filler(memory: AnyArray, array: AnyArray) -> Callable[[], None] | None:
     return lambda: np.copyto(memory, array.reshape(memory.shape))
 
 
-def _landing(recv: Buffer) -> NDArray[Any]:
+def _landing(recv: Buffer) -> AnyArray:
     """Where MPI writes: out itself if its elements lie in order, else memory to unpack from."""
     return recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
 

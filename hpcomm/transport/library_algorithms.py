@@ -30,7 +30,7 @@ def by_library(comm: Comm, verb: str, name: str, function: str) -> Callable[...,
     """
     made: Callable[..., Any] | None = None
 
-    def call(*arguments: Any) -> None:
+    def call(*arguments: object) -> None:
         nonlocal made
         if made is None:
             made = _switched(verb, name, getattr(own(comm).library(verb, name), function))

@@ -71,7 +71,7 @@ class Message(Request[Any]):
         if len(unfinished.requests) > unfinished.room:
             unfinished.sweep()
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> object:
         if timeout is not None:
             return super().wait(timeout)
         if rounds_under_way:

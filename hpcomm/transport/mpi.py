@@ -99,14 +99,14 @@ def by_library(call: Call, status: MPI.Status | None = None) -> None:
 
 def swap(
     mpi: MPI.Comm,
-    part: Any,
+    part: Spec,
     dest: int,
     sendtag: int,
-    into: Any,
+    into: Spec,
     source: int,
     recvtag: int,
     status: MPI.Status,
-    x: Any,
+    x: object,
 ) -> None:
     """Send part, whose memory is that of x, and receive into another one at once.
 
@@ -239,7 +239,7 @@ def native(dtype: Dtype) -> MPI.Datatype | None:
     return None if dtype.mpi is None else getattr(MPI, dtype.mpi)
 
 
-def spec(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
+def spec(array: AnyArray, count: int, dtype: Dtype) -> Spec:
     """What mpi4py wants to know of a contiguous array; count in elements per rank."""
     kind = native(dtype)
     if kind is not None:
@@ -249,7 +249,7 @@ def spec(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
     return array.reshape(-1).view(np.uint8), count * array.dtype.itemsize, MPI.BYTE
 
 
-def message(array: NDArray[Any], count: int, dtype: Dtype) -> Spec:
+def message(array: AnyArray, count: int, dtype: Dtype) -> Spec:
     """spec for a message that no Call describes: of one element where MPI cannot count so many."""
     part = spec(array, count, dtype)
     one: Spec = part if part[1] <= largest_count else _as_one(part)
@@ -313,7 +313,7 @@ def _copy_first(call: Call, target: AnyArray, given: AnyArray) -> None:
     call.fill = refill
 
 
-def _arguments(call: Call, send: object, recv: object) -> tuple[Any, ...]:
+def _arguments(call: Call, send: object, recv: object) -> tuple[object, ...]:
     verb = call.moves or call.verb
     if verb == "barrier":
         return ()
@@ -354,7 +354,7 @@ def _as_one(part: object) -> Any:
     return array, 1, many
 
 
-def _reduce_to_each(call: Call, count: int) -> list[tuple[str, tuple[Any, ...]]]:
+def _reduce_to_each(call: Call, count: int) -> list[tuple[str, tuple[object, ...]]]:
     array, _, kind = call.send
     flat = array.reshape(-1)
     comm = call.comm

@@ -40,8 +40,8 @@ __all__ = ["compose", "look", "no_remote_root"]
 def compose(
     comm: Comm,
     verb: str,
-    x: Any,
-    out: Any,
+    x: object,
+    out: object,
     op: Any,
     root: int,
     blocking: bool,
@@ -145,7 +145,7 @@ def no_remote_root(comm: Comm, root: object) -> RankError:
     )
 
 
-def look(x: Any, name: str) -> Buffer:
+def look(x: object, name: str) -> Buffer:
     """as_buffer(x), whose errors call it by name."""
     try:
         return buffer.as_buffer(x)

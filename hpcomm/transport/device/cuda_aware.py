@@ -25,8 +25,8 @@ from .staging import Reached
 if TYPE_CHECKING:
     from ...core.dtypes import Dtype
     from ...core.reduction import Reduction
-    from ...core.request import Stages
-    from ...core.types import Operator
+    from ...core.request import Pending, Stages
+    from ...core.types import AnyArray, Operator
     from ...device.arrays import Place
     from .workspace import Arena
 
@@ -173,7 +173,7 @@ def trial(names: list[str]) -> None:
             print(_LINE + json.dumps([name, "" if right else "data came out wrong"]), flush=True)
 
 
-def _part(memory: Any, low: int, nbytes: int) -> Any:
+def _part(memory: AnyArray, low: int, nbytes: int) -> AnyArray:
     """Bytes of memory, an array of the host's or what a device hands to MPI."""
     import numpy as np
 
@@ -182,8 +182,15 @@ def _part(memory: Any, low: int, nbytes: int) -> Any:
 
 
 def begin(
-    mpi: Any, verb: str, part: Any, count: int, size: int, kind: Any, op: Operator | None, root: int
-) -> list[Any]:
+    mpi: Any,
+    verb: str,
+    part: Any,
+    count: int,
+    size: int,
+    kind: MPI.Datatype | None,
+    op: Operator | None,
+    root: int,
+) -> list[Pending]:
     """The requests of a verb, in place on slots of count elements of size bytes.
 
     part: (first byte, bytes) -> that part of the memory; slots as in schedule.stream.Schedule, but

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ...core.buffer import Buffer
     from ...core.comm import Comm
     from ...core.dtypes import Dtype
+    from ...core.reduction import Reduction
     from ...core.request import Stages
 
 __all__ = ["DeviceDispatch"]
@@ -158,7 +159,7 @@ class DeviceDispatch:
         send: Buffer | None,
         recv: Buffer | None,
         op: Any,
-        fold: Any,
+        fold: Reduction | None,
         blocking: bool,
         algorithm: str | None = None,
     ) -> Call:

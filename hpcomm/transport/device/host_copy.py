@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class _Beside(buffer.Buffer):
         def make(shape: Shape) -> Buffer:
             return beside(look.make(shape), False)
 
-        def give() -> Any:
+        def give() -> object:
             from_host(array, look)
             return look.give()
 

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -229,9 +229,9 @@ def sends(
 
 
 def receives(
-    channel: Any, tag: int, peer: int, place: Place, nbytes: int, opened: Opened, offer: Offer,
+    channel: MPI.Comm, tag: int, peer: int, place: Place, nbytes: int, opened: Opened, offer: Offer,
     base: int, direct: int | None,
-) -> Any:  # fmt: skip
+) -> Stages:  # fmt: skip
     """The receiver's stages, into its stream `up`."""
     device, stream = place.device, station(place.device).up
     word, said = bytearray(1), bytearray(1)
@@ -263,7 +263,7 @@ def lends(channel: MPI.Comm, tag: int, peer: int, place: Place) -> Stages:
     there.spare(int(done[0]))
 
 
-def copies(channel: Any, tag: int, peer: int, place: Place, nbytes: int, lent: Lent) -> Any:
+def copies(channel: MPI.Comm, tag: int, peer: int, place: Place, nbytes: int, lent: Lent) -> Stages:
     """Those of the receiver, into its stream `up`."""
     there = station(place.device)
     place.device.wait(there.up, lent.ready)

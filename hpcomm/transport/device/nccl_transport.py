@@ -86,7 +86,7 @@ def refuses(verb: str, op: str | None, dtype: Dtype) -> str:
     return ""
 
 
-def join(channel: Any, arena: Arena) -> Stages:
+def join(channel: MPI.Comm, arena: Arena) -> Stages:
     """Make a group of NCCL's of all ranks; returns (the group or None, why there is none), alike on all."""
     library = arena.device.nccl()
     unique = bytearray(library.unique() if arena.rank == 0 else 128)
@@ -142,7 +142,7 @@ class Pair:
 
     def carry(
         self,
-        channel: Any,
+        channel: MPI.Comm,
         peer: int,
         tag: int,
         place: Place,
@@ -174,7 +174,7 @@ class Pair:
         finally:
             self._turn += 1
 
-    def _join(self, channel: Any, peer: int, tag: int, unique: bytes) -> Stages:
+    def _join(self, channel: MPI.Comm, peer: int, tag: int, unique: bytes) -> Stages:
         """Make the group, the receiver as its first rank; or find out, at both ends, why there is none."""
         self.stream = station(self.device).borrow()
         version = fact(self.device)
@@ -187,7 +187,7 @@ class Pair:
         self._group = joining.result
         yield from self._agree(channel, peer, tag, joining.why)
 
-    def _agree(self, channel: Any, peer: int, tag: int, why: str) -> Stages:
+    def _agree(self, channel: MPI.Comm, peer: int, tag: int, why: str) -> Stages:
         mine, other = bytearray(why.encode()[:_WHY].ljust(_WHY)), bytearray(_WHY)
         back = [channel.Irecv([other, MPI.BYTE], peer, tag + self.sends)]
         yield [*back, channel.Isend([mine, MPI.BYTE], peer, tag + (not self.sends))]
@@ -210,5 +210,5 @@ class _Turn:
     def __init__(self, pair: Pair, number: int) -> None:
         self._pair, self._number = pair, number
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802
+    def Test(self, status: object = None) -> bool:  # noqa: N802
         return self._pair._turn == self._number

@@ -164,7 +164,7 @@ class Arena:
                 peer.why = "cannot be opened: what was read there is not what it wrote"
         device.unpin(seen)
 
-    def leave(self, channel: Any) -> Stages:
+    def leave(self, channel: MPI.Comm) -> Stages:
         """Give everything back, all ranks together: what is others' first, and one's own after all did so."""
         device = self.device
         yield [Reached(device, event := self.station.mark(self.stream))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from ...core.signature import marked
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...core.operation import Call
+    from ...core.request import Stages
     from .executor import Channel
 
     Array = NDArray[Any]
@@ -64,12 +64,12 @@ def deterministic_call(call: Call, algorithm: str | None, fold: Any, array: Arra
         two[1].run()
         deliver(two[1])
 
-    def stages() -> Generator[list[Any], Any, Any]:
+    def stages() -> Stages:
         mine = own(comm)
         two = [make(Passing(mine.mpi, mine.tag(), mine.most), i) for i in (0, 1)]
         scatter(two[0])
 
-        def both() -> Generator[list[Any], Any, None]:
+        def both() -> Stages:
             yield from background(two[0])
             join(*two)
             yield from background(two[1])

@@ -18,7 +18,7 @@ from ...schedule.stream import AFTER, COPY
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ...schedule.rank_program import Message, Program
+    from ...schedule.rank_program import Message, Program, Round
 
     Array = NDArray[Any]
 
@@ -55,9 +55,11 @@ class Executor:
         given: what to begin with, where work does not hold it yet; is read until all rounds are over.
     """
 
-    def __init__(self, part: Program, channel: Channel, dtype: Any, fold: Fold | None, wire: Any = None,
-                 work: Array | None = None, room: Array | None = None,
-                 given: Array | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, part: Program, channel: Channel, dtype: np.dtype[np.generic], fold: Fold | None,
+        wire: Any = None, work: Array | None = None, room: Array | None = None,
+        given: Array | None = None,
+    ) -> None:  # fmt: skip
         self.part = part
         n = part.schedule.slots * part.count
         self.work: Array = np.zeros(n, dtype) if work is None else work
@@ -86,7 +88,7 @@ class Executor:
         for step in self.last:
             step()
 
-    def steps(self) -> tuple[CollectiveSteps, Callable[..., Any] | None]:
+    def steps(self) -> tuple[CollectiveSteps, Callable[..., object] | None]:
         """(all of run() in one line, for exchanges that are prepared; what alone makes the result, or None).
 
         That is a reduction over all of work at the end: with another `out` it saves a copy.
@@ -99,7 +101,7 @@ class Executor:
         whole = end.keywords["out"].size == self.work.size
         return (steps[:-1], partial(end.func, *end.args)) if whole else (steps, None)
 
-    def _prepare(self, round_: Any, channel: Channel) -> Any:
+    def _prepare(self, round_: Round, channel: Channel) -> Any:
         before: CollectiveSteps = []
         after: CollectiveSteps = []
 
@@ -121,7 +123,9 @@ class Executor:
             after.append(self._effect(*what) if self.wire is None else partial(self._widen, *what))
         return before, exchange, after
 
-    def _effect(self, theirs: Array, mine: Array, how: int, held: Array | None = None) -> Callable[[], Any]:
+    def _effect(
+        self, theirs: Array, mine: Array, how: int, held: Array | None = None
+    ) -> Callable[[], object]:
         """What is to be done when theirs has arrived: reduce it with what is held, and put that to mine."""
         if how == COPY or held is None:
             return partial(mine.__setitem__, ..., theirs)  # half the price of np.copyto

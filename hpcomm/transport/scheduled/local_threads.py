@@ -12,6 +12,8 @@ from ...errors import WaitTimeoutError
 from ...schedule.rank_program import program
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from ...schedule.stream import Schedule
@@ -65,7 +67,9 @@ class _Turn:
                 ) from None
 
 
-def run(schedule: Schedule, given: list[Array], op: Any = np.add, wire: Any = None) -> list[Array]:
+def run(
+    schedule: Schedule, given: list[Array], op: Callable[..., object] = np.add, wire: Any = None
+) -> list[Array]:
     """Carry a schedule out with one thread per rank.
 
     Args:

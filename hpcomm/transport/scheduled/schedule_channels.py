@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,7 +159,7 @@ def wait(request: MPI.Request) -> None:
         advance()
 
 
-def background(executor: Executor) -> Generator[list[Any], Any, None]:
+def background(executor: Executor) -> Stages:
     """The rounds of an executor one at a time, each as the MPI requests to wait for."""
     for before, exchange, after in executor.rounds:
         for step in before:

@@ -6,7 +6,7 @@ calls in the background over requests of their own, so that any number may be un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,7 +129,7 @@ def schedule_call(call: Call, algorithm: str | None, op: object = None, determin
         executor.run()
         _take(call, executor)
 
-    def stages() -> Generator[list[Any], Any, Any]:
+    def stages() -> Stages:
         mine = own(comm)
         executor = _executor(comm, key, folding, Passing(mine.mpi, mine.tag(), mine.most))
         _bring(call, executor)
@@ -167,7 +167,7 @@ def named(call: Call, algorithm: str, fold: object, nbytes: int) -> str:
     return name
 
 
-def rounds(call: Call, algorithm: str, fold: Any, mpi: Any, tag: int) -> Generator[list[Any], Any, None]:
+def rounds(call: Call, algorithm: str, fold: Any, mpi: MPI.Comm, tag: int) -> Stages:
     """What carries a call out in the background, as schedule_call has it, under a tag of another mpi."""
     key, folding = _chosen(call, algorithm, fold)
     executor = _executor(call.comm, key, folding, Passing(mpi, tag, own(call.comm).most))
@@ -189,7 +189,7 @@ def _chosen(call: Call, algorithm: str | None, fold: Any) -> tuple[Key, Fold]:
     return (verb, name, root, count, array.dtype, fold.code if fold else 0, wire, own_op), folding
 
 
-def by_schedule(comm: Comm, name: str, dtype: np.dtype[np.generic], fold: Any) -> Callable[..., Any] | None:
+def by_schedule(comm: Comm, name: str, dtype: Dtype, fold: Reduction) -> Callable[..., object] | None:
     """As MPI.Allreduce on plain arrays of numpy, by an own schedule; None: the general path must look."""
     if name.partition(":")[0] not in algorithms("all_reduce") or "wire=" in name:
         return None
@@ -206,7 +206,7 @@ def by_schedule(comm: Comm, name: str, dtype: np.dtype[np.generic], fold: Any) -
 
     ready: dict[int, tuple[Executor, CollectiveSteps, Callable[..., Any] | None]] = {}
 
-    def call(send: Any, recv: Any, _: Any) -> None:
+    def call(send: Any, recv: Any, _: object) -> None:
         out, n, _ = recv
         given, found = out if send is IN_PLACE else send[0], ready.get(n)
         if found is None or not found[0].rounds:  # none yet, or it has given way to others
