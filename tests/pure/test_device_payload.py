@@ -1,4 +1,4 @@
-"""Arrays on devices in parcels, as far as no device is needed: where they come to, and how stages move on."""
+"""Arrays on devices in payloads, as far as no device is needed: where they go, and how stages move on."""
 
 from __future__ import annotations
 
