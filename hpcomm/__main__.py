@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "main"]
 
 MISUSED = 2  # exit status
-_FOR_ALL_RANKS = ("run", "doctor")  # the others are carried out by the first rank alone
+_FOR_ALL_RANKS = ("run", "doctor", "selftest")  # the others are carried out by the first rank alone
 
 
 def main(argv: Sequence[str] | None = None) -> int:
