@@ -42,8 +42,10 @@ wheels: .venv-wheels/ready .venv-openmpi/ready
 	$(WHEELS) tests/check_wheels.py dist/*.whl
 	.venv-openmpi/bin/python -m pytest -q -m release tests/test_packaging.py
 
-test: .venv-openmpi/ready .venv-mpich/ready core
-	.venv-openmpi/bin/python tests/run.py openmpi=.venv-openmpi/bin/python mpich=.venv-mpich/bin/python
+# One alone: make test MPIS=mpich
+MPIS ?= openmpi mpich
+test: $(MPIS:%=.venv-%/ready) core
+	.venv-$(firstword $(MPIS))/bin/python tests/run.py $(foreach mpi,$(MPIS),$(mpi)=.venv-$(mpi)/bin/python)
 
 test-quick: .venv-openmpi/ready core
 	.venv-openmpi/bin/python tests/run.py --quick openmpi=.venv-openmpi/bin/python

@@ -1,9 +1,11 @@
 """The node core, in C: built where a compiler is found or can be had; else all goes by MPI."""
 
 import os
+import re
 import sys
 import sysconfig
 import tempfile
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -23,7 +25,16 @@ else:
 cache = tempfile.TemporaryDirectory()  # of the compiler from a wheel: it would leave 100 MB in the home
 os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", cache.name)
 
+
+def readme() -> str:
+    """README.md with absolute links: who reads it elsewhere has no files beside it."""
+    home = tomllib.loads(Path("pyproject.toml").read_text())["project"]["urls"]["Source"]
+    return re.sub(r"\]\((?![a-z]+:|#)", f"]({home}/blob/main/", Path("README.md").read_text())
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
             "hpcomm.node._native.core",

@@ -140,6 +140,18 @@ def test_the_extras_bring_an_mpi_each(built):
     assert "License-Expression: BSD-3-Clause\n" in text
 
 
+def test_links_of_the_long_description_are_absolute(built):
+    [wheel] = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith("METADATA")]
+        text = archive.read(metadata).decode()
+    assert "Description-Content-Type: text/markdown\n" in text
+    assert "Project-URL: Source, https://" in text
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
 def test_an_installed_hpcomm_starts_a_job(installed, tmp_path):
     code = "import hpcomm; w = hpcomm.world; n = w.all_reduce(1); print(n) if w.rank == 0 else None"
     command = ["-m", "hpcomm", "run", "-n", "2", "--timeout", "50", "python", "-c", code]

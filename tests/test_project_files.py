@@ -1,0 +1,51 @@
+"""What others meet first is right: citation, recipe, workflow and links agree with the package."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import hpcomm
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+yaml = pytest.importorskip("yaml")
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return yaml.safe_load((ROOT / "recipe/recipe.yaml").read_text())
+
+
+def test_citation_and_recipe_name_this_version_and_licence(recipe):
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == recipe["context"]["version"] == hpcomm.__version__
+    assert citation["license"] == recipe["about"]["license"] == PROJECT["license"]
+    assert citation["repository-code"] == recipe["about"]["homepage"] == PROJECT["urls"]["Source"]
+
+
+def test_the_recipe_needs_what_the_package_needs(recipe):
+    needs = {line.replace(" ", "") for line in recipe["requirements"]["run"]}
+    assert needs == {*PROJECT["dependencies"], f"python{PROJECT['requires-python']}"}
+    [command] = recipe["build"]["python"]["entry_points"]
+    assert command == f"hpcomm = {PROJECT['scripts']['hpcomm']}"
+
+
+def test_the_workflow_calls_what_developers_call_on_every_python():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    makefile = (ROOT / "Makefile").read_text()
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert {"make check", "make wheels"} < set(commands)
+    for command in commands:
+        assert re.search(rf"^{command.split()[1]}:", makefile, re.MULTILINE), command
+    matrix = workflow["jobs"]["test"]["strategy"]["matrix"]
+    known = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    assert matrix == {"python": known, "mpi": ["openmpi", "mpich"]}
+
+
+def test_templates_have_what_a_tracker_asks_for():
+    for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"):
+        head = yaml.safe_load(path.read_text().split("---")[1])
+        assert set(head) == {"name", "about"}, path
