@@ -37,7 +37,7 @@ _PLACES = 32  # words of each sort
 _TEXT = 120  # bytes of a first call that is kept, behind a word that says which it is
 _SLOTS = range(2 * _PLACES, KINDS, 1 + words_of_text(_TEXT))  # where those are
 _ANY, _BYTES = -1, 1
-_PARCEL = 1 << 62  # objects, and ragged arrays
+_PAYLOAD = 1 << 62  # objects, and ragged arrays
 _MOST = 1024  # receivers and tags that are known to have been noted
 
 
@@ -51,8 +51,8 @@ class Kinds:
     def __init__(self, comm: Comm, own: Words, theirs: Mapping[int, Words]) -> None:
         self._comm, self._own, self._theirs = comm, own, theirs
         self._noting = threading.Lock()
-        self._noted: dict[int, Noted] = {_PARCEL: Noted(self, _PARCEL)}
-        self._parcels: set[tuple[int, int]] = set()  # to whom, with which tags, some were noted
+        self._noted: dict[int, Noted] = {_PAYLOAD: Noted(self, _PAYLOAD)}
+        self._payloads: set[tuple[int, int]] = set()  # to whom, with which tags, some were noted
         self._sure: dict[int, Sure] = {}
 
     def noted(self, dtype: Dtype) -> Noted:
@@ -67,19 +67,19 @@ class Kinds:
 
     def note_parcel(self, verb: str, x: object, dest: int, tag: int) -> None:
         """Before an object or a ragged array is sent."""
-        if (dest, tag) in self._parcels:
+        if (dest, tag) in self._payloads:
             return
-        self._noted[_PARCEL].note(verb, x, dest, tag)
-        if len(self._parcels) >= _MOST:
-            self._parcels.clear()
-        self._parcels.add((dest, tag))
+        self._noted[_PAYLOAD].note(verb, x, dest, tag)
+        if len(self._payloads) >= _MOST:
+            self._payloads.clear()
+        self._payloads.add((dest, tag))
 
-    def instead(self, source: int, tag: int, is_parcel: bool) -> str | None:
+    def instead(self, source: int, tag: int, is_payload: bool) -> str | None:
         """The first call with which source sent another sort of message, if it has sent none of this one.
 
         Args:
             tag: below 0: any.
-            is_parcel: whether objects or ragged arrays are meant, or else plain arrays.
+            is_payload: whether objects or ragged arrays are meant, or else plain arrays.
 
         Returns:
             None if it may have sent this sort; empty if only the call is not known.
@@ -88,9 +88,9 @@ class Kinds:
         if words is None:
             return None
         here, there = words[source_place(self._comm.rank)], _ANY if tag < 0 else words[tag_place(tag)]
-        if here & there & (_PARCEL if is_parcel else ~_PARCEL):
+        if here & there & (_PAYLOAD if is_payload else ~_PAYLOAD):
             return None
-        return self.sent(source, tag)[1] if is_parcel else self._first(words, _PARCEL)
+        return self.sent(source, tag)[1] if is_payload else self._first(words, _PAYLOAD)
 
     def open(self) -> None:
         """Say that this rank may send anything unseen."""
@@ -119,7 +119,7 @@ class Kinds:
         words = self._theirs.get(source)
         if words is None or bit == _BYTES:
             return True
-        fit, here = bit | _BYTES, words[source_place(self._comm.rank)] & ~_PARCEL
+        fit, here = bit | _BYTES, words[source_place(self._comm.rank)] & ~_PAYLOAD
         if not here:  # nothing is known of who sent it
             return True
         return bool(here & fit and (tag < 0 or words[tag_place(tag)] & fit))
@@ -130,7 +130,7 @@ class Kinds:
 
         words = self._theirs[source]
         here, there = words[source_place(self._comm.rank)], _ANY if tag < 0 else words[tag_place(tag)]
-        bits = (here & there or here) & ~_PARCEL
+        bits = (here & there or here) & ~_PAYLOAD
         names = [name for name, dtype in BY_NAME.items() if bits & _bit(dtype)]
         return " or ".join(names), self._first(words, bits) if len(names) == 1 else ""
 

@@ -40,15 +40,15 @@ def crossed(comm: Comm, source: int | None, frame: FrameType) -> str | None:
         or sum(not is_own(each) for each in threading.enumerate()) > 1
     ):
         return None
-    is_parcel, tag = found
-    first = comm.message_kinds.instead(source, tag, is_parcel)
-    mpi = comm.mpi_handle if is_parcel else comm.object_comm
+    is_payload, tag = found
+    first = comm.message_kinds.instead(source, tag, is_payload)
+    mpi = comm.mpi_handle if is_payload else comm.object_comm
     if first is None or not mpi.Iprobe(source, MPI.ANY_TAG if tag < 0 else tag):
         return None
     mine = describe_call()
     wanted, sent = (
         ("an object or a ragged array", "an array")
-        if is_parcel
+        if is_payload
         else ("an array", "an object or a ragged array")
     )
     error = MismatchError(

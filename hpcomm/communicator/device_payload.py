@@ -121,11 +121,11 @@ def _depart(comm: Communicator, follows: list[tuple[DeviceBuffer, int]], rank: i
         after = staging.After()
         try:
             while going:
-                look, tag, moment = going.pop(0)
-                yield from messages.pass_on(_call(comm, "send", look, rank, tag, after), look, moment)
+                look, tag, event = going.pop(0)
+                yield from messages.pass_on(_call(comm, "send", look, rank, tag, after), look, event)
         finally:  # where one was refused, those behind it are not sent
-            for look, _, moment in going:
-                messages.spare(look, moment)
+            for look, _, event in going:
+                messages.spare(look, event)
         yield [_Over(after)]
 
     return Moving(stages())
@@ -144,11 +144,11 @@ def unload(comm: Communicator, payload: Payload, source: int) -> Stages:
             coming.append((look, tag, messages.begin(look, "up")))
     try:
         while coming:
-            look, tag, moment = coming.pop(0)
-            yield from messages.take_in(_call(comm, "recv", look, source, tag, after), look, moment)
+            look, tag, event = coming.pop(0)
+            yield from messages.take_in(_call(comm, "recv", look, source, tag, after), look, event)
     finally:
-        for look, _, moment in coming:
-            messages.spare(look, moment)
+        for look, _, event in coming:
+            messages.spare(look, event)
     yield [_Over(after)]
     return Payload.of(blocks)
 
@@ -189,7 +189,7 @@ def _fill(look: Buffer, data: AnyArray, after: staging.After) -> None:
     if look.place is None:
         look.array[...] = data
     else:
-        host_copy.Landing(look).fill(data, after)
+        host_copy.Upload(look).fill(data, after)
 
 
 class _Over:

@@ -88,13 +88,13 @@ class ByLibrary(NoDirect):
     def all_reduce(self, x: object, op: object, out: object) -> object:
         if type(op) is not str or not self._takes(x):
             return NotImplemented
-        kind, code, operator, fold = self._reduced(op, x.dtype)
+        kind, code, operator, reduce = self._reduced(op, x.dtype)
         out = self._result(x, out, x.shape)
         if kind is None or out is None:
             return NotImplemented
         if out is not x:
             np.copyto(out, x)  # all ranks work in place, or none may
-        code = head("all_reduce", fold, code)
+        code = head("all_reduce", reduce, code)
         self._run(
             "all_reduce", code, x.size, self._mpi.Allreduce, MPI.IN_PLACE, (out, x.size, kind), operator
         )
@@ -103,13 +103,13 @@ class ByLibrary(NoDirect):
     def reduce(self, x: object, op: object, root: object, out: object) -> object:
         if type(op) is not str or not self._takes(x) or not self._has(root) or out is x:
             return NotImplemented
-        kind, code, operator, fold = self._reduced(op, x.dtype)
+        kind, code, operator, reduce = self._reduced(op, x.dtype)
         is_root = root == self._rank
         out = self._result(x, out, x.shape) if is_root else None
         if kind is None or (is_root and out is None):
             return NotImplemented
         there = (out, x.size, kind) if is_root else None
-        code = head("reduce", fold, code, root)
+        code = head("reduce", reduce, code, root)
         self._run("reduce", code, x.size, self._mpi.Reduce, (x, x.size, kind), there, operator, root)
         return out
 
@@ -141,11 +141,11 @@ class ByLibrary(NoDirect):
     def reduce_scatter(self, x: object, op: object, out: object) -> object:
         if type(op) is not str or not self._takes(x, blocks=True) or out is x:
             return NotImplemented
-        kind, code, operator, fold = self._reduced(op, x.dtype)
+        kind, code, operator, reduce = self._reduced(op, x.dtype)
         out = self._result(x, out, x.shape[1:])
         if kind is None or out is None:
             return NotImplemented
-        n, code = out.size, head("reduce_scatter", fold, code)
+        n, code = out.size, head("reduce_scatter", reduce, code)
         ends = (x, n, kind), (out, n, kind)  # mpi4py counts a block
         self._run("reduce_scatter", code, n, self._mpi.Reduce_scatter_block, *ends, operator)
         return out
@@ -207,9 +207,16 @@ def _reduced(op: str, dtype: Any) -> tuple[Any, int, Any, int]:
     """MPI's type, our code, MPI's operator and our code for a reduction; no type: as above."""
     try:
         record = dtypes.from_numpy(dtype)
-        fold = reduction.resolve(op, record)
+        reduce = reduction.resolve(op, record)
     except HpcommError:
         return None, 0, None, 0
-    if fold.widen or fold.narrow or fold.finish or fold.fold or fold.op.mpi is not None or record.mpi is None:
+    if (
+        reduce.widen
+        or reduce.narrow
+        or reduce.finish
+        or reduce.function
+        or reduce.op.mpi is not None
+        or record.mpi is None
+    ):
         return None, 0, None, 0
-    return getattr(MPI, fold.mpi_type), record.code, fold.mpi(), fold.code
+    return getattr(MPI, reduce.mpi_type), record.code, reduce.mpi(), reduce.code

@@ -180,18 +180,18 @@ class Topology(Communicator):
         device_side = device_calls is not None and not device_calls.is_one_call(count * look.dtype.itemsize)
         given = look if device_side or look.place is None else _on_host(look)
         stays = device_side if result.place is not None else result.array.flags.c_contiguous
-        landing = result if stays else buffer.empty(shape, look.dtype)
-        up = None if stays or result.place is None else host_copy.Landing(result)
+        received = result if stays else buffer.empty(shape, look.dtype)
+        up = None if stays or result.place is None else host_copy.Upload(result)
         after = staging.After()  # what a device has still to do then
         for i, source in enumerate(self.sources):
             if source == MPI.PROC_NULL:
-                _zero(landing, i, after)
+                _zero(received, i, after)
 
         def finish() -> object:
             if up is not None:
-                up.fill(landing.array, after)
+                up.fill(received.array, after)
             elif not stays:
-                result.array[...] = landing.array
+                result.array[...] = received.array
             return result.give()
 
         call = Call(self, verb, code=head(verb, dtype=look.dtype.code))
@@ -208,9 +208,9 @@ class Topology(Communicator):
         if async_op:
             leave = self.agreement.late(call.code | BACKGROUND, call.agreed)
             moving = (
-                self._crossing(call, given, landing, after)
+                self._crossing(call, given, received, after)
                 if device_side
-                else self._one(moves, call, given, landing)
+                else self._one(moves, call, given, received)
             )
             stages = self._going(verb, moving, leave, seen)
             self.outstanding.begin(stages)
@@ -222,11 +222,11 @@ class Topology(Communicator):
             self.agreement.enter(call.code, call.agreed)
             try:
                 if device_side:
-                    progress.drive(self._crossing(call, given, landing, after))
+                    progress.drive(self._crossing(call, given, received, after))
                 elif self.size == 1:
-                    self._to_itself(call, given, landing)
+                    self._to_itself(call, given, received)
                 else:
-                    getattr(self.mpi_handle, f"Neighbor_{moves}")(*_ends(call, given, landing))
+                    getattr(self.mpi_handle, f"Neighbor_{moves}")(*_ends(call, given, received))
             except MPI.Exception as error:
                 raise transport.failure(error, verb, self) from None
             self.agreement.leave()
@@ -245,16 +245,16 @@ class Topology(Communicator):
         leave()
         return finish()
 
-    def _one(self, moves: str, call: Call, given: Buffer, landing: Buffer) -> Stages:
+    def _one(self, moves: str, call: Call, given: Buffer, received: Buffer) -> Stages:
         """One call of MPI's on arrays in host memory."""
         if self.size == 1:
-            self._to_itself(call, given, landing)
+            self._to_itself(call, given, received)
             yield []
             return
-        ends = _ends(call, given, landing)  # kept here until they have travelled
+        ends = _ends(call, given, received)  # kept here until they have travelled
         yield self._begun(f"Ineighbor_{moves}", ends)
 
-    def _to_itself(self, call: Call, given: Buffer, landing: Buffer) -> None:
+    def _to_itself(self, call: Call, given: Buffer, received: Buffer) -> None:
         """The copies that are all that is to be done on one rank.
 
         MPICH 5 sends messages there, which a receive of any tag on this communicator would take.
@@ -262,9 +262,9 @@ class Topology(Communicator):
         each: Any = self._outward() if call.verb == "neighbour_all_to_all" else [...] * len(self.sources)
         for i, (source, place) in enumerate(zip(self.sources, each, strict=True)):
             if source != MPI.PROC_NULL:
-                landing.array[i] = given.array[place]
+                received.array[i] = given.array[place]
 
-    def _crossing(self, call: Call, given: Buffer, landing: Buffer, after: staging.After) -> Stages:
+    def _crossing(self, call: Call, given: Buffer, received: Buffer, after: staging.After) -> Stages:
         """A message for each neighbour, from where the block lies to where it is to lie."""
         mpi, tag, _ = channel(self)
         apart, messages = watching(mpi), self.devices.messages
@@ -273,19 +273,19 @@ class Topology(Communicator):
         def part(verb: str, look: Buffer, peer: int) -> Stages:
             one = Call(self, verb, peer=peer, tag=tag)
             one.look, one.after = look, after
-            moment = messages.begin(look, "down" if verb == "send" else "up")
+            event = messages.begin(look, "down" if verb == "send" else "up")
             move = messages.pass_on if verb == "send" else messages.take_in
 
             def stages() -> Stages:
                 try:
-                    yield from move(one, look, moment, apart)
+                    yield from move(one, look, event, apart)
                 except HpcommError as error:  # once all the others are through
                     error.where = where(call.verb, self)
                     errors.append(error)
 
             return stages()
 
-        comes = _blocks(landing, len(self.sources), call.count)
+        comes = _blocks(received, len(self.sources), call.count)
         goes = _blocks(given, given.size // call.count, call.count)
         goes *= len(self.destinations) if call.verb == "neighbour_all_gather" else 1
         parts = [
@@ -330,7 +330,7 @@ class Topology(Communicator):
             if type(made) is DevicePayload:
                 packed_parts[i], more = device_payload.load(self, made, [rank])
                 moving += more
-        pieces = [_letter(made) for made in packed_parts]
+        pieces = [_eager_message(made) for made in packed_parts]
         try:
             inboxes = self._posted(pieces)
         except MPI.Exception as error:
@@ -357,8 +357,8 @@ class Topology(Communicator):
         mpi: Any = self.mpi_handle
         mpi.Neighbor_alltoall([lengths, 1, MPI.INT64_T], [coming, 1, MPI.INT64_T])
         inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
-        with _Scattered(pieces) as going, _Scattered(inboxes) as landing:
-            mpi.Neighbor_alltoallw(going.spec, landing.spec)
+        with _Scattered(pieces) as going, _Scattered(inboxes) as received:
+            mpi.Neighbor_alltoallw(going.spec, received.spec)
         return inboxes
 
 
@@ -369,11 +369,11 @@ def _on_host(look: Buffer) -> Buffer:
     return made
 
 
-def _ends(call: Call, given: Buffer, landing: Buffer) -> tuple[Spec, Spec]:
+def _ends(call: Call, given: Buffer, received: Buffer) -> tuple[Spec, Spec]:
     """What MPI is told of both arrays."""
     count, dtype = call.count, call.look.dtype
     packed = np.ascontiguousarray(given.array)
-    return transport.spec(packed, count, dtype), transport.spec(landing.array, count, dtype)
+    return transport.spec(packed, count, dtype), transport.spec(received.array, count, dtype)
 
 
 def _blocks(look: Buffer, n: int, count: int) -> list[Buffer]:
@@ -390,21 +390,21 @@ def _blocks(look: Buffer, n: int, count: int) -> list[Buffer]:
     return [buffer.Buffer(flat[i], look.dtype, look.make, look.give) for i in range(n)]
 
 
-def _zero(landing: Buffer, i: int, after: staging.After) -> None:
+def _zero(received: Buffer, i: int, after: staging.After) -> None:
     """Fill block i with zeros, on a device in its library's current stream."""
-    place = landing.place
+    place = received.place
     if place is None:
-        set_zero(landing.array[i : i + 1])
+        set_zero(received.array[i : i + 1])
     elif place.make is not None:  # a library whose arrays can be indexed
         set_zero(place.array[i : i + 1])
         there = staging.station(place.device)
         after.leave(there, place.stream(), place)
     else:
-        block = _blocks(landing, landing.shape[0], math.prod(landing.shape[1:]))[i]
-        host_copy.Landing(block).fill(np.zeros(block.shape, block.dtype.storage), after)
+        block = _blocks(received, received.shape[0], math.prod(received.shape[1:]))[i]
+        host_copy.Upload(block).fill(np.zeros(block.shape, block.dtype.storage), after)
 
 
-def _letter(made: Payload) -> NDArray[np.uint8]:
+def _eager_message(made: Payload) -> NDArray[np.uint8]:
     """A payload as flat bytes: the number of its blocks, their lengths, the blocks."""
     blocks = [np.frombuffer(block, np.uint8) for block in made.blocks]
     lengths = np.array([len(blocks), *(block.nbytes for block in blocks)], np.int64)

@@ -324,19 +324,19 @@ def reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum", root: 
             "lor", "band", "bor", "bxor", or Python's sum, min, max, any and all; of pairs (value, place),
             "minloc" and "maxloc".
     """
-    fold, refused = _python_op(op)
+    reduce, refused = _python_op(op)
     got: list[T] | None = _gather(comm, obj, root, False, refused)
-    return None if got is None else _fold(comm, fold, got)
+    return None if got is None else _reduce(comm, reduce, got)
 
 
 def all_reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum") -> T:
     """Reduce the objects of all ranks in rank order on every rank; op as reduce_object has it."""
-    fold, refused = _python_op(op)
+    reduce, refused = _python_op(op)
     got: list[T] = _all_gather(comm, obj, False, refused)
-    return _fold(comm, fold, got)
+    return _reduce(comm, reduce, got)
 
 
-def _fold(comm: Communicator, op: Callable[[T, T], T], objs: list[T]) -> T:
+def _reduce(comm: Communicator, op: Callable[[T, T], T], objs: list[T]) -> T:
     """Reduce in rank order; op may change its first argument, so this rank's own object is copied."""
     rank = own_place(comm)
     if rank >= 0:
@@ -363,7 +363,7 @@ def _python_op(op: object) -> tuple[Callable[[T, T], T], UsageError | None]:
         "minloc": min,
         "maxloc": lambda a, b: a if (a[0], b[1]) > (b[0], a[1]) else b,  # of equal values the first place
     }
-    op = (reduction.folder(op) if callable(op) else None) or op
+    op = (reduction.name_of_function(op) if callable(op) else None) or op
     if callable(op):
         return op, None
     if isinstance(op, str) and op in known:

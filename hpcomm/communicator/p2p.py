@@ -425,7 +425,7 @@ def receive_into(
     status = Status() if status is None else status
     if device_calls is None and source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, tag):
         return in_order(comm, recv_behind(comm, look, source, tag, status), source, tag, status, async_op)
-    landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
+    received = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
 
     def finish(seen: MPI.Status | None) -> Any:
         assert seen is not None
@@ -434,14 +434,14 @@ def receive_into(
                 comm.message_kinds.sure(look.dtype).match("recv", look, seen.source, seen.tag)
             transport.check_length(comm, "recv", seen, look.nbytes)
             remember_receive(comm, out, look.dtype, source)
-            if landing is not look.array:
-                look.array[...] = landing
+            if received is not look.array:
+                look.array[...] = received
         fill(status, seen)
         return look.give()
 
     call = Call(comm, "recv", peer=source, tag=tag)
     call.recv = guarded_receive.guarded(
-        transport.spec(landing, look.array.size, look.dtype), guarded_receive.most(comm, not async_op)
+        transport.spec(received, look.array.size, look.dtype), guarded_receive.most(comm, not async_op)
     )
     call.finish = finish
     call.look = look

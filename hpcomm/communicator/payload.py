@@ -55,8 +55,8 @@ __all__ = [
     "tag_of",
 ]
 
-_LEAST_CARD = 128  # of so many ranks that such cards of all would be more than
-_CARDS = 1 << 20  # bytes, as long as that is possible
+_LEAST_HEADER = 128  # of so many ranks that such headers of all would be more than
+_HEADERS = 1 << 20  # bytes, as long as that is possible
 _PIECE = 1 << 30  # bytes of the largest single MPI message
 _ALIGN = 64
 _HEAD = struct.Struct("<qq")  # number of blocks, tag of the parts (-1: everything is here)
@@ -166,7 +166,7 @@ def lengths_after(headers: Any, at: int) -> tuple[int, tuple[int, ...]]:
 
 def room(ranks: int) -> int:
     """Bytes of a header in collectives of so many ranks, each of which may get one of every other."""
-    return HEADER if ranks * HEADER <= _CARDS else max(_LEAST_CARD, _CARDS // ranks // _ALIGN * _ALIGN)
+    return HEADER if ranks * HEADER <= _HEADERS else max(_LEAST_HEADER, _HEADERS // ranks // _ALIGN * _ALIGN)
 
 
 def header_of(packed: Payload, nbytes: int = HEADER) -> tuple[bytearray, int]:

@@ -102,7 +102,7 @@ def isend(comm: Communicator, packed: Payload, dest: int, tag: int) -> Stages:
     yield [first, *(comm.block_channel.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts), *moving]
 
 
-_desks: list[memoryview] = []  # where incoming messages are received; more than one where threads receive
+_buffers: list[memoryview] = []  # where incoming messages are received; more than one where threads receive
 
 
 def receive(comm: Communicator, source: int, tag: int) -> tuple[Payload | None, MPI.Status]:
@@ -113,15 +113,15 @@ def receive(comm: Communicator, source: int, tag: int) -> tuple[Payload | None, 
         got: tuple[Payload | None, MPI.Status] = coming.wait()
         return got
     try:
-        desk = _desks.pop()
+        buffer = _buffers.pop()
     except IndexError:
-        desk = memoryview(bytearray(EAGER_OBJECT))
+        buffer = memoryview(bytearray(EAGER_OBJECT))
     status = MPI.Status()
-    comm.object_comm.Recv((desk, MPI.BYTE), source, tag, status)  # quicker than to ask for its length first
+    comm.object_comm.Recv((buffer, MPI.BYTE), source, tag, status)  # quicker than to ask for its length first
     if source == MPI.PROC_NULL:
         return None, status
-    header = bytearray(desk[: status.count])
-    _desks.append(desk)
+    header = bytearray(buffer[: status.count])
+    _buffers.append(buffer)
     if (alone := only_block(memoryview(header))) is not None:
         return Payload.of([alone]), status
     source = status.source
@@ -187,7 +187,7 @@ def _room(comm: Communicator) -> int:
     return room(max(comm.size, comm.remote_size))
 
 
-def _cards(comm: Communicator, nbytes: int) -> bytearray:
+def _headers(comm: Communicator, nbytes: int) -> bytearray:
     """Room for a header of each rank, those of the other group if there are two."""
     return bytearray(nbytes * (comm.remote_size if comm.is_inter else comm.size))
 
@@ -263,7 +263,7 @@ def gather(comm: Communicator, packed: Payload, root: int, blocking: bool) -> St
     assert going is not None
     nbytes = _room(comm)
     header, tag = header_of(going, nbytes)
-    headers = _cards(comm, nbytes) if is_root else None
+    headers = _headers(comm, nbytes) if is_root else None
     yield from _collective(
         mpi,
         "Gather",
@@ -290,7 +290,7 @@ def all_gather(comm: Communicator, packed: Payload, blocking: bool) -> Stages:
     [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
     assert going is not None
     header, tag = header_of(going, nbytes)
-    headers, is_large = _cards(comm, nbytes), is_many(comm)
+    headers, is_large = _headers(comm, nbytes), is_many(comm)
     if is_large and not comm.is_inter:
         name_tag(header)
     number = next(comm.call_numbers) & _NUMBERS if is_large else -1  # calls begin in one order everywhere
@@ -379,7 +379,7 @@ def all_to_all(comm: Communicator, packed_parts: Sequence[Payload], blocking: bo
     mpi, nbytes = comm.object_comm, _room(comm)
     going, moving = _loaded(comm, packed_parts, _each_partner(comm))
     made = [header_of(packed, nbytes) for packed in going if packed is not None]
-    headers = _cards(comm, nbytes)
+    headers = _headers(comm, nbytes)
     joined = b"".join(bytes(c) for c, _ in made)
     name = transport.function_of(comm, "all_to_all")
     yield from _collective(mpi, name, blocking, [joined, nbytes, MPI.BYTE], [headers, nbytes, MPI.BYTE])

@@ -53,7 +53,7 @@ class Plan(Generic[T_co]):
     own travels instead, filled at each start or emptied at each wait; explain() says so.
     """
 
-    _onboard: list[Any] | None = None
+    _started: list[Any] | None = None
     _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
     waits_for: tuple[Communicator, int | None, int] | None = None  # see Request
 
@@ -64,7 +64,7 @@ class Plan(Generic[T_co]):
         self._state = _State(call, self.waits_for)
         if call.after is not None:  # on devices nothing is prepared but the call itself
             requests: list[Any] = []  # the one under way
-            self._onboard = requests
+            self._started = requests
             self._prepared: Sequence[Any] = [call]
             self._begin: Any = lambda: requests.append(transport.start(call))
             self._fill, self._complete = None, 0
@@ -108,9 +108,9 @@ class Plan(Generic[T_co]):
             raise UsageError(
                 f"the plan of {self._call} was not started", hint="plan.start(), or plan()"
             ).located("plan", self._comm)
-        if self._onboard is not None:
-            result: T_co = self._onboard[0].wait(timeout)
-            self._onboard.clear()
+        if self._started is not None:
+            result: T_co = self._started[0].wait(timeout)
+            self._started.clear()
             self._state.is_under_way = False
             return result
         status = self._status if self._receives else None
@@ -142,7 +142,7 @@ class Plan(Generic[T_co]):
         """Give MPI's persistent requests back; waits for a call under way. A second close does nothing."""
         if self.is_under_way:
             self.wait()
-        for request in self._prepared if self._onboard is None else ():
+        for request in self._prepared if self._started is None else ():
             request.Free()
         self._prepared = []
 
@@ -168,7 +168,7 @@ class Plan(Generic[T_co]):
         if self._call.prepare is not None:
             name = self._prepared[0].name
             return f"{self._call}: own schedule {name}, rounds of persistent MPI, from memory of its own"
-        if self._onboard is not None:
+        if self._started is not None:
             return f"{self._call}: {self._comm.devices.explain(self._call)}"
         return f"{self._call}: persistent MPI ({len(self._prepared)} request), {self._way()}"
 
@@ -195,7 +195,7 @@ class Plan(Generic[T_co]):
         return f"<Plan {self.explain()}>"
 
     def __del__(self) -> None:
-        if self._onboard is not None or not self.is_under_way or sys.is_finalizing():
+        if self._started is not None or not self.is_under_way or sys.is_finalizing():
             return
         abandon(self._prepared, self._call)
         self._comm.outstanding.begin(_never_over())
@@ -444,7 +444,7 @@ def _collective(comm: Communicator, call: Call) -> Plan[Any]:
         if call.settle is not None:
             call.settle()
         leave()
-    if made._onboard is None:
+    if made._started is None:
         made._leave = leave
     return made
 

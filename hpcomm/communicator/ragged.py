@@ -341,7 +341,7 @@ def encode(x: object) -> Payload:
     name = _described(look.array.dtype) if look.dtype.kind == "o" else look.dtype.name
     torch = loaded("torch")
     library = "torch" if torch is not None and isinstance(x, torch.Tensor) else "numpy"
-    return _parcel(look.array, library, name)
+    return _payload(look.array, library, name)
 
 
 def _described(dtype: np.dtype[np.generic]) -> str:
@@ -352,7 +352,7 @@ def _described(dtype: np.dtype[np.generic]) -> str:
     return repr(descr)
 
 
-def _parcel(array: AnyArray, library: str, name: str) -> Payload:
+def _payload(array: AnyArray, library: str, name: str) -> Payload:
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return Payload(_description(array.shape, library, name), [flat])
 

@@ -87,7 +87,7 @@ def sendrecv(
         result: Array = receive_into(comm, out, recv, source, recvtag, status, False)
         request.wait()
         return result
-    landing = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
+    received = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
     seen = MPI.Status()
     call = Call(comm, "sendrecv")
     call.look = look
@@ -97,7 +97,7 @@ def sendrecv(
         comm.message_kinds.noted(look.dtype).note("sendrecv", look, dest, sendtag)
     part = transport.message(packed, look.array.size, look.dtype)
     into = guarded_receive.guarded(
-        transport.message(landing, recv.array.size, recv.dtype), guarded_receive.most(comm, True)
+        transport.message(received, recv.array.size, recv.dtype), guarded_receive.most(comm, True)
     )
     try:
         transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, recvtag, seen, packed)
@@ -108,8 +108,8 @@ def sendrecv(
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
     remember_send(comm, x, look.dtype, dest)
     remember_receive(comm, out, recv.dtype, source)
-    if landing is not recv.array and source != MPI.PROC_NULL:
-        recv.array[...] = landing
+    if received is not recv.array and source != MPI.PROC_NULL:
+        recv.array[...] = received
     fill(status, seen)
     for observer in comm.observers:
         observer.after(call)

@@ -107,11 +107,11 @@ class Cart(Topology):
         """On rings of one or two ranks both neighbours are one, and Open MPI 5.0 mixes up their blocks."""
         if not any(ring and n < 3 for ring, n in zip(self.periodic, self.shape, strict=True)):
             return super()._begun(name, ends)
-        (out, count, kind), (landing, _, _) = ends
+        (out, count, kind), (received, _, _) = ends
         mpi, number, _ = channel(self)
         places = range(len(self.sources))
         ours = out.reshape(len(places), -1) if name.endswith("alltoall") else [out] * len(places)
-        theirs = landing.reshape(len(places), -1)
+        theirs = received.reshape(len(places), -1)
         # what goes out at place i comes in at the place of the other direction, in the order of places
         return [
             *(mpi.Irecv([theirs[i], count, kind], self.sources[i], number) for i in places),

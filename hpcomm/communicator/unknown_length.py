@@ -54,11 +54,11 @@ def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status:
     if nbytes != look.nbytes:
         arrival.message.Recv(bytearray(nbytes))
         transport.check_length(comm, "recv", arrival.status, look.nbytes)
-    landing = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
-    arrival.message.Recv(transport.message(landing, look.array.size, look.dtype))
+    received = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
+    arrival.message.Recv(transport.message(received, look.array.size, look.dtype))
     _match(comm, look, arrival)
-    if landing is not look.array:
-        look.array[...] = landing
+    if received is not look.array:
+        look.array[...] = received
     fill(status, arrival.status)
     return look.give()
 

@@ -30,7 +30,7 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["NAMES", "Op", "Reduction", "check_whole", "counted", "folder", "premul_sum", "resolve"]
+__all__ = ["NAMES", "Op", "Reduction", "check_whole", "counted", "name_of_function", "premul_sum", "resolve"]
 
 NAMES = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
 _MPI = {"sum": "SUM", "avg": "SUM", "premul_sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX",
@@ -41,7 +41,7 @@ _OTHER_WORDS = {"mean": "avg", "average": "avg", "add": "sum", "mul": "prod", "p
                 "minimum": "min", "maximum": "max", "and": "land", "all": "land", "or": "lor", "any": "lor",
                 "xor": "bxor"}  # fmt: skip
 # Functions that reduce one array, of which f(a, b) means something else, or nothing: by module, and meant
-_FOLDERS = {
+_FUNCTIONS = {
     "builtins": {"sum": "sum", "min": "min", "max": "max", "any": "lor", "all": "land"},
     "math": {"prod": "prod", "fsum": "sum"},
     "statistics": {"mean": "avg", "fmean": "avg"},
@@ -53,7 +53,7 @@ _FOLDERS = {
 _MOST = 2**63 - 1  # of an int
 _FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE")
 _NARROW = ("INT8_T", "UINT8_T", "INT16_T", "UINT16_T")
-FOLD_CODE = 31  # code of every operator that MPI does not know by name
+OTHER_CODE = 31  # code of every operator that MPI does not know by name
 
 
 class Op(NamedTuple):
@@ -75,7 +75,7 @@ class Reduction(NamedTuple):
     """An operator on a dtype.
 
     code: the same small number on all ranks that mean the same
-    mpi_op, mpi_type: names of MPI's operator and of the element type that travels; mpi_op None: fold here
+    mpi_op, mpi_type: names of MPI's operator and of the element type that travels; mpi_op None: reduce here
     widen: storage array -> contiguous array that travels, or None: x itself can
     narrow: (travelled array, number of ranks) -> storage array; None: nothing to do
     finish: (storage array, number of ranks), changes it in place; None: nothing to do
@@ -90,7 +90,7 @@ class Reduction(NamedTuple):
     finish: Callable[[Array, int], None] | None = None
 
     @property
-    def fold(self) -> Callable[[Any, Any], Any] | None:
+    def function(self) -> Callable[[Any, Any], Any] | None:
         return self.op.function
 
     def mpi(self) -> Any:
@@ -165,14 +165,14 @@ def named(op: Op) -> Op:
     if module.startswith("torch"):
         return _from_torch(op)
     if callable(op):
-        known = folder(op)
+        known = name_of_function(op)
         return Op(known) if known else Op(getattr(op, "__name__", "function"), function=op)
     raise UsageError(f"op is a {type(op).__name__}", hint="a name such as 'sum', or a function f(a, b)")
 
 
-def folder(op: Callable[..., object]) -> str | None:
+def name_of_function(op: Callable[..., object]) -> str | None:
     """The name of the operator that a function such as Python's sum reduces by; None: it may take a and b."""
-    for module, names in _FOLDERS.items():
+    for module, names in _FUNCTIONS.items():
         word = names.get(getattr(op, "__name__", ""))
         if word is not None and op is getattr(sys.modules.get(module), op.__name__, None):
             return word
@@ -207,13 +207,13 @@ def _from_torch(op: Op) -> Op:
 
 def _on(op: Op, dtype: Dtype) -> Reduction:
     if op.function is not None:
-        return Reduction(op, FOLD_CODE, None, "")
+        return Reduction(op, OTHER_CODE, None, "")
     if op.mpi is not None:
         if dtype.mpi is None:
             raise DtypeError(
                 f"MPI has no type for {dtype}, so an MPI.Op cannot reduce it", hint="a function f(a, b) as op"
             )
-        return Reduction(op, FOLD_CODE, op.mpi, dtype.mpi)
+        return Reduction(op, OTHER_CODE, op.mpi, dtype.mpi)
     if op.factor is not None:
         return _premultiplied(op, dtype)
     return _known(op.name, dtype)
@@ -256,13 +256,13 @@ def _keeping_nan(name: str) -> MPI.Op:
 
     MPI's own compare, so that the last rank's value counts, or the first's, and each rank may get another.
     """
-    fold = {"MIN": np.minimum, "MAX": np.maximum}[name]
+    reduce = {"MIN": np.minimum, "MAX": np.maximum}[name]
     dtypes_by_size = {np.dtype(char).itemsize: np.dtype(char) for char in "gdf"}
 
-    def call(given: Any, folded: Any, kind: MPI.Datatype) -> None:
+    def call(given: Any, reduced: Any, kind: MPI.Datatype) -> None:
         dtype = dtypes_by_size[kind.size]
-        out = np.frombuffer(folded, dtype)
-        fold(np.frombuffer(given, dtype), out, out=out)
+        out = np.frombuffer(reduced, dtype)
+        reduce(np.frombuffer(given, dtype), out, out=out)
 
     return MPI.Op.Create(call, commute=True)
 
@@ -276,9 +276,9 @@ def _wrapping_sum() -> MPI.Op:
     # signed ones have the same bits
     dtypes_by_size: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("u2")}
 
-    def call(given: Any, folded: Any, kind: MPI.Datatype) -> None:
+    def call(given: Any, reduced: Any, kind: MPI.Datatype) -> None:
         dtype = dtypes_by_size[kind.size]
-        out = np.frombuffer(folded, dtype)
+        out = np.frombuffer(reduced, dtype)
         np.add(np.frombuffer(given, dtype), out, out=out)
 
     return MPI.Op.Create(call, commute=True)
@@ -327,8 +327,8 @@ def _bytes_of(x: Array) -> Array:
     return np.ascontiguousarray(x).view(np.uint8)
 
 
-def _bools_of(folded: Array, ranks: int) -> Array:
-    return folded.view(np.bool_)
+def _bools_of(reduced: Array, ranks: int) -> Array:
+    return reduced.view(np.bool_)
 
 
 def _truth_of(dtype: Dtype) -> Callable[[Array], Array]:
@@ -339,7 +339,7 @@ def _truth_of(dtype: Dtype) -> Callable[[Array], Array]:
 
 def _truth_to(dtype: Dtype) -> Callable[[Array, int], Array]:
     one = 1 if dtype.kind != "h" else {"float16": 0x3C00, "bfloat16": 0x3F80}[dtype.name]
-    return lambda folded, ranks: folded.astype(dtype.storage) * np.dtype(dtype.storage).type(one)
+    return lambda reduced, ranks: reduced.astype(dtype.storage) * np.dtype(dtype.storage).type(one)
 
 
 def _widen(dtype: Dtype) -> Callable[[Array], Array]:
@@ -347,20 +347,20 @@ def _widen(dtype: Dtype) -> Callable[[Array], Array]:
 
 
 def _narrow(dtype: Dtype, average: bool) -> Callable[[Array, int], Array]:
-    def averaged(folded: Array, ranks: int) -> Array:
+    def averaged(reduced: Array, ranks: int) -> Array:
         with np.errstate(all="ignore"):
-            return dtypes.narrow(np.divide(folded, np.float32(ranks)), dtype)
+            return dtypes.narrow(np.divide(reduced, np.float32(ranks)), dtype)
 
-    return averaged if average else lambda folded, ranks: dtypes.narrow(folded, dtype)
+    return averaged if average else lambda reduced, ranks: dtypes.narrow(reduced, dtype)
 
 
-def _divide(folded: Array, ranks: int) -> None:
+def _divide(reduced: Array, ranks: int) -> None:
     with np.errstate(all="ignore"):  # who raised here would leave the others waiting
-        if folded.dtype.kind == "c":  # dividing by a complex number rounds more often
-            folded.real /= ranks
-            folded.imag /= ranks
+        if reduced.dtype.kind == "c":  # dividing by a complex number rounds more often
+            reduced.real /= ranks
+            reduced.imag /= ranks
         else:
-            np.divide(folded, ranks, out=folded)
+            np.divide(reduced, ranks, out=reduced)
 
 
 def identity(op: Op, dtype: Dtype) -> Any:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .arrays import Place
     from .driver import Device
 
-__all__ = ["FOLDS", "CuPy", "Kernels", "Torch", "kernels"]
+__all__ = ["FUNCTIONS", "CuPy", "Kernels", "Torch", "kernels"]
 
-FOLDS = {
+FUNCTIONS = {
     "SUM": "add", "PROD": "multiply", "MIN": "minimum", "MAX": "maximum", "BAND": "bitwise_and",
     "BOR": "bitwise_or", "BXOR": "bitwise_xor",
 }  # fmt: skip  # MPI's word -> that of numpy, CuPy and torch
@@ -38,7 +38,7 @@ class Kernels(Protocol):
 
     def on(self, stream: int) -> AbstractContextManager[object]: ...
     def view(self, address: int, count: int, dtype: Dtype) -> Any: ...
-    def fold(self, op: str, a: object, b: object, out: object) -> None: ...
+    def reduce(self, op: str, a: object, b: object, out: object) -> None: ...
     def convert(self, source: object, target: object) -> None: ...
     def truth(self, source: object, target: object) -> None: ...  # 1 where source is not 0, into uint8
     def scale(self, x: object, factor: object) -> None: ...  # factor: of numpy's type for the elements
@@ -52,8 +52,8 @@ class _Named:
     name: str
     library: Any
 
-    def fold(self, op: str, a: object, b: object, out: object) -> None:
-        getattr(self.library, FOLDS[op])(a, b, out=out)
+    def reduce(self, op: str, a: object, b: object, out: object) -> None:
+        getattr(self.library, FUNCTIONS[op])(a, b, out=out)
 
     def scale(self, x: object, factor: object) -> None:
         self.library.multiply(x, factor, out=x)

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..core import dtypes
 from ..core.dtypes import Dtype
-from .kernels import FOLDS
+from .kernels import FUNCTIONS
 from .modelled import Model
 from .queues import Work
 
@@ -211,8 +211,8 @@ class ModelKernels:
     def view(self, address: int, count: int, dtype: Dtype) -> _View:
         return _View(address, (count,), dtype)
 
-    def fold(self, op: str, a: _View, b: _View, out: _View) -> None:
-        function = getattr(np, FOLDS[op])
+    def reduce(self, op: str, a: _View, b: _View, out: _View) -> None:
+        function = getattr(np, FUNCTIONS[op])
         x, y, z = (each._on_host()[0] for each in (a, b, out))
         out._work(lambda: function(x, y, out=z), (a, b))
 

@@ -132,13 +132,13 @@ class Group:
         own = work + self.rank * block
         if op is not None:
             name = _PARTS.get(dtype.name, dtype.name)
-            n, kind, fold = count * (1 + (name != dtype.name)), DTYPES[name], OPS[op]
+            n, kind, reduce = count * (1 + (name != dtype.name)), DTYPES[name], OPS[op]
             if verb == "all_reduce":
-                self._call("ncclAllReduce", work, work, n, kind, fold, *there)
+                self._call("ncclAllReduce", work, work, n, kind, reduce, *there)
             elif verb == "reduce":
-                self._call("ncclReduce", work, work, n, kind, fold, root, *there)
+                self._call("ncclReduce", work, work, n, kind, reduce, root, *there)
             else:
-                self._call("ncclReduceScatter", work, own, n, kind, fold, *there)
+                self._call("ncclReduceScatter", work, own, n, kind, reduce, *there)
         elif verb == "broadcast":
             self._call("ncclBroadcast", work, work, block, _BYTES, root, *there)
         elif verb == "all_gather":

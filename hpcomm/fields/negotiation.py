@@ -28,7 +28,8 @@ else:
 
 __all__ = ["Capabilities", "agreed"]
 
-_ALONE, _ABOARD, _NEAR = 1, 2, 4  # bits of a wish: views as messages of their own, on a device, by a channel
+# Bits of a wish: views as messages of their own, on a device, by a channel:
+_ALONE, _ON_DEVICE, _BY_CHANNEL = 1, 2, 4
 _WISH = struct.Struct("=qq")  # bits, bytes of the message
 _PLACE = struct.Struct("=Q")  # of a channel; 0: there was no room
 
@@ -80,14 +81,14 @@ def agreed(
     heard = _traded(mpi, tag, me, mine, wishes, _WISH.size)
     theirs = {pair: _WISH.unpack(wish) for pair, wish in heard.items()}
     both = {pair: flags & theirs[pair][0] for pair, (flags, _) in wishes.items()}
-    near_pairs = [pair for pair, flags in both.items() if flags & _NEAR]
+    near_pairs = [pair for pair, flags in both.items() if flags & _BY_CHANNEL]
     laid = {pair: reserved(wishes[pair][1]) for pair in near_pairs if pair[0] == me}
     told = {pair: _PLACE.pack(at) for pair, at in laid.items()}
     places = _traded(mpi, tag, me, told, [pair for pair in near_pairs if pair[1] == me], _PLACE.size)
     found = {pair: _PLACE.unpack(place)[0] for pair, place in places.items()}
     terms = Capabilities(
         {pair for pair, flags in both.items() if flags & _ALONE},
-        {pair for pair, (flags, _) in wishes.items() if (flags | theirs[pair][0]) & _ABOARD},
+        {pair for pair, (flags, _) in wishes.items() if (flags | theirs[pair][0]) & _ON_DEVICE},
         {dest: attached(at, comm, dest, verb) for (_, dest), at in laid.items() if at},
         {source: attached(at, comm, source, verb) for (source, _), at in found.items() if at},
     )
@@ -105,9 +106,9 @@ def _wish(views: Sequence[View], sending: bool, is_near: bool) -> tuple[int, int
     """How this end would have views sent, or gets them, and their bytes."""
     nbytes = sum(count(view) * view.dtype.itemsize for view in views)
     if any(map(on_device, views)):
-        return _ABOARD, nbytes
+        return _ON_DEVICE, nbytes
     goes = is_near and (not sending or (nbytes <= CHANNEL_MOST and not is_scattered(views)))
-    return (_ALONE if alone(views, sending) else 0) | (_NEAR if goes else 0), nbytes
+    return (_ALONE if alone(views, sending) else 0) | (_BY_CHANNEL if goes else 0), nbytes
 
 
 def _traded(

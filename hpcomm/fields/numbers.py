@@ -105,10 +105,10 @@ class Numbers(Part):
         wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
         return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
 
-    def _local(self, fold: Callable[[Any], Any], nothing: complex) -> Any:
+    def _local(self, reduce: Callable[[Any], Any], nothing: complex) -> Any:
         self.check_whole("reduction")
         wide = self._wide()
-        return fold(wide) if self.is_first and wide.size else wide.dtype.type(nothing)
+        return reduce(wide) if self.is_first and wide.size else wide.dtype.type(nothing)
 
 
 def _bound(dtype: np.dtype[np.generic], high: bool) -> float:

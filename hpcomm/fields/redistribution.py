@@ -84,7 +84,7 @@ class Redistribution:
         except HpcommError as error:
             raise error.located("redistribution", comm) from None
         self._tag = channel(comm).number
-        self._aboard: Any = None  # known from the first call on
+        self._device_side: Any = None  # known from the first call on
         self._last: tuple[Any, Any, Exchange] | None = None  # looks at x and out
         self._repeated: tuple[Any, Any, Exchange] | None = None  # the user's own x and out of the last call
 
@@ -221,8 +221,8 @@ class Redistribution:
             for p in self._route.receives
         ]
         add = [i for i, p in enumerate(self._route.receives) if p.sum]
-        exchange = Exchange(self.comm, sends, receives, add, self._tag, self._aboard, "redistribution")
-        self._aboard = exchange.device_side
+        exchange = Exchange(self.comm, sends, receives, add, self._tag, self._device_side, "redistribution")
+        self._device_side = exchange.device_side
         self._last = (look, made, exchange)
         return exchange
 

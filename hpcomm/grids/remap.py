@@ -173,17 +173,19 @@ def weights_between(
     Raises:
         LayoutError, ConfigError: cells that are given lie over each other, or are too wide; on every rank.
     """
-    cards = comm.allgather(_Card.of(grid, points, is_giver, mapping))
-    source = next(card.grid for card in cards if card.is_giver)
-    boxes = [card.box for card in cards if not card.is_giver]
-    if mapping.startswith("cons") and any(card.is_cells for card in cards):
-        _check_widths(any(card.is_halved for card in cards), "connect")
-    margin = max(card.reach for card in cards) if mapping != "nearest" else max(c.reach for c in cards) / 2
-    scale = _scale(grid, *(end for card in cards if card.is_giver for end in card.box))
+    entries = comm.allgather(_Entry.of(grid, points, is_giver, mapping))
+    source = next(entry.grid for entry in entries if entry.is_giver)
+    boxes = [entry.box for entry in entries if not entry.is_giver]
+    if mapping.startswith("cons") and any(entry.is_cells for entry in entries):
+        _check_widths(any(entry.is_halved for entry in entries), "connect")
+    margin = (
+        max(entry.reach for entry in entries) if mapping != "nearest" else max(c.reach for c in entries) / 2
+    )
+    scale = _scale(grid, *(end for entry in entries if entry.is_giver for end in entry.box))
     shapes = _shapes(grid, points, mapping) if is_giver else np.empty((0, 1, 3))
     found = None
     while True:
-        got = _nearby(comm, cards, boxes, points, shapes, margin)
+        got = _nearby(comm, entries, boxes, points, shapes, margin)
         if not is_giver:
             mapper = _Mapper(source, grid, points, mapping, neighbours, scale)
             found = mapper.weights(*got) if len(got[0]) else None
@@ -200,7 +202,7 @@ def weights_between(
 
 
 @dataclass
-class _Card:
+class _Entry:
     """What a rank says of its part: the box around its points, and how far mappings reach from them."""
 
     is_giver: bool
@@ -211,7 +213,7 @@ class _Card:
     is_halved: bool
 
     @classmethod
-    def of(cls, grid: Grid, points: Indices, is_giver: bool, mapping: str) -> _Card:
+    def of(cls, grid: Grid, points: Indices, is_giver: bool, mapping: str) -> _Entry:
         kept = grid if is_giver and isinstance(grid, Rectangles) else None
         kind = grid.kind == "cells", _is_halved(grid)
         if not len(points):
@@ -239,22 +241,22 @@ def _shapes(grid: Any, points: Indices, mapping: str) -> Array:
 
 def _nearby(
     comm: MPI.Intracomm,
-    cards: list[_Card],
+    entries: list[_Entry],
     boxes: list[tuple[Array, Array]],
     points: Indices,
     shapes: Array,
     margin: float,
 ) -> tuple[Indices, Array]:
     """The givers' points that lie within the margin of this taker's box, ascending."""
-    parcels: list[Any] = [None] * comm.size
-    mine = cards[comm.rank]
-    for rank, card in enumerate(cards):
-        if mine.is_giver and not card.is_giver:
-            low, high = card.box
+    parts: list[Any] = [None] * comm.size
+    mine = entries[comm.rank]
+    for rank, entry in enumerate(entries):
+        if mine.is_giver and not entry.is_giver:
+            low, high = entry.box
             x = shapes[:, 0]
             near = ((x >= low - margin) & (x <= high + margin)).all(axis=1)
-            parcels[rank] = (points[near], shapes[near])
-    got = [part for part in comm.alltoall(parcels) if part is not None and len(part[0])]
+            parts[rank] = (points[near], shapes[near])
+    got = [part for part in comm.alltoall(parts) if part is not None and len(part[0])]
     if not got:
         return np.empty(0, np.int64), shapes[:0]
     wide = max(form.shape[1] for _, form in got)  # some ranks' cells have more vertices than others'

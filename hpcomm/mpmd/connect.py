@@ -76,12 +76,12 @@ def _take_grid(field: Field, said: GridSpec, where: str) -> None:
 def described(gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]]) -> dict[str, object]:
     """What a program tells the others of its fields."""
     return {
-        "gives": {name: _card(field) for name, field in gives.items()},
-        "takes": {name: {**_card(field), "wish": asdict(wish)} for name, (field, wish) in takes.items()},
+        "gives": {name: _entry(field) for name, field in gives.items()},
+        "takes": {name: {**_entry(field), "wish": asdict(wish)} for name, (field, wish) in takes.items()},
     }
 
 
-def _card(field: Field) -> dict[str, object]:
+def _entry(field: Field) -> dict[str, object]:
     return {
         "dtype": field.dtype.str,
         "kind": field.kind.name,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["Card", "Roster", "check", "expected", "listed", "meet", "own_card"]
+__all__ = ["Entry", "Roster", "check", "expected", "listed", "meet", "own_entry"]
 
 NBYTES = 512  # of a line at most
 BLOCK = 256  # ranks that have a leader
@@ -50,7 +50,7 @@ _PAUSE_S = 0.01  # between two looks, at most
 _LAST_S = 0.3  # for a message to a rank that did not come: it may never end
 
 
-class Card(NamedTuple):
+class Entry(NamedTuple):
     """What a rank says of itself. kind: "hpcomm", or "plain" for a program that only speaks MPI."""
 
     name: str
@@ -60,7 +60,7 @@ class Card(NamedTuple):
     wants: str  # names of programs that it cannot do without, separated by commas
 
 
-def own_card(name: str, wants: Sequence[str]) -> Card:
+def own_entry(name: str, wants: Sequence[str]) -> Entry:
     """This process's description.
 
     Raises:
@@ -69,13 +69,13 @@ def own_card(name: str, wants: Sequence[str]) -> Card:
     given = sys.argv[0] if sys.argv else ""
     path = given if given in ("", "-c", "-") else str(Path(given).resolve())
     script = os.fsencode(path)[-160:].decode(errors="replace")
-    card = Card(name, "hpcomm", script, os.uname().nodename[:64], ",".join(wants))
-    card = card._replace(script="".join(" " if mark in "\t\n" else mark for mark in script))
-    if wants and len("\t".join(card).encode()) >= NBYTES - len("1000000-1000000/1\t"):
+    entry = Entry(name, "hpcomm", script, os.uname().nodename[:64], ",".join(wants))
+    entry = entry._replace(script="".join(" " if mark in "\t\n" else mark for mark in script))
+    if wants and len("\t".join(entry).encode()) >= NBYTES - len("1000000-1000000/1\t"):
         raise _error(
             f"the names of {len(wants)} peers are too long for one line", "shorter names, or fewer peers"
         )
-    return card
+    return entry
 
 
 class Roster:
@@ -111,15 +111,15 @@ class Roster:
             for run in _progressions(sorted({*chain.from_iterable(runs)}))
         )
 
-    def cards(self, members: Sequence[int]) -> list[Card | None]:
+    def entries(self, members: Sequence[int]) -> list[Entry | None]:
         """The descriptions of members, ascending; None for those who did not come."""
-        found: list[Card | None] = [None] * len(members)
+        found: list[Entry | None] = [None] * len(members)
         for said, runs in self.counted.items():
-            card = Card(*said.split("\t"))
+            entry = Entry(*said.split("\t"))
             for rank in chain.from_iterable(runs):
                 at = bisect_left(members, rank)
                 if at < len(members) and members[at] == rank:
-                    found[at] = card
+                    found[at] = entry
         return found
 
 
@@ -157,8 +157,8 @@ def expected(environ: Mapping[str, str], size: int) -> dict[str, range]:
 
 
 def meet(
-    world: MPI.Intracomm, members: Sequence[int], card: Card, timeout_s: float
-) -> tuple[Sequence[int], list[Card | None]]:
+    world: MPI.Intracomm, members: Sequence[int], entry: Entry, timeout_s: float
+) -> tuple[Sequence[int], list[Entry | None]]:
     """Ranks of the world, and their descriptions; None for those who did not come.
 
     These are all members (ascending), and every rank gets the same answer, at the latest some seconds after
@@ -171,23 +171,23 @@ def meet(
     below = [*(block[1:] if is_captain else ()), *(captains[1:] if rank == first else ())]
     above = None if rank == first else first if is_captain else block[0]
     whole = len(members) if above is None else len(block) if is_captain else 1
-    node = _Node(world, card, above, below, whole)
+    node = _Node(world, entry, above, below, whole)
     answer = node.meet(time.monotonic() + timeout_s)
     if answer is not None:
-        return members, answer.cards(members)
+        return members, answer.entries(members)
     asked = sorted({*block, *(captains if is_captain else ())})
-    return asked, node.ask_around(asked).cards(asked)
+    return asked, node.ask_around(asked).entries(asked)
 
 
 class _Node:
     """This rank among those that tell each other. above: whom it tells; below: whom it answers."""
 
     def __init__(
-        self, world: MPI.Intracomm, card: Card, above: int | None, below: Sequence[int], whole: int
+        self, world: MPI.Intracomm, entry: Entry, above: int | None, below: Sequence[int], whole: int
     ) -> None:
         self._world, self._above, self._below, self._whole = world, above, below, whole
         self._roster, self._fresh = Roster(), Roster()  # what is known, and what of it is still to be told
-        self._hear("\t".join([f"{world.rank}-{world.rank}/1", *card]))
+        self._hear("\t".join([f"{world.rank}-{world.rank}/1", *entry]))
         self._going: list[MPI.Request] = []
 
     def meet(self, deadline: float) -> Roster | None:
@@ -283,7 +283,7 @@ _left: list[MPI.Request] = []
 
 
 def check(
-    members: Sequence[int], cards: Sequence[Card | None], announced: Mapping[str, range], timeout_s: float
+    members: Sequence[int], entries: Sequence[Entry | None], announced: Mapping[str, range], timeout_s: float
 ) -> dict[str, list[int]]:
     """Programs and their ranks of the world, from descriptions that fit together.
 
@@ -293,9 +293,9 @@ def check(
     """
 
     def came() -> str:
-        return listed(members, cards)
+        return listed(members, entries)
 
-    absent = [rank for rank, card in zip(members, cards, strict=True) if card is None]
+    absent = [rank for rank, entry in zip(members, entries, strict=True) if entry is None]
     if absent:
         names = [name for name, ranks in announced.items() if set(ranks) & set(absent)]
         who = f"program {' and '.join(map(repr, names))} ({counted(absent)})" if names else counted(absent)
@@ -305,36 +305,36 @@ def check(
             " does not, join(timeout=) for one that comes late",
         )
     programs: dict[str, list[int]] = {}
-    first: dict[str, Card] = {}
-    said = _said(members, cards)
-    for card, ranks in said.items():
-        other = first.setdefault(card.name, card)
-        if not _is_same_script(card, other):
+    first: dict[str, Entry] = {}
+    said = _said(members, entries)
+    for entry, ranks in said.items():
+        other = first.setdefault(entry.name, entry)
+        if not _is_same_script(entry, other):
             raise _error(
-                f"two programs are called {card.name!r}: {other.script} and {card.script}.\n{came()}",
+                f"two programs are called {entry.name!r}: {other.script} and {entry.script}.\n{came()}",
                 "give each program a name of its own: hpcomm.join(NAME)",
             )
-        programs.setdefault(card.name, []).extend(ranks)
+        programs.setdefault(entry.name, []).extend(ranks)
     for name, ranks in programs.items():
         ranks.sort()
         _check_announced(name, ranks, announced, came)
-    for card in said:
-        for wanted in card.wants.split(",") if card.wants else ():
+    for entry in said:
+        for wanted in entry.wants.split(",") if entry.wants else ():
             if wanted not in programs:
-                raise missing(wanted, card.name, programs, came())
+                raise missing(wanted, entry.name, programs, came())
     return programs
 
 
-def _said(members: Sequence[int], cards: Sequence[Card | None]) -> dict[Card, list[int]]:
+def _said(members: Sequence[int], entries: Sequence[Entry | None]) -> dict[Entry, list[int]]:
     """The ranks that have the same description."""
-    found: dict[Card, list[int]] = {}
-    for rank, card in zip(members, cards, strict=True):
-        if card is not None:
-            found.setdefault(card, []).append(rank)
+    found: dict[Entry, list[int]] = {}
+    for rank, entry in zip(members, entries, strict=True):
+        if entry is not None:
+            found.setdefault(entry, []).append(rank)
     return found
 
 
-def _is_same_script(a: Card, b: Card) -> bool:
+def _is_same_script(a: Entry, b: Entry) -> bool:
     """Another host may keep it in another folder."""
     if a.host == b.host:
         return a.script == b.script
@@ -362,11 +362,11 @@ def missing(wanted: str, by: str, programs: Mapping[str, Sequence[int]], came: s
     return _error(f"{by!r} asks for a program {wanted!r}, which is not in this job.\n{came}", hint)
 
 
-def listed(members: Sequence[int], cards: Sequence[Any]) -> str:
+def listed(members: Sequence[int], entries: Sequence[Any]) -> str:
     """`  who came: ocean, ranks 0-1 (ocean.py on node1); ...`, a line for each program and host."""
     groups: dict[tuple[str, str, str], list[int]] = {}
-    for card, ranks in _said(members, cards).items():
-        groups.setdefault((card.name, card.script, card.host), []).extend(ranks)
+    for entry, ranks in _said(members, entries).items():
+        groups.setdefault((entry.name, entry.script, entry.host), []).extend(ranks)
     rows = [
         f"{name!r} {counted(ranks)} ({script} on {host})" for (name, script, host), ranks in groups.items()
     ]

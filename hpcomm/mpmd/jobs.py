@@ -75,8 +75,8 @@ def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link
     is_first = me.comm.rank == 0
     port = MPI.Open_port() if is_host and is_first else ""
     try:
-        card = {"hpcomm": 1, "name": me.name, "library": library, "programs": list(me.ranks), "port": port}
-        found: Any = meet(path, card, timeout_s, is_host=is_host) if is_first else None
+        entry = {"hpcomm": 1, "name": me.name, "library": library, "programs": list(me.ranks), "port": port}
+        found: Any = meet(path, entry, timeout_s, is_host=is_host) if is_first else None
         found = me.comm.broadcast_object(found)
         if isinstance(found, HpcommError):
             raise found
@@ -109,15 +109,15 @@ def _check(me: Program, verb: str, library: str) -> None:
 # -- the meeting, without MPI --------------------------------------------------------------------------
 
 
-def meet(path: Path, card: dict[str, object], timeout_s: float, *, is_host: bool) -> Meeting | HpcommError:
+def meet(path: Path, entry: dict[str, object], timeout_s: float, *, is_host: bool) -> Meeting | HpcommError:
     """Find the other program at path, or the error that every rank raises.
 
     Args:
-        card: what a job says of itself: name, library, programs of the job; of a host also MPI's port.
+        entry: what a job says of itself: name, library, programs of the job; of a host also MPI's port.
     """
     deadline = time.monotonic() + timeout_s
     try:
-        return _host(path, card, deadline) if is_host else _guest(path, card, deadline)
+        return _host(path, entry, deadline) if is_host else _guest(path, entry, deadline)
     except HpcommError as error:
         return error
     except OSError as error:
@@ -125,29 +125,29 @@ def meet(path: Path, card: dict[str, object], timeout_s: float, *, is_host: bool
         return ConfigError(f"no meeting at {path}: {error}", verb, "a folder that both jobs can write")
 
 
-def _host(path: Path, card: dict[str, Any], deadline: float) -> Meeting:
+def _host(path: Path, entry: dict[str, Any], deadline: float) -> Meeting:
     hello, answer = _beside(path)
     for old in (hello, answer):
         old.unlink(missing_ok=True)
-    _write(path, card)
+    _write(path, entry)
     try:
         late = f"nobody has connected at {path}", "accept", "start the other job, too"
         guest = _await(lambda: _read(hello), deadline, *late)
-        error = _why_not(card, guest)
+        error = _why_not(entry, guest)
         _write(answer, {"error": error})
     finally:
         path.unlink(missing_ok=True)
     if error:
         raise ConfigError(error, "accept", _FITTING)
-    return Meeting(guest["name"], card["port"])
+    return Meeting(guest["name"], entry["port"])
 
 
-def _guest(path: Path, card: dict[str, object], deadline: float) -> Meeting:
+def _guest(path: Path, entry: dict[str, object], deadline: float) -> Meeting:
     hello, answer = _beside(path)
     late = f"nobody accepts at {path}", "connect", "start the other job, too"
     host = _await(lambda: _read(path), deadline, *late)
     late = f"somebody else is connecting at {path}", "connect", "a path of its own for each pair of jobs"
-    _await(lambda: _write(hello, card, is_new=True), deadline, *late)
+    _await(lambda: _write(hello, entry, is_new=True), deadline, *late)
     try:
         late = f"{path} is there, but nobody answers", "connect", "remove it, if an earlier job has left it"
         error = _await(lambda: _read(answer), deadline, *late)["error"]

@@ -116,9 +116,9 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
             "join",
             "take that line out",
         )
-    members, cards = handshake.meet(world, members, handshake.own_card(name, wants), timeout)
-    programs = handshake.check(members, cards, announced, timeout)
-    kinds = {card.name: card.kind for card in cards if card is not None}
+    members, entries = handshake.meet(world, members, handshake.own_entry(name, wants), timeout)
+    programs = handshake.check(members, entries, announced, timeout)
+    kinds = {entry.name: entry.kind for entry in entries if entry is not None}
     full = [rank for other, ranks in programs.items() if kinds[other] == "hpcomm" for rank in ranks]
     mine = f"rank {programs[name].index(world.rank)} of '{name}'"
     others = " and ".join(f"'{other}'" for other in sorted(programs) if other != name)
@@ -128,7 +128,7 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
         everybody = _group(world, sorted(full), _FULL_TAG)
         runtime.start(everybody, mine)
         if others and everybody.rank == 0:
-            post_mortem.leave(handshake.listed(members, cards))
+            post_mortem.leave(handshake.listed(members, entries))
         if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
             runtime.count_hasty_exits()
         comm = adopt(_group(world, programs[name], _OWN_TAG), name, made=taken("world"))

@@ -1,4 +1,4 @@
-"""Native core: the module in C that moves, folds and waits, or why there is none."""
+"""Native core: the module in C that moves, reduces and waits, or why there is none."""
 
 from __future__ import annotations
 

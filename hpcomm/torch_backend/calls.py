@@ -73,10 +73,10 @@ def head_of(verb: str, op: Operator | None, dtype: object, root: int) -> int:
     """The head of a call's signature; refuses what the operator cannot do before any rank commits."""
     record = dtypes.from_torch(dtype)
     if op == "avg" and dtype in WHOLE:  # a Communicator has no such average
-        fold = reduction.resolve(op, dtypes.from_torch(torch.float64)).code
+        reduce = reduction.resolve(op, dtypes.from_torch(torch.float64)).code
     else:
-        fold = reduction.resolve(op, record).code if op is not None else 0
-    return head(verb, fold, record.code, root)
+        reduce = reduction.resolve(op, record).code if op is not None else 0
+    return head(verb, reduce, record.code, root)
 
 
 def words(verb: str, like: torch.Tensor | None, op: object, root: int) -> str:

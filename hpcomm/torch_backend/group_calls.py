@@ -246,13 +246,13 @@ def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor
     def run() -> None:
         stack = _stacked(inputs)
         stack = torch.stack([x.detach() for x in inputs]) if stack is None else stack
-        _fold_rows(comm, output, stack, op)
+        _reduce_rows(comm, output, stack, op)
 
     return run
 
 
-def _fold_rows(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Operator | None) -> None:
-    """Row r of x, of shape (size, ...), folded, into output of rank r."""
+def _reduce_rows(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Operator | None) -> None:
+    """Row r of x, of shape (size, ...), reduced, into output of rank r."""
     is_apart = x.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()  # FSDP reduces in place
     into = target(output) if is_apart else output.detach().new_empty(output.numel())
     comm.reduce_scatter(_rows(x, comm.size), op, out=into)
@@ -279,7 +279,7 @@ def reduce_scatter_into(comm: NetworkCollectives, output: Tensor, x: Tensor, op:
             f"{comm.size} x {output.numel()}"
         )
 
-    return _unpacking(lambda: _fold_rows(comm, output, x, op), output)
+    return _unpacking(lambda: _reduce_rows(comm, output, x, op), output)
 
 
 @staged("output", takes_devices=True)
@@ -320,10 +320,10 @@ def all_to_all_uneven(
 def all_to_all(comm: NetworkCollectives, outputs: list[Tensor], inputs: list[Tensor]) -> Run:
     def run() -> None:
         there = [out.numel() for out in outputs]
-        landing = outputs[0].new_empty(sum(there))
+        received = outputs[0].new_empty(sum(there))
         whole = torch.cat([flat_of(x) for x in inputs])
-        exchange(comm, landing, there, whole, [x.numel() for x in inputs])
-        for out, part in zip(outputs, landing.split(there), strict=True):
+        exchange(comm, received, there, whole, [x.numel() for x in inputs])
+        for out, part in zip(outputs, received.split(there), strict=True):
             out.data.copy_(part.view(out.shape))
 
     return run

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ..core.types import OPERATORS
     from .monitored_gate import MonitoredGate
 
-__all__ = ["FLOATS", "HALVES", "NO_CALL", "NetworkCollectives", "as_bits", "exchange", "folded"]
+__all__ = ["FLOATS", "HALVES", "NO_CALL", "NetworkCollectives", "as_bits", "exchange", "reduced"]
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, torch.float64)
-_FOLDS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, stacked, in float32
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, stacked, in float32
     "sum": lambda parts: parts.sum(0),
     "avg": lambda parts: parts.sum(0) / len(parts),
     "prod": lambda parts: parts.prod(0),
@@ -85,8 +85,8 @@ class NetworkCollectives:
 
     def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
         """In place: out is x."""
-        if x.dtype in HALVES and op in _FOLDS:
-            self._fold_halves(x, op)
+        if x.dtype in HALVES and op in _REDUCTIONS:
+            self._reduce_halves(x, op)
         elif op == "avg" and x.dtype in FLOATS:
             self.all_reduce(x, "sum", out=x)
             x.div_(self.size)
@@ -103,7 +103,7 @@ class NetworkCollectives:
     def _shared_out(self, total: Tensor) -> Tensor:
         return total.div_(self.size, rounding_mode="trunc")
 
-    def _fold_halves(self, x: Tensor, op: OPERATORS) -> None:
+    def _reduce_halves(self, x: Tensor, op: OPERATORS) -> None:
         """Halves are reduced in float32 and rounded once; large ones travel as halves, a block per rank.
 
         Reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p sent.
@@ -123,7 +123,7 @@ class NetworkCollectives:
             mine = counts[self.rank]
             here = parts[: p * mine]
             exchange(self.comm, here, [mine] * p, piece, counts)
-            _collect(self.comm, piece, counts, folded(here.view(p, mine), op))
+            _collect(self.comm, piece, counts, reduced(here.view(p, mine), op))
 
     def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
         """out: where there is a result; None makes one."""
@@ -138,11 +138,11 @@ class NetworkCollectives:
         return total if out is None else out.copy_(total)
 
     def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor) -> None:
-        """Block r of x, folded, to rank r; out lies elsewhere."""
-        if x.dtype in HALVES and op in _FOLDS and x.numel():
+        """Block r of x, reduced, to rank r; out lies elsewhere."""
+        if x.dtype in HALVES and op in _REDUCTIONS and x.numel():
             parts = torch.empty_like(x)
             self.comm.all_to_all(as_bits(x), out=as_bits(parts))
-            out.copy_(folded(parts, op).view(out.shape))
+            out.copy_(reduced(parts, op).view(out.shape))
         elif op == "avg" and x.dtype in FLOATS:
             self.comm.reduce_scatter(x, "sum", out=out)
             out.div_(self.size)
@@ -178,9 +178,9 @@ def as_bits(x: Tensor) -> Tensor:
     return x.view(torch.int16) if x.dtype in HALVES else x
 
 
-def folded(parts: Tensor, op: OPERATORS) -> Tensor:
+def reduced(parts: Tensor, op: OPERATORS) -> Tensor:
     """The halves of all ranks, of shape (p, ...), reduced in float32 and rounded once."""
-    return _FOLDS[op](parts.float()).to(parts.dtype)
+    return _REDUCTIONS[op](parts.float()).to(parts.dtype)
 
 
 def exchange(comm: Any, out: Tensor, there: list[int], x: Tensor, here: list[int]) -> None:

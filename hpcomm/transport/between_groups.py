@@ -33,7 +33,7 @@ def have_counted(call: Call) -> None:
     elif verb == "reduce":
         call.moves = "gather"
         if call.root == MPI.ROOT:
-            _fold_here(call)
+            _reduce_here(call)
         if call.root < 0:
             call.send = None
 
@@ -52,16 +52,16 @@ def _cut_for_each(call: Call) -> None:
     call.fill, call.send, call.recv = refill, (each, count, kind), None
 
 
-def _fold_here(call: Call) -> None:
+def _reduce_here(call: Call) -> None:
     (array, count, kind), op, finish = call.recv, call.op, call.finish
-    landing = array.reshape(-1)
-    each = np.empty((call.comm.remote_size, landing.size), landing.dtype)
+    received = array.reshape(-1)
+    each = np.empty((call.comm.remote_size, received.size), received.dtype)
 
-    def fold(status: MPI.Status | None) -> Any:
+    def reduce(status: MPI.Status | None) -> Any:
         for above, below in zip(each[::-1], each[-2::-1], strict=False):
             op.Reduce_local([below, count, kind], [above, count, kind])
             below[...] = above
-        landing[...] = each[0]
+        received[...] = each[0]
         return finish(status)
 
-    call.recv, call.finish, call.give = (each, count, kind), fold, None
+    call.recv, call.finish, call.give = (each, count, kind), reduce, None

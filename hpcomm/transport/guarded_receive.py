@@ -42,7 +42,7 @@ _KEPT = 1 << 16  # datatypes of one kind, of 0.9 KB each: all lengths below 64 K
 _LARGEST = 2**31 - 1  # elements that MPI counts in one block
 
 _known: dict[int, Guards] = {}
-_landing = bytearray(64)  # of messages to arrays without elements
+_received = bytearray(64)  # of messages to arrays without elements
 
 
 @lru_cache(maxsize=1)
@@ -94,7 +94,7 @@ def guarded(part: Part, most: int) -> Part:
     if not is_needed() or n * kind.Get_size() >= most or n >= _LARGEST:
         return part
     if not n:
-        array, n = _landing, 1
+        array, n = _received, 1
     return array, 1, guards(kind)[n]
 
 

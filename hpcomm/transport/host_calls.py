@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["by_core", "core_takes", "on_hosts"]
 
-_MOVES_FOR_FOLD = {
+_MOVES_FOR_REDUCTION = {
     "reduce": "gather",
     "all_reduce": "all_gather",
     "scan": "all_gather",
@@ -37,54 +37,54 @@ _MOVES_FOR_FOLD = {
 
 
 def on_hosts(
-    call: Call, send: Buffer | None, recv: Buffer | None, fold: Reduction | None, blocking: bool
+    call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduction | None, blocking: bool
 ) -> Call:
     """What is to be done on these arrays in host memory; call says the rest."""
     verb, block, dtype, comm = call.verb, call.count, call.look.dtype, call.comm
-    if fold is None:
+    if reduce is None:
         return _move(call, send, recv, block)
     if send is None:  # the root of another group gives nothing
         send = recv
     assert send is not None
-    if fold.fold is not None:
-        return _fold_here(call, send, recv, block, fold)
-    if blocking and dtype.kind == "h" and verb == "all_reduce" and _worth_blocks(comm, send, fold):
+    if reduce.function is not None:
+        return _reduce_here(call, send, recv, block, reduce)
+    if blocking and dtype.kind == "h" and verb == "all_reduce" and _worth_blocks(comm, send, reduce):
         assert recv is not None
-        return _fold_blocks(call, send, recv, fold)
-    return _fold_there(call, send, recv, block, fold)
+        return _reduce_blocks(call, send, recv, reduce)
+    return _reduce_there(call, send, recv, block, reduce)
 
 
 _CORE_DTYPES = range(1, 17)  # codes of the element types that the native core knows,
 _NO_LONG_DOUBLE = 14  # but for this one
 
 
-def core_takes(dtype: Dtype, fold: Reduction | None) -> bool:
+def core_takes(dtype: Dtype, reduce: Reduction | None) -> bool:
     """Whether the native core carries out calls on such elements: the same on all ranks."""
     knows = dtype.code in _CORE_DTYPES and dtype.code != _NO_LONG_DOUBLE
-    plain = fold is None or (fold.op.factor is None and fold.fold is None and fold.op.mpi is None)
+    plain = reduce is None or (reduce.op.factor is None and reduce.function is None and reduce.op.mpi is None)
     return knows and plain
 
 
-def by_core(call: Call, send: Buffer | None, recv: Buffer | None, fold: Reduction | None) -> Call:
+def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduction | None) -> Call:
     """By the native core, on contiguous arrays: x itself and out itself, where they are.
 
-        x ── pack, if strided ──> packed ── core ──> landing ── finish, if out is strided ──> out
+        x ── pack, if strided ──> packed ── core ──> received ── finish, if out is strided ──> out
 
     The core takes these on every rank. Which memory x and out may have in common: see _move.
     """
     comm, verb, dtype = call.comm, call.verb, call.look.dtype
     if send is not None and recv is not None and not _core_may_share(call, send, recv):
         _refuse_overlap(send, recv)
-    landing = None if recv is None else _landing(recv)
-    if landing is not None and not landing.flags.aligned:
-        landing = np.empty(landing.shape, landing.dtype)
+    received = None if recv is None else _received(recv)
+    if received is not None and not received.flags.aligned:
+        received = np.empty(received.shape, received.dtype)
     packed = None if send is None else _packed(send.array)
     if packed is not None and not packed.flags.aligned:
         packed = packed.copy()
     rows, row = (comm.size, call.count), (call.count,)
     x = None if packed is None else packed.reshape(rows if verb in INPUT_BLOCKS else row)
-    out = None if landing is None else landing.reshape(rows if verb in OUTPUT_BLOCKS else row)
-    how = () if fold is None else (fold.op.name,)
+    out = None if received is None else received.reshape(rows if verb in OUTPUT_BLOCKS else row)
+    how = () if reduce is None else (reduce.op.name,)
     root = (int(call.root),) if verb in ROOTED else ()
 
     def carry() -> None:
@@ -93,11 +93,11 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, fold: Reductio
             again = Call(comm, verb, root=call.root)
             again.code, again.count, again.look = call.code, call.count, call.look
             comm.agreement.enter(call.code, call.agreed)
-            transport.run(on_hosts(again, _like(packed, call.look), _like(landing, call.look), fold, True))
+            transport.run(on_hosts(again, _like(packed, call.look), _like(received, call.look), reduce, True))
             comm.agreement.leave()
 
     call.carry, call.by_core = carry, True
-    _deliver(call, recv, landing)
+    _deliver(call, recv, received)
     return call
 
 
@@ -128,7 +128,7 @@ def _filler(memory: AnyArray, array: AnyArray) -> Callable[[], None] | None:
     return lambda: np.copyto(memory, array.reshape(memory.shape))
 
 
-def _landing(recv: Buffer) -> AnyArray:
+def _received(recv: Buffer) -> AnyArray:
     """Where MPI writes: out itself if its elements lie in order, else memory to unpack from."""
     return recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
 
@@ -137,28 +137,28 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
     """Verbs that carry elements unchanged.
 
     MPI reads and writes contiguous memory. So x may have to be packed before (call.fill) and the result
-    unpacked from another array afterwards (landing; _deliver):
+    unpacked from another array afterwards (received; _deliver):
 
-        x ── fill, if strided ──> packed ── MPI ──> landing ── finish, if out is strided ──> out
+        x ── fill, if strided ──> packed ── MPI ──> received ── finish, if out is strided ──> out
 
     Where x and out overlap, three cases are right without a copy or with one: all_to_all in place, one's own
     block of a gathered array, and one's own block of a scattered one. All others are refused.
     """
     comm, verb = call.comm, call.verb
-    landing = _landing(recv) if recv is not None else None
+    received = _received(recv) if recv is not None else None
     if verb == "broadcast":  # one array for both: x is copied into it on the root
         if send is not None and recv is not None:
             if send is not recv and not buffer.same_memory(send.array, recv.array):
                 _refuse_overlap(send, recv)
-            if landing is not None and not buffer.same_memory(landing, send.array):
-                call.fill = _filler(landing, send.array)
+            if received is not None and not buffer.same_memory(received, send.array):
+                call.fill = _filler(received, send.array)
         elif send is not None:  # root of an inter-communicator
-            landing = np.empty(send.shape, send.array.dtype)
-            call.fill = _filler(landing, send.array)
+            received = np.empty(send.shape, send.array.dtype)
+            call.fill = _filler(received, send.array)
         if call.fill is not None:
             call.fill()
-        call.recv = transport.spec(landing, block, call.look.dtype) if landing is not None else None
-        _deliver(call, recv, landing)
+        call.recv = transport.spec(received, block, call.look.dtype) if received is not None else None
+        _deliver(call, recv, received)
         return call
     if send is not None:
         packed = _packed(send.array)
@@ -166,8 +166,8 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
             call.fill = _filler(packed, send.array)
         call.send = transport.spec(packed, block, send.dtype)
     if recv is not None:
-        assert landing is not None
-        call.recv = transport.spec(landing, block, recv.dtype)
+        assert received is not None
+        call.recv = transport.spec(received, block, recv.dtype)
     if send is not None and recv is not None and buffer.overlap(send.array, recv.array):
         if verb == "all_to_all" and buffer.same_memory(send.array, recv.array):
             copy = send.array.copy()  # a plan fills it anew at each start
@@ -176,7 +176,7 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
         elif (
             verb in GATHERING
             and not comm.is_inter
-            and landing is recv.array
+            and received is recv.array
             and _is_block(recv, send, comm.rank, comm.size)
         ):
             call.send = MPI.IN_PLACE
@@ -189,7 +189,7 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
             call.recv = MPI.IN_PLACE
         else:
             _refuse_overlap(send, recv)
-    _deliver(call, recv, landing)
+    _deliver(call, recv, received)
     return call
 
 
@@ -201,51 +201,53 @@ def _is_block(whole: Buffer, part: Buffer, rank: int, p: int) -> bool:
     )
 
 
-def _deliver(call: Call, recv: Buffer | None, landing: AnyArray | None) -> None:
+def _deliver(call: Call, recv: Buffer | None, received: AnyArray | None) -> None:
     """Finish call by giving recv back, filled from where the bytes have landed."""
 
     def finish(status: MPI.Status | None) -> object:
         if recv is None:
             return None
-        if landing is not recv.array:
-            recv.array[...] = landing
+        if received is not recv.array:
+            recv.array[...] = received
         return recv.give()
 
     call.finish = finish
-    if recv is None or landing is recv.array:
+    if recv is None or received is recv.array:
         call.give = recv.give if recv is not None else lambda: None
 
 
-def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: Reduction) -> Call:
+def _reduce_there(call: Call, send: Buffer, recv: Buffer | None, block: int, reduce: Reduction) -> Call:
     """Reductions by the MPI library.
 
-        x ── up, or pack ──> travelling ── MPI ──> landing ── down ──> out ── finish (avg, in place)
+        x ── up, or pack ──> travelling ── MPI ──> received ── down ──> out ── finish (avg, in place)
 
-    landing is out itself where nothing has to be converted or unpacked. Then, and if the operator has no
+    received is out itself where nothing has to be converted or unpacked. Then, and if the operator has no
     `finish`, the call leaves nothing to do (call.give), so requests and plans of it are cheap.
     """
     comm, verb = call.comm, call.verb
     in_place = recv is not None and (send is recv or buffer.same_memory(send.array, recv.array))
     if not in_place:
         _refuse_overlap(send, recv)
-    call.op = fold.mpi()
-    kind = getattr(MPI, fold.mpi_type)
-    landing: NDArray[Any] | None = None
-    travelling = fold.widen(send.array) if fold.widen is not None else _packed(send.array)
-    if fold.widen is not None:
-        up = fold.widen
+    call.op = reduce.mpi()
+    kind = getattr(MPI, reduce.mpi_type)
+    received: NDArray[Any] | None = None
+    travelling = reduce.widen(send.array) if reduce.widen is not None else _packed(send.array)
+    if reduce.widen is not None:
+        up = reduce.widen
         call.fill = lambda: np.copyto(travelling, up(send.array))
     elif not np.may_share_memory(travelling, send.array):
         call.fill = _filler(travelling, send.array)
     if recv is not None:
-        plain = fold.widen is None and recv.array.flags.c_contiguous and (recv.array.size > 0 or send is recv)
-        landing = recv.array if plain else np.empty(recv.shape, travelling.dtype)
-        call.recv = (landing, block, kind)
+        plain = (
+            reduce.widen is None and recv.array.flags.c_contiguous and (recv.array.size > 0 or send is recv)
+        )
+        received = recv.array if plain else np.empty(recv.shape, travelling.dtype)
+        call.recv = (received, block, kind)
     if (
         in_place
-        and fold.widen is None
+        and reduce.widen is None
         and recv is not None
-        and landing is recv.array
+        and received is recv.array
         and send.array.flags.c_contiguous
     ):
         call.send = MPI.IN_PLACE
@@ -259,33 +261,33 @@ def _fold_there(call: Call, send: Buffer, recv: Buffer | None, block: int, fold:
     first = verb == "exscan" and comm.rank == 0  # MPI leaves its result undefined
 
     def finish(status: MPI.Status | None) -> object:
-        if recv is None or landing is None:
+        if recv is None or received is None:
             return None
         if first:
-            return _first_of_exscan(recv, fold)
-        if landing is not recv.array:
-            recv.array[...] = (fold.narrow(landing, ranks) if fold.narrow is not None else landing).reshape(
-                recv.shape
-            )
-        if fold.finish is not None:
-            fold.finish(recv.array, ranks)
+            return _first_of_exscan(recv, reduce)
+        if received is not recv.array:
+            recv.array[...] = (
+                reduce.narrow(received, ranks) if reduce.narrow is not None else received
+            ).reshape(recv.shape)
+        if reduce.finish is not None:
+            reduce.finish(recv.array, ranks)
         return recv.give()
 
     call.finish = finish
-    if recv is None or (landing is recv.array and not first and fold.finish is None):
+    if recv is None or (received is recv.array and not first and reduce.finish is None):
         call.give = recv.give if recv is not None else lambda: None
     return call
 
 
-def _first_of_exscan(recv: Buffer, fold: Reduction) -> object:
-    value = reduction.identity(fold.op, recv.dtype)
+def _first_of_exscan(recv: Buffer, reduce: Reduction) -> object:
+    value = reduction.identity(reduce.op, recv.dtype)
     if value is None:
         return None
     recv.array[...] = value
     return recv.give()
 
 
-def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: Reduction) -> Call:
+def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, block: int, reduce: Reduction) -> Call:
     """Reductions by a function of the user's: gather the contributions, reduce them in rank order.
 
     MPI may combine contributions in any order if an operator commutes, and calls a user's function with
@@ -303,7 +305,7 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
     packed = _packed(send.array)
     if recv is not None and np.may_share_memory(packed, recv.array):
         packed = packed.copy()
-    call.moves = _MOVES_FOR_FOLD[verb]
+    call.moves = _MOVES_FOR_REDUCTION[verb]
     if not np.may_share_memory(packed, send.array):
         call.fill = _filler(packed, send.array)
     call.send = transport.spec(packed, block, send.dtype)
@@ -315,18 +317,20 @@ def _fold_here(call: Call, send: Buffer, recv: Buffer | None, block: int, fold: 
     def finish(status: MPI.Status | None) -> object:
         if recv is None or gathered is None or until == 0:
             return None
-        folded = send.wrap(gathered[0])
+        reduced = send.wrap(gathered[0])
         for part in gathered[1:until]:
-            folded = fold.fold(folded, send.wrap(part))  # type: ignore[misc]
-            _check_fold(comm, verb, fold, folded, send, part_shape)
-        recv.array[...] = buffer.as_buffer(folded).array
+            reduced = reduce.function(reduced, send.wrap(part))  # type: ignore[misc]
+            _check_reduced(comm, verb, reduce, reduced, send, part_shape)
+        recv.array[...] = buffer.as_buffer(reduced).array
         return recv.give()
 
     call.finish = finish
     return call
 
 
-def _check_fold(comm: Comm, verb: str, fold: Reduction, made: object, send: Buffer, shape: Shape) -> None:
+def _check_reduced(
+    comm: Comm, verb: str, reduce: Reduction, made: object, send: Buffer, shape: Shape
+) -> None:
     """Refuse what a function made of two arrays if it is not such an array again."""
     try:
         result: Any = buffer.as_buffer(made)
@@ -335,24 +339,24 @@ def _check_fold(comm: Comm, verb: str, fold: Reduction, made: object, send: Buff
         result, kept = f"a {type(made).__name__}", False
     if not kept:
         raise UsageError(
-            f"op {fold.op} made {result} of {send.dtype} {shape}", hint="op must keep shape and dtype"
+            f"op {reduce.op} made {result} of {send.dtype} {shape}", hint="op must keep shape and dtype"
         ).located(verb, comm)
 
 
-def _worth_blocks(comm: Comm, send: Buffer, fold: Reduction) -> bool:
+def _worth_blocks(comm: Comm, send: Buffer, reduce: Reduction) -> bool:
     return (
         send.nbytes >= HALVES_BY_BLOCKS
         and 1 < comm.size <= 64
         and not comm.is_inter
-        and fold.op.factor is None
-        and fold.op.name in _FOLD_BLOCK
+        and reduce.op.factor is None
+        and reduce.op.name in _REDUCE_BLOCK
     )
 
 
-_FOLD_BLOCK = {"sum": "add", "avg": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
+_REDUCE_BLOCK = {"sum": "add", "avg": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
 
 
-def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Call:
+def _reduce_blocks(call: Call, send: Buffer, recv: Buffer, reduce: Reduction) -> Call:
     """all_reduce of many halves: each rank reduces one block in float32, and halves travel both ways.
 
     Half the bytes of a float32 all-reduce; each result is rounded once. Reduce-scatter by all-to-all
@@ -365,7 +369,7 @@ def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Cal
     counts = [n // p + (r < n % p) for r in range(p)]
     starts = [sum(counts[:r]) for r in range(p)]
     mine = counts[comm.rank]
-    landing = _landing(recv)
+    received = _received(recv)
     packed = _packed(send.array).reshape(-1)
 
     def carry() -> None:
@@ -376,12 +380,12 @@ def _fold_blocks(call: Call, send: Buffer, recv: Buffer, fold: Reduction) -> Cal
         )
         wide = dtypes.widen(parts, send.dtype)
         with np.errstate(all="ignore"):  # MPI does not warn either
-            folded = getattr(np, _FOLD_BLOCK[fold.op.name]).reduce(wide, axis=0)
-            if fold.op.name == "avg":
-                folded /= np.float32(p)
-        narrow = dtypes.narrow(folded, send.dtype)
-        comm.mpi_handle.Allgatherv((narrow, mine, MPI.UINT16_T), (landing, counts, starts, MPI.UINT16_T))
+            reduced = getattr(np, _REDUCE_BLOCK[reduce.op.name]).reduce(wide, axis=0)
+            if reduce.op.name == "avg":
+                reduced /= np.float32(p)
+        narrow = dtypes.narrow(reduced, send.dtype)
+        comm.mpi_handle.Allgatherv((narrow, mine, MPI.UINT16_T), (received, counts, starts, MPI.UINT16_T))
 
     call.carry = carry
-    _deliver(call, recv, landing)
+    _deliver(call, recv, received)
     return call

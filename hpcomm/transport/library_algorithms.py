@@ -69,8 +69,8 @@ def library_call(call: Call, name: str) -> Call:
     def carry() -> None:
         for function, arguments in pieces(call):
             if name in _NOT_IN_PLACE and arguments[0] is MPI.IN_PLACE:
-                landing, count, kind = arguments[1]
-                block = landing.reshape(-1)[comm.rank * count : (comm.rank + 1) * count]
+                received, count, kind = arguments[1]
+                block = received.reshape(-1)[comm.rank * count : (comm.rank + 1) * count]
                 arguments = ((block.copy(), count, kind), *arguments[1:])
             by_library(comm, verb, name, function)(*arguments)
 

@@ -66,10 +66,10 @@ class Message(Request[Any]):
         self._status: Status | None = None
         self._seen: MPI.Status | None = None
         self._stages = _UNDER_WAY
-        unfinished = comm.outstanding
-        unfinished.requests.append(going)
-        if len(unfinished.requests) > unfinished.room:
-            unfinished.sweep()
+        outstanding = comm.outstanding
+        outstanding.requests.append(going)
+        if len(outstanding.requests) > outstanding.room:
+            outstanding.sweep()
 
     def wait(self, timeout: float | None = None) -> object:
         if timeout is not None:

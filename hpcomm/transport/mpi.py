@@ -287,8 +287,8 @@ def _be_alike(call: Call, verb: str, waits: bool) -> None:
     would make itself; but for long all_reduces in the background Open MPI has no quick algorithm in place,
     and prefixes would lose what their rank 0 has as out.
     """
-    (landing, count, kind), own = call.recv, call.comm.rank if verb == "all_gather" else 0
-    place = landing.reshape(-1)[own * count : (own + 1) * count]
+    (received, count, kind), own = call.recv, call.comm.rank if verb == "all_gather" else 0
+    place = received.reshape(-1)[own * count : (own + 1) * count]
     is_short = count * kind.Get_size() <= BACKGROUND_COPIED
     if verb == "all_gather" or (verb == "all_reduce" and (waits or is_short)):
         if call.send is not MPI.IN_PLACE:

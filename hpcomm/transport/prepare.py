@@ -77,38 +77,38 @@ def compose(
         recv = None
     call = Call(comm, verb, root=root)
     call.look = template
-    fold: Reduction | None = None
+    reduce: Reduction | None = None
     if verb in REDUCTIONS:
-        fold = reduction.resolve(op, dtype)
+        reduce = reduction.resolve(op, dtype)
         if type(x) is int:
-            reduction.check_whole(x, fold.op, comm.remote_size if comm.is_inter else comm.size)
+            reduction.check_whole(x, reduce.op, comm.remote_size if comm.is_inter else comm.size)
         if verb in PREFIXES and comm.is_inter:
             raise UsageError(
                 f"{verb} has no meaning between two groups", hint="comm.merge() makes one group of them"
             )
-        if verb in PREFIXES and fold.op.name == "avg":
+        if verb in PREFIXES and reduce.op.name == "avg":
             raise UsageError(
                 f"{verb} has no average", hint="op='sum', then divide by the number of ranks reduced"
             )
-    call.code = head(verb, fold.code if fold else 0, dtype.code, root)
+    call.code = head(verb, reduce.code if reduce else 0, dtype.code, root)
     call.count = block
     if not sends and verb in ROOT_SENDS:
         send = None
     devices, nbytes = comm.devices, block * dtype.itemsize
     if devices is not None and not hosts and devices.takes(send, recv, block=nbytes):
-        return devices.carry(call, send, recv, op, fold, blocking)  # type: ignore[no-any-return]
-    if blocking and not hosts and comm.node is not None and core_takes(dtype, fold):
-        return by_core(call, send, recv, fold)
+        return devices.carry(call, send, recv, op, reduce, blocking)  # type: ignore[no-any-return]
+    if blocking and not hosts and comm.node is not None and core_takes(dtype, reduce):
+        return by_core(call, send, recv, reduce)
     if devices is None:  # no rank of comm has a device
-        return on_hosts(call, send, recv, fold, blocking)
-    plain = fold is None or fold.fold is None
+        return on_hosts(call, send, recv, reduce, blocking)
+    plain = reduce is None or reduce.function is None
     # A large call under a schedule's name meets ranks whose arrays are on devices, so it goes their way:
     if algorithm is not None and plain and not devices.is_one_call(nbytes):
-        return devices.carry(call, send, recv, op, fold, blocking, algorithm)  # type: ignore[no-any-return]
+        return devices.carry(call, send, recv, op, reduce, blocking, algorithm)  # type: ignore[no-any-return]
     # Everything else that is asked to use host memory: the call runs on copies there.
     given = None if send is None else host_copy.beside(send, filled=True)
     taken = given if recv is send else None if recv is None else host_copy.beside(recv, filled=False)
-    return host_copy.renewed(on_hosts(call, given, taken, fold, blocking), given, taken)
+    return host_copy.renewed(on_hosts(call, given, taken, reduce, blocking), given, taken)
 
 
 def _roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:

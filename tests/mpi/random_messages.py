@@ -42,7 +42,7 @@ class Messages:
         dest, tag, key = ranks.index(options["dest"]), options["tag"], (step.key, "send")
         if options["domain"] == "object":
             form = options["form"]
-            x = self.parcel(step)
+            x = self.ragged_part(step)
             if form == "ragged" and how == "isend":
                 self.pending[key] = comm.send_ragged(x, dest, tag, async_op=True), lambda y: None
             elif how == "isend":
@@ -65,7 +65,7 @@ class Messages:
         else:
             self.pending[key] = started(comm.plan("send", x, dest=dest, tag=tag)), after
 
-    def parcel(self, step: Step) -> Any:
+    def ragged_part(self, step: Step) -> Any:
         rng = model.rng_of(self.program.seed, step.key)
         return (model.an_object if step.options["form"] == "object" else model.an_array)(rng)
 
@@ -80,7 +80,7 @@ class Messages:
             if (status.source, status.tag) != (source, options["tag"]):
                 self.wrong(step, f"the status is {status}")
             if options["domain"] == "object":
-                if not model.same(got, wanted := self.parcel(step)):
+                if not model.same(got, wanted := self.ragged_part(step)):
                     self.wrong(step, f"{model.shown(wanted)} was expected, not {model.shown(got)}")
                 return
             plain = model.values(

@@ -174,7 +174,7 @@ def _first(have: Array, wanted: Array) -> str:
 
 
 # -- objects and ragged arrays -----------------------------------------------------------------------------
-LARGE = 3000  # elements: more than a card holds
+LARGE = 3000  # elements: more than a entry holds
 
 
 def an_array(rng: np.random.Generator, large: bool = False) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcomm.device import model
-from hpcomm.device.kernels import FOLDS
+from hpcomm.device.kernels import FUNCTIONS
 from hpcomm.device.queues import Waited, complete
 
 
@@ -59,7 +59,7 @@ class ModelNccl:
         if verb in ("reduce_scatter", "scatter", "all_to_all"):
             parts = parts.reshape(p, p, count)[:, rank]
         if op is not None:
-            parts = getattr(np, FOLDS[op]).reduce(parts, axis=0)
+            parts = getattr(np, FUNCTIONS[op]).reduce(parts, axis=0)
         elif verb in ("broadcast", "scatter"):
             parts = parts[root]
         out = self.model.at(work + first * block, slots * block)[0]

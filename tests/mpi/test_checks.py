@@ -229,7 +229,7 @@ def test_background_and_blocking_calls_may_alternate(own_comm: Any) -> None:
 
 
 def test_a_rank_that_thinks_long_before_its_call_is_no_disagreement(own_comm: Any) -> None:
-    """Longer than the sentinel's patience, so that it looks at a call that others have not reached."""
+    """Longer than the watchdog's patience, so that it looks at a call that others have not reached."""
     if own_comm.rank == 0:
         time.sleep(2.0)
     assert own_comm.all_reduce(np.ones(1)).tolist() == [own_comm.size]

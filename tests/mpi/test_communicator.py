@@ -413,26 +413,26 @@ def test_messages_alone_that_are_under_way_at_close_may_still_be_waited_for(comm
     for n in (3, 200_000, 3):
         part = comm.dup(name="gone")
         coming, going = part.irecv(np.empty(n), left), part.isend(np.full(n, 7.0), right)
-        unfinished = part.outstanding
+        outstanding = part.outstanding
         part.close()
-        assert unfinished._is_any()  # so MPI still has it
+        assert outstanding._is_any()  # so MPI still has it
         assert coming.wait().tolist() == [7.0] * n
         going.wait()
-        assert not unfinished._is_any()
+        assert not outstanding._is_any()
 
 
 @pytest.mark.mpi(min_size=2)
 def test_of_many_messages_those_under_way_are_remembered_until_close(comm: Any) -> None:
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     part = comm.dup(name="many")
-    coming, unfinished = part.irecv(np.empty(3), left, 1), part.outstanding
+    coming, outstanding = part.irecv(np.empty(3), left, 1), part.outstanding
     for _ in range(300):
         part.irecv(np.empty(3), left, 2).wait() if part.rank % 2 else part.isend(np.ones(3), right, 2).wait()
         part.isend(np.ones(3), right, 2).wait() if part.rank % 2 else part.irecv(np.empty(3), left, 2).wait()
-    assert len(unfinished.requests) < 300
+    assert len(outstanding.requests) < 300
     part.isend(np.full(3, 7.0), right, 1).wait()
     part.close()
-    assert unfinished._is_any()
+    assert outstanding._is_any()
     assert coming.wait().tolist() == [7.0] * 3
 
 

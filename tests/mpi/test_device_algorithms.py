@@ -32,7 +32,7 @@ from hpcomm.transport.scheduled import rounds
 
 __all__ = ["comm", "device", "path"]  # fixtures
 
-LONG = 1500  # elements of float32 that do not fit into an arena at once
+LONG = 1500  # elements of float32 that do not fit into a workspace at once
 # as they are before other tests register some
 NAMES = [(verb, name) for verb in COLLECTIVES for name in algorithms(verb)]
 LAST = dict(NAMES)
@@ -69,7 +69,7 @@ def test_every_algorithm_goes_from_device_to_device(
         y += 1
         np.testing.assert_array_equal(y.get(), expected + 1)
     assert {each.partition(":")[0] for each in moved} == {name}
-    assert len(moved) > 1  # in columns that fit into the arena
+    assert len(moved) > 1  # in columns that fit into the workspace
 
 
 @pytest.mark.parametrize("on", ["all", "all but rank 1", "none"])

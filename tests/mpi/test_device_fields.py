@@ -25,13 +25,13 @@ PLACES: dict[str, Where] = {"all": lambda rank: True, "even ranks": lambda rank:
 
 
 @pytest.fixture(params=PLACES)
-def aboard(request: pytest.FixtureRequest, comm: hpcomm.Communicator) -> bool:
+def on_device(request: pytest.FixtureRequest, comm: hpcomm.Communicator) -> bool:
     """Whether this rank's arrays lie on the device."""
     return PLACES[request.param](comm.rank)
 
 
-def there(x: Any, aboard: bool) -> Any:
-    return model.asarray(x) if aboard else x
+def there(x: Any, on_device: bool) -> Any:
+    return model.asarray(x) if on_device else x
 
 
 def here(x: Any) -> Any:
@@ -39,23 +39,23 @@ def here(x: Any) -> Any:
 
 
 def pair(
-    ranks: Any, shape: tuple[int, ...], aboard: bool, dtype: str = "float32", **options: Any
+    ranks: Any, shape: tuple[int, ...], on_device: bool, dtype: str = "float32", **options: Any
 ) -> list[Field]:
     """The same field twice, filled by global index: on the host, and where it is tried."""
     host = Field(ranks, shape, dtype=dtype, **options)
     host.inner[...] = sum(k * (3 + 7 * a) for a, k in enumerate(host.indices)) % 251
-    return [host, Field(ranks, shape, array=there(host.array.copy(), aboard), **options)]
+    return [host, Field(ranks, shape, array=there(host.array.copy(), on_device), **options)]
 
 
 @pytest.mark.parametrize("n", [2, 40])  # faces in one MPI call, and past the bound of the path of large ones
 def test_a_halo_on_a_device_is_what_it_is_on_the_host(
-    comm: hpcomm.Communicator, aboard: bool, n: int
+    comm: hpcomm.Communicator, on_device: bool, n: int
 ) -> None:
     mesh = comm.mesh(y=-1, x=2 if comm.size == 4 else 1, periodic=["y"])
     options: dict[str, Any] = {"halo": ((1, 2), 1)}
     fields = [
-        pair(mesh, (3 * n, 9 * n), aboard, name="T", **options),
-        pair(mesh, (3 * n, 9 * n), aboard, "complex128", corners=False, **options),
+        pair(mesh, (3 * n, 9 * n), on_device, name="T", **options),
+        pair(mesh, (3 * n, 9 * n), on_device, "complex128", corners=False, **options),
     ]
     for host, _ in fields:
         host.update_halo()
@@ -65,7 +65,7 @@ def test_a_halo_on_a_device_is_what_it_is_on_the_host(
         halo.wait()
         for host, tried in fields:
             np.testing.assert_array_equal(here(tried.array), host.array)
-    if comm.size > 1 and comm.all_reduce(aboard, "land"):
+    if comm.size > 1 and comm.all_reduce(on_device, "land"):
         assert ("ipc, through the slab" in halo.explain()) == (n == 40)
     halo.close()
     fields[0][1].update_halo()
@@ -128,7 +128,7 @@ def test_memory_of_the_exchange_is_in_order_between_streams_that_the_user_does_n
 
 @pytest.mark.parametrize("shape", [(6, 4), (40, 60)])
 def test_redistribution_on_a_device_is_what_it_is_on_the_host(
-    comm: hpcomm.Communicator, aboard: bool, shape: tuple[int, int]
+    comm: hpcomm.Communicator, on_device: bool, shape: tuple[int, int]
 ) -> None:
     p = comm.size
     rows, columns = Partition(shape, {"p": p}, ("p", None)), Partition(shape, {"p": p}, (None, "p"))
@@ -141,12 +141,12 @@ def test_redistribution_on_a_device_is_what_it_is_on_the_host(
         x = (np.arange(np.prod(box)).reshape(box) + 10 * comm.rank).astype(np.float32)
         with_host = Redistribution(comm, source, target)
         move = Redistribution(comm, source, target)
-        given = there(x, aboard)
+        given = there(x, on_device)
         for _ in range(2):
             got = move(given)
             np.testing.assert_array_equal(here(got), with_host(x))
-        assert isinstance(got, model.DeviceArray) == aboard
-        wide = there(np.zeros((*move.target_shape, 2), np.float32), aboard)  # type: ignore[misc]
+        assert isinstance(got, model.DeviceArray) == on_device
+        wide = there(np.zeros((*move.target_shape, 2), np.float32), on_device)  # type: ignore[misc]
         out = wide[:, :, 1]
         for _ in range(2):
             assert move(given, out=out) is out
@@ -155,9 +155,11 @@ def test_redistribution_on_a_device_is_what_it_is_on_the_host(
         with_host.close()
 
 
-def test_a_field_on_a_device_is_gathered_sliced_and_reduced(comm: hpcomm.Communicator, aboard: bool) -> None:
+def test_a_field_on_a_device_is_gathered_sliced_and_reduced(
+    comm: hpcomm.Communicator, on_device: bool
+) -> None:
     mesh = comm.mesh(y=-1, x=2 if comm.size == 4 else 1)
-    host, tried = pair(mesh, (5, 7), aboard, halo=1)
+    host, tried = pair(mesh, (5, 7), on_device, halo=1)
     whole = host.all_gather()
     root = comm.size - 1
     at_root = tried.gather(root)
@@ -174,23 +176,23 @@ def test_a_field_on_a_device_is_gathered_sliced_and_reduced(comm: hpcomm.Communi
         np.testing.assert_array_equal(here(tried.array), host.array)
     whole = host.all_gather()
     other = Field(mesh, (5, 7), like=tried.array, halo=2)
-    assert isinstance(other.array, model.DeviceArray) == aboard
+    assert isinstance(other.array, model.DeviceArray) == on_device
     assert here(other.array).max() == 0
     other.scatter(whole if comm.rank == root else None, root)
     np.testing.assert_array_equal(here(other.all_gather()), whole)
     other.scatter(model.asarray(whole) if comm.rank == root else None, root)
     np.testing.assert_array_equal(here(other.all_gather()), whole)
     columns = tried.redistribute(Partition((5, 7), {"p": comm.size}, (None, "p")))
-    assert isinstance(columns.array, model.DeviceArray) == aboard
+    assert isinstance(columns.array, model.DeviceArray) == on_device
     np.testing.assert_array_equal(here(columns.all_gather()), host.all_gather())
 
 
 def test_a_field_on_a_device_is_saved_and_loaded(
-    comm: hpcomm.Communicator, aboard: bool, tmp_path: Path
+    comm: hpcomm.Communicator, on_device: bool, tmp_path: Path
 ) -> None:
     folder = comm.broadcast_object(tmp_path)
     comm.barrier()
-    host, tried = pair(comm, (40, 30), aboard, halo=1, name="T")
+    host, tried = pair(comm, (40, 30), on_device, halo=1, name="T")
     whole = host.all_gather()
     deeds: list[tuple[Callable[[Field], Any], Callable[[Field], Any]]] = [
         (lambda f: io.save(f, folder / "x.npy"), lambda f: io.read_into(f, folder / "x.npy")),
@@ -208,14 +210,14 @@ def test_a_field_on_a_device_is_saved_and_loaded(
         load(like)
         np.testing.assert_array_equal(here(like.array), whole[like.box.slices()])  # type: ignore[union-attr]
     again = io.load(folder / "x.npy", comm, like=tried.array)
-    assert isinstance(again.array, model.DeviceArray) == aboard
+    assert isinstance(again.array, model.DeviceArray) == on_device
     np.testing.assert_array_equal(here(again.all_gather()), whole)
     comm.barrier()
 
 
 @pytest.mark.parametrize("n", [3, 500, 3100])  # in one MPI call, by the slab, in memory opened itself
-def test_neighbours_take_arrays_on_a_device(comm: hpcomm.Communicator, aboard: bool, n: int) -> None:
-    sides = comm.all_gather_object(aboard)
+def test_neighbours_take_arrays_on_a_device(comm: hpcomm.Communicator, on_device: bool, n: int) -> None:
+    sides = comm.all_gather_object(on_device)
     for ring in (False, True):
         grid = comm.cart((-1, 2 if comm.size % 2 == 0 else 1), ring)
         x = np.arange(n, dtype=np.float32) + 100 * grid.rank
@@ -224,8 +226,8 @@ def test_neighbours_take_arrays_on_a_device(comm: hpcomm.Communicator, aboard: b
         expected.append(expected[0] + [[(i ^ 1) * (rank >= 0)] for i, rank in enumerate(grid.sources)])
         for later in (False, True):
             given, turned = (
-                there(x, aboard),
-                there(np.repeat(both, 2, axis=0), aboard)[::2],
+                there(x, on_device),
+                there(np.repeat(both, 2, axis=0), on_device)[::2],
             )  # one to be packed
             got = [
                 grid.neighbour_all_gather(given, async_op=later),
@@ -234,12 +236,12 @@ def test_neighbours_take_arrays_on_a_device(comm: hpcomm.Communicator, aboard: b
             if later:
                 got = [each.wait() for each in got]
             for array, right in zip(got, expected, strict=True):
-                assert isinstance(array, model.DeviceArray) == aboard
+                assert isinstance(array, model.DeviceArray) == on_device
                 np.testing.assert_array_equal(here(array), right)
-        out = there(np.zeros((4, n), np.float32), aboard)
-        assert grid.neighbour_all_gather(there(x, aboard), out=out) is out
+        out = there(np.zeros((4, n), np.float32), on_device)
+        assert grid.neighbour_all_gather(there(x, on_device), out=out) is out
         np.testing.assert_array_equal(here(out), expected[0])
-        parts = grid.neighbour_all_gather_ragged(there(x[grid.rank :], aboard))
+        parts = grid.neighbour_all_gather_ragged(there(x[grid.rank :], on_device))
         for rank, part in zip(grid.sources, parts, strict=True):
             if rank < 0:
                 assert part is None
@@ -249,27 +251,29 @@ def test_neighbours_take_arrays_on_a_device(comm: hpcomm.Communicator, aboard: b
         grid.close()
 
 
-def test_neighbours_of_a_graph_pair_what_goes_twice_in_order(comm: hpcomm.Communicator, aboard: bool) -> None:
+def test_neighbours_of_a_graph_pair_what_goes_twice_in_order(
+    comm: hpcomm.Communicator, on_device: bool
+) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     if comm.size == 1:
         pytest.skip("all three edges would be one rank's to itself")
     with comm.graph([right, comm.rank, right], [left, left, comm.rank]) as graph:
-        x = there(np.arange(3 * 500, dtype=np.float32).reshape(3, 500) + 5000 * comm.rank, aboard)
+        x = there(np.arange(3 * 500, dtype=np.float32).reshape(3, 500) + 5000 * comm.rank, on_device)
         got = here(graph.neighbour_all_to_all(x))
         assert list(got[:, 0] - 5000 * np.array([left, left, comm.rank])) == [0, 1000, 500]
         parts = graph.neighbour_all_to_all_ragged([x[0], x[1, :7], x[2]])
         assert [here(part)[0] - 5000 * rank for part, rank in zip(parts, graph.sources, strict=True)] == [
             0, 1000, 500,
         ]  # fmt: skip
-        if comm.size > 1 and all(comm.all_gather_object(aboard)):
+        if comm.size > 1 and all(comm.all_gather_object(on_device)):
             paths = graph.devices.messages.paths
             assert paths["to", right].startswith("ipc")
             assert paths["from", left].startswith("ipc")
 
 
-def test_a_graph_without_neighbours_moves_nothing(comm: hpcomm.Communicator, aboard: bool) -> None:
+def test_a_graph_without_neighbours_moves_nothing(comm: hpcomm.Communicator, on_device: bool) -> None:
     with comm.graph([], []) as graph:
-        x = there(np.zeros(500, np.float32), aboard)
+        x = there(np.zeros(500, np.float32), on_device)
         assert graph.neighbour_all_gather(x).shape == (0, 500)
         assert graph.neighbour_all_gather(x, async_op=True).wait().shape == (0, 500)
         assert graph.neighbour_all_gather_ragged(x) == []

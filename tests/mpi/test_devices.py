@@ -927,7 +927,7 @@ def test_large_host_arrays_go_the_same_way_on_a_machine_with_devices(comm: hpcom
     np.testing.assert_array_equal(comm.all_reduce(values(LARGE, comm.rank)), expected)
     np.testing.assert_array_equal(comm.all_reduce(values(LARGE, comm.rank), algorithm="ring"), expected)
     np.testing.assert_array_equal(comm.all_reduce(values(LARGE, comm.rank), async_op=True).wait(), expected)
-    for n in (SMALL, 384, LARGE):  # 384 elements are as long as a card
+    for n in (SMALL, 384, LARGE):  # 384 elements are as long as a entry
         for x in (values(n, comm.rank), given(n, comm.rank)):
             going = comm.isend(x, dest=right)
             status = hpcomm.Status()

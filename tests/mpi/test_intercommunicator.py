@@ -242,7 +242,7 @@ def test_a_prefix_has_no_meaning_between_groups(halves: Any, verb: str) -> None:
     assert "merge" in str(caught.value.hint)
 
 
-LARGE = 3000  # elements: more than a card holds
+LARGE = 3000  # elements: more than a entry holds
 
 
 @pytest.mark.parametrize("time", ["blocking", "async"])

@@ -29,9 +29,9 @@ def test_a_pending_receive_gets_its_message_first(own_comm: Any, n: int) -> None
             pending = [comm.irecv(np.empty(n), 0), comm.irecv(np.empty(n), None)]
             last = comm.recv(np.empty(n), 0)
             assert [*(request.wait()[0] for request in pending), last[0]] == [0, 1, 2]
-            unsized = comm.irecv(dtype="float64", source=0)
+            of_any_length = comm.irecv(dtype="float64", source=0)
             assert comm.recv(np.empty(n), 0)[0] == 4
-            assert unsized.wait()[0] == 3
+            assert of_any_length.wait()[0] == 3
 
 
 @pytest.mark.parametrize("n", LENGTHS[::2])

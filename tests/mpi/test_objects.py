@@ -61,9 +61,9 @@ def same(a: Any, b: Any) -> bool:
 
 
 def test_of_many_ranks_parts_pass_through_others(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of more than 16 ranks; cards are short, as of thousands. Waited for in any order."""
+    """As of more than 16 ranks; entries are short, as of thousands. Waited for in any order."""
     monkeypatch.setattr(dissemination, "FEW", 1)
-    monkeypatch.setattr(payload, "_CARDS", 0)
+    monkeypatch.setattr(payload, "_HEADERS", 0)
     assert payload.room(comm.size) == 128
     many = {str(i): np.full(300, float(i)) for i in range(200)}  # whose lengths need a message
     sorts = [*(objects(0)[sort] for sort in SORTS), many, 7]

@@ -1,4 +1,4 @@
-"""Every operator on every dtype, against folds over plain numpy values."""
+"""Every operator on every dtype, against reduces over plain numpy values."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ LATE = """
 import sys, time
 import numpy as np
 import hpcomm
-from hpcomm.agree import watchdog as sentinel
+from hpcomm.agree import watchdog
 
-sentinel.REPORT_S = 1.5
+watchdog.REPORT_S = 1.5
 comm = hpcomm.world
 comm.barrier()
 if comm.rank == 1:

@@ -117,7 +117,7 @@ from hpcomm.agree.call_stack import describe_call
 runtime._leave = time.sleep  # for a second
 if comm.rank == 1:
     timer = threading.Timer(0.5, lambda: print(describe_call(), flush=True))
-    timer.name = "hpcomm test"  # as the sentinel, which speaks of the main thread
+    timer.name = "hpcomm test"  # as the watchdog, which speaks of the main thread
     timer.start()
 comm.all_reduce(X, "nonsense")
 """

@@ -112,11 +112,11 @@ def test_tensors_are_fields_too(couple):
 
 
 ON_A_DEVICE = """
-from hpcomm.transport.device import dispatch as onboard
+from hpcomm.transport.device import dispatch
 from hpcomm.device import driver, model, order
 from hpcomm.transport.device import ipc
 from hpcomm.transport.device.device_messages import Messages
-onboard.DEVICE_EAGER, ipc.IPC_DIRECT = LIMIT, 200
+dispatch.DEVICE_EAGER, ipc.IPC_DIRECT = LIMIT, 200
 note, paths = Messages._note, set()
 
 def noting(messages, call, way, answer):
@@ -174,11 +174,11 @@ def test_a_field_may_lie_on_a_device_at_either_end(couple, eager, sizes):
 
 
 TIMED_ON_A_DEVICE = """
-from hpcomm.transport.device import dispatch as onboard
+from hpcomm.transport.device import dispatch
 from hpcomm.device import driver, model, order
 device = model.Model()
 driver.install(device)
-onboard.DEVICE_EAGER = 30
+dispatch.DEVICE_EAGER = 30
 whole = np.arange(40.0).reshape(20, 2)
 names = ["instant", "mean", "wide"]
 points = mine(20, 3 if me.name == "b" else None)
@@ -211,12 +211,12 @@ def test_a_field_on_a_device_keeps_model_time(couple):
 
 
 MAPPED_ON_A_DEVICE = """
-from hpcomm.transport.device import dispatch as onboard
+from hpcomm.transport.device import dispatch
 from hpcomm.device import driver, model, order
 from hpcomm.mpmd.coupling import device_operations as there
 device = model.Model()
 driver.install(device)
-onboard.DEVICE_EAGER, there.Mapped.MOST = LIMIT, 4  # fewer than the weights of a row of "idw"
+dispatch.DEVICE_EAGER, there.Mapped.MOST = LIMIT, 4  # fewer than the weights of a row of "idw"
 streams = [1, *(driver.driver().device(0).stream() for _ in range(2))]
 source, target = regrid.LatLon(10, 20), regrid.LatLon(8, 18)
 function = lambda x: np.column_stack([2 + x[:, 0] * x[:, 1] + x[:, 2], x[:, 2] ** 2])

@@ -167,9 +167,9 @@ def test_a_roster_is_as_long_as_programs_and_hosts_are_many():
     again = handshake.Roster()
     again.add(text)
     assert again.count == 3000
-    assert again.cards(range(5000))[1999] == ("sea", "hpcomm", "sea.py", "n4", "")
-    assert again.cards([1, 2000, 4000]) == [*again.cards([1, 2000]), None]
-    assert handshake.check(range(3000), again.cards(range(3000)), {}, 1.0)["air"] == list(range(2000, 3000))
+    assert again.entries(range(5000))[1999] == ("sea", "hpcomm", "sea.py", "n4", "")
+    assert again.entries([1, 2000, 4000]) == [*again.entries([1, 2000]), None]
+    assert handshake.check(range(3000), again.entries(range(3000)), {}, 1.0)["air"] == list(range(2000, 3000))
     with pytest.raises(ConfigError, match="speaks another handshake: 'hpcomm 1'"):
         again.add("hpcomm 1\nsea\n")
 
@@ -222,13 +222,13 @@ def test_every_rank_is_told_who_came_within_seconds(programs, case):
 
 def test_scripts_of_one_name_in_two_folders_are_two_programs():
     """As `mpirun -wdir a python run.py : -wdir b python run.py` starts them; hosts may differ in folders."""
-    cards = [
-        handshake.Card("ocean", "hpcomm", script, host, "")
+    entries = [
+        handshake.Entry("ocean", "hpcomm", script, host, "")
         for script, host in (("/a/run.py", "n1"), ("/b/run.py", "n1"), ("/b/run.py", "n2"))
     ]
-    assert handshake.check([0, 1], cards[::2], {}, 1.0) == {"ocean": [0, 1]}
+    assert handshake.check([0, 1], entries[::2], {}, 1.0) == {"ocean": [0, 1]}
     with pytest.raises(ConfigError, match=r"two programs are called 'ocean': /a/run\.py and /b/run\.py"):
-        handshake.check([0, 1], cards[:2], {}, 1.0)
+        handshake.check([0, 1], entries[:2], {}, 1.0)
 
 
 ALONE = {

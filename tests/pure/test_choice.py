@@ -12,7 +12,7 @@ from hpcomm.transport.device.path_choice import COLLECTIVE, choose
 from hpcomm.transport.scheduled.rounds import algorithm, schedule
 
 BEST: dict[str, Any] = {
-    "all_on_devices": True, "folds": True, "kernels": "", "converts": "", "pairs": ["", ""], "nccl": "",
+    "all_on_devices": True, "reduces": True, "kernels": "", "converts": "", "pairs": ["", ""], "nccl": "",
     "direct": "",
 }  # fmt: skip
 
@@ -24,7 +24,7 @@ BEST: dict[str, Any] = {
         ({"nccl": "ranks 0 and 1 share a GPU"}, "ipc"),
         ({"nccl": "no libnccl", "pairs": ["", "rank 0: is on another node"]}, "direct"),
         ({"nccl": "no libnccl", "pairs": ["", "rank 0: elsewhere"], "direct": "not CUDA-aware"}, "schedule"),
-        ({"nccl": "no", "pairs": ["rank 1: no", ""], "direct": "no", "folds": False}, "pipeline"),
+        ({"nccl": "no", "pairs": ["rank 1: no", ""], "direct": "no", "reduces": False}, "pipeline"),
         ({"converts": "CuPy has no kernels for bfloat16"}, "pipeline"),
         ({"kernels": "torch has no kernel for the min of uint32", "nccl": "no", "direct": "no"}, "pipeline"),
         ({"all_on_devices": False}, "pipeline"),

@@ -9,7 +9,7 @@ from hpcomm.errors import ConfigError, WaitTimeoutError
 from hpcomm.mpmd.jobs import Meeting, meet
 
 
-def card(name, library="MPICH 5", programs=None):
+def entry(name, library="MPICH 5", programs=None):
     return {
         "hpcomm": 1,
         "name": name,
@@ -28,7 +28,7 @@ def both(path, host, guest, timeout_s=10.0):
 
 def test_they_learn_each_others_names_and_the_hosts_port(tmp_path):
     for _ in range(2):  # the place may be used again
-        found = both(tmp_path / "port", card("ocean"), card("air"))
+        found = both(tmp_path / "port", entry("ocean"), entry("air"))
         assert found == (Meeting("air", "at ocean"), Meeting("ocean", "at ocean"))
         assert list(tmp_path.iterdir()) == []
 
@@ -36,12 +36,12 @@ def test_they_learn_each_others_names_and_the_hosts_port(tmp_path):
 @pytest.mark.parametrize(
     ("guest", "words"),
     [
-        (card("air", "Open MPI 5"), "'ocean' has MPICH 5, and 'air' Open MPI 5"),
-        (card("air", programs=["air", "ocean"]), "both jobs have a program 'ocean'"),
+        (entry("air", "Open MPI 5"), "'ocean' has MPICH 5, and 'air' Open MPI 5"),
+        (entry("air", programs=["air", "ocean"]), "both jobs have a program 'ocean'"),
     ],
 )
 def test_both_are_told_why_they_do_not_fit(tmp_path, guest, words):
-    for error in both(tmp_path / "port", card("ocean"), guest):
+    for error in both(tmp_path / "port", entry("ocean"), guest):
         assert isinstance(error, ConfigError)
         assert words in str(error)
     assert list(tmp_path.iterdir()) == []
@@ -50,7 +50,7 @@ def test_both_are_told_why_they_do_not_fit(tmp_path, guest, words):
 def test_whoever_waits_in_vain_is_told_what_to_do(tmp_path):
     path = tmp_path / "port"
     for is_host, words in ((True, "nobody has connected at"), (False, "nobody accepts at")):
-        error = meet(path, card("ocean"), 0.1, is_host=is_host)
+        error = meet(path, entry("ocean"), 0.1, is_host=is_host)
         assert isinstance(error, WaitTimeoutError)
         assert words in str(error)
         assert "start the other job, too" in str(error)
@@ -60,17 +60,17 @@ def test_whoever_waits_in_vain_is_told_what_to_do(tmp_path):
 def test_what_lies_there_from_earlier_does_not_pass_for_a_partner(tmp_path):
     path = tmp_path / "port"
     path.write_text("else")
-    assert "something else than a port" in str(meet(path, card("air"), 0.1, is_host=False))
+    assert "something else than a port" in str(meet(path, entry("air"), 0.1, is_host=False))
     path.write_text('{"hpcomm": 1, "name": "ocean", "port": "gone"}')
-    assert "remove it, if an earlier job has left it" in str(meet(path, card("air"), 0.1, is_host=False))
+    assert "remove it, if an earlier job has left it" in str(meet(path, entry("air"), 0.1, is_host=False))
     (tmp_path / "port.hello").write_text('{"hpcomm": 1}')
-    assert "somebody else is connecting" in str(meet(path, card("air"), 0.1, is_host=False))
-    assert "nobody has connected" in str(meet(path, card("ocean"), 0.1, is_host=True))
+    assert "somebody else is connecting" in str(meet(path, entry("air"), 0.1, is_host=False))
+    assert "nobody has connected" in str(meet(path, entry("ocean"), 0.1, is_host=True))
 
 
 def test_a_folder_that_is_not_there_is_an_error_and_no_wait(tmp_path):
     assert "a folder that both jobs can write" in str(
-        meet(tmp_path / "no" / "port", card("a"), 9, is_host=True)
+        meet(tmp_path / "no" / "port", entry("a"), 9, is_host=True)
     )
 
 
@@ -86,6 +86,6 @@ def test_a_file_that_another_user_may_have_put_there_is_refused(tmp_path, way):
     else:
         path.write_text('{"hpcomm": 1, "name": "ocean", "port": "at nowhere"}')
         os.chown(path, 12345, 12345)
-    error = meet(path, card("air"), 1.0, is_host=False)
+    error = meet(path, entry("air"), 1.0, is_host=False)
     assert isinstance(error, ConfigError)
     assert ("no meeting at" if way == "a link" else "belongs to another user (number 12345)") in str(error)

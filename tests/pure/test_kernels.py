@@ -78,7 +78,7 @@ def on_host(fold: Any, parts: list[Any]) -> Any:
     wide = [np.array(part) if fold.widen is None else fold.widen(part) for part in parts]
     folded = wide[0].copy()
     for each in wide[1:]:
-        getattr(np, kernels.FOLDS[fold.mpi_op])(folded, each, out=folded)
+        getattr(np, kernels.FUNCTIONS[fold.mpi_op])(folded, each, out=folded)
     if fold.narrow is not None:
         return fold.narrow(folded, len(parts))
     if fold.finish is not None:
@@ -87,17 +87,17 @@ def on_host(fold: Any, parts: list[Any]) -> Any:
 
 
 def by_kernels(made: Any, fold: Any, dtype: Dtype, parts: list[Any]) -> Any:
-    """As rounds.py has it done, in an arena that is memory of the host."""
+    """As rounds.py has it done, in a workspace that is memory of the host."""
     wide = device_columns.travels(fold, dtype)
     slots = np.full(len(parts) * N * wide.itemsize, 0xCB, np.uint8)
     memory = SimpleNamespace(copy=lambda to, source, nbytes, stream: ctypes.memmove(to, source, nbytes))
-    arena: Any = SimpleNamespace(device=memory, work=at(slots), stream=0, size=len(parts))
-    way = device_columns._Way(arena, fold, made, dtype)
+    space: Any = SimpleNamespace(device=memory, work=at(slots), stream=0, size=len(parts))
+    way = device_columns._Way(space, fold, made, dtype)
     for rank, part in enumerate(parts):
         way.bring(at(part), 0, rank * N, N)
     views = [made.view(at(slots) + rank * N * wide.itemsize, N, wide) for rank in range(len(parts))]
     for each in views[1:]:
-        made.fold(fold.mpi_op, views[0], each, out=views[0])
+        made.reduce(fold.mpi_op, views[0], each, out=views[0])
     out = np.full_like(parts[0], 7)
     way.take(at(out), 0, 0, N)
     return out

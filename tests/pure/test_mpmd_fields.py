@@ -30,7 +30,7 @@ KINDS = {
 }
 
 
-def card(kind):
+def entry(kind):
     return {"dtype": np.dtype(dtypes.BY_NAME[kind].storage).str, "kind": kind, "shape": (), "grid": None}
 
 
@@ -38,7 +38,7 @@ def card(kind):
 def test_what_arrives_means_what_was_sent_or_is_refused(case):
     given, taken, time = case
     spec = FieldSpec("f", "a", "b", every_s=1.0, time=time)
-    sides = {"gives": {"f": card(given)}, "takes": {}}, {"gives": {}, "takes": {"f": card(taken)}}
+    sides = {"gives": {"f": entry(given)}, "takes": {}}, {"gives": {}, "takes": {"f": entry(taken)}}
     link = SimpleNamespace(name="a", peer="b")
     if KINDS[case] is None:
         assert agreed(link, *sides, (spec,)) == [spec]

@@ -157,8 +157,8 @@ import os
 os.environ |= {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
 os.environ |= {"PMIX_NAMESPACE": f"prterun-here-{os.getppid()}@1", "PMIX_SERVER_TMPDIR": os.getcwd()}
 os.environ.pop("HPCOMM_JOB", None)
-from hpcomm.job import terminate as reaper
-reaper.leave()
+from hpcomm.job import terminate
+terminate.leave()
 """
 
 

@@ -123,7 +123,7 @@ def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int,
 
 
 def test_who_looks_at_a_carrier_from_outside_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentinel asks what it finds in frames for names of its own, also before a call came to the gate."""
+    """The watchdog asks what it finds in frames for names of its own, also before a call came to the gate."""
     carrier, met = NodeCollectives.__new__(NodeCollectives), []
     monkeypatch.setattr(NodeCollectives, "arrive", lambda self: met.append(self))
     assert not any(hasattr(carrier, name) for name in ("waits_for", "_stages", "watched", "partners"))

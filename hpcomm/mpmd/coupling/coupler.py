@@ -57,8 +57,8 @@ class Outgoing:
             self._turns = Turns(
                 lambda: Channel(wire, [part], tag, sends=True, stamped=stamped, timeout_s=timeout_s), ahead
             )
-        folds = schedule.time in ("mean", "sum") and _stays(wire, self.part)
-        self._there = DeviceOperations(field.values) if folds else None
+        reduces = schedule.time in ("mean", "sum") and _stays(wire, self.part)
+        self._there = DeviceOperations(field.values) if reduces else None
         self._sum: Any = None
         self._count = 0
         self.version = -1

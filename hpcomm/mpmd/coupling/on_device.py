@@ -39,33 +39,33 @@ class Share:
     ) -> None:  # fmt: skip
         self._carrier, self._peer, self._tag, self._sends = carrier, peer, tag, sends
         self._request: Request[object] | None = None
-        self._land: Callable[[], None] = lambda: None
+        self._scatter: Callable[[], None] = lambda: None
         self.lends = False
         values, is_range = field.values, isinstance(rows, slice)
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         shape = count, *field.shape
         if not chooses(values) or np.dtype(as_buffer(values).dtype.storage) != dtype:
-            self._landing: Any = np.empty(shape, dtype)
-            self._given: Callable[[], Any] = partial(_gathered, values, rows, self._landing)
-            self._land = partial(scatter, values, rows, self._landing)
+            self._received: Any = np.empty(shape, dtype)
+            self._given: Callable[[], Any] = partial(_gathered, values, rows, self._received)
+            self._scatter = partial(scatter, values, rows, self._received)
             return
         at = index(values, rows)
         lies = is_range and as_buffer(values[at]).place.strides is None  # type: ignore[union-attr]
         self.lends = sends and own and lies
         if lies and (self.lends or not sends):
-            self._landing = values[at]
-            self._given = lambda: self._landing
+            self._received = values[at]
+            self._given = lambda: self._received
         elif sends:
             self._given = (lambda: copied(values[at])) if is_range else partial(values.__getitem__, at)
         else:
-            self._landing = as_buffer(values).make(shape).give()
-            self._land = partial(values.__setitem__, at, self._landing)
+            self._received = as_buffer(values).make(shape).give()
+            self._scatter = partial(values.__setitem__, at, self._received)
 
     def start(self) -> None:
         if self._sends:
             self._request = self._carrier.isend(self._given(), self._peer, self._tag)
         else:
-            self._request = self._carrier.irecv(self._landing, self._peer, self._tag)
+            self._request = self._carrier.irecv(self._received, self._peer, self._tag)
 
     def done(self) -> bool:
         """Whether the message has been taken, or has come, on the device, too."""
@@ -77,7 +77,7 @@ class Share:
             self._request.wait()
             self._request = None
             if not self._sends:
-                self._land()
+                self._scatter()
 
 
 def _gathered(values: Any, rows: Selection, out: Any) -> Any:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...core.request import Pending, Stages
     from ...core.types import AnyArray, Operator
     from ...device.arrays import Place
-    from .workspace import Arena
+    from .workspace import Workspace
 
 __all__ = ["Direct", "decide", "evidence", "known", "loaded_library", "passes", "rumour", "says", "trial"]
 
@@ -222,32 +222,33 @@ def begin(
     return [getattr(mpi, f"I{verb.replace('_', '')}")(here, one, op)]
 
 
-def passes(begin: Callable[[list[Any]], Any], place: Place, nbytes: int, moment: int) -> Stages:
+def passes(begin: Callable[[list[Any]], Any], place: Place, nbytes: int, event: int) -> Stages:
     """A message by the MPI library from or to the array at place; begin: Isend or Irecv of its memory."""
-    yield [Reached(place.device, moment)]  # MPI knows no streams
+    yield [Reached(place.device, event)]  # MPI knows no streams
     yield [begin([place.device.memory(place.address, nbytes), MPI.BYTE])]
 
 
 class Direct:
     """How a collective goes on in a workspace by the MPI library on device memory."""
 
-    def __init__(self, arena: Arena, channel: object, verb: str, slots: int, fold: Reduction | None,
+    def __init__(self, space: Workspace, channel: object, verb: str, slots: int, reduce: Reduction | None,
                  dtype: Dtype, root: int) -> None:  # fmt: skip
-        self.arena, self.channel, self.verb, self.root = arena, channel, verb, root
-        self.fold, self.dtype = fold, dtype
-        self.capacity = max(1, arena.nbytes // (slots * dtype.itemsize))
+        self.workspace, self.channel, self.verb, self.root = space, channel, verb, root
+        self.reduce, self.dtype = reduce, dtype
+        self.capacity = max(1, space.nbytes // (slots * dtype.itemsize))
 
     def move(self, count: int) -> Stages:
-        arena, size = self.arena, self.dtype.itemsize
-        yield [Reached(arena.device, event := arena.station.mark(arena.stream))]  # MPI knows no streams
-        arena.station.spare(event)
-        fold = self.fold  # by name, or a user's: those that reduce on the host must not see a device's memory
-        kind = getattr(MPI, fold.mpi_type) if fold else None
-        op = getattr(MPI, fold.mpi_op) if fold else None
+        space, size = self.workspace, self.dtype.itemsize
+        yield [Reached(space.device, event := space.station.mark(space.stream))]  # MPI knows no streams
+        space.station.spare(event)
+        # By name, or a user's: those that reduce on the host must not see a device's memory.
+        reduce = self.reduce
+        kind = getattr(MPI, reduce.mpi_type) if reduce else None
+        op = getattr(MPI, reduce.mpi_op) if reduce else None
 
         def part(low: int, nbytes: int) -> Any:
-            return arena.device.memory(arena.work + low, nbytes)
+            return space.device.memory(space.work + low, nbytes)
 
         yield begin(self.channel, self.verb, part, count, size, kind, op, self.root)
-        if self.verb == "reduce_scatter" and arena.rank:
-            arena.device.copy(arena.work + arena.rank * count * size, arena.work, count * size, arena.stream)
+        if self.verb == "reduce_scatter" and space.rank:
+            space.device.copy(space.work + space.rank * count * size, space.work, count * size, space.stream)

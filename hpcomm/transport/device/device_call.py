@@ -27,9 +27,9 @@ class Job:
     """A collective with what this rank brings to it."""
 
     def __init__(self, call: Call, send: Buffer | None, recv: Buffer | None, op: Operator,
-                 fold: Reduction | None, blocking: bool) -> None:  # fmt: skip
+                 reduce: Reduction | None, blocking: bool) -> None:  # fmt: skip
         self.call, self.send, self.recv = call, send, recv
-        self.op, self.fold, self.blocking = op, fold, blocking
+        self.op, self.reduce, self.blocking = op, reduce, blocking
         self.packed = send
         comm, verb = call.comm, call.verb
         p = comm.remote_size if comm.is_inter else comm.size
@@ -38,10 +38,10 @@ class Job:
         places = [x.place for x in (send, recv) if x is not None]
         place = next((each for each in places if each is not None), None)
         self.device = None if place is None or None in places else place.device
-        found = kernels(place) if place is not None and fold is not None else None
-        self.lacks = device_columns.lacks(fold, call.look.dtype, found)
+        found = kernels(place) if place is not None and reduce is not None else None
+        self.lacks = device_columns.lacks(reduce, call.look.dtype, found)
         self.kernels = None if isinstance(found, str) else found
-        self.moments: dict[str, tuple[Place, int]] = {}
+        self.events: dict[str, tuple[Place, int]] = {}
         self.algorithm: str | None = None  # that the user names
         self.here: Call | None = None  # where all arrays lie in host memory: what it does on them by that
 
@@ -53,20 +53,20 @@ class Job:
             self.packed = DeviceBuffer(self.send.give(), self.send.packed())
         for name, x in (("send", self.packed), ("recv", self.recv)):
             if x is not None and x.place is not None:
-                self.moments[name] = x.place, station(x.place.device).moment(x.place)
+                self.events[name] = x.place, station(x.place.device).event(x.place)
 
     def places(self) -> tuple[Place | None, Place | None]:
         send, recv = self.packed, self.recv
         return None if send is None else send.place, None if recv is None else recv.place
 
-    def moment(self, name: str) -> int | None:
-        return self.moments[name][1] if name in self.moments else None
+    def event(self, name: str) -> int | None:
+        return self.events[name][1] if name in self.events else None
 
     def end(self) -> None:
-        """All that had to come after the moments has been told so."""
-        for place, event in self.moments.values():
+        """All that had to come after the events has been told so."""
+        for place, event in self.events.values():
             station(place.device).spare(event)
-        self.moments.clear()
+        self.events.clear()
 
 
 def piece_of(end: Source | Sink, low: int, high: int, call: Call, stacked: bool) -> Buffer:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...device.arrays import Place
     from ...device.kernels import Kernels
-    from .workspace import Arena
+    from .workspace import Workspace
 
 __all__ = ["Mover", "carry", "lacks", "travels"]
 
@@ -35,42 +35,42 @@ class Mover(Protocol):
     def move(self, count: int) -> Stages: ...
 
 
-def travels(fold: Reduction | None, dtype: Dtype) -> Dtype:
+def travels(reduce: Reduction | None, dtype: Dtype) -> Dtype:
     """The dtype in which elements of dtype travel under a reduction."""
-    if fold is None or fold.widen is None:
+    if reduce is None or reduce.widen is None:
         return dtype
-    if fold.mpi_type == "UINT8_T" and (dtype.kind == "b" or fold.op.name in ("land", "lor")):
+    if reduce.mpi_type == "UINT8_T" and (dtype.kind == "b" or reduce.op.name in ("land", "lor")):
         return BY_NAME["uint8"]
     return BY_NAME["float32"] if dtype.kind == "h" else dtype
 
 
-def lacks(fold: Reduction | None, dtype: Dtype, kernels: Kernels | str | None) -> tuple[str, str]:
+def lacks(reduce: Reduction | None, dtype: Dtype, kernels: Kernels | str | None) -> tuple[str, str]:
     """Why there are no kernels that reduce as op does, and none that convert x for it; "" if there are."""
-    if fold is None:
+    if reduce is None:
         return "", ""
-    if not isinstance(fold.mpi_op, str):
-        why = f"op {fold.op} is no operator that kernels know"
+    if not isinstance(reduce.mpi_op, str):
+        why = f"op {reduce.op} is no operator that kernels know"
         return why, why
-    plain = travels(fold, dtype) is dtype or dtype.kind == "b"
-    plain = plain and fold.op.name not in ("avg", "premul_sum")
+    plain = travels(reduce, dtype) is dtype or dtype.kind == "b"
+    plain = plain and reduce.op.name not in ("avg", "premul_sum")
     if kernels is None or isinstance(kernels, str):
         why = kernels or "x lies on the host"
         return why, "" if plain else why
-    fold_lacks = kernels.refuses(fold.mpi_op, travels(fold, dtype)) or ""
-    return fold_lacks, "" if plain else kernels.refuses(None, dtype) or ""
+    reduce_lacks = kernels.refuses(reduce.mpi_op, travels(reduce, dtype)) or ""
+    return reduce_lacks, "" if plain else kernels.refuses(None, dtype) or ""
 
 
 def carry(
-    call: Call, send: Place | None, recv: Place | None, fold: Reduction | None, kernels: Kernels | None,
-    arena: Arena, mover: Mover, count: int,
+    call: Call, send: Place | None, recv: Place | None, reduce: Reduction | None, kernels: Kernels | None,
+    space: Workspace, mover: Mover, count: int,
 ) -> Stages:  # fmt: skip
     """The stages of a collective whose blocks have count elements, in the workspace's stream.
 
     send, recv: in C order; None where this rank gives or gets nothing.
     """
-    p, rank, verb = arena.size, arena.rank, call.verb
+    p, rank, verb = space.size, space.rank, call.verb
     where = _layout(verb, p, rank)
-    way = _Way(arena, fold, kernels, call.look.dtype)
+    way = _Way(space, reduce, kernels, call.look.dtype)
     step = min(mover.capacity, max(count, 1))
     for low in range(0, count, step):
         n = min(step, count - low)
@@ -102,20 +102,22 @@ def _layout(verb: str, p: int, rank: int) -> tuple[tuple[int, int], tuple[int, i
 class _Way:
     """Between a user's array and the workspace, with what an operator asks for on the way."""
 
-    def __init__(self, arena: Arena, fold: Reduction | None, kernels: Kernels | None, dtype: Dtype) -> None:
-        self.arena, self.fold, self.kernels, self.dtype = arena, fold, kernels, dtype
-        self.wide = travels(fold, dtype)
-        self.truth = fold is not None and fold.op.name in ("land", "lor") and dtype.kind != "b"
-        self.alike = fold is None or fold.mpi_type == "" or dtype.kind == "b" or self.wide is dtype
+    def __init__(
+        self, space: Workspace, reduce: Reduction | None, kernels: Kernels | None, dtype: Dtype
+    ) -> None:
+        self.workspace, self.reduce, self.kernels, self.dtype = space, reduce, kernels, dtype
+        self.wide = travels(reduce, dtype)
+        self.truth = reduce is not None and reduce.op.name in ("land", "lor") and dtype.kind != "b"
+        self.alike = reduce is None or reduce.mpi_type == "" or dtype.kind == "b" or self.wide is dtype
 
     def bring(self, address: int, at: int, slot: int, n: int) -> None:
-        there, here = address + at * self.dtype.itemsize, self.arena.work + slot * self.wide.itemsize
-        factor = self.fold.op.factor if self.fold is not None else None
+        there, here = address + at * self.dtype.itemsize, self.workspace.work + slot * self.wide.itemsize
+        factor = self.reduce.op.factor if self.reduce is not None else None
         if self.alike and not self.truth:
-            self.arena.device.copy(here, there, n * self.dtype.itemsize, self.arena.stream)
+            self.workspace.device.copy(here, there, n * self.dtype.itemsize, self.workspace.stream)
         if (self.alike and not self.truth and factor is None) or self.kernels is None:
             return
-        with self.kernels.on(self.arena.stream):
+        with self.kernels.on(self.workspace.stream):
             wide = self.kernels.view(here, n, self.wide)
             if self.truth:
                 self.kernels.truth(self.kernels.view(there, n, self.dtype), wide)
@@ -125,27 +127,27 @@ class _Way:
                 self.kernels.scale(wide, np.dtype(self.wide.storage).type(factor))
 
     def take(self, address: int, at: int, slot: int, n: int) -> None:
-        there, here = address + at * self.dtype.itemsize, self.arena.work + slot * self.wide.itemsize
-        average = self.fold is not None and self.fold.op.name == "avg"
+        there, here = address + at * self.dtype.itemsize, self.workspace.work + slot * self.wide.itemsize
+        average = self.reduce is not None and self.reduce.op.name == "avg"
         if self.kernels is not None and (average or self.truth or not self.alike):
-            with self.kernels.on(self.arena.stream):
+            with self.kernels.on(self.workspace.stream):
                 if average:
                     parts, kind = _real(self.wide)
-                    self.kernels.divide(self.kernels.view(here, n * parts, kind), self.arena.size)
+                    self.kernels.divide(self.kernels.view(here, n * parts, kind), self.workspace.size)
                 if self.truth or not self.alike:
                     wide = self.kernels.view(here, n, self.wide)
                     self.kernels.convert(wide, self.kernels.view(there, n, self.dtype))
         if self.alike and not self.truth:
-            self.arena.device.copy(there, here, n * self.dtype.itemsize, self.arena.stream)
+            self.workspace.device.copy(there, here, n * self.dtype.itemsize, self.workspace.stream)
 
     def fill(self, address: int, at: int, n: int) -> None:
         """What the first rank gets of an exscan."""
-        assert self.fold is not None
+        assert self.reduce is not None
         assert self.kernels is not None
-        value = reduction.identity(self.fold.op, self.dtype)
+        value = reduction.identity(self.reduce.op, self.dtype)
         if self.dtype.kind == "h":
             value = float(dtypes.widen(value.reshape(1), self.dtype)[0])
-        with self.kernels.on(self.arena.stream):
+        with self.kernels.on(self.workspace.stream):
             self.kernels.fill(
                 self.kernels.view(address + at * self.dtype.itemsize, n, self.dtype),
                 value.item() if hasattr(value, "item") else value,

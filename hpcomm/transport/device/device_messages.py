@@ -207,41 +207,41 @@ class Messages:
     def begin(self, look: Buffer, way: str) -> int:
         """Let what goes "down" from an array, or "up" to it, come after what the current stream holds now.
 
-        The moment is for pass_on and take_in, which may be carried on by another thread.
+        The event is for pass_on and take_in, which may be carried on by another thread.
         """
         if look.place is None:
             return 0
         there = station(look.place.device)
         return self._begin(look.place, there.down if way == "down" else there.up)
 
-    def spare(self, look: Buffer, moment: int) -> None:
-        """Give a moment back, also one of an array that was not sent or received after all."""
+    def spare(self, look: Buffer, event: int) -> None:
+        """Give an event back, also one of an array that was not sent or received after all."""
         if look.place is not None:
-            station(look.place.device).spare(moment)
+            station(look.place.device).spare(event)
 
-    def pass_on(self, call: Call, look: Buffer, moment: int, apart: Any = None) -> Stages:
+    def pass_on(self, call: Call, look: Buffer, event: int, apart: Any = None) -> Stages:
         """Send a large message that its receiver knows of, apart from the user's."""
-        return self._send_large(call, look, apart or self._apart, moment)
+        return self._send_large(call, look, apart or self._apart, event)
 
-    def take_in(self, call: Call, look: Buffer, moment: int, apart: Any = None) -> Stages:
+    def take_in(self, call: Call, look: Buffer, event: int, apart: Any = None) -> Stages:
         """Receive it."""
         seen = MPI.Status()
         try:
             header = bytearray(HEADER)
             yield [(apart or self._apart).Irecv([header, MPI.BYTE], call.peer, call.tag)]
             seen.Set_source(call.peer)
-            yield from self.announced(call, look, header, seen, call.after, moment)
+            yield from self.announced(call, look, header, seen, call.after, event)
         finally:
-            self.spare(look, moment)
+            self.spare(look, event)
 
-    def _send_large(self, call: Call, look: Buffer, mpi: Any = None, moment: int = 0) -> Stages:
+    def _send_large(self, call: Call, look: Buffer, mpi: Any = None, event: int = 0) -> Stages:
         """Header, answer, data. The header goes in the order of the user's messages, and holds no data."""
         place = look.packed() if isinstance(look, DeviceBuffer) else None
         if place is not None and mpi is None:
-            moment = self._begin(place, station(place.device).down)
+            event = self._begin(place, station(place.device).down)
         tags = (transport.largest_tag() - rounds.TAGS) // 2
         tag = rounds.TAGS + 2 * (next(self._serial) % (tags - 1))
-        kept, slots, offer = self._offer(look, place, call.peer == self._own, moment)
+        kept, slots, offer = self._offer(look, place, call.peer == self._own, event)
         header = Header(look.nbytes, tag, offer, "x is in host memory", b"")
         if place is not None:
             header = header._replace(direct=cuda_aware.rumour("send"), device=place.device.identity())
@@ -267,10 +267,10 @@ class Messages:
             elif path == "direct":
                 assert place is not None
                 yield from cuda_aware.passes(
-                    lambda part: self.channel.Isend(part, call.peer, tag), place, look.nbytes, moment
+                    lambda part: self.channel.Isend(part, call.peer, tag), place, look.nbytes, event
                 )
             elif path == "nccl":
-                yield from self._by_nccl(call, call.peer, header, place, answer, moment)
+                yield from self._by_nccl(call, call.peer, header, place, answer, event)
             else:
                 count = look.size
                 source = (
@@ -281,26 +281,26 @@ class Messages:
             if slots is not None:
                 kept.free += slots
             if place is not None:
-                station(place.device).spare(moment)
+                station(place.device).spare(event)
 
     def _begin(self, place: Place, stream: int) -> int:
-        """Let stream come after what the user's has been given so far, and return that moment."""
+        """Let stream come after what the user's has been given so far, and return that event."""
         there = station(place.device)
-        moment = there.moment(place)
-        there.device.wait(stream, moment)
-        return moment
+        event = there.event(place)
+        there.device.wait(stream, event)
+        return event
 
-    def _offer(self, look: Buffer, place: Place | None, to_itself: bool, moment: int) -> tuple[Any, Any, Any]:
+    def _offer(self, look: Buffer, place: Place | None, to_itself: bool, event: int) -> tuple[Any, Any, Any]:
         """The slab for an array, slots of it, and the offer of both; or why there is none.
 
-        To itself a rank offers no slab, but the array as it is at a moment.
+        To itself a rank offers no slab, but the array as it is at an event.
         """
         if place is None:
             return None, None, "x is in host memory"
         if self.forced not in ("auto", "ipc", "schedule"):
             return None, None, f"{self.forced} is forced"
         if to_itself:
-            return None, None, ipc.Lent(place.device.index, place.address, moment)
+            return None, None, ipc.Lent(place.device.index, place.address, event)
         kept = ipc.slab(place.device)
         if not isinstance(kept, ipc.Slab):
             return None, None, f"the sender cannot export memory: {kept[:_WHY]}"
@@ -328,9 +328,9 @@ class Messages:
         self.paths[way] = path + detail + whys
 
     def _recv_large(self, call: Call, look: Buffer, seen: MPI.Status) -> Stages:
-        moment = 0
+        event = 0
         if look.place is not None:  # now, as in send
-            moment = self._begin(look.place, station(look.place.device).up)
+            event = self._begin(look.place, station(look.place.device).up)
         try:
             header = self.take(call.peer, call.tag, seen)
             if header is None:
@@ -340,12 +340,12 @@ class Messages:
                 _copy_status(statuses[0], seen)
             if not is_header(header):
                 raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
-            yield from self.announced(call, look, header, seen, call.after, moment)
+            yield from self.announced(call, look, header, seen, call.after, event)
         finally:
-            self.spare(look, moment)
+            self.spare(look, event)
 
     def announced(
-        self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, after: After | None, moment: int = 0
+        self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, after: After | None, event: int = 0
     ) -> Stages:
         """Receive the large message that a header has announced."""
         place, source, header = look.place, seen.Get_source(), unpack(raw)
@@ -368,10 +368,10 @@ class Messages:
         elif path == "direct":
             assert place is not None
             yield from cuda_aware.passes(
-                lambda part: self.channel.Irecv(part, source, header.tag), place, nbytes, moment
+                lambda part: self.channel.Irecv(part, source, header.tag), place, nbytes, event
             )
         elif path == "nccl":
-            yield from self._by_nccl(call, source, header, place, answer, moment)
+            yield from self._by_nccl(call, source, header, place, answer, event)
         else:
             count, piece = look.size, answer.piece
             sink = Sink(look, 1) if place is None else DeviceSink(place, 1, count, piece)
@@ -429,13 +429,13 @@ class Messages:
         return self._pairs[key]
 
     def _by_nccl(
-        self, call: Call, peer: int, header: Header, place: Place | None, answer: Answer, moment: int
+        self, call: Call, peer: int, header: Header, place: Place | None, answer: Answer, event: int
     ) -> Stages:
         """Carry a message by NCCL; both ranks raise if that does not come up."""
         assert place is not None
         way = "to" if call.verb == "send" else "from"
         pair = self._pair(way, peer, place.device, header.device, answer.device)
-        parts = self.channel, peer, header.tag, place, header.nbytes, answer.number, answer.unique, moment
+        parts = self.channel, peer, header.tag, place, header.nbytes, answer.number, answer.unique, event
         if why := (yield from pair.carry(*parts)):
             self._note(call, (way, peer), answer._replace(choice=Choice("", {"nccl": why})))
         call.after.leave(station(place.device), pair.stream, place)

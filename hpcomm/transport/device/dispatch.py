@@ -43,7 +43,7 @@ from .nccl_transport import ByNccl, refuses
 from .path_choice import PATHS, choose
 from .pipeline import cut
 from .staging import After, sink_of, source_of
-from .workspace import Arena
+from .workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,7 @@ __all__ = ["DeviceDispatch"]
 
 _SAID = 4096  # bytes of what is said about MPI and device memory
 # What each rank says before a large call; what all say is true of the call:
-_DEVICE, _HOST, _FOLDS, _CONVERTS, _MET = 1, 2, 4, 8, 16
+_DEVICE, _HOST, _REDUCES, _CONVERTS, _MET = 1, 2, 4, 8, 16
 _TOLD = struct.Struct("=Bqq")  # these, its signature, and the same with all bits turned
 
 
@@ -72,7 +72,7 @@ class DeviceDispatch:
         self.plain = watching(comm.mpi_handle)
         self.channel = watching(comm.mpi_handle.Dup())
         self._line: list[_Ticket] = []
-        self.arena: Arena | None = None
+        self.workspace: Workspace | None = None
         self._nccl: Any = None
         self._no_nccl = "nobody has met"
         self._direct = dict.fromkeys(cuda_aware.OPERATIONS, "nobody has met")
@@ -86,10 +86,10 @@ class DeviceDispatch:
 
     def close(self) -> None:
         drive(self.messages.leave())
-        if self.arena is not None:
-            drive(self.arena.leave(self.channel))
+        if self.workspace is not None:
+            drive(self.workspace.leave(self.channel))
             self._leave_nccl()
-            self.arena = None
+            self.workspace = None
         self.channel.Free()
 
     def takes(self, *looks: Buffer | None, block: int) -> bool:
@@ -145,8 +145,8 @@ class DeviceDispatch:
     def _pairs(self) -> list[str]:
         """How messages of schedules come here from each rank, ranks of the same way together."""
         ways: dict[str, list[str]] = {}
-        for rank, peer in enumerate(self.arena.peers if self.arena is not None else ()):
-            if self.arena is not None and rank != self.arena.rank:
+        for rank, peer in enumerate(self.workspace.peers if self.workspace is not None else ()):
+            if self.workspace is not None and rank != self.workspace.rank:
                 way = f"through pinned memory, for it {peer.why}" if peer.why else "device to device"
                 ways.setdefault(way, []).append(str(rank))
         return [f"from rank {', '.join(ranks)}: {way}" for way, ranks in ways.items()]
@@ -159,7 +159,7 @@ class DeviceDispatch:
         send: Buffer | None,
         recv: Buffer | None,
         op: Any,
-        fold: Reduction | None,
+        reduce: Reduction | None,
         blocking: bool,
         algorithm: str | None = None,
     ) -> Call:
@@ -167,7 +167,7 @@ class DeviceDispatch:
 
         algorithm: an own schedule that the user names, for a large call.
         """
-        if fold is not None and fold.fold is not None and on_device(send, recv):
+        if reduce is not None and reduce.function is not None and on_device(send, recv):
             raise UsageError(
                 "a function as op reduces arrays of the host", hint="op by name, such as 'sum'; or x.cpu()"
             )
@@ -178,12 +178,12 @@ class DeviceDispatch:
         nbytes = call.count * call.look.dtype.itemsize
         large = not self.is_one_call(nbytes)
         node = None if large or not blocking else call.comm.node
-        if node is not None and host_calls.core_takes(call.look.dtype, fold):
+        if node is not None and host_calls.core_takes(call.look.dtype, reduce):
             call.by_core = True
         call.after = After()
-        job = Job(call, send, recv, op, fold, blocking)
+        job = Job(call, send, recv, op, reduce, blocking)
         if algorithm is not None:
-            job.algorithm = schedule_transport.named(call, algorithm, fold, nbytes)
+            job.algorithm = schedule_transport.named(call, algorithm, reduce, nbytes)
             call.code = marked(call.code, algorithm)
             if not on_device(send, recv):  # what is wrong with these, it is known now
                 job.here = self._composed(job, send, recv)
@@ -214,17 +214,17 @@ class DeviceDispatch:
             return
         # All arrays lie on devices, and a path between devices was chosen. The workspace's stream comes after
         # what the user's streams held when the call was made, and they after it (leave).
-        arena = self.arena
-        assert arena is not None
-        for _, event in job.moments.values():
-            arena.device.wait(arena.stream, event)
+        space = self.workspace
+        assert space is not None
+        for _, event in job.events.values():
+            space.device.wait(space.stream, event)
         job.end()
         mover = yield from self._mover(job, path)
         send, recv = job.places()
-        yield from device_columns.carry(call, send, recv, job.fold, job.kernels, arena, mover, call.count)
+        yield from device_columns.carry(call, send, recv, job.reduce, job.kernels, space, mover, call.count)
         for place in (send, recv):
             if place is not None:
-                call.after.leave(arena.station, arena.stream, place)
+                call.after.leave(space.station, space.stream, place)
 
     def _on_copies(self, job: Job, algorithm: str) -> Stages:
         """By the schedule that the user names, on copies in host memory of what lies on devices."""
@@ -233,16 +233,16 @@ class DeviceDispatch:
         out = x if recv is job.send else None if recv is None else copy_of(recv)
         up = None
         if recv is not None and recv.place is not None:
-            up = host_copy.Landing(recv, job.moment("recv"))
+            up = host_copy.Upload(recv, job.event("recv"))
         if isinstance(send, DeviceBuffer):
             assert x is not None
-            yield from host_copy.down(send, x.array, job.moment("send"))
+            yield from host_copy.down(send, x.array, job.event("send"))
         job.end()
         if here is None:
             here = self._composed(job, x, out)
         elif here.fill is not None:
             here.fill()
-        yield from schedule_transport.rounds(here, algorithm, job.fold, self.channel, TAGS - 1)
+        yield from schedule_transport.rounds(here, algorithm, job.reduce, self.channel, TAGS - 1)
         here.finish(None)
         if up is not None:
             assert out is not None
@@ -252,35 +252,35 @@ class DeviceDispatch:
         """What the call is where its arrays are these, in host memory."""
         here = Call(job.call.comm, job.call.verb, root=job.call.root)
         here.look, here.count = job.call.look, job.call.count
-        return host_calls.on_hosts(here, x, out, job.fold, blocking=False)
+        return host_calls.on_hosts(here, x, out, job.reduce, blocking=False)
 
     def _mover(self, job: Job, path: str) -> Stages:
-        call, fold, arena = job.call, job.fold, self.arena
-        assert arena is not None
-        wide = device_columns.travels(fold, call.look.dtype)
-        name = job.algorithm or algorithm(call.verb, arena.size, call.count * wide.itemsize)
-        op = fold.mpi_op if fold is not None else None
+        call, reduce, space = job.call, job.reduce, self.workspace
+        assert space is not None
+        wide = device_columns.travels(reduce, call.look.dtype)
+        name = job.algorithm or algorithm(call.verb, space.size, call.count * wide.itemsize)
+        op = reduce.mpi_op if reduce is not None else None
         most = None
         if job.algorithm is not None:
             most = yield from self._most(name, call, wide)
         if path == "nccl":
-            slots = schedule(call.verb, name, arena.size, call.root).slots
-            return ByNccl(arena, self._nccl, call.verb, slots, op, wide, call.root)
+            slots = schedule(call.verb, name, space.size, call.root).slots
+            return ByNccl(space, self._nccl, call.verb, slots, op, wide, call.root)
         if path == "direct":
-            slots = schedule(call.verb, name, arena.size, call.root).slots
-            return cuda_aware.Direct(arena, self.channel, call.verb, slots, fold, wide, call.root)
-        return Rounds(arena, self.channel, job.kernels, call.verb, name, call.root, op, wide, most)
+            slots = schedule(call.verb, name, space.size, call.root).slots
+            return cuda_aware.Direct(space, self.channel, call.verb, slots, reduce, wide, call.root)
+        return Rounds(space, self.channel, job.kernels, call.verb, name, call.root, op, wide, most)
 
     def _most(self, name: str, call: Call, dtype: Dtype) -> Stages:
         """Elements of a slot at most, so that any schedule's work and temporary fit into all workspaces."""
-        assert self.arena is not None
-        mine = fitting(self.arena, call.verb, name, call.root, dtype.itemsize)
+        assert self.workspace is not None
+        mine = fitting(self.workspace, call.verb, name, call.root, dtype.itemsize)
         least = np.array([mine])
         yield [self.channel.Iallreduce(MPI.IN_PLACE, least, MPI.MIN)]
         if not least[0]:
             raise UsageError(
-                f"the work memory on the device, {self.arena.nbytes} bytes, is too small for {name} on "
-                f"{self.arena.size} ranks",
+                f"the work memory on the device, {self.workspace.nbytes} bytes, is too small for {name} on "
+                f"{self.workspace.size} ranks",
                 where(call.verb, call.comm),
                 "another algorithm=, or none",
             )
@@ -294,9 +294,9 @@ class DeviceDispatch:
         complement are both left whole only if all ranks have the same: else some bit is 0 in both.
         """
         call, device = job.call, job.device
-        met = self.arena is not None and (device is None or self.arena.device is device)
+        met = self.workspace is not None and (device is None or self.workspace.device is device)
         kind = _DEVICE if device is not None else 0 if on_device(job.send, job.recv) else _HOST
-        mine = kind | _FOLDS * (not job.lacks[0]) | _CONVERTS * (not job.lacks[1]) | _MET * met
+        mine = kind | _REDUCES * (not job.lacks[0]) | _CONVERTS * (not job.lacks[1]) | _MET * met
         signed = signature(call.code, call.agreed)
         told = bytearray(_TOLD.pack(mine, signed, ~signed))
         yield [self.channel.Iallreduce(MPI.IN_PLACE, [told, MPI.BYTE], MPI.BAND)]
@@ -309,14 +309,14 @@ class DeviceDispatch:
         if on_devices and self.forced != "pipeline" and not said & _MET:
             yield from self._meet(device)
         elsewhere = "another rank has no kernel for it"
-        arena, dtype, fold = self.arena, call.look.dtype, job.fold
-        op = fold.mpi_op if fold is not None else None
+        space, dtype, reduce = self.workspace, call.look.dtype, job.reduce
+        op = reduce.mpi_op if reduce is not None else None
         chosen = choose(
-            self.forced, call.verb, all_on_devices=on_devices, folds=fold is not None,
-            kernels="" if said & _FOLDS else job.lacks[0] or elsewhere,
+            self.forced, call.verb, all_on_devices=on_devices, reduces=reduce is not None,
+            kernels="" if said & _REDUCES else job.lacks[0] or elsewhere,
             converts="" if said & _CONVERTS else job.lacks[1] or elsewhere,
-            pairs=arena.whys if arena is not None else ["nobody has met"],
-            nccl=self._no_nccl or refuses(call.verb, op, device_columns.travels(fold, dtype)),
+            pairs=space.whys if space is not None else ["nobody has met"],
+            nccl=self._no_nccl or refuses(call.verb, op, device_columns.travels(reduce, dtype)),
             direct=self._direct[call.verb], named=job.algorithm is not None,
         )  # fmt: skip
         if not chosen.path:
@@ -340,15 +340,15 @@ class DeviceDispatch:
         )
 
     def _meet(self, device: Any) -> Stages:
-        if self.arena is not None:
-            yield from self.arena.leave(self.channel)
+        if self.workspace is not None:
+            yield from self.workspace.leave(self.channel)
             self._leave_nccl()
         facts = {"nccl": nccl_transport.fact(device), "nccl_shares": nccl_transport.shares()}
-        self.arena = Arena(device, self.channel.Get_rank(), self.channel.Get_size(), facts)
-        yield from self.arena.meet(self.channel)
-        self._no_nccl = nccl_transport.lack(self.arena.headers)
+        self.workspace = Workspace(device, self.channel.Get_rank(), self.channel.Get_size(), facts)
+        yield from self.workspace.meet(self.channel)
+        self._no_nccl = nccl_transport.lack(self.workspace.headers)
         if not self._no_nccl and self.forced in ("auto", "nccl"):
-            self._nccl, self._no_nccl = yield from nccl_transport.join(self.channel, self.arena)
+            self._nccl, self._no_nccl = yield from nccl_transport.join(self.channel, self.workspace)
 
         self._direct = yield from self._ask_about_direct()
 
@@ -394,10 +394,10 @@ class DeviceDispatch:
         sink = None if recv is None else sink_of(recv, job.blocks_out, count, piece)
         pieces = [(low, min(low + piece, count)) for low in range(0, count, max(piece, 1))] or [(0, 0)]
         if source is not None:
-            source.begin(job.moment("send"))
+            source.begin(job.event("send"))
             source.bring(*pieces[0])
         if sink is not None:
-            sink.begin(job.moment("recv"))
+            sink.begin(job.event("recv"))
         job.end()
         for i, (low, high) in enumerate(pieces):
             waits = [*(source.landed() if source else ()), *(sink.free() if sink else ())]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...core.types import AnyArray
 
-__all__ = ["Landing", "beside", "down", "from_host", "renewed", "to_host"]
+__all__ = ["Upload", "beside", "down", "from_host", "renewed", "to_host"]
 
 
 def to_host(look: DeviceBuffer) -> AnyArray:
@@ -28,12 +28,12 @@ def to_host(look: DeviceBuffer) -> AnyArray:
     return copy
 
 
-def down(look: DeviceBuffer, copy: AnyArray, moment: int | None = None) -> Stages:
-    """The stages of to_host, into copy; moment: what the array holds then (Station.moment), not now."""
+def down(look: DeviceBuffer, copy: AnyArray, event: int | None = None) -> Stages:
+    """The stages of to_host, into copy; event: what the array holds then (Station.event), not now."""
     flat = copy.reshape(-1)
     piece, pieces = _pieces(look)
     source = DeviceSource(look.packed(), 1, look.size, piece)
-    source.begin(moment)
+    source.begin(event)
     coming = next(pieces, None)
     if coming is not None:
         source.bring(*coming)
@@ -103,15 +103,15 @@ def _fill(copy: _Beside, further: Callable[[], None] | None) -> None:
         further()
 
 
-class Landing:
+class Upload:
     """The way up to an array in one piece on a device; what the current stream holds now goes before."""
 
-    def __init__(self, look: Buffer, moment: int | None = None) -> None:
+    def __init__(self, look: Buffer, event: int | None = None) -> None:
         assert look.place is not None
         self._look = look
         piece, self._pieces = _pieces(look)
         self._sink = DeviceSink(look.place, 1, look.size, piece)
-        self._sink.begin(moment)
+        self._sink.begin(event)
 
     def fill(self, data: AnyArray, after: After) -> None:
         """Fill the array with what to_host would give; after: for streams that are to see it."""
@@ -133,7 +133,7 @@ def from_host(data: AnyArray, look: Buffer) -> None:
     assert place is not None
     if place.strides is None:
         after = After()
-        Landing(look).fill(data, after)
+        Upload(look).fill(data, after)
         after.order()
     else:
         packed = look.make(look.shape)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...device.arrays import Place
     from ...device.driver import Device
-    from .workspace import Arena, Card
+    from .workspace import Header, Workspace
 
 __all__ = ["ByNccl", "Pair", "fact", "join", "lack", "lack_between", "refuses", "shares"]
 
@@ -42,7 +42,7 @@ def fact(device: Device) -> int | str:
         return error.what[:120]
 
 
-def lack(headers: list[Card]) -> str:
+def lack(headers: list[Header]) -> str:
     """Why these ranks cannot use NCCL together, or "". The same on all ranks."""
     if len(headers) == 1:
         return "there is one rank only"
@@ -86,12 +86,12 @@ def refuses(verb: str, op: str | None, dtype: Dtype) -> str:
     return ""
 
 
-def join(channel: MPI.Comm, arena: Arena) -> Stages:
+def join(channel: MPI.Comm, space: Workspace) -> Stages:
     """Make a group of NCCL's of all ranks; returns (the group or None, why there is none), alike on all."""
-    library = arena.device.nccl()
-    unique = bytearray(library.unique() if arena.rank == 0 else 128)
+    library = space.device.nccl()
+    unique = bytearray(library.unique() if space.rank == 0 else 128)
     yield [channel.Ibcast([unique, MPI.BYTE], 0)]
-    joining = Thread(lambda: library.group(bytes(unique), arena.size, arena.rank), LIMIT_S)
+    joining = Thread(lambda: library.group(bytes(unique), space.size, space.rank), LIMIT_S)
     yield [joining]
     fine = bytearray([joining.why == ""])
     yield [channel.Iallreduce(MPI.IN_PLACE, [fine, MPI.BYTE], MPI.BAND)]
@@ -103,17 +103,17 @@ def join(channel: MPI.Comm, arena: Arena) -> Stages:
 class ByNccl:
     """How a collective goes on in a workspace by NCCL."""
 
-    def __init__(self, arena: Arena, group: Any, verb: str, slots: int, op: str | None, dtype: Dtype,
+    def __init__(self, space: Workspace, group: Any, verb: str, slots: int, op: str | None, dtype: Dtype,
                  root: int) -> None:  # fmt: skip
-        self.arena, self.group, self.verb = arena, group, verb
+        self.workspace, self.group, self.verb = space, group, verb
         self.op, self.dtype, self.root = op, dtype, root
-        self.capacity = max(1, arena.nbytes // (slots * dtype.itemsize))
+        self.capacity = max(1, space.nbytes // (slots * dtype.itemsize))
 
     def move(self, count: int) -> Stages:
-        arena, verb = self.arena, self.verb
+        space, verb = self.workspace, self.verb
 
         def carry() -> None:
-            self.group.carry(verb, arena.work, count, self.dtype, self.op, self.root, arena.stream)
+            self.group.carry(verb, space.work, count, self.dtype, self.op, self.root, space.stream)
 
         if verb in self.group.used:
             carry()
@@ -149,9 +149,9 @@ class Pair:
         nbytes: int,
         number: int,
         unique: bytes,
-        moment: int,
+        event: int,
     ) -> Stages:
-        """Put message number into the stream, behind moment; returns why that could not be, or ""."""
+        """Put message number into the stream, behind event; returns why that could not be, or ""."""
         if number != self._turn:
             yield [_Turn(self, number)]
         try:
@@ -159,7 +159,7 @@ class Pair:
                 yield from self._join(channel, peer, tag, unique)
             if self.why:
                 return self.why
-            self.device.wait(self.stream, moment)
+            self.device.wait(self.stream, event)
             put = self._group.send if self.sends else self._group.recv
             if number == 0:  # the two connect, and the host waits for that
                 yield from in_thread(lambda: put(place.address, nbytes, 0 if self.sends else 1, self.stream))

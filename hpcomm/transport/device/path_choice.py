@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    forced: str, verb: str, *, all_on_devices: bool, folds: bool, kernels: str, converts: str,
+    forced: str, verb: str, *, all_on_devices: bool, reduces: bool, kernels: str, converts: str,
     pairs: Sequence[str], nccl: str, direct: str, named: bool = False,
 ) -> Choice:  # fmt: skip
     """Choose.
@@ -62,7 +62,7 @@ def choose(
         "schedule": hosts
         or converts
         or kernels
-        or ("" if folds or named or forced == "schedule" else f"{verb} reduces nothing"),
+        or ("" if reduces or named or forced == "schedule" else f"{verb} reduces nothing"),
         "pipeline": "",
     }
     found = _first(COLLECTIVE, lacks, forced)

@@ -146,7 +146,7 @@ class Station:
     def spare(self, event: int) -> None:
         self._marks.append(event)
 
-    def moment(self, place: Place) -> int:
+    def event(self, place: Place) -> int:
         """A mark of what the user has put into the current stream of an array so far; for spare(), too.
 
         Raises:
@@ -176,7 +176,7 @@ class Station:
 
     def follow(self, stream: int, place: Place) -> None:
         """Let stream come after it."""
-        event = self.moment(place)
+        event = self.event(place)
         self.device.wait(stream, event)
         self.spare(event)
 
@@ -199,8 +199,8 @@ class Source:
             array = array.copy()
         self._array = array.reshape(blocks, -1)
 
-    def begin(self, moment: int | None = None) -> None:
-        """Take note of what the array holds now, or held at a moment (Station.moment)."""
+    def begin(self, event: int | None = None) -> None:
+        """Take note of what the array holds now, or held at an event (Station.event)."""
 
     def bring(self, low: int, high: int) -> None:
         """Begin to bring columns; those of two calls are kept."""
@@ -224,8 +224,8 @@ class Sink:
         self._whole = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
         self._array = self._whole.reshape(blocks, -1)
 
-    def begin(self, moment: int | None = None) -> None:
-        """Take note of who uses the array now, or did at a moment."""
+    def begin(self, event: int | None = None) -> None:
+        """Take note of who uses the array now, or did at an event."""
 
     def free(self) -> list[Reached]:
         """What the host has to wait for before it writes the next columns."""
@@ -257,11 +257,11 @@ class _DeviceEnd:
         self._slots = [self._station.take(self.way, nbytes) for _ in range(2 if piece < count else 1)]
         self._turn = 0
 
-    def begin(self, moment: int | None = None) -> None:
-        if moment is None:
+    def begin(self, event: int | None = None) -> None:
+        if event is None:
             self._station.follow(self._stream, self._place)
         else:
-            self._station.device.wait(self._stream, moment)
+            self._station.device.wait(self._stream, event)
 
     def _slot(self, ahead: int = 0) -> _Slot:
         return self._slots[(self._turn + ahead) % len(self._slots)]

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...device.driver import Device
 
-__all__ = ["Arena", "Card", "Peer"]
+__all__ = ["Header", "Peer", "Workspace"]
 
 HEAD = 256  # bytes before the working memory: the pattern
-_CARD, _WHY = 768, 160  # bytes of what ranks tell
+_HEADER, _WHY = 768, 160  # bytes of what ranks tell
 _PAIR = struct.Struct("=?64s")  # whether I can open your workspace, and the event after which I have read
 
 
 @dataclass
-class Card:
+class Header:
     """What a rank tells all others of itself."""
 
     node: str
@@ -63,7 +63,7 @@ class Peer:
     gives: bool = False
 
 
-class Arena:
+class Workspace:
     """The workspace of one communicator on this process' device; made by all ranks together, in meet()."""
 
     def __init__(self, device: Device, rank: int, size: int, facts: Mapping[str, object]) -> None:
@@ -74,7 +74,7 @@ class Arena:
         self.base = device.allocate(HEAD + self.nbytes)
         self.work = self.base + HEAD
         self.peers = [Peer() for _ in range(size)]
-        self.headers: list[Card] = []
+        self.headers: list[Header] = []
         self.whys: list[str] = []  # of each rank: the first pair that it cannot copy from
         pattern = os.urandom(16)
         handle, told, why = None, b"", ""
@@ -84,23 +84,25 @@ class Arena:
             handle, told = device.export(self.base), device.export_event(self.ready)
         except TransportError as error:
             why = error.what
-        self._card = Card(node(), os.getpid(), device.identity(), handle, told, why[:_WHY], pattern, facts)
+        self._header = Header(
+            node(), os.getpid(), device.identity(), handle, told, why[:_WHY], pattern, facts
+        )
 
     def meet(self, channel: MPI.Comm) -> Stages:
         """Let all ranks of channel get to know each other. Collective.
 
-        1  all to all    card: node, process, device, handle of the workspace, a random pattern in it
+        1  all to all    header: node, process, device, handle of the workspace, a random pattern in it
         2  here          open what is of this node, and compare the pattern
         3  pairwise      whether I can open yours, with an event by which I say that I have read
         4  pairwise      whether I could open that event in return
         5  all to all    the first reason of each rank why it cannot open some other one's
         """
         self._write_pattern()
-        said = pickle.dumps(self._card)
-        assert len(said) <= _CARD, len(said)
-        everyone = bytearray(_CARD * self.size)
-        yield [channel.Iallgather([said.ljust(_CARD, b"\0"), MPI.BYTE], [everyone, MPI.BYTE])]
-        self.headers = [pickle.loads(everyone[i * _CARD :]) for i in range(self.size)]
+        said = pickle.dumps(self._header)
+        assert len(said) <= _HEADER, len(said)
+        everyone = bytearray(_HEADER * self.size)
+        yield [channel.Iallgather([said.ljust(_HEADER, b"\0"), MPI.BYTE], [everyone, MPI.BYTE])]
+        self.headers = [pickle.loads(everyone[i * _HEADER :]) for i in range(self.size)]
         yield from self._open_all()
         mine, theirs = bytearray(), bytearray(_PAIR.size * self.size)
         for peer in self.peers:
@@ -126,7 +128,7 @@ class Arena:
     def _write_pattern(self) -> None:
         """And wait for it: so the pinned memory that it came from can be given back."""
         device, host, event = self.device, self.device.pinned(16), self.device.event()
-        host[:] = np.frombuffer(self._card.pattern, np.uint8)
+        host[:] = np.frombuffer(self._header.pattern, np.uint8)
         device.copy(self.base, int(host.__array_interface__["data"][0]), 16, self.stream)
         if self.ready:
             device.record(self.ready, self.stream)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["deterministic_call"]
 
 
-def deterministic_call(call: Call, algorithm: str | None, fold: Any, array: Array, count: int) -> Call:
+def deterministic_call(call: Call, algorithm: str | None, reduce: Any, array: Array, count: int) -> Call:
     """Everyone reduces one block of x, which no order can change: all_to_all, reduction, all_gather."""
     comm = call.comm
-    if call.verb != "all_reduce" or fold is None or fold.op.mpi is not None or algorithm is not None:
+    if call.verb != "all_reduce" or reduce is None or reduce.op.mpi is not None or algorithm is not None:
         raise UsageError(
             "deterministic=True reduces by operators with a name, in its own way",
             hint="a named op, without algorithm=",
@@ -47,7 +47,7 @@ def deterministic_call(call: Call, algorithm: str | None, fold: Any, array: Arra
 
     def join(first: Executor, second: Executor) -> None:
         parts = first.work[p * each :].reshape(p, each)
-        second.work[comm.rank * each : (comm.rank + 1) * each] = exact.reduce_ranks(parts, fold.mpi_op)
+        second.work[comm.rank * each : (comm.rank + 1) * each] = exact.reduce_ranks(parts, reduce.mpi_op)
 
     def deliver(second: Executor) -> None:
         call.recv[0].reshape(-1)[:] = second.work[:count]

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Channel", "Exchange", "Executor", "Fold"]
+__all__ = ["Channel", "Exchange", "Executor", "Operator"]
 
-Fold = Callable[..., Any]  # fold(a, b, out=c): c = a op b
+Operator = Callable[..., Any]  # reduce(a, b, out=c): c = a op b
 CollectiveSteps = list[Callable[[], Any]]
 
 
@@ -56,7 +56,7 @@ class Executor:
     """
 
     def __init__(
-        self, part: Program, channel: Channel, dtype: np.dtype[np.generic], fold: Fold | None,
+        self, part: Program, channel: Channel, dtype: np.dtype[np.generic], reduce: Operator | None,
         wire: Any = None, work: Array | None = None, room: Array | None = None,
         given: Array | None = None,
     ) -> None:  # fmt: skip
@@ -68,7 +68,7 @@ class Executor:
         self.room: Array = (
             np.empty(part.room, kind) if room is None else room[: part.room * kind.itemsize].view(kind)
         )
-        self.fold = fold
+        self.reduce = reduce
         self.unwritten = _Unwritten(self.work, given)
         self.rounds = [self._prepare(round_, channel) for round_ in part.rounds]
         self.last: CollectiveSteps = []
@@ -96,7 +96,7 @@ class Executor:
         steps = [s for before, e, after in self.rounds for s in (*before, *e.starts, *e.waits, *after)]
         steps += self.last
         end = steps[-1] if steps else None
-        if not isinstance(end, partial) or end.func is not self.fold:
+        if not isinstance(end, partial) or end.func is not self.reduce:
             return steps, None
         whole = end.keywords["out"].size == self.work.size
         return (steps[:-1], partial(end.func, *end.args)) if whole else (steps, None)
@@ -129,8 +129,8 @@ class Executor:
         """What is to be done when theirs has arrived: reduce it with what is held, and put that to mine."""
         if how == COPY or held is None:
             return partial(mine.__setitem__, ..., theirs)  # half the price of np.copyto
-        assert self.fold is not None
-        return partial(self.fold, *((held, theirs) if how == AFTER else (theirs, held)), out=mine)
+        assert self.reduce is not None
+        return partial(self.reduce, *((held, theirs) if how == AFTER else (theirs, held)), out=mine)
 
     def _narrow(self, room: Array, data: Array) -> None:
         room[:] = dtypes.narrow(data, self.wire)

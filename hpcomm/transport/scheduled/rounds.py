@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...device.kernels import Kernels
     from ...schedule.rank_program import Message, Program
     from ...schedule.stream import Schedule
-    from ..device.workspace import Arena
+    from ..device.workspace import Workspace
 
 __all__ = ["TAGS", "Rounds", "algorithm"]
 
@@ -58,38 +58,38 @@ def _program(verb: str, name: str, p: int, root: int, rank: int, count: int) -> 
     return program(schedule(verb, name, p, root), rank, count)
 
 
-def fitting(arena: Arena, verb: str, name: str, root: int, itemsize: int) -> int:
+def fitting(space: Workspace, verb: str, name: str, root: int, itemsize: int) -> int:
     """Elements of a slot so that work memory and this rank's temporary fit into its workspace; 0: none do."""
-    slots = schedule(verb, name, arena.size, root).slots
-    count = arena.nbytes // (slots * itemsize)
+    slots = schedule(verb, name, space.size, root).slots
+    count = space.nbytes // (slots * itemsize)
     while count:
-        need = (slots * count + _program(verb, name, arena.size, root, arena.rank, count).room) * itemsize
-        if need <= arena.nbytes:
+        need = (slots * count + _program(verb, name, space.size, root, space.rank, count).room) * itemsize
+        if need <= space.nbytes:
             break
-        count = min(count - 1, count * arena.nbytes // need)
+        count = min(count - 1, count * space.nbytes // need)
     return count
 
 
 class Rounds:
     """How a collective goes on in a workspace: work memory from its beginning, the temporary behind it."""
 
-    def __init__(self, arena: Arena, channel: MPI.Comm, kernels: Kernels | None, verb: str, name: str,
+    def __init__(self, space: Workspace, channel: MPI.Comm, kernels: Kernels | None, verb: str, name: str,
                  root: int, op: str | None, dtype: Dtype, most: int | None = None) -> None:  # fmt: skip
-        self.arena, self.channel, self.kernels = arena, channel, kernels
-        self.key, self.op, self.dtype = (verb, name, arena.size, root), op, dtype
+        self.workspace, self.channel, self.kernels = space, channel, kernels
+        self.key, self.op, self.dtype = (verb, name, space.size, root), op, dtype
         self.slots = schedule(*self.key).slots
-        half = arena.nbytes // (
+        half = space.nbytes // (
             2 * self.slots * dtype.itemsize
         )  # what the default ones hold in the temporary
         self.capacity = most or max(1, half)
 
     def move(self, count: int) -> Stages:
         """All rounds, on slots of count elements."""
-        part = _program(*self.key, self.arena.rank, count)
-        device, stream, work = self.arena.device, self.arena.stream, self.arena.work
+        part = _program(*self.key, self.workspace.rank, count)
+        device, stream, work = self.workspace.device, self.workspace.stream, self.workspace.work
         size = self.dtype.itemsize
         room = work + self.slots * count * size
-        assert (self.slots * count + part.room) * size <= self.arena.nbytes
+        assert (self.slots * count + part.room) * size <= self.workspace.nbytes
 
         def at(message: Message) -> int:
             return (room if message.staged else work) + message.low * size
@@ -97,8 +97,8 @@ class Rounds:
         for each in part.rounds:
             for start, low, high in each.packs:
                 device.copy(room + start * size, work + low * size, (high - low) * size, stream)
-            if any(self.arena.peers[m.peer].gives for m in each.sends):
-                device.record(self.arena.ready, stream)
+            if any(self.workspace.peers[m.peer].gives for m in each.sends):
+                device.record(self.workspace.ready, stream)
             branches = [self._give(m.peer, at(m), (m.high - m.low) * size) for m in each.sends]
             branches += [self._take(m.peer, at(m), (m.high - m.low) * size) for m in each.recvs]
             yield [Together(branches)]
@@ -107,35 +107,35 @@ class Rounds:
                 if how == COPY:
                     device.copy(mine, theirs, (high - low) * size, stream)
                 else:
-                    self._fold(mine, theirs, high - low, how)
+                    self._reduce(mine, theirs, high - low, how)
 
-    def _fold(self, mine: int, theirs: int, count: int, how: int) -> None:
+    def _reduce(self, mine: int, theirs: int, count: int, how: int) -> None:
         assert self.kernels is not None
         assert self.op is not None
-        with self.kernels.on(self.arena.stream):
+        with self.kernels.on(self.workspace.stream):
             a, b = (self.kernels.view(address, count, self.dtype) for address in (mine, theirs))
-            self.kernels.fold(self.op, *((a, b) if how == AFTER else (b, a)), out=a)
+            self.kernels.reduce(self.op, *((a, b) if how == AFTER else (b, a)), out=a)
 
     def _give(self, rank: int, address: int, nbytes: int) -> Stages:
-        arena, peer = self.arena, self.arena.peers[rank]
+        space, peer = self.workspace, self.workspace.peers[rank]
         if not peer.gives:
-            yield from send_bytes(self.channel, rank, _DATA, arena.device, arena.stream, address, nbytes)
+            yield from send_bytes(self.channel, rank, _DATA, space.device, space.stream, address, nbytes)
             return
-        word, answer = struct.pack("=q", address - arena.base), bytearray(1)
+        word, answer = struct.pack("=q", address - space.base), bytearray(1)
         yield [
             self.channel.Isend([word, MPI.BYTE], rank, _WORD),
             self.channel.Irecv([answer, MPI.BYTE], rank, _ANSWER),
         ]
-        arena.device.wait(arena.stream, peer.has_read)
+        space.device.wait(space.stream, peer.has_read)
 
     def _take(self, rank: int, address: int, nbytes: int) -> Stages:
-        arena, peer = self.arena, self.arena.peers[rank]
+        space, peer = self.workspace, self.workspace.peers[rank]
         if peer.why:
-            yield from receive_bytes(self.channel, rank, _DATA, arena.device, arena.stream, address, nbytes)
+            yield from receive_bytes(self.channel, rank, _DATA, space.device, space.stream, address, nbytes)
             return
         word = bytearray(8)
         yield [self.channel.Irecv([word, MPI.BYTE], rank, _WORD)]
-        arena.device.wait(arena.stream, peer.ready)
-        arena.device.copy(address, peer.base + struct.unpack("=q", word)[0], nbytes, arena.stream)
-        arena.device.record(peer.read, arena.stream)
+        space.device.wait(space.stream, peer.ready)
+        space.device.copy(address, peer.base + struct.unpack("=q", word)[0], nbytes, space.stream)
+        space.device.record(peer.read, space.stream)
         yield [self.channel.Isend([b"k", MPI.BYTE], rank, _ANSWER)]

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from ...core.operation import Call
     from ...core.reduction import Reduction
     from ...core.request import Stages
-    from .executor import Channel, CollectiveSteps, Fold
+    from .executor import Channel, CollectiveSteps, Operator
 
     Array = NDArray[Any]
     # verb, name, root, count, dtype, code of the reduction, wire, operator of the user
     Key = tuple[str, str, int, int, Any, int, Any, int | None]
 
-__all__ = ["by_schedule", "fold_of", "named", "rounds", "schedule_call", "takes_devices", "tuned_for"]
+__all__ = ["by_schedule", "named", "operator_of", "rounds", "schedule_call", "takes_devices", "tuned_for"]
 
 _UFUNCS: dict[str, Any] = {
     "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
@@ -109,29 +109,29 @@ def schedule_call(call: Call, algorithm: str | None, op: object = None, determin
         raise UsageError("own schedules need one group of ranks", hint="comm.merge() makes one of two")
     if algorithm is not None and not isinstance(algorithm, str):
         raise UsageError(f"algorithm={algorithm!r} is no name", hint=f"one of {', '.join(algorithms(verb))}")
-    fold = reduction.resolve(op, call.look.dtype) if op is not None else None
+    reduce = reduction.resolve(op, call.look.dtype) if op is not None else None
     array, count = _look(call)
     if algorithm is not None and algorithm.startswith("mpi:") and not deterministic:
         return library_call(call, algorithm.removeprefix("mpi:"))
     if deterministic and not call.moves:
-        return deterministic_call(call, algorithm, fold, array, count)
-    key, folding = _chosen(call, algorithm, fold)
+        return deterministic_call(call, algorithm, reduce, array, count)
+    key, operator = _chosen(call, algorithm, reduce)
     name, wire = key[1], key[6]
     call.code = marked(call.code, algorithm or name)
 
     def carry() -> None:
         if verb == "all_reduce" and wire is None and _is_long(comm, count * array.itemsize):
             out = call.recv[0]
-            _long(comm, key, folding, call.send[0] if type(call.send) is tuple else out, out)
+            _long(comm, key, operator, call.send[0] if type(call.send) is tuple else out, out)
             return
-        executor = _lasting(comm, key, folding)
+        executor = _lasting(comm, key, operator)
         _bring(call, executor)
         executor.run()
         _take(call, executor)
 
     def stages() -> Stages:
         mine = own(comm)
-        executor = _executor(comm, key, folding, Passing(mine.mpi, mine.tag(), mine.most))
+        executor = _executor(comm, key, operator, Passing(mine.mpi, mine.tag(), mine.most))
         _bring(call, executor)
         yield [Running(background(executor))]
         _take(call, executor)
@@ -139,7 +139,7 @@ def schedule_call(call: Call, algorithm: str | None, op: object = None, determin
 
     def prepare() -> Planned:
         mine = own(comm)
-        executor = _executor(comm, key, folding, Lasting(mine.mpi, mine.plan_tag(), mine.most))
+        executor = _executor(comm, key, operator, Lasting(mine.mpi, mine.plan_tag(), mine.most))
         return Planned(name, executor, lambda: _bring(call, executor), lambda: _take(call, executor))
 
     call.carry, call.stages, call.prepare = carry, stages, prepare
@@ -153,12 +153,12 @@ def takes_devices(algorithm: str | None) -> bool:
     return not algorithm.startswith("mpi:") and "wire=" not in algorithm
 
 
-def named(call: Call, algorithm: str, fold: object, nbytes: int) -> str:
+def named(call: Call, algorithm: str, reduce: object, nbytes: int) -> str:
     """algorithm with its pieces, for a call on slots of nbytes; raises as schedule_call does."""
     verb, p, root = call.moves or call.verb, call.comm.size, call.root
     name = cut(verb, algorithm, nbytes)
     schedule = proved(verb, name, p, root if verb in ROOTED else 0)
-    if fold is not None and not call.moves and not fold_of(fold)[1] and not in_order(schedule):
+    if reduce is not None and not call.moves and not operator_of(reduce)[1] and not in_order(schedule):
         fitting = [a for a in algorithms(verb) if in_order(build(verb, a, p, schedule.root))]
         raise UsageError(
             f"{name} does not keep the order of ranks, and op need not commute",
@@ -167,33 +167,33 @@ def named(call: Call, algorithm: str, fold: object, nbytes: int) -> str:
     return name
 
 
-def rounds(call: Call, algorithm: str, fold: Any, mpi: MPI.Comm, tag: int) -> Stages:
+def rounds(call: Call, algorithm: str, reduce: Any, mpi: MPI.Comm, tag: int) -> Stages:
     """What carries a call out in the background, as schedule_call has it, under a tag of another mpi."""
-    key, folding = _chosen(call, algorithm, fold)
-    executor = _executor(call.comm, key, folding, Passing(mpi, tag, own(call.comm).most))
+    key, operator = _chosen(call, algorithm, reduce)
+    executor = _executor(call.comm, key, operator, Passing(mpi, tag, own(call.comm).most))
     _bring(call, executor)
     yield [Running(background(executor))]
     _take(call, executor)
 
 
-def _chosen(call: Call, algorithm: str | None, fold: Any) -> tuple[Key, Fold]:
+def _chosen(call: Call, algorithm: str | None, reduce: Any) -> tuple[Key, Operator]:
     """All that the executor of a call goes by, checked."""
     verb, (array, count) = call.moves or call.verb, _look(call)
-    name, wire = _wire(_STANDS_FOR[verb] if algorithm is None else algorithm, array, fold)
+    name, wire = _wire(_STANDS_FOR[verb] if algorithm is None else algorithm, array, reduce)
     if call.moves and name.partition(":")[0] not in algorithms(verb):
         name = _STANDS_FOR[verb]
-    name = named(call, name, fold, count * array.itemsize)
-    folding = np.bitwise_or if fold is None or call.moves else fold_of(fold)[0]
-    own_op = id(fold.op.mpi) if fold is not None and fold.op.mpi is not None else None
+    name = named(call, name, reduce, count * array.itemsize)
+    operator = np.bitwise_or if reduce is None or call.moves else operator_of(reduce)[0]
+    own_op = id(reduce.op.mpi) if reduce is not None and reduce.op.mpi is not None else None
     root = call.root if verb in ROOTED else 0
-    return (verb, name, root, count, array.dtype, fold.code if fold else 0, wire, own_op), folding
+    return (verb, name, root, count, array.dtype, reduce.code if reduce else 0, wire, own_op), operator
 
 
-def by_schedule(comm: Comm, name: str, dtype: Dtype, fold: Reduction) -> Callable[..., object] | None:
+def by_schedule(comm: Comm, name: str, dtype: Dtype, reduce: Reduction) -> Callable[..., object] | None:
     """As MPI.Allreduce on plain arrays of numpy, by an own schedule; None: the general path must look."""
     if name.partition(":")[0] not in algorithms("all_reduce") or "wire=" in name:
         return None
-    folding, commutes = fold_of(fold)
+    operator, commutes = operator_of(reduce)
     if not commutes:
         return None
     try:
@@ -202,7 +202,7 @@ def by_schedule(comm: Comm, name: str, dtype: Dtype, fold: Reduction) -> Callabl
         return None
 
     def key_of(n: int) -> Key:
-        return "all_reduce", cut("all_reduce", name, n * dtype.itemsize), 0, n, dtype, fold.code, None, None
+        return "all_reduce", cut("all_reduce", name, n * dtype.itemsize), 0, n, dtype, reduce.code, None, None
 
     ready: dict[int, tuple[Executor, CollectiveSteps, Callable[..., Any] | None]] = {}
 
@@ -211,9 +211,9 @@ def by_schedule(comm: Comm, name: str, dtype: Dtype, fold: Reduction) -> Callabl
         given, found = out if send is IN_PLACE else send[0], ready.get(n)
         if found is None or not found[0].rounds:  # none yet, or it has given way to others
             if _is_long(comm, n * dtype.itemsize):
-                _long(comm, key_of(n), folding, given, out)
+                _long(comm, key_of(n), operator, given, out)
                 return
-            executor = _lasting(comm, key_of(n), folding)
+            executor = _lasting(comm, key_of(n), operator)
             found = ready[n] = executor, *executor.steps()
         executor, steps, last = found
         work = executor.work
@@ -236,28 +236,28 @@ def by_schedule(comm: Comm, name: str, dtype: Dtype, fold: Reduction) -> Callabl
     return call
 
 
-def _executor(comm: Comm, key: Key, folding: Fold, channel: Channel, **memory: Any) -> Executor:
+def _executor(comm: Comm, key: Key, operator: Operator, channel: Channel, **memory: Any) -> Executor:
     """What carries out this rank's part; memory as Executor takes it."""
     verb, name, root, count, dtype, _, wire, _ = key
     mine = part(verb, name, comm.size, root, comm.rank, count, staged=wire is not None)
     if "work" in memory:
         memory["room"] = own(comm).room(mine.room * dtype.itemsize)
-    return Executor(mine, channel, dtype, folding, wire, **memory)
+    return Executor(mine, channel, dtype, operator, wire, **memory)
 
 
-def _lasting(comm: Comm, key: Key, folding: Fold) -> Executor:
+def _lasting(comm: Comm, key: Key, operator: Operator) -> Executor:
     """One that is kept for the next call of this kind."""
-    return own(comm).executor(key, lambda channel: _executor(comm, key, folding, channel))
+    return own(comm).executor(key, lambda channel: _executor(comm, key, operator, channel))
 
 
-def _long(comm: Comm, key: Key, folding: Fold, given: Array, out: Array) -> None:
+def _long(comm: Comm, key: Key, operator: Operator, given: Array, out: Array) -> None:
     """all_reduce in the memory of out, if it lies in one piece; there is none to copy it to meanwhile."""
     mine = own(comm)
     channel, (x, into) = Passing(mine.mpi, mine.tag(), mine.most), map(_flat, (given, out))
     work = np.empty(out.size, out.dtype) if into is None else into
     if x is None:
         work[:] = given.reshape(-1)
-    _executor(comm, key, folding, channel, work=work, given=None if given is out else x).run()
+    _executor(comm, key, operator, channel, work=work, given=None if given is out else x).run()
     if into is None:
         out.reshape(-1)[:] = work
 
@@ -280,14 +280,14 @@ def tuned_for(call: Call, op: object = None) -> str | None:
     if call.comm.is_inter or call.moves:
         return None
     if op is not None:
-        fold = reduction.resolve(op, call.look.dtype)
-        if not fold_of(fold)[1]:
+        reduce = reduction.resolve(op, call.look.dtype)
+        if not operator_of(reduce)[1]:
             return None
     array, count = _look(call)
     return own(call.comm).choices(call.verb).name(count * array.itemsize)
 
 
-def _wire(algorithm: str, array: Array, fold: Reduction) -> tuple[str, Dtype | None]:
+def _wire(algorithm: str, array: Array, reduce: Reduction) -> tuple[str, Dtype | None]:
     """An algorithm without its parameter wire, and that half type."""
     name, _, rest = algorithm.partition(":")
     words = [word for word in rest.split(",") if word]
@@ -298,16 +298,16 @@ def _wire(algorithm: str, array: Array, fold: Reduction) -> tuple[str, Dtype | N
         return plain, None
     if wires[0] not in ("float16", "bfloat16"):
         raise UsageError(f"wire={wires[0]!r} is no half type", hint="wire=bfloat16 or wire=float16")
-    if array.dtype != np.float32 or (fold is not None and fold.fold is not None):
+    if array.dtype != np.float32 or (reduce is not None and reduce.function is not None):
         raise UsageError(f"wire={wires[0]} narrows float32 only", hint="leave wire= away")
     return plain, dtypes.BY_NAME[wires[0]]
 
 
-def fold_of(fold: Any) -> tuple[Fold, bool]:
+def operator_of(reduce: Any) -> tuple[Operator, bool]:
     """(how two arrays are reduced, whether the order of ranks does not matter) for a Reduction."""
-    op = fold.mpi_op
+    op = reduce.mpi_op
     if isinstance(op, str):
-        quiet = fold.mpi_type not in _FLOATS
+        quiet = reduce.mpi_type not in _FLOATS
         return (_UFUNCS[op] if quiet else _CALM[op]), True
 
     def by_mpi(first: Array, second: Array, out: Array) -> None:
