@@ -40,9 +40,9 @@ def naive(comm: Communicator, peer: int, library: _library.Library) -> Swap:
     """What one writes without hpcomm."""
 
     def swap(x: ArrayLike, out: Any) -> None:
-        landing = np.empty(out.shape, np.float32)
-        comm.mpi.Sendrecv(library.here(x), peer, 0, landing, peer, 0)
-        out[:] = library.there(landing)
+        received = np.empty(out.shape, np.float32)
+        comm.mpi.Sendrecv(library.here(x), peer, 0, received, peer, 0)
+        out[:] = library.there(received)
         library.synchronize()
 
     return swap

@@ -37,8 +37,8 @@ else:
 
 __all__ = ["Counter", "Window", "counter", "window"]
 
-_FOLDS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "replace")}
-# Narrower ones some libraries fold with saturation; of half types MPI knows nothing.
+_OPERATORS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "replace")}
+# Narrower ones some libraries add with saturation; of half types MPI knows nothing.
 _FOLDED = ("int32", "int64", "uint32", "uint64", "float32", "float64")
 
 
@@ -113,12 +113,12 @@ class Window:
         Raises:
             DtypeError: the window's elements are none of int32 to uint64, float32 and float64.
         """
-        fold = self._fold("accumulate", op)
+        operator = self._operator("accumulate", op)
         mpi, target, block = self._place("accumulate", rank, at)
         data = self._given("accumulate", x, block.shape)
         kind = transport.native(self._record)
         there = target, block.size, kind
-        self._told("accumulate", mpi.Accumulate, [data, block.size, kind], rank, there, fold)
+        self._told("accumulate", mpi.Accumulate, [data, block.size, kind], rank, there, operator)
         self._told("accumulate", mpi.Flush_local, rank)
 
     def fetch_and_add(self, value: Any, rank: int, at: Any = None) -> Any:
@@ -126,7 +126,7 @@ class Window:
         return self._fetch("fetch_and_add", value, rank, at, "sum")
 
     def _fetch(self, verb: str, value: Any, rank: int, at: Any, op: str) -> Any:
-        fold = self._fold(verb, "sum") if op == "sum" else MPI.NO_OP
+        operator = self._operator(verb, "sum") if op == "sum" else MPI.NO_OP
         mpi, target, block = self._place(verb, rank, at)
         if block.size != 1:
             raise LayoutError(
@@ -136,7 +136,7 @@ class Window:
             )
         data, before = self._given(verb, value, ()), np.empty((), block.dtype)
         kind = transport.native(self._record)
-        self._told(verb, mpi.Fetch_and_op, [data, 1, kind], [before, 1, kind], rank, target, fold)
+        self._told(verb, mpi.Fetch_and_op, [data, 1, kind], [before, 1, kind], rank, target, operator)
         self._told(verb, mpi.Flush, rank)
         return before.item()
 
@@ -243,16 +243,16 @@ class Window:
                 what, where(verb, self.comm), "give both the same shape (at= chooses the place)"
             )
 
-    def _fold(self, verb: str, op: Any) -> MPI.Op:
-        if not isinstance(op, str) or op not in _FOLDS:
-            hint = f"one of {', '.join(_FOLDS)}"
+    def _operator(self, verb: str, op: Any) -> MPI.Op:
+        if not isinstance(op, str) or op not in _OPERATORS:
+            hint = f"one of {', '.join(_OPERATORS)}"
             raise UsageError(f"there is no operator {op!r} for windows", where(verb, self.comm), hint)
         is_float = self._record.kind == "f"
         if self.dtype not in _FOLDED or (is_float and op.startswith("b")):
             what = f"{op} is not atomic on {self.dtype}"
             raise DtypeError(what, where(verb, self.comm), f"a window of one of {', '.join(_FOLDED)}")
-        fold: MPI.Op = getattr(MPI, _FOLDS[op])
-        return fold
+        operator: MPI.Op = getattr(MPI, _OPERATORS[op])
+        return operator
 
     def _told(self, verb: str, function: Callable[..., Any], *arguments: Any) -> None:
         try:
