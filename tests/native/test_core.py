@@ -606,9 +606,9 @@ def test_tensors_of_a_torch_without_an_exchange_table_are_looked_at_by_attribute
                 old(torch.full((2, 3), 2, dtype=getattr(torch, name))),
                 old(torch.zeros(2, 3, dtype=getattr(torch, name))),
             )
-            assert core.fold("prod", [x, x], out) is out
+            assert core.reduce_arrays("prod", [x, x], out) is out
             assert (torch.Tensor(out.as_subclass(torch.Tensor).real.float()) == 4).all()
-        assert core.fold("sum", [x.t(), x.t()], out.t()) is NotImplemented
-        assert core.fold("sum", [x.conj(), x], out) is NotImplemented
+        assert core.reduce_arrays("sum", [x.t(), x.t()], out.t()) is NotImplemented
+        assert core.reduce_arrays("sum", [x.conj(), x], out) is NotImplemented
     finally:
         core.know_torch(torch)

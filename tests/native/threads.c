@@ -97,7 +97,7 @@ static int expected(const struct call *c, int me, int number, size_t total,
     break;
   }
   if (end)
-    reduce_fold(c->dtype, c->op, ranks, want, in, end, count);
+    reduce_arrays(c->dtype, c->op, ranks, want, in, end, count);
   return end ? (int)(count * dtype_bytes(c->dtype)) : 0;
 }
 

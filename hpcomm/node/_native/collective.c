@@ -3,15 +3,15 @@
    verb             lays in its cell      waits for           then
    barrier          nothing               all                 -
    broadcast        the root: x           the root            copies
-   gather, reduce   all but the root: x   (the root) all      copies, folds
+   gather, reduce   all but the root: x   (the root) all      copies, reduces
    scatter          the root: all blocks  the root            copies its own block
    all_gather       x                     all                 copies
    all_to_all       all blocks            all                 copies its own block of each
-   all_reduce       x                     all                 folds: every rank all of it
-   reduce_scatter   all blocks            all                 folds its own block
-   scan, exscan     x                     the ranks below     folds
+   all_reduce       x                     all                 reduces: every rank all of it
+   reduce_scatter   all blocks            all                 reduces its own block
+   scan, exscan     x                     the ranks below     reduces
 
-   Folds go in the order of ranks. A rank's own x is read where it is, so out may be x. */
+   Reductions go in the order of ranks. A rank's own x is read where it is, so out may be x. */
 #include "node.h"
 
 static int is_rooted(int verb) {
@@ -49,12 +49,12 @@ static int waits_for(const struct node *n, const struct call *c, int rank) {
   return call_takes(n, c, n->rank) && call_gives(n, c, rank);
 }
 
-/* Fold blocks of this many bytes that begin at byte `at` of what the ranks from 0 up to `end` brought. */
+/* Reduce blocks of this many bytes that begin at byte `at` of what the ranks from 0 up to `end` brought. */
 static void fold_cells(struct node *n, const struct call *c, int end, size_t at, size_t nbytes) {
   const void *in[NODE_RANKS];
   for (int r = 0; r < end; r++)
     in[r] = (r == n->rank ? (const unsigned char *)c->x : node_cell(n, r, n->calls)->data) + at;
-  reduce_fold(c->dtype, c->op, n->size, c->out, in, end, nbytes / dtype_bytes(c->dtype));
+  reduce_arrays(c->dtype, c->op, n->size, c->out, in, end, nbytes / dtype_bytes(c->dtype));
 }
 
 static void copy(char *to, const void *from, size_t nbytes) {

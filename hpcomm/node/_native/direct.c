@@ -59,8 +59,8 @@ uint64_t direct_address(const struct node *n, int rank, int which) {
   return addresses[which];
 }
 
-/* Fold the bytes [at, at + nbytes) of x of the first `inputs` ranks. */
-static int fold(struct node *n, const struct call *c, int inputs, size_t at, size_t nbytes, char *out) {
+/* Reduce the bytes [at, at + nbytes) of x of the first `inputs` ranks. */
+static int reduce(struct node *n, const struct call *c, int inputs, size_t at, size_t nbytes, char *out) {
   if (inputs == 1 && n->rank && c->op < OP_LAND) return pull(n, 0, out, direct_address(n, 0, 0) + at, nbytes);
   const size_t most = SCRATCH / (size_t)(n->size - 1) & ~(size_t)(NODE_LINE - 1);
   const void *in[NODE_RANKS];
@@ -71,7 +71,7 @@ static int fold(struct node *n, const struct call *c, int inputs, size_t at, siz
       in[r] = r == n->rank ? c->x + at + done : to;
       if (r != n->rank && pull(n, r, to, direct_address(n, r, 0) + at + done, length)) return -1;
     }
-    reduce_fold(c->dtype, c->op, n->size, out + done, in, inputs, length / dtype_bytes(c->dtype));
+    reduce_arrays(c->dtype, c->op, n->size, out + done, in, inputs, length / dtype_bytes(c->dtype));
   }
   return 0;
 }
@@ -80,7 +80,7 @@ static int all_reduce(struct node *n, const struct call *c) {
   const size_t ranks = (size_t)n->size, even = (c->nbytes + ranks - 1) / ranks;
   const size_t slice = (even + 4095) / 4096 * 4096, mine = slice * (size_t)n->rank;
   const size_t length = mine >= c->nbytes ? 0 : c->nbytes - mine < slice ? c->nbytes - mine : slice;
-  if (length && fold(n, c, n->size, mine, length, c->out + mine)) return -1;
+  if (length && reduce(n, c, n->size, mine, length, c->out + mine)) return -1;
   node_post(&node_mine(n)->taken, NODE_STEP(n->calls, NODE_FIRST_STEP + 1));
   for (int i = 1; i < n->size; i++) {
     int r = (n->rank + i) % n->size;
@@ -108,27 +108,27 @@ static int gather(struct node *n, const struct call *c) { /* also all_gather, al
   return 0;
 }
 
-/* scan, exscan: a rank takes from the one below what that one has folded, part by part, as soon as it is there:
+/* scan, exscan: a rank takes from the one below what that one has reduced, part by part, as soon as it is there:
 
-     rank 0   f0 f1 f2 f3           f: fold a part; the one above reads it once `taken` says so
+     rank 0   f0 f1 f2 f3           f: reduce a part; the one above reads it once `taken` says so
      rank 1      f0 f1 f2 f3
      rank 2         f0 f1 f2 f3
 
-   Halves would be rounded at each rank: they are folded from all below at once. So are few ranks, which is quicker. */
+   Halves would be rounded at each rank: they are reduced from all below at once. So are few ranks, which is quicker. */
 static int chain(struct node *n, const struct call *c) {
   const int me = n->rank, below = me - 1, is_scan = c->verb == BY_SCAN, first = is_scan ? 0 : 1;
   uint64_t step = NODE_FIRST_STEP;
   for (size_t done = 0, length; done < c->nbytes; done += length) {
-    char *folded = n->scratch, *x_below = n->scratch + CHAIN;
-    const void *in[] = {folded, is_scan ? c->x + done : x_below};
+    char *reduced = n->scratch, *x_below = n->scratch + CHAIN;
+    const void *in[] = {reduced, is_scan ? c->x + done : x_below};
     length = c->nbytes - done < CHAIN ? c->nbytes - done : CHAIN;
     step++;
-    if (me == first && fold(n, c, 1, done, length, c->out + done)) return -1;
+    if (me == first && reduce(n, c, 1, done, length, c->out + done)) return -1;
     if (me > first) {
       if (long_reached(n, &n->place->rank[below].taken, step, below)) return -1;
-      if (pull(n, below, folded, direct_address(n, below, 1) + done, length)) return -1;
+      if (pull(n, below, reduced, direct_address(n, below, 1) + done, length)) return -1;
       if (!is_scan && pull(n, below, x_below, direct_address(n, below, 0) + done, length)) return -1;
-      reduce_fold(c->dtype, c->op, n->size, c->out + done, in, 2, length / dtype_bytes(c->dtype));
+      reduce_arrays(c->dtype, c->op, n->size, c->out + done, in, 2, length / dtype_bytes(c->dtype));
     }
     node_post(&node_mine(n)->taken, NODE_STEP(n->calls, step));
   }
@@ -138,7 +138,7 @@ static int chain(struct node *n, const struct call *c) {
 static int prefix(struct node *n, const struct call *c) {
   const int inputs = c->verb == BY_SCAN ? n->rank + 1 : n->rank;
   if (n->size > 3 && c->dtype != F16 && c->dtype != BF16) return chain(n, c);
-  return inputs ? fold(n, c, inputs, 0, c->nbytes, c->out) : 0;
+  return inputs ? reduce(n, c, inputs, 0, c->nbytes, c->out) : 0;
 }
 
 static int move(struct node *n, const struct call *c) {
@@ -146,9 +146,9 @@ static int move(struct node *n, const struct call *c) {
   const int me = n->rank, is_root = me == c->root;
   switch (c->verb) {
     case BY_ALL_REDUCE: return all_reduce(n, c);
-    case BY_REDUCE_SCATTER: return fold(n, c, n->size, (size_t)me * block, block, c->out);
+    case BY_REDUCE_SCATTER: return reduce(n, c, n->size, (size_t)me * block, block, c->out);
     /* In halves that cross once more took twice as long between far cores, and a tenth less between near ones. */
-    case BY_REDUCE: return is_root ? fold(n, c, n->size, 0, c->nbytes, c->out) : 0;
+    case BY_REDUCE: return is_root ? reduce(n, c, n->size, 0, c->nbytes, c->out) : 0;
     case BY_SCAN:
     case BY_EXSCAN: return prefix(n, c);
     case BY_GATHER: return is_root ? gather(n, c) : 0;

@@ -4,16 +4,16 @@
    arrays, in up to three stages that run one step behind another, so that caches hold what is handed over:
 
      give    copy a part of x into our piece            post put = step + 1
-     fold    of what all have put, what is ours         post taken = step + 1
-     take    what others have put, or folded            post taken, or finished = step + 1
+     reduce  of what all have put, what is ours         post taken = step + 1
+     take    what others have put, or reduced           post taken, or finished = step + 1
 
    step:      0     1     2     3                 piece of step s: s % ring. It is written again when all who
    give       s0    s1    s2    s3                read it have taken step s; a result when they have finished.
-   fold             s0    s1    s2
+   reduce           s0    s1    s2
    take                   s0    s1
 
-   A verb that folds cuts a step into a chunk for each rank: rank q folds chunk q and the others take it from q's
-   results. A result is folded into the array and copied from there: a fold that writes where another core has just
+   A verb that reduces cuts a step into a chunk for each rank: rank q reduces chunk q and the others take it from q's
+   results. A result is reduced into the array and copied from there: a reduction that writes where another core has just
    read waits for one line after the other, a copy does not.
 
    A rank that fails on the way posts NODE_GAVE_UP for all three, so that nobody waits for it. */
@@ -22,7 +22,7 @@
 struct steps {
   struct node *n;
   const struct call *c;
-  size_t chunk; /* bytes of a step that one rank folds, or that are for one rank */
+  size_t chunk; /* bytes of a step that one rank reduces, or that are for one rank */
   size_t part;  /* bytes of a step: of a block, or of the whole array */
   size_t whole; /* bytes that are cut into parts */
   uint64_t count;
@@ -35,10 +35,10 @@ static int is_cut(int verb) { /* each rank's x consists of a block for each rank
   return verb == BY_SCATTER || verb == BY_ALL_TO_ALL || verb == BY_REDUCE_SCATTER;
 }
 static int is_shared(int verb) { return verb == BY_ALL_REDUCE || verb == BY_REDUCE; }
-static int is_fold(int verb) {
+static int is_reduction(int verb) {
   return is_shared(verb) || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN;
 }
-static int reads_out(int verb) { /* where it is read directly, ranks read what others have folded into their results */
+static int reads_out(int verb) { /* where it is read directly, ranks read what others have reduced into their results */
   return verb == BY_ALL_REDUCE || verb == BY_SCAN || verb == BY_EXSCAN;
 }
 static int way_of(int verb) {
@@ -70,7 +70,7 @@ static void post(const struct steps *s, node_word *at, uint64_t step) {
 static int reads(const struct steps *s, int q, int r) {
   int verb = s->c->verb;
   if (q == r) return 0;
-  if (verb == BY_REDUCE) return 1; /* all fold for the root */
+  if (verb == BY_REDUCE) return 1; /* all reduce for the root */
   if (verb == BY_SCAN || verb == BY_EXSCAN) return r < q;
   return call_takes(s->n, s->c, q) && call_gives(s->n, s->c, r);
 }
@@ -105,7 +105,7 @@ static int give(struct steps *s, uint64_t step) {
   if (is_cut(verb)) {
     for (int q = 0; q < n->size; q++)
       if (q != me) memcpy(piece + (size_t)q * s->chunk, s->c->x + (size_t)q * block(s) + at, length);
-  } else if (is_shared(verb)) { /* all but what we fold ourselves */
+  } else if (is_shared(verb)) { /* all but what we reduce ourselves */
     size_t first = at_least(length, 0, (size_t)me * s->chunk), last = at_least(length, 0, (size_t)(me + 1) * s->chunk);
     memcpy(piece, s->c->x + at, first);
     memcpy(piece + last, s->c->x + at + last, length - last);
@@ -116,7 +116,7 @@ static int give(struct steps *s, uint64_t step) {
   return 0;
 }
 
-static int fold(struct steps *s, uint64_t step) {
+static int reduce(struct steps *s, uint64_t step) {
   struct node *n = s->n;
   const struct call *c = s->c;
   const uint64_t ring = (uint64_t)node_ring(n->size);
@@ -134,13 +134,13 @@ static int fold(struct steps *s, uint64_t step) {
     if (q != me && reads_result(s, q) && all_finished(s, q, step - ring + 1)) return -1;
   char *result = is_shared(verb) ? node_result_at(n, me, step) : NULL;
   char *out = verb == BY_REDUCE && me != c->root ? result : c->out + (is_shared(verb) ? in_x : at);
-  if (length && inputs) reduce_fold(c->dtype, c->op, n->size, out, in, inputs, length / dtype_bytes(c->dtype));
+  if (length && inputs) reduce_arrays(c->dtype, c->op, n->size, out, in, inputs, length / dtype_bytes(c->dtype));
   if (result && out != result && verb == BY_ALL_REDUCE) memcpy(result, out, length);
   post(s, &node_mine(n)->taken, step + 1);
   return 0;
 }
 
-/* What folding leaves to be taken: the chunks of the others. */
+/* What reducing leaves to be taken: the chunks of the others. */
 static int take_results(struct steps *s, uint64_t step) {
   struct node *n = s->n;
   const size_t at = step * s->part;
@@ -178,12 +178,12 @@ static int take(struct steps *s, uint64_t step) {
 }
 
 static int carry_out(struct steps *s) {
-  const int folds = is_fold(s->c->verb), shared = is_shared(s->c->verb), me = s->n->rank;
-  const int takes = shared ? reads_result(s, me) : !folds && (call_takes(s->n, s->c, me) || me == s->c->root);
+  const int reduces = is_reduction(s->c->verb), shared = is_shared(s->c->verb), me = s->n->rank;
+  const int takes = shared ? reads_result(s, me) : !reduces && (call_takes(s->n, s->c, me) || me == s->c->root);
   for (uint64_t step = 0; step < s->count + 2; step++) {
     uint64_t second = step - 1, last = step - (shared ? 2 : 1); /* 2^64 - 1 and so on: not yet */
     if (step < s->count && give(s, step)) return -1;
-    if (folds && second < s->count && fold(s, second)) return -1;
+    if (reduces && second < s->count && reduce(s, second)) return -1;
     if (takes && last < s->count && (shared ? take_results(s, last) : take(s, last))) return -1;
   }
   return 0;

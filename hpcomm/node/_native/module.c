@@ -429,12 +429,12 @@ static PyObject *know_torch(PyObject *module, PyObject *torch) {
   return by_table < 0 ? NULL : PyBool_FromLong(by_table);
 }
 
-/* fold(op, inputs, out, dtype=0): out = inputs[0] op inputs[1] ..., as every reduction here folds */
-static PyObject *fold(PyObject *module, PyObject *const *a, Py_ssize_t n) {
+/* reduce_arrays(op, inputs, out, dtype=0): out = inputs[0] op inputs[1] ..., as every reduction here reduces */
+static PyObject *reduce_given(PyObject *module, PyObject *const *a, Py_ssize_t n) {
   struct array in[NODE_RANKS], out;
   const void *at[NODE_RANKS];
   (void)module;
-  if (n < 3 || n > 4) return PyErr_Format(PyExc_TypeError, "fold takes op, inputs, out and perhaps dtype");
+  if (n < 3 || n > 4) return PyErr_Format(PyExc_TypeError, "reduce_arrays takes op, inputs, out and perhaps dtype");
   int op = op_of(a[0]), as = n > 3 && a[3] != Py_None ? (int)PyLong_AsLong(a[3]) : 0, held = 0;
   Py_ssize_t inputs = PySequence_Size(a[1]);
   if (PyErr_Occurred()) return NULL;
@@ -451,7 +451,7 @@ static PyObject *fold(PyObject *module, PyObject *const *a, Py_ssize_t n) {
     at[held] = in[held].at;
     takes = (!as || array_as(&in[held], as)) && in[held].dtype == out.dtype && in[held].count == out.count;
   }
-  if (takes == 1) reduce_fold(out.dtype, op, (int)inputs, out.at, at, (int)inputs, out.count);
+  if (takes == 1) reduce_arrays(out.dtype, op, (int)inputs, out.at, at, (int)inputs, out.count);
   while (held-- > 0) array_done(&in[held]);
   array_done(&out);
   return takes < 0 ? NULL : Py_NewRef(takes ? a[2] : Py_NotImplemented);
@@ -499,7 +499,10 @@ static PyType_Slot node_slots[] = {{Py_tp_new, node_new},
 static PyType_Spec node_spec = {"hpcomm.node._native.core.Node", sizeof(Node), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, node_slots};
 static PyMethodDef functions[] = {
-    {"know_numpy", know_numpy, METH_O, NULL}, {"know_torch", know_torch, METH_O, NULL}, FAST(fold), {0}};
+    {"know_numpy", know_numpy, METH_O, NULL},
+    {"know_torch", know_torch, METH_O, NULL},
+    {"reduce_arrays", (PyCFunction)(void (*)(void))reduce_given, METH_FASTCALL, NULL},
+    {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "core", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_core(void) {

@@ -75,7 +75,7 @@ struct node_rank {
     struct node_entry entry[NODE_LOG];
   } log;
   _Alignas(NODE_APART) node_word put;      /* pieces that lie in its pieces */
-  _Alignas(NODE_APART) node_word taken;    /* steps whose pieces it has taken or folded */
+  _Alignas(NODE_APART) node_word taken;    /* steps whose pieces it has taken or reduced */
   _Alignas(NODE_APART) node_word finished; /* steps whose results it has taken */
   _Alignas(NODE_APART) struct node_cell cell[2];
 };
@@ -112,7 +112,7 @@ static inline size_t node_place_bytes(int size) {
   return sizeof(struct node_place) + (size_t)size * sizeof(struct node_rank);
 }
 static inline int node_ring(int size) { return size <= 16 ? 4 : 2; }
-static inline size_t node_chunk(int size) { /* what a rank folds of one step, at most */
+static inline size_t node_chunk(int size) { /* what a rank reduces of one step, at most */
   size_t chunk = (size <= 2 ? 128u << 10 : size <= 16 ? 256u << 10 : 64u << 10) / (unsigned)size;
   return chunk & ~(size_t)(NODE_LINE - 1);
 }
@@ -162,7 +162,7 @@ struct node {
   int has_long;                    /* there are pieces: 1; there is no room for them: -1; 0: no long call yet */
   int settled, direct;             /* set at the first one: memory of others can be read */
   uint64_t direct_from[NODE_WAYS]; /* bytes from which that is done; the same on all ranks */
-  char *scratch;                   /* for what is read so, and folded */
+  char *scratch;                   /* for what is read so, and reduced */
 };
 
 struct channel {
@@ -204,7 +204,7 @@ int node_missing(struct node *, unsigned char *which); /* which[r] = 1: has not 
 
 /* -- reduce.c ---- */
 int reduce_knows(int dtype, int op);
-void reduce_fold(int dtype, int op, int divide_by, void *out, const void *const *in, int inputs, size_t count);
+void reduce_arrays(int dtype, int op, int divide_by, void *out, const void *const *in, int inputs, size_t count);
 void reduce_neutral(int dtype, int op, void *out, size_t count); /* what exscan leaves on rank 0 */
 size_t dtype_bytes(int dtype);
 

@@ -1,7 +1,7 @@
 /* reduce.c: every operator on every element type, once.
 
    out = in[0] op in[1] op ... in the order of the inputs, from the left: the same bits wherever it is done. Half
-   types are widened to float32, folded there and rounded once, to nearest even, at the end. Rules, as numpy's:
+   types are widened to float32, reduced there and rounded once, to nearest even, at the end. Rules, as numpy's:
 
      integers    wrap around; land, lor give 0 or 1
      floats      min, max: what is not a number stays so; of equal values (0.0, -0.0) the later one is taken
@@ -29,7 +29,7 @@ typedef void kernel(void *, const void *, const void *, size_t);
 typedef struct { float re, im; } c64;
 typedef struct { double re, im; } c128;
 
-#define FOLD(name, T, value) \
+#define REDUCE(name, T, value) \
   WIDE static void name(void *o, const void *a, const void *b, size_t n) { \
     T *out = o; \
     const T *left = a, *right = b; \
@@ -41,23 +41,23 @@ typedef struct { double re, im; } c128;
 
 /* The operators whose result has the same bits for signed and unsigned. */
 #define WRAPPING(T) \
-  FOLD(sum_##T, T, 1u * x + y) FOLD(prod_##T, T, 1u * x * y) FOLD(band_##T, T, x & y) FOLD(bor_##T, T, x | y) \
-  FOLD(bxor_##T, T, x ^ y) FOLD(land_##T, T, (x != 0) & (y != 0)) FOLD(lor_##T, T, (x | y) != 0)
+  REDUCE(sum_##T, T, 1u * x + y) REDUCE(prod_##T, T, 1u * x * y) REDUCE(band_##T, T, x & y) REDUCE(bor_##T, T, x | y) \
+  REDUCE(bxor_##T, T, x ^ y) REDUCE(land_##T, T, (x != 0) & (y != 0)) REDUCE(lor_##T, T, (x | y) != 0)
 WRAPPING(uint8_t) WRAPPING(uint16_t) WRAPPING(uint32_t) WRAPPING(uint64_t)
 
-#define ORDERED(T) FOLD(min_##T, T, x < y ? x : y) FOLD(max_##T, T, x > y ? x : y)
+#define ORDERED(T) REDUCE(min_##T, T, x < y ? x : y) REDUCE(max_##T, T, x > y ? x : y)
 ORDERED(int8_t) ORDERED(int16_t) ORDERED(int32_t) ORDERED(int64_t)
 ORDERED(uint8_t) ORDERED(uint16_t) ORDERED(uint32_t) ORDERED(uint64_t)
 
 #define FLOATING(T) \
-  FOLD(sum_##T, T, x + y) FOLD(prod_##T, T, x * y) FOLD(min_##T, T, ((x < y) | (x != x)) ? x : y) \
-  FOLD(max_##T, T, ((x > y) | (x != x)) ? x : y) FOLD(land_##T, T, (x != 0) & (y != 0)) \
-  FOLD(lor_##T, T, (x != 0) | (y != 0))
+  REDUCE(sum_##T, T, x + y) REDUCE(prod_##T, T, x * y) REDUCE(min_##T, T, ((x < y) | (x != x)) ? x : y) \
+  REDUCE(max_##T, T, ((x > y) | (x != x)) ? x : y) REDUCE(land_##T, T, (x != 0) & (y != 0)) \
+  REDUCE(lor_##T, T, (x != 0) | (y != 0))
 FLOATING(float) FLOATING(double)
 
-FOLD(and_bool, uint8_t, (x != 0) & (y != 0))
-FOLD(or_bool, uint8_t, (x != 0) | (y != 0))
-FOLD(xor_bool, uint8_t, (x != 0) ^ (y != 0))
+REDUCE(and_bool, uint8_t, (x != 0) & (y != 0))
+REDUCE(or_bool, uint8_t, (x != 0) | (y != 0))
+REDUCE(xor_bool, uint8_t, (x != 0) ^ (y != 0))
 
 #define COMPLEX(T, R) \
   WIDE static void sum_##T(void *o, const void *a, const void *b, size_t n) { sum_##R(o, a, b, 2 * n); } \
@@ -229,8 +229,8 @@ static void widen(int dtype, float *out, const void *in, size_t n) {
     widen_bf16(out, in, n);
 }
 
-/* -- folding ------------------------------------------------------------------------------------------------- */
-enum { TILE = 2048 }; /* elements folded over all inputs at a time: stays in the first cache */
+/* -- reducing ------------------------------------------------------------------------------------------------- */
+enum { TILE = 2048 }; /* elements reduced over all inputs at a time: stays in the first cache */
 
 WIDE static void divide_float(float *out, float by, size_t n) { EACH out[i] /= by; }
 WIDE static void divide_double(double *out, double by, size_t n) { EACH out[i] /= by; }
@@ -262,8 +262,8 @@ static void fold_halves(int dtype, int op, int divide_by, char *out, const void 
   }
 }
 
-/* out = the fold of inputs >= 1 arrays of count elements; out may be one of them. */
-void reduce_fold(int dtype, int op, int divide_by, void *o, const void *const *in, int inputs, size_t count) {
+/* out = the reduce of inputs >= 1 arrays of count elements; out may be one of them. */
+void reduce_arrays(int dtype, int op, int divide_by, void *o, const void *const *in, int inputs, size_t count) {
   kernel *f = kernels[dtype][op];
   char *out = o;
   if (dtype == F16 || dtype == BF16) {

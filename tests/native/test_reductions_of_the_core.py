@@ -44,9 +44,9 @@ def drawn(dtype, length, inputs, seed=0):
     return list(bits.view(dtype).reshape(inputs, length))
 
 
-def folded(op, xs, **other):
+def reduced(op, xs, **other):
     out = np.empty_like(xs[0])
-    assert core.fold(op, xs, out, *other.values()) is out
+    assert core.reduce_arrays(op, xs, out, *other.values()) is out
     return out
 
 
@@ -63,8 +63,8 @@ def test_whole_numbers_fold_exactly_and_wrap_around(dtype):
         for other in xs[1:]:
             want = [by(a, int(b)) for a, b in zip(want, other, strict=True)]
         want = np.array([w & ((1 << bits) - 1) for w in want], f"u{bits // 8}").view(dtype)
-        np.testing.assert_array_equal(folded(op, xs), want, err_msg=f"{op} of {inputs}")
-    assert core.fold("avg", xs, xs[0]) is NotImplemented
+        np.testing.assert_array_equal(reduced(op, xs), want, err_msg=f"{op} of {inputs}")
+    assert core.reduce_arrays("avg", xs, xs[0]) is NotImplemented
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -76,8 +76,8 @@ def test_floats_fold_from_the_left_and_keep_what_is_not_a_number(dtype):
             for x in xs[1:]:
                 want = by(want, x).astype(dtype)
             want = want / np.dtype(dtype).type(inputs) if op == "avg" else want
-        np.testing.assert_array_equal(folded(op, xs), want, err_msg=f"{op} of {inputs} x {length}")
-    assert core.fold("band", xs, xs[0]) is NotImplemented
+        np.testing.assert_array_equal(reduced(op, xs), want, err_msg=f"{op} of {inputs} x {length}")
+    assert core.reduce_arrays("band", xs, xs[0]) is NotImplemented
 
 
 def as_singles(halves, kind):
@@ -108,7 +108,7 @@ def test_half_types_fold_in_float32_and_are_rounded_once(kind):
             for x in xs[1:]:
                 want = by(want, as_singles(x, kind)).astype(np.float32)
             want = as_halves(want / np.float32(inputs) if op == "avg" else want, kind)
-            got = folded(op, xs, dtype=code)
+            got = reduced(op, xs, dtype=code)
             is_nan = np.isnan(as_singles(want, kind))
             np.testing.assert_array_equal(
                 np.isnan(as_singles(got, kind)), is_nan, err_msg=f"{op} of {inputs}"
@@ -127,9 +127,9 @@ def test_complex_numbers_fold_as_numpys(dtype):
         for x in xs[1:]:
             want = ON_REAL[op](want, x).astype(dtype)
         np.testing.assert_allclose(
-            folded(op, xs), want / inputs if op == "avg" else want, rtol=10 * np.finfo(dtype).eps
+            reduced(op, xs), want / inputs if op == "avg" else want, rtol=10 * np.finfo(dtype).eps
         )
-    assert core.fold("min", xs, xs[0]) is NotImplemented
+    assert core.reduce_arrays("min", xs, xs[0]) is NotImplemented
 
 
 def test_bools_fold_as_truth_values():
@@ -138,14 +138,14 @@ def test_bools_fold_as_truth_values():
         want = xs[0]
         for x in xs[1:]:
             want = by(want, x)
-        np.testing.assert_array_equal(folded(op, xs), want, err_msg=op)
+        np.testing.assert_array_equal(reduced(op, xs), want, err_msg=op)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32", "float64", "float16"])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_the_result_may_be_any_of_the_inputs(dtype, which):
     xs = [np.full(10_007, i + 1, dtype) for i in range(3)]
-    assert core.fold("sum", xs, xs[which]) is xs[which]
+    assert core.reduce_arrays("sum", xs, xs[which]) is xs[which]
     assert (xs[which] == 6).all()
 
 
@@ -160,7 +160,7 @@ def test_the_core_has_the_operators_that_the_package_has_on_each_element_type():
             known = None
         x = np.ones(2, "u1" if dtype.itemsize == 1 else f"u{min(dtype.itemsize, 8)}")
         x = np.ones(2 * dtype.itemsize // x.itemsize, x.dtype)
-        takes = core.fold(op, [x, x], x, dtype.code) is not NotImplemented
+        takes = core.reduce_arrays(op, [x, x], x, dtype.code) is not NotImplemented
         assert takes == (known is not None and "long" not in dtype.name), f"{op} of {dtype}"
 
 
@@ -188,5 +188,5 @@ def test_torch_and_numpy_fold_alike():
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int16, torch.uint8, torch.complex64):
         xs = [torch.full((3, 50), i + 1, dtype=dtype) for i in range(3)]
         out = torch.empty_like(xs[0])
-        assert core.fold("prod", xs, out) is out
+        assert core.reduce_arrays("prod", xs, out) is out
         assert (out == 6).all()
