@@ -18,6 +18,7 @@ from agreement import Agreement, Alarm  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
 import hpcomm  # noqa: E402
+from hpcomm.node import native  # noqa: E402
 
 _TEST_S = float(os.environ.get("TEST_S", "40"))  # one test on one rank; a hang is found by this
 _PEER_S = float(os.environ.get("TEST_PEER_S", "20"))  # how long a rank that is done waits for the others
@@ -35,6 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("mpi") is None:
             item.add_marker(pytest.mark.mpi)
+        if item.get_closest_marker("core") and (lack := native.missing()):
+            item.add_marker(pytest.mark.skip(reason=lack.why))
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TEST_S))
 

@@ -156,6 +156,7 @@ def test_a_swapped_order_is_found_at_the_first_call_that_differs(full: Any) -> N
     assert full.all_reduce(1) == full.size
 
 
+@pytest.mark.core
 @pytest.mark.mpi(min_size=2)
 def test_after_a_disagreement_that_was_caught_no_collective_call_takes_what_another_left() -> None:
     """rank 0 has gone on, and what it broadcast is still on the way."""

@@ -90,6 +90,7 @@ def test_a_rank_in_the_core_and_one_in_the_background_are_told(first: int) -> No
             abandon(request)
 
 
+@pytest.mark.core
 def test_without_checks_ranks_that_disagree_go_on_as_with_mpi() -> None:
     with hpcomm.Communicator(WORLD, name="near", check="off") as comm:
         for _ in range(3):

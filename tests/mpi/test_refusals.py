@@ -121,6 +121,7 @@ def test_within_a_node_light_tells_those_who_wait(comm: Any, verb: str, first: b
         comm.barrier()
 
 
+@pytest.mark.core
 def test_light_tells_who_waits_for_a_call_in_the_background_with_a_timeout(comm: Any) -> None:
     with hpcomm.Communicator(MPI.COMM_WORLD, name="light", check="light") as light:
         request = light.all_reduce(array(light), async_op=True) if light.rank else None
