@@ -39,7 +39,7 @@ __all__ = ["Counter", "Window", "counter", "window"]
 
 _OPERATORS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "replace")}
 # Narrower ones some libraries add with saturation; of half types MPI knows nothing.
-_FOLDED = ("int32", "int64", "uint32", "uint64", "float32", "float64")
+_ATOMIC = ("int32", "int64", "uint32", "uint64", "float32", "float64")
 
 
 class Window:
@@ -104,7 +104,7 @@ class Window:
         return look.give() if out is None else out
 
     def accumulate(self, x: Any, rank: int, op: str = "sum", at: Any = None) -> None:
-        """Fold x into a place of rank, element by element, each at once: "replace" writes so.
+        """Reduce x into a place of rank, element by element, each at once: "replace" writes so.
 
         Args:
             op: "sum", "prod", "min", "max", "band", "bor", "bxor" or "replace". NaN in min and max: as MPI
@@ -248,9 +248,9 @@ class Window:
             hint = f"one of {', '.join(_OPERATORS)}"
             raise UsageError(f"there is no operator {op!r} for windows", where(verb, self.comm), hint)
         is_float = self._record.kind == "f"
-        if self.dtype not in _FOLDED or (is_float and op.startswith("b")):
+        if self.dtype not in _ATOMIC or (is_float and op.startswith("b")):
             what = f"{op} is not atomic on {self.dtype}"
-            raise DtypeError(what, where(verb, self.comm), f"a window of one of {', '.join(_FOLDED)}")
+            raise DtypeError(what, where(verb, self.comm), f"a window of one of {', '.join(_ATOMIC)}")
         operator: MPI.Op = getattr(MPI, _OPERATORS[op])
         return operator
 
