@@ -105,7 +105,7 @@ def encode(obj: object, pickler: Pickler | None = None) -> Payload:
 class _Ways(dict[type, Any]):
     """How types are pickled: arrays in our own way, all else as the pickler, or copyreg, says."""
 
-    def __init__(self, others: Mapping[type, Any]) -> None:
+    def __init__(self, others: Mapping[type, Any] | None) -> None:
         self._others = others
 
     def get(self, kind: type, default: Any = None) -> Any:  # a pickler in Python asks so
@@ -122,7 +122,7 @@ class _Ways(dict[type, Any]):
         elif any(kind is getattr(sys.modules.get(name), array, None) for name, array in _ON_DEVICES):
             self[kind] = _take_device_array_apart
         else:
-            return self._others[kind]
+            return (copyreg.dispatch_table if self._others is None else self._others)[kind]
         return self[kind]
 
 
@@ -138,10 +138,8 @@ class _Wrapping:
     def _renew(self) -> None:
         self._file = BytesIO()
         self._pickler = self._make(self._file, 5, buffer_callback=self._keeps_in)
-        own: Any = getattr(
-            self._make, "dispatch_table", None
-        )  # of its class; pickle's has a descriptor there
-        self._pickler.dispatch_table = _Ways(own if hasattr(own, "get") else copyreg.dispatch_table)
+        own: Any = getattr(self._make, "dispatch_table", None)  # of its class; pickle's is a descriptor
+        self._pickler.dispatch_table = _Ways(own if hasattr(own, "get") else None)
 
     def _keeps_in(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
