@@ -16,7 +16,6 @@ Cells that are given lie beside each other, not over each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -173,19 +172,21 @@ def weights_between(
     Raises:
         LayoutError, ConfigError: cells that are given lie over each other, or are too wide; on every rank.
     """
-    entries = comm.allgather(_Entry.of(grid, points, is_giver, mapping))
-    source = next(entry.grid for entry in entries if entry.is_giver)
-    boxes = [entry.box for entry in entries if not entry.is_giver]
-    if mapping.startswith("cons") and any(entry.is_cells for entry in entries):
-        _check_widths(any(entry.is_halved for entry in entries), "connect")
-    margin = (
-        max(entry.reach for entry in entries) if mapping != "nearest" else max(c.reach for c in entries) / 2
-    )
-    scale = _scale(grid, *(end for entry in entries if entry.is_giver for end in entry.box))
+    from mpi4py import MPI
+
+    entries = _entries(comm, grid, points, is_giver)
+    is_source = entries["is_giver"]
+    first = int(np.argmax(is_source))
+    kept = grid if comm.rank == first and isinstance(grid, Rectangles) else None
+    source = comm.bcast(kept, first)
+    if mapping.startswith("cons") and entries["is_cells"].any():
+        _check_widths(bool(entries["is_halved"].any()), "connect")
+    margin = float(entries["reach"].max()) / (2 if mapping == "nearest" else 1)
+    scale = _scale(grid, entries["low"][is_source], entries["high"][is_source])
     shapes = _shapes(grid, points, mapping) if is_giver else np.empty((0, 1, 3))
     found = None
     while True:
-        got = _nearby(comm, entries, boxes, points, shapes, margin)
+        got = _nearby(comm, entries, points, shapes, margin)
         if not is_giver:
             mapper = _Mapper(source, grid, points, mapping, neighbours, scale)
             found = mapper.weights(*got) if len(got[0]) else None
@@ -193,35 +194,35 @@ def weights_between(
         if comm.allreduce(not reached) == 0:
             break
         margin *= 2
-    overlaps = [told for told in comm.allgather("" if is_giver else mapper.overlap) if told]
-    if overlaps:
-        raise _lie_over(overlaps[0], "connect")
+    lies_over = not is_giver and bool(mapper.overlap)
+    told = comm.allreduce(comm.rank if lies_over else comm.size, MPI.MIN)
+    if told < comm.size:
+        raise _lie_over(comm.bcast(mapper.overlap if comm.rank == told else None, told), "connect")
     if is_giver:
         return None
     return found or _nothing(len(points))
 
 
-@dataclass
-class _Entry:
-    """What a rank says of its part: the box around its points, and how far mappings reach from them."""
-
-    is_giver: bool
-    grid: Any
-    box: tuple[Array, Array]
-    reach: float
-    is_cells: bool
-    is_halved: bool
-
-    @classmethod
-    def of(cls, grid: Grid, points: Indices, is_giver: bool, mapping: str) -> _Entry:
-        kept = grid if is_giver and isinstance(grid, Rectangles) else None
-        kind = grid.kind == "cells", _is_halved(grid)
-        if not len(points):
-            wide = 3 if grid.sphere else 2
-            return cls(is_giver, kept, (np.full(wide, np.inf), np.full(wide, -np.inf)), 0.0, *kind)
+def _entries(comm: MPI.Intracomm, grid: Grid, points: Indices, is_giver: bool) -> NDArray[np.void]:
+    """What all ranks say of their parts: the box around its points, and how far mappings reach from them."""
+    wide = 3 if grid.sphere else 2
+    ends = [("low", "f8", wide), ("high", "f8", wide)]
+    entry = np.zeros(
+        1, [*((name, "?") for name in ("is_giver", "is_cells", "is_halved")), ("reach", "f8"), *ends]
+    )
+    entry["is_giver"], entry["is_cells"], entry["is_halved"] = (
+        is_giver,
+        grid.kind == "cells",
+        _is_halved(grid),
+    )
+    entry["low"], entry["high"] = np.inf, -np.inf
+    if len(points):
         x = grid.centres(points)
-        reach = 4.0 * _radius(grid, points)
-        return cls(is_giver, kept, (x.min(axis=0), x.max(axis=0)), reach, *kind)
+        entry["low"], entry["high"] = x.min(axis=0), x.max(axis=0)
+        entry["reach"] = 4.0 * _radius(grid, points)
+    entries = np.empty(comm.size, entry.dtype)
+    comm.Allgather(entry.view(np.uint8), entries.view(np.uint8))
+    return entries
 
 
 def _radius(grid: Grid, points: Indices) -> float:
@@ -240,20 +241,14 @@ def _shapes(grid: Any, points: Indices, mapping: str) -> Array:
 
 
 def _nearby(
-    comm: MPI.Intracomm,
-    entries: list[_Entry],
-    boxes: list[tuple[Array, Array]],
-    points: Indices,
-    shapes: Array,
-    margin: float,
+    comm: MPI.Intracomm, entries: NDArray[np.void], points: Indices, shapes: Array, margin: float
 ) -> tuple[Indices, Array]:
     """The givers' points that lie within the margin of this taker's box, ascending."""
     parts: list[Any] = [None] * comm.size
-    mine = entries[comm.rank]
-    for rank, entry in enumerate(entries):
-        if mine.is_giver and not entry.is_giver:
-            low, high = entry.box
-            x = shapes[:, 0]
+    if entries["is_giver"][comm.rank]:
+        x = shapes[:, 0]
+        for rank in np.flatnonzero(~entries["is_giver"]):
+            low, high = entries["low"][rank], entries["high"][rank]
             near = ((x >= low - margin) & (x <= high + margin)).all(axis=1)
             parts[rank] = (points[near], shapes[near])
     got = [part for part in comm.alltoall(parts) if part is not None and len(part[0])]
