@@ -89,13 +89,13 @@ class Blocks:
     def Send(self, piece: object, dest: int, tag: int) -> None:  # noqa: N802  as MPI.Comm has them
         self.mpi.Send(piece, dest if self.ranks is None else self.ranks[dest], tag)
 
-    def Isend(self, piece: Any, dest: int, tag: int) -> MPI.Request:  # noqa: N802
+    def Isend(self, piece: object, dest: int, tag: int) -> MPI.Request:  # noqa: N802
         return self.mpi.Isend(piece, dest if self.ranks is None else self.ranks[dest], tag)
 
     def Recv(self, piece: object, source: int, tag: int) -> None:  # noqa: N802
         self.mpi.Recv(piece, source if self.ranks is None else self.ranks[source], tag)
 
-    def Irecv(self, piece: Any, source: int, tag: int) -> MPI.Request:  # noqa: N802
+    def Irecv(self, piece: object, source: int, tag: int) -> MPI.Request:  # noqa: N802
         return self.mpi.Irecv(piece, source if self.ranks is None else self.ranks[source], tag)
 
     def place(self, rank: int) -> tuple[int, int]:

@@ -89,7 +89,7 @@ class Communicator:
 
     def __init__(
         self, mpi: MPI.Comm, name: str | None = None, check: str | None = None, *, gpu: str | None = None,
-        pickler: Any = None,
+        pickler: object = None,
     ) -> None:  # fmt: skip
         from mpi4py import MPI
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..core import dtypes, reduction
+    from ..core.types import AnyArray
     from ..transport import mpi as transport
     from .communicator import Communicator
 else:
@@ -172,7 +173,7 @@ class ByLibrary(NoDirect):
     def _has(self, root: object) -> TypeGuard[int]:
         return type(root) is int and 0 <= root < self._size
 
-    def _result(self, x: NDArray[Any], out: object, shape: tuple[int, ...]) -> NDArray[Any] | None:
+    def _result(self, x: AnyArray, out: object, shape: tuple[int, ...]) -> NDArray[Any] | None:
         """out if it can receive, or a new array; None: the general path has to look at it."""
         if out is None:
             return np.empty(shape, x.dtype)
@@ -194,7 +195,7 @@ class ByLibrary(NoDirect):
         agreement.leave()
 
 
-def _moved(dtype: Any) -> tuple[Any, int]:
+def _moved(dtype: object) -> tuple[Any, int]:
     """MPI's type and our code for elements that are moved only; no type: the general path sees to it."""
     try:
         record = dtypes.from_numpy(dtype)
@@ -203,7 +204,7 @@ def _moved(dtype: Any) -> tuple[Any, int]:
     return transport.native(record), record.code
 
 
-def _reduced(op: str, dtype: Any) -> tuple[Any, int, Any, int]:
+def _reduced(op: str, dtype: object) -> tuple[Any, int, Any, int]:
     """MPI's type, our code, MPI's operator and our code for a reduction; no type: as above."""
     try:
         record = dtypes.from_numpy(dtype)

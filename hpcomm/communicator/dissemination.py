@@ -34,7 +34,7 @@ FEW = 16  # ranks of a group up to which each sends to all: nothing passes throu
 _ALIGN, _ALIGN_SHORT, _SHORT = 64, 16, 1024  # bytes on which a block begins; one of less than so many
 
 
-def inside(mpi: MPI.Comm, parts: Any) -> Any:
+def inside(mpi: MPI.Comm, parts: object) -> Any:
     """For what ranks of a group pass on to each other: parts, or one of large groups that mpi joins."""
     if not mpi.Is_inter() or max(mpi.Get_size(), mpi.Get_remote_size()) <= FEW:  # type: ignore[attr-defined]
         return parts

@@ -150,7 +150,7 @@ def _few(ranks: list[int]) -> str:
 
 def dup(
     comm: Communicator, name: str | None = None, check: str | None = None, *, gpu: str | None = None,
-    pickler: Any = None,
+    pickler: object = None,
 ) -> Communicator:  # fmt: skip
     """The same ranks once more, so that two parts of a program cannot mix their messages. Collective.
 

@@ -130,7 +130,7 @@ def forget(comm: Communicator) -> None:
     comm.known_receives.clear()
 
 
-def _may_be_known(comm: Communicator, known: dict[Any, object], peer: int) -> bool:
+def _may_be_known(comm: Communicator, known: dict[object, object], peer: int) -> bool:
     if len(known) >= _MOST:
         known.clear()
     if comm.observers or comm.is_closed or comm.disagreed or comm.timeout_s or comm.is_inter:

@@ -105,10 +105,10 @@ def encode(obj: object, pickler: Pickler | None = None) -> Payload:
 class _Ways(dict[type, Any]):
     """How types are pickled: arrays in our own way, all else as the pickler, or copyreg, says."""
 
-    def __init__(self, others: Mapping[type, Any] | None) -> None:
+    def __init__(self, others: Mapping[type, object] | None) -> None:
         self._others = others
 
-    def get(self, kind: type, default: Any = None) -> Any:  # a pickler in Python asks so
+    def get(self, kind: type, default: object = None) -> Any:  # a pickler in Python asks so
         try:
             return self[kind]
         except KeyError:

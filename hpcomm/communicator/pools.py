@@ -58,7 +58,7 @@ class Pool(Executor):
     def map(
         self,
         fn: Callable[..., T],
-        *iterables: Iterable[Any],
+        *iterables: Iterable[object],
         timeout: float | None = None,
         chunksize: int = 1,
         ordered: bool = True,

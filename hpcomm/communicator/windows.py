@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..core import buffer, dtypes
+    from ..core.types import AnyArray
     from ..transport import mpi as transport
     from .communicator import Communicator
 else:
@@ -55,7 +56,7 @@ class Window:
     """
 
     def __init__(
-        self, comm: Communicator, mpi: MPI.Win, record: dtypes.Dtype, array: NDArray[Any], as_tensor: bool
+        self, comm: Communicator, mpi: MPI.Win, record: dtypes.Dtype, array: AnyArray, as_tensor: bool
     ) -> None:
         self.comm, self.shape, self.dtype = comm, array.shape, record.name
         self._mpi: MPI.Win | None = mpi
@@ -76,14 +77,14 @@ class Window:
         torch = importlib.import_module("torch")
         return torch.from_numpy(self._array).view(dtypes.torch_dtype(self._record))
 
-    def put(self, x: Any, rank: int, at: Any = None) -> None:
+    def put(self, x: object, rank: int, at: object = None) -> None:
         """Write x to a place of rank. x may be used again at once; it is there after flush() or fence()."""
         mpi, target, block = self._place("put", rank, at)
         data = self._given("put", x, block.shape)
         self._told("put", mpi.Put, [data, MPI.BYTE], rank, (target, block.nbytes, MPI.BYTE))
         self._told("put", mpi.Flush_local, rank)
 
-    def get(self, rank: int, at: Any = None, out: Any = None) -> Any:
+    def get(self, rank: int, at: object = None, out: object = None) -> Any:
         """What stands at a place of rank: a new array, or out; a tensor where dtype was given as torch's."""
         mpi, target, block = self._place("get", rank, at)
         try:
@@ -103,7 +104,7 @@ class Window:
             look.array[...] = data
         return look.give() if out is None else out
 
-    def accumulate(self, x: Any, rank: int, op: str = "sum", at: Any = None) -> None:
+    def accumulate(self, x: object, rank: int, op: str = "sum", at: object = None) -> None:
         """Reduce x into a place of rank, element by element, each at once: "replace" writes so.
 
         Args:
@@ -121,11 +122,11 @@ class Window:
         self._told("accumulate", mpi.Accumulate, [data, block.size, kind], rank, there, operator)
         self._told("accumulate", mpi.Flush_local, rank)
 
-    def fetch_and_add(self, value: Any, rank: int, at: Any = None) -> Any:
+    def fetch_and_add(self, value: object, rank: int, at: object = None) -> Any:
         """Add value to one element of rank, at once; what stood there before, a number of Python."""
         return self._fetch("fetch_and_add", value, rank, at, "sum")
 
-    def _fetch(self, verb: str, value: Any, rank: int, at: Any, op: str) -> Any:
+    def _fetch(self, verb: str, value: object, rank: int, at: object, op: str) -> Any:
         operator = self._operator(verb, "sum") if op == "sum" else MPI.NO_OP
         mpi, target, block = self._place(verb, rank, at)
         if block.size != 1:
@@ -192,7 +193,7 @@ class Window:
             )
         return index(rank)
 
-    def _place(self, verb: str, rank: Any, at: Any) -> tuple[MPI.Win, int, NDArray[Any]]:
+    def _place(self, verb: str, rank: object, at: object) -> tuple[MPI.Win, int, NDArray[Any]]:
         """The window, at which byte of it a place begins, and the same block of this rank's own array."""
         mpi = self._open(verb)
         self._rank(verb, rank)
@@ -211,7 +212,7 @@ class Window:
         begins = block.__array_interface__["data"][0] - self._array.__array_interface__["data"][0]
         return mpi, begins if block.size else 0, block
 
-    def _given(self, verb: str, x: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _given(self, verb: str, x: object, shape: tuple[int, ...]) -> NDArray[Any]:
         """x as a contiguous array of the window's elements; a number fits any dtype that holds it."""
         if isinstance(x, (bool, int, float, complex)) and self._record.kind in "biufc":
             try:
@@ -243,7 +244,7 @@ class Window:
                 what, where(verb, self.comm), "give both the same shape (at= chooses the place)"
             )
 
-    def _operator(self, verb: str, op: Any) -> MPI.Op:
+    def _operator(self, verb: str, op: object) -> MPI.Op:
         if not isinstance(op, str) or op not in _OPERATORS:
             hint = f"one of {', '.join(_OPERATORS)}"
             raise UsageError(f"there is no operator {op!r} for windows", where(verb, self.comm), hint)
@@ -254,14 +255,14 @@ class Window:
         operator: MPI.Op = getattr(MPI, _OPERATORS[op])
         return operator
 
-    def _told(self, verb: str, function: Callable[..., Any], *arguments: Any) -> None:
+    def _told(self, verb: str, function: Callable[..., object], *arguments: object) -> None:
         try:
             function(*arguments)
         except MPI.Exception as error:
             raise transport.failure(error, verb, self.comm) from None
 
 
-def _is_number(part: Any) -> bool:
+def _is_number(part: object) -> bool:
     return hasattr(part, "__index__") and not isinstance(part, bool)
 
 
@@ -303,7 +304,7 @@ class Counter:
         return f"<Counter of {self._window!r}>"
 
 
-def window(comm: Communicator, shape: int | Sequence[int], dtype: Any = "float64") -> Window:
+def window(comm: Communicator, shape: int | Sequence[int], dtype: object = "float64") -> Window:
     """An array of zeros on each rank, which all ranks read and write: put, get, accumulate, fetch_and_add.
 
     Collective. The memory is the MPI library's, and goes back at close().

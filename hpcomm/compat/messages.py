@@ -120,7 +120,7 @@ class Messages(Surface):
             return self.communicator.mpi.recv(buf, source, tag, status)
         return _unpickled(self.communicator.recv(None, source, tag, dtype="uint8", status=status))
 
-    def isend(self, obj: Any, dest: int, tag: int = 0) -> MPI.Request:
+    def isend(self, obj: object, dest: int, tag: int = 0) -> MPI.Request:
         return Request.over(self.communicator.isend(_pickled(obj, dest), dest, tag))
 
     def irecv(

@@ -24,11 +24,11 @@ class Objects(Surface):
     def bcast(self, obj: object, root: int = 0) -> Any:
         return self.communicator.broadcast_object(obj, root)
 
-    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+    def gather(self, sendobj: object, root: int = 0) -> list[Any] | None:
         got: list[Any] | None = self.communicator.gather_object(sendobj, root)
         return got
 
-    def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
+    def scatter(self, sendobj: Sequence[object] | None, root: int = 0) -> Any:
         return self.communicator.scatter_object(sendobj, root)
 
     def allgather(self, sendobj: object) -> list[Any]:
@@ -39,7 +39,7 @@ class Objects(Surface):
         got: list[Any] = self.communicator.all_to_all_object(sendobj)
         return got
 
-    def reduce(self, sendobj: Any, op: _Op = MPI.SUM, root: int = 0) -> Any | None:
+    def reduce(self, sendobj: object, op: _Op = MPI.SUM, root: int = 0) -> Any | None:
         return self.communicator.reduce_object(sendobj, op, root)
 
     def allreduce(self, sendobj: object, op: _Op = MPI.SUM) -> Any:

@@ -17,6 +17,8 @@ from ..errors import DtypeError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from .types import AnyArray
 else:
     from .._lazy import LazyModule
 
@@ -156,7 +158,7 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[np.generic]:
     return np.dtype(dtype.name) if dtype.given is None else dtype.given
 
 
-def widen(halves: NDArray[Any], dtype: Dtype) -> NDArray[np.float32]:
+def widen(halves: AnyArray, dtype: Dtype) -> NDArray[np.float32]:
     """float32 copies of half values given as their uint16 bits (any shape, contiguous result)."""
     shape = halves.shape
     halves = (

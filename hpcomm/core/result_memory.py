@@ -38,7 +38,7 @@ class _Lease:
         }  # fmt: skip
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+def empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.ndarray[Any, np.dtype[Any]]:
     """As numpy.empty."""
     nbytes = dtype.itemsize
     for n in shape:

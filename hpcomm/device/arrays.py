@@ -60,7 +60,7 @@ class Place:
         return f"{driver().name}:{self.device.index}"
 
 
-def place(x: Any) -> Place | None:
+def place(x: object) -> Place | None:
     """Where x lies; None if it is on the host.
 
     Raises:

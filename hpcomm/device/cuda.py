@@ -120,7 +120,7 @@ class CudaDriver:
         self._nccl: Nccl | ConfigError | None = None
         self._lock = threading.Lock()
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         """Call a function of the library.
 
         Raises:

@@ -42,7 +42,7 @@ class Kernels(Protocol):
     def convert(self, source: object, target: object) -> None: ...
     def truth(self, source: object, target: object) -> None: ...  # 1 where source is not 0, into uint8
     def scale(self, x: object, factor: object) -> None: ...  # factor: of numpy's type for the elements
-    def divide(self, x: Any, by: int) -> None: ...
+    def divide(self, x: object, by: int) -> None: ...
     def fill(self, x: object, value: object) -> None: ...
 
 
@@ -58,7 +58,7 @@ class _Named:
     def scale(self, x: object, factor: object) -> None:
         self.library.multiply(x, factor, out=x)
 
-    def divide(self, x: Any, by: int) -> None:
+    def divide(self, x: object, by: int) -> None:
         self.library.divide(x, by, out=x)
 
 

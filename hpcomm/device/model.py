@@ -91,7 +91,7 @@ class DeviceArray:
             touches.append((self.address, self._on_host()[1], True))
         _model().put(current_stream(), work, touches)
 
-    def fill(self, value: Any) -> None:
+    def fill(self, value: object) -> None:
         mine = self._on_host()[0]
         self._work(lambda: mine.fill(value))
 
@@ -188,7 +188,7 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> DeviceArray:
     return DeviceArray(model.allocate(nbytes, model.user_memory_can_be_exported), shape, kind)
 
 
-def asarray(array: Any) -> DeviceArray:
+def asarray(array: object) -> DeviceArray:
     """A copy of a host array on the device, made in the current stream."""
     given = np.array(array, order="C")
     made = empty(given.shape, given.dtype)
@@ -238,7 +238,7 @@ class ModelKernels:
         mine = x._on_host()[0]
         x._work(lambda: np.divide(mine, by, out=mine), (x,))
 
-    def fill(self, x: _View, value: Any) -> None:
+    def fill(self, x: _View, value: object) -> None:
         half = x.kind.kind == "h"
         DeviceArray.fill(x, dtypes.narrow(np.full(1, value, np.float32), x.kind)[0] if half else value)
 

@@ -89,7 +89,7 @@ class Nccl:
         self.call("ncclGetVersion", byref(version))
         self.version = version.value  # 22703 for 2.27.3
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         """Call a function of the library.
 
         Raises:
@@ -146,7 +146,7 @@ class Group:
         else:
             self._exchange(verb, work, block, root, there)
 
-    def _exchange(self, verb: str, work: int, block: int, root: int, there: tuple[Any, int]) -> None:
+    def _exchange(self, verb: str, work: int, block: int, root: int, there: tuple[object, int]) -> None:
         """Messages, begun together: NCCL has no gather, scatter and all_to_all of its own."""
         ranks, back = range(self.size), work + self.size * block
         sends = {"gather": [root], "scatter": ranks if self.rank == root else (), "all_to_all": ranks}[verb]

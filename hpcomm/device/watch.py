@@ -48,7 +48,7 @@ class Watched:
         result = function(*arguments)
         return _Request(order, self._lock, result, moment, site()) if background and any(seen) else result
 
-    def _note(self, moment: Moment, argument: Any, writes: bool) -> bool:
+    def _note(self, moment: Moment, argument: object, writes: bool) -> bool:
         """Note MPI's access to an argument, if that is pinned memory."""
         array = argument[0] if isinstance(argument, (tuple, list)) else argument
         if not isinstance(array, np.ndarray):
@@ -69,11 +69,11 @@ class _Request:
     ) -> None:
         self._order, self._lock, self._request, self._moment, self._at = order, lock, request, moment, at
 
-    def Wait(self, status: Any = None) -> bool:  # noqa: N802
+    def Wait(self, status: object = None) -> bool:  # noqa: N802
         self._request.Wait(status)
         return self._ended()
 
-    def Test(self, status: Any = None) -> bool:  # noqa: N802
+    def Test(self, status: object = None) -> bool:  # noqa: N802
         return bool(self._request.Test(status)) and self._ended()
 
     def _ended(self) -> bool:

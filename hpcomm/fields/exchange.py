@@ -332,7 +332,7 @@ class Exchange:
         whole, parts = self._gathered(views)
         return self._described([whole]), [copying(*each) for each in zip(parts, views, strict=True)]
 
-    def _incoming(self, views: list[tuple[Any, bool]]) -> tuple[Any, list[Callable[[], object]]]:
+    def _incoming(self, views: list[tuple[object, bool]]) -> tuple[Any, list[Callable[[], object]]]:
         """Where MPI receives, and the copies afterwards."""
         plain = [view for view, _ in views]
         if not (gathers(plain, sending=False) or any(adds for _, adds in views)):

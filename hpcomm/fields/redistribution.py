@@ -98,7 +98,7 @@ class Redistribution:
         """The shape of the result on this rank; None if it is no rank of the target."""
         return _held(self.target, self.target_ranks, self.comm.rank)
 
-    def __call__(self, x: object = None, *, out: object = None, dtype: Any = None) -> Any:
+    def __call__(self, x: object = None, *, out: object = None, dtype: object = None) -> Any:
         """Carry it out: give what this rank holds of the source, get what it holds of the target.
 
         Calls with the same arrays again are quick: their messages are planned already.

@@ -206,7 +206,7 @@ def chooses(values: object) -> bool:
     return as_buffer(values).place is not None and library_of(values) in _INDEX
 
 
-def index(values: Any, where: coupled_route.Selection) -> Any:
+def index(values: object, where: coupled_route.Selection) -> Any:
     """Rows as an array takes them in brackets: a range, or indices where the array lies."""
     return where if isinstance(where, slice) else _INDEX[library_of(values)](values, where)
 

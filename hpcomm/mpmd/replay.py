@@ -69,7 +69,7 @@ class Played:
 class _Later:
     """What a request of then returned."""
 
-    def __init__(self, result: partial[Any]) -> None:
+    def __init__(self, result: partial[object]) -> None:
         self._result: partial[Any] | None = result
         self._made: Any = None
 

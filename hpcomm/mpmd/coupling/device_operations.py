@@ -70,7 +70,7 @@ class DeviceOperations:
             and place.device.index == self._place.device.index
         )
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], like: object = None) -> Any:
         return self._ways.empty(self._like if like is None else like, shape, dtype)
 
     def up(self, array: AnyArray) -> Any:
@@ -83,11 +83,11 @@ class DeviceOperations:
     def cast(self, values: object, dtype: np.dtype[np.generic]) -> Any:
         return values if as_buffer(values).dtype.name == dtype.name else self._ways.cast(values, dtype)
 
-    def plain(self, values: Any) -> Any:
+    def plain(self, values: object) -> Any:
         """The same memory, of which nobody takes derivatives."""
         return self._ways.plain(values)
 
-    def drop(self, values: Any) -> None:
+    def drop(self, values: object) -> None:
         """Let go of an array that was kept: its library knows only of the stream that it was made on."""
         if self._moves and values is not None and self.holds(values):
             station(self._place.device).hold(self._place.stream(), values)

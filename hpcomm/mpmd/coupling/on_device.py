@@ -35,7 +35,7 @@ class Share:
 
     def __init__(
         self, carrier: Communicator, peer: int, tag: int, field: Field, rows: Selection,
-        dtype: np.dtype[Any], *, sends: bool, own: bool,
+        dtype: np.dtype[np.generic], *, sends: bool, own: bool,
     ) -> None:  # fmt: skip
         self._carrier, self._peer, self._tag, self._sends = carrier, peer, tag, sends
         self._request: Request[object] | None = None

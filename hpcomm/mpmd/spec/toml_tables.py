@@ -123,7 +123,7 @@ class Tables:
 
     def whole(
         self,
-        table: dict[str, Any],
+        table: dict[str, object],
         key: str,
         least: int,
         default: int | None = None,

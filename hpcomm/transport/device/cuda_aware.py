@@ -222,7 +222,7 @@ def begin(
     return [getattr(mpi, f"I{verb.replace('_', '')}")(here, one, op)]
 
 
-def passes(begin: Callable[[list[Any]], Any], place: Place, nbytes: int, event: int) -> Stages:
+def passes(begin: Callable[[list[object]], object], place: Place, nbytes: int, event: int) -> Stages:
     """A message by the MPI library from or to the array at place; begin: Isend or Irecv of its memory."""
     yield [Reached(place.device, event)]  # MPI knows no streams
     yield [begin([place.device.memory(place.address, nbytes), MPI.BYTE])]

@@ -219,7 +219,7 @@ class Messages:
         if look.place is not None:
             station(look.place.device).spare(event)
 
-    def pass_on(self, call: Call, look: Buffer, event: int, apart: Any = None) -> Stages:
+    def pass_on(self, call: Call, look: Buffer, event: int, apart: object = None) -> Stages:
         """Send a large message that its receiver knows of, apart from the user's."""
         return self._send_large(call, look, apart or self._apart, event)
 

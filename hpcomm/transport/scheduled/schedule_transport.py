@@ -167,7 +167,7 @@ def named(call: Call, algorithm: str, reduce: object, nbytes: int) -> str:
     return name
 
 
-def rounds(call: Call, algorithm: str, reduce: Any, mpi: MPI.Comm, tag: int) -> Stages:
+def rounds(call: Call, algorithm: str, reduce: object, mpi: MPI.Comm, tag: int) -> Stages:
     """What carries a call out in the background, as schedule_call has it, under a tag of another mpi."""
     key, operator = _chosen(call, algorithm, reduce)
     executor = _executor(call.comm, key, operator, Passing(mpi, tag, own(call.comm).most))
