@@ -45,7 +45,7 @@ _LARGEST = 2**31 - 1  # elements of one call of MPI, and so bytes that are no mo
 class NoDirect:
     """Every call takes the general path."""
 
-    def _leave(self, *arguments: Any) -> Any:
+    def _leave(self, *arguments: Any) -> object:
         return NotImplemented
 
     barrier = broadcast = reduce = all_reduce = gather = all_gather = scatter = _leave
@@ -173,7 +173,7 @@ class ByLibrary(NoDirect):
     def _has(self, root: object) -> TypeGuard[int]:
         return type(root) is int and 0 <= root < self._size
 
-    def _result(self, x: AnyArray, out: object, shape: tuple[int, ...]) -> NDArray[Any] | None:
+    def _result(self, x: AnyArray, out: object, shape: tuple[int, ...]) -> AnyArray | None:
         """out if it can receive, or a new array; None: the general path has to look at it."""
         if out is None:
             return np.empty(shape, x.dtype)
@@ -195,7 +195,7 @@ class ByLibrary(NoDirect):
         agreement.leave()
 
 
-def _moved(dtype: object) -> tuple[Any, int]:
+def _moved(dtype: object) -> tuple[object, int]:
     """MPI's type and our code for elements that are moved only; no type: the general path sees to it."""
     try:
         record = dtypes.from_numpy(dtype)
@@ -204,7 +204,7 @@ def _moved(dtype: object) -> tuple[Any, int]:
     return transport.native(record), record.code
 
 
-def _reduced(op: str, dtype: object) -> tuple[Any, int, Any, int]:
+def _reduced(op: str, dtype: object) -> tuple[object, int, object, int]:
     """MPI's type, our code, MPI's operator and our code for a reduction; no type: as above."""
     try:
         record = dtypes.from_numpy(dtype)

@@ -411,7 +411,7 @@ def plan(
     return _collective(comm, call)
 
 
-def _make(comm: Communicator, call: Call) -> Plan[Any]:
+def _make(comm: Communicator, call: Call) -> Plan[object]:
     if call.after is not None:
         return Plan(comm, call, [])
     prepared = transport.prepare(call)

@@ -114,7 +114,7 @@ class _Ways(dict[type, Any]):
         except KeyError:
             return default
 
-    def __missing__(self, kind: type) -> Any:
+    def __missing__(self, kind: type) -> object:
         if kind is getattr(sys.modules.get("numpy"), "ndarray", None):
             self[kind] = _take_array_apart
         elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
@@ -211,7 +211,7 @@ class _Names(dict[Any, "str | None"]):
 _names = _Names()
 
 
-def _take_array_apart(array: Any) -> tuple[Any, ...]:
+def _take_array_apart(array: Any) -> tuple[object, ...]:
     """How a plain array is pickled; numpy's own way takes three times as long."""
     dtype = array.dtype
     name = _names[dtype]
@@ -221,7 +221,7 @@ def _take_array_apart(array: Any) -> tuple[Any, ...]:
     return _put_array_together, (pickle.PickleBuffer(array), name, array.shape)
 
 
-def _put_array_together(block: bytes | bytearray | memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
+def _put_array_together(block: bytes | bytearray | memoryview, dtype: str, shape: tuple[int, ...]) -> object:
     import numpy as np
 
     return np.frombuffer(block, dtype).reshape(shape) if len(block) else np.empty(shape, dtype)
@@ -245,7 +245,7 @@ def _take_tensor_apart(tensor: Any) -> tuple[object, ...]:
     return _put_tensor_together, (block, name, tuple(tensor.shape), tensor.requires_grad)
 
 
-def _take_device_array_apart(array: Any) -> tuple[Any, ...]:
+def _take_device_array_apart(array: Any) -> tuple[object, ...]:
     """How an array on a device is pickled: what stands for its elements as a block; see device_payload.py."""
     try:
         look = buffer.as_buffer(array)

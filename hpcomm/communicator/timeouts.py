@@ -134,7 +134,7 @@ def _sendrecv(
     *,
     out: Any = None,
     status: Any = None,
-) -> Any:
+) -> object:
     look = buffer.as_buffer(x)
     sent = look.array.copy() if out is x else x
     target = look.make(look.shape).give() if out is None else out

@@ -193,7 +193,7 @@ class Window:
             )
         return index(rank)
 
-    def _place(self, verb: str, rank: object, at: object) -> tuple[MPI.Win, int, NDArray[Any]]:
+    def _place(self, verb: str, rank: object, at: object) -> tuple[MPI.Win, int, AnyArray]:
         """The window, at which byte of it a place begins, and the same block of this rank's own array."""
         mpi = self._open(verb)
         self._rank(verb, rank)
@@ -212,7 +212,7 @@ class Window:
         begins = block.__array_interface__["data"][0] - self._array.__array_interface__["data"][0]
         return mpi, begins if block.size else 0, block
 
-    def _given(self, verb: str, x: object, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _given(self, verb: str, x: object, shape: tuple[int, ...]) -> AnyArray:
         """x as a contiguous array of the window's elements; a number fits any dtype that holds it."""
         if isinstance(x, (bool, int, float, complex)) and self._record.kind in "biufc":
             try:

@@ -167,7 +167,7 @@ class CudaDriver:
         self.call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, address)
         return ordinal.value
 
-    def watch(self, mpi: object) -> Any:
+    def watch(self, mpi: object) -> object:
         return mpi
 
     def nccl(self) -> Nccl:

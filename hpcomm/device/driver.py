@@ -63,7 +63,7 @@ class Driver(Protocol):
     def count(self) -> int: ...
     def device(self, index: int) -> Device: ...
     def device_of(self, address: int) -> int: ...  # the index of the device that address lies on
-    def watch(self, mpi: object) -> Any: ...  # mpi, seen by whoever checks order
+    def watch(self, mpi: object) -> object: ...  # mpi, seen by whoever checks order
 
 
 def possible() -> bool:

@@ -158,7 +158,7 @@ class Torch(_Named):
         x.fill_(_as_in(x, value))
 
 
-def _as_in(x: Any, value: Any) -> Any:
+def _as_in(x: Any, value: Any) -> object:
     """A number as x has it: an unsigned one as its signed twin, of the same bits."""
     if x.is_floating_point() or x.is_complex():
         return value.item() if hasattr(value, "item") else value

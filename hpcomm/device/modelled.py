@@ -76,7 +76,7 @@ class Model:
             raise LayoutError(f"address {address:#x} is no memory of the model", hint="numpy.asarray(x)")
         return 0
 
-    def watch(self, mpi: object) -> Any:
+    def watch(self, mpi: object) -> object:
         return Watched(mpi, self.order, self.lock, self.at)
 
     def noted(self) -> Noted:

@@ -303,12 +303,12 @@ class _Mapper:
         self.needed = float(distance.max(initial=0.0)) if count > k or count == len(x) else _FAR
         return distance, which
 
-    def _nearest(self, given: Indices, shapes: Array) -> Any:
+    def _nearest(self, given: Indices, shapes: Array) -> object:
         _, which = self._closest(shapes[:, 0], 1)
         n = len(self.points)
         return np.arange(n), which[:, 0], np.ones(n), np.ones(n)
 
-    def _idw(self, given: Indices, shapes: Array) -> Any:
+    def _idw(self, given: Indices, shapes: Array) -> object:
         distance, which = self._closest(shapes[:, 0], self.neighbours)
         distance = distance / self.source_scale
         share = 1.0 / np.maximum(distance, 1e-14) ** 2
@@ -346,12 +346,12 @@ class _Mapper:
         return row[kept], at[kept], value[kept] / total[row[kept]], (total > 1e-12).astype(float)
 
     # -- by area -----------------------------------------------------------------------------------------
-    def _conservative(self, given: Indices, shapes: Array) -> Any:
+    def _conservative(self, given: Indices, shapes: Array) -> object:
         row, column, area, _ = self._overlaps(given, shapes)
         covered, fraction = self._covered(given, shapes, row, column, area)
         return row, column, area / covered[row], fraction
 
-    def _conservative2(self, given: Indices, shapes: Array) -> Any:
+    def _conservative2(self, given: Indices, shapes: Array) -> object:
         """First order, and the gradient of each source cell times the way from its centre to the overlap."""
         row, column, area, moment = self._overlaps(given, shapes)
         covered, fraction = self._covered(given, shapes, row, column, area)

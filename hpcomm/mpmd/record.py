@@ -75,7 +75,7 @@ class Recorder:
         self._file(_VERBS).write(packed)
         self._file(_VERBS).flush()
 
-    def next_result(self, verb: str) -> Any:
+    def next_result(self, verb: str) -> object:
         """What the next verb returned then.
 
         Raises:

@@ -72,7 +72,7 @@ def _job(tables: Tables, root: dict[str, Any], here: bool) -> JobSpec:
     return made
 
 
-def _tables_of(tables: Tables, root: dict[str, object], key: str) -> dict[str, Any]:
+def _tables_of(tables: Tables, root: dict[str, object], key: str) -> dict[str, object]:
     """What stands below [program.NAME] or [grid.NAME], by name."""
     found = root.get(key, {})
     if not isinstance(found, dict):

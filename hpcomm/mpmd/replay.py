@@ -53,12 +53,12 @@ class Played:
     def __getattr__(self, verb: str) -> Any:
         return partial(self._play, verb, inspect.signature(getattr(Communicator, verb)))
 
-    def _play(self, verb: str, signature: inspect.Signature, *args: object, **options: object) -> Any:
+    def _play(self, verb: str, signature: inspect.Signature, *args: object, **options: object) -> object:
         given = signature.bind(None, *args, **options).arguments
         result = partial(self._result, verb, given.get("out"))
         return _Later(result) if verb in _LATER or given.get("async_op") else result()
 
-    def _result(self, verb: str, out: Any) -> Any:
+    def _result(self, verb: str, out: Any) -> object:
         result = self._recorder.next_result(verb)
         if out is None or result is None:
             return result

@@ -196,7 +196,7 @@ def _after_failure(said: str, environ: Mapping[str, str]) -> str:
     return f"{without}python -c {_TRIAL!r} shows all it says"
 
 
-def _ask(command: list[str], limit_s: float) -> tuple[dict[str, Any] | None, str, str]:
+def _ask(command: list[str], limit_s: float) -> tuple[dict[str, object] | None, str, str]:
     """Run a probe: (its answer or None, what went wrong, what it said to try).
 
     Its descriptors are ours: PMI speaks over one.
@@ -251,7 +251,7 @@ def _nodes(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**node, "cores": len(node["cores"])} for node in nodes.values()]
 
 
-def _shared_memory() -> dict[str, Any]:
+def _shared_memory() -> dict[str, object]:
     """Bytes in /dev/shm (None: no limit, or no such folder) and whether it takes files (None: this system
     has none); bytes that may be locked (None: no limit); who may read the memory of whom.
     """

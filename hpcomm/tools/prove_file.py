@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     return WRONG if any(record["wrong"] for record in records) else 0
 
 
-def _prove(verb: str, algorithm: str, sizes: list[int]) -> dict[str, Any]:
+def _prove(verb: str, algorithm: str, sizes: list[int]) -> dict[str, object]:
     """Prove one on all sizes and roots that it takes: what came of that."""
     from ..schedule.interpret import ScheduleError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .names import c10d, options
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["inner_group"]
 
 
-def inner_group(backends: str, told: Mapping[str, object], rank: int, size: int) -> Any:
+def inner_group(backends: str, told: Mapping[str, object], rank: int, size: int) -> object:
     """A group of torch's own for "cuda:nccl" and the like, unknown to torch's table of groups."""
     options = {
         "backend_options": told.get("backend_options"),

@@ -111,7 +111,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _device_types(self) -> list[torch.device]:
         return [torch.device(kind) for kind in self._devices]
 
-    def _get_backend(self, device: torch.device) -> Any:
+    def _get_backend(self, device: torch.device) -> object:
         """What serves device: this group itself, or torch's own backend for it."""
         kind = torch.device(device).type
         if kind in self._devices and self._devices[kind] is None:

@@ -202,7 +202,7 @@ def _serve(host: str, size: int, timeout: timedelta) -> Any:
         return serve(use_libuv=False)
 
 
-def over_mpi() -> Iterator[tuple[Any, int, int]]:
+def over_mpi() -> Iterator[tuple[object, int, int]]:
     """torch's rendezvous: (store, rank, world_size), from MPI alone."""
     comm = world()
     yield store(comm), comm.rank, comm.size

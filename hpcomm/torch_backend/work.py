@@ -88,7 +88,7 @@ class Work(dist.Work):  # type: ignore[misc]
             raise self._error
         return flat(self._outputs)
 
-    def _ended(self) -> Future[Any] | None:
+    def _ended(self) -> Future[object] | None:
         """Be complete from now on; the promise to fill, if there is one."""
         with _guard:
             self._over = True

@@ -332,7 +332,7 @@ def _arguments(call: Call, send: object, recv: object) -> tuple[object, ...]:
     return send, recv
 
 
-def _cut(part: object, first: int) -> Any:
+def _cut(part: object, first: int) -> object:
     if type(part) is not tuple:
         return part
     array, count, kind = part

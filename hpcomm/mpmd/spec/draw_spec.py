@@ -6,7 +6,7 @@ import html
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
 from ...job.command_line import Command
@@ -103,7 +103,7 @@ def parser() -> Command:
     return made
 
 
-def _planned(spec: JobSpec) -> dict[str, Any]:
+def _planned(spec: JobSpec) -> dict[str, object]:
     programs = [
         {
             "program": name,

@@ -159,7 +159,7 @@ class Tables:
 
     def _seconds(
         self, table: dict[str, Any], key: str, default: float | None, most: float, *, zero: bool
-    ) -> Any:
+    ) -> object:
         value = table.get(key, default)
         if value is None:
             return None
