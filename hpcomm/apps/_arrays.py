@@ -52,7 +52,7 @@ def family(dtype: str) -> str:
     return "f" if dtype == "bfloat16" else np.dtype(dtype).kind
 
 
-def values(rank: int, dtype: str, layout: str) -> NDArray[Any]:
+def values(rank: int, dtype: str, layout: str) -> AnyArray:
     """Rank's input, without hpcomm: small numbers that every dtype of the family holds exactly."""
     memory, view = LAYOUTS[layout]
     letter = family(dtype)
@@ -102,13 +102,13 @@ def _torch() -> Kind:
     dtypes = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
     layouts = tuple(name for name in LAYOUTS if name != "negative stride")  # torch has none
 
-    def make(dtype: Any, layout: str, values: AnyArray) -> Any:
+    def make(dtype: torch.dtype, layout: str, values: AnyArray) -> torch.Tensor:
         shape, view = LAYOUTS[layout]
-        x = view(torch.empty(shape, dtype=dtype))
+        x: torch.Tensor = view(torch.empty(shape, dtype=dtype))
         x.copy_(torch.from_numpy(np.asarray(values)))
         return x
 
-    def read(x: Any) -> AnyArray:
+    def read(x: torch.Tensor) -> AnyArray:
         if x.is_floating_point():
             x = x.to(torch.float64)  # numpy has no bfloat16
         return wide(x.numpy())

@@ -117,8 +117,11 @@ def try_all(
         out = {} if found is None else {"out": found}
 
         def call(
-            function: Any = function, arguments: Any = arguments, name: str = name, out: Any = out
-        ) -> Any:
+            function: Callable[..., object] = function,
+            arguments: tuple[object, ...] = arguments,
+            name: str = name,
+            out: dict[str, object] = out,
+        ) -> object:
             return function(*arguments, algorithm=name, **out)
 
         if want is not None and not np.array_equal(found, want):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ KAPPA = 0.2  # diffusivity * time step / spacing², stable below 0.25
 Part = tuple[slice, slice]
 
 
-def diffuse(u: NDArray[Any], new: NDArray[Any], part: Part) -> None:
+def diffuse(u: NDArray[np.float64], new: NDArray[np.float64], part: Part) -> None:
     """One explicit step (FTCS) for the points in part of u, which has a rim of one around all of them."""
     y, x = part
     up, down = slice(y.start - 1, y.stop - 1), slice(y.start + 1, y.stop + 1)

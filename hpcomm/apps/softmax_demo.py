@@ -11,7 +11,7 @@ Two numbers per rank travel for each result, whatever the length of the vector.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from .. import Communicator
 from ..job.command_line import Parser
 from ._arguments import moderate, positive, require_memory
 from ._report import table, verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 Vector = NDArray[np.float64]
 
@@ -48,7 +51,7 @@ def uneven(length: int, size: int) -> list[int]:
     return [int(length * share // shares[-1]) for share in shares]
 
 
-def difference(got: Any, expected: Any) -> float:
+def difference(got: ArrayLike, expected: ArrayLike) -> float:
     """The greatest difference relative to the greatest magnitude; infinite when got is not finite."""
     error = np.max(np.abs(np.subtract(got, expected))) / np.max(np.abs(expected))
     return float(error) if np.isfinite(error) else float("inf")

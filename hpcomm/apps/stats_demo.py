@@ -9,7 +9,7 @@ deals out the rows; from then on only summaries travel, never the data. numpy on
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ def moments(comm: Communicator, mine: Rows) -> tuple[Rows, Rows]:
     return mean, squares / count
 
 
-def histogram(comm: Communicator, column: Rows, bins: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def histogram(comm: Communicator, column: Rows, bins: int) -> tuple[Rows, NDArray[np.int64] | None]:
     """Edges, and on rank 0 everybody's counts (p, bins); their sum is the histogram of the whole."""
     least = comm.all_reduce(column.min(initial=np.inf), "min")
     greatest = comm.all_reduce(column.max(initial=-np.inf), "max")

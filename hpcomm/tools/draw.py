@@ -13,13 +13,14 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import MissingError, UsageError
 from ..job.command_line import Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
     import numpy as np
     from matplotlib.axes import Axes
@@ -116,7 +117,7 @@ def writable(out: Path, kinds: Sequence[str] = PICTURES) -> None:
         raise UsageError(f"{out} cannot be written: {error.strerror}", hint="another place") from None
 
 
-def pyplot() -> Any:
+def pyplot() -> ModuleType:
     """matplotlib without a display.
 
     Raises:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, TABLE
 from ..errors import ConfigError, TransportError, UsageError
@@ -42,6 +42,27 @@ AGAIN, SAFE = 2, 1.15  # other jobs in which a choice must win too, and by how m
 LIMIT_S = 3600
 
 
+class Record(TypedDict):
+    """What one candidate takes for a verb and size."""
+
+    verb: str
+    bytes: int
+    ranks: int
+    algorithm: str  # "": the default
+    seconds: float
+    chosen: bool
+    hopeless: bool
+    modelled: NotRequired[float]
+
+
+class Found(TypedDict):
+    """What measure() writes."""
+
+    mpi: str
+    path: str
+    records: list[Any]  # Record; of a job that was given what to try again [verb, bytes, algorithm]
+
+
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = parser().parse_args(list(words))
@@ -63,7 +84,7 @@ def main(words: Sequence[str]) -> int:
     if options.load:
         load(options.load)
     found = _job(options.ranks, verbs, sizes, options.rounds, options.load)
-    records = found["records"]
+    records: list[Record] = found["records"]
     for _ in range(AGAIN):  # where arrays lie, which differs from job to job, makes some look better
         chosen = [(r["verb"], r["bytes"], r["algorithm"]) for r in records if r["chosen"] and r["algorithm"]]
         if chosen:
@@ -118,7 +139,7 @@ def measure(
         Path(path).write_text(json.dumps(known))
 
 
-def _withdraw(records: list[dict[str, object]], lost: list[tuple[str, int, str]]) -> None:
+def _withdraw(records: list[Record], lost: list[tuple[str, int, str]]) -> None:
     """Let the default serve where a choice did not win again."""
     where = [(verb, nbytes) for verb, nbytes, _ in lost]
     for record in records:
@@ -141,7 +162,7 @@ def confirmed(times: dict[str, list[float]], chosen: str, margin: float = MARGIN
     return chosen if 4 * wins >= 3 * len(times[""]) else ""
 
 
-def table(records: list[dict[str, Any]]) -> str:
+def table(records: list[Record]) -> str:
     """Per verb and size the default, the fastest of the library's own and of ours, and what is chosen."""
     cells = []
     for verb, nbytes in dict.fromkeys((r["verb"], r["bytes"]) for r in records):
@@ -155,14 +176,14 @@ def table(records: list[dict[str, Any]]) -> str:
     return laid_out(header, cells, left=(0, 3, 4, 5), rule=False)
 
 
-def _best(rows: list[dict[str, Any]]) -> str:
+def _best(rows: list[Record]) -> str:
     if not rows:
         return "-"
     best = min(rows, key=lambda row: float(row["seconds"]))
     return f"{best['algorithm'].removeprefix('mpi:')} {best['seconds'] * 1e6:.1f}"
 
 
-def _compare(comm: Communicator, verb: str, nbytes: int, rounds: int) -> list[dict[str, Any]]:
+def _compare(comm: Communicator, verb: str, nbytes: int, rounds: int) -> list[Record]:
     """Records of one verb and size; all ranks find the same, since every time is the slowest rank's."""
     from ..schedule.registry import algorithms
     from ..transport import mpi_control_variables
@@ -271,7 +292,7 @@ def _job(
     rounds: int,
     own: str | None = None,
     chosen: Sequence[tuple[str, int, str]] = (),
-) -> Any:
+) -> Found:
     """Run measure() on ranks; what its rank 0 found."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
@@ -281,10 +302,11 @@ def _job(
         done = subprocess.run([*command, "python", "-c", code], capture_output=True, text=True, check=False)
         if done.returncode or not out.exists():
             raise ConfigError(f"the job of {ranks} ranks failed: {done.stderr[-800:]}", hint="hpcomm doctor")
-        return json.loads(out.read_text())
+        found: Found = json.loads(out.read_text())
+        return found
 
 
-def _model(records: list[dict[str, Any]]) -> None:
+def _model(records: list[Record]) -> None:
     """Add to our schedules what the model, fitted to a ping-pong of 2 ranks here, says that they take."""
     from ..schedule.cost.machine_model import machine
     from ..schedule.cost.simulator import predict
@@ -299,7 +321,7 @@ def _model(records: list[dict[str, Any]]) -> None:
             row["modelled"] = predict(row["verb"], row["algorithm"], row["ranks"], row["bytes"], on).seconds
 
 
-def _keep(path: Path, found: Any, ranks: int) -> None:
+def _keep(path: Path, found: Found, ranks: int) -> None:
     """Put the choices into the table at path, beside those for other verbs and numbers of ranks."""
     kept: Any = {}
     if path.exists():
@@ -317,7 +339,7 @@ def _keep(path: Path, found: Any, ranks: int) -> None:
     path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def _plot(records: list[dict[str, Any]], path: Path) -> None:
+def _plot(records: list[Record], path: Path) -> None:
     """Measured against modelled, a dot for every schedule and size."""
     from .draw import _save, pyplot
 
