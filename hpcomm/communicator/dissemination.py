@@ -50,7 +50,11 @@ def is_many(comm: Communicator) -> bool:
 
 
 def spread(
-    mpi: Any, me: int, own: Sequence[Any], lengths: Sequence[Sequence[int]], tag: Callable[[int], int]
+    mpi: MPI.Comm,
+    me: int,
+    own: Sequence[memoryview],
+    lengths: Sequence[Sequence[int]],
+    tag: Callable[[int], int],
 ) -> Stages:
     """Give this rank's blocks to all ranks; returns what gives the blocks of a rank, but for its own.
 
@@ -87,7 +91,7 @@ def spread(
     return lambda rank: blocks((rank - me) % size)
 
 
-def descend(mpi: Any, me: int, size: int, pieces: Sequence[Any], root: int, tag: int) -> Stages:
+def descend(mpi: MPI.Comm, me: int, size: int, pieces: Sequence[memoryview], root: int, tag: int) -> Stages:
     """Give what root has in pieces to all ranks, which have room for them: down a binomial tree.
 
     A rank receives from the one whose place lacks the lowest bit of its own, and sends to those whose places
@@ -107,7 +111,7 @@ def descend(mpi: Any, me: int, size: int, pieces: Sequence[Any], root: int, tag:
 
 def share_out(
     comm: Communicator,
-    own: Sequence[object],
+    own: Sequence[memoryview],
     lengths: Sequence[Sequence[int]],
     tag: Callable[[int], int],
     number: int,

@@ -23,8 +23,10 @@ from .block_channel import part_tag
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
     from ..core.buffer import DeviceBuffer
+    from ..core.types import Bytes
     from ..errors import HpcommError
 else:
     from .._lazy import LazyModule
@@ -100,7 +102,7 @@ def refusal(error: HpcommError) -> Payload:
     return Payload(_REFUSED + error.what.encode())
 
 
-def check_came(first: Any, rank: int | None) -> None:
+def check_came(first: bytes | memoryview, rank: int | None) -> None:
     """Refuse what begins with this block if it says that nothing comes, from that rank.
 
     Raises:
@@ -147,13 +149,13 @@ def only_block(headers: memoryview, at: int = 0) -> Block | None:
     return headers[at + _ALIGN : at + _ALIGN + nbytes] if count == 1 and nbytes >= 0 else None
 
 
-def comes_alone(headers: Any, at: int) -> bool:
+def comes_alone(headers: Bytes, at: int) -> bool:
     """Whether the header that stands there announces one block that follows, and nothing else."""
     count, _, mark = _FIRST.unpack_from(headers, at)
     return bool(count == 1 and mark < 0)
 
 
-def lengths_after(headers: Any, at: int) -> tuple[int, tuple[int, ...]]:
+def lengths_after(headers: Bytes, at: int) -> tuple[int, tuple[int, ...]]:
     """Of the header that stands there: how many lengths follow it, and those known of blocks that do."""
     count, _, mark = _FIRST.unpack_from(headers, at)
     if count == 1:
@@ -187,12 +189,12 @@ def name_tag(header: bytearray) -> None:
         _HEAD.pack_into(header, 0, count, part_tag())
 
 
-def tag_of(headers: Any, at: int) -> int:
+def tag_of(headers: Bytes, at: int) -> int:
     """The tag that the header names which stands there."""
     return int(_HEAD.unpack_from(headers, at)[1])
 
 
-def are_whole(headers: Any, nbytes: int) -> bool:
+def are_whole(headers: Bytes, nbytes: int) -> bool:
     """Whether all headers, of so many bytes each, hold one block and nothing else: see only_block."""
     for at in range(0, len(headers), nbytes):
         count, _, mark = _FIRST.unpack_from(headers, at)
@@ -225,14 +227,14 @@ def _laid_out(blocks: list[Block], room: int, exactly: bool) -> tuple[bytearray,
     return header, tag
 
 
-def lengths_of(header: bytearray, packed: Payload) -> list[Any]:
+def lengths_of(header: bytearray, packed: Payload) -> list[memoryview]:
     """The lengths of the blocks, if they follow the header as a part of their own."""
     if _HEAD.unpack_from(header, 0)[0] >= 0:
         return []
     return [memoryview(struct.pack(f"<{len(packed.blocks)}q", *(b.nbytes for b in packed.blocks)))]
 
 
-def blocks_after(header: bytearray, packed: Payload) -> list[Any]:
+def blocks_after(header: bytearray, packed: Payload) -> list[memoryview]:
     """The blocks that follow a header."""
     count = _HEAD.unpack_from(header, 0)[0]
     if count < 0:
@@ -241,23 +243,23 @@ def blocks_after(header: bytearray, packed: Payload) -> list[Any]:
     return [block for block, mark in zip(packed.blocks, marks, strict=True) if mark < 0]
 
 
-def parts_after(header: bytearray, packed: Payload) -> list[Any]:
+def parts_after(header: bytearray, packed: Payload) -> list[memoryview]:
     """What follows a header, in pieces that one message can carry."""
     return [*lengths_of(header, packed), *cut(blocks_after(header, packed))]
 
 
-def cut(blocks: Sequence[Any]) -> list[Any]:
+def cut(blocks: Sequence[memoryview]) -> list[memoryview]:
     """The same memory in pieces that one message can carry."""
     return [b[i : i + _PIECE] if b.nbytes > _PIECE else b for b in blocks for i in range(0, b.nbytes, _PIECE)]
 
 
 _POOLED = range(64 << 10, 16 << 20)  # bytes of blocks that are worth keeping
 _POOL = 4  # blocks kept
-_pool: list[Any] = []
+_pool: list[NDArray[np.uint8]] = []
 _pooling = threading.Lock()  # whoever finds a block unused has it before the next one looks
 
 
-def pooled(nbytes: int) -> Any:
+def pooled(nbytes: int) -> memoryview:
     """Memory to receive into; that of an earlier object which is gone, if one fits.
 
     Fresh memory costs a page fault for every 4 KiB, as much as the transfer itself. What was received
@@ -276,7 +278,7 @@ def pooled(nbytes: int) -> Any:
     return block.data
 
 
-def _references(blocks: list[object]) -> list[int]:
+def _references(blocks: Sequence[object]) -> list[int]:
     return [sys.getrefcount(block) for block in blocks]
 
 
@@ -295,11 +297,11 @@ class Opened:
 
     __slots__ = ("_count", "_memory", "_to_come", "blocks", "tag")
 
-    def __init__(self, header: Any, memory: Callable[[int], Any] | None = None) -> None:
+    def __init__(self, header: Bytes, memory: Callable[[int], memoryview] | None = None) -> None:
         self._count, self.tag = _HEAD.unpack_from(header, 0)
         self._memory = memory or pooled
-        self.blocks: list[Any] = []
-        self._to_come: list[Any] = []
+        self.blocks: list[memoryview] = []
+        self._to_come: list[memoryview] = []
         if self._count < 0:
             return
         view = memoryview(header)
@@ -324,7 +326,7 @@ class Opened:
         for nbytes in struct.unpack(f"<{-self._count}q", data):
             self._expect(nbytes)
 
-    def pieces(self) -> list[Any]:
+    def pieces(self) -> list[memoryview]:
         return cut(self._to_come)
 
     def packed(self) -> Payload:

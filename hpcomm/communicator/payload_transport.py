@@ -226,7 +226,7 @@ def broadcast(comm: Communicator, packed: Payload | None, root: int, blocking: b
     return packed
 
 
-def _give_blocking(mpi: MPI.Comm, root: int, pieces: list[object], tag: int) -> Stages:
+def _give_blocking(mpi: MPI.Comm, root: int, pieces: list[memoryview], tag: int) -> Stages:
     """Give the pieces that root has to all ranks, which have room for them."""
     for piece in pieces:
         mpi.Bcast([piece, MPI.BYTE], root)
@@ -234,7 +234,7 @@ def _give_blocking(mpi: MPI.Comm, root: int, pieces: list[object], tag: int) -> 
     yield
 
 
-def _give(comm: Communicator, root: int, pieces: list[object], tag: int) -> Stages:
+def _give(comm: Communicator, root: int, pieces: list[memoryview], tag: int) -> Stages:
     """The same by messages: of many ranks down a tree, at whose top the first rank of another group stands.
 
     tag: of messages from root itself.

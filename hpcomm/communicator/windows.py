@@ -7,7 +7,7 @@ A counter is a window of one number: comm.counter(), which hands work out to who
 from __future__ import annotations
 
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard
 from zlib import crc32
 
 from ..agree.agreement import refused
@@ -186,7 +186,7 @@ class Window:
             raise UsageError("this window is closed", where(verb, self.comm), "use it before close()")
         return self._mpi
 
-    def _rank(self, verb: str, rank: Any) -> int:
+    def _rank(self, verb: str, rank: object) -> int:
         if not _is_number(rank) or not 0 <= index(rank) < self.comm.size:
             raise RankError(
                 f"there is no rank {rank!r}", where(verb, self.comm), f"0 to {self.comm.size - 1}"
@@ -262,7 +262,7 @@ class Window:
             raise transport.failure(error, verb, self.comm) from None
 
 
-def _is_number(part: object) -> bool:
+def _is_number(part: object) -> TypeGuard[SupportsIndex]:
     return hasattr(part, "__index__") and not isinstance(part, bool)
 
 
