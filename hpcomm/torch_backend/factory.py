@@ -60,7 +60,7 @@ def _everybody(size: int, rank: int, store: dist.Store, asked: dict[str, Any]) -
 
     timeout = asked.get("timeout") or c10d.default_pg_timeout
 
-    def meeting() -> Any:
+    def meeting() -> dist.Store:
         if given is not None:
             return given
         numbers = () if "?" in (url or "") else (said.rank, said.size)

@@ -202,7 +202,7 @@ def _split_group(before: Callable[..., object], call: inspect.BoundArguments) ->
     return _pass(before, call) if ours is None else ours.split(**_but(call, "parent_pg"))
 
 
-def _but(call: inspect.BoundArguments, name: str) -> dict[str, Any]:
+def _but(call: inspect.BoundArguments, name: str) -> dict[str, object]:
     return {each: value for each, value in call.arguments.items() if each != name}
 
 

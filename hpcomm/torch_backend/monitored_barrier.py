@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import WaitTimeoutError
 from .monitored_gate import pause
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from .process_group import ProcessGroupMPI
 
 __all__ = ["meet"]
@@ -48,7 +50,7 @@ def meet(group: ProcessGroupMPI, timeout: timedelta | float | None, wait_all_ran
     _judge(group, missing, seconds)
 
 
-def _comes(store: Any, key: str, seconds: float) -> bool:
+def _comes(store: Store, key: str, seconds: float) -> bool:
     begin = time.monotonic()
     while not store.check([key]):
         waited = time.monotonic() - begin
@@ -58,7 +60,7 @@ def _comes(store: Any, key: str, seconds: float) -> bool:
     return True
 
 
-def _obey(group: ProcessGroupMPI, store: Any, prefix: str, seconds: float) -> None:
+def _obey(group: ProcessGroupMPI, store: Store, prefix: str, seconds: float) -> None:
     missing = [0]
     if _comes(store, f"{prefix}/verdict", seconds + _GRACE_S):
         missing = json.loads(store.get(f"{prefix}/verdict"))

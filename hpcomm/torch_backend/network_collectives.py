@@ -183,7 +183,9 @@ def reduced(parts: Tensor, op: OPERATORS) -> Tensor:
     return _REDUCTIONS[op](parts.float()).to(parts.dtype)
 
 
-def exchange(comm: Any, out: Tensor, there: list[int], x: Tensor, here: list[int]) -> None:
+def exchange(
+    comm: Communicator | NetworkCollectives, out: Tensor, there: list[int], x: Tensor, here: list[int]
+) -> None:
     """Part j of x to rank j, part i of out from rank i; counts in elements, both in one piece."""
     from mpi4py import MPI
 

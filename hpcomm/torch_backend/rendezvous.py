@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
 from ..errors import ConfigError
@@ -21,6 +21,8 @@ from ..job.optional_packages import load_mpi
 from . import torchrun
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store, TCPStore
+
     from ..communicator.communicator import Communicator
 
 __all__ = ["Told", "at_hand", "by_mpi", "over_mpi", "refuse_unsaid", "store", "told", "world"]
@@ -55,7 +57,7 @@ def told(rank: int = -1, size: int = -1, url: str | None = None) -> Told:
     return Told(first_rank if first_rank >= 0 else None, first_size if first_size >= 0 else None, by)
 
 
-def _number(word: Any, by: str) -> int:
+def _number(word: str | int, by: str) -> int:
     try:
         return int(word)
     except ValueError:
@@ -92,7 +94,7 @@ def by_mpi(is_for_mpi: bool) -> bool:
 
 
 def world(
-    said: Told | None = None, meeting: Callable[[], object] | None = None, seconds: float = _STORE_S
+    said: Told | None = None, meeting: Callable[[], Store] | None = None, seconds: float = _STORE_S
 ) -> Communicator:
     """The ranks of the job, a communicator that all process groups descend from. Collective at first use.
 
@@ -137,7 +139,7 @@ def refuse_unsaid(said: Told, url: str | None = None) -> None:
     )
 
 
-def _env_store() -> Any:
+def _env_store() -> Store:
     """The store that torchrun's agent serves, or rank 0 at MASTER_PORT."""
     from .names import dist
 
@@ -168,7 +170,7 @@ def _hold(said: Told, comm: Communicator) -> None:
     )
 
 
-def store(comm: Communicator, timeout: timedelta | None = None) -> Any:
+def store(comm: Communicator, timeout: timedelta | None = None) -> TCPStore:
     """A TCPStore of the ranks of comm: rank 0 serves, its address goes round over MPI. Collective.
 
     It listens where the ranks are, and nowhere else: on the loopback address if all share a node.
@@ -188,7 +190,7 @@ def store(comm: Communicator, timeout: timedelta | None = None) -> Any:
     return served or dist.TCPStore(*address, comm.size, False, timeout, False)
 
 
-def _serve(host: str, size: int, timeout: timedelta) -> Any:
+def _serve(host: str, size: int, timeout: timedelta) -> TCPStore:
     """A TCPStore that listens on host only, where torch's own would on all addresses."""
     from .names import dist
     from .torch_errors import is_since
@@ -202,7 +204,7 @@ def _serve(host: str, size: int, timeout: timedelta) -> Any:
         return serve(use_libuv=False)
 
 
-def over_mpi() -> Iterator[tuple[object, int, int]]:
+def over_mpi() -> Iterator[tuple[TCPStore, int, int]]:
     """torch's rendezvous: (store, rank, world_size), from MPI alone."""
     comm = world()
     yield store(comm), comm.rank, comm.size

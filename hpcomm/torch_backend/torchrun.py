@@ -19,10 +19,13 @@ import tempfile
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, HpcommError
 from ..job import installation, pmi_server
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["GLOO", "can", "forget", "join", "own_address"]
 
@@ -39,7 +42,7 @@ def can() -> bool:
     return library is not None and installation.vendor_in(library) == "mpich"
 
 
-def join(store: Any, rank: int, size: int, seconds: float, by: str) -> None:
+def join(store: Store, rank: int, size: int, seconds: float, by: str) -> None:
     """Set the environment from which MPI learns this rank's number. All ranks call it.
 
     Args:
@@ -95,7 +98,7 @@ def _start_server(store: object, size: int, seconds: float) -> str:
     return json.dumps({"host": host, "port": port, "file": file, "secret": None if file else secret.hex()})
 
 
-def _connect(store: Any, key: str, rank: int, size: int, seconds: float) -> socket.socket:
+def _connect(store: Store, key: str, rank: int, size: int, seconds: float) -> socket.socket:
     """A connection to the server that the store tells of; it may tell of one that has ended."""
     deadline = time.monotonic() + seconds
     while True:
