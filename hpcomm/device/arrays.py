@@ -17,6 +17,8 @@ from ..errors import DtypeError, LayoutError
 from .driver import DEFAULT_STREAM, driver
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import numpy as np
 
     from ..core.dtypes import Dtype
@@ -78,7 +80,7 @@ def place(x: object) -> Place | None:
     return None
 
 
-def _torch(x: Any, torch: Any) -> Place:
+def _torch(x: Any, torch: ModuleType) -> Place:
     if x.layout is not torch.strided or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise LayoutError(f"x is a {type(x).__name__} of layout {x.layout}", hint="a plain dense tensor")
     known = driver()
@@ -153,7 +155,7 @@ def _strides(strides: Any, shape: Shape, itemsize: int) -> Shape | None:
     return None
 
 
-def _dlpack(x: Any, torch: Any) -> Place:
+def _dlpack(x: Any, torch: ModuleType) -> Place:
     """Through a library that reads DLPack capsules and orders its own stream behind the producer's."""
     driver()
     reader = loaded("cupy") or torch

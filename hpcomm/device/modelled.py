@@ -87,7 +87,7 @@ class Model:
     def number(self) -> int:
         return next(self._numbers)
 
-    def at(self, address: int, nbytes: int) -> tuple[NDArray[Any], str, int]:
+    def at(self, address: int, nbytes: int) -> tuple[AnyArray, str, int]:
         """The bytes behind an address, what they are part of, and where in it they begin."""
         for heap in self._heaps.values():
             if heap.base <= address and address + nbytes <= heap.base + HEAP:

@@ -14,6 +14,10 @@ from .order import Moment, Order, site
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from mpi4py import MPI
+
+    from ..core.types import AnyArray
+
 __all__ = ["Watched"]
 
 _NAMES = 64  # of requests: one that ended long ago lends its own, or the table of clocks would be wide
@@ -27,7 +31,11 @@ class Watched:
     """
 
     def __init__(
-        self, mpi: Any, order: Order, lock: AbstractContextManager[object], at: Callable[[int, int], Any]
+        self,
+        mpi: object,
+        order: Order,
+        lock: AbstractContextManager[object],
+        at: Callable[[int, int], tuple[AnyArray, str, int]],
     ) -> None:
         self._mpi, self._order, self._lock, self._at = mpi, order, lock, at
         self._numbers = itertools.count()
@@ -65,15 +73,20 @@ class _Request:
     """A request of MPI's; its end is known to the host once it was waited for or tested."""
 
     def __init__(
-        self, order: Order, lock: AbstractContextManager[object], request: Any, moment: Moment, at: str
+        self,
+        order: Order,
+        lock: AbstractContextManager[object],
+        request: MPI.Request,
+        moment: Moment,
+        at: str,
     ) -> None:
         self._order, self._lock, self._request, self._moment, self._at = order, lock, request, moment, at
 
-    def Wait(self, status: object = None) -> bool:  # noqa: N802
+    def Wait(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
         self._request.Wait(status)
         return self._ended()
 
-    def Test(self, status: object = None) -> bool:  # noqa: N802
+    def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
         return bool(self._request.Test(status)) and self._ended()
 
     def _ended(self) -> bool:

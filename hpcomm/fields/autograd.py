@@ -29,6 +29,8 @@ from .halo import Halo, HasHalo, reverse
 from .redistribution import Redistribution
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from torch import Tensor
 
     from .field import Field
@@ -225,7 +227,7 @@ def gradcheck(
 
 
 # -- how ----------------------------------------------------------------------------------------------------
-def _torch() -> Any:
+def _torch() -> ModuleType:
     import torch
 
     return torch

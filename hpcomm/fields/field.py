@@ -236,7 +236,7 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
         route = halo_route(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
         return Faces(*([(piece.peer, self.place(piece.here)) for piece in side] for side in route))
 
-    def _own(self) -> Any:
+    def _own(self) -> tuple[slice, ...] | slice | EllipsisType:
         if isinstance(self.partition, Points):
             return slice(0, len(self.partition.owned[self.comm.rank]))
         assert self.box is not None

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
     Indices = NDArray[np.int64]
+    Entries = tuple[Indices, Indices, Array, Array]  # of a matrix: rows, columns, values; and fractions
 
 __all__ = [
     "MAPPINGS",
@@ -95,7 +96,7 @@ def weights(
     return made
 
 
-def _scale(grid: Grid, *ends: Any) -> float:
+def _scale(grid: Grid, *ends: Array) -> float:
     """A power of two above all coordinates."""
     if grid.sphere:
         return 1.0
@@ -303,12 +304,12 @@ class _Mapper:
         self.needed = float(distance.max(initial=0.0)) if count > k or count == len(x) else _FAR
         return distance, which
 
-    def _nearest(self, given: Indices, shapes: Array) -> object:
+    def _nearest(self, given: Indices, shapes: Array) -> Entries:
         _, which = self._closest(shapes[:, 0], 1)
         n = len(self.points)
         return np.arange(n), which[:, 0], np.ones(n), np.ones(n)
 
-    def _idw(self, given: Indices, shapes: Array) -> object:
+    def _idw(self, given: Indices, shapes: Array) -> Entries:
         distance, which = self._closest(shapes[:, 0], self.neighbours)
         distance = distance / self.source_scale
         share = 1.0 / np.maximum(distance, 1e-14) ** 2
@@ -318,7 +319,7 @@ class _Mapper:
         return row, which.ravel(), share.ravel(), np.ones(len(self.points))
 
     # -- between four ------------------------------------------------------------------------------------
-    def _bilinear(self, given: Indices, shapes: Array) -> Any:
+    def _bilinear(self, given: Indices, shapes: Array) -> Entries:
         s = self.source
         x = self.target.centres(self.points)
         u, v = (
@@ -346,12 +347,12 @@ class _Mapper:
         return row[kept], at[kept], value[kept] / total[row[kept]], (total > 1e-12).astype(float)
 
     # -- by area -----------------------------------------------------------------------------------------
-    def _conservative(self, given: Indices, shapes: Array) -> object:
+    def _conservative(self, given: Indices, shapes: Array) -> Entries:
         row, column, area, _ = self._overlaps(given, shapes)
         covered, fraction = self._covered(given, shapes, row, column, area)
         return row, column, area / covered[row], fraction
 
-    def _conservative2(self, given: Indices, shapes: Array) -> object:
+    def _conservative2(self, given: Indices, shapes: Array) -> Entries:
         """First order, and the gradient of each source cell times the way from its centre to the overlap."""
         row, column, area, moment = self._overlaps(given, shapes)
         covered, fraction = self._covered(given, shapes, row, column, area)

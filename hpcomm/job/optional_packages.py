@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import MissingError
 from . import process_role
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 __all__ = ["load_mpi", "load_torch"]
 
 
-def load_mpi(where: str) -> Any:
+def load_mpi(where: str) -> ModuleType:
     """mpi4py's MPI, which comes up with it; where: what needs it.
 
     Raises:
@@ -33,7 +36,7 @@ def load_mpi(where: str) -> Any:
     return MPI
 
 
-def load_torch(where: str) -> Any:
+def load_torch(where: str) -> ModuleType:
     """torch, with torch.distributed; where: what needs it.
 
     Raises:

@@ -15,6 +15,7 @@ from .route import coupled_route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import TypeVar
@@ -227,7 +228,7 @@ _INDEX: dict[str, Callable[[Any, NDArray[np.int64]], Any]] = {
 }
 
 
-def _settled(cupy: Any, where: NDArray[np.int64]) -> object:
+def _settled(cupy: ModuleType, where: NDArray[np.int64]) -> object:
     """Indices for calls in any streams: CuPy only begins to bring them, in the current one."""
     made = cupy.asarray(where)
     cupy.cuda.get_current_stream().synchronize()

@@ -149,7 +149,9 @@ def _chunks(field: Field, wanted: Chunks | None) -> tuple[int, ...] | None:
     return chunk_shape(boxes(field), field.look.dtype.itemsize, wanted)
 
 
-def _create(part: Path, fields: Sequence[Field], shapes: Sequence[Any], compression: Any) -> list[int | None]:
+def _create(
+    part: Path, fields: Sequence[Field], shapes: Sequence[tuple[int, ...] | None], compression: object
+) -> list[int | None]:
     """Make the file with its datasets; where the data of each begin in it (None: in chunks, or nowhere)."""
     import h5py
 
@@ -158,7 +160,7 @@ def _create(part: Path, fields: Sequence[Field], shapes: Sequence[Any], compress
         return [d.id.get_offset() if d.chunks is None else None for d in datasets]
 
 
-def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: str | None) -> Any:
+def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: object) -> Any:
     import h5py
 
     if chunks is None:
@@ -210,7 +212,11 @@ def _write_in_turn(
 
 
 def _write_together(
-    comm: Communicator, part: Path, fields: Sequence[Field], shapes: Sequence[Any], compression: Any
+    comm: Communicator,
+    part: Path,
+    fields: Sequence[Field],
+    shapes: Sequence[tuple[int, ...] | None],
+    compression: object,
 ) -> None:
     """All ranks in one parallel file."""
     import h5py

@@ -13,6 +13,8 @@ from . import file_folder
 from .chunks import Chunks, boxes, chunk_shape, share, values
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import numpy as np
 
     from ...communicator.communicator import Communicator
@@ -125,7 +127,7 @@ def read_into(field: Field, path: file_folder.PathLike, name: str | None = None)
 
 
 # -- how ----------------------------------------------------------------------------------------------------
-def _library() -> Any:
+def _library() -> ModuleType:
     hint = "pip install 'hpcomm[zarr]'"
     try:
         import zarr

@@ -18,7 +18,7 @@ from ..coupled_field import copied, host, index, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import ModuleType, TracebackType
 
     from numpy.typing import NDArray
 
@@ -166,7 +166,7 @@ class _Ways(NamedTuple):
     plain: Callable[[Any], Any]
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> ModuleType:
     return sys.modules[name]
 
 

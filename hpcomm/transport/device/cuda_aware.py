@@ -246,7 +246,7 @@ class Direct:
         kind = getattr(MPI, reduce.mpi_type) if reduce else None
         op = getattr(MPI, reduce.mpi_op) if reduce else None
 
-        def part(low: int, nbytes: int) -> Any:
+        def part(low: int, nbytes: int) -> object:
             return space.device.memory(space.work + low, nbytes)
 
         yield begin(self.channel, self.verb, part, count, size, kind, op, self.root)

@@ -23,6 +23,8 @@ from .. import mpi as transport
 from .staging import DeviceSink, DeviceSource
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from ...core.dtypes import Dtype
     from ...core.request import Stages
     from ...device.driver import Device
@@ -37,7 +39,7 @@ def cut(count: int, blocks: int, itemsize: int) -> int:
 
 
 def send_pieces(
-    channel: Any, peer: int, tag: int, source: Source, dtype: Dtype, count: int, piece: int
+    channel: MPI.Comm, peer: int, tag: int, source: Source, dtype: Dtype, count: int, piece: int
 ) -> Stages:
     """Send all elements of source; one piece is brought while another one travels."""
     pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
@@ -57,7 +59,7 @@ def send_pieces(
 
 
 def receive_pieces(
-    channel: Any, peer: int, tag: int, sink: Sink, dtype: Dtype, count: int, piece: int
+    channel: MPI.Comm, peer: int, tag: int, sink: Sink, dtype: Dtype, count: int, piece: int
 ) -> Stages:
     """Receive them into sink; sink.end() is left to the caller."""
     pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
@@ -76,7 +78,7 @@ def receive_pieces(
 
 
 def send_bytes(
-    channel: object, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
+    channel: MPI.Comm, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
 ) -> Stages:
     """Send device memory, as stream leaves it."""
     source = DeviceSource(_bytes(device, address, nbytes), 1, nbytes, cut(nbytes, 1, 1), stream)
@@ -84,7 +86,7 @@ def send_bytes(
 
 
 def receive_bytes(
-    channel: object, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
+    channel: MPI.Comm, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
 ) -> Stages:
     """Receive into device memory, by stream."""
     sink = DeviceSink(_bytes(device, address, nbytes), 1, nbytes, cut(nbytes, 1, 1), stream)
