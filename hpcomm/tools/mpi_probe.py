@@ -5,19 +5,36 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from ..job.launch import core_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mpi4py import MPI
 
-__all__ = ["ANSWER", "probe"]
+__all__ = ["ANSWER", "Mpi", "probe"]
 
 ANSWER = "hpcomm-probe "  # begins the line that holds the answer
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
+
+
+class Mpi(TypedDict):
+    """What probe() tells; started: how many ranks there should be, which the doctor adds."""
+
+    vendor: str
+    version: str
+    standard: str
+    library: str | None
+    threads: str
+    size: int
+    reads_memory_of_peers: bool | None
+    reads_cuda_memory: bool | None
+    device_paths: list[str] | None
+    core_lacks: Sequence[Sequence[str] | None]  # why a rank has no node core, and what to do
+    ranks: NotRequired[list[dict[str, Any]]]
+    started: NotRequired[int]
 
 
 def probe() -> None:
@@ -44,7 +61,7 @@ def probe() -> None:
     lacks = _meet(world)
     if world.rank == 0:
         vendor, version = MPI.get_vendor()
-        about = {
+        about: Mpi = {
             "vendor": vendor,
             "version": ".".join(map(str, version)),
             "standard": ".".join(map(str, MPI.Get_version())),

@@ -16,6 +16,8 @@ from ..job.command_line import Command
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from ..communicator.communicator import Communicator
 
     Cases = Iterator[tuple[str, Any, Any]]  # what was called, its result, what it should be
@@ -75,7 +77,7 @@ def _is_same(found: Any, wanted: Any) -> bool:
     return bool(np.array_equal(found, wanted)) if isinstance(wanted, np.ndarray) else found == wanted
 
 
-def _of(rank: int, n: int) -> Any:
+def _of(rank: int, n: int) -> NDArray[np.float64]:
     """What a rank brings: whole numbers, so that sums are exact in any order."""
     return np.arange(n, dtype=float) % 97 + rank
 

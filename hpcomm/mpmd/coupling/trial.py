@@ -6,7 +6,7 @@ between the points are not known. So a known function is sent through the same m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ..coupled_field import Field
 from .coupling_channel import Channel, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -36,9 +36,18 @@ def extent(grid: Any, points: NDArray[np.int64], local: Communicator) -> list[li
     return [local.all_reduce(low, "min").tolist(), local.all_reduce(high, "max").tolist()]
 
 
+class Measure(TypedDict):
+    """Of one side of a field; area: None where its grid has none."""
+
+    area: float | None
+    integral: float
+    worst: float
+    mean: float
+
+
 def measure(
     wire: Wire, side: Outgoing | Incoming, number: int, within: Sequence[Sequence[float]], local: Communicator
-) -> dict[str, float | None]:
+) -> Measure:
     """Send the function, or receive it: {"area", "integral", "worst", "mean"}, of this side, over all ranks.
 
     worst and mean are of the error, as shares of how much the function changes; at the giver 0.
@@ -76,7 +85,7 @@ def measure(
     }
 
 
-def judged(given: Mapping[str, Any], taken: Mapping[str, Any]) -> str:
+def judged(given: Measure, taken: Measure) -> str:
     """Both sides' measure in words."""
     words = f"a smooth function is off by {taken['mean']:.1e} on average, {taken['worst']:.1e} at most"
     if given["area"] is None or taken["area"] is None:
@@ -87,7 +96,7 @@ def judged(given: Mapping[str, Any], taken: Mapping[str, Any]) -> str:
     return f"{words}, and {taken['area'] / given['area']:.1%} of the area given is taken"
 
 
-def comparable(given: Mapping[str, float | None], taken: Mapping[str, float | None]) -> bool:
+def comparable(given: Measure, taken: Measure) -> bool:
     """Whether both integrals are over the same area: not with land on one side."""
     a, b = given["area"], taken["area"]
     return a is not None and b is not None and abs(a - b) < _SAME * a
