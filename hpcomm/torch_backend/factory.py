@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..communicator.communicator import Communicator
 from ..errors import ConfigError, HpcommError
@@ -16,6 +16,9 @@ from .names import c10d, dist, label
 from .network_collectives import NetworkCollectives
 from .process_group import ProcessGroupMPI
 from .torch_errors import is_unknown, moved
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["create", "make"]
 
@@ -50,7 +53,7 @@ def make(before: Callable[..., object], call: inspect.BoundArguments, asked: dic
         _making.pop()
 
 
-def _everybody(size: int, rank: int, store: dist.Store, asked: dict[str, Any]) -> Communicator:
+def _everybody(size: int, rank: int, store: Store, asked: dict[str, Any]) -> Communicator:
     """All ranks, held against what torch was told of them."""
     if size != -1:
         return rendezvous.world(rendezvous.told(rank, size), lambda: store)
@@ -60,7 +63,7 @@ def _everybody(size: int, rank: int, store: dist.Store, asked: dict[str, Any]) -
 
     timeout = asked.get("timeout") or c10d.default_pg_timeout
 
-    def meeting() -> dist.Store:
+    def meeting() -> Store:
         if given is not None:
             return given
         numbers = () if "?" in (url or "") else (said.rank, said.size)

@@ -27,6 +27,11 @@ from .shutdown import remember, state
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mpi4py import MPI
+    from torch._C._distributed_c10d import Store
+
     from ..communicator.communicator import Communicator
     from ..node._native import core
     from ..node.segment import NodeSegment, Region
@@ -63,7 +68,7 @@ class MonitoredGate:
         failed: why no call can pass any more.
     """
 
-    def __init__(self, comm: Communicator, name: str, store: Callable[[], Any], seconds: float) -> None:
+    def __init__(self, comm: Communicator, name: str, store: Callable[[], Store], seconds: float) -> None:
         self._comm, self._name, self._store = comm, name, store
         self._meetings = 0  # by message
         self._looked = 0.0
@@ -112,7 +117,7 @@ class MonitoredGate:
         if self.node is not None and self.failed is None:
             self.node.timeout = min(seconds, _LONGEST_S)
 
-    def meet(self, mine: int, seconds: float, words: Callable[..., str], told: Any = ()) -> None:
+    def meet(self, mine: int, seconds: float, words: Callable[..., str], told: Iterable[object] = ()) -> None:
         if self.failed is not None:
             raise self.failed
         if self.node is not None:
@@ -132,7 +137,7 @@ class MonitoredGate:
         arguments: tuple[object, ...],
         seconds: float,
         words: Callable[..., str],
-        told: Any = (),
+        told: Iterable[object] = (),
     ) -> Any:
         """Make a call of the core, and return what it returns."""
         if self.failed is not None:
@@ -241,7 +246,7 @@ class MonitoredGate:
         parts = [bytes(told[i : i + _WORDS]).decode(errors="replace") for i in range(0, len(told), _WORDS)]
         return dict(enumerate(map(str.strip, parts)))
 
-    def _comes(self, message: Any, seconds: float) -> tuple[bool, list[int]]:
+    def _comes(self, message: MPI.Request, seconds: float) -> tuple[bool, list[int]]:
         """Wait for a message of all ranks: whether it came in time, and which of this node had ended by then.
 
         What a rank that has ended sent before may still be under way.
@@ -267,7 +272,7 @@ class MonitoredGate:
         return f"process group '{self._name}' (rank {self._comm.rank} of {self._comm.size})"
 
     def stuck(
-        self, lost: list[int], seconds: float, words: Callable[..., str], told: Any = ()
+        self, lost: list[int], seconds: float, words: Callable[..., str], told: Iterable[object] = ()
     ) -> HpcommError:
         """What to say of a call that all ranks have begun and that does not end."""
         words = partial(words, *told)

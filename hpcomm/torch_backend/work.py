@@ -67,7 +67,7 @@ class Work(dist.Work):  # type: ignore[misc]
     def exception(self) -> BaseException | None:
         return self._error
 
-    def result(self) -> Any:
+    def result(self) -> list[torch.Tensor]:
         self.wait()
         return flat(self._outputs)
 
@@ -299,7 +299,7 @@ class JointWork(Work):
         """Complete when all of them are."""
         outputs = flat(self._outputs)
 
-        def finish(joined: Future[Any]) -> Any:
+        def finish(joined: Future[list[Future[object]]]) -> list[torch.Tensor]:
             for each in joined.value():
                 each.value()
             return outputs

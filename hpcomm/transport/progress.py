@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.limits import PROGRESS_LOOK_S, PROGRESS_POLLS
@@ -43,7 +43,7 @@ _lock = threading.RLock()
 _under_way: list[StreamRequest[Any] | Moving] = []
 _work = threading.Event()
 _thread: list[threading.Thread] = []
-_others: list[tuple[list[Any], Callable[[], None]]] = []  # what else goes in rounds, and how to move it on
+_others: list[tuple[Sequence[object], Callable[[], None]]] = []  # what goes in rounds, how to move it on
 
 
 class StreamRequest(Request[T_co]):
@@ -239,7 +239,7 @@ def _pauses() -> Callable[[], None]:
     return pause
 
 
-def beside(under_way: list[Any], move: Callable[[], None]) -> None:
+def beside(under_way: Sequence[object], move: Callable[[], None]) -> None:
     """Have move() called while under_way is not empty and somebody waits; who adds to it calls wake()."""
     _others.append((under_way, move))
 

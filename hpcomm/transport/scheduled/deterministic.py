@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...core.operation import Call
+    from ...core.reduction import Reduction
     from ...core.request import Stages
     from .executor import Channel
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["deterministic_call"]
 
 
-def deterministic_call(call: Call, algorithm: str | None, reduce: Any, array: Array, count: int) -> Call:
+def deterministic_call(
+    call: Call, algorithm: str | None, reduce: Reduction | None, array: Array, count: int
+) -> Call:
     """Everyone reduces one block of x, which no order can change: all_to_all, reduction, all_gather."""
     comm = call.comm
     if call.verb != "all_reduce" or reduce is None or reduce.op.mpi is not None or algorithm is not None:

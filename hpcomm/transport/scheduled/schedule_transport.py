@@ -153,7 +153,7 @@ def takes_devices(algorithm: str | None) -> bool:
     return not algorithm.startswith("mpi:") and "wire=" not in algorithm
 
 
-def named(call: Call, algorithm: str, reduce: object, nbytes: int) -> str:
+def named(call: Call, algorithm: str, reduce: Reduction | None, nbytes: int) -> str:
     """algorithm with its pieces, for a call on slots of nbytes; raises as schedule_call does."""
     verb, p, root = call.moves or call.verb, call.comm.size, call.root
     name = cut(verb, algorithm, nbytes)
@@ -167,7 +167,7 @@ def named(call: Call, algorithm: str, reduce: object, nbytes: int) -> str:
     return name
 
 
-def rounds(call: Call, algorithm: str, reduce: object, mpi: MPI.Comm, tag: int) -> Stages:
+def rounds(call: Call, algorithm: str, reduce: Reduction | None, mpi: MPI.Comm, tag: int) -> Stages:
     """What carries a call out in the background, as schedule_call has it, under a tag of another mpi."""
     key, operator = _chosen(call, algorithm, reduce)
     executor = _executor(call.comm, key, operator, Passing(mpi, tag, own(call.comm).most))
@@ -176,7 +176,7 @@ def rounds(call: Call, algorithm: str, reduce: object, mpi: MPI.Comm, tag: int) 
     _take(call, executor)
 
 
-def _chosen(call: Call, algorithm: str | None, reduce: Any) -> tuple[Key, Operator]:
+def _chosen(call: Call, algorithm: str | None, reduce: Reduction | None) -> tuple[Key, Operator]:
     """All that the executor of a call goes by, checked."""
     verb, (array, count) = call.moves or call.verb, _look(call)
     name, wire = _wire(_STANDS_FOR[verb] if algorithm is None else algorithm, array, reduce)
@@ -287,7 +287,7 @@ def tuned_for(call: Call, op: object = None) -> str | None:
     return own(call.comm).choices(call.verb).name(count * array.itemsize)
 
 
-def _wire(algorithm: str, array: Array, reduce: Reduction) -> tuple[str, Dtype | None]:
+def _wire(algorithm: str, array: Array, reduce: Reduction | None) -> tuple[str, Dtype | None]:
     """An algorithm without its parameter wire, and that half type."""
     name, _, rest = algorithm.partition(":")
     words = [word for word in rest.split(",") if word]
@@ -303,7 +303,7 @@ def _wire(algorithm: str, array: Array, reduce: Reduction) -> tuple[str, Dtype |
     return plain, dtypes.BY_NAME[wires[0]]
 
 
-def operator_of(reduce: Any) -> tuple[Operator, bool]:
+def operator_of(reduce: Reduction) -> tuple[Operator, bool]:
     """(how two arrays are reduced, whether the order of ranks does not matter) for a Reduction."""
     op = reduce.mpi_op
     if isinstance(op, str):
