@@ -283,7 +283,7 @@ def _lines(ranks: range, p: int) -> bytes:
     return roster.text().encode()
 
 
-CARD = handshake.Card("sea", "hpcomm", "/home/user/sea.py", "node00000", "")
+ENTRY = handshake.Entry("sea", "hpcomm", "/home/user/sea.py", "node00000", "")
 
 
 def joining(p: int, missing: int = 0) -> Echo:
@@ -301,8 +301,8 @@ def first(p: int) -> Callable[[], Any]:
     world = joining(p)
 
     def join() -> Any:
-        ranks, cards = handshake.meet(world, range(p), CARD, 10.0)  # type: ignore[arg-type]
-        return handshake.check(ranks, cards, {}, 10.0), world.told
+        ranks, entries = handshake.meet(world, range(p), ENTRY, 10.0)  # type: ignore[arg-type]
+        return handshake.check(ranks, entries, {}, 10.0), world.told
 
     return join
 
@@ -317,8 +317,8 @@ def member(p: int) -> Callable[[], Any]:
     world.coming.append((0, handshake.FROM_FIRST, known.text().encode()))
 
     def join() -> Any:
-        ranks, cards = handshake.meet(world, range(p), CARD, 10.0)  # type: ignore[arg-type]
-        return handshake.check(ranks, cards, {}, 10.0), world.told
+        ranks, entries = handshake.meet(world, range(p), ENTRY, 10.0)  # type: ignore[arg-type]
+        return handshake.check(ranks, entries, {}, 10.0), world.told
 
     return join
 
@@ -331,9 +331,9 @@ def absent(p: int) -> Callable[[], Any]:
         told: Counter[str] = Counter()
         for each, its in ((world, 0), (other, p - 1)):
             handshake._LISTENING_S = handshake._BATCH_S = 0.01
-            ranks, cards = handshake.meet(each, range(p), CARD, 0.01)  # type: ignore[arg-type]
+            ranks, entries = handshake.meet(each, range(p), ENTRY, 0.01)  # type: ignore[arg-type]
             try:
-                handshake.check(ranks, cards, {}, 0.01)
+                handshake.check(ranks, entries, {}, 0.01)
             except hpcomm.ConfigError as error:
                 told["of the message"] += len(str(error))
             told += each.told

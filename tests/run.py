@@ -45,7 +45,7 @@ GOOD = r"(?:PASSED|SKIPPED|XFAIL)"
 QUIET = re.compile(rf"^(?:tests/\S+::.* {GOOD}.*|\[gw\d+\].* {GOOD} .*|{TEST}\S* )\n", re.M)  # of no interest
 NO_OTHER = ["--max-worker-restart", "0"]  # or a test that ends its process is begun again and again
 # A test in Python that hangs fails alone; a thread would end its process, and so all.
-BESIDE = ["--dist", "loadgroup", *NO_OTHER, "-o", "timeout_method=signal"]
+BESIDE = ["--dist", "load", *NO_OTHER, "-o", "timeout_method=signal"]
 RANKS = (2, 3, 4)  # in the first environment
 RANKS_AGAIN = (2, 3)  # in the others
 FIVE = "tests/mpi/test_schedules.py::test_every_algorithm_gives_bit_for_bit_what_the_interpreter_computes"
@@ -91,7 +91,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[Step]]:
         on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi", "not once" * (python != first))
         for name, python in environments.items()
     ]
-    jobs, programs = [], []
+    jobs, programs, hosts = [], [], []
     for name, python in environments.items():
         again = python != first
         for ranks in RANKS_AGAIN if again else RANKS:
@@ -105,9 +105,11 @@ def steps(environments: dict[str, str]) -> Iterator[list[Step]]:
         yield [Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]
         chosen = [*pytest, f"not timed{once}", *BESIDE, "-n"]
         jobs.append(Step(f"{name}, jobs", [*chosen, "3", "tests/mpi_jobs", "tests/torch_jobs"], JOBS_S))
+        named = "(hosts or slurm)"  # they make what has a name on this machine: one at a time
+        chosen = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n"]
         programs.append(Step(f"{name}, mpmd", [*chosen, "2", "tests/mpmd"], JOBS_S))
-    # Not the jobs of both: some of them make what has a name on this machine, such as hosts.
-    yield from map(list, zip(jobs, programs[1:] + programs[:1], strict=True))
+        hosts.append(Step(f"{name}, hosts", [*pytest, f"{named}{once}", "tests/mpmd"], JOBS_S))
+    yield from map(list, zip(jobs, programs[1:] + programs[:1], hosts, strict=True))
 
 
 def quick_steps(environments: dict[str, str]) -> Iterator[list[Step]]:

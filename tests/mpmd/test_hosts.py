@@ -15,7 +15,6 @@ from hpcomm.job.installation import find_mpi
 REASON = why_not()
 pytestmark = [
     pytest.mark.hosts,
-    pytest.mark.xdist_group("hosts"),  # one at a time
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
     pytest.mark.timeout(170),
 ]

@@ -14,7 +14,6 @@ from hpcomm.job.installation import find_mpi
 REASON = why_not(find_mpi().vendor)
 pytestmark = [
     pytest.mark.slurm,
-    pytest.mark.xdist_group("hosts"),  # one at a time
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
     pytest.mark.timeout(200),
 ]
