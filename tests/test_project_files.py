@@ -9,7 +9,8 @@ import pytest
 import hpcomm
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+_FILE = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, TOOLS = _FILE["project"], _FILE["tool"]
 
 yaml = pytest.importorskip("yaml")
 
@@ -49,3 +50,18 @@ def test_templates_have_what_a_tracker_asks_for():
     for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"):
         head = yaml.safe_load(path.read_text().split("---")[1])
         assert set(head) == {"name", "about"}, path
+
+
+def test_the_changelog_has_this_version_and_fragments_are_named_as_it_wants_them():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    settings = TOOLS["towncrier"]
+    first = re.search(
+        r"^## (\S+)", text.partition("<!-- towncrier release notes start -->\n")[2], re.MULTILINE
+    )
+    assert first
+    assert first[1] == hpcomm.__version__
+    kinds = {each["directory"] for each in settings["type"]}
+    apart = {ROOT / settings["template"], ROOT / settings["directory"] / "README.md"}
+    for path in {*(ROOT / settings["directory"]).iterdir()} - apart:
+        assert re.fullmatch(rf"[a-z0-9-]+\.({'|'.join(kinds)})\.md", path.name), path
+        assert not path.read_text().startswith("-"), f"{path}: it becomes one entry of a list by itself"
