@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "mpmd.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "mpmd.md"
 AIR = """
 import numpy as np
 import hpcomm
@@ -22,6 +23,15 @@ print("fine")
 def test_the_first_example_of_the_document_runs(programs):
     code = re.search(r"^```python\n(# ocean.py\n.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)[1]
     assert programs([(1, code), (2, AIR)]).stdout.count("fine") == 2
+
+
+def test_the_two_programs_of_readme_meet(programs):
+    text = (ROOT / "README.md").read_text()
+    ocean, air = (
+        re.search(rf"^```python\n(# {name}.py\n.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
+        for name in ("ocean", "air")
+    )
+    assert programs([(1, ocean), (2, air)]).stdout.count("290.0") == 2
 
 
 def test_every_key_of_the_documents_spec_is_known(tmp_path):
