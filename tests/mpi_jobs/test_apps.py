@@ -108,10 +108,11 @@ def run_apps(n: int, apps: list[tuple[str, str, list[str]]], job: Any, folder: P
     """What each of (app, statements that spoil hpcomm, arguments) printed, one rank after another."""
     (folder / "all.py").write_text(ALL, encoding="utf-8")
     (folder / "apps.json").write_text(json.dumps(apps), encoding="utf-8")
-    job(n, ["python", str(folder / "all.py")], timeout=100)
+    job(n, ["python", str(folder / "all.py")])
     return {app: "".join((folder / f"{app}-{rank}").read_text() for rank in range(n)) for app, _, _ in apps}
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.once), 3])
 def test_every_app_finds_its_results_right(n: int, job: Any, tmp_path: Path) -> None:
     said = run_apps(n, [(app, "", arguments) for app, (arguments, _) in APPS.items()], job, tmp_path)
