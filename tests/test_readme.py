@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     "README.md",
+    "docs/index.md",
     *(
         f"docs/{name}.md"
         for name in ("tour", "concepts", "errors", "algorithms", "meshes", "mpi4py", "torch", "within")
