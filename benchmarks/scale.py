@@ -242,12 +242,12 @@ def parts(p: int) -> Any:
     return got, mpi.told
 
 
-def gate(p: int) -> Any:
-    """The gate of a process group of torch."""
-    from hpcomm.torch_backend.monitored_gate import MonitoredGate
+def entry(p: int) -> Any:
+    """The entry barrier of a process group of torch."""
+    from hpcomm.torch_backend.entry_barrier import EntryBarrier
 
     comm, mpi = communicator(p)
-    return (MonitoredGate(comm, "many", dict, 1.0), comm), mpi.told
+    return (EntryBarrier(comm, "many", dict, 1.0), comm), mpi.told
 
 
 class Counts(dict[str, int]):
@@ -265,11 +265,11 @@ class Counts(dict[str, int]):
 
 def silent(p: int) -> Any:
     """Who has not come to a call of torch's, of all ranks."""
-    from hpcomm.torch_backend.monitored_gate import MonitoredGate
+    from hpcomm.torch_backend.entry_barrier import EntryBarrier
 
     comm, _ = communicator(p)
     store = Counts(p)
-    found = MonitoredGate(comm, "many", lambda: store, 1.0)
+    found = EntryBarrier(comm, "many", lambda: store, 1.0)
     assert found._silent() == f"ranks 5, {p - 1}"
     return found, {"messages": store.asked}
 
@@ -357,7 +357,7 @@ NOW: dict[str, Callable[[int], Any]] = {
     "a group": grouping,
     "grids: who sits where": placing,
     "own algorithms": scheduling,
-    "torch: a group's gate": gate,
+    "torch: a group's entry": entry,
     "torch: who is missing": silent,
     "objects: a number": objects,
     "objects: 70 bytes": parts,

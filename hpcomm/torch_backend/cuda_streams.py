@@ -58,7 +58,7 @@ def staged(output: str, *, takes_devices: bool = False) -> Callable[[Look], Look
             try:
                 return staging(*arguments)
             except HpcommError as error:  # raised before any rank has been met
-                raise as_torch(error, _NAMES.get(look.__name__, look.__name__), by.gate.where) from None
+                raise as_torch(error, _NAMES.get(look.__name__, look.__name__), by.entry.where) from None
 
         def staging(*arguments: Any) -> Any:
             by, *rest = arguments

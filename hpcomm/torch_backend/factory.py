@@ -86,7 +86,7 @@ def create() -> ProcessGroupMPI:
 def _watched(ranks: list[int], name: str) -> Iterator[None]:
     """While a group of these ranks of the default group is made: see watch."""
     group = c10d.GroupMember.WORLD
-    carrier = NetworkCollectives(group.comm, group.gate) if isinstance(group, ProcessGroupMPI) else None
+    carrier = NetworkCollectives(group.comm, group.entry) if isinstance(group, ProcessGroupMPI) else None
     if carrier is not None:
         carrier.call, carrier.needs = (0, group.seconds, lambda: f"making group '{name}'"), ranks
         carrier.inside = time.monotonic()

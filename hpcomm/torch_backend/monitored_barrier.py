@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..errors import WaitTimeoutError
-from .monitored_gate import pause
+from .entry_barrier import pause
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _obey(group: ProcessGroupMPI, store: Store, prefix: str, seconds: float) -> 
 
 def _judge(group: ProcessGroupMPI, missing: list[int], seconds: float) -> None:
     if missing:
-        group.gate.remember(missing)
+        group.entry.remember(missing)
         me, named = group.rank(), f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         if me:
             begin = "successfully reached monitoredBarrier, but received errors while waiting for send/recv"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..communicator.communicator import Communicator
     from ..core.types import OPERATORS
-    from .monitored_gate import MonitoredGate
+    from .entry_barrier import EntryBarrier
 
 __all__ = ["FLOATS", "HALVES", "NO_CALL", "NetworkCollectives", "as_bits", "exchange", "reduced"]
 
@@ -54,8 +54,8 @@ class NetworkCollectives:
         needs: the ranks without which it cannot end.
     """
 
-    def __init__(self, comm: Communicator, gate: MonitoredGate) -> None:
-        self.comm, self.gate = comm, gate
+    def __init__(self, comm: Communicator, entry: EntryBarrier) -> None:
+        self.comm, self.entry = comm, entry
         self.rank, self.size = comm.rank, comm.size
         self.call = NO_CALL
         self.inside: float | None = None
@@ -65,7 +65,7 @@ class NetworkCollectives:
     def expect(self, *call: Any) -> None:
         """Meet the other ranks for call, at once or during it."""
         self.call = call
-        self.gate.meet(*call)
+        self.entry.meet(*call)
         self.inside = time.monotonic()
 
     def arrive(self) -> None:

@@ -38,12 +38,12 @@ def _look() -> None:
             now, begin = time.monotonic(), carrier.inside
             if begin is None:
                 continue
-            if lost := carrier.gate.lost(carrier.needs):
+            if lost := carrier.entry.lost(carrier.needs):
                 is_over = now - hopeless.setdefault(begin, now) > NETWORK_PATIENCE_S
             else:
                 is_over = now - begin > carrier.call[1] + NETWORK_PATIENCE_S
             if is_over:
-                error = carrier.gate.stuck(lost, *carrier.call[1:])
+                error = carrier.entry.stuck(lost, *carrier.call[1:])
                 if carrier.inside == begin:  # it has not ended meanwhile
                     runtime.abort(f"{type(error).__name__}: {error}")
         now = time.monotonic()

@@ -12,19 +12,19 @@ from .network_collectives import NetworkCollectives
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
-    from .monitored_gate import MonitoredGate
+    from .entry_barrier import EntryBarrier
 
 __all__ = ["NodeCollectives", "carrier"]
 
 Tensor = torch.Tensor
 
 
-def carrier(comm: Communicator, gate: MonitoredGate) -> NetworkCollectives:
+def carrier(comm: Communicator, entry: EntryBarrier) -> NetworkCollectives:
     """What carries out the calls of comm."""
-    if gate.node is None:
-        return NetworkCollectives(comm, gate)
+    if entry.node is None:
+        return NetworkCollectives(comm, entry)
     native.know_arrays()
-    return NodeCollectives(comm, gate)
+    return NodeCollectives(comm, entry)
 
 
 class NodeCollectives(NetworkCollectives):
@@ -33,8 +33,8 @@ class NodeCollectives(NetworkCollectives):
     Which of both depends on the signature only. A verb that makes other calls out of one is met for first.
     """
 
-    def __init__(self, comm: Communicator, gate: MonitoredGate) -> None:
-        super().__init__(comm, gate)
+    def __init__(self, comm: Communicator, entry: EntryBarrier) -> None:
+        super().__init__(comm, entry)
         self._due = False  # the meeting for the call under way
 
     def expect(self, *call: object) -> None:
@@ -43,16 +43,16 @@ class NodeCollectives(NetworkCollectives):
     def arrive(self) -> None:
         if self._due:
             self._due = False
-            self.gate.meet(*self.call)
+            self.entry.meet(*self.call)
         self.inside = time.monotonic()
 
     def done(self, error: BaseException | None = None) -> None:
         self.inside = None
         try:
             if self._due and error is None:
-                self.gate.meet(*self.call)
+                self.entry.meet(*self.call)
             elif self._due:
-                self.gate.refuse()
+                self.entry.refuse()
         finally:
             self._due = False
             super().done()
@@ -60,7 +60,7 @@ class NodeCollectives(NetworkCollectives):
     def _makes(self, verb: str, *arguments: object) -> object:
         """Have the core make a call; NotImplemented: it does not take it, whatever rank one asks."""
         due, self._due, self.inside = self._due, False, None
-        made = self.gate.enter(getattr(self.gate.node, verb), arguments, *self.call[1:])
+        made = self.entry.enter(getattr(self.entry.node, verb), arguments, *self.call[1:])
         if made is NotImplemented:
             self._due = due
         return made

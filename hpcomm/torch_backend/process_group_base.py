@@ -2,7 +2,7 @@
 
 process_group.py has the calls themselves. A blocking call is carried out by its caller while nothing is
 queued; a background call, and all that comes after it, by the group's worker thread, in order. Before each
-collective call the ranks meet in a barrier (monitored_gate.py).
+collective call the ranks meet in a barrier (entry_barrier.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
 from .calls import SAYS_LATER, head_of, nothing, words
 from .cuda_streams import Aside, is_onboard
-from .monitored_gate import Ended, MonitoredGate
+from .entry_barrier import Ended, EntryBarrier
 from .names import c10d, dist, label
 from .node_collectives import carrier
 from .profile import recorded, recording
@@ -57,8 +57,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._key = comm.broadcast_object(self._group_name)  # in the store; names may differ between ranks
         timeout = told.get("timeout") or c10d.default_pg_timeout
         self.seconds = timeout.total_seconds()
-        self.gate = MonitoredGate(comm, self.label, self.get_group_store, self.seconds)
-        self._by = carrier(comm, self.gate)
+        self.entry = EntryBarrier(comm, self.label, self.get_group_store, self.seconds)
+        self._by = carrier(comm, self.entry)
         self._turn = threading.Lock()  # held by whoever makes collective calls
         self.worker = Worker(f"hpcomm-{self._group_name}")
         self._poller = Poller(f"hpcomm-{self._group_name}-messages")
@@ -70,7 +70,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._inner: Any = None  # torch's own group for devices of other backends
         self._devices = self._register_others()
         is_plain = SAYS_LATER and self._inner is None and not self._detail
-        self._node = self.gate.node if is_plain else None  # for calls that need nothing else
+        self._node = self.entry.node if is_plain else None  # for calls that need nothing else
 
     # -- what torch asks of a group ----------------------------------------------------------------
     def rank(self) -> int:
@@ -137,7 +137,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.seconds = timeout.total_seconds()
-        self.gate.set_timeout(self.seconds)
+        self.entry.set_timeout(self.seconds)
 
     set_timeout = _set_default_timeout
 
@@ -169,7 +169,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Have the core make a blocking call on plain tensors, which most are; False: look closer."""
         if self._node is None or opts.asyncOp or self.worker.waiting or self._together is not None:
             return False
-        if self.gate.failed is not None or recording():
+        if self.entry.failed is not None or recording():
             return False
         turn = self._turn
         turn.acquire()  # with its release, half as long as `with`
@@ -179,7 +179,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         except Ended as end:
             op = next((each for each in more if isinstance(each, str)), None)
             root = next((each for each in more if isinstance(each, int)), 0)
-            raise self.gate.judged(end, self.seconds, words(verb, x, op, root)) from None
+            raise self.entry.judged(end, self.seconds, words(verb, x, op, root)) from None
         finally:
             turn.release()
         self._calls += 1
@@ -313,15 +313,15 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Finish what is queued and give the communicator back, if the other ranks do so too."""
         if self.comm.is_closed:
             return
-        if not self.worker.stop(self.seconds if self.gate.failed is None else 0.0):
+        if not self.worker.stop(self.seconds if self.entry.failed is None else 0.0):
             return  # a rank that never came holds it up for ever
         self._poller.finish(_DRAIN_S)
         try:
             with self._turn:
-                self.gate.meet(head("barrier") | 1 << 40, _DRAIN_S, lambda: "destroy_process_group()")
+                self.entry.meet(head("barrier") | 1 << 40, _DRAIN_S, lambda: "destroy_process_group()")
         except HpcommError:
             return  # freeing is collective; not all have come
-        self.gate.close()
+        self.entry.close()
         self.comm.close()
         if self._inner is not None:
             self._inner.shutdown()

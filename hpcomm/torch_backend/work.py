@@ -14,7 +14,7 @@ from torch.futures import Future
 
 from ..core.limits import WORK_LOOK_S
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
-from .monitored_gate import pause
+from .entry_barrier import pause
 from .names import dist
 from .torch_errors import as_torch
 
@@ -248,13 +248,13 @@ class MessageWork(Work):
 
     def _check_peer(self, waited: float) -> None:
         group = self._group
-        lost = group.gate.lost(range(group.size()) if self._peer is None else [self._peer])
+        lost = group.entry.lost(range(group.size()) if self._peer is None else [self._peer])
         if lost and not self.poll() and len(lost) == (group.size() - 1 if self._peer is None else 1):
             what = f"{self._words} on '{group.label}' needs rank {lost[0]}, which has ended"
             error = PeerFailedError(what, group.where, "look at what that rank printed", lost)
             raise as_torch(error)
         if waited > group.seconds:
-            group.gate.remember(range(group.size()) if self._peer is None else [self._peer])
+            group.entry.remember(range(group.size()) if self._peer is None else [self._peer])
             raise self._late(waited, "init_process_group(timeout=...) sets the time")
 
     def _late(self, waited: float, hint: str) -> HpcommError:

@@ -188,7 +188,7 @@ def as_rank(backend: str) -> None:
                 told = f"rank {everyone.index(worst)}: {worst[1]}" if worst[0] == "failed" else worst[1]
                 out.write(json.dumps([name, worst[0], told]) + "\n")
                 out.flush()
-            failed = getattr(getattr(group, "gate", None), "failed", None)
+            failed = getattr(getattr(group, "entry", None), "failed", None)
             if worst[0] == "failed" or world.allreduce(failed is not None or dist.group.WORLD is not group):
                 (place / "ended").touch()
                 world.Barrier()

@@ -390,9 +390,9 @@ def test_a_rank_may_bring_its_tensors_in_another_layout_or_make_its_call_in_the_
 def test_long_calls_give_the_same_through_pieces(verb: str, rank: int, size: int) -> None:
     """As where ranks may not read each other's memory."""
     group = dist.new_group(list(range(size)))
-    if group.gate.node is None:
+    if group.entry.node is None:
         pytest.skip("the ranks share no memory")
-    group.gate.node.direct_from = (1 << 60,) * 3
+    group.entry.node.direct_from = (1 << 60,) * 3
     for dtype, n in ((torch.float32, 400_001), (torch.bfloat16, 700_001)):
         x = of_rank(rank, dtype, (size, n))
         straight, pieces = torch.zeros_like(x), torch.zeros_like(x)

@@ -117,13 +117,13 @@ def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int,
         with pytest.raises(hpcomm.WaitTimeoutError):  # this group is broken for good, and says so at once
             dist.all_reduce(torch.ones(2), group=group)
     dist.barrier()
-    if rank == size - 1 and group.gate.node is not None:
+    if rank == size - 1 and group.entry.node is not None:
         with pytest.raises(hpcomm.PeerFailedError, match="gave up"):
             dist.all_reduce(torch.ones(2), group=group)
 
 
 def test_who_looks_at_a_carrier_from_outside_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog asks what it finds in frames for names of its own, also before a call came to the gate."""
+    """The watchdog asks what it finds in frames for names of its own, also before a call has come so far."""
     carrier, met = NodeCollectives.__new__(NodeCollectives), []
     monkeypatch.setattr(NodeCollectives, "arrive", lambda self: met.append(self))
     assert not any(hasattr(carrier, name) for name in ("waits_for", "_stages", "watched", "partners"))
@@ -134,8 +134,8 @@ def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
     """As without a node segment: disagreement is told, and who does not come is named."""
     group, hasty = dist.new_group(list(range(size))), dist.new_group(timeout=timedelta(seconds=1))
     for each in group, hasty:
-        each.gate.node = each._node = None
-        each._by = NetworkCollectives(each.comm, each.gate)
+        each.entry.node = each._node = None
+        each._by = NetworkCollectives(each.comm, each.entry)
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for n in (2, 700, 50_000, 300_000):
             x = torch.arange(n, dtype=dtype) % 100 + rank

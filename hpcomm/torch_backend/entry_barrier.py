@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..core.limits import GATE_SLEEP_S, GATE_SPIN_S, GATE_YIELDING_S, NODE_SPINS
+from ..core.limits import ENTRY_SLEEP_S, ENTRY_SPIN_S, ENTRY_YIELDING_S, NODE_SPINS
 from ..core.signature import REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
 from ..node import native, segment
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..node._native import core
     from ..node.segment import NodeSegment, Region
 
-__all__ = ["Ended", "MonitoredGate", "pause"]
+__all__ = ["Ended", "EntryBarrier", "pause"]
 
 _LOOK_S = 0.05  # between looks whether the missing ranks still live
 _GOING_S = 0.5  # for what a rank that has ended sent before
@@ -45,7 +45,7 @@ _ANSWER_S = 1.0  # for other ranks to say what they do
 _LONGEST_S = 1e9  # of waiting
 _MEETING = 1 << 63  # in a signature: whoever meets brings no data to those who make the call itself
 _WORDS = 256  # bytes of what a rank called, for ranks that disagree
-_CARD = struct.Struct("3q")  # what a rank tells those of its node: see MonitoredGate._near
+_CARD = struct.Struct("3q")  # what a rank tells those of its node: see EntryBarrier._near
 _BLOCK = 32  # ranks, or blocks of them, that are counted together,
 _NAMED = 16  # and how many are named that have not come
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
@@ -58,7 +58,7 @@ class Ended(Exception):  # noqa: N818  users never see it
         self.why, self.ranks, self.theirs = why, list(ranks), theirs
 
 
-class MonitoredGate:
+class EntryBarrier:
     """meet(signature, seconds, words, told=()) returns when all ranks have met for the same call.
 
     words(*told) says the call for messages; it is asked only when something is wrong.
@@ -320,7 +320,7 @@ class MonitoredGate:
             width *= _BLOCK
 
     def _block(self, rank: int, width: int) -> str:
-        return f"gate/{self._meetings}/{width}/{rank // width}"
+        return f"entry/{self._meetings}/{width}/{rank // width}"
 
     def _silent(self) -> str:
         """The first ranks that have not said in the store that they are in this meeting, in words.
@@ -350,9 +350,9 @@ _abandoned: list[Any] = []  # requests that nobody answers: MPI still writes int
 
 def pause(waited: float) -> None:
     """Between two looks, the longer the longer one has waited; the first looks follow at once."""
-    if waited > GATE_YIELDING_S:
-        time.sleep(min(waited / 16, GATE_SLEEP_S))
-    elif waited > GATE_SPIN_S:
+    if waited > ENTRY_YIELDING_S:
+        time.sleep(min(waited / 16, ENTRY_SLEEP_S))
+    elif waited > ENTRY_SPIN_S:
         os.sched_yield()
 
 
