@@ -122,9 +122,9 @@ def test_a_step_that_leaves_processes_behind_has_failed(runner):
 
 STEPS = [
     *("a, 1 rank", "a, 2 ranks", "a, 3 ranks", "a, 4 ranks", "a, 5 ranks"),
-    *("a, torch, 2 ranks", "a, torch, 4 ranks", "a, timed", "a, jobs", "a, mpmd"),
+    *("a, torch, 2 ranks", "a, torch, 4 ranks", "a, timed", "a, jobs", "a, mpmd", "a, hosts"),
     *("b, 1 rank", "b, 2 ranks", "b, 3 ranks", "b, 5 ranks", "b, torch, 3 ranks"),
-    *("b, timed", "b, jobs", "b, mpmd"),
+    *("b, timed", "b, jobs", "b, mpmd", "b, hosts"),
 ]
 
 
@@ -141,8 +141,8 @@ def test_side_by_side_go_those_of_one_rank_and_jobs_beside_several_programs(runn
     beside = list(runner.steps({"a": "python-a", "b": "python-b"}))
     assert [[step.name for step in steps] for steps in beside if len(steps) > 1] == [
         ["a, 1 rank", "b, 1 rank"],
-        ["a, jobs", "b, mpmd"],
-        ["b, jobs", "a, mpmd"],
+        ["a, jobs", "b, mpmd", "a, hosts"],
+        ["b, jobs", "a, mpmd", "b, hosts"],
     ]
 
 
