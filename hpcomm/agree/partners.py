@@ -76,12 +76,12 @@ class Partners:
 
         inter, node_segment = self._inter, segment.current
         own = _process()
-        card = struct.pack(
+        entry = struct.pack(
             "5q", node_segment.node if node_segment else -1, node_segment.here if node_segment else -1, *own
         )
-        cards = bytearray(len(card) * inter.remote_size)
-        inter.Allgather([card, MPI.INT64_T], [cards, MPI.INT64_T])
-        for rank, (node, here, host, pid, began) in enumerate(struct.iter_unpack("5q", cards)):
+        entries = bytearray(len(entry) * inter.remote_size)
+        inter.Allgather([entry, MPI.INT64_T], [entries, MPI.INT64_T])
+        for rank, (node, here, host, pid, began) in enumerate(struct.iter_unpack("5q", entries)):
             if self._foreign:
                 self._processes += [(rank, pid, began)] if began and host == own[0] else []
             elif node_segment is not None and node == node_segment.node:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator"]
 
-_CARD = struct.Struct("4q")  # of a rank, for those of its node: see _meet
+_ENTRY = struct.Struct("4q")  # of a rank, for those of its node: see _meet
 
 
 class Communicator:
@@ -455,8 +455,8 @@ class Communicator:
         room = (
             call_log.reserve(near.shared, len(ranks)) if self.rank == ranks[0] and len(ranks) > 1 else (0, 0)
         )
-        cards = exchanged(self.object_comm, [*records], _CARD.pack(posts, goes, *room))
-        there = {rank: _CARD.unpack(card) for rank, card in cards.items()}
+        entries = exchanged(self.object_comm, [*records], _ENTRY.pack(posts, goes, *room))
+        there = {rank: _ENTRY.unpack(entry) for rank, entry in entries.items()}
         place, at = there[ranks[0]][2:]
         if place:
             node = native.node(near, place, ranks.index(self.rank), arrivals.hook(self), posts)

@@ -35,7 +35,7 @@ _NOTE = _ANSWER + words_of_text(_ANSWER_BYTES)
 _WORDS = _NOTE + words_of_text(_NOTE_BYTES)  # of a rank
 _NBYTES = 1 << 30  # of address space; memory is taken as communicators need it
 _NAME = 80  # bytes of a file's name
-_CARD = struct.Struct("q 7s")  # where the records begin, a number drawn for the node: see mpmd/jobs.py
+_ENTRY = struct.Struct("q 7s")  # where the records begin, a number drawn for the node: see mpmd/jobs.py
 _CORES = 2048  # of a node; where there are more, some count as one
 
 
@@ -172,11 +172,11 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
         if shared is None:
             _say_lack(node, world.rank)
             return None
-        card = bytearray(_CARD.size)
+        entry = bytearray(_ENTRY.size)
         if node.rank == 0:
-            _CARD.pack_into(card, 0, shared.reserve_words(node.size * _WORDS) or 0, os.urandom(7))
-        node.Bcast([card, MPI.BYTE], 0)
-        at, number = _CARD.unpack(card)
+            _ENTRY.pack_into(entry, 0, shared.reserve_words(node.size * _WORDS) or 0, os.urandom(7))
+        node.Bcast([entry, MPI.BYTE], 0)
+        at, number = _ENTRY.unpack(entry)
         if not at:
             _say_lack(node, world.rank)
             return None
@@ -228,25 +228,25 @@ def _say_lack(node: MPI.Comm, world_rank: int) -> None:
         native.warn(native.NO_ROOM if have_all else lack or native.ELSEWHERE)
 
 
-def exchanged(mpi: MPI.Comm, ranks: Sequence[int], card: bytes) -> dict[int, bytes]:
+def exchanged(mpi: MPI.Comm, ranks: Sequence[int], entry: bytes) -> dict[int, bytes]:
     """The records of some ranks of mpi, who all call: this rank's own first, then those that come behind it.
 
     Cost: log2 of their number messages (Bruck), whatever the number of ranks of mpi.
     """
     from mpi4py import MPI
 
-    nbytes, n, here = len(card), len(ranks), ranks.index(mpi.Get_rank())
-    cards = memoryview(bytearray(nbytes * n))
-    cards[:nbytes] = card
+    nbytes, n, here = len(entry), len(ranks), ranks.index(mpi.Get_rank())
+    entries = memoryview(bytearray(nbytes * n))
+    entries[:nbytes] = entry
     have = 1
     while have < n:
         some = min(have, n - have)
-        going, coming = cards[: some * nbytes], cards[have * nbytes : (have + some) * nbytes]
+        going, coming = entries[: some * nbytes], entries[have * nbytes : (have + some) * nbytes]
         dest, source = ranks[here - have], ranks[(here + have) % n]
         mpi.Sendrecv([going, MPI.BYTE], dest, 0, [coming, MPI.BYTE], source, 0)
         have += some
     order = [*ranks[here:], *ranks[:here]]
-    return {rank: bytes(cards[i * nbytes : (i + 1) * nbytes]) for i, rank in enumerate(order)}
+    return {rank: bytes(entries[i * nbytes : (i + 1) * nbytes]) for i, rank in enumerate(order)}
 
 
 def _cores(node: MPI.Comm) -> int:

@@ -45,7 +45,7 @@ _ANSWER_S = 1.0  # for other ranks to say what they do
 _LONGEST_S = 1e9  # of waiting
 _MEETING = 1 << 63  # in a signature: whoever meets brings no data to those who make the call itself
 _WORDS = 256  # bytes of what a rank called, for ranks that disagree
-_CARD = struct.Struct("3q")  # what a rank tells those of its node: see EntryBarrier._near
+_ENTRY = struct.Struct("3q")  # what a rank tells those of its node: see EntryBarrier._near
 _BLOCK = 32  # ranks, or blocks of them, that are counted together,
 _NAMED = 16  # and how many are named that have not come
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
@@ -90,9 +90,9 @@ class EntryBarrier:
         place = None
         if me == 0 and len(blocks) == self._comm.size:
             place = shared.reserve(len(blocks))
-        cards = exchanged(mpi, [*blocks], _CARD.pack(place or 0, os.getpid(), space))
-        for rank, card in cards.items():
-            its_place, pid, its_space = _CARD.unpack(card)
+        entries = exchanged(mpi, [*blocks], _ENTRY.pack(place or 0, os.getpid(), space))
+        for rank, entry in entries.items():
+            its_place, pid, its_space = _ENTRY.unpack(entry)
             if rank != me:
                 self._lives[rank] = here.regions[blocks[rank]], pid if space == its_space else 0
             place = its_place or place
