@@ -345,6 +345,7 @@ def test_groups_that_disagree_are_all_told_and_may_go_on(halves: Any, comm: Any,
     assert inter.all_reduce(np.ones(2)).tolist() == [len(there)] * 2
 
 
+@pytest.mark.core
 def test_what_comes_of_an_intercommunicator_is_checked_as_was_asked_for(halves: Any) -> None:
     inter, *_ = halves
     assert inter.check in ("off", "full")  # light does not compare two groups
