@@ -77,7 +77,7 @@ SCHEDULE_PIECE = 256 * 1024  # that one piece of a pipeline should have about
 
 # Device memory: bytes.
 # Guesses made before there was a GPU to try; benchmarks/gpu.py shows what they give.
-DEVICE_EAGER = 1 << 20  # of a rank's block up to which a call is one MPI call
+DEVICE_EAGER = 1 << 20  # of a rank's block up to which a call is staged whole: one call of the core or of MPI
 HOST_COPY_PIECE = 4 << 20  # of pinned memory that a piece takes
 PIPELINE_PIECE = 1 << 20  # of pinned memory that a piece of a message takes
 PINNED_KEPT = 64 << 20  # of pinned memory that a process keeps for later, per device
