@@ -343,11 +343,13 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
         # Other hosts get variables by name only, and each program its own.
         return [*words, *_joined(job, machine, [f"-x {name}" for name in job.env])], wanted
     wanted |= {} if machine.registers else _UCX_UNHOOKED | _NO_UCX_WINDOWS
-    # By tcp, ranks listen on all addresses, which they need where shared memory is short; ofi's search for a
-    # fabric sleeps a second in MPI_Init.
+    # By tcp, ranks listen on all addresses, which they need where shared memory is short. Then by loopback:
+    # a bridge of containers may go meanwhile. ofi's search for a fabric sleeps a second in MPI_Init.
     is_short = machine.shared < _SHARED_EACH * sum(program.ranks or machine.cores for program in job.programs)
     left = [*(["ofi"] if mpi.bundled else []), *([] if is_short else ["tcp"])]
     wanted |= {"OMPI_MCA_btl": f"^{','.join(left)}"} if left else {}
+    if is_short and "OMPI_MCA_btl_tcp_if_exclude" not in machine.environ:
+        wanted["OMPI_MCA_btl_tcp_if_include"] = "lo"
     if _is_crowded(job, machine):
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
         words += [] if machine.environ.keys() & set(_MAPPING_SET) else ["--oversubscribe"]

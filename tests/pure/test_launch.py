@@ -156,6 +156,14 @@ def test_openmpi_is_told_that_root_may():
     assert added == {"OMPI_MCA_btl": "^tcp", **root}
 
 
+def test_openmpi_on_one_host_short_of_shared_memory_speaks_by_loopback():
+    """Its search for addresses also takes a bridge of containers, and the job hangs when that goes."""
+    where = machine(cores=4)._replace(shared=1 << 20)
+    assert line(job(2), OPENMPI, where)[1] == {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_btl_tcp_if_include": "lo"}
+    users = where._replace(environ={"OMPI_MCA_btl_tcp_if_exclude": "eth0"})  # Open MPI refuses both
+    assert line(job(2), OPENMPI, users)[1] == {"OMPI_MCA_btl": "^ofi"}
+
+
 @pytest.mark.parametrize(
     "name", ["OMPI_MCA_btl", "OMPI_MCA_mpi_yield_when_idle", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_MCA_pml"]
 )
