@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import struct
 import sys
 import time
@@ -25,7 +26,8 @@ __all__ = ["YOUNG_S", "mapped", "notice", "remove_noticed", "stale_segments", "w
 YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
 _FOLDER = "/dev/shm"
 _SEGMENT = re.compile(_FOLDER + r"/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+")  # MPICH's, Open MPI's
-_LOOKS_S = (0.0, 0.01, 0.05, 0.2)  # who makes a file maps it soon
+_MAPPED_S = 5.0  # by then who makes a file has mapped it, also where many share a core
+_LOOKS_S = (0.01, 0.2)  # shortest and longest time between two looks at who has
 _IN_CREATE = 0x100  # of inotify(7)
 _EVENT = struct.Struct("iIII")
 _noticed: set[Path] = set()
@@ -66,13 +68,20 @@ def watch() -> int:
 
 def notice(file: int, launcher: int) -> None:
     """Remember MPICH's files that processes below launcher make. Never returns; file: of watch()."""
+    shortest, longest = _LOOKS_S
+    unknown: dict[Path, float] = {}  # new files, and until when somebody below launcher may map them
+    wait_s = shortest
     while True:
-        new = {Path(_FOLDER, name) for name in _made(os.read(file, 4096)) if name.startswith("mpich_shm_")}
-        for wait_s in _LOOKS_S if new else ():
-            time.sleep(wait_s)
-            _noticed.update(new & mapped(below(launcher)))
-            if new <= _noticed:
-                break
+        if select.select([file], [], [], wait_s if unknown else None)[0]:
+            until = time.monotonic() + _MAPPED_S
+            made = (name for name in _made(os.read(file, 4096)) if name.startswith("mpich_shm_"))
+            unknown.update((Path(_FOLDER, name), until) for name in made)
+            wait_s = shortest
+        if unknown:
+            _noticed.update(unknown.keys() & mapped(below(launcher)))
+            now = time.monotonic()
+            unknown = {path: end for path, end in unknown.items() if path not in _noticed and now < end}
+            wait_s = min(2 * wait_s, longest)
 
 
 def _made(events: bytes) -> Iterator[str]:

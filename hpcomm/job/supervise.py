@@ -247,11 +247,17 @@ def _abort_ranks(mark: str) -> None:
     _signal(launchers, signal.SIGCONT)
 
 
-def kill_members(mark: str) -> int:
-    """Kill every process of a job on this machine; returns how many there were."""
-    left = [pid for pid, _ in members(mark) if pid != os.getpid()]
-    _signal(left, signal.SIGKILL)
-    return len(left)
+def kill_members(mark: str) -> None:
+    """Kill every process of a job on this machine, and wait until they are gone.
+
+    Also those that they start meanwhile. One that the system does not let go is left after 3 s.
+    """
+    deadline = time.monotonic() + GRACE_S
+    while left := [pid for pid, _ in members(mark) if pid != os.getpid()]:
+        _signal(left, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
 
 
 def _signal(pids: list[int], number: int) -> None:

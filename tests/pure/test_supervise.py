@@ -59,12 +59,13 @@ def test_files_of_others_are_none_of_our_business(segment):
 
 
 MAKER = """
-import mmap, os, subprocess, sys
+import mmap, os, subprocess, sys, time
 if len(sys.argv) == 2:  # the launcher
     rank = subprocess.run([sys.executable, *sys.orig_argv[1:], "rank"])
     sys.exit(9)
 with open(sys.argv[1], "wb+") as file:
     file.truncate(4096)
+    time.sleep(0.5)  # as where many share a core
     memory = mmap.mmap(file.fileno(), 4096)
     os.kill(os.getpid(), 19)
 """
