@@ -12,6 +12,7 @@ Asked of each line at 100,000 ranks: at most 20 MiB (beside what the caller gets
 from __future__ import annotations
 
 import argparse
+import pickle
 import sys
 import time
 import tracemalloc
@@ -25,9 +26,11 @@ from mpi4py import MPI
 
 import hpcomm
 from hpcomm.agree import runtime
+from hpcomm.agree.differing_calls import Call, alone, joined, rows
 from hpcomm.agree.partners import Partners
 from hpcomm.communicator.communicator import Communicator
 from hpcomm.communicator.topology import node_order, nodes_of
+from hpcomm.grids import remap
 from hpcomm.mpmd import handshake
 from hpcomm.node import segment
 from hpcomm.node.segment import open_segment
@@ -175,6 +178,16 @@ class Echo:
     def Iprobe(self, *args: Any) -> bool:  # noqa: N802
         return False
 
+    def issend(self, data: Any, dest: int, tag: int) -> Done:
+        return self.Isend([pickle.dumps(data), MPI.BYTE], dest, tag)
+
+    def improbe(self, source: int, tag: int, status: Any) -> None:
+        """Nobody sends to this rank."""
+
+    def Ibarrier(self) -> Done:  # noqa: N802
+        self.told["collectives"] += 1
+        return Done()
+
 
 def _bytes(spec: Any) -> memoryview:
     buffer = spec[0] if isinstance(spec, (list, tuple)) else spec
@@ -219,6 +232,28 @@ def placing(p: int) -> Any:
     comm, mpi = communicator(p)
     nodes = nodes_of(comm)
     return (node_order(nodes, (p // 10, 10), tiles=True)[0], nodes, comm), mpi.told
+
+
+def nearby(p: int) -> Any:
+    """What a rank of one program sends to those of the other near it, for a mapping between their grids."""
+    mpi, kind = Echo(p, 3), [("is_giver", "?"), ("low", "f8", 2), ("high", "f8", 2)]
+    entries = np.zeros(p, kind)
+    strip = np.arange(p) % (p // 2)  # each program lies on all strips of a plane, a rank on each
+    entries["is_giver"] = np.arange(p) < p // 2
+    entries["low"], entries["high"] = np.stack([strip, 0 * strip], 1), np.stack([strip + 1, 0 * strip + 9], 1)
+    corners = np.array([[3.5, row] for row in range(9)], float)[:, None]
+    return remap._nearby(mpi, entries, np.arange(9), corners, 1.0), mpi.told  # type: ignore[arg-type]
+
+
+def differing(p: int) -> Any:
+    """What a rank hears and says if no two ranks make the same call, compared in full."""
+    found = {Call(f"all_reduce(float64[{rank}], sum) at step.py:{rank}"): alone(rank) for rank in range(9)}
+    told: Counter[str] = Counter()
+    for turn in range(p.bit_length()):  # of a tree, up and down
+        other = {Call(call.text + str(turn)): alone(9 + turn) for call in found}
+        found = joined(found, other)
+        told += {"messages": 2, "bytes": 2 * len(pickle.dumps(found))}
+    return rows(found), told
 
 
 def scheduling(p: int) -> Any:
@@ -356,7 +391,9 @@ NOW: dict[str, Callable[[int], Any]] = {
     "verbs with a root": rooted,
     "a group": grouping,
     "grids: who sits where": placing,
+    "grids: who is near": nearby,
     "own algorithms": scheduling,
+    "full: calls that differ": differing,
     "torch: a group's entry": entry,
     "torch: who is missing": silent,
     "objects: a number": objects,

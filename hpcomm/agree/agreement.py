@@ -48,6 +48,7 @@ from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region
 from . import runtime
 from .call_stack import describe_call
+from .differing_calls import Call, Calls, alone, calls_of, refusing, rows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -182,8 +183,8 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
 
     call = 0
 
-    def heard(mine: int, why: str) -> list[tuple[str, str]]:
-        """What each rank calls, and why it refuses that, if they differ."""
+    def heard(mine: int, why: str) -> Calls:
+        """What the ranks call, if they differ."""
         nonlocal call
         call += 1
         if log is not None:
@@ -191,12 +192,11 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
         both = bytearray(struct.pack("2q", mine, -mine))
         shadow.Allreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
         high, low = struct.unpack("2q", both)
-        return [] if high == -low else shadow.allgather((describe_call(), why))
+        return {} if high == -low else calls_of(shadow, comm.rank, Call(describe_call(), why))
 
     def enter(code: int, count: int) -> None:
         if calls := heard(signature(code, count), ""):
-            rows = "\n".join(f"  rank {rank}: {why or text}" for rank, (text, why) in enumerate(calls))
-            raise _mismatch(comm, call, rows, [rank for rank, (_, why) in enumerate(calls) if why])
+            raise _mismatch(comm, call, "\n".join(rows(calls)), refusing(calls))
 
     def refuse_call(why: str) -> None:
         with _Said(why):
@@ -237,8 +237,8 @@ def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
         mine = signature(rest | root, count)
         return verb, -verb, mine, -mine
 
-    def heard(code: int, count: int, why: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-        """What each rank there and here calls, and why it refuses that, if they differ."""
+    def heard(code: int, count: int, why: str) -> tuple[Calls, Calls]:
+        """What the ranks there and here call, if they differ."""
         nonlocal call
         call += 1
         mine = told(code, count)
@@ -246,24 +246,17 @@ def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
         is_other = nothing not in (mine[2:], theirs[2:]) and theirs[2:] != mine[2:]
         differ = theirs[:2] != mine[:2] or is_other
         if not swapped(differ)[0] and not differ:
-            return [], []
-        there = shadow.allgather((describe_call(), why))
-        return there, shadow.allgather(there)[0]
+            return {}, {}
+        there = calls_of(shadow, comm.rank, Call(describe_call(), why))
+        return there, shadow.allreduce(there, lambda calls, _: calls)
 
     def enter(code: int, count: int) -> None:
         there, here = heard(code, count, "")
         if there:
-            sides = (("here", here), ("there", there))
-            rows = [
-                f"  rank {rank} {side}: {why or text}"
-                for side, calls in sides
-                for rank, (text, why) in enumerate(calls)
-                if side == "there" or why or rank == comm.rank
-            ]
-            refusing = [rank for rank, (_, why) in enumerate(there) if why]
-            raise _mismatch(
-                comm, call, "\n".join(rows), refusing or [r for r, (_, why) in enumerate(here) if why]
-            )
+            refused = {call: ranks for call, ranks in here.items() if call.why}
+            mine = {Call(describe_call()): alone(comm.rank)}
+            text = [*rows({**refused, **mine}, " here"), *rows(there, " there")]
+            raise _mismatch(comm, call, "\n".join(text), refusing(there) or refusing(refused))
 
     def refuse_call(why: str) -> None:
         with _Said(why):
