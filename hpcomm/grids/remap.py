@@ -26,6 +26,7 @@ from .geometry import across, between, beyond_poles, meetings, moments, rectangl
 from .gradients import around_cells, around_rectangles, gradients
 from .grid import Cells, Gaussian, Grid, LatLon, Plane, Points, Rectangles, areas_against, from_spec, size_of
 from .methods import MAPPINGS, misfit
+from .sparse_exchange import exchange_sparse
 from .triangulation import Parts, overlaps
 from .weights import Weights, sparse_matrices
 
@@ -245,14 +246,16 @@ def _nearby(
     comm: MPI.Intracomm, entries: NDArray[np.void], points: Indices, shapes: Array, margin: float
 ) -> tuple[Indices, Array]:
     """The givers' points that lie within the margin of this taker's box, ascending."""
-    parts: list[Any] = [None] * comm.size
+    parts: dict[int, tuple[Indices, Array]] = {}
     if entries["is_giver"][comm.rank]:
-        x = shapes[:, 0]
-        for rank in np.flatnonzero(~entries["is_giver"]):
-            low, high = entries["low"][rank], entries["high"][rank]
-            near = ((x >= low - margin) & (x <= high + margin)).all(axis=1)
-            parts[rank] = (points[near], shapes[near])
-    got = [part for part in comm.alltoall(parts) if part is not None and len(part[0])]
+        x, mine = shapes[:, 0], entries[comm.rank]
+        low, high = entries["low"] - margin, entries["high"] + margin
+        meets = (low <= mine["high"]).all(axis=1) & (high >= mine["low"]).all(axis=1)
+        for rank in np.flatnonzero(meets & ~entries["is_giver"]).tolist():
+            near = ((x >= low[rank]) & (x <= high[rank])).all(axis=1)
+            if near.any():
+                parts[rank] = (points[near], shapes[near])
+    got = exchange_sparse(comm, parts)
     if not got:
         return np.empty(0, np.int64), shapes[:0]
     wide = max(form.shape[1] for _, form in got)  # some ranks' cells have more vertices than others'

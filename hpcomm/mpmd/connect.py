@@ -252,12 +252,13 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     elif not is_giver:
         found = remap.Weights.load(each.weights).part(field.points)
     lost = field.points[:0] if found is None else field.points[found.uncovered]
-    told = wire.mpi.allgather((len(lost), int(lost[0]) if len(lost) else -1))
-    count = sum(n for n, _ in told)
+    told = np.empty((wire.mpi.size, 2), np.int64)  # how many points each rank has lost, and the first
+    wire.mpi.Allgather(np.array([len(lost), lost[0] if len(lost) else -1]), told)
+    count = told[:, 0].sum()
     if count and each.uncovered == "error":
         raise ConfigError(
             f"{count} points of field {each} are reached by nothing that is given, the first is"
-            f" {next(first for n, first in told if n)}",
+            f" {told[told[:, 0] > 0][0, 1]}",
             "connect",
             'uncovered="keep" leaves them as they are, uncovered=nan (a value) fills them; or give more',
         )
