@@ -40,7 +40,7 @@ from . import (
 from .block_channel import channel
 from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
-from .dropped import Children
+from .dropped import Children, Groups
 from .known_messages import forget
 from .pickling import encode
 from .timeouts import Timeout
@@ -134,6 +134,7 @@ class Communicator:
         self.inner_comm = self.block_channel if plain else inside(mpi, self.block_channel)
         self.call_numbers = count()
         self.children = Children()
+        self.groups = Groups()
         # For planned exchanges, once there is one (fields/exchange.py):
         self.exchange_channel: list[Any] | None = None
         self.observers: tuple[Observer, ...] = ()

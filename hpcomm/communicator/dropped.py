@@ -1,12 +1,14 @@
 """Dropped communicators: closed when all ranks have dropped them without a close()
 
 To free one is collective, and Python's garbage goes at another time on each rank. So a dropped one is kept,
-and closed when the one that it was made of makes more: there all ranks say which they still have.
+and closed when the one that it was made of makes more: there all ranks say which they still have. Members of
+a group do so when they make another one of the same ranks, on that.
 """
 
 from __future__ import annotations
 
 import gc
+from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Children"]
+__all__ = ["Children", "Groups"]
 
 _FEW = 8  # that may be open or dropped before ranks ask each other, which takes as long as a small all_reduce
 _MANY = 64  # after so many Python is asked to look for garbage: a communicator's functions point back at it
@@ -27,8 +29,8 @@ _MANY = 64  # after so many Python is asked to look for garbage: a communicator'
 class Children:
     """What one communicator has made, by number: the same on all its ranks, also on those in no part.
 
-    Left out are those that only some ranks make (group) or with ranks of other groups (intercommunicators):
-    there is no call of all their ranks in which these could ask each other.
+    Left out are those with ranks of other groups (inter-communicators): there is no call of all their ranks
+    in which these could ask each other.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,7 @@ class Children:
         self._room = _FEW
 
     def begin(self, comm: Communicator) -> None:
-        """Before comm makes another one, on all ranks: now and then close those that nobody has any more."""
+        """For another one, on all ranks of comm: now and then close those that nobody has any more."""
         if comm.is_inter:
             return
         if len(self._open) >= self._room:
@@ -83,3 +85,16 @@ class Children:
             child = self._dropped[number]
             return bool(child.disagreed) or not all(request.done() for request in child.to_itself)
         return number in self._known  # also while Python is about to drop it
+
+
+class Groups:
+    """The groups that this rank is in, of one communicator: a list for each choice of members and tag."""
+
+    def __init__(self) -> None:
+        self._children: dict[tuple[int, bytes], Children] = {}
+
+    def note(self, group: Communicator, members: list[int], tag: int) -> None:
+        """Note a new group, and close those of the same members that none of them has any more."""
+        children = self._children.setdefault((tag, array("i", members).tobytes()), Children())
+        children.begin(group)
+        children.add(group)

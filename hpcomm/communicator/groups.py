@@ -138,9 +138,11 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
     some = everybody.Incl(members)
     everybody.Free()
     try:
-        return made(comm, "group", name or f"{comm.name}{_few(members)}", mpi.Create_group, some, number)
+        new = made(comm, "group", name or f"{comm.name}{_few(members)}", mpi.Create_group, some, number)
     finally:
         some.Free()
+    comm.groups.note(new, members, tag)
+    return new
 
 
 def _few(ranks: list[int]) -> str:

@@ -607,10 +607,12 @@ def test_blocks_of_communicators_made_of_one_another_share_a_channel(own_comm: A
 
 
 def test_dropped_communicators_are_closed_when_more_are_made_of_the_same(own_comm: Any) -> None:
-    """Each rank drops them at another time; those in no part, and of parts."""
+    """Each rank drops them at another time; those in no part, of parts, and groups."""
     freed, kept = [], []
+    members = range(min(2, own_comm.size))
     for i in range(6):
         made = [own_comm.dup(), own_comm.split(None if own_comm.rank == 1 else 0), own_comm.cart([-1])]
+        made += [own_comm.group(members, tag=i % 2)] if own_comm.rank in members else []
         made.append(made[0].dup())
         freed += [each.mpi_handle for each in made if each is not None]
         kept += [made] * ((i + own_comm.rank) % 3 == 0)
@@ -620,8 +622,10 @@ def test_dropped_communicators_are_closed_when_more_are_made_of_the_same(own_com
     kept.clear()
     gc.collect()
     own_comm.barrier()
-    for _ in range(30):
+    for i in range(60):
         own_comm.dup().close()
+        if own_comm.rank in members:
+            own_comm.group(members, tag=i % 2).close()
     assert not any(freed)
 
 
