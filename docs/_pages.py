@@ -18,7 +18,7 @@ HOME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["
 ON_SITE = {"apps/README.md": "apps.md", "hpcomm/apps/README.md": "package_apps.md"}  # below MADE
 APPS = ROOT / "hpcomm/apps"
 APP_PAGES = "\n```{toctree}\n:hidden:\n:glob:\n\napps/*\n```\n"
-PICTURES = (".png", ".svg")
+PICTURES = (".gif", ".png", ".svg")
 RELEASES = "<!-- towncrier release notes start -->"  # in CHANGELOG.md
 KINDS = {"added": "Added", "changed": "Changed", "fixed": "Fixed", "removed": "Removed"}
 

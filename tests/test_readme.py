@@ -23,7 +23,17 @@ DOCUMENTS = [
     "docs/index.md",
     *(
         f"docs/{name}.md"
-        for name in ("tour", "concepts", "errors", "algorithms", "meshes", "mpi4py", "torch", "within")
+        for name in (
+            "tour",
+            "concepts",
+            "errors",
+            "algorithms",
+            "ring_and_tree",
+            "meshes",
+            "mpi4py",
+            "torch",
+            "within",
+        )
     ),
 ]
 TIMEOUT_S = 60

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import Box, UsageError
-from ..tools.draw import writable
+from ..tools.canvas import writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

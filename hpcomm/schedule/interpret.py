@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Flow", "ScheduleError", "State", "checked", "interpret", "interpret_values", "place"]
+__all__ = ["Flow", "ScheduleError", "State", "advance", "checked", "interpret", "interpret_values", "place"]
 
 
 class ScheduleError(HpcommError):
@@ -50,7 +50,13 @@ class State(Protocol):
 
 
 def interpret(schedule: Schedule, state: State, flows: dict[int, Flow] | None = None) -> None:
-    """Carry the rows out on state.
+    """Carry the rows out on state, to the end."""
+    for _ in advance(schedule, state, flows):
+        pass
+
+
+def advance(schedule: Schedule, state: State, flows: dict[int, Flow] | None = None) -> Iterator[int]:
+    """Carry the rows out on state, iteration by iteration: those in which something happens.
 
     Per iteration: first all reads of all streams, then all effects in the order of the streams and rows. So
     what is sent is what was there when the iteration began, as with messages that are all under way at once.
@@ -75,6 +81,7 @@ def interpret(schedule: Schedule, state: State, flows: dict[int, Flow] | None = 
                     continue
                 for pick, how in _steps(flow.ends(k)[1][rows], flow.reduce[rows]):
                     state.put(to[pick], tuple(each[pick] for each in read), how)
+        yield t
 
 
 def flows_of(schedule: Schedule) -> dict[int, Flow]:

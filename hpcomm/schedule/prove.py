@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Proof", "ScheduleError", "keeps_order", "prove"]
+__all__ = ["Proof", "ScheduleError", "Sets", "keeps_order", "prove"]
 
 EXACT_BYTES = 16 << 20  # up to here sets, beyond it fingerprints
 
@@ -65,7 +65,7 @@ def prove(schedule: Schedule, exact: bool | None = None) -> Proof:
     flows = checked(schedule)
     if exact is None:
         exact = p * p * schedule.cells <= 8 * EXACT_BYTES
-    state = _Sets(schedule) if exact or schedule.verb == "barrier" else _Weights(schedule)
+    state = Sets(schedule) if exact or schedule.verb == "barrier" else _Weights(schedule)
     interpret(schedule, state, flows)
     state.check_end()
     sent, reduced = _bounds(schedule)
@@ -148,8 +148,8 @@ def ending(schedule: Schedule, rank: Array) -> tuple[Array, Array, Array, Array]
     return (*table[schedule.verb], place)
 
 
-class _Sets(_Cells):
-    """Exact: which ranks have contributed, one bit each."""
+class Sets(_Cells):
+    """Exact: which ranks have contributed, one bit each (sets), and where in x a chunk belongs (place)."""
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__(schedule)

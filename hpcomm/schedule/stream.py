@@ -156,6 +156,10 @@ class Stream(NamedTuple):
         there = _at(dest_offset, row) + (dest_first[row] + j * dest_stride + w) % self.modulus
         return here.reshape(-1), there.reshape(-1)
 
+    def reduces(self, row: int) -> bool:
+        """Whether a row's chunks are reduced with those of the receiver, and do not take their place."""
+        return bool(_at(self.reduce, row) != COPY)
+
     def alike(self) -> list[tuple[Ints, int, int]]:
         """Rows that carry equally many chunks: (rows, times, width)."""
         if np.ndim(self.count) == 0 and np.ndim(self.width) == 0:

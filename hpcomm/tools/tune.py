@@ -76,7 +76,7 @@ def main(words: Sequence[str]) -> int:
     if options.ranks < 1 or options.rounds < 1:
         raise UsageError(f"{options.ranks} ranks, {options.rounds} rounds", hint="1 or more of both")
     if options.plot:
-        from .draw import pyplot, writable
+        from .canvas import pyplot, writable
 
         pyplot()
         writable(Path(options.plot))
@@ -341,7 +341,7 @@ def _keep(path: Path, found: Found, ranks: int) -> None:
 
 def _plot(records: list[Record], path: Path) -> None:
     """Measured against modelled, a dot for every schedule and size."""
-    from .draw import _save, pyplot
+    from .canvas import pyplot, save
 
     figure, axes = pyplot().subplots(figsize=(6, 5))
     rows = [row for row in records if "modelled" in row]
@@ -354,7 +354,7 @@ def _plot(records: list[Record], path: Path) -> None:
         axes.plot(ends, ends, color="grey", linewidth=1)
         axes.legend()
     axes.set(xlabel="modelled, µs", ylabel="measured, µs")
-    _save(figure, path)
+    save(figure, path)
 
 
 def parser() -> Command:

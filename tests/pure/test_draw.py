@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+from base64 import b64decode
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from hpcomm.__main__ import main
 from hpcomm.machine import machine
 from hpcomm.schedule import registry
+from hpcomm.schedule.prove import ending
 from hpcomm.schedule.registry import algorithms, build, verbs
+from hpcomm.schedule.steps import steps
 from hpcomm.simulate import predict, simulate
-from hpcomm.tools import draw
-from hpcomm.tools.draw import chrome_trace, critical_way, occupancy
+from hpcomm.tools.canvas import pyplot
+from hpcomm.tools.draw import chrome_trace
+from hpcomm.tools.draw_messages import schedule_picture, trees
+from hpcomm.tools.draw_times import cost, critical_way, occupancy, space_time, winners
 
 pytest.importorskip("matplotlib")
 
@@ -23,6 +31,8 @@ VIEWS = [
     ["tree", "--ranks", "9"],
     ["ring", "--ranks", "6"],
     ["circulant", "--ranks", "6"],
+    ["ring", "--ranks", "4", "--view", "steps"],
+    ["pairwise", "--verb", "all_to_all", "--ranks", "3", "--view", "steps"],
     ["swing", "--ranks", "8", "--view", "time"],
     ["recursive_doubling", "--ranks", "80", "--view", "time"],
     ["ring,double_tree", "--ranks", "16", "--view", "cost"],
@@ -58,37 +68,50 @@ def test_a_trace_has_every_message(tmp_path: Any) -> None:
     assert len(events) >= len(found.messages) == 5 * 8
 
 
-def arrows(figure: Any) -> set[tuple[Any, ...]]:
+def arrows(axes: Any) -> set[tuple[Any, ...]]:
     """(from, to) of all arrows."""
-    axes = figure.axes[0]
-    found = {(tuple(note.xyann), tuple(note.xy)) for note in axes.texts if getattr(note, "arrow_patch", None)}
-    draw.pyplot().close(figure)
-    return found
+    return {(tuple(note.xyann), tuple(note.xy)) for note in axes.texts if getattr(note, "arrow_patch", None)}
 
 
-def test_a_tree_has_an_arrow_from_everyone_the_way_that_x_goes() -> None:
-    for name in ("tree", "ring", "bine"):
-        for verb, root in (("broadcast", 3), ("reduce", 3), ("all_reduce", 0)):
-            if verb != "all_reduce" or name == "tree":
-                found = arrows(draw.schedule_picture(build(verb, name, 11, root)))
-                lower = [a if verb == "reduce" else b for a, b in found]
-                assert sorted(int(rank) for rank, _ in lower) == [r for r in range(11) if r != root]
-                upwards = [b[1] > a[1] for a, b in found]
-                assert all(upwards) if verb == "reduce" else not any(upwards)
-    plain, cut = (
-        arrows(draw.schedule_picture(build("all_reduce", f"tree{c}", 9))) for c in ("", ":chunks=3")
+def panels(figure: Any) -> list[Any]:
+    """Its axes, without colour bars."""
+    pyplot().close(figure)
+    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+
+
+@pytest.mark.parametrize("name", ["tree", "tree:chunks=3", "double_tree", "double_tree:chunks=6"])
+def test_a_tree_is_drawn_up_and_down_with_an_arrow_from_or_to_everyone_but_its_root(name: str) -> None:
+    schedule = build("all_reduce", name, 11)
+    drawn = panels(schedule_picture(schedule))
+    assert len(drawn) == 2 * len(trees(schedule)) == (4 if "double" in name else 2)
+    for i, axes in enumerate(drawn):
+        found = arrows(axes)
+        lower = [b if i % 2 else a for a, b in found]
+        assert len({*lower}) == len(found) == 10
+        assert all((b[1] > a[1]) == (i % 2 == 0) for a, b in found)
+        assert ("up" in axes.get_title(), "down" in axes.get_title()) == (i % 2 == 0, i % 2 == 1)
+    assert (
+        trees(build("all_reduce", "tree", 11))[0].up.keys() == trees(schedule)[0].up.keys()
+        or "double" in name
     )
-    assert plain == cut
+
+
+@pytest.mark.parametrize("verb", ["broadcast", "reduce"])
+def test_a_tree_of_one_way_is_one_panel(verb: str) -> None:
+    for name in ("tree", "ring", "bine"):
+        (axes,) = panels(schedule_picture(build(verb, name, 11, 3)))
+        found = arrows(axes)
+        assert len(found) == 10
+        assert all((b[1] > a[1]) == (verb == "reduce") for a, b in found)
 
 
 @pytest.mark.parametrize("verb", verbs())
 def test_what_is_no_tree_and_no_ring_is_drawn_message_by_message(verb: str) -> None:
     for name in algorithms(verb):
         schedule = build(verb, name, 6)
-        figure = draw.schedule_picture(schedule)
-        if figure.axes[0].get_xlabel() != "iteration":
-            draw.pyplot().close(figure)
-            assert verb == "barrier" or name in ("tree", "ring", "double_tree", "bine")
+        (axes, *_) = panels(schedule_picture(schedule))
+        if axes.get_xlabel() != "step":
+            assert name in ("tree", "ring", "double_tree", "bine", "ordered_tree")
             assert (verb, name) not in (("all_reduce", "bine"), ("broadcast", "scatter_ring"))
             continue
         pairs = set()
@@ -96,7 +119,110 @@ def test_what_is_no_tree_and_no_ring_is_drawn_message_by_message(verb: str) -> N
             for k in range(s.active):
                 ends = (end.tolist() for end in s.ends(k, 6))
                 pairs |= {(s.begin + k * s.every, a, b) for a, b in zip(*ends, strict=True) if a != b}
-        assert {(round(a[0] - 0.1), a[1], b[1]) for a, b in arrows(figure)} == pairs
+        assert {(round(a[0] - 0.6), a[1], b[1]) for a, b in arrows(axes)} == pairs
+
+
+def test_ranks_are_whole_numbers_and_titles_say_ranks_bytes_and_machine(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    monkeypatch.setattr("hpcomm.tools.draw.save", lambda figure, _out: figures.append(figure))
+    said = {
+        "tree": "all_reduce by tree: 5 ranks, 64 KiB, cluster",
+        "ring": "all_reduce by ring: 5 ranks, 64 KiB, cluster",
+        "swing --bytes 8": "all_reduce by swing: 5 ranks, 8 B, cluster",
+        "swing --view time --machine summit": "all_reduce by swing: 5 ranks, 64 KiB, summit",
+        "bruck --view time --ranks 80": "all_reduce by bruck: 80 ranks, 64 KiB, cluster",
+        "tree --view steps": "all_reduce by tree: 5 ranks, 64 KiB, cluster",
+        "ring,tree --view cost": "all_reduce: 5 ranks, cluster, as simulated",
+        "ring,tree --view winners": "fastest all_reduce: 2 to 5 ranks, cluster, as simulated",
+    }
+    for words in said:
+        assert main(["draw", *f"--ranks 5 {words}".split(), "-o", str(tmp_path / "x.svg")]) == 0
+    for title, figure in zip(said.values(), figures, strict=True):
+        figure.canvas.draw()
+        texts = [text.get_text() for text in figure.findobj(lambda x: hasattr(x, "get_text"))]
+        assert any(text.startswith(title) for text in texts), (title, texts)
+        for axes in panels(figure):
+            if axes.get_ylabel() == "rank":
+                low, high = sorted(axes.get_ylim())
+                shown = [tick for tick in axes.get_yticks() if low <= tick <= high]
+                assert len(shown) > 3
+                assert shown == [round(tick) for tick in shown]
+
+
+def test_a_colour_is_a_step_in_all_pictures_of_one_algorithm() -> None:
+    """As many as there are steps, from messages to times; and what is no step is gray."""
+    schedule = build("all_reduce", "swing", 8)
+    found = simulate(schedule, machine("cluster"), 1e4, trace=True)
+    (messages, *_), (times, *_) = panels(schedule_picture(schedule)), panels(space_time(found))
+    steps: dict[int, set[Any]] = {}
+    for note in messages.texts:
+        steps.setdefault(round(note.xyann[0] + 0.4), set()).add(note.arrow_patch.get_edgecolor())
+    assert [len(steps[i]) for i in range(1, 7)] == [1] * 6
+    lines = {line.get_color() for line in times.lines if line.get_color() != "black"}
+    assert lines == set.union(*steps.values())
+    assert len(lines) == 6
+
+
+def test_an_algorithm_has_one_colour_in_charts_that_compare() -> None:
+    names = algorithms("all_reduce")
+    (chart,), (map_,) = (
+        panels(cost("all_reduce", names, machine("cluster"), 8)),
+        panels(winners("all_reduce", names, machine("cluster"), 8)),
+    )
+    lines = {line.get_label(): line.get_color() for line in chart.lines}
+    shown = {line.get_label(): line.get_color() for line in map_.lines}
+    assert shown.keys() <= lines.keys()
+    assert len(shown) > 1
+    assert all(lines[name] == colour for name, colour in shown.items())
+
+
+def test_the_page_on_ring_and_tree_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/ring_and_tree.md").read_text(encoding="utf-8")
+    shown = re.findall(
+        r"^```\nhpcomm (draw \w+ --ranks 4 --view steps)\n```\n\n((?:\|.*\n)+)", page, re.MULTILINE
+    )
+    assert [words.split()[1] for words, _ in shown] == ["ring", "tree"]
+    for words, table in shown:
+        assert main(words.split()) == 0
+        assert capsys.readouterr().out == table
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_the_steps_begin_with_x_and_end_with_the_result(verb: str) -> None:
+    """Held against the prover, which knows what a verb leaves where."""
+    for name in algorithms(verb):
+        schedule = build(verb, name, 4)
+        found = steps(schedule)
+        assert len(found) - 1 == schedule.iterations
+        wanted, low, high, place = (
+            np.broadcast_to(x, (4, schedule.cells)) for x in ending(schedule, np.arange(4))
+        )
+        for rank, chunk in np.argwhere(wanted):
+            at = rank, chunk
+            assert found[-1].held[rank][chunk] == (place[at], tuple(range(low[at], high[at])))
+        sent = sum(len(m.chunks) for step in found for m in step.messages if m.source != m.dest)
+        assert sent == pytest.approx(schedule.sent().sum() * schedule.chunks)
+
+
+@pytest.mark.parametrize("kind", ["gif", "html"])
+def test_an_animation_is_one_file_that_needs_nothing_else(kind: str, tmp_path: Any) -> None:
+    out = tmp_path / f"x.{kind}"
+    assert main(["draw", "tree", "--ranks", "3", "--view", "steps", "-o", str(out)]) == 0
+    if kind == "gif":
+        from PIL import Image
+
+        with Image.open(out) as image:
+            assert image.n_frames > 4 * 5  # four steps, with messages on their way in each
+        return
+    text = out.read_text(encoding="utf-8")
+    assert "http" not in text
+    (frames,) = re.findall(r"const frames = \[(.*?)\]", text)
+    pictures = [b64decode(frame) for frame in frames.replace("'", "").split(", ")]
+    assert len(pictures) == 1 + 2 * 4
+    assert len({*pictures}) == len(pictures)
+    assert all(ElementTree.fromstring(picture).tag.endswith("svg") for picture in pictures)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +250,10 @@ def test_the_occupancy_map_has_all_the_time_that_messages_take() -> None:
 
 
 def test_lines_of_a_chart_can_be_told_apart() -> None:
-    figure = draw.cost("all_reduce", algorithms("all_reduce"), machine("cluster"), 8)
-    lines = [
-        (line.get_color(), line.get_linestyle())
-        for line in figure.axes[0].lines
-        if line.get_label()[0] != "_"
-    ]
-    draw.pyplot().close(figure)
-    assert len(lines) == len(algorithms("all_reduce")) + 1 == len(set(lines))
+    names = algorithms("all_reduce")
+    (axes,) = panels(cost("all_reduce", names, machine("cluster"), 8))
+    lines = [(line.get_color(), line.get_linestyle()) for line in axes.lines if line.get_label()[0] != "_"]
+    assert len(lines) == len(names) + 1 == len(set(lines))
 
 
 def test_what_is_timed_is_what_the_simulator_predicts(
@@ -156,6 +278,9 @@ def test_what_is_timed_is_what_the_simulator_predicts(
     ("all --verb nothing", "no algorithms for 'nothing'"),
     ("ring,tree", "2 algorithms in one picture"),
     ("ring --load nowhere.py", "there is no file nowhere.py"),
+    ("ring --ranks 40 --view steps", "40 ranks, too many to follow step by step"),
+    ("double_tree --ranks 4 --bytes 1G --view steps", "chunks, too many to follow"),
+    ("ring --view cost -o x.gif", "x.gif is no picture"),
     ("ring -o x.txt", "x.txt is no picture"),
     ("ring -o nowhere/x.svg", "there is no folder nowhere"),
     ("ring -o /proc/x.svg", "/proc/x.svg cannot be written: "),

@@ -96,6 +96,7 @@ def test_a_file_that_proves_nothing_is_refused(file: Any, capsys: Any, text: str
     "sim all_reduce --ranks 100000 --algorithm",
     "draw -o x.svg --ranks 8",
     "draw -o x.json --ranks 8",
+    "draw -o x.svg --view steps --ranks 8",
     "draw -o x.svg --view time --ranks 8",
     "draw -o x.svg --view cost --ranks 8",
     "draw -o x.svg --view winners --ranks 8",

@@ -1,0 +1,137 @@
+"""What all pictures have in common: matplotlib without a display, files, titles, axes of ranks, colours.
+
+In pictures of one algorithm a colour is a step, and no other thing has one. Charts that compare algorithms
+have a colour for each of them, as their legends say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import MissingError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import ModuleType
+
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+    from ..schedule.cost.machine_model import Machine
+    from ..schedule.stream import Schedule
+
+__all__ = [
+    "PICTURES",
+    "algorithm_colour",
+    "pyplot",
+    "rank_axis",
+    "save",
+    "short",
+    "step_bar",
+    "step_colour",
+    "title",
+    "whole_numbers",
+    "writable",
+]
+
+PICTURES = (".svg", ".png", ".pdf")
+_TICKS = 16  # up to which every rank, and every step, has its number
+_LIGHTEST = 0.88  # of the colour map that can still be seen on white
+
+
+def pyplot() -> ModuleType:
+    """matplotlib without a display.
+
+    Raises:
+        MissingError: it is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingError("pictures need matplotlib", hint="pip install 'hpcomm[plot]'") from None
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "hpcomm"  # the same picture gives the same file
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
+def writable(out: Path, kinds: Sequence[str] = PICTURES) -> None:
+    """Refuse, before anything is computed, a name that no picture can be kept under.
+
+    Raises:
+        UsageError: the ending is none of kinds, there is no such folder, or nothing may be written there.
+    """
+    if out.suffix not in kinds:
+        raise UsageError(f"{out} is no picture", hint=f"a name ending in {', '.join(kinds)}")
+    from tempfile import TemporaryFile
+
+    try:
+        if not out.parent.is_dir():
+            raise UsageError(f"there is no folder {out.parent}", hint=f"mkdir -p {out.parent}")
+        with out.open("r+b") if out.exists() else TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}", hint="another place") from None
+
+
+def save(figure: Figure, out: Path) -> None:
+    """Write a figure, and be done with it."""
+    figure.savefig(out, bbox_inches="tight", metadata={"Date": None} if out.suffix == ".svg" else None)
+    pyplot().close(figure)
+
+
+def title(schedule: Schedule, nbytes: float, on: Machine) -> str:
+    """What every picture of one algorithm says above it."""
+    what = f"{schedule.verb} by {schedule.name}"
+    return f"{what}: {schedule.size} rank{'s' * (schedule.size > 1)}, {short(nbytes)}, {on.name}"
+
+
+def short(nbytes: float) -> str:
+    """8 B, 64 KiB, 1.5 MiB."""
+    from .sim import size
+
+    return size(nbytes).replace(".00", "")
+
+
+def rank_axis(axes: Axes, size: int) -> None:
+    """Ranks as whole numbers on the vertical axis, rank 0 at the top."""
+    axes.set_ylabel("rank")
+    whole_numbers(axes.yaxis, range(size))
+    axes.set_ylim(size - 0.5, -0.5)
+
+
+def whole_numbers(axis: Axis, numbers: range) -> None:
+    """Ticks at these numbers, or at some of them."""
+    if len(numbers) <= _TICKS:
+        axis.set_ticks(numbers)
+    else:
+        from matplotlib.ticker import MaxNLocator
+
+        axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def step_colour(step: int, steps: int) -> tuple[float, ...]:
+    """The colour of a step, from 1 on, of so many: the later, the lighter."""
+    share = (step - 1) / max(1, steps - 1)
+    return tuple(pyplot().get_cmap("viridis")(_LIGHTEST * share))
+
+
+def step_bar(figure: Figure, axes: Axes | Sequence[Axes], steps: int, label: str = "step") -> None:
+    """Beside a picture: which colour is which step."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    colours = ListedColormap([step_colour(i + 1, steps) for i in range(steps)])
+    norm = BoundaryNorm([i + 0.5 for i in range(steps + 1)], steps)
+    ticks = range(1, steps + 1, -(-steps // _TICKS))
+    bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, ticks=ticks, fraction=0.04, pad=0.03)
+    bar.set_label(label)
+    bar.ax.tick_params(which="minor", length=0)
+
+
+def algorithm_colour(index: int) -> tuple[float, ...]:
+    """A colour for each of twenty algorithms: ten strong ones, then ten light ones."""
+    return tuple(pyplot().get_cmap("tab20")(2 * index % 20 + index // 10 % 2))

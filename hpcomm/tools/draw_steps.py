@@ -1,0 +1,274 @@
+"""A schedule step by step: who holds what after each step, as a table, a picture or an animation.
+
+A chunk is a letter and the ranks whose x went into it: a01 is the first chunk of x, reduced over ranks 0
+and 1. What is new after a step is bold in the table; pictures frame it in the step's colour.
+"""
+
+from __future__ import annotations
+
+import math
+from base64 import b64encode
+from html import escape
+from io import BytesIO
+from string import ascii_letters
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..core.verbs import REDUCTIONS
+from ..errors import UsageError
+from ..schedule.steps import Step, steps
+from .canvas import pyplot, step_colour
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..schedule.steps import Chunk
+    from ..schedule.stream import Schedule
+
+__all__ = ["animate", "check_size", "label", "picture", "table"]
+
+MOST_RANKS, MOST_CHUNKS, MOST_STEPS = 16, 32, 64
+ANIMATIONS = (".gif", ".html")
+_WIDE, _HIGH, _APART = 0.62, 0.24, 0.75  # inches: a chunk, and how far states are apart
+_SLIDES, _RESTS, _PER_S = 7, 6, 8  # frames of an animation: a message on its way, a state; per second
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{title}</title>
+<style>body {{ font-family: sans-serif; text-align: center }}
+img {{ max-width: 95vw; max-height: 80vh }}</style>
+<p><img id="frame" alt="{title}"></p>
+<p><button id="back">Back</button> <button id="play">Play</button> <button id="next">Next</button>
+<input id="at" type="range" min="0" max="{last}" value="0" aria-label="frame"></p>
+<script>
+const frames = {frames}, at = document.getElementById("at"), play = document.getElementById("play");
+let timer = 0;
+function show(i) {{
+  at.value = i;
+  document.getElementById("frame").src = "data:image/svg+xml;base64," + frames[at.value];
+}}
+function stop() {{ clearInterval(timer); timer = 0; play.textContent = "Play"; }}
+function move(by) {{ stop(); show(+at.value + by); }}
+document.getElementById("back").onclick = () => move(-1);
+document.getElementById("next").onclick = () => move(1);
+at.oninput = () => move(0);
+play.onclick = () => {{
+  if (timer) return stop();
+  play.textContent = "Pause";
+  timer = setInterval(() => show((+at.value + 1) % frames.length), 1000);
+}};
+show(0);
+</script>
+</html>
+"""
+
+
+def check_size(schedule: Schedule) -> None:
+    """Refuse what nobody can follow step by step.
+
+    Raises:
+        UsageError: there are too many ranks, chunks or steps.
+    """
+    counts = (schedule.size, schedule.cells, schedule.iterations)
+    for count, most, what in zip(
+        counts, (MOST_RANKS, MOST_CHUNKS, MOST_STEPS), ("ranks", "chunks", "steps"), strict=True
+    ):
+        if count > most:
+            raise UsageError(
+                f"{schedule.verb} by {schedule.name} has {count} {what}, too many to follow step by step",
+                hint=f"at most {most}: fewer --ranks, or fewer --bytes",
+            )
+
+
+def table(schedule: Schedule) -> str:
+    """Who holds what after each step, in Markdown."""
+    heads = ["after step", "messages", *(f"rank {rank}" for rank in range(schedule.size))]
+    lines = [heads, ["---"] * len(heads)]
+    found = steps(schedule)
+    for i, step in enumerate(found):
+        before = found[max(0, i - 1)].held
+        sent = ", ".join(
+            f"{m.source}→{m.dest} {''.join(_letter(before[m.source][c]) for c, _, _ in m.chunks)}"
+            for m in step.messages
+            if m.source != m.dest
+        )
+        lines.append([str(i) if i else "start", sent, *_held(schedule, step, before)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _held(schedule: Schedule, step: Step, before: list[list[Chunk]]) -> Iterator[str]:
+    """What each rank holds, what is new in bold."""
+    for now, then in zip(step.held, before, strict=True):
+        words = [(label(schedule, chunk), chunk != old) for chunk, old in zip(now, then, strict=True)]
+        yield " ".join(f"**{word}**" if new else word for word, new in words if word)
+
+
+def label(schedule: Schedule, chunk: Chunk) -> str:
+    """`a01`: the first chunk of x, of ranks 0 and 1; `a`, where it is clear whose it is; "" for nothing."""
+    if chunk.place < 0:
+        return ""
+    if schedule.verb not in (*REDUCTIONS, "all_to_all", "barrier"):
+        return _letter(chunk)
+    if schedule.size <= 5:
+        return _letter(chunk) + "".join(map(str, chunk.ranks))
+    runs: list[list[int]] = []
+    for rank in chunk.ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return _letter(chunk) + ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
+
+
+def _letter(chunk: Chunk) -> str:
+    return ascii_letters[chunk.place]
+
+
+class _Stack(NamedTuple):
+    """Where a rank's chunks are drawn, one below the other; x, y: the middle of the first one's left end."""
+
+    x: float
+    y: float
+
+    def at(self, chunk: float) -> tuple[float, float]:
+        return self.x, self.y - chunk * _HIGH
+
+    def middle(self, chunk: int) -> tuple[float, float]:
+        return self.x + _WIDE / 2, self.y - chunk * _HIGH
+
+
+def picture(schedule: Schedule, heading: str) -> Figure:
+    """All states side by side; an arrow for each chunk that goes from one rank to another."""
+    found = steps(schedule)
+    high = schedule.cells * _HIGH + 0.2
+    figure, axes = _sheet(heading, 0.9 + len(found) * (_WIDE + _APART), 0.4 + schedule.size * high)
+    stacks = [
+        [_Stack(i * (_WIDE + _APART), -rank * high) for rank in range(schedule.size)]
+        for i in range(len(found))
+    ]
+    for i, (step, here) in enumerate(zip(found, stacks, strict=True)):
+        colour = step_colour(max(1, i), len(found) - 1)
+        axes.text(*here[0].middle(-1), f"step {i}" if i else "start", ha="center", va="center", fontsize=8)
+        before = found[max(0, i - 1)].held
+        for rank, stack in enumerate(here):
+            _chunks(axes, schedule, stack, step.held[rank], before[rank], colour)
+        for m in step.messages if i else ():
+            for a, b, _ in m.chunks if m.source != m.dest else ():
+                x, y = stacks[i - 1][m.source].at(a)
+                _arrow(axes, (x + _WIDE, y), here[m.dest].at(b), colour)
+    for rank, stack in enumerate(stacks[0]):
+        x, y = stack.at((schedule.cells - 1) / 2)
+        axes.text(x - 0.1, y, f"rank {rank}", ha="right", va="center", fontsize=8)
+    axes.autoscale_view()
+    return figure
+
+
+def animate(schedule: Schedule, heading: str, out: Path) -> int:
+    """Messages on their way between ranks on a circle: a GIF, or a page with buttons that needs nothing else.
+
+    Returns:
+        how many frames it has.
+    """
+    found = steps(schedule)
+    wide, high = _circle_size(schedule)
+    figure = pyplot().figure(figsize=(wide, high))
+    figure.suptitle(heading, fontsize=10, y=1 - 0.08 / high, va="top")
+    axes = figure.add_axes((0, 0, 1, 1))
+    if out.suffix == ".gif":
+        from matplotlib.animation import PillowWriter
+
+        frames = [(0, 1.0)] * _RESTS
+        for i in range(1, len(found)):
+            frames += [(i, k / _SLIDES) for k in range(_SLIDES)] + [(i, 1.0)] * _RESTS
+        writer = PillowWriter(fps=_PER_S)
+        with writer.saving(figure, str(out), dpi=90):
+            for i, share in frames:
+                _frame(axes, schedule, found, i, share)
+                writer.grab_frame()
+        pyplot().close(figure)
+        return len(frames)
+    frames = [(0, 1.0), *((i, share) for i in range(1, len(found)) for share in (0.5, 1.0))]
+    texts = []
+    for i, share in frames:
+        _frame(axes, schedule, found, i, share)
+        kept = BytesIO()
+        figure.savefig(kept, format="svg", metadata={"Date": None})
+        texts.append(b64encode(kept.getvalue()).decode())
+    pyplot().close(figure)
+    page = _PAGE.format(title=escape(heading), last=len(frames) - 1, frames=texts)
+    out.write_text(page, encoding="utf-8")
+    return len(frames)
+
+
+def _circle(schedule: Schedule) -> float:
+    """The radius of the circle on which the ranks' chunks have room."""
+    room = math.hypot(_WIDE, schedule.cells * _HIGH) + 0.5
+    return max(0.9, room / 2 / math.sin(math.pi / max(2, schedule.size)))
+
+
+def _circle_size(schedule: Schedule) -> tuple[float, float]:
+    radius = _circle(schedule)
+    return max(4.0, 2 * radius + _WIDE + 0.4), 2 * radius + schedule.cells * _HIGH + 1.6
+
+
+def _frame(axes: Axes, schedule: Schedule, found: list[Step], i: int, share: float) -> None:
+    """Step i with its messages so far on their way; 1: they have arrived."""
+    axes.clear()
+    p, radius = schedule.size, _circle(schedule)
+    angles = [2 * math.pi * rank / p for rank in range(p)]
+    top = schedule.cells * _HIGH / 2
+    stacks = [_Stack(radius * math.sin(x) - _WIDE / 2, radius * math.cos(x) + top) for x in angles]
+    colour, step = step_colour(max(1, i), len(found) - 1), found[i]
+    before, held = found[max(0, i - 1)].held, step.held if share == 1.0 else found[i - 1].held
+    for rank, stack in enumerate(stacks):
+        _chunks(axes, schedule, stack, held[rank], before[rank], colour)
+        axes.text(*stack.middle(-1), f"rank {rank}", ha="center", va="center", fontsize=8)
+    for m in step.messages if share < 1.0 else ():
+        for a, b, _ in m.chunks:
+            start, end = stacks[m.source].middle(a), stacks[m.dest].middle(b)
+            _arrow(axes, start, end, colour)
+            x, y = (s + share * (e - s) for s, e in zip(start, end, strict=True))
+            word = label(schedule, before[m.source][a])
+            box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": colour, "linewidth": 1.5}
+            axes.text(x, y, word, ha="center", va="center", fontsize=8, zorder=4, bbox=box)
+    wide, high = _circle_size(schedule)
+    word = f"step {i} of {len(found) - 1}" if i else "start"
+    axes.text(0, high / 2 - 0.08, word, ha="center", va="top", fontsize=9)
+    axes.set_xlim(-wide / 2, wide / 2)
+    axes.set_ylim(-high / 2 + 0.35, high / 2 + 0.35)
+    axes.set_axis_off()
+
+
+def _chunks(
+    axes: Axes, schedule: Schedule, stack: _Stack, now: list[Chunk], then: list[Chunk], colour: object
+) -> None:
+    """What a rank holds; the darker, the more ranks have contributed; new ones in a frame of this colour."""
+    from matplotlib.patches import Rectangle
+
+    whole = schedule.size if schedule.verb in (*REDUCTIONS, "barrier") else 2
+    for i, (chunk, old) in enumerate(zip(now, then, strict=True)):
+        (x, y), word, new = stack.at(i), label(schedule, chunk), chunk != old
+        place = Rectangle((x, y - _HIGH / 2), _WIDE, _HIGH, zorder=3 if new else 2)
+        place.set(
+            facecolor=str(1.0 - 0.35 * len(chunk.ranks) / whole),
+            edgecolor=colour if new else "gray",
+            linewidth=2.0 if new else 0.6,
+        )
+        axes.add_patch(place)
+        small = 7 if len(word) < 9 else 5
+        axes.text(x + _WIDE / 2, y, word, ha="center", va="center", fontsize=small, zorder=3)
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: object) -> None:
+    line = {"arrowstyle": "->", "color": colour, "shrinkA": 1, "shrinkB": 1}
+    axes.annotate("", end, start, arrowprops=line, zorder=1)
+
+
+def _sheet(heading: str, wide: float, high: float) -> tuple[Figure, Axes]:
+    """A figure on which an inch of the axes is an inch."""
+    figure, axes = pyplot().subplots(figsize=(wide, high + 0.6), layout="constrained")
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    figure.suptitle(heading, fontsize=10)
+    return figure, axes
