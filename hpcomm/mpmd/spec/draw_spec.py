@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import html
 import json
-import math
+import os
+import sys
+import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import ConfigError
+from ...errors import ConfigError, MissingError
 from ...job.command_line import Command
 from ..record_reader import read
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from .spec_file import FieldSpec, JobSpec, ProgramSpec
 
 __all__ = ["check", "check_parser", "main", "parser", "plan", "plan_parser", "svg"]
+
+_FONT = "DejaVu Sans"  # wide, so that there is room for the text where another one takes its place
+_MOST_RANKS = 8  # shown of a program
+_WIDEST = 30  # characters in a line of a field's label
 
 
 def check(argv: Sequence[str]) -> int:
@@ -148,60 +155,59 @@ def _about(each: FieldSpec) -> str:
 
 
 def svg(spec: JobSpec) -> str:
-    """Programs on a circle with a square per rank, and an arrow per field."""
-    radius = 150.0 + 30.0 * len(spec.programs)
-    wide, high = 2 * radius + 260, 2 * radius + 160
-    at = {}
-    for i, name in enumerate(spec.programs):
-        turn = 2 * math.pi * i / len(spec.programs) - math.pi
-        at[name] = (wide / 2 + radius * math.cos(turn), high / 2 + radius * math.sin(turn) * 0.8)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high:.0f}"',
-        ' font-family="sans-serif" font-size="13">',
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8"',
-        ' orient="auto"><path d="M0,0 L8,4 L0,8 z"/></marker></defs>',
-    ]
-    between: dict[frozenset[str], int] = {}
-    for each in spec.fields:
-        pair = frozenset((each.source, each.target))
-        between[pair] = between.get(pair, 0) + 1
-        parts.append(_arrow(each, at[each.source], at[each.target], between[pair]))
-    parts += [_box(spec.programs[name], ranks, *at[name]) for name, ranks in spec.world_ranks().items()]
-    return "\n".join([*parts, "</svg>\n"])
+    """Programs as boxes with a square per rank, and an arrow per field; Graphviz places them.
+
+    Raises:
+        MissingError: pygraphviz, which brings Graphviz, is not installed.
+    """
+    try:
+        from pygraphviz import AGraph
+    except ImportError:
+        hint = "pip install 'hpcomm[graph]'; hpcomm plan says the same in words"
+        raise MissingError("drawing a spec needs pygraphviz", "hpcomm mpmd draw", hint) from None
+    graph = AGraph(directed=True, strict=False, nodesep=0.6, ranksep=0.7)
+    graph.node_attr.update(shape="box", style="rounded,filled", fontname=_FONT, fontsize=12)
+    graph.edge_attr.update(fontname=_FONT, fontsize=11)
+    for name, ranks in spec.world_ranks().items():
+        program = spec.programs[name]
+        fill = "#d8ecd8" if program.device == "gpu" else "#dde6f4"
+        edge = "black" if program.joins else "gray"
+        graph.add_node(name, label=_box(program, ranks), fillcolor=fill, color=edge)
+    for i, each in enumerate(spec.fields):
+        style = "dashed" if each.lag_s else "solid"
+        graph.add_edge(each.source, each.target, key=str(i), label=_label(each), style=style)
+    with _without_stderr():
+        text: str = graph.draw(format="svg", prog="dot").decode()
+    return text[text.index("<svg") :]
 
 
-def _arrow(each: FieldSpec, a: tuple[float, float], b: tuple[float, float], nth: int) -> str:
-    """A bent arrow; the nth between two programs is bent more."""
-    dx, dy = b[0] - a[0], b[1] - a[1]
-    length = math.hypot(dx, dy) or 1.0
-    bend = 40.0 * ((nth + 1) // 2)
-    ux, uy = dx / length, dy / length
-    x0, y0, x1, y1 = a[0] + 75 * ux, a[1] + 45 * uy, b[0] - 75 * ux, b[1] - 45 * uy
-    mx, my = (x0 + x1) / 2 - bend * uy * 2, (y0 + y1) / 2 + bend * ux * 2
-    tx, ty = (x0 + x1) / 2 - bend * uy, (y0 + y1) / 2 + bend * ux
-    dash = ' stroke-dasharray="5 3"' if each.lag_s else ""
-    text = html.escape(f"{each.name}: {_about(each)}")
+def _box(program: ProgramSpec, ranks: range) -> str:
+    """A program in Graphviz's HTML: its name, its device, its ranks."""
+    shown = [str(rank) for rank in ranks[:_MOST_RANKS]]
+    cells = "".join(f'<td border="1" bgcolor="white">{rank}</td>' for rank in shown)
+    more = f", {len(ranks)} ranks" if len(ranks) > len(shown) else ""
+    rows = [f"<b>{html.escape(program.name)}</b>", f"{program.device}{more}"]
+    wide = "".join(f'<tr><td colspan="{len(shown)}">{row}</td></tr>' for row in rows)
+    return f'<<table border="0" cellspacing="3">{wide}<tr>{cells}</tr></table>>'
+
+
+def _label(each: FieldSpec) -> str:
+    """A field in Graphviz's HTML, in short lines; they begin behind the arrow."""
+    lines = [f"<b>{html.escape(each.name)}</b>", *map(html.escape, textwrap.wrap(_about(each), _WIDEST))]
     return (
-        f'<path d="M{x0:.0f},{y0:.0f} Q{mx:.0f},{my:.0f} {x1:.0f},{y1:.0f}" fill="none" stroke="black"{dash} '
-        f'marker-end="url(#tip)"/><text x="{tx:.0f}" y="{ty - 4:.0f}" text-anchor="middle">{text}</text>'
+        f'<<table border="0" cellspacing="0"><tr><td balign="left">{"<br/>".join(lines)}</td></tr></table>>'
     )
 
 
-def _box(program: ProgramSpec, ranks: range, x: float, y: float) -> str:
-    fill = "#d8ecd8" if program.device == "gpu" else "#dde6f4"
-    stroke = "black" if program.joins else "gray"
-    shown = list(ranks)[:8]
-    squares = "".join(
-        f'<rect x="{x - 9 * len(shown) + 18 * i:.0f}" y="{y + 8:.0f}" width="15" height="15" fill="white" '
-        f'stroke="black"/><text x="{x - 9 * len(shown) + 18 * i + 7:.0f}" y="{y + 20:.0f}" font-size="10" '
-        f'text-anchor="middle">{rank}</text>'
-        for i, rank in enumerate(shown)
-    )
-    more = f" ({len(ranks)} ranks)" if len(ranks) > len(shown) else ""
-    return (
-        f'<rect x="{x - 75:.0f}" y="{y - 35:.0f}" width="150" height="70" rx="8" fill="{fill}"'
-        f' stroke="{stroke}"/><text x="{x:.0f}" y="{y - 14:.0f}" text-anchor="middle"'
-        f' font-weight="bold">{html.escape(program.name)}'
-        f'</text><text x="{x:.0f}" y="{y + 2:.0f}" text-anchor="middle" font-size="11">{program.device}{more}'
-        f"</text>{squares}"
-    )
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Keep from the terminal what libraries in C write there about the fonts of the machine."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
