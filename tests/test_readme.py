@@ -39,7 +39,12 @@ DOCUMENTS = [
 TIMEOUT_S = 60
 
 _PROGRAM = re.compile(r"# \w+\.py\n")  # one of several, which tests/mpmd/test_docs.py starts together
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+
+
+def is_failure(shown: str) -> bool:
+    """Whether what a document shows is how a job fails."""
+    return re.search(r"^(Traceback|hpcomm\.errors\.|hpcomm: rank)", shown, re.MULTILINE) is not None
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Example:
 
     @property
     def fails(self) -> bool:
-        return re.search(r"^(Traceback|hpcomm\.errors\.|hpcomm: rank)", self.shown, re.MULTILINE) is not None
+        return is_failure(self.shown)
 
     def __str__(self) -> str:
         return f"{self.document}:{self.line}"
@@ -62,7 +67,7 @@ class Example:
 def examples(document: str) -> list[Example]:
     """The python blocks of a document, each with the text block that follows it directly, if any."""
     text = (ROOT / document).read_text(encoding="utf-8")
-    blocks = list(_FENCE.finditer(text))
+    blocks = list(FENCE.finditer(text))
     found = []
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
         if block[1] != "python" or _PROGRAM.match(block[2]):
@@ -143,7 +148,7 @@ def test_a_line_that_does_not_come_is_noticed() -> None:
 def test_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert text.count("\n") <= 120
-    blocks = [block[2] for block in _FENCE.finditer(text) if block[1] == "python"]
+    blocks = [block[2] for block in FENCE.finditer(text) if block[1] == "python"]
     assert len(blocks) >= 4
     assert max(code.count("\n") for code in blocks) <= 8
 
@@ -169,8 +174,16 @@ def test_links_between_the_documents_lead_somewhere() -> None:
 
 
 def test_every_page_is_in_the_list_of_pages() -> None:
-    listed = set(re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs/README.md").read_text(encoding="utf-8")))
-    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    docs = ROOT / "docs"
+    listed = set(
+        re.findall(r"\]\(((?:tutorials/)?\w+\.md)\)", (docs / "README.md").read_text(encoding="utf-8"))
+    )
+    pages = {
+        str(page.relative_to(docs))
+        for folder in ("", "tutorials")
+        for page in docs.joinpath(folder).glob("*.md")
+    }
+    assert listed == pages - {"README.md"}
 
 
 def test_every_spelling_in_the_dictionary_exists(tmp_path: Path) -> None:
